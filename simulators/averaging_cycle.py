@@ -1,5 +1,6 @@
-"""Plays cycles of steps on SimPy in which ranks average weights, after a step or beside further
-ones."""
+"""Plays on SimPy cycles of training steps in which ranks average their weights, either after a step
+or overlapped with further steps.
+"""
 
 from collections.abc import Generator
 from typing import Any
@@ -8,15 +9,16 @@ import simpy
 
 from mistlab.reduction.reduction_costs import Reduction
 
-# The last cycle counts: in the first one no exchange is on its way from before.
+# Only the last cycle is timed: during the first, no exchange of an earlier cycle is under way.
 CYCLES = 3
-# Steps of each rank that are played with an asynchronous server; the second half of them counts.
+# Steps of each rank that are played with an asynchronous server; only the second half is timed.
 ROUNDS = 40
 
 
 def played_asynchronous_s(step_s: float, both_s: float, busy_s: float, ranks: int) -> float:
-    """The mean seconds in which each of the ranks computes a step and exchanges it with a server
-    that waits for none, and is busy for so long with each message, there or back."""
+    """The mean step time when each rank computes a step and then exchanges it with an asynchronous
+    server, which is busy for a given time with each message, in either direction.
+    """
     env = simpy.Environment()
     server, ends = simpy.Resource(env), list[float]()
 
@@ -26,7 +28,7 @@ def played_asynchronous_s(step_s: float, both_s: float, busy_s: float, ranks: in
             with server.request() as turn:
                 yield turn
                 yield env.timeout(busy_s)
-            # What is left of the exchange occupies the rank alone.
+            # The rest of the exchange occupies only the rank.
             yield env.timeout(max(0.0, both_s - busy_s))
             ends.append(float(env.now))
 
@@ -38,8 +40,9 @@ def played_asynchronous_s(step_s: float, both_s: float, busy_s: float, ranks: in
 
 
 def played_cycle_s(how: Reduction, step_s: float, exchange_s: float) -> float:
-    """The seconds of a cycle of steps that take so long without an exchange; of each fragment in
-    turn the weights are exchanged."""
+    """The seconds of a cycle of steps, given the time of each step without an exchange; fragments
+    of the weights are exchanged in turn.
+    """
     env = simpy.Environment()
     schedule, ends = how.schedule, [0.0]
     under_way: dict[int, simpy.Event] = {}

@@ -1,4 +1,4 @@
-"""Builds the graph of an iteration's tasks, pass by pass, from columns of tasks."""
+"""Builds the task graph of an iteration, pass by pass, from columns of tasks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,24 +13,24 @@ from mistlab.stages.pass_columns import Offsets, PassLinks, PassWaits, pass_wait
 from mistlab.stages.stage_shape import layer_at
 from simulators.graph import LANES, SENDS, Label, TaskGraph, Use
 
-# One pass of a micro-batch through a stage, as columns of tasks with what they wait for.
+# One pass of a micro-batch through a stage, as columns of tasks and their dependencies.
 #
-# The schedule says which tasks there are and what they wait for (``mistlab.stages.pass_columns``).
-# How long each takes comes from the stage.
+# The schedule says which tasks there are and which tasks they wait for
+# (``mistlab.stages.pass_columns``). Their durations come from the stage.
 
 
-# A kind of task and its direction: F, P<, A>.
+# The kind and the direction of a task: F, P<, A>.
 Name = tuple[Kind, Direction | None]
 
 # Tasks that compute a pass of a layer.
 _COMPUTING = ("F", "B", "W")
-# Tasks that are in the graph even if they take no time.
+# Tasks that are in the graph even with a duration of zero.
 _ALWAYS = ("F", "B", "S")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTasks:
-    """How long one stage's tasks take: ``seconds`` of each of its layers in order, by task.
+    """The durations of one stage's tasks: ``seconds`` of each of its layers in order, by task.
 
     The first layer has the number ``first_layer``. Forward and backward include the tensor-parallel
     collectives that the layer waits for. ``send_s`` is the time to send a micro-batch to the next
@@ -54,7 +54,7 @@ class StageTasks:
 
     @property
     def num_layers(self) -> int:
-        """Layers, the embedding and the head among them."""
+        """The number of layers, embedding and head included."""
         return len(self.seconds["F", None])
 
 
@@ -103,7 +103,7 @@ def pattern_of(tasks: StageTasks, template: Template, phase: Phase) -> Pattern:
 
 
 def _names(tasks: StageTasks, rows: Sequence[Task], layers: Sequence[int]) -> list[frozenset[str]]:
-    """The names of each layer's tasks: the tasks that take time, and a few others."""
+    """The names of each layer's tasks: tasks with a duration, and those of ``_ALWAYS``."""
     seconds = [(row.name, row.name in _ALWAYS, tasks.seconds[_name(row)]) for row in rows]
     return [
         frozenset(name for name, is_there, of_layer in seconds if is_there or of_layer[layer] > 0)
@@ -115,7 +115,7 @@ def _name(row: Task) -> Name:
     return row.kind, row.direction
 
 
-# The passes of a stage that makes gradients of weights in passes of their own (W).
+# The passes of a stage that computes weight gradients in separate passes (W).
 
 
 _BACKWARD: Name = ("B", None)
@@ -125,7 +125,9 @@ _OF_WEIGHTS: Name = ("W", None)
 def pattern_of_pass(
     stage_pass: StagePass, tasks: StageTasks, template: Template, *, splits: bool
 ) -> Pattern:
-    """The pattern of a pass of a stage, whether or not it ``splits`` its backward passes."""
+    """The pattern of a pass of a stage, whether or not the stage ``splits`` its backward passes
+    into B and W.
+    """
     if not splits or stage_pass.kind == "F":
         return pattern_of(tasks, template, stage_pass.phase)
     rows = rows_of_pass(template.phases[stage_pass.phase], stage_pass, splits=splits)
@@ -148,22 +150,22 @@ def _with_rows(template: Template, stage_pass: StagePass, rows: tuple[Task, ...]
 
 # Builds the task graph of an iteration: every pass of every micro-batch through every stage.
 #
-# Layers count through the whole model, the embedding first: 0, the blocks from 1 on, the head
-# last. A send is a task of the sending stage, and names the layer whose output it sends. A
-# blocking send is on the sender's compute stream, which goes on when the send is done. The
-# receiver waits for the send. Where both ends meet, the receiver's compute stream is as long in a
-# task of its own before the pass, and hosts issue nothing meanwhile; elsewhere receiving takes no
-# time.
+# Layers are numbered through the whole model: the embedding is 0, blocks start at 1, and the head
+# is last. A send is a task of the sending stage, and names the layer whose output it sends. A
+# blocking send runs on the sender's compute stream, which continues when the send has ended. The
+# receiver waits for the send. Where sender and receiver must meet, the receiver's compute stream is
+# blocked equally long by a task before the pass, and its host issues nothing meanwhile; otherwise
+# receiving takes no time.
 
 
-# Which pass of a stage: its kind, chunk and micro-batch.
+# A pass of a stage: its kind, chunk and micro-batch.
 PassKey = tuple[PassKind, int, int]
 
 
 def build_graph(
     parts: Sequence[StageTasks], template: Template, passes: Sequence[StagePasses]
 ) -> TaskGraph:
-    """The tasks of one iteration of a pipeline whose stages run these passes."""
+    """The task graph of one iteration of a pipeline, given the passes of each stage."""
     graph = _empty_graph(parts, passes)
     built = [
         _StageTasks(graph, parts, stage, template).build(of_stage)
@@ -189,14 +191,16 @@ def build_graph(
 def build_stage(
     parts: Sequence[StageTasks], stage: int, template: Template, passes: Sequence[StagePasses]
 ) -> TaskGraph:
-    """The tasks of one stage alone, which waits for no other stage."""
+    """The task graph of a single stage that waits for no other stage."""
     graph = _empty_graph(parts, passes)
     _StageTasks(graph, parts, stage, template).build(passes[stage])
     return graph
 
 
 def _empty_graph(parts: Sequence[StageTasks], passes: Sequence[StagePasses]) -> TaskGraph:
-    """A graph of so many stages, which knows its parts where stages have several."""
+    """An empty graph for a number of stages; with chunks, it maps its parts to stages and
+    chunks.
+    """
     stages = len(passes)
     if len(parts) == stages:
         return TaskGraph(stages=stages)
@@ -208,7 +212,7 @@ def _empty_graph(parts: Sequence[StageTasks], passes: Sequence[StagePasses]) -> 
 
 
 class _StageTasks:
-    """Adds the passes of one stage to a graph, one after another."""
+    """Appends the passes of one stage to a graph."""
 
     def __init__(
         self,
@@ -230,7 +234,8 @@ class _StageTasks:
         self.sent: dict[PassKey, int] = {}
         self.micro_batches: list[int] = []
         self.splits = False
-        # The last backward pass or reduction, and the reduction of a tied table, if there is one.
+        # The last backward pass or gradient reduction, and the reduction of a tied embedding table,
+        # if there is one.
         self.reduced = -1
         self.tied: int | None = None
 
@@ -280,7 +285,9 @@ class _StageTasks:
                 self.links.holding = send
 
     def _issue(self, stage_pass: StagePass, pattern: Pattern, base: int) -> None:
-        """Note the host's time to issue the tasks of a pass, or the pace at which it does."""
+        """Record the host's time to issue the tasks of a pass, or the pace that its issuing
+        imposes.
+        """
         tasks = self.chunks[stage_pass.chunk]
         for index, (kind, _, layer) in enumerate(pattern.labels):
             if tasks.pace > 1 and kind in _COMPUTING:
@@ -290,7 +297,9 @@ class _StageTasks:
                 self.graph.issues[base + index] = of_layers[layer - tasks.first_layer]
 
     def _send(self, stage_pass: StagePass, tasks: StageTasks) -> int | None:
-        """Add a task that sends a pass's outcome, if there is a receiver and it takes time."""
+        """Add a task that sends the output of a pass, if there is a receiver and the send takes
+        time.
+        """
         if stage_pass.goes_to is None or stage_pass.goes_to.stage == self.stage:
             return None
         sends_forward = stage_pass.kind == "F"
@@ -313,7 +322,7 @@ class _StageTasks:
         return send
 
     def _receive(self, stage_pass: StagePass) -> int | None:
-        """Add a task that receives a pass's input, if both ends of sends meet."""
+        """Add a task that receives the input of a pass, if sender and receiver must meet."""
         source = stage_pass.comes_from
         if self.template.sends != "meeting" or source is None or source.stage == self.stage:
             return None
@@ -330,11 +339,13 @@ class _StageTasks:
         return receive
 
     def _link_s(self, lower: StagePass | StageChunk) -> float:
-        """The seconds of a send between a part and the next one, which gradients take back."""
+        """The seconds of a send between a part and the next one; gradients take the same link
+        back.
+        """
         return self.send_s[StageChunk(lower.stage, lower.chunk)]
 
     def _step(self, micro_batch: int) -> None:
-        """Add the tasks that follow the last backward pass, one after another."""
+        """Add the tasks that follow the last backward pass, in sequence."""
         reduction = self.links.last("R")
         self.reduced = self.links.computed if reduction < 0 else reduction
         before = [self.links.holding, self.reduced]
@@ -357,7 +368,7 @@ class _StageTasks:
             self.graph.add(action, "gpu_to_gpu", averaged_s, after=before)
 
     def _tasks_of_step(self) -> Iterator[tuple[Task, int, float]]:
-        """The tasks of the optimizer's step that take time, each with its layer and its seconds."""
+        """The tasks of the optimizer step with a duration: the layer and the seconds of each."""
         for row in self.template.phases["step"]:
             for tasks in self.chunks:
                 of_layers = tasks.seconds[row.kind, row.direction]

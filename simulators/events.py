@@ -1,4 +1,6 @@
-"""The event simulator: plays every task of a plan, with times from the same task model."""
+"""The event simulator: plays every task of a plan, with the durations of the closed form's task
+model.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,21 +34,22 @@ from simulators.play import ALONE, Factors, PassTimes, Times, pass_times, play
 from simulators.symbolic import SymbolicPredictor, as_they_are
 from simulators.variability import Quantiles, Variability
 
-# The times of the tasks of each part of a plan's model, for the event simulator.
+# The task durations of each part of a plan's model, for the event simulator.
 #
-# A part is a chunk of a stage; a stage that is not cut into chunks is one part.
+# A part is a chunk of a stage; a stage without chunks is one part.
 
 
 _COMPUTING: Mapping[Kind, str] = {"F": "forward", "B": "backward"}
-# Kinds of tasks that compute passes, those for weights among them.
+# Kinds of tasks that compute passes, weight-gradient passes included.
 _COMPUTED: tuple[Kind, ...] = ("F", "B", "W")
 
 
 def tasks_of_parts(
     models: Sequence[TaskModel], plan: Plan, passes: Sequence[StagePasses], cluster: Cluster
 ) -> tuple[list[StageTasks], list[Factors]]:
-    """The times of each part's tasks, and the factors by which the streams of each stage slow one
-    another; ``models`` has the tasks of each group of the cluster's nodes."""
+    """The durations of each part's tasks, and the interference factors of each stage's streams;
+    ``models`` has the tasks of each group of the cluster's nodes.
+    """
     batch = StageBatch.of_plan(plan)
     columns = {name: batch.value(name) for name in task_columns()}
     group_of = groups_of(cluster, batch.first_rank).tolist()
@@ -60,7 +63,8 @@ def tasks_of_parts(
     awaits = model.host is not None and model.host.waits_for_sends
     is_awaited = awaits and plan.num_stages > 1 and plan.order == DEFAULT_ORDER
     tied_ends = plan.num_stages > 1 and not placement.ends_meet
-    # Both ends of a tied table are in one exchange, which takes as long as the first stage's part.
+    # The exchange of a tied embedding table spans the first and the last stage; it takes the first
+    # stage's time.
     first = placement.first_stage
     tied_s = float(of_stages[first].tied_s[first]) if tied_ends else 0.0
     averages = model.workload.averages_weights
@@ -85,7 +89,7 @@ def tasks_of_parts(
                 networks=uses,
                 tied_s=tied_s if is_end else 0.0,
                 averaged_s=float(seconds.averaged_s()[types, stage].sum()) if averages else 0.0,
-                # Passes that take as long as their host wait for nothing else of it.
+                # Host-bound passes wait for no other task of their host.
                 issues={} if is_awaited else issues,
                 pace=_pace(model, issues, of_name, types, late_s) if is_held else 1.0,
             )
@@ -96,7 +100,8 @@ def tasks_of_parts(
 def _split(
     seconds: TaskSeconds, whole: Sequence[float], stage: int, types: Sequence[int]
 ) -> dict[Name, list[float]]:
-    """Divide ``whole`` backward passes into passes for inputs and passes for weights.
+    """Split ``whole`` backward passes into passes for input gradients and passes for weight
+    gradients.
 
     Tensor-parallel ranks then wait for one another where products for weights hid their messages.
     """
@@ -110,7 +115,7 @@ def _split(
 
 
 def _host_of(model: TaskModel, batch: StageBatch, stage: int) -> HostTime | None:
-    """The host of a stage, whose context-parallel ranks launch more kernels than a single rank."""
+    """The host of a stage; context-parallel ranks launch more kernels than a single rank."""
     if model.host is None:
         return None
     ranks, way = (batch.value(name)[[stage]] for name in ("context_parallel", "context_exchange"))
@@ -125,8 +130,9 @@ def _pace(
     types: Sequence[int],
     later_s: float,
 ) -> float:
-    """How many times as long as they compute the passes of a part last at least, whose host is
-    never a pass ahead and issues blocks so much later."""
+    """The smallest ratio of a pass's duration to its compute time, for parts whose host is never a
+    pass ahead and issues each block late.
+    """
     if not issues:
         return 1.0
     blocks = sum(model.types.names[one] in model.types.of_blocks for one in types)
@@ -138,7 +144,7 @@ def _pace(
 def _issues(
     model: TaskModel, host: HostTime | None, types: Sequence[int]
 ) -> dict[Kind, list[float]]:
-    """The host's seconds to issue each layer's passes, where the GPU may wait for the host."""
+    """The host's seconds to issue each layer's passes, where the GPU may be host-bound."""
     if host is None:
         return {}
     names = [model.types.names[one] for one in types]
@@ -154,7 +160,7 @@ def _issues(
 
 
 def _send_s(of_stages: Sequence[TaskSeconds], placement: Placement, part: int) -> float:
-    """Seconds of a send between a part and the next one."""
+    """The seconds of a send between a part and the next one."""
     stage, step = placement.stages[part], placement.goes_to(part)
     if step == HERE:
         return 0.0
@@ -165,7 +171,7 @@ def _send_s(of_stages: Sequence[TaskSeconds], placement: Placement, part: int) -
 def _networks(
     of_stages: Sequence[TaskSeconds], batch: StageBatch, placement: Placement
 ) -> list[dict[Kind, tuple[Use, ...]]]:
-    """The links across nodes that each part's sends use, and the share of each that they take.
+    """The inter-node links that each part's sends use, and the share of each link.
 
     An even link is traffic out of a node, an odd link is traffic into it. A stage's first rank
     stands for all its ranks. A send takes an equal share of equal networks; the faster of two
@@ -177,8 +183,8 @@ def _networks(
     for part, (sender, receiver) in enumerate(pairwise(placement.stages)):
         step = placement.goes_to(part)
         here, there = nodes[sender], nodes[receiver]
-        # In a loop the last stage sends to the first, which is in its node where there is one
-        # alone.
+        # In a loop the last stage sends to the first, which is in its own node if there is only one
+        # node.
         stays = step == HERE or (receiver < sender and here == there)
         if shapes.crosses_to_next[receiver if step == PREVIOUS else sender] and not stays:
             ends = of_stages[sender], of_stages[receiver]
@@ -190,8 +196,9 @@ def _networks(
 
 
 def _shares(ends: tuple[TaskSeconds, TaskSeconds], stage: int) -> tuple[float, float]:
-    """The shares of the networks at both ends of a send, with as many senders as a stage has in a
-    node."""
+    """The shares of the links at both ends of a send, given the number of a stage's senders in a
+    node.
+    """
     links = [end.model.links for end in ends]
     senders = int(ends[0].shapes.senders_of_node[stage])
     parts = [one.part_of_network(senders) for one in links]
@@ -199,20 +206,20 @@ def _shares(ends: tuple[TaskSeconds, TaskSeconds], stage: int) -> tuple[float, f
         rates = [one.cluster.inter_node_bytes_per_s for one in links]
         bytes_per_s = min(part * rate for part, rate in zip(parts, rates, strict=True))
         parts = [bytes_per_s / rate for rate in rates]
-    # A send that is late uses the network for the rest of its time.
+    # A send that starts late uses the network for the rest of its time.
     sender = ends[0]
     in_time = 1 - float(sender.late_s[stage] / sender.send_s[stage])
     return parts[0] * in_time, parts[1] * in_time
 
 
 def _names(template: Template) -> list[Name]:
-    """The kinds and directions of tasks in a slot table."""
+    """The kinds and directions of the tasks in a slot table."""
     rows = [row for phase in template.phases.values() for row in phase]
     return list(dict.fromkeys((row.kind, row.direction) for row in rows))
 
 
 def _seconds(seconds: TaskSeconds, name: Name, stage: int, types: Sequence[int]) -> list[float]:
-    """Seconds of a stage's tasks of one name, by layer."""
+    """The seconds of a stage's tasks with one name, by layer."""
     kind, direction = name
     of_type = seconds.alone(kind, direction or "")[:, stage]
     if kind in _COMPUTING:
@@ -237,22 +244,22 @@ def _factors(of_stages: Sequence[TaskSeconds]) -> list[Factors]:
 # The event simulator, which plays one iteration of a plan task by task.
 #
 # It shares with the closed form only the durations of single tasks and the slot table. One rank
-# stands for all ranks of a stage, which are alike. Slots are no barriers here: a task waits for
-# the tasks that it needs (``simulators.build``), and tasks that run side by side slow one
-# another down (``simulators.play``).
+# stands for all ranks of a stage, which are equal. Slots are not barriers here: a task waits only
+# for the tasks that it depends on (``simulators.build``), and concurrent tasks slow one another
+# down (``simulators.play``).
 
 
 NAME = "events"
 
-# Passes of layers that are played; a million take half a minute, and half a gibibyte.
+# The largest number of tasks that is played; a million take half a minute and half a gibibyte.
 MOST_TASKS = 10_000_000
-# Kinds of tasks whose time is proportional to the size of a micro-batch.
+# Kinds of tasks whose duration is proportional to the size of a micro-batch.
 _OF_MICRO_BATCH: frozenset[Kind] = frozenset({"F", "B", "W", "A", "X", "Y"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedTask:
-    """A task, its lane, and its times in seconds from the iteration's beginning."""
+    """A task, its lane, and its start and end in seconds from the beginning of the iteration."""
 
     action: Action
     lane: str
@@ -262,7 +269,7 @@ class PlayedTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Simulation:
-    """One played iteration: the tasks and their times."""
+    """One played iteration: its tasks and their times."""
 
     graph: TaskGraph
     times: Times
@@ -272,15 +279,17 @@ class Simulation:
 
     @property
     def iteration_s(self) -> float:
-        """Seconds until the last task has ended. If stages step apart: the longest time, over all
-        stages, from a stage's first task to its last."""
+        """The seconds until the last task has ended. If stages step independently: the longest
+        time, over all stages, from a stage's first task to its last.
+        """
         if not self.graph.steps_apart:
             return max(self.times.ends_s, default=0.0)
         return max(map(self._apart_s, range(self.graph.stages)))
 
     def _apart_s(self, stage: int) -> float:
-        """Seconds of a stage's own iteration. It waits for its first micro-batch when the iteration
-        before is over, and what it does meanwhile counts, but not the waiting."""
+        """The seconds of one stage's own iteration, without its wait for the first micro-batch of
+        the iteration; work done during that wait counts.
+        """
         graph, times = self.graph, self.times
         tasks = [task for task in range(len(graph)) if graph.stage(task) == stage]
         first_s = min(times.starts_s[task] for task in tasks if graph.lane(task) == "compute")
@@ -294,7 +303,7 @@ class Simulation:
         return map(self.task, range(len(self.graph)))
 
     def task(self, number: int) -> PlayedTask:
-        """A task by its number in the graph."""
+        """The task with this index in the graph."""
         return PlayedTask(
             action=self.graph.action(number),
             lane=self.graph.lane(number),
@@ -303,7 +312,7 @@ class Simulation:
         )
 
     def busy_s(self) -> tuple[Mapping[str, float], ...]:
-        """For each stage, the seconds that each lane ran tasks."""
+        """The seconds during which each lane of each stage is busy."""
         sums = [0.0] * (len(LANES) * self.graph.stages)
         spans = zip(self.graph.lanes, self.times.starts_s, self.times.ends_s, strict=True)
         for lane, start, end in spans:
@@ -316,7 +325,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DisturbedIteration:
-    """The tasks of an iteration, and what disturbs them."""
+    """The tasks of an iteration and the random variability that perturbs them."""
 
     graph: TaskGraph
     factors: tuple[Factors, ...]
@@ -326,13 +335,13 @@ class DisturbedIteration:
         return len(self.graph)
 
     def played_s(self, sample: int) -> float:
-        """Seconds of the iteration with the jitter of a sample."""
+        """The seconds of the iteration under one sample of the jitter."""
         return _played(self.by.disturbed(self.graph, sample), self.factors).iteration_s
 
 
 @dataclass(slots=True, kw_only=True)
 class EventSimulator:
-    """Plays plans of one workload on one cluster; compiles expressions at the first call.
+    """Plays plans of one workload on one cluster; expressions are compiled at the first call.
 
     Its predictions take memory, bounds, notes and the arithmetic of the optimizer's step from the
     closed form. ``altered`` changes the times of tasks before they are played.
@@ -367,34 +376,38 @@ class EventSimulator:
         return _played(variability.disturbed(graph) if variability else graph, factors)
 
     def of_work(self, plan: Plan) -> Callable[[Sequence[float]], float]:
-        """Seconds of an iteration, played again and again with other ``work`` of its
-        micro-batches."""
+        """The seconds of an iteration as a function of the relative ``work`` of its micro-batches;
+        it can be played repeatedly.
+        """
         graph, factors = self._graph(plan)
         return lambda work: _played(_with_work(graph, plan, work), factors).iteration_s
 
     def simulate_stage(self, plan: Plan, stage: int) -> Simulation:
-        """Play one stage of a plan without the others, like ``SymbolicPredictor.predict_stage``."""
+        """Play one stage of a plan without the other stages, like
+        ``SymbolicPredictor.predict_stage``.
+        """
         models, passes = self._of_groups(plan), passes_of_plan(plan)
         parts, factors = tasks_of_parts(models, plan, passes, self.cluster)
         graph = build_stage(parts, stage, models[0].template, passes)
         return _played(graph, factors)
 
     def monte_carlo(self, plan: Plan, variability: Variability, samples: int) -> Quantiles:
-        """Play ``samples`` iterations, each with its own jitter."""
+        """Play ``samples`` iterations, each with independent jitter."""
         samples = check_field(Quantiles, "samples", samples)
         iteration = self.disturbed(plan, variability)
         return Quantiles.of(map(iteration.played_s, range(samples)), variability.seed)
 
     def disturbed(self, plan: Plan, variability: Variability) -> DisturbedIteration:
-        """An iteration that can be played again and again, each time with other jitter."""
+        """An iteration that can be played repeatedly with different jitter."""
         graph, factors = self._graph(plan)
         return DisturbedIteration(graph=graph, factors=tuple(factors), by=variability)
 
     def _graph(
         self, plan: Plan, engine: Engine | None = None, averaged: float | None = None
     ) -> tuple[TaskGraph, list[Factors]]:
-        """The tasks of an iteration, in which this share of weights is ``averaged``: the mean share
-        of a cycle, if none is given."""
+        """The tasks of an iteration in which this share of the weights is ``averaged``; by default
+        the mean share over a cycle.
+        """
         _check_layers(plan)
         _check_tasks(plan)
         models, passes = self._of_groups(plan, engine), passes_of_plan(plan)
@@ -421,7 +434,7 @@ class EventSimulator:
         ]
 
     def prediction_of(self, plan: Plan, simulation: Simulation) -> Prediction:
-        """The predicted cost of a plan, from an iteration that was played already."""
+        """The predicted cost of a plan whose iteration has been played."""
         return self._predicted(plan, self._closed_form().predict(plan), simulation)
 
     def _closed_form(self) -> SymbolicPredictor:
@@ -453,8 +466,9 @@ class EventSimulator:
         )
 
     def _mean_s(self, plan: Plan, simulation: Simulation) -> float:
-        """The mean seconds of an iteration of a plan, of which one was played: over a whole cycle
-        of those with and without an average of weights, where these differ."""
+        """The mean seconds of a plan's iterations over a cycle of those with and without weight
+        averaging, where these differ.
+        """
         how = self.workload.reduction
         if how.asynchronous:
             both_s, busy_s = self._closed_form().asynchronous_exchanges_s(plan)
@@ -469,7 +483,7 @@ class EventSimulator:
     def _stages(
         self, plan: Plan, closed: Prediction, simulation: Simulation
     ) -> tuple[StagePrediction, ...]:
-        """The closed form's stages with the times that were played.
+        """The closed form's stages, with their times replaced by the played ones.
 
         A single micro-batch has no steady passes; then the closed form's steady times stand in.
         """
@@ -508,7 +522,7 @@ class EventSimulator:
 
 
 def _check_layers(plan: Plan) -> None:
-    """Refuse a plan with a stage that has no layer at all: neither blocks nor an end."""
+    """Refuse a plan with a stage that has no layer at all: no blocks, no embedding and no head."""
     for number, stage in enumerate(plan.stages[:-1]):
         if not stage.layers:
             problem = (
@@ -519,7 +533,7 @@ def _check_layers(plan: Plan) -> None:
 
 
 def _check_tasks(plan: Plan) -> None:
-    """Refuse a plan with more tasks than can be played in minutes."""
+    """Refuse a plan with too many tasks to play within minutes."""
     tasks = 2 * plan.layers * plan.micro_batches
     if tasks > MOST_TASKS:
         problem = (
@@ -536,7 +550,9 @@ def _played(graph: TaskGraph, factors: Sequence[Factors]) -> Simulation:
 def _as_played(
     stage: StagePrediction, played: PassTimes, steady_s: tuple[float, float]
 ) -> StagePrediction:
-    """A stage with the played times; ``steady_s`` stands in if no steady passes were played."""
+    """A stage with the played times; ``steady_s`` is used where no steady-state passes were
+    played.
+    """
     forward_s, backward_s = played.steady_s or steady_s
     stable_s = forward_s + backward_s
     computing_s = stage.stable_s - stage.exposed_communication_s
@@ -550,7 +566,9 @@ def _as_played(
 
 
 def _with_work(graph: TaskGraph, plan: Plan, work: Sequence[float]) -> TaskGraph:
-    """The graph with the times of each micro-batch's tasks multiplied by its factor."""
+    """The graph with the durations of each micro-batch's tasks multiplied by the micro-batch's
+    factor.
+    """
     if len(work) != plan.micro_batches:
         problem = f"has {len(work)} numbers for {plan.micro_batches} micro-batches: give one each"
         refuse("work", problem)

@@ -1,4 +1,4 @@
-"""The graph of tasks that the simulator plays, and sends that share the network of a node."""
+"""The graph of tasks that the simulator plays, and the node networks that sends share."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,15 +9,15 @@ from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.placement import StageChunk
 from mistlab.schedule.slots import Action, Direction, Kind
 
-# Slows down sends of different stages that use the network of one node at the same time.
+# Slows down sends of different stages that use one node's network at the same time.
 #
-# A node's network sends and receives at the same bandwidth. A send's time alone assumes that only
-# its own stage uses the network. If sends of several stages together ask for more than the
-# bandwidth, all of them slow down by the same factor. Collectives across nodes are not slowed: a
-# group never has more than its own ranks' share of the network, whether others use it or not.
+# A node's network sends and receives at the same bandwidth. A send's own duration assumes that only
+# its stage uses the network. If concurrent sends of several stages need more than the bandwidth,
+# all of them slow down by the same factor. Inter-node collectives are not slowed: a group never
+# gets more than its own ranks' share of the network, whether others use it or not.
 
 
-# A link's number, and the share of the link that a send takes when it is alone.
+# A link's index, and the share of the link that a send uses when it runs alone.
 Use = tuple[int, float]
 
 
@@ -25,11 +25,11 @@ class Sender(Protocol):
     """A stage whose running tasks can be slowed down."""
 
     def crowd(self, stream: int, factor: float, now: float) -> None:
-        """Let a stream's task take ``factor`` times as long from now on."""
+        """Multiply the remaining time of a stream's task by ``factor`` from now on."""
 
 
 class Network:
-    """The sends that use each link now, and the sum of the shares that they ask for."""
+    """The sends that currently use each link, and their total demand as a share of the link."""
 
     __slots__ = ("_asked", "_users")
 
@@ -38,14 +38,14 @@ class Network:
         self._users: dict[int, dict[tuple[Sender, int], Sequence[Use]]] = {}
 
     def enter(self, sender: Sender, stream: int, uses: Sequence[Use], now: float) -> None:
-        """Note that a send has begun, and slow down all sends on its links as needed."""
+        """Record that a send has begun, and slow down the sends on its links as needed."""
         for link, part in uses:
             self._asked[link] = self._asked.get(link, 0.0) + part
             self._users.setdefault(link, {})[sender, stream] = uses
         self._share(uses, now)
 
     def leave(self, sender: Sender, stream: int, uses: Sequence[Use], now: float) -> None:
-        """Note that a send has ended, and speed up the others on its links."""
+        """Record that a send has ended, and speed up the other sends on its links."""
         for link, part in uses:
             self._asked[link] -= part
             del self._users[link][sender, stream]
@@ -54,36 +54,36 @@ class Network:
         self._share(uses, now)
 
     def _share(self, uses: Sequence[Use], now: float) -> None:
-        """Tell all sends on some links how much slower they are now."""
+        """Update the slowdown of all sends on the given links."""
         users = {user: of_user for link, _ in uses for user, of_user in self._users[link].items()}
         for (sender, stream), of_user in users.items():
             slowest = max(1.0, *(self._asked[link] for link, _ in of_user))
             sender.crowd(stream, slowest, now)
 
 
-# A graph of tasks and of their waits for one another: the input of the event simulator.
+# A graph of tasks and their dependencies: the input of the event simulator.
 #
-# A task runs on one lane of one stage, and a lane runs one task at a time. Each stream is a lane,
-# and sends beside the next pass have a lane of their own, as in the runtime. A task is ready when
-# the tasks that it waits for have started or ended. Of the ready tasks of a lane, the one with the
-# lowest number goes first.
+# A task runs on one lane of one stage, and a lane runs one task at a time. Each stream is a lane;
+# sends that overlap with the next pass have a lane of their own, as in the runtime. A task is ready
+# when the tasks that it waits for have started or ended. Of the ready tasks of a lane, the one with
+# the lowest index runs first.
 
 
-# Kind, direction and layer: what an action is besides its stage and its micro-batch.
+# Kind, direction and layer: an action without its stage and micro-batch.
 Label = tuple[Kind, Direction | None, int | None]
-# How far from a task the tasks are that wait for it.
+# Index offsets from a task to the tasks that wait for it.
 Offsets = tuple[int, ...]
 
-# The lanes of a stage. Sends share the links of the gpu-to-gpu stream.
+# The send lane of a stage; sends use the same links as the gpu-to-gpu stream.
 SENDS = "sends"
 LANES = (*STREAMS, SENDS)
 
-# Of how many tasks a message names what they wait for.
+# The number of tasks whose dependencies an error message lists.
 NAMED = 8
 
 
 class StalledError(Exception):
-    """A schedule cannot go on: the message names the tasks that wait for one another."""
+    """A schedule is deadlocked; the message names the tasks that wait for one another."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class TaskGraph:
 
     stages: int
     first_layers: tuple[int, ...] = ()
-    # The stage and the chunk of each part, where stages have several parts.
+    # The stage and the chunk of each part, where stages have several chunks.
     places: tuple[StageChunk, ...] = ()
     labels: list[Label] = field(default_factory=list)
     micro_batches: list[int] = field(default_factory=list)
@@ -107,25 +107,25 @@ class TaskGraph:
     waits: list[int] = field(default_factory=list)
     after_end: list[Offsets] = field(default_factory=list)
     after_start: list[Offsets] = field(default_factory=list)
-    # Sends, and the first task that each lets go on at the receiver.
+    # Sends, each with the first task at the receiver that waits for it.
     sends: list[tuple[int, int]] = field(default_factory=list)
-    # What parts of which links sends across nodes take.
+    # The links that each part's inter-node sends use, and the share of each.
     networks: dict[int, tuple[Use, ...]] = field(default_factory=dict)
-    # The host's seconds to issue tasks, where a stream may wait for the host.
+    # The host's seconds to issue a task, where a stream may be host-bound.
     issues: dict[int, float] = field(default_factory=dict)
-    # Whether stages step without waiting for one another, and then begin again.
+    # Whether stages step without waiting for one another, and then begin the next iteration.
     steps_apart: bool = False
-    # How many times as long as alone tasks last at least, because their kernels wait for a host
-    # that is never ahead. The stream is idle meanwhile.
+    # The smallest ratio of a task's duration to its compute time, where its kernels wait for a host
+    # that is never ahead; the stream is idle in between.
     paces: dict[int, float] = field(default_factory=dict)
-    # Tasks for whose time the host of their stage issues nothing.
+    # Tasks during which the host of their stage issues nothing.
     holds: set[int] = field(default_factory=set)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def add(self, action: Action, lane: str, seconds: float, *, after: Iterable[int] = ()) -> int:
-        """Add a task that begins after the ends of others; its number."""
+        """Add a task that starts after other tasks have ended; returns its index."""
         assert action.stage < self.stages, f"{action}: there are {self.stages} stages"
         self.labels.append((action.kind, action.direction, action.layer))
         self.micro_batches.append(action.micro_batch)
@@ -140,12 +140,12 @@ class TaskGraph:
         return task
 
     def wait(self, task: int, *, end_of: int) -> None:
-        """Let a task wait until another has ended."""
+        """Make a task wait until another has ended."""
         self.after_end[end_of] = (*self.after_end[end_of], task - end_of)
         self.waits[task] += 1
 
     def wait_for_start(self, task: int, *, start_of: int) -> None:
-        """Let a task wait until another has started."""
+        """Make a task wait until another has started."""
         self.after_start[start_of] = (*self.after_start[start_of], task - start_of)
         self.waits[task] += 1
 
@@ -158,7 +158,7 @@ class TaskGraph:
         return LANES[self.lanes[task] % len(LANES)]
 
     def chunk(self, task: int) -> int:
-        """The chunk of its stage that a task is of."""
+        """The chunk of its stage that a task belongs to."""
         if not self.first_layers:
             return 0
         layer = self.labels[task][2]
@@ -177,14 +177,16 @@ class TaskGraph:
         )
 
     def edges(self) -> Iterator[tuple[int, int, bool]]:
-        """Every wait: the task waited for, the waiting task, and whether it waits for the end."""
+        """Every dependency: the task waited for, the waiting task, and whether it waits for the
+        end.
+        """
         for ended, column in ((True, self.after_end), (False, self.after_start)):
             for task, offsets in enumerate(column):
                 for offset in offsets:
                     yield task, task + offset, ended
 
     def stalled(self, unstarted: Iterable[int]) -> StalledError:
-        """The error of a schedule whose ``unstarted`` tasks wait for one another."""
+        """The error for a deadlocked schedule whose ``unstarted`` tasks wait for one another."""
         left = set(unstarted)
         sources: dict[int, list[int]] = {}
         for source, task, _ in self.edges():
@@ -201,7 +203,9 @@ class TaskGraph:
 
 
 def _cycle(sources: dict[int, list[int]], first: int) -> list[int]:
-    """Tasks that each wait for the next, with the first again at the end; empty without a cycle."""
+    """A cycle of tasks, each waiting for the next, with the first repeated at the end; empty
+    without a cycle.
+    """
     seen: dict[int, int] = {}
     task = first
     while task not in seen:

@@ -1,4 +1,5 @@
-"""Steps whose micro-batches are unequal, because documents are: how they are arranged, and played.
+"""Steps whose micro-batches differ because documents differ in length: how documents are arranged,
+and the steps played.
 
 Every arrangement fills a step's micro-batches, which have so many sequences of at most a context.
 ``padded``: a document is a sequence, as long as the longest of its micro-batch. ``sorted``: the
@@ -29,12 +30,12 @@ Arrangement = Literal["padded", "sorted", "packed", "balanced"]
 ARRANGEMENTS: tuple[Arrangement, ...] = get_args(Arrangement)
 
 
-# The dimension of a micro-batch's sequences.
+# The symbol for the number of sequences in a micro-batch.
 SEQUENCES = sizes_of_candidates()["b"]
 
 
 def sequences_of(plan: Plan) -> int:
-    """The sequences of a micro-batch, in every stage."""
+    """The number of sequences in a micro-batch, equal in every stage."""
     found = {one.degree(SEQUENCES) for one in plan.stages}
     if len(found) > 1:
         reject(f"plan.stages: unlike {SEQUENCES}, whose ranks have other sequences: give one")
@@ -43,8 +44,9 @@ def sequences_of(plan: Plan) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """What the micro-batches of a step compute: tokens (R, M), padding among them, and the sum of
-    squares of lengths (R, M), in which attention goes; and how many tokens are documents'."""
+    """The work in the micro-batches of a step: tokens including padding (R, M), the sum of squared
+    lengths that attention is proportional to (R, M), and the number of document tokens.
+    """
 
     tokens: Floats
     squares: Floats
@@ -58,15 +60,16 @@ class Batches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthCosts:
-    """Shares of the time of a full micro-batch, for a token and for a square of a length."""
+    """The time of a token, and of a squared length, as shares of a full micro-batch's time."""
 
     token: float
     square: float
 
     @classmethod
     def of(cls, simulator: EventSimulator, plan: Plan) -> Self:
-        """The costs of a plan: attention to half as long sequences, twice as many, takes half as
-        long, and all else takes as long as it did."""
+        """The costs of a plan, from its time with twice as many sequences of half the length:
+        attention takes half as long, everything else equally long.
+        """
         work = simulator.workload
         half = replace(
             work, sequence_length=work.sequence_length // 2, global_batch=2 * work.global_batch
@@ -90,13 +93,13 @@ class LengthCosts:
         )
 
     def work(self, batches: Batches) -> Floats:
-        """How much there is to do in each micro-batch (R, M); 1 in a full one."""
+        """The relative work of each micro-batch (R, M); 1 for a full one."""
         return self.token * batches.tokens + self.square * batches.squares
 
 
 @dataclass(slots=True, kw_only=True)
 class Arranger:
-    """Draws documents, and arranges those of one step after another."""
+    """Draws documents and arranges them into the micro-batches of one step after another."""
 
     lengths: DocumentLengths
     costs: LengthCosts
@@ -108,13 +111,14 @@ class Arranger:
     _waiting: Ints | None = None
 
     def step(self, way: Arrangement) -> Batches:
-        """What the micro-batches of the next step compute."""
+        """The work in the micro-batches of the next step."""
         if way in ("packed", "balanced"):
             bins = self._packed()
             return self._balanced(bins) if way == "balanced" else self._of_bins(bins)
         own = self.lengths.at(self.draw.random(self.ranks * self.micro_batches * self.sequences))
         if way == "sorted":
-            # Ranks take neighbours in turn: their micro-batches of a number are alike.
+            # Neighbours in the sorted order go to different ranks, so that equally numbered
+            # micro-batches are similar.
             own = np.sort(own).reshape(self.micro_batches, self.sequences, self.ranks)
             rows = own.transpose(2, 0, 1)
         else:
@@ -127,8 +131,9 @@ class Arranger:
         )
 
     def documents(self, way: Arrangement) -> list[list[int]]:
-        """The documents of each micro-batch of the next step, those of a rank one behind the other,
-        if they are packed or balanced."""
+        """The documents of each micro-batch of the next step, concatenated over the sequences of a
+        rank, if documents are packed or balanced.
+        """
         bins = self._packed()
         own = self._dealt(bins) if way == "balanced" else None
         if own is not None:
@@ -140,8 +145,9 @@ class Arranger:
         ]
 
     def _packed(self) -> list[list[int]]:
-        """Documents of a step's sequences: the longest first, each where the least room is left
-        for it. What finds none waits for the next step."""
+        """Pack documents into a step's sequences by best fit decreasing; documents that do not fit
+        wait for the next step.
+        """
         count = self.ranks * self.micro_batches * self.sequences
         queue = [] if self._waiting is None else [self._waiting]
         missing = count * self.context - sum(int(one.sum()) for one in queue)
@@ -160,7 +166,7 @@ class Arranger:
             rooms[place] -= length
             bins[place].append(length)
         self._waiting = np.array(left, dtype=np.int64)
-        # Sequences of long documents were filled first; ranks take them at random.
+        # Sequences with long documents were filled first, so ranks take sequences in random order.
         return [bins[place] for place in self.draw.permutation(count)]
 
     def _of_bins(self, bins: Sequence[Sequence[int]]) -> Batches:
@@ -186,8 +192,9 @@ class Arranger:
         )
 
     def _dealt(self, bins: Sequence[Sequence[int]]) -> list[list[int]] | None:
-        """The documents of each micro-batch: each document, the longest first, goes where the least
-        is to do and it has room. None if they do not all find room so."""
+        """Balance a step: each document, longest first, goes to the micro-batch with the least work
+        that has room. None if some document finds no room.
+        """
         documents = sorted((length for one in bins for length in one), reverse=True)
         dealt: list[list[int]] = [[] for _ in range(self.ranks * self.micro_batches)]
         tokens, costs = np.zeros(len(dealt)), np.zeros(len(dealt))
@@ -204,8 +211,9 @@ class Arranger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedSteps:
-    """Seconds of steps that were played; tokens of documents a second, the share of padding, and
-    the mean share of a step for which a rank waits for the last one."""
+    """Seconds of played steps; document tokens per second, the share of padding, and the mean share
+    of a step that a rank waits for the slowest.
+    """
 
     steps: Quantiles
     tokens_per_s: float
@@ -220,8 +228,9 @@ def played_steps(
     samples: int,
     seed: int,
 ) -> PlayedSteps:
-    """Steps of an arrangement, each as long as its last rank; ``play`` gives the seconds of an
-    iteration of a rank, by the work of its micro-batches."""
+    """Play steps of an arrangement, each as long as its slowest rank; ``play`` maps the work of a
+    rank's micro-batches to the seconds of its iteration.
+    """
     steps, real, every, waits = [], 0.0, 0.0, []
     for _ in range(samples):
         batches = arranger.step(way)

@@ -1,4 +1,4 @@
-"""The memory of a stage's GPU over a simulated iteration, and its fullest moment.
+"""The memory of a stage's GPU over a simulated iteration, and its peak.
 
 States and the buffers of weights and gradients are there all the time. The step's other memory is
 taken once and given back at once. With rings of buffers, it is there from the first fetch of
@@ -34,19 +34,19 @@ from simulators.graph import Label
 if TYPE_CHECKING:
     from simulators.events import Simulation
 
-# A change: when, of which class, by how many bytes.
+# A change of memory: its time, its class, and its bytes.
 Change = tuple[float, int, float]
 
 CLASSES = ("states", "buffers", "step_buffers", "activations", "temporaries")
 _STATES, _BUFFERS, _STEP, _ACTIVATIONS, _TEMPORARIES = range(len(CLASSES))
 
-# Kinds of tasks that change what is held.
+# Kinds of tasks that allocate or free memory.
 _HOLDING = frozenset("FBWAOS")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryOverTime:
-    """Bytes on one GPU of a stage after each change: times (N), and bytes by class (N, 5).
+    """The bytes on one GPU of a stage after each change: times (N), and bytes by class (N, 5).
 
     ``fits`` compares the peak with ``room_bytes``, less what the allocator holds beyond tensors.
     """
@@ -58,29 +58,31 @@ class MemoryOverTime:
 
     @property
     def total_bytes(self) -> Floats:
-        """Bytes of all classes (N)."""
+        """The bytes of all classes together (N)."""
         return np.asarray(self.by_class.sum(axis=1))
 
     @property
     def peak_bytes(self) -> float:
-        """The most at any time."""
+        """The largest total at any time."""
         return float(self.total_bytes.max())
 
     @property
     def peak(self) -> tuple[float, Mapping[str, float]]:
-        """When the peak is first reached, and the bytes of each class then."""
+        """The time at which the peak is first reached, and the bytes of each class then."""
         moment = int(np.argmax(self.total_bytes))
         classes = dict(zip(CLASSES, self.by_class[moment].tolist(), strict=True))
         return float(self.times_s[moment]), classes
 
     @property
     def fits(self) -> bool:
-        """Whether there is room at every time."""
+        """Whether memory suffices at every time."""
         return self.peak_bytes <= self.room_bytes
 
     @property
     def overflow(self) -> str:
-        """In words, when memory first ran out and what filled it; empty if it never did."""
+        """A sentence saying when memory first ran out and which classes filled it; empty if it
+        never did.
+        """
         over = np.flatnonzero(self.total_bytes > self.room_bytes)
         if not len(over):
             return ""
@@ -99,7 +101,9 @@ class MemoryOverTime:
 def memory_of(
     simulation: "Simulation", plan: Plan, model: StageModel, room_bytes: Floats
 ) -> list[MemoryOverTime]:
-    """The memory of each stage of a plan over its simulation; ``room_bytes`` of each stage."""
+    """The memory of each stage of a plan over its simulation; ``room_bytes`` is each stage's
+    capacity.
+    """
     batch = StageBatch.of_plan(plan)
     figures, sums = model.figures(batch), sums_of_layers(model, batch)
     changes: dict[int, list[Change]] = defaultdict(list)
@@ -129,7 +133,9 @@ def memory_of(
 
 
 def _given_back_s(simulation: "Simulation", number: int) -> float:
-    """When the room that a swap frees is free for others: when a stream has waited for the swap."""
+    """The time at which memory freed by a swap becomes available: when a stream has waited for the
+    swap.
+    """
     graph, times = simulation.graph, simulation.times
     waiting = (number + offset for offset in graph.after_end[number])
     starts = [times.starts_s[task] for task in waiting if graph.labels[task][:2] != ("A", ">")]
@@ -157,7 +163,7 @@ def _stages(
     for number, (part, places) in enumerate(
         zip(parts_of_plan(plan, placement), types, strict=True)
     ):
-        # In a loop the stage with the head is taken to free what its other chunks have sent.
+        # In a loop, the stage with the head frees the outputs that its other chunks have sent.
         is_last = placement.is_loop and part.stage == placement.last_stage
         stages[part.stage].take(
             part,
@@ -168,7 +174,7 @@ def _stages(
 
 
 class _StageMemory:
-    """The classes and bytes of memory that each task of a stage changes."""
+    """The class and bytes of memory that each task of a stage allocates or frees."""
 
     def __init__(
         self,
@@ -181,12 +187,12 @@ class _StageMemory:
         chunks: int,
     ) -> None:
         stage_plan = plan.stages[stage]
-        # Layers count through the whole model, the embedding is layer 0.
+        # Layers are numbered through the whole model; the embedding is layer 0.
         self.types: dict[int, str] = {}
         self.sends_from: set[int] = set()
         self.chunks = chunks
-        # Where gradients of weights have passes of their own: the bytes that layers keep until
-        # then, by type.
+        # Where weight gradients have separate passes: the bytes that layers keep until then, by
+        # layer type.
         self.left = left
         self.head = plan.layers + 1
         self.ratios = stage_plan.offload
@@ -202,17 +208,18 @@ class _StageMemory:
         self.step_bytes = float(figures.step_buffer_bytes[stage])
         memory = model.memory
         self.steps_with = "O" if memory.rings else "S"
-        # A baseline's own pipeline reduces when all passes are over.
+        # A baseline's own pipeline reduces gradients after all passes.
         reduces = stage_plan.zero >= 1 and plan.num_stages == 1
         self.wide_bytes = memory.wide_logits * float(figures.logits_bytes[stage])
         self.bucket_bytes = memory.gradient * memory.bucket_elements if reduces else 0
-        # When the step's first task began. When its last task had ended and, with rings, all
-        # layers had computed.
+        # The start of the optimizer step's first task; and the end of its last task or, with ring
+        # buffers, of all layers' computation.
         self.steps_from_s, self.steps_until_s = math.inf, 0.0
 
     def take(self, part: StagePart, types: Sequence[str], *, sends: bool) -> None:
-        """Add another part of the model, whose layers are of these types, to the stage; ``sends``
-        says whether what it sends to another stage is held."""
+        """Add another part of the model to the stage, given its layers' types; ``sends`` says
+        whether outputs that it sends to another stage stay allocated.
+        """
         self.types |= dict(enumerate(types, part.first_layer))
         if sends:
             self.sends_from.add(part.blocks.stop - 1)
@@ -220,7 +227,7 @@ class _StageMemory:
     def changes(
         self, label: Label, start_s: float, end_s: float, *, is_first: bool
     ) -> list[Change]:
-        """The changes that a task makes: when, of which class, by how many bytes."""
+        """The memory changes of a task: time, class and bytes."""
         kind, direction, layer = label
         assert layer is not None
         if kind == self.steps_with:
@@ -239,7 +246,7 @@ class _StageMemory:
         return [(end_s, _ACTIVATIONS, -size)]
 
     def step_buffers(self) -> list[Change]:
-        """The memory of the step beside states, if any: taken once and given back at once."""
+        """The buffers of the optimizer step, if any: allocated once and freed together."""
         if math.isinf(self.steps_from_s):
             return []
         return [
@@ -266,7 +273,7 @@ class _StageMemory:
         left = self.left[self.types[layer]]
         if self.types[layer] != EMBEDDING:
             return [(start_s, _ACTIVATIONS, -left)]
-        # Its whole backward pass.
+        # The peak of its whole backward pass.
         _, _, running = self._held_and_peaks(layer)
         return [
             (start_s, _ACTIVATIONS, -left),
@@ -275,7 +282,7 @@ class _StageMemory:
         ]
 
     def _held_and_peaks(self, layer: int) -> tuple[float, float, float]:
-        """The bytes that a layer keeps and has sent, and those at the peaks of its two passes."""
+        """The bytes that a layer keeps and has sent, and the peaks of its two passes."""
         known = self.of_layer.get(layer)
         if known is None:
             sums = self._of(layer)
@@ -302,14 +309,14 @@ def _over_time(
     changes: list[Change],
     room_bytes: float,
 ) -> MemoryOverTime:
-    # At equal times memory is freed first, so that temporaries of two layers do not add up.
+    # At equal times memory is freed first, so that temporaries of two layers do not overlap.
     when, kinds, sizes = np.array(changes).reshape(-1, 3).T
     order = np.lexsort((sizes > 0, when))
     times = np.concatenate([[0.0], when[order]])
     deltas = np.zeros((len(changes) + 1, len(CLASSES)))
     deltas[0] = static
     deltas[np.arange(1, len(changes) + 1), kinds[order].astype(int)] = sizes[order]
-    # Changes at one time happen together.
+    # Changes at equal times are merged.
     ends = np.flatnonzero(np.append(times[1:] != times[:-1], True))
     return MemoryOverTime(
         stage=stage,

@@ -1,4 +1,4 @@
-"""Plays one reduction of data parallelism message by message on SimPy.
+"""Plays one gradient reduction of data parallelism on SimPy, message by message.
 
 A rank sends one message at a time and receives one at a time; each takes its link's latency and its
 bytes over the rate.
@@ -11,13 +11,13 @@ import simpy
 
 from mistlab.reduction.reduction_costs import RankLink, Reduction
 
-# Steps of each rank that are played with an asynchronous server; the second half of them counts.
+# Steps of each rank that are played with an asynchronous server; only the second half is timed.
 ROUNDS = 40
 Steps = Generator[simpy.Event, Any, None]
 
 
 def played_exchange_s(how: Reduction, values: int, ranks: int, link: RankLink) -> float:
-    """The seconds until every rank has what an exchange brings it."""
+    """The seconds until every rank has the result of an exchange."""
     if ranks == 1:
         return 0.0
     env = simpy.Environment()
@@ -26,7 +26,8 @@ def played_exchange_s(how: Reduction, values: int, ranks: int, link: RankLink) -
         answer_s = link.message_s(how.answer_bytes(values, ranks) / how.shards)
         _serve(env, ranks, how.shards, (link.message_s(size / how.shards), answer_s))
     elif how.trimmed:
-        # A part of each rank's gradients goes to every other one, and the mean of a part around.
+        # Each rank sends a part of its gradients to every other rank; then the mean of each part is
+        # sent around.
         part_s = link.message_s(size / ranks)
         _rounds(env, ranks, [*range(1, ranks)], part_s)
         env.run()
@@ -44,8 +45,9 @@ def played_exchange_s(how: Reduction, values: int, ranks: int, link: RankLink) -
 def played_step_s(
     how: Reduction, compute_s: float, values: int, ranks: int, link: RankLink
 ) -> float:
-    """The mean seconds in which an asynchronous server steps once with the gradients of every rank,
-    each of which computes so long."""
+    """The mean seconds in which an asynchronous server applies the gradients of every rank once,
+    given each rank's compute time.
+    """
     sizes = how.message_bytes(values), how.answer_bytes(values, ranks)
     sent_s, answer_s = (link.message_s(size / how.shards) for size in sizes)
     env = simpy.Environment()
@@ -64,7 +66,7 @@ def played_step_s(
     for number in range(ranks):
         env.process(rank(number))
     env.run()
-    # Ranks begin together, and so wait for one another at first.
+    # All ranks start together, and therefore queue at first.
     half = ROUNDS // 2 * ranks
     return (ends[-1] - ends[half - 1]) / (ROUNDS - ROUNDS // 2)
 
@@ -72,8 +74,9 @@ def played_step_s(
 def _rounds(
     env: simpy.Environment, ranks: int, offsets: list[int], message_s: float, *, waits: bool = False
 ) -> None:
-    """Rounds of messages, each to the rank at an offset; a message that ``waits`` is made from the
-    one that came before."""
+    """Rounds of messages, each to the rank at an offset; with ``waits``, a message depends on the
+    message received before it.
+    """
     inboxes = [simpy.Store(env) for _ in range(ranks)]
     receiving = [simpy.Resource(env) for _ in range(ranks)]
 
@@ -92,7 +95,9 @@ def _rounds(
 
 
 def _serve(env: simpy.Environment, ranks: int, shards: int, seconds: tuple[float, float]) -> None:
-    """Every rank sends its part to each server, which answers all of them when it has all."""
+    """Each rank sends a part to each server; a server answers all ranks once it has all their
+    parts.
+    """
     message_s, answer_s = seconds
     for _ in range(shards):
         lane = simpy.Resource(env)

@@ -1,4 +1,4 @@
-"""Plays a graph of tasks on SimPy, with one process for each lane of each stage.
+"""Plays a task graph on SimPy, with one process for each lane of each stage.
 
 The busy streams of a stage slow one another down: each runs at a speed of one over its factor,
 which depends on the set of busy streams. A send is on the gpu-to-gpu stream; beside a collective of
@@ -22,12 +22,13 @@ from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.placement import loop
 from simulators.graph import LANES, SENDS, Network, TaskGraph
 
-# For each set of busy streams, given as bits, the factor on the time of each stream.
+# Interference factors: for each set of busy streams (as a bit mask), the factor on the time of each
+# stream.
 Factors = Sequence[Sequence[float]]
 
 ALONE: Factors = ((1.0,) * len(STREAMS),) * 2 ** len(STREAMS)
 _GPU_TO_GPU, _SENDS = STREAMS.index("gpu_to_gpu"), LANES.index(SENDS)
-# The factor on a send and a collective of one stage that run side by side.
+# The slowdown of a send and a collective of one stage that run concurrently.
 _SHARED = 2.0
 
 
@@ -40,7 +41,9 @@ class Times:
 
 
 def play(graph: TaskGraph, factors: Sequence[Factors]) -> Times:
-    """Play all tasks with ``factors`` for each stage; ``StalledError`` if some never run."""
+    """Play all tasks with the interference ``factors`` of each stage; raises ``StalledError`` if
+    some can never run.
+    """
     environment = Environment()
     player = _Player(environment, graph, factors)
     environment.run()
@@ -50,19 +53,19 @@ def play(graph: TaskGraph, factors: Sequence[Factors]) -> Times:
 
 
 class _Ending(Event):
-    """The end of a task; it is in SimPy's queue only if it is the next end in its stage."""
+    """The end of a task; only the earliest end of each stage is in SimPy's queue."""
 
     __slots__ = ()
 
     def at(self, delay: float) -> None:
-        """Put the event into SimPy's queue, to happen after a delay."""
+        """Schedule the event in SimPy's queue after a delay."""
         self._ok = True
         self._value = None
         self.env.schedule(self, delay=delay)
 
 
 class _Contention:
-    """The running tasks of one stage: the work that each has left, and which task ends first."""
+    """The running tasks of one stage: the remaining work of each, and the task that ends first."""
 
     __slots__ = (
         *("busy", "crowded", "environment", "events", "left", "next_lane", "shares", "since"),
@@ -71,20 +74,20 @@ class _Contention:
 
     def __init__(self, environment: Environment, factors: Factors) -> None:
         self.environment = environment
-        # For each set of busy lanes, pairs of a lane in it and its factor.
+        # For each set of busy lanes, pairs of a lane and its factor.
         self.usual = self.shares = _shares(factors)
         self.left = [0.0] * len(LANES)
         self.events: list[_Ending | None] = [None] * len(LANES)
         self.busy = 0
-        # The lane of the send that others on its links slow down.
+        # The lane of the send that is slowed down by other sends on its links.
         self.crowded = -1
         self.since = 0.0
-        # The lane whose event is in SimPy's queue, and the time of the event.
+        # The lane whose event is in SimPy's queue, and the time of that event.
         self.next_lane = -1
         self.when = 0.0
 
     def begin(self, lane: int, seconds: float, now: float) -> _Ending:
-        """Start a task that takes ``seconds`` when alone; return the event of its end."""
+        """Start a task that takes ``seconds`` when it runs alone; returns the event of its end."""
         if now > self.since:
             self._advance(now)
         self.left[lane] = seconds
@@ -111,7 +114,7 @@ class _Contention:
             self.shares = self.usual
 
     def crowd(self, lane: int, factor: float, now: float) -> None:
-        """Let a lane's task take ``factor`` times as long from now on."""
+        """Multiply the remaining time of a lane's task by ``factor`` from now on."""
         if now > self.since:
             self._advance(now)
         self.crowded = lane
@@ -126,7 +129,7 @@ class _Contention:
         self.await_next()
 
     def _advance(self, now: float) -> None:
-        """Subtract the work that was done since the set of busy lanes last changed."""
+        """Subtract the work done since the set of busy lanes last changed."""
         elapsed, left = now - self.since, self.left
         for lane, factor in self.shares[self.busy]:
             rest = left[lane] - elapsed / factor
@@ -134,7 +137,7 @@ class _Contention:
         self.since = now
 
     def await_next(self) -> None:
-        """Put the end of the task that ends first into SimPy's queue."""
+        """Schedule the end of the task that ends first in SimPy's queue."""
         if not self.busy:
             return
         left = self.left
@@ -155,7 +158,7 @@ class _Contention:
         event.at(delay)
 
     def _withdraw(self, lane: int) -> None:
-        """Move the waiting processes from a lane's event to a new event outside SimPy's queue."""
+        """Move the processes that wait for a lane's event to a new event outside SimPy's queue."""
         former = self.events[lane]
         assert former is not None
         event = self.events[lane] = _Ending(self.environment)
@@ -163,7 +166,7 @@ class _Contention:
 
 
 def _shares(factors: Factors) -> list[list[tuple[int, float]]]:
-    """For each set of busy lanes, given as bits, pairs of a lane in it and its factor."""
+    """For each set of busy lanes (as a bit mask), pairs of a lane and its factor."""
     shares = []
     for chosen in range(2 ** len(LANES)):
         streams = chosen & ~(1 << _SENDS)
@@ -206,7 +209,7 @@ class _Player:
         self.graph = graph
         self.contention = [_Contention(environment, of_stage) for of_stage in factors]
         self.network = Network()
-        # When the host of each stage has issued all that it has issued so far.
+        # The time at which each stage's host has issued everything requested so far.
         self.hosts = [0.0] * graph.stages
         self.starts = [-1.0] * len(graph)
         self.ends = [-1.0] * len(graph)
@@ -224,7 +227,9 @@ class _Player:
                 environment.process(self._lane(lane, count))
 
     def _lane(self, lane: int, count: int) -> Generator[Event, None, None]:
-        """Run the ``count`` tasks of a lane, each when it is ready, in order of their numbers."""
+        """Run the ``count`` tasks of a lane, each as soon as it is ready, in order of their
+        indices.
+        """
         environment, starts, ends = self.environment, self.starts, self.ends
         seconds, ready, issues = self.graph.seconds, self.ready[lane], self.graph.issues
         network, uses_of, after_end = self.network, self.graph.networks, self.graph.after_end
@@ -266,13 +271,14 @@ class _Player:
         contention.await_next()
 
     def _pause(self, contention: _Contention, seconds: float) -> Generator[Event, None, None]:
-        """Let a lane of a stage do nothing for some seconds."""
+        """Keep a lane of a stage idle for some seconds."""
         contention.await_next()
         yield self.environment.timeout(seconds)
 
     def _started(self, task: int, stage: int) -> None:
-        """Let go what waits for a task's start; while the two ends of a send meet, the host issues
-        nothing."""
+        """Release tasks that wait for the start of a task; while sender and receiver meet, the host
+        issues nothing.
+        """
         self.unstarted -= 1
         if task in self.graph.holds:
             self.hosts[stage] += self.graph.seconds[task]
@@ -280,18 +286,20 @@ class _Player:
             self._release(task, waiting)
 
     def _held_s(self, task: int, now: float) -> float:
-        """Seconds for which a task goes on that has computed, because its host is slower."""
+        """The seconds by which a task outlasts its computation because its host is slower."""
         graph = self.graph
         return self.starts[task] + graph.paces[task] * graph.seconds[task] - now
 
     def _issued(self, task: int, lane: int) -> float:
-        """When the host of a stage has issued a task, after the tasks before it."""
+        """The time at which a stage's host has issued a task, after the tasks before it."""
         stage = lane // len(LANES)
         self.hosts[stage] += self.graph.issues[task]
         return self.hosts[stage]
 
     def _release(self, task: int, offsets: Sequence[int]) -> None:
-        """Lower the number of waits of some tasks by one; wake the lanes of tasks now ready."""
+        """Decrement the dependency counts of some tasks, and wake the lanes of tasks that are now
+        ready.
+        """
         waits, lanes, asleep = self.waits, self.graph.lanes, self.asleep
         for offset in offsets:
             waiting = task + offset
@@ -305,22 +313,22 @@ class _Player:
                     event.succeed()
 
 
-# How long the passes of each stage took in a simulated iteration.
+# The durations of each stage's passes in a simulated iteration.
 #
-# A pass begins when its stage is free and the micro-batch has come, and ends when the stage has
-# computed it. So waiting for the stage's own fetches counts, and waiting for other stages does
-# not. Steps before the first micro-batch comes belong to the first forward pass. Tasks after the
-# last backward pass belong to it.
+# A pass begins when its stage is free and the micro-batch has arrived, and ends when the stage has
+# computed it. The stage's own fetches therefore count, and waits for other stages do not. Optimizer
+# steps before the first micro-batch arrives count in the first forward pass, tasks after the last
+# backward pass in that pass.
 
 
-# Kind, chunk and micro-batch.
+# A pass: its kind, chunk and micro-batch.
 Pass = tuple[str, int, int]
 _COMPUTING = ("F", "B", "W")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTimes:
-    """Seconds of one stage's passes, with the tasks before and after all passes.
+    """The seconds of one stage's passes, with the tasks before and after all passes.
 
     Micro-batches are in the order in which they first went each way. The times of a micro-batch in
     several chunks add up, and gradients of weights count as part of its backward pass.
@@ -331,20 +339,22 @@ class PassTimes:
 
     @property
     def steady_s(self) -> tuple[float, float] | None:
-        """A steady forward and backward pass; None where there is a single micro-batch."""
+        """The seconds of a steady-state forward and backward pass; None with a single
+        micro-batch.
+        """
         if len(self.forwards_s) == 1:
             return None
         return median(self.forwards_s[1:]), median(self.backwards_s[:-1])
 
 
 def pass_times(graph: TaskGraph, times: Times) -> list[PassTimes]:
-    """The passes of each stage."""
+    """The pass durations of each stage."""
     stages = [_StagePasses() for _ in range(graph.stages)]
     for task, (kind, _, _) in enumerate(graph.labels):
         stage = stages[graph.stage(task)]
         of = kind, graph.chunk(task) if kind in _COMPUTING else 0, graph.micro_batches[task]
         stage.add(of, times.starts_s[task], times.ends_s[task])
-    # A micro-batch comes when it was sent, or is ready where sending takes no time.
+    # A micro-batch arrives when its send ends, or when it is ready where sending takes no time.
     for ends in pairwise(graph.places or loop(graph.stages).places):
         for kind, ((source, above), (goal, below)) in (("F", ends), ("B", ends[::-1])):
             stages[goal].came_s |= {
@@ -360,8 +370,9 @@ def pass_times(graph: TaskGraph, times: Times) -> list[PassTimes]:
 
 @dataclass(slots=True)
 class _StagePasses:
-    """Collects from one stage's tasks when its passes computed, when their micro-batches came, when
-    it stepped, and when its last task except sends ended."""
+    """Collects from one stage's tasks when its passes computed, when micro-batches arrived, when
+    the stage stepped, and when its last task other than a send ended.
+    """
 
     starts_s: dict[Pass, float] = field(default_factory=dict)
     ends_s: dict[Pass, float] = field(default_factory=dict)
@@ -370,7 +381,7 @@ class _StagePasses:
     all_end_s: float = 0.0
 
     def add(self, of: Pass, start_s: float, end_s: float) -> None:
-        """Note another task with its kind and micro-batch."""
+        """Record another task with its kind and micro-batch."""
         if of[0] in _COMPUTING:
             self.starts_s[of] = min(start_s, self.starts_s.get(of, start_s))
             self.ends_s[of] = max(end_s, self.ends_s.get(of, end_s))
@@ -380,7 +391,7 @@ class _StagePasses:
             self.all_end_s = max(self.all_end_s, end_s)
 
     def pass_times(self) -> PassTimes:
-        """How long passes took."""
+        """The durations of the stage's passes."""
         seconds: dict[bool, dict[int, float]] = {True: {}, False: {}}
         free_s = 0.0
         for of in sorted(self.starts_s, key=self.starts_s.__getitem__):
@@ -395,7 +406,7 @@ class _StagePasses:
         return PassTimes(forwards_s=tuple(forwards), backwards_s=tuple(backwards))
 
     def _stepping_s(self) -> float:
-        """How long the stage steps before its first micro-batch has come."""
+        """The seconds of the optimizer step before the stage's first micro-batch arrives."""
         first = min(self.starts_s, key=self.starts_s.__getitem__)
         before = [end_s for start_s, end_s in self.steps_s if start_s < self.starts_s[first]]
         return min(self.came_s.get(first, 0.0), max(before, default=0.0))

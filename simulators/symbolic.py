@@ -51,7 +51,7 @@ from mistlab.stages.stage_batch import (
     rows_of,
 )
 
-# The costs of single stages, from which the cost of a pipeline is put together.
+# The costs of single stages, from which the cost of a pipeline is composed.
 #
 # Axes: C candidates.
 
@@ -62,7 +62,7 @@ MOST_BYTES = 2.0**63
 
 @dataclass(frozen=True, slots=True)
 class KnownStage:
-    """The costs of a stage that was worked out before.
+    """The cached costs of a stage.
 
     ``times`` are in the order of ``StageTimes``. ``fits`` is about the memory of its GPUs. A rank
     keeps ``rank_host_bytes`` on its host.
@@ -78,7 +78,9 @@ class KnownStage:
 def known_stages(
     costs: StageCosts, figures: StageFigures, num_gpus: Ints, gpus_per_node: int
 ) -> Iterator[KnownStage]:
-    """Every candidate as a known stage, with so many GPUs on nodes of so many."""
+    """Every candidate as a stage with known costs, given its number of GPUs and the GPUs per
+    node.
+    """
     pipeline_s = _rows(*(getattr(costs.seconds, name) for name in TIMES))
     return map(
         KnownStage,
@@ -122,7 +124,7 @@ def _stage_prediction(times: list[float], sizes: list[int]) -> StagePrediction:
     peak, reserved, host, weights, gradients, optimizer, kept, buffers, logits, *phases = sizes
     # At the peak, the running block's activations count as temporaries.
     states = weights + gradients + optimizer + buffers
-    # Where all layers step at once, activations and logits are gone by then.
+    # If all layers step at once, activations and logits have been freed by then.
     is_step = phases[2] > max(phases[:2])
     activations = 0 if is_step else min(kept, peak - states)
     logits = 0 if is_step else min(logits, peak - states - activations)
@@ -155,7 +157,7 @@ def _rows(*columns: Floats) -> list[list[float]]:
 
 
 def _whole_rows(*columns: Floats) -> list[list[int]]:
-    """Bytes as whole numbers; refuses those that 64 bits do not hold, of sizes beyond all sense."""
+    """Bytes as integers; refuses sizes beyond 64 bits."""
     table = np.stack(columns, axis=1).round()
     if not (np.abs(table) < MOST_BYTES).all():
         refuse("workload", "needs more than 8 EiB of a GPU: lower its model, sequence or batch")
@@ -163,25 +165,25 @@ def _whole_rows(*columns: Floats) -> list[list[int]]:
     return rows
 
 
-# The closed form: predicts plans, and computes the costs of columns of candidates for stages.
+# The closed form: predicts plans, and computes the costs of stage candidates as columns.
 
 
 NAME = "symbolic"
-# How many stages of one mode are kept before all are dropped: some 30 MB.
+# The number of stages per mode that are cached before the cache is cleared: about 30 MB.
 MOST_KNOWN = 1 << 14
-# How many stages are worked out together. With this few, the result of a stage does not depend on
-# the others, to the last digit, and intermediate results stay in the cache.
+# The number of stages that are computed together. With this few, a stage's result does not depend
+# on the other stages, to the last digit, and intermediate results stay in the CPU's cache.
 STAGES_AT_ONCE = FEW_ROWS
 
 
 def as_they_are(tasks: TaskModel) -> TaskModel:
-    """The times of tasks, unchanged."""
+    """The identity: leaves the times of tasks unchanged."""
     return tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMode:
-    """An engine, and whether plans let it overlap communication."""
+    """An engine, and whether its plans may overlap communication."""
 
     engine: Engine
     overlap_communication: bool
@@ -209,7 +211,7 @@ class SymbolicPredictor:
         return self.predict_many([plan])[0]
 
     def predict_many(self, plans: Sequence[Plan]) -> list[Prediction]:
-        """Predict plans, in order; equal stages are worked out once."""
+        """Predict plans, in order; equal stages are computed once."""
         predictions: dict[int, Prediction] = {}
         # Plans with the same mode, order and number of stages are predicted together.
         together: dict[tuple[EngineMode, PipelineOrder | None, int], list[int]] = defaultdict(list)
@@ -221,7 +223,9 @@ class SymbolicPredictor:
         return [predictions[place] for place in range(len(plans))]
 
     def fits(self, plan: Plan) -> bool:
-        """Whether a plan fits, as its prediction says, without the time that the times take."""
+        """Whether a plan fits in memory; equal to its prediction's answer, but faster because no
+        times are computed.
+        """
         figures, batch = self._figures([plan]), StageBatch.of_plan(plan)
         reserved = reserved_bytes(figures, batch, self.cluster, ENGINES[plan.engine])
         has_room = (figures.feasible & self._has_room(reserved, batch)).all()
@@ -229,7 +233,7 @@ class SymbolicPredictor:
         return bool(has_room and fullest <= 1)
 
     def predict_stage(self, plan: Plan, stage: int) -> Prediction:
-        """Predict one stage of a plan as if no other stage kept it waiting.
+        """Predict one stage of a plan without waits for other stages.
 
         On a cluster of one GPU it sends nothing either, and runs by itself.
         """
@@ -249,7 +253,7 @@ class SymbolicPredictor:
     def stage_bounds(
         self, least: StageBatch, most: StageBatch, *, engine: str = "mistlab"
     ) -> StageCosts | None:
-        """Costs that no candidate between ``least`` and ``most`` undercuts.
+        """Lower bounds of the costs of all candidates between ``least`` and ``most``.
 
         Larger ratios take more time and leave more room on the GPU. Nothing is known of what is
         offloaded under an engine whose host may hold passes up.
@@ -262,7 +266,7 @@ class SymbolicPredictor:
         ), "ratios between zero and more have no common bound"
         mode = EngineMode(engine=engine_row, overlap_communication=True)
         peaks = self._stages(engine).peaks
-        # Both ends of recomputed blocks, as far as they differ.
+        # Both ends of the range of recomputed blocks, where they differ.
         differ = np.flatnonzero(least.value(RECOMPUTED) != most.value(RECOMPUTED))
         others = least.chosen(differ).with_columns(**{RECOMPUTED: most.value(RECOMPUTED)[differ]})
         host_bytes, rows = peaks(StageBatch.joined([least, others])).host_bytes, len(least)
@@ -281,8 +285,9 @@ class SymbolicPredictor:
     def part_seconds(
         self, least: StageBatch, most: StageBatch | None = None, *, engine: str = "mistlab"
     ) -> StageSeconds:
-        """The times of parts of a model in an order of passes without a formula; with ``most``,
-        those that no part between the two undercuts."""
+        """The times of parts of a model in an order of passes without a closed form; with ``most``,
+        lower bounds of all parts between the two.
+        """
         engine_row = ENGINES[engine].in_named_order()
         model = self._model(EngineMode(engine=engine_row, overlap_communication=True))
         seconds = model(least) if most is None else model.least(least, most)
@@ -296,8 +301,9 @@ class SymbolicPredictor:
         engine: str = "mistlab",
         of_others: bool = False,
     ) -> Bools:
-        """Whether each candidate fits on its GPUs; in some orders, whether one may fit that has
-        smaller ratios or recomputes fewer blocks."""
+        """Whether each candidate fits on its GPUs; in some orders, whether any candidate with
+        smaller ratios or fewer recomputed blocks may fit.
+        """
         model = self._stages(engine)
         if in_order is None:
             peaks = model.peaks(batch)
@@ -314,7 +320,7 @@ class SymbolicPredictor:
         engine: Engine = MISTLAB,
         overlap_communication: bool = True,
     ) -> Floats:
-        """Seconds of an iteration of each pipeline.
+        """The iteration time of each pipeline in seconds.
 
         ``micro_batches`` has a number for each pipeline. ``batch`` has the stages of the first
         pipeline, then of the next; all have equally many. ``engine`` may be one that no plan names.
@@ -324,7 +330,9 @@ class SymbolicPredictor:
         return iteration_s(StageTimes.of(seconds, len(micro_batches), -1), micro_batches)
 
     def iterations_of(self, plans: Sequence[Plan], engine: Engine) -> list[float]:
-        """Seconds of an iteration of each plan, run by an engine that may be a changed one."""
+        """The iteration time of each plan in seconds under an engine, which may be a modified
+        one.
+        """
         found: dict[int, float] = {}
         together: dict[tuple[bool, PipelineOrder | None, int], list[int]] = defaultdict(list)
         for number, plan in enumerate(plans):
@@ -347,7 +355,7 @@ class SymbolicPredictor:
     def _predict_alike(
         self, mode: EngineMode, plans: Sequence[Plan], order: PipelineOrder | None
     ) -> Iterator[Prediction]:
-        """Predict plans that have the same mode, order and number of stages."""
+        """Predict plans that share mode, order and number of stages."""
         if order is None:
             stages = self._stages_of(mode, [row for plan in plans for row in self._rows(plan)])
             iterations = _iterations(stages, [plan.micro_batches for plan in plans])
@@ -368,7 +376,7 @@ class SymbolicPredictor:
             )
 
     def _slowest_s(self, mode: EngineMode, plans: Sequence[Plan]) -> list[float]:
-        """Seconds of each plan's iteration on the slowest cluster known; 0 if there is none.
+        """The iteration time of each plan on the slowest cluster that is known; 0 if none is.
 
         Pipelines alone are slower there.
         """
@@ -393,8 +401,9 @@ class SymbolicPredictor:
         first_rank: int = 0,
     ) -> Prediction:
         """The prediction of a pipeline: ``seconds`` is the time of all passes of its stages,
-        ``slowest_s`` the time on the slowest cluster known, ``flop`` their operations. The stages
-        begin at ``first_rank``."""
+        ``slowest_s`` the time on the slowest known cluster, ``flop`` their operations. The stages
+        begin at ``first_rank``.
+        """
         gpus = [stage.num_gpus for stage in stages]
         calibration, num_gpus = self._calibration(engine), sum(gpus)
         rank_bytes = np.array([stage.rank_host_bytes for stage in stages])
@@ -419,7 +428,7 @@ class SymbolicPredictor:
         )
 
     def _stages_of(self, mode: EngineMode, rows: Sequence[StageRow]) -> list[KnownStage]:
-        """The stages of some rows; each is worked out once and kept."""
+        """The stages of the given rows; each is computed once and cached."""
         known = self._known.setdefault(mode, {})
         new = list(dict.fromkeys(row for row in rows if row not in known))
         for start in range(0, len(new), STAGES_AT_ONCE):
@@ -431,11 +440,13 @@ class SymbolicPredictor:
         return stages
 
     def _ordered(self, mode: EngineMode, plans: Sequence[Plan]) -> list[KnownStage]:
-        """The stages of plans whose passes run in an order without a formula."""
+        """The stages of plans whose order of passes has no closed form."""
         return [*self._known_of(mode, StageBatch.of_plans(plans), self._figures(plans))]
 
     def _figures(self, plans: Sequence[Plan]) -> StageFigures:
-        """The memory and work of the stages of plans of one engine, with that of their order."""
+        """The memory and work of the stages of one engine's plans, including those that their order
+        adds.
+        """
         model = self._stages(plans[0].engine)
         if all(plan.order == DEFAULT_ORDER for plan in plans):
             return model.figures(StageBatch.of_plans(plans))
@@ -451,7 +462,8 @@ class SymbolicPredictor:
         return known_stages(costs, figures, num_gpus(batch.value), self.cluster.gpus_per_node)
 
     def _rows(self, plan: Plan) -> list[StageRow]:
-        # Stages with the same values are equal if they begin at the same place of the pattern.
+        # Stages with equal values are equal if they begin at the same position of the pattern of
+        # block kinds.
         return rows_of(plan, len(self._stages(plan.engine).types.pattern))
 
     def _stages(self, engine: str) -> StageModel:
@@ -470,13 +482,14 @@ class SymbolicPredictor:
         )
 
     def _has_room(self, reserved: Floats, batch: StageBatch) -> Bools | bool:
-        """Whether the GPUs of each candidate have room for so many bytes, and are alike."""
+        """Whether the GPUs of each candidate are equal and have room for these bytes."""
         room = room_at(self.cluster, batch.first_rank)
         return (reserved <= room) & in_one_group(self.cluster, batch)
 
     def asynchronous_exchanges_s(self, plan: Plan) -> tuple[float, float]:
-        """Seconds of a rank's exchange with asynchronous servers, and those for which a server is
-        busy with the messages of all ranks."""
+        """The seconds of a rank's exchange with asynchronous servers, and the seconds that a server
+        is busy with the messages of all ranks.
+        """
         both_s, busy_s = asynchronous_exchanges_s(self._model(_mode_of(plan)), [plan])[:, 0]
         return float(both_s), float(busy_s)
 
@@ -503,14 +516,16 @@ def _mode_of(plan: Plan) -> EngineMode:
 
 
 def _order_of(plan: Plan) -> PipelineOrder | None:
-    """The order of a plan's passes, cut if it repeats itself; None for the order that has a
-    formula."""
+    """The order of a plan's passes, truncated if it is periodic; None for the order that has a
+    closed form.
+    """
     return None if plan.order == DEFAULT_ORDER else order_of_plan(shortened(plan))
 
 
 def _remarks(workload: Workload) -> tuple[str, ...]:
-    """What a model's description has otherwise than the model, and how ranks communicate less, as
-    notes of a prediction."""
+    """Notes of a prediction: differences between a model's description and the model, and how ranks
+    reduce communication.
+    """
     remarks = tuple(f"the model as it is read: {remark}" for remark in workload.model.remarks)
     if workload.reduces_plainly:
         return remarks
@@ -522,7 +537,9 @@ def _unmeasured(plan: Plan) -> str:
 
 
 def _iterations(stages: Sequence[KnownStage], micro_batches: Sequence[int]) -> list[float]:
-    """Seconds of each pipeline, from its stages in order; all pipelines have equally many."""
+    """The iteration time of each pipeline, given its stages in order; all pipelines have equally
+    many.
+    """
     columns = np.array([stage.times for stage in stages]).T.reshape(
         len(stages[0].times), len(micro_batches), -1
     )

@@ -38,7 +38,7 @@ WORDS: Mapping[Kind, str] = {
 
 
 def trace_of(simulation: "Simulation", memory: Sequence[MemoryOverTime] = ()) -> dict[str, Any]:
-    """The trace as JSON values: first the names of tracks, then events in order of time."""
+    """The trace as JSON values: track names first, then events in order of time."""
     events = _tasks(simulation) + _flows(simulation) + _counters(memory)
     events.sort(key=lambda event: event["ts"])
     return {"displayTimeUnit": "ms", "traceEvents": _tracks(simulation) + events}

@@ -1,4 +1,5 @@
-"""Makes iterations of a simulation differ: by slow stages, slow links, slow clocks and chance.
+"""Perturbs the iterations of a simulation by slow stages, slow links, slow clocks and random
+jitter.
 
 It changes the times of single tasks in a graph before the tasks are played. The factors by which
 streams slow one another down do not change, nor does the time of an iteration outside its tasks.
@@ -15,7 +16,8 @@ from mistlab.core.values import Checked, bounded, check_field, check_fields, ref
 from simulators.graph import LANES, TaskGraph
 
 _COMPUTE = LANES.index("compute")
-# By definition: 90 % of iterations lie between, as between bounds (docs/decisions/0041).
+# The interval between the outer quantiles holds 90 % of iterations, as prediction bounds do
+# (docs/decisions/0041).
 QUANTILES = (0.05, 0.5, 0.95)
 
 
@@ -43,7 +45,7 @@ class Variability:
             refuse("slow_stage_factor", problem)
 
     def disturbed(self, graph: TaskGraph, sample: int = 0) -> TaskGraph:
-        """The graph with changed times; samples of one seed differ only in their jitter.
+        """The graph with perturbed times; samples of one seed differ only in their jitter.
 
         Raises ``FieldError`` if the graph has no stage ``slow_stage``.
         """
@@ -55,8 +57,7 @@ class Variability:
             refuse("slow_stage", problem)
         seconds = np.array(graph.seconds) * self._factors(graph)
         if self.jitter:
-            # Each sample has a generator of its own, so it does not depend on the number of
-            # samples.
+            # A generator per sample makes each sample independent of the number of samples.
             generator = np.random.default_rng([self.seed, sample])
             variance = math.log1p(self.jitter**2)
             seconds *= generator.lognormal(-variance / 2, math.sqrt(variance), len(seconds))

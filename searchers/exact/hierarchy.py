@@ -1,5 +1,4 @@
-"""The hierarchical search: groups of pipelines in order of their lower bounds, with uniform stages
-or with a strategy for each stage.
+"""The hierarchical search: candidates for each stage, then pipelines joined from them.
 
 Axes: C candidates, S stages.
 """
@@ -100,15 +99,14 @@ class AlikeStages:
         return orders_of(self.space, pipeline.num_stages, pipeline.micro_batches, min(self.shares))
 
     def show_all(self) -> float:
-        """Enumerate all strategies; offer the ledger the fastest plan that fits, and return its
+        """Enumerate all strategies; the ledger sees the fastest plan that fits. Returns its
         seconds.
         """
         return float(self._show(self.every()).min())
 
     def show_coarse(self, *, is_coarsest: bool = False) -> float:
-        """Enumerate a coarse grid of ratios, with treated blocks in quarters; offer the ledger the
-        fastest plan, and return its seconds. A single-stage pipeline does not use the coarsest
-        grid.
+        """Enumerate a coarse grid of ratios, with treated blocks in quarters; the ledger sees the
+        fastest plan. Returns its seconds. A single stage never uses the coarsest grid.
         """
         return float(self._show(self.coarse(is_coarsest=is_coarsest)).min())
 
@@ -123,8 +121,8 @@ class AlikeStages:
         return _combined(product(*grid), quarters)
 
     def show_near(self, count: int) -> None:
-        """Local search: start with the fastest few strategies of the coarse grid, and try
-        neighbours in ever smaller steps, each with any number of recomputed blocks.
+        """Local search from the fastest few coarse strategies, in ever smaller steps, each with any
+        number of recomputed blocks.
         """
         new = set(product(*self._coarse))
         best_s: dict[SavingsRow, float] = {}
@@ -146,14 +144,14 @@ class AlikeStages:
         return coarse(self.choices, is_alone=self._is_alone)
 
     def _show_strategies(self, strategies: Sequence[SavingsRow]) -> dict[SavingsRow, float]:
-        """The minimum seconds of each strategy; the fastest plan is offered to the ledger."""
+        """The minimum seconds of each strategy; the ledger sees the fastest plan."""
         seconds = self._show(_combined(strategies, self.counts))
         best = seconds.reshape(len(strategies), len(self.counts)).min(axis=1)
         return dict(zip(strategies, best.tolist(), strict=True))
 
     def _show(self, candidates: Floats) -> Floats:
-        """Iteration times (C), infinite where a stage does not fit; the fastest plan is offered to
-        the ledger.
+        """Iteration times (C), infinite where a stage does not fit; the ledger sees the fastest
+        plan.
         """
         at_once = max(1, TOGETHER // self.pipeline.num_stages)
         parts = []
@@ -211,7 +209,7 @@ def _combined(savings: Iterable[SavingsRow], counts: Sequence[CountsRow]) -> Flo
 
 
 def _counts_within(counts: Ints, layers: Ints) -> dict[str, Column]:
-    """The numbers of treated blocks in each stage: as requested, at most the stage's blocks."""
+    """The numbers of treated blocks in each stage, capped at the stage's blocks."""
     columns: dict[str, Column] = {}
     left = layers
     for name, asked in zip(counts_of_blocks(), counts.T, strict=True):
@@ -252,15 +250,11 @@ class AlikeInOrder:
     order: str
 
     def show_all(self) -> None:
-        """Examine all strategies; offer the ledger the fastest plan, if it beats the ledger's
-        best.
-        """
+        """Examine all strategies; the ledger sees the fastest plan, if it beats the best so far."""
         self._show(self.stages.every())
 
     def show_coarse(self) -> None:
-        """Examine a coarse grid; offer the ledger the fastest plan, if it beats the ledger's
-        best.
-        """
+        """Examine a coarse grid; the ledger sees the fastest plan, if it beats the best so far."""
         self._show(self.stages.coarse())
 
     def _show(self, candidates: Floats) -> None:
@@ -337,16 +331,14 @@ class AlikeInOrder:
 # The two-level search: candidates for each stage, then pipelines joined from them.
 #
 # Each group of pipelines first gets its best plan with uniform stages and coarse ratios; groups are
-# searched in the order of these plans. A group is pruned if its bound by arithmetic exceeds the
-# best plan's time.
+# searched in the order of these plans, and pruned if their bound by arithmetic is no better.
 
 
 # In a coarse-to-fine search, a group is dropped if its best uniform plan takes this factor times
 # the best plan's time.
 FAR = 1.15
 
-# If stages of unequal sizes may be better: the largest share of the seconds for stages of equally
-# many GPUs, which come first, and for a beam search of the others.
+# The largest share of the seconds for equal-sized stages, and for a beam search of the others.
 FIRST = 0.2
 
 
@@ -393,8 +385,8 @@ class Hierarchy:
         return self._proven()
 
     def most_alike(self) -> Ending:
-        """Search for the best plan with uniform stages, ratios coarse to fine; in orders without a
-        closed form, with coarse ratios only.
+        """Search for the best uniform plan, ratios coarse to fine; orders without a closed form:
+        coarse.
         """
         for group, alike_s in self._in_order(list(self.least_s)):
             if alike_s <= NEAR * self.ledger.best_s:
@@ -404,8 +396,8 @@ class Hierarchy:
         return self._bounded()
 
     def show_in_orders(self, show: Callable[[AlikeInOrder], None]) -> None:
-        """Offer the ledger the best plans of pipelines in orders without a closed form, pipelines
-        with the smallest bounds first.
+        """Offer the ledger the best plans in orders without a closed form, smallest bounds
+        first.
         """
         if self.space.orders == (DEFAULT_ORDER,):
             return
@@ -420,8 +412,8 @@ class Hierarchy:
                         show(AlikeInOrder(stages=stages, order=order))
 
     def show_alike(self) -> None:
-        """Offer the ledger the best plans of uniform stages with coarse ratios, in the order that
-        has a closed form.
+        """Offer the ledger the best uniform plans with coarse ratios, in the order with a closed
+        form.
         """
         self._in_order(list(self.least_s))
 
@@ -432,17 +424,13 @@ class Hierarchy:
         return self._proven()
 
     def joined_alike(self, join: Joiner) -> Ending:
-        """Find the best plan of uniform stages with any division of the blocks: one strategy for
-        all stages at a time.
-        """
+        """Find the best uniform plan over any division of the blocks, one strategy at a time."""
         for group, _ in self._in_order(list(self.least_s)):
             self._join_ways(group, join, self._ways(group))
         return self._proven()
 
     def near_alike(self, join: Joiner) -> Ending:
-        """Search for the best plan of uniform stages: with even divisions first, then with uneven
-        divisions for the best strategies.
-        """
+        """Search for the best uniform plan: even divisions first, then uneven ones."""
         self.most_alike()
         plans = self.ledger.best_of(self.space.engine)
         near = [(_shape_of(plan), way_of(plan)) for plan in plans]
@@ -465,8 +453,8 @@ class Hierarchy:
     def joined_coarse_to_fine(
         self, join: Joiner, *, tolerance: float = 0.0, seconds: float = 0.0
     ) -> Ending:
-        """Find the best plan whose stages have equally many GPUs, ratios coarse to fine; then
-        search stages of different sizes.
+        """Find the best plan of equal-sized stages, ratios coarse to fine; then search unequal
+        sizes.
 
         Plans with alike stages say little about stages of different sizes.
         """
@@ -493,9 +481,7 @@ class Hierarchy:
         coarse_to_fine: bool,
         way: Way | None = None,
     ) -> None:
-        """Offer the ledger the best plan of each group; joblib's context says how many groups run
-        in parallel.
-        """
+        """Offer the ledger the best plan of each group; joblib's context sets the parallelism."""
         best_s = self.ledger.best_s
         at_once = jobs()
         while left:
@@ -519,9 +505,7 @@ class Hierarchy:
     def _in_order(
         self, groups: Sequence[Group], *, is_coarsest: bool = False
     ) -> Sequence[tuple[Group, float]]:
-        """The groups that may have the best plan, with the time of each group's best uniform plan,
-        which is offered to the ledger.
-        """
+        """The groups that may have the best plan, each with the time of its best uniform plan."""
         timed = []
         for group in sorted(groups, key=self.bound_s):
             if self.bound_s(group) < self.ledger.best_s:

@@ -1,4 +1,5 @@
-"""Seesaw, played: the schedule of its phases (``mistlab.serving.phase_schedule``) in time.
+"""Seesaw's changing layouts, played: executes the phases of ``mistlab.serving.phase_schedule`` in
+simulated time.
 
 Copies to and from the host run one after another, beside passes and steps; a change of layouts
 waits for them.
@@ -32,8 +33,9 @@ from simulators.serving.step_clock import StepClock
 
 @dataclass(slots=True, kw_only=True)
 class PlayedPhases:
-    """A played run with changing layouts: its requests and actions, seconds in all and by what they
-    went to, changes of layouts, and the fullest moments of both tiers in blocks."""
+    """A played run with changing layouts: its requests and actions, total seconds and seconds by
+    cause, the number of layout changes, and the peak use of both tiers in blocks.
+    """
 
     requests: list[PlayedRequest]
     actions: list[Action]
@@ -48,12 +50,12 @@ class PlayedPhases:
 
     @property
     def requests_per_s(self) -> float:
-        """Requests that ended, a second."""
+        """Completed requests per second."""
         return len(self.requests) / self.seconds if self.seconds else 0.0
 
 
 class _PhasePlayer:
-    """A schedule's clock, which performs its actions in simulated time."""
+    """The clock of a phase schedule: performs its actions in simulated time."""
 
     def __init__(
         self,
@@ -77,21 +79,23 @@ class _PhasePlayer:
         self.changes = 0
         self.keeps_tokens = False
 
-    # What the schedule asks.
+    # The questions that the schedule asks its clock.
 
     def arrived(self) -> list[int]:
-        """Requests that have come by now."""
+        """The number of requests that have arrived by now."""
         come = []
         while self.arriving and self.arriving[0].arrival_s <= self.environment.now + 1e-12:
             come.append(self.arriving.popleft().number)
         return come
 
     def is_fetched(self, request: int) -> bool:
-        """Whether a request's copy has ended."""
+        """Whether the copy of a request's keys and values has ended."""
         return self.requests[request].ready_s <= self.environment.now
 
     def most_steps(self, requests: Sequence[Sequence[int]]) -> int:
-        """Steps until the next request comes, from its arrival or from the host."""
+        """The number of decode steps until the next request becomes available, by arrival or from
+        the host.
+        """
         coming = [*self._next_fetched(), *[one.arrival_s for one in list(self.arriving)[:1]]]
         if not coming:
             return 10**9
@@ -99,12 +103,12 @@ class _PhasePlayer:
         return int(ahead_s / self._step_s(requests, 1)) + 1
 
     def _next_fetched(self) -> list[float]:
-        """When the next copy from the host ends; they end in order."""
+        """The time at which the next copy from the host ends; copies end in order."""
         while self.fetched_s and self.fetched_s[0] <= self.environment.now:
             self.fetched_s.popleft()
         return list(self.fetched_s)[:1]
 
-    # What it does.
+    # The actions that the clock performs.
 
     def process(self) -> Generator[simpy.Event, Any, None]:
         for action in self.schedule.actions():
@@ -134,8 +138,9 @@ class _PhasePlayer:
         self.copied_at_s = max(self.copied_at_s, self.environment.now) + seconds
 
     def _read(self, action: ReadPrompts) -> Generator[simpy.Event, Any, None]:
-        """A pass on one of the replicas, which take turns. Passes follow one another through the
-        stages: a phase takes all of them, and the longest once more for each further stage."""
+        """Prefill on one of the replicas, which take turns. Passes are pipelined through the
+        stages: a phase takes the sum of all passes, plus the longest pass for each further stage.
+        """
         tokens = sum(action.tokens)
         pairs = sum(one**2 / 2 for one in action.tokens)
         each_s = self.reading.pass_s(tokens, pairs / tokens)
@@ -157,7 +162,7 @@ class _PhasePlayer:
                 self._made(self.requests[number], action.steps, start_s + each_s, each_s)
 
     def _step_s(self, requests: Sequence[Sequence[int]], steps: int) -> float:
-        """Seconds of a step in the middle of some; replicas decode beside one another."""
+        """The seconds of the middle one of several decode steps; replicas decode concurrently."""
         slowest_s = 0.0
         for numbers in requests:
             if numbers:
@@ -190,7 +195,9 @@ class _PhasePlayer:
         yield self.environment.timeout(seconds)
 
     def _moved_s(self, moved: Sequence[Moved], moves: Moves) -> float:
-        """Seconds until the busiest rank has its part of all keys and values that stay."""
+        """The seconds until the busiest rank has its part of all keys and values that remain on the
+        GPUs.
+        """
         tokens: dict[tuple[int, int], int] = {}
         for move in moved:
             way = move.source, move.target
@@ -214,7 +221,9 @@ def play_phases(
     *,
     keeps_tokens: bool = False,
 ) -> PlayedPhases:
-    """Play a load on GPUs that change layouts; clocks are those for prompts and for decoding."""
+    """Play a load on GPUs that change layouts, given the clocks of the prefill and the decode
+    layout.
+    """
     environment = simpy.Environment()
     player = _PhasePlayer(load, clocks, limits, times, environment)
     player.keeps_tokens = keeps_tokens

@@ -1,4 +1,4 @@
-"""Continuous batching, played: each step decodes all running requests, and reads waiting prompts.
+"""Continuous batching, played: each step decodes all running requests and prefills waiting prompts.
 
 A replica is a SimPy process. Its step takes the next token of every running request and, within a
 budget of tokens, parts of the prompts that wait, in the order of arrival. A request holds blocks of
@@ -19,14 +19,15 @@ from mistlab.core.values import refuse
 from mistlab.serving.load import ServingLoad
 from simulators.serving.step_clock import StepClock
 
-# Steps played together at most, so that contexts are those of their middle.
+# The largest number of steps played at once; their contexts are those of the middle step.
 MOST_TOGETHER = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
-    """What a replica may batch: tokens of a step's prompts, running requests, tokens for which
-    there are blocks, and tokens of a block. Without ``mixes`` a step reads prompts or decodes."""
+    """The limits of a replica's batches: prompt tokens per step, running requests, tokens in all
+    blocks, and tokens per block. Without ``mixes`` a step either prefills or decodes.
+    """
 
     budget: int = 8192
     sequences: int = 1024
@@ -37,8 +38,9 @@ class Batching:
 
 @dataclass(slots=True, kw_only=True)
 class PlayedRequest:
-    """A request under way; times are None until they are known. ``made`` are tokens of output, and
-    ``read`` those of its prompt (with what it had made before it was dropped)."""
+    """A request under way; times are None until they are known. ``made`` counts output tokens,
+    ``read`` prompt tokens that have been prefilled (after a preemption also earlier output tokens).
+    """
 
     number: int
     arrival_s: float
@@ -49,22 +51,22 @@ class PlayedRequest:
     first_s: float | None = None
     end_s: float | None = None
     dropped: int = 0
-    # When its keys and values are on the GPUs again.
+    # The time at which its keys and values are back on the GPUs.
     ready_s: float = 0.0
-    # The step at whose end the last token is made, and the step in which decoding began.
+    # The step after which the last token is made, and the step in which decoding began.
     until: int = 0
     since: int = 0
     token_times: list[float] = field(default_factory=list)
 
     @property
     def to_read(self) -> int:
-        """Tokens that its keys and values need before the next token is made."""
+        """The tokens still to prefill before the next output token."""
         return self.prompt + self.made
 
 
 @dataclass(slots=True, kw_only=True)
 class PlayedLoad:
-    """A played run: its requests, seconds, and the most tokens' blocks that were held at once."""
+    """A played run: its requests, seconds, and the peak number of tokens in allocated blocks."""
 
     requests: list[PlayedRequest]
     seconds: float
@@ -73,13 +75,13 @@ class PlayedLoad:
 
     @property
     def requests_per_s(self) -> float:
-        """Requests that ended, a second."""
+        """Completed requests per second."""
         return len(self.requests) / self.seconds if self.seconds else 0.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Replica:
-    """One replica: requests that wait, that are read and that run, and the blocks they hold."""
+    """One replica: requests that wait, prefill and decode, and the blocks that they hold."""
 
     clock: StepClock
     batching: Batching
@@ -88,7 +90,8 @@ class Replica:
     waiting: deque[PlayedRequest] = field(default_factory=deque)
     running: dict[int, PlayedRequest] = field(default_factory=dict)
     finishing: list[tuple[int, int]] = field(default_factory=list)
-    # Running requests by the step, modulo a block, in which each of them needs its next block.
+    # The number of running requests by the step, modulo the block size, in which each needs its
+    # next block.
     phases: list[int] = field(default_factory=list)
     blocks: int = 0
     context: int = 0
@@ -102,11 +105,11 @@ class Replica:
 
     @property
     def most_blocks(self) -> int:
-        """Blocks that there are."""
+        """The total number of blocks."""
         return self.batching.capacity // self.batching.block
 
     def process(self, environment: simpy.Environment) -> Generator[simpy.Event, Any, None]:
-        """Play until no request is left."""
+        """Run until no request is left."""
         while self.waiting or self.running or self.arriving:
             self._take_arrived(environment.now)
             if not self.waiting and not self.running:
@@ -137,12 +140,13 @@ class Replica:
         self.steps += 1
 
     def _admit(self) -> list[tuple[PlayedRequest, int]]:
-        """The prompts that this step reads, each with how many tokens of it."""
+        """The prompts that this step prefills, each with its number of tokens."""
         if self.batching.mixes:
             self._make_room(1)
         read = self._read_next()
         if not read and not self.running:
-            # Prompts read in part hold the blocks that the first one needs.
+            # Partially prefilled prompts hold blocks that the first of them needs: free them all,
+            # and start again.
             for request in self.waiting:
                 self.blocks -= self._blocks_for(request.read)
                 request.read = 0
@@ -153,20 +157,21 @@ class Replica:
         return read
 
     def _read_next(self) -> list[tuple[PlayedRequest, int]]:
-        # Each batch in flight has a budget of its own.
+        # Each batch in flight has its own token budget.
         budget = self.batching.budget * self.clock.batches
         budget -= len(self.running) if self.batching.mixes else 0
         read: list[tuple[PlayedRequest, int]] = []
-        # Blocks that prompts read in part still need.
+        # The blocks that partially prefilled prompts still need.
         unread = 0
         for request in self.waiting:
             if budget <= 0 or len(self.running) + len(read) >= self.batching.sequences:
                 break
-            # Parts of one prompt follow one another in steps of their own.
+            # Chunks of one prompt run in successive steps.
             count = min(budget, self.batching.budget, request.to_read - request.read)
             held = self._blocks_for(request.read)
             more = self._blocks_for(request.read + count) - held
-            # The next step's tokens of those who run come first, then the rest of those half read.
+            # Blocks for the next tokens of running requests come first, then those of partially
+            # prefilled prompts.
             if self.blocks + more + self._next_blocks() + unread > self.most_blocks:
                 break
             unread += self._blocks_for(request.to_read) - held - more
@@ -182,7 +187,7 @@ class Replica:
         return -(-tokens // self.batching.block)
 
     def _make_room(self, steps: int) -> None:
-        """Drop the requests admitted last until the next step's blocks are there."""
+        """Preempt the most recently admitted requests until the next step's blocks are free."""
         while self.running and self.blocks + self._needed(steps) > self.most_blocks:
             half_read = [request for request in self.waiting if request.read]
             if half_read:
@@ -200,7 +205,7 @@ class Replica:
     def _drop(self, number: int) -> None:
         request = self.running.pop(number)
         made = request.made + self.step - request.since
-        # The last token made is not read yet: its keys and values come with the next pass.
+        # The last token has no keys and values yet; the next pass computes them.
         held = request.prompt + made - 1
         self.blocks -= self._blocks_for(held)
         self.context -= held
@@ -211,11 +216,13 @@ class Replica:
         self.waiting.appendleft(request)
 
     def _phase_of(self, held: int) -> int:
-        """The step, modulo a block, in which a request with so many tokens needs a further one."""
+        """The step, modulo the block size, in which a request with ``tokens`` tokens needs its next
+        block.
+        """
         return (self.step - held) % self.batching.block
 
     def _together(self, now_s: float) -> int:
-        """Steps until something is admitted or ends, or blocks run out."""
+        """The number of steps until a request is admitted or ends, or blocks run out."""
         while self.finishing and self._is_stale(self.finishing[0]):
             heapq.heappop(self.finishing)
         most = min(MOST_TOGETHER, self.finishing[0][0] - self.step)
@@ -288,8 +295,9 @@ class Replica:
 
 
 def _passes(read: Sequence[tuple[PlayedRequest, int]], batches: int) -> list[tuple[int, float]]:
-    """Prompts of a step over the batches in flight, each to the one with the fewest tokens so far:
-    tokens of each batch, and tokens that each of these looks at in the mean."""
+    """Distribute a step's prompts over the batches in flight, each to the batch with the fewest
+    tokens so far; returns the tokens of each batch, and the mean context of a token.
+    """
     tokens, pairs = [0] * batches, [0.0] * batches
     for request, count in read:
         fewest = tokens.index(min(tokens))
@@ -299,7 +307,7 @@ def _passes(read: Sequence[tuple[PlayedRequest, int]], batches: int) -> list[tup
 
 
 def played_requests(load: ServingLoad) -> list[PlayedRequest]:
-    """The requests of a load, none of them served yet."""
+    """The requests of a load, before any is served."""
     return [
         PlayedRequest(number=number, arrival_s=arrival_s, prompt=prompt, output=output)
         for number, (arrival_s, prompt, output) in enumerate(
@@ -309,7 +317,7 @@ def played_requests(load: ServingLoad) -> list[PlayedRequest]:
 
 
 def check_room(load: ServingLoad, batching: Batching) -> None:
-    """Refuse a load with a request for which there are not blocks enough even alone."""
+    """Refuse a load with a request that needs more blocks than there are."""
     room = batching.capacity // batching.block * batching.block
     for request, (prompt, output) in enumerate(zip(load.prompts, load.outputs, strict=True)):
         if prompt + output > room:
@@ -325,7 +333,7 @@ def play_continuous(
     replicas: int = 1,
     keeps_tokens: bool = False,
 ) -> PlayedLoad:
-    """Play a load on equal replicas, which take requests in turns."""
+    """Play a load on equal replicas, which receive requests round-robin."""
     check_room(load, batching)
     requests = played_requests(load)
     left = deque(requests)

@@ -1,4 +1,4 @@
-"""How long steps of a layout take, looked up: the closed form's own costs, tabulated once.
+"""The durations of a layout's steps, from a table of the closed form's costs.
 
 A played run asks for hundreds of thousands of steps, one by one. Costs are smooth in the tokens
 looked at, so they are tabulated by columns and read with linear interpolation.
@@ -14,7 +14,7 @@ from mistlab.serving.engine_constants import DEFAULTS
 from mistlab.serving.steady import decode_step_s, prompt_pass_s
 from mistlab.serving.step_cost import LayoutColumns, RankLayout
 
-# Places at which costs are tabulated: tokens looked at, and tokens of a pass.
+# Grid points at which costs are tabulated: context lengths, and tokens of a pass.
 CONTEXTS = (0, 256, 1024, 4096, 16384, 65536, 262144)
 PASSES = (
     1,
@@ -40,8 +40,9 @@ SEQUENCES = 1024
 
 @dataclass(slots=True, kw_only=True)
 class StepClock:
-    """Seconds of steps of one replica: of decoding so many sequences at a mean context, and of a
-    pass over tokens of prompts."""
+    """The seconds of one replica's steps: decoding a number of sequences at a mean context, and
+    prefilling a number of tokens.
+    """
 
     decode: list[list[float]]
     passes: list[list[float]]
@@ -49,14 +50,17 @@ class StepClock:
     host_s: float
     stages: int
     ranks: int
-    # Batches of prompts that none passes: one a stage, and one a rank where ranks are in lockstep.
+    # The number of prefill batches in flight: one per stage, and one for each rank where ranks run
+    # in lockstep.
     batches: int
 
     @classmethod
     def of(
         cls, layout: RankLayout, constants: Mapping[str, float] | None = None, most: int = SEQUENCES
     ) -> "StepClock":
-        """The clock of a layout under constants of its engine, for at most so many sequences."""
+        """The clock of a layout under the constants of its engine, for at most ``sequences``
+        sequences.
+        """
         values = {**DEFAULTS, **(constants or {})}
         by = {name: np.array([value]) for name, value in values.items()}
         columns = LayoutColumns.of([layout])
@@ -77,13 +81,14 @@ class StepClock:
         )
 
     def decode_s(self, sequences: int, context: float) -> float:
-        """Seconds in which so many sequences get a token each."""
+        """The seconds of a step that decodes one token for each of these sequences."""
         row = self.decode[min(sequences, len(self.decode)) - 1]
         return _between(CONTEXTS, row, context)
 
     def pass_s(self, tokens: int, looked: float) -> float:
-        """Seconds for which a pass over tokens of prompts, each of which looks at so many tokens in
-        the mean, occupies each stage."""
+        """The seconds for which a prefill pass over these tokens, with this mean context, occupies
+        each stage.
+        """
         interval = max(0, min(bisect_right(PASSES, tokens) - 1, len(PASSES) - 2))
         low, high = PASSES[interval], PASSES[interval + 1]
         share = max(0.0, (tokens - low) / (high - low))
@@ -91,14 +96,16 @@ class StepClock:
         return first + share * (_between(CONTEXTS, self.passes[interval + 1], looked) - first)
 
     def step_s(self, sequences: int, context: float, passes: Sequence[tuple[int, float]]) -> float:
-        """Seconds of a step that decodes so many sequences and reads prompts: for each batch in
-        flight its tokens of prompts, and tokens that each of these looks at in the mean."""
+        """The seconds of a step that decodes these sequences and prefills prompts, given the prompt
+        tokens of each batch in flight and their mean context.
+        """
         seconds = self.decode_s(sequences, context) if sequences else self.host_s
-        # Ranks of attention data parallelism that read together divide each batch's prompts.
+        # Ranks of attention data parallelism that prefill together divide the prompts of each
+        # batch.
         divided = self.ranks * self.stages / self.batches
         factor = (self.stall if sequences else 1.0) / divided
         each = [factor * self.pass_s(tokens, looked) for tokens, looked in passes if tokens]
-        # A batch comes back when it has gone through all stages; none can pass the longest one.
+        # A batch returns after all stages; no batch overtakes the longest one.
         of_all_s = sum(each) * divided / self.ranks
         return seconds + max(of_all_s, self.stages * max(each, default=0.0))
 
