@@ -111,6 +111,6 @@ def test_files_are_short_and_begin_by_saying_what_they_are() -> None:
             assert text.count("\n") <= MOST_LINES, path
             if room in PACKAGES:
                 docstring = text.removeprefix('"""').partition('"""')[0]
-                first = docstring.partition("\n\n")[0]
+                first = docstring.partition("\n\n")[0].rstrip()
                 assert text.startswith('"""'), path
                 assert first.endswith((".", ":", "?")), path
