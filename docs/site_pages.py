@@ -21,6 +21,7 @@ from mistlab.engines.engine import ENGINES, names_for_plans  # noqa: E402
 from mistlab.plan.dimensions import DIMENSIONS  # noqa: E402
 
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+_PICTURE = re.compile(r"^!\[([^\]]+)\]\(([^)\s]+)\)$", re.MULTILINE)
 _TITLE = re.compile(r"^# (\d+)\. (.*)$", re.MULTILINE)
 
 
@@ -37,7 +38,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
-    """Turn links to files outside of the site into their names, and folders into their page."""
+    """Turn links to files outside of the site into their names; show what pictures show."""
     here = Path(page.file.src_uri).parent
 
     def link(match: re.Match[str]) -> str:
@@ -52,7 +53,7 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
             return match[0]
         return text if mark or "`" in text else f"{text} (`{outside.relative_to(ROOT)}`)"
 
-    return _LINK.sub(link, markdown)
+    return _LINK.sub(link, _PICTURE.sub(r"![\1](\2)\n\n*\1*", markdown))
 
 
 def _joined(here: Path, target: str) -> str | None:

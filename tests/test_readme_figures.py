@@ -58,7 +58,9 @@ def inside(least: int, most: int, extreme: Callable[[list[float]], float]) -> Ca
 
     def figure() -> float:
         rows = cells("runs", "## Bounds of runs that were left out").values()
-        tables = [row for row in rows if row["runs"].isdigit() and "without its model" in row]
+        tables = [
+            row for row in rows if row.get("runs", "").isdigit() and "without its model" in row
+        ]
         chosen = [row for row in tables if least <= int(row["runs"]) <= most]
         cards = "nvidia_megatron_bridge_cards"
         return extreme(

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
+from experiments.pages.page_tables import IN_A_FILE
 from experiments.pages.tables import narrow
 from experiments.runs.judged import GroupErrors, Judged, errors_of, groups_of, separation
 
@@ -35,15 +36,15 @@ def counted_once(groups: Sequence[GroupErrors]) -> CountedOnce:
     )
 
 
-def group_lines(rows: Sequence[Judged]) -> Iterator[str]:
+def group_lines(name: str, rows: Sequence[Judged]) -> Iterator[str]:
     """The lines of a page about a table's groups; none if it has no such column."""
     if not any(one.row.cells.get("group") for one in rows):
         return
     groups = [*groups_of(rows, lambda one: one.row.cells.get("group", ""))]
-    errors = [errors_of(name, some) for name, some in groups]
-    yield f"{summary(rows)}\n"
+    errors = [errors_of(group, some) for group, some in groups]
+    yield f"{name}. {summary(rows)}\n"
     cells = (_cells(one, some) for one, (_, some) in zip(errors, groups, strict=True))
-    yield from (*narrow(HEAD, cells), "")
+    yield from (f"{IN_A_FILE}\n", *narrow(HEAD, cells), "")
 
 
 def summary(rows: Sequence[Judged]) -> str:

@@ -1,6 +1,7 @@
 """Writes the page and the picture of predicted beside measured runs."""
 
 import argparse
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -12,7 +13,7 @@ from experiments.measured.by_source import by_source_lines, datasheet_lines, sou
 from experiments.measured.errors import ERROR_FORMS, error_cells
 from experiments.measured.group_errors import group_lines
 from experiments.measured.predict_runs import RowPredictor
-from experiments.pages.page_tables import write_page
+from experiments.pages.page_tables import IN_A_FILE, write_page
 from experiments.pages.study import beside
 from experiments.pages.tables import narrow
 from experiments.runs.dialects.dialect import row_of
@@ -130,10 +131,9 @@ def report(options: argparse.Namespace) -> int:
         page += _summary(f"Under the profile {profile.name}", under)
         page.append(f"The profile: {profile.source}.\n")
         rows = _of_profiles(under)
-        page += [*_details("Runs under the profile", rows), *_parts("under the profile", rows)]
+        page += ["## Runs under the profile\n", *_orders(rows), *_parts("under the profile", rows)]
     page += _parts("without a profile", _of_profiles(plain))
-    for name, rows in plain:
-        page += _details(name, rows)
+    page += _each(plain)
     path = writable(options.out / f"{options.name}.md", "folder")
     with naming(path):
         write_page(path, "\n".join(page))
@@ -165,10 +165,59 @@ def _summary(title: str, tables: Tables) -> Iterator[str]:
     yield from (*_errors(errors_of(name, rows) for name, rows in tables), "")
 
 
-def _details(title: str, rows: Sequence[Judged]) -> Iterator[str]:
-    """A table's section: orders, failures, repeats, groups and refusals."""
-    yield f"## {title}\n"
-    yield from group_lines(rows)
+ORDERS = (
+    *("", "tasks", "rank correlation", "first over best", "worst task"),
+    *("by bounds: correlation", "first over best", "worst task"),
+    *("repeated", "spread", "most", "run and failed told apart"),
+)
+
+
+def _each(tables: Tables) -> Iterator[str]:
+    """The section on each table: orders, repeats, failures, groups, parts and refused rows."""
+    yield "\n\n".join(beside("report_runs-each")) + "\n"
+    lines = [(name, *_order_cells(rows)) for name, rows in tables]
+    yield from (*narrow(ORDERS, (line for line in lines if any(line[1:]))), "")
+    for name, rows in tables:
+        yield from group_lines(name, rows)
+    parts = [(name, *cells) for name, rows in tables for cells in _part_cells(rows)]
+    if parts:
+        yield "Errors of the parts of each table, by engine, hardware, model, GPUs and degrees:\n"
+        yield from (f"{IN_A_FILE}\n", *narrow(("table", "part", *HEAD[1:]), parts), "")
+    yield from _refused(tables)
+
+
+def _order_cells(rows: Sequence[Judged]) -> list[str]:
+    """A table's order within tasks, spread of repeated runs, and failures told apart."""
+    cells: list[str] = []
+    for tasks in ([*ranked(rows)], [*ranked(rows, by=lambda one: one.longest_s)]):
+        if not tasks:
+            cells += [""] * 3
+            continue
+        regrets = [one.regret for one in tasks]
+        correlation = median(one.correlation for one in tasks)
+        cells += [f"{correlation:.2f}", f"{median(regrets):.2f}", f"{max(regrets):.2f}"]
+    repeated = spreads(rows)
+    told = separation(rows)
+    return [
+        str(len([*ranked(rows)]) or ""),
+        *cells,
+        str(len(repeated) or ""),
+        *((f"{median(repeated):.1%}", f"{max(repeated):.1%}") if repeated else ("", "")),
+        f"{told.share:.1%}" if any(one.failed for one in rows) else "",
+    ]
+
+
+def _part_cells(rows: Sequence[Judged]) -> Iterator[Sequence[object]]:
+    """The errors of a table's runs by each column with few values."""
+    for column in COLUMNS:
+        groups = [*groups_of(rows, _cell(column))]
+        if 1 < len(groups) <= MOST_GROUPS:
+            for value, some in groups:
+                yield _error_line(errors_of(f"{column} {value or '(empty)'}", some))
+
+
+def _orders(rows: Sequence[Judged]) -> Iterator[str]:
+    """Lines on runs: their order within tasks, failures told apart, and repeats."""
     yield from _ranking(rows)
     if any(one.failed for one in rows):
         told = separation(rows)
@@ -182,15 +231,6 @@ def _details(title: str, rows: Sequence[Judged]) -> Iterator[str]:
             f"Repeated configurations: {len(repeated)}, whose times lie {median(repeated):.1%} "
             f"from their median (the median configuration), {max(repeated):.1%} at most.\n"
         )
-    found = {column: [*groups_of(rows, _cell(column))] for column in COLUMNS}
-    yield from _errors(
-        errors_of(f"{column} {value or '(empty)'}", some)
-        for column, groups in found.items()
-        if 1 < len(groups) <= MOST_GROUPS
-        for value, some in groups
-    )
-    yield ""
-    yield from _refused(rows)
 
 
 def _parts(how: str, rows: Sequence[Judged]) -> Iterator[str]:
@@ -259,18 +299,31 @@ def _cell(column: str) -> Callable[[Judged], str]:
 
 def _errors(groups: Iterable[GroupErrors]) -> list[str]:
     """The table of the errors of groups."""
-    return narrow(
-        HEAD,
-        ((one.name, one.rows, one.rows - one.refused, *error_cells(one)) for one in groups),
+    return narrow(HEAD, map(_error_line, groups))
+
+
+def _error_line(group: GroupErrors) -> Sequence[object]:
+    return (group.name, group.rows, group.rows - group.refused, *error_cells(group))
+
+
+def _refused(tables: Tables) -> Iterator[str]:
+    """The refused rows of tables, counted by what is wrong with them."""
+    reasons = Counter(
+        (name, _fault(one.answer.refused))
+        for name, rows in tables
+        for one in rows
+        if one.answer.refused
     )
-
-
-def _refused(rows: Sequence[Judged]) -> Iterator[str]:
-    reasons = Counter(one.answer.refused.partition(": ")[2] for one in rows if one.answer.refused)
     if reasons:
-        yield "Refused:\n"
-        yield from (f"- {count} x {reason}" for reason, count in reasons.most_common())
-        yield ""
+        yield "Refused rows:\n"
+        lines = [(name, count, reason) for (name, reason), count in reasons.most_common()]
+        yield from (*narrow(("table", "rows", "reason"), lines), "")
+
+
+def _fault(refused: str) -> str:
+    """What a refusal finds wrong, without where, suggestions and the remedy."""
+    reason = refused.partition(": ")[2]
+    return re.sub(r"( \(did you mean .*?\?\))?: (give|predict) .*", "", reason).replace("|", "\\|")
 
 
 # The bounds of runs that were left out by groups, and the shares of all kinds of runs.

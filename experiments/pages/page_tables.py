@@ -9,7 +9,11 @@ from pathlib import Path
 # Rows of a table beyond which a page shows the first few and has all of them in a file.
 MOST_ROWS = 16
 SHOWN_ROWS = 8
-TABLE = re.compile(r"^\|.*\|\n\|[-:| ]+\|\n(?:\|.*\|(?:\n|\Z))+", re.MULTILINE)
+# The paragraph before a table of which a page has the file alone.
+IN_A_FILE = "<!-- rows in a file -->"
+TABLE = re.compile(
+    rf"^(?P<apart>{IN_A_FILE}\n\n)?\|.*\|\n\|[-:| ]+\|\n(?:\|.*\|(?:\n|\Z))+", re.MULTILINE
+)
 
 
 def write_page(page: Path, text: str) -> None:
@@ -25,21 +29,28 @@ def write_page(page: Path, text: str) -> None:
 def with_rows_apart(text: str, stem: str) -> tuple[str, dict[str, str]]:
     """The text with the first rows of each long table, and the files with all of their rows.
 
+    A table after ``IN_A_FILE`` has no row in the text.
+
     >>> long = "| n |\\n|--:|\\n" + "".join(f"| {n} |\\n" for n in range(20))
     >>> shown, files = with_rows_apart(long, "squares")
     >>> shown.splitlines()[-1], files["squares-1.csv"].split()[:3]
     ('12 further rows: [all 20](squares-1.csv).', ['n', '0', '1'])
+    >>> with_rows_apart(f"{IN_A_FILE}\\n\\n{long}", "squares")[0]
+    'Rows in a file: [all 20](squares-1.csv).\\n'
     """
     files: dict[str, str] = {}
 
     def cut(match: re.Match[str]) -> str:
-        head, rule, *rows = match.group().rstrip("\n").split("\n")
-        if len(rows) <= MOST_ROWS:
+        apart = match["apart"] or ""
+        head, rule, *rows = match.group().removeprefix(apart).rstrip("\n").split("\n")
+        if len(rows) <= MOST_ROWS and not apart:
             return match.group()
         name = f"{stem}-{len(files) + 1}.csv"
         files[name] = _csv([head, *rows])
-        further = f"{len(rows) - SHOWN_ROWS:,} further rows: [all {len(rows):,}]({name})."
         ending = "\n" if match.group().endswith("\n") else ""
+        if apart:
+            return f"Rows in a file: [all {len(rows):,}]({name}).{ending}"
+        further = f"{len(rows) - SHOWN_ROWS:,} further rows: [all {len(rows):,}]({name})."
         return "\n".join([head, rule, *rows[:SHOWN_ROWS], "", further]) + ending
 
     return TABLE.sub(cut, text), files

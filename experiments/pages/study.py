@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 from experiments.cli.commandline import DONE, Countdown, as_json, print_json, progress, writable
 from experiments.cli.rundir import RunDirectory, command_line, earlier_rows
 from experiments.pages.charts import Picture
-from experiments.pages.page_tables import write_page
+from experiments.pages.page_tables import IN_A_FILE, write_page
 from experiments.pages.tables import TIMING, Row, csv_of
 
 # Paragraphs that a page of results has beside its own results: published ones, and comments.
@@ -39,7 +39,8 @@ ASIDE = ("out", "json", "page")
 class Report:
     """The report of an experiment.
 
-    ``words`` are paragraphs and tables in Markdown: they are printed, and stand on the page.
+    ``words`` are paragraphs and tables in Markdown: they are printed, and stand on the page; after
+    ``IN_A_FILE`` a table stands in a file beside the page.
     ``beside`` stands on the page alone: what was published, and why this differs; left out, it is
     the text of the command's name. ``summary`` is what --json prints beside the rows; in it, too,
     what a clock says goes under ``timing``.
@@ -125,7 +126,8 @@ class Study:
         if self.options.json:
             print_json(self._answer(report, seconds))
         else:
-            print("\n\n".join([*report.words, f"rows, page and pictures: {self.path}"]))
+            words = [paragraph for paragraph in report.words if paragraph != IN_A_FILE]
+            print("\n\n".join([*words, f"rows, page and pictures: {self.path}"]))
         return status
 
     def _answer(self, report: Report, seconds: float) -> dict[str, Any]:
@@ -185,7 +187,7 @@ def _page(report: Report, config: Mapping[str, Any], pictures: Mapping[str, str]
     }
     made = command_line({**config, "options": options})
     blocks = [f"# {report.title}", "Made by", f"```\n{made}\n```", *report.words]
-    blocks += [f"![{caption}]({name})\n\n{caption}" for name, caption in pictures.items()]
+    blocks += [f"![{caption}]({name})" for name, caption in pictures.items()]
     return "\n\n".join([*blocks, *(report.beside or beside(config["command"]))]) + "\n"
 
 

@@ -18,7 +18,7 @@ import pytest
 from experiments import survey
 from experiments.cli.command import experiment
 from experiments.cli.commandline import parser_of, run
-from experiments.pages import groups, tables
+from experiments.pages import groups, page_tables, tables
 from experiments.pages import tables as numbers_in_words
 from experiments.pages.charts import Bars, Lines
 from experiments.pages.study import Report, Study, beside
@@ -231,7 +231,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_any_work(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("module", [groups, numbers_in_words, tables])
+@pytest.mark.parametrize("module", [groups, numbers_in_words, page_tables, tables])
 def test_the_examples_of_printers_hold(module: ModuleType) -> None:
     done = doctest.testmod(module)
     assert (done.failed, done.attempted > 0) == (0, True)
