@@ -1,1 +1,3 @@
-"""The costs of plans: times of single tasks, stages and pipelines, and memory beyond tensors."""
+"""The costs of plans: times of tasks, stages and pipelines, and memory that no tensor accounts
+for.
+"""

@@ -1,4 +1,5 @@
-"""How much longer steady passes take while their stage sends the outcome of the pass before.
+"""The interference of a stage's sends with its next pass: how much both slow down while they
+overlap.
 
 A send is on the link between GPUs. It slows arithmetic and copies as any work there does. Beside a
 collective of its own stage both run at half of their speed, so together they take as long as one
@@ -22,16 +23,16 @@ from mistlab.machine.slowdowns import COMPUTE, STREAMS
 from mistlab.schedule import placement
 from mistlab.schedule.slots import Phase
 
-# What runs beside sends: steady passes, and turns before a forward pass and before a backward pass,
-# in which a send begins.
+# What overlaps with a send: a steady-state pass, or the turn (the slot before a forward or a
+# backward pass) in which the send starts.
 Pass = Phase | Literal["turn", "turn back"]
 TURN: Pass = "turn"
 TURN_BACK: Pass = "turn back"
 TURNS = TURN, TURN_BACK
-# Phases of steady passes.
+# Phases of steady-state passes.
 STEADY: tuple[Phase, ...] = ("forward", "backward")
 
-# What a pass beside sends is summed up of, beside its usual time.
+# The number of sums that describe a pass overlapped with a send, besides its usual time.
 SUMS = 6
 
 _BOTH = (1 << COMPUTE) + (1 << LINK)
@@ -40,7 +41,8 @@ _OTHERS = [place for place in range(len(STREAMS)) if place != COMPUTE]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BesideSend:
-    """A steady pass (C) beside a send that goes on all through it; it usually takes ``usual_s``.
+    """Steady-state passes (C) that overlap with a send throughout; without the send they take
+    ``usual_s``.
 
     If the pass did nothing but compute, it would take ``computing_longer_s`` more, and
     ``computing_sent_s`` of the send would be over at its end. With its copies and collectives it
@@ -59,39 +61,42 @@ class BesideSend:
     most_sent_s: Floats | None = None
 
     def chosen(self, rows: Rows | slice) -> Self:
-        """The passes of the candidates in these rows."""
+        """The passes of the candidates with these indices."""
         assert self.most_sent_s is None, "rows of boxes are chosen before their ends are joined"
         return type(self)(*(getattr(self, entry.name)[rows] for entry in fields(self)[:-1]))
 
     def lost_s(self, send_s: Floats) -> Floats:
-        """Seconds (C) by which sends of ``send_s`` make passes longer."""
+        """The seconds (C) by which sends of ``send_s`` lengthen the passes."""
         computing_s = self.computing_longer_s * _share(send_s, self.computing_sent_s)
         lost_s = self.longer_s * _share(send_s, self.sent_s)
         if self.most_sent_s is not None:
-            # A longer pass loses more, but a smaller share of it is beside the send. What it loses
-            # then is least in the shortest pass or in the longest.
+            # A longer pass is slowed longer, but a smaller part of it overlaps with the send; so
+            # the smallest slowdown is that of the shortest or of the longest pass.
             longest_s = self.longer_s + self.most_sent_s - self.sent_s
             lost_s = np.minimum(lost_s, longest_s * _share(send_s, self.most_sent_s))
         return np.asarray(np.maximum(computing_s, lost_s))
 
     def left_s(self, send_s: Floats) -> Floats:
-        """Seconds (C) of sends of ``send_s`` that are left when the pass is over."""
+        """The seconds (C) of sends of ``send_s`` that remain when the pass has ended."""
         most_s = self.sent_s if self.most_sent_s is None else self.most_sent_s
         return np.asarray(np.maximum(send_s - most_s, 0.0))
 
     def later_s(self, send_s: Floats) -> Floats:
-        """Seconds (C) by which sends of ``send_s`` take longer beside passes."""
+        """The seconds (C) by which overlapping with passes lengthens sends of ``send_s``."""
         most_s = self.sent_s if self.most_sent_s is None else self.most_sent_s
         return self.late_s * _share(send_s, most_s)
 
     def late_alone_s(self, send_s: Floats) -> Floats:
-        """Seconds (C) by which sends of ``send_s`` take longer that go on beside nothing else."""
+        """The seconds (C) by which sends of ``send_s`` are lengthened that overlap with a whole
+        pass only.
+        """
         return np.asarray(np.minimum(self.late_s, send_s))
 
     def first_late_s(self, send_s: Floats, slowed: Floats, passes: Ints, apart_s: Floats) -> Floats:
-        """Seconds (C) by which the first send takes longer, which surely runs beside the next
-        ``passes`` (C), whose inputs come ``apart_s`` (C) one after another; arithmetic alone makes
-        sends take ``slowed`` (C) times as long."""
+        """The seconds (C) by which the first send is lengthened; it certainly overlaps with the
+        next ``passes`` (C), whose inputs arrive ``apart_s`` (C) apart. Arithmetic alone lengthens
+        sends by the factor ``slowed`` (C).
+        """
         begun = np.clip(send_s / np.where(apart_s > 0, apart_s, np.inf), 1.0, passes)
         begun = np.where(apart_s > 0, begun, passes)
         beside_s = (slowed - 1) * np.minimum(send_s, begun * self.computing_sent_s)
@@ -101,11 +106,11 @@ class BesideSend:
 
     @property
     def is_of_box(self) -> bool:
-        """Whether these are the least times of a box of ratios."""
+        """Whether these are lower bounds over a box of ratios."""
         return self.most_sent_s is not None
 
     def if_usually_longer(self, longer_s: Floats) -> Self:
-        """The least times if passes usually take so much longer."""
+        """Lower bounds for passes whose usual time is longer by the given seconds."""
         assert self.most_sent_s is not None, "only of boxes"
         hidden_s = np.minimum(longer_s, self.longer_s)
         sent_s = self.sent_s + longer_s - hidden_s
@@ -126,16 +131,18 @@ class BesideSend:
         busy: Floats,
         *copying: Floats,
     ) -> Self:
-        """A pass of slots (C) of which ``busy`` have copies or collectives. If none has, all that
-        is known is what the send does to arithmetic: often a stage waits meanwhile."""
+        """A pass of slots (C), of which ``busy`` have host copies or collectives. If none has, only
+        the send's interference with arithmetic is known, since the stage often stalls meanwhile.
+        """
         beside = (np.where(busy > 0, one_s, 0.0) for one_s in copying)
         return cls(usual_s, computing_longer_s, computing_sent_s, *beside)
 
     @classmethod
     def of_box(cls, ends: Sequence[Self], longest_s: Floats | float) -> Self:
-        """Lower bounds over a box, from the passes at both ends of its recomputed blocks with the
-        least ratios. No pass of the box with copies takes more than ``longest_s``
-        beside a send that goes on all through it."""
+        """Lower bounds over a box, from the passes with the smallest ratios at both ends of its
+        range of recomputed blocks. No pass of the box that has host copies takes more than
+        ``longest_s`` while it overlaps with a send throughout.
+        """
         computing_longer_s, computing_sent_s, late_s = (
             np.minimum(*(getattr(end, name) for end in ends))
             for name in ("computing_longer_s", "computing_sent_s", "late_s")
@@ -144,7 +151,7 @@ class BesideSend:
         own, other = (end.usual_s + end.longer_s for end in ends)
         elapsed_s = np.minimum(own, other)
         sent_s = elapsed_s - late_s
-        # Without copies no ratio makes a pass longer.
+        # Without host copies no ratio lengthens a pass.
         most_s = np.maximum(np.maximum(own, other), longest_s)
         return cls(
             usual_s=least_s,
@@ -158,8 +165,9 @@ class BesideSend:
 
 
 def sends_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats, are_single: Bools) -> Floats:
-    """Seconds (C) by which sends of ``send_s`` there and back take longer beside passes, or beside
-    turns of stages with a single micro-batch."""
+    """The seconds (C) by which overlap lengthens sends of ``send_s``, forward and back together,
+    beside passes, or beside turns in stages with a single micro-batch.
+    """
     turns = [beside[name] for name in TURNS if name in beside]
     alone_s = sum((one.late_alone_s(send_s) for one in turns), np.zeros_like(send_s))
     later_s = sum((beside[phase].later_s(send_s) for phase in STEADY), np.zeros_like(send_s))
@@ -167,8 +175,10 @@ def sends_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats, are_single:
 
 
 def further_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats) -> Floats:
-    """Seconds (C) by which sends of ``send_s`` there and back take longer that go on when the pass
-    beside them is over: then they are beside the next pass, of the other way."""
+    """The seconds (C) by which sends of ``send_s``, forward and back together, are lengthened after
+    the pass that they overlap with has ended: the rest overlaps with the next pass, of the other
+    direction.
+    """
     forward, backward = (beside[phase] for phase in STEADY)
     there_s = forward.later_s(backward.left_s(send_s))
     return np.asarray(there_s + backward.later_s(forward.left_s(send_s)))
@@ -177,8 +187,8 @@ def further_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats) -> Floats
 def queued_late_s(
     beside: Mapping[Pass, BesideSend], send_s: Floats, passed_s: tuple[Floats, Floats]
 ) -> Floats:
-    """Seconds (C) by which a micro-batch's passes take longer whose send of ``send_s`` waited for
-    that of the micro-batch before it, for stages alike.
+    """The seconds (C) by which passes are lengthened for a micro-batch whose send of ``send_s``
+    queued behind the previous micro-batch's, for equal stages.
 
     It comes a send later, when the next stage has passed the other one on (``passed_s``, forward
     and back) and sends its gradient. So both of its passes run beside what is left of that send,
@@ -188,7 +198,7 @@ def queued_late_s(
     left_s = np.minimum(passed_s[0] + passed_s[1], send_s)
     late_s = np.zeros_like(send_s)
     if forward.is_of_box:
-        # What a pass loses may be hidden in another that usually takes longer.
+        # The slowdown of a pass may be hidden behind another pass that is usually longer.
         return late_s
     for first, second in ((forward, backward), (backward, forward)):
         both_s = first.lost_s(left_s) + second.lost_s(first.left_s(left_s))
@@ -197,7 +207,7 @@ def queued_late_s(
 
 
 def _share(send_s: Floats, sent_s: Floats) -> Floats:
-    """How much of a pass (C) a send goes on for, at most all of it."""
+    """The share of a pass (C) during which a send runs, at most 1."""
     return np.asarray(np.minimum(send_s / np.where(sent_s > 0, sent_s, np.inf), 1.0))
 
 
@@ -207,8 +217,9 @@ def slots_beside_sends(
     usual_s: Floats,
     kept: Kept,
 ) -> Floats:
-    """What ``BesideSend.of_sums`` is made of beside usual times (6, N, S), for slots (N, S) that
-    usually take ``usual_s``; ``alone`` (4, N, S) are their tasks."""
+    """The sums (6, N, S) of which ``BesideSend.of_sums`` is made besides the usual times, for slots
+    (N, S) that usually take ``usual_s``; ``alone`` (4, N, S) are the durations of their tasks.
+    """
     computing, sending = _beside_arithmetic(seconds)
     computed_s = alone[COMPUTE] * computing
     found = np.zeros((SUMS, *usual_s.shape))
@@ -217,7 +228,7 @@ def slots_beside_sends(
     if found[2].any():
         elapsed_s, over_s = _beside_endless(seconds, alone, kept)
         longest_s = np.maximum(elapsed_s, usual_s)
-        # For a bound, a pass that usually takes longer is not known to make the send later.
+        # In a lower bound, a pass that usually takes longer is not assumed to lengthen the send.
         until_s = longest_s if kept == "own" else elapsed_s
         late_s = np.maximum(until_s - over_s, 0.0)
         found[3], found[4], found[5] = longest_s - usual_s, over_s, late_s
@@ -225,24 +236,28 @@ def slots_beside_sends(
 
 
 def sends_beside_arithmetic(seconds: TaskSeconds) -> tuple[Floats, Floats]:
-    """How many times as long (S) sends take while their stage computes; and what share (S) of a
-    send that is left when a pass begins both together lose, at most all of it."""
+    """The factor (S) by which computing lengthens sends; and the share (S) of a send's remainder at
+    the start of a pass that send and pass together lose, at most 1.
+    """
     computing, sending = _beside_arithmetic(seconds)
     lost = sending * (1 - 1 / computing) + sending - 1
     return sending, np.minimum(lost, 1.0)
 
 
 def longest_slots(seconds: TaskSeconds, alone: Floats) -> Floats:
-    """Seconds of slots (..., S) beside an endless send, which no lesser work of ``alone`` (4, ...,
-    S) exceeds."""
+    """Upper bounds in seconds of slots (..., S) that overlap with an endless send, over all slots
+    with at most the work of ``alone`` (4, ..., S).
+    """
     return _beside_endless(seconds, alone, "most")[0]
 
 
 def _beside_endless(seconds: TaskSeconds, alone: Floats, kept: Kept) -> tuple[Floats, Floats]:
-    """Seconds (..., S) of slots beside an endless send, and those of the send that are over."""
+    """The seconds (..., S) of slots that overlap with an endless send, and the seconds of that send
+    completed meanwhile.
+    """
     collective_s = alone[LINK]
     if seconds.model.template.depth == 0:
-        # If tasks run one after another, no factor depends on other copies.
+        # If tasks run in sequence, no factor depends on other copies.
         computing, sending = _beside_arithmetic(seconds)
         computed_s = alone[COMPUTE] * computing
         copied_s = alone.sum(axis=0) - alone[COMPUTE] - collective_s
@@ -251,33 +266,34 @@ def _beside_endless(seconds: TaskSeconds, alone: Floats, kept: Kept) -> tuple[Fl
     slowed = in_slots(_slowed_by(seconds, kept), alone)
     flat = endless(alone.reshape(len(STREAMS), -1), slowed)
     elapsed_s, done_s = (one.reshape(collective_s.shape) for one in flat)
-    # Until collectives are over, half of what the link does is theirs.
+    # Until the collectives end, they use half of the link.
     elapsed_s = elapsed_s + np.maximum(2 * collective_s - done_s, 0.0)
     return elapsed_s, np.maximum(done_s, 2 * collective_s) - collective_s
 
 
 def _beside_arithmetic(seconds: TaskSeconds) -> tuple[Floats, Floats]:
-    """The factors (S) of arithmetic and of the link where nothing else runs."""
+    """The interference factors (S) of arithmetic and of the link when nothing else runs."""
     slowed = _slowed_by(seconds)
     computing, sending = slowed.table[[COMPUTE, LINK]][:, slowed.first + _BOTH]
     return computing, sending
 
 
 def _slowed_by(seconds: TaskSeconds, kept: Kept = "own") -> SlowedBy:
-    """The streams' factors of each strategy."""
+    """The interference factors of each strategy's streams."""
     if seconds.model.cluster.hardware.interference is None:
         return SlowedBy.of_all(np.ones((len(BESIDE), len(STREAMS))), len(seconds.zero))
     return seconds.slowed_by(kept)
 
 
-# The times of stages beside their sends.
+# Computes the times of stages whose sends overlap with passes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OutsidePasses(ColumnSet):
-    """The times of candidates (C) that are no part of their passes: sends there and back, how many
-    times as long sends take beside arithmetic, reductions of tied tables and averages of weights
-    afterwards. Those of gradients ``in_place`` go on when the last backward pass has computed."""
+    """The times of candidates (C) outside their passes: sends in both directions, the factor by
+    which arithmetic lengthens sends, reductions of tied tables, and weight averaging at the end.
+    Gradients reduced ``in_place`` are reduced until after the last backward pass has computed.
+    """
 
     received_s: Floats
     sent_s: Floats
@@ -288,7 +304,7 @@ class OutsidePasses(ColumnSet):
 
 
 def sent_over(steps: Ints, previous_s: Floats, next_s: Floats) -> Floats:
-    """Seconds (C) of sends between each stage and the stage that is so many steps (C) away."""
+    """The seconds (C) of sends between each stage and the stage ``step`` positions (C) away."""
     beside_s = np.where(steps == placement.PREVIOUS, previous_s, next_s)
     return np.where(steps == placement.HERE, 0.0, beside_s)
 
@@ -300,7 +316,7 @@ def times_beside_sends(
     in_flight: Ints,
     rest_s: Floats,
 ) -> Mapping[str, Floats]:
-    """The times (C) of stages whose sends run beside the next pass.
+    """The times (C) of stages whose sends overlap with the next pass.
 
     A pass is slowed by the send of the pass before it; no gradients are sent before the first
     forward. Sends to the next stage and back run beside the passes of stages that are taken to be
@@ -312,7 +328,7 @@ def times_beside_sends(
     turned_s, turned_back_s = np.zeros_like(received), np.zeros_like(sent)
     left_s, left_back_s, not_turned_s = received, sent, times["turned_s"]
     if TURNS[0] in beside_sends:
-        # A send begins in the turn, and what is left of it then goes on beside the pass.
+        # A send starts in the turn; the rest of it overlaps with the pass.
         turn, back = (beside_sends[name] for name in TURNS)
         turned_s, left_s = turn.lost_s(received), turn.left_s(received)
         turned_back_s, left_back_s = back.lost_s(sent), back.left_s(sent)
@@ -321,8 +337,8 @@ def times_beside_sends(
         not_turned_s = not_turned_s + turned_s + lost_s - forward.lost_s(received)
     within_s, ends_s = times["within_backward_s"], times["delta_backward_s"]
     if backward.is_of_box:
-        # The send and the reductions of a box may be apart. A backward pass that usually takes as
-        # long as the last one loses less than the least one.
+        # In a box, the send and the reductions need not coincide; a backward pass with the usual
+        # time of the last one is slowed less than the smallest one.
         in_place = np.zeros_like(in_place)
         within_s, ends_s = (
             more_s
@@ -349,38 +365,38 @@ def times_beside_sends(
         "delta_backward_s": ends_s + shared_s,
         "within_backward_s": within_s + shared_s,
         "point_to_point_s": times["point_to_point_s"] + later_s,
-        # A single forward pass has no other after it.
+        # A single forward pass is followed by no other.
         "first_send_late_s": np.where(in_flight > 1, first_late_s, 0.0),
-        # No stage is in front of the first one, so no round goes past it and on.
+        # No stage is in front of the first stage, so no round passes through and beyond it.
         "within_round_s": np.where(received > 0, in_round_s, 0.0),
         "queued_late_s": late_in_queue_s,
         "round_late_s": np.where(in_flight > 1, further_later_s(beside_sends, sent), 0.0),
     }
 
 
-# How much longer rounds of a steady pipeline take, because passes run beside sends.
+# Lengthens the rounds of a steady-state pipeline, because passes overlap with sends.
 #
-# In a pipeline that waits for its sends, a stage is idle between its passes. After a gradient was
-# sent back, the foremost stage of a round begins its next forward pass at once, the last stage its
-# backward pass. In stages between them the gaps differ: with equal stages, each stage's gap before
-# its forward pass is longer than the gap of the stage in front. A pass whose gap is shorter than
-# the send before it runs beside the rest of the send, and both slow down.
+# In a pipeline bound by its sends, a stage idles between passes. After a gradient has been sent
+# back, the first stage of a round starts its next forward pass at once, and the last stage its
+# backward pass. In between, the gaps differ: with equal stages, each stage's gap before its forward
+# pass is longer than the gap of the stage in front. A pass whose gap is shorter than the send
+# before it overlaps with the rest of the send, and both slow down.
 #
-# For K equal stages, with all times in sends, gap u of stage i before its forward pass, and what a
-# pass and a send lose beside one another (``slowed``, a share of the time that they are together):
+# For K equal stages, in units of one send, with u(i) the gap of stage i before its forward pass,
+# and ``slowed`` the share of their overlap that a pass and a send lose:
 #
-#     u(0) = 0,  u(K) = 2,  u(i+1) = u(i) + short + slowed (max(1 - u(i), 0) + max(u(i+1) - 1, 0))
+# u(0) = 0, u(K) = 2, u(i+1) = u(i) + short + slowed (max(1 - u(i), 0) + max(u(i+1) - 1, 0))
 #
-# where a micro-batch takes ``short`` less than both passes and both sends of a stage one after
-# another. The foremost stage sends nothing back, and so loses nothing. So a round takes 2 - K
-# short longer than without losses.
+# where a micro-batch takes ``short`` less than both passes and both sends of a stage in sequence.
+# The first stage sends nothing back, and so loses nothing. A round is therefore 2 - K short longer
+# than without interference.
 #
 # Axes: C candidates.
 
 
 def within_round_s(send_s: Floats, slowed: Floats, stages: Ints) -> Floats:
-    """Seconds (C) by which a round takes longer because of a stage, which is the foremost of so
-    many ``stages`` (C) and sends for ``send_s`` (C) to the next one.
+    """The seconds (C) by which a stage lengthens a round of which it is the first of ``stages``
+    (C), where its send to the next stage takes ``send_s`` (C).
 
     A round from the stage in front on goes past one stage more than a round from this stage on.
     """
@@ -388,10 +404,12 @@ def within_round_s(send_s: Floats, slowed: Floats, stages: Ints) -> Floats:
 
 
 def _lost(slowed: Floats, stages: Ints) -> Floats:
-    """What a round past so many equal stages (C) loses, in sends: none past one or two."""
+    """The time, in sends, that a round through this many equal stages (C) loses to interference:
+    zero for one or two stages.
+    """
     kept = 1 - slowed
-    # Half of the stages lose before their forward passes, half before their backward passes. A
-    # stage in the middle loses before both.
+    # Half of the stages lose time before their forward passes, half before their backward passes; a
+    # middle stage loses before both.
     rest = kept ** np.maximum(stages // 2 - 1, 0)
     both = np.where(stages % 2 == 1, 2 * kept, 1.0)
     below = both + np.where(stages % 2 == 1, slowed, 0.0) - both * kept * rest

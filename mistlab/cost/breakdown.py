@@ -1,4 +1,4 @@
-"""Where the time of an iteration goes: kernels, exposed communication and waits of each stage.
+"""The breakdown of an iteration: kernels, exposed communication and stalls of each stage.
 
 Axes: T types of layers, S strategies.
 """
@@ -37,14 +37,14 @@ from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.plan_orders import order_of_plan, shortened
 from mistlab.stages.stage_batch import StageBatch, StageSeconds, StageTimes, batch_of_parts
 
-# What the kernels of layers take, by what limits them.
+# Splits the kernel time of layers by its bound: compute, memory or launches.
 #
 # Axes: T types of layers, S strategies.
 
 
-# Classes whose operators do no arithmetic that counts.
+# Classes of operators whose arithmetic does not count.
 OF_MEMORY = ("memory", "scan")
-# What may be left of a difference of equal sums, as a share of them.
+# The largest difference of equal sums, as a share, that counts as rounding.
 ROUNDING = 1e-12
 _ATTENTION = [CLASSES.index(one) for one in OF_ATTENTION]
 _MEMORY = [place for place, one in enumerate(CLASSES) if one in OF_MEMORY]
@@ -53,9 +53,10 @@ _PRODUCTS = [place for place in range(len(CLASSES)) if place not in (*_ATTENTION
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelParts:
-    """Seconds (T, S) of the kernels in one forward and one backward pass, with the operations of
-    those that do arithmetic. By ``launched_s`` passes take longer than their kernels, because a
-    host launches them. For ``again_s`` a part of the forward pass runs a second time."""
+    """The seconds (T, S) of kernels in one forward and one backward pass, with the operations of
+    compute kernels. ``launched_s`` is the additional time of passes that are bound by kernel
+    launches; ``again_s`` is the recomputed part of the forward pass.
+    """
 
     products_s: Floats
     attention_s: Floats
@@ -67,7 +68,7 @@ class KernelParts:
 
 
 def kernel_parts(seconds: TaskSeconds) -> KernelParts:
-    """The seconds of the kernels of each type of layer, for each strategy."""
+    """The kernel seconds of each type of layer, for each strategy."""
     model, types = seconds.model.layers, seconds.model.types
     sizes = {symbol: seconds.columns[name] for symbol, name in layer_columns().items()}
     values, rates = model.work(size_columns(seconds.model.workload, sizes)), model.rates()
@@ -99,24 +100,25 @@ def kernel_parts(seconds: TaskSeconds) -> KernelParts:
 
 
 def rest_of(whole_s: Floats, parts_s: Floats) -> Floats:
-    """The seconds that are no part of a whole's parts; none if only rounding is left."""
+    """The remainder of a whole after its parts; zero if it is within rounding."""
     rest_s = whole_s - parts_s
     return np.where(rest_s > ROUNDING * whole_s, rest_s, 0.0)
 
 
-# Where the time of stages goes while they work: kernels, what they wait for inside layers, the
-# optimizer's step, and what sticks out of their slots.
+# Splits the working time of stages: kernels, waits inside layers, the optimizer step, and the
+# exposed time of slots.
 #
 # Axes: C candidates, T types of layers, S strategies (here one for each candidate).
 
 
-# The groups of the mesh whose ranks exchange something inside layers, by the part that it is of.
+# The mesh groups whose ranks communicate inside layers, by the part of the breakdown that their
+# collectives belong to.
 EXCHANGED = {
     "tensor_exchange_s": ("tensor",),
     "context_exchange_s": ("context",),
     "expert_exchange_s": ("experts", "expert tensor"),
 }
-# The group and the collective that stand for what ranks send in a part.
+# The group and the collective that represent the traffic of a part of the breakdown.
 _SENT_BY: Mapping[str, tuple[str, Collective]] = {
     "tensor_exchange_s": ("tensor", "all_reduce"),
     "context_exchange_s": ("context", "all_gather"),
@@ -133,7 +135,7 @@ NAMES = (
 
 
 def stage_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """The ``NAMES`` of each candidate (names, C), over a whole iteration.
+    """The seconds of each candidate's ``NAMES`` (names, C), over a whole iteration.
 
     Nothing sends and no host waits in the model, so a stage works for the sum of all seconds.
     """
@@ -142,7 +144,7 @@ def stage_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
 
 
 def times_and_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """The fields of ``StageSeconds`` of each candidate, and below them its ``NAMES``."""
+    """The fields of ``StageSeconds`` of each candidate, followed by its ``NAMES``."""
     slots = StageSlots.of(model.tasks, batch)
     times = model.of_slots(slots)
     columns = [getattr(times, entry.name) for entry in fields(StageSeconds)]
@@ -150,7 +152,7 @@ def times_and_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
 
 
 def _parts_of_slots(slots: StageSlots, times: StageSeconds) -> Floats:
-    """The ``NAMES`` of each candidate (names, C) of slots and their times."""
+    """The ``NAMES`` of each candidate (names, C), given its slots and their times."""
     batch, seconds, of_strategy = slots.batch, slots.seconds, slots.strategies.index
     counts = slots.tasks.types.counts(batch.columns)
     kernels = kernel_parts(seconds)
@@ -169,7 +171,7 @@ def _parts_of_slots(slots: StageSlots, times: StageSeconds) -> Floats:
     }
     exchanged, waited = _exchanged(seconds)
     found |= {name: in_passes(one) for name, one in exchanged.items()}
-    # Ranks wait inside layers for what is no exchange: for hosts.
+    # Waits inside layers that are not for collectives are host-bound time.
     found["hosts_s"] = found["hosts_s"] + in_passes(waited)
     busy_s = batch.micro_batches * times.stable_s + times.delta_forward_s + times.delta_backward_s
     after_s = slots.outside_passes().after_s
@@ -184,8 +186,9 @@ def _parts_of_slots(slots: StageSlots, times: StageSeconds) -> Floats:
 
 
 def _exchanged(seconds: TaskSeconds) -> tuple[dict[str, Floats], Floats]:
-    """Seconds (T, S) that one forward and one backward pass of layers waits for exchanges, by
-    their part, and those for which it waits for anything else."""
+    """The seconds (T, S) that a forward and a backward pass of layers wait for collectives, by
+    part, and those that they wait for anything else.
+    """
     overlaps = seconds.model.template.overlaps_tensor_backward
     found = {
         name: np.stack(
@@ -205,8 +208,9 @@ def _exchanged(seconds: TaskSeconds) -> tuple[dict[str, Floats], Floats]:
 
 
 def split_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """Seconds by which the ``NAMES`` of each candidate (names, C) grow if gradients of weights are
-    passes of their own: they no longer hide exchanges, and reductions run beside them alone."""
+    """The additional seconds of each candidate's ``NAMES`` (names, C) if weight gradients have
+    separate passes: they no longer hide collectives, and reductions overlap with them alone.
+    """
     seconds = model.tasks.seconds({name: batch.value(name) for name in task_columns()})
     weights_s, less_s = split_seconds(model, batch)
     longer_s = np.maximum(weights_s - less_s, 0.0)
@@ -217,13 +221,13 @@ def split_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
     return np.stack([found[name] for name in NAMES])
 
 
-# Where the GPU-seconds of a plan's iteration go, by the closed form's own sums.
+# Attributes the GPU-seconds of a plan's iteration to causes, with the sums of the closed form.
 #
-# Time that several things share counts once: as arithmetic where there is any, then as what sticks
-# out (``share_of_link``). What an iteration takes longer because hosts launch kernels late
-# is the difference to hosts that take no time, and what it takes longer because stages send is the
-# difference to sends that take none. In the rest a stage works, or waits for its pipeline: all
-# stages for the bubble, and those that have less to do than the busiest one also for imbalance.
+# Time that several causes share counts once: as arithmetic where there is any, otherwise as exposed
+# time (``share_of_link``). Host-bound time is the difference from hosts that take no time, and the
+# time of sends is the difference from sends that take none. In the rest a stage works or waits for
+# its pipeline: for every stage the pipeline bubble, and for stages with less work than the busiest
+# also imbalance.
 #
 # Axes: P parts of the model in order, S stages.
 
@@ -235,7 +239,9 @@ _BESIDE_OTHERS = ("data_parallel_s", "copies_s")
 
 
 def breakdown_of(job: Job, whole_s: float | None = None) -> Breakdown:
-    """The parts of an iteration of a job's plan, whose predicted seconds may be known already."""
+    """The breakdown of an iteration of a job's plan, given its predicted seconds if they are
+    known.
+    """
     own_s, late_s = _step_and_late_s(job)
     whole_s = own_s if whole_s is None else whole_s - late_s
     launched_s = min(_iteration_s(_model(job, _without_hosts), job.plan), whole_s)
@@ -261,7 +267,9 @@ def breakdown_of(job: Job, whole_s: float | None = None) -> Breakdown:
 
 
 def binding_tiers(job: Job, stage: int) -> tuple[BindingTier, ...]:
-    """The tiers that bind what ranks of a stage send to one another, and to the next stage."""
+    """The network tiers that limit the collectives of a stage's ranks, and its sends to the next
+    stage.
+    """
     first = sum(before.num_gpus for before in job.plan.stages[:stage])
     tasks = _model(job, None).models[job.cluster.group_of(first)].tasks
     batch = StageBatch.of_plan(job.plan)
@@ -284,8 +292,9 @@ def binding_tiers(job: Job, stage: int) -> tuple[BindingTier, ...]:
 
 
 def _step_and_late_s(job: Job) -> tuple[float, float]:
-    """Seconds of an iteration, and by how much it is longer in the mean because exchanges beside
-    other steps come late."""
+    """The seconds of an iteration, and the mean seconds by which overlapped exchanges that end late
+    lengthen it.
+    """
     model = _model(job, None)
     own_s = _iteration_s(model, job.plan)
     with_late = with_late_exchanges(model, [job.plan], np.array([own_s]))
@@ -293,12 +302,12 @@ def _step_and_late_s(job: Job) -> tuple[float, float]:
 
 
 def _beyond(longer_s: float, shorter_s: float) -> float:
-    """By how much the longer of two is longer; nothing if only rounding tells them apart."""
+    """The excess of the first time over the second; zero if it is within rounding."""
     return float(rest_of(np.array(longer_s), np.array(shorter_s)))
 
 
 def _without_hosts(tasks: TaskModel) -> TaskModel:
-    """Tasks whose passes no host launches late; steps wait for the host all the same."""
+    """The tasks without host-bound launches; optimizer steps still wait for the host."""
     if tasks.host is None:
         return tasks
     return replace(tasks, host=replace(tasks.host, forward_s=0.0, backward_s=0.0, end_s=0.0))
@@ -322,13 +331,13 @@ def _iteration_s(model: StagesOnGroups, plan: Plan) -> float:
 
 
 def _in_turn_s(seconds: StageSeconds, plan: Plan) -> float:
-    """An iteration of a plan in the usual order, whose stages take so many seconds."""
+    """The iteration time of a plan in the default order, given the seconds of its stages."""
     times = StageTimes.of(seconds, 1, -1)
     return float(iteration_s(times, np.array([plan.micro_batches]))[0])
 
 
 def _worked(model: StagesOnGroups, plan: Plan) -> tuple[float, list[dict[str, float]]]:
-    """An iteration's seconds, and the ``NAMES`` of each stage, of all parts that it has."""
+    """The seconds of an iteration, and the ``NAMES`` of each stage over all of its parts."""
     if plan.order == DEFAULT_ORDER:
         names = [entry.name for entry in fields(StageSeconds)]
         found = model.by_group(times_and_parts, StageBatch.of_plan(plan))
@@ -347,7 +356,7 @@ def _worked(model: StagesOnGroups, plan: Plan) -> tuple[float, list[dict[str, fl
 
 
 def _within(own: Mapping[str, float], seconds: float) -> dict[str, float]:
-    """The seconds of a stage's work, which takes no longer than the iteration's ``seconds``.
+    """A stage's working seconds, scaled down to at most the iteration's ``seconds``.
 
     Where a stage has several parts of the model, what sticks out of one part may run beside passes
     of another: then so much less sticks out.
@@ -364,8 +373,9 @@ def _within(own: Mapping[str, float], seconds: float) -> dict[str, float]:
 def _kernels(
     found: Mapping[str, float], own: Mapping[str, float], peak_s: float
 ) -> dict[str, float]:
-    """The seconds of kernels as those of arithmetic at the peak rate, and what each kind of kernel
-    takes beyond its own part of it."""
+    """Split kernel seconds into arithmetic at the peak rate, and the excess of each kind of
+    kernel.
+    """
     kernels_s = sum(found[name] for name in KERNELS)
     arithmetic_s = min(peak_s, kernels_s)
     flop = {name: own[name.replace("_s", "_flop")] for name in ("products_s", "attention_s")}
@@ -377,18 +387,19 @@ def _kernels(
 
 
 def _peak_s(job: Job, stage: int) -> float:
-    """Seconds that the model's own arithmetic in a stage takes at the peak rate of its GPUs."""
+    """The seconds that the model's own arithmetic in a stage takes at its GPUs' peak rate."""
     gpus = job.plan.stages[stage].num_gpus
     first = sum(before.num_gpus for before in job.plan.stages[:stage])
     peak = mean_peak_flop_per_s(job.cluster, job.workload.precision, first, gpus)
     return stage_flop(job.workload, job.plan, stage) / (gpus * peak)
 
 
-# What sticks out of the slots of a stage: how long no arithmetic hides communication and copies.
+# The exposed time of a stage's slots: communication and host copies that no arithmetic hides.
 #
-# A slot takes as long as its arithmetic, or longer. What it takes longer is exposed. It belongs to
-# the streams beside the arithmetic, each by how long it works on when the arithmetic alone would be
-# done; if all are done by then and only slowed the arithmetic down, by how long each works.
+# A slot takes at least as long as its arithmetic; the excess is exposed. It is attributed to the
+# other streams in proportion to the time for which each runs on after the arithmetic alone would
+# have ended; if all have ended by then and only interfered with the arithmetic, in proportion to
+# their busy time.
 #
 # Axes: C candidates, S distinct strategies, K kinds of slots, P phases; the four streams first.
 
@@ -396,29 +407,33 @@ _COPIES = [place for place in range(len(STREAMS)) if place not in (COMPUTE, LINK
 
 
 def share_of_link(slots: StageSlots, micro_batches: Ints) -> Floats:
-    """The share (C) of what is exposed in stages' slots that belongs to collectives between GPUs;
-    the rest belongs to copies. The stages run so many micro-batches (C)."""
+    """The share (C) of exposed time that belongs to collectives between GPUs; the rest belongs to
+    host copies. The stages run this many micro-batches (C).
+    """
     alone = SlotWork(slots.seconds, slots.kinds).alone()
     ends = slot_ends(slots.seconds, alone, is_least=False)
     link_s, copies_s = _over_all(slots, _divided(alone, ends), micro_batches)
     both_s = link_s + copies_s
-    # Tasks of a step run one after another as arithmetic, and no engine with such tasks copies.
+    # The tasks of an optimizer step run in sequence as arithmetic, and no engine with such tasks
+    # offloads.
     return np.where(both_s > 0, link_s / np.where(both_s > 0, both_s, 1.0), 1.0)
 
 
 def _over_all(slots: StageSlots, one: Floats, micro_batches: Ints) -> Floats:
-    """Seconds (2, C) of an iteration, from those of slots (2, P, K, S)."""
+    """The seconds (2, C) over an iteration, from those of slots (2, P, K, S)."""
     every, found = np.ones(len(slots.kinds), dtype=np.bool_), np.zeros((2, len(slots.batch)))
     for number, phase in enumerate(PASS_PHASES):
-        # A stage runs its first and its last pass once, and others as often as it is left to do.
+        # A stage runs its first and its last pass once, and the others for the remaining
+        # micro-batches.
         times = np.maximum(micro_batches - 1, 0) if phase in ("forward", "backward") else 1
         found += times * slots.summed([(one[:, number], every)])
     return found
 
 
 def _divided(alone: Floats, ends: Floats) -> Floats:
-    """Seconds (2, P, K, S) for which slots with these tasks (4, P, K, S) are longer than their
-    arithmetic, of collectives and of copies."""
+    """The exposed seconds (2, P, K, S) of slots with these tasks (4, P, K, S): of collectives and
+    of host copies.
+    """
     arithmetic_s = alone[COMPUTE]
     exposed_s = until(STREAMS, ends, alone) - arithmetic_s
     beyond = np.clip(ends - arithmetic_s, 0.0, alone)

@@ -12,16 +12,15 @@ import numpy as np
 from mistlab.core.arrays import Bools, Floats, Ints
 from mistlab.stages.stage_batch import TIMES, times_of
 
-# The two operations from which the time of a pipeline is computed: the longest of durations, and
-# sums.
+# The two operations from which a pipeline's time is computed: sum and maximum of durations.
 #
-# A recurrence that is written with an ``Algebra`` works for any kind of duration: for numbers, for
-# columns of candidates, and for expressions of a linear programme. There the longest of several
-# ways becomes a variable with an inequality for each way (``searchers.exact.milp``).
+# A recurrence written with an ``Algebra`` works for any kind of duration: numbers, columns of
+# candidates, and expressions of a linear programme, where the maximum becomes a variable with an
+# inequality for each argument (``searchers.exact.milp``).
 
 
 class Duration(Protocol):
-    """Anything that can be added, subtracted and multiplied by a count."""
+    """A duration: it can be added, subtracted and multiplied by an integer."""
 
     def __add__(self, other: Any, /) -> Any: ...
 
@@ -34,14 +33,16 @@ Length = TypeVar("Length", bound=Duration)
 
 
 class Algebra(Protocol[Length]):
-    """Compares durations of one kind; the durations themselves know how to add up."""
+    """The maximum and comparisons for one kind of duration; sums are the duration's own
+    operators.
+    """
 
     def longest(self, name: str, *ways: Length) -> Length:
-        """The longest of some ways; ``name`` is the name of the chain that has these ways."""
+        """The maximum of some durations; ``name`` identifies the chain that they belong to."""
         ...
 
     def may_exceed(self, lengths: Sequence[Length], others: Sequence[Length]) -> "Condition":
-        """Of which candidates any of the first lengths may be longer than any of the others."""
+        """For which candidates any of the first durations may exceed any of the others."""
         ...
 
     @property
@@ -51,44 +52,44 @@ class Algebra(Protocol[Length]):
 
 
 class Numbers:
-    """Durations that are plain numbers: the fastest for a single pipeline."""
+    """The algebra of plain numbers: the fastest for a single pipeline."""
 
     nothing = 0.0
 
     def longest(self, _name: str, *ways: float) -> float:
-        """The largest number."""
+        """The maximum."""
         return max(ways)
 
     def may_exceed(self, lengths: Sequence[float], others: Sequence[float]) -> bool:
-        """Whether any is."""
+        """Whether the largest first duration exceeds the smallest other one."""
         return max(lengths) > min(others)
 
 
 class ColumnAlgebra:
-    """Durations that are columns of candidates."""
+    """The algebra of columns of candidates."""
 
     def __init__(self, candidates: int) -> None:
         self.nothing = np.zeros(candidates)
 
     def longest(self, _name: str, *ways: Floats) -> Floats:
-        """The largest value of each candidate."""
-        # One after another: a table of all takes longer to put together than to go through.
+        """The maximum for each candidate."""
+        # Pairwise: stacking all columns into one table would take longer than reducing them.
         return reduce(np.maximum, ways)
 
     def may_exceed(self, lengths: Sequence[Floats], others: Sequence[Floats]) -> Bools:
-        """The candidates of which any is."""
+        """Mask of the candidates whose largest first duration exceeds their smallest other one."""
         longest, shortest = reduce(np.maximum, lengths), reduce(np.minimum, others)
         return np.asarray(longest > shortest)
 
 
-# Chains of passes that begin with a stage's host, in any algebra.
+# Chains of passes that begin at a stage's host, in any algebra.
 #
-# A host issues the passes of its stage one after another, from the beginning of the iteration on.
+# A host issues the passes of its stage in sequence, from the beginning of the iteration.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IssuedChains(Generic[Length]):
-    """Each chain is alone, or missing where no host issues passes.
+    """Host-issued chains of a stage; a field is None where no host issues passes.
 
     They end when the ``first`` backward's turn has come, with the ``last`` forward, with ``every``
     pass, and with the stage's own extras after them (``ended``).
@@ -103,8 +104,9 @@ class IssuedChains(Generic[Length]):
     def of(
         cls, issued: Sequence[Length | None], in_flight: int | Ints, alternating: int | Ints
     ) -> Self:
-        """The chains of a stage that runs ``in_flight`` forwards ahead, and ``alternating`` ones
-        after its first backward; ``issued`` are its times of ``ISSUED``."""
+        """The chains of a stage that runs ``in_flight`` forward passes ahead, and ``alternating``
+        more after its first backward pass; ``issued`` are its times of ``ISSUED``.
+        """
         known = [length for length in issued if length is not None]
         if not known:
             return cls()
@@ -175,22 +177,23 @@ class IssuedChains(Generic[Length]):
 #
 # Axes: C candidates.
 
-# Of all candidates, of none, or of some.
+# A condition that holds for all candidates, for none, or for some (mask).
 Condition = bool | Bools
 
 
-# The times of a host; None where no host issues the passes, or it keeps none waiting.
+# The times of a host; None where no host issues passes, or where it is never the bottleneck.
 ISSUED = times_of("host")
-# The times of a stage that the recurrence uses: of the first and the last pass the work beside
-# them, in place of their deltas.
+# Names of the recurrence's inputs: for the first and the last pass, the extra work beside them
+# replaces their deltas.
 _BESIDE = {"delta_forward_s": "begin_s", "delta_backward_s": "end_s"}
 PASSES = tuple(_BESIDE.get(name, name) for name in TIMES)
 
 
 class PassLengths(SimpleNamespace, Generic[Length]):
     """The times of one stage that the recurrence uses, by the names of ``PASSES``: ``begin_s``,
-    ``after_first_s`` and ``end_s`` are work beside its passes, the others those of
-    ``StageTimes``."""
+    ``after_first_s`` and ``end_s`` are extra work beside its passes, the others are those of
+    ``StageTimes``.
+    """
 
     def __init__(self, **lengths: Length) -> None:
         super().__init__(**{**dict.fromkeys(ISSUED), **lengths})
@@ -202,7 +205,7 @@ class PassLengths(SimpleNamespace, Generic[Length]):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chains(Generic[Length]):
-    """The longest chains of a stage and all stages after it.
+    """The longest chains through a stage and all stages after it.
 
     ``around`` is for a steady micro-batch, ``around_first`` for the first and ``around_last`` for
     the last; ``nearest`` is around the foremost stage alone. A chain that begins with an extra is
@@ -224,19 +227,20 @@ class Chains(Generic[Length]):
 
     @classmethod
     def of_nothing(cls, nothing: Length) -> Self:
-        """The chains after the last stage, all of length zero."""
+        """The chains after the last stage: all of length zero."""
         return cls(**dict.fromkeys(CROSSINGS, nothing))
 
     def from_in_front(self, there_and_back_s: Length, first_late_s: Length) -> Self:
-        """These chains as a stage in front sees them, with its sends to them and back; the send of
-        the first micro-batch is late."""
+        """These chains extended by the sends to and from the stage in front; the first
+        micro-batch's send is late.
+        """
         crossed_s = (None, there_and_back_s * 0.5, there_and_back_s)
         late_s = (None, crossed_s[1] + first_late_s, crossed_s[2] + first_late_s)
         return type(self)(
             **{
                 name: getattr(self, name)
                 if (more := (late_s if name in OF_FIRST else crossed_s)[count]) is None
-                # One sum for each chain.
+                # One addition for each chain.
                 else getattr(self, name) + more
                 for name, count in CROSSINGS.items()
             }
@@ -245,19 +249,20 @@ class Chains(Generic[Length]):
 
 CHAINS = tuple(entry.name for entry in fields(Chains))
 
-# How often each chain crosses the boundary to the stage in front, in both directions.
+# The number of times that each chain crosses the boundary to the stage in front, in both directions
+# together.
 CROSSINGS: Mapping[str, int] = {
     **dict.fromkeys(CHAINS, 2),
     **dict.fromkeys(("around_begun", "around_ended", "through_begun", "through_ended"), 1),
     "whole": 0,
 }
-# The chains that the first micro-batch's send from the stage in front belongs to.
+# The chains that include the first micro-batch's send from the stage in front.
 OF_FIRST = frozenset({"around_first", "through", "through_ended"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Counts:
-    """How many passes a stage runs, and how often chains go round; whole numbers, or columns (C).
+    """The numbers of passes of a stage and of rounds of chains; integers, or columns (C).
 
     The stage runs ``in_flight`` forwards ahead, and ``alternating`` forwards after its first
     backward. ``is_short`` says whether there are more stages than micro-batches, ``alternates``
@@ -284,7 +289,7 @@ class Counts:
 
     @classmethod
     def of(cls, micro_batches: int | Ints, stages: int) -> "Counts":
-        """The counts of the foremost of ``stages`` stages."""
+        """The counts of the first of ``stages`` stages."""
         if isinstance(micro_batches, int):
             return _counts_alike(micro_batches, stages)
         in_flight = np.minimum(micro_batches, stages)
@@ -310,7 +315,7 @@ class Counts:
 
 @cache
 def _counts_alike(micro_batches: int, stages: int) -> Counts:
-    """The counts of candidates that all have the same number of micro-batches."""
+    """The counts of candidates that share one number of micro-batches."""
     columns = Counts.of(np.array([micro_batches]), stages)
     return Counts(**{e.name: getattr(columns, e.name)[0].item() for e in fields(Counts)})
 
@@ -318,7 +323,7 @@ def _counts_alike(micro_batches: int, stages: int) -> Counts:
 def chained(
     algebra: Algebra[Length], stage: PassLengths[Length], after: Chains[Length], counts: Counts
 ) -> Chains[Length]:
-    """The chains of a stage and the stages after it."""
+    """Extend the chains of the later stages by one stage in front."""
     after = after.from_in_front(stage.point_to_point_s, stage.first_send_late_s)
     longest, begin, end = algebra.longest, stage.begin_s, stage.end_s + stage.left_backward_s
     forward, backward = stage.through_forward_s, stage.through_backward_s
@@ -329,7 +334,8 @@ def chained(
     does_wait = waits if isinstance(waits, bool) else bool(waits.any())
     lane = _Lane(algebra, stage, own, waits) if does_wait else None
     ways = own.ways if lane is None else lane.ways
-    # The time until the stage's first backward begins, and the time from its last forward's end.
+    # The time until the stage's first backward pass starts, and the time from its last forward
+    # pass's end.
     nothing, after_first = algebra.nothing, stage.after_first_s
     to_gradient = own.until_gradient(after.around_first, stage.forward_s, after_first)
     to_last = own.until_gradient(after.around_last, stage.backward_s, nothing)
@@ -384,7 +390,9 @@ def chained(
 
 
 class _Own(Generic[Length]):
-    """The work of a stage between any two of its waits, including longer first and last passes."""
+    """The work of a stage between any two of its stalls, first and last passes with their
+    extras.
+    """
 
     def __init__(
         self,
@@ -395,16 +403,18 @@ class _Own(Generic[Length]):
     ) -> None:
         forward, backward = stage.forward_s, stage.backward_s
         pairs, alone = (forward + backward) * counts.alternating, counts.in_flight - 1
-        # When a stage waited for a pass, everything else that the pass needs is there.
+        # When a stage stalled for a pass, everything else that the pass needs is ready.
         first = stage.through_forward_s + stage.within_forward_s
         last = stage.through_backward_s + stage.within_backward_s
         left = stage.left_backward_s
         self.after, self.counts = after, counts
         self.first, self.passed = first, stage.through_backward_s
-        # What a backward takes longer after a forward of its own stage than after a wait.
+        # The additional time of a backward pass that follows the stage's own forward pass rather
+        # than a stall.
         self.turn = backward - left - stage.through_backward_s + stage.held_forward_s
         self.from_first_backward = pairs + backward * alone + last
-        # The only forward is the first one: what comes after it keeps none waiting.
+        # If there is a single forward pass, it is the first one, and nothing waits for the work
+        # after it.
         only = 1 * (alone + counts.alternating == 0)
         self.to_last_forward = first + stage.after_first_s * (1 - only) + forward * alone + pairs
         all_forwards = first + stage.after_first_s + forward * alone + pairs
@@ -412,23 +422,23 @@ class _Own(Generic[Length]):
         never += stage.held_forward_s
         self.inside = [never]
         if counts.is_short is not False:
-            # With fewer micro-batches than stages, the last forward comes back with the first
+            # With fewer micro-batches than stages, the last forward pass returns with the first
             # gradient.
             back_at_once = self.to_last_forward + after.nearest + self.from_first_backward
             self.inside.append(_only(counts.is_short, back_at_once))
-        # If passes do not alternate, no forward waits for a backward.
+        # If passes do not alternate, no forward pass waits for a backward pass.
         self.between: Length | None = None
         if counts.alternates is not False:
             waited = stage.through_backward_s + left
-            # What is between two sends of the stage has one send fewer.
+            # Between two sends of the stage there is one send fewer.
             self.pairs = pairs - backward + waited - stage.held_forward_s
             self.rounds = _rounds(stage, after, counts)
             between = self.pairs + algebra.longest("rounds", algebra.nothing, *self.rounds)
             self.between = _only(counts.alternates, between)
 
     def until_gradient(self, around: Length, each: Length, before: Length) -> list[Length]:
-        """The ways from the end of the first forward to the first gradient, or from the end of the
-        last forward to the last gradient.
+        """The durations from the end of the first forward pass to the first gradient, or from the
+        end of the last forward pass to the last gradient.
 
         The micro-batch goes ``around``. Or the stage does all its passes ahead, ``each`` so long,
         with what comes ``before`` them.
@@ -446,8 +456,9 @@ class _Own(Generic[Length]):
     def ways(
         self, begins: Length | None, there: Length, back: Length, ends: Length | None
     ) -> list[Length]:
-        """The chains that wait at this stage; ``begins`` and ``ends`` are None for chains without
-        extras."""
+        """The chains that stall at this stage; ``begins`` and ``ends`` are None for chains without
+        extras.
+        """
         ways = [_sum(begins, inside, ends) for inside in self.inside]
         ways += [
             _sum(there, self.from_first_backward, ends),
@@ -459,9 +470,10 @@ class _Own(Generic[Length]):
 
 
 class _Lane(Generic[Length]):
-    """The sends of a stage, one after another: to the next stage (``there_s``) and to the stage in
-    front (``back_s``). Where no send takes longer than a pass, none keeps another waiting: then
-    chains of sends are never the longest, and are left out; ``waits`` says where they are not."""
+    """The sends of a stage in sequence: to the next stage (``there_s``) and to the stage in front
+    (``back_s``). Where no send is longer than a pass, sends never queue; chains of sends are then
+    never the longest and are omitted. ``waits`` marks where they queue.
+    """
 
     def __init__(
         self,
@@ -477,16 +489,17 @@ class _Lane(Generic[Length]):
             return
         after, counts = own.after, own.counts
         self.last = stage.through_backward_s + stage.within_backward_s
-        # As many sends go over the next boundary before as the next stage runs ahead.
+        # The next stage's number of passes ahead is also the number of sends that cross the next
+        # boundary before.
         all_but_one = np.maximum(counts.in_flight - 2 + counts.is_short, 0)
         self.queued = _only(waits, after.nearest + self.there_s * all_but_one)
-        # From the last forward's send to the end of the last backward.
+        # From the last forward pass's send to the end of the last backward pass.
         self.back = algebra.longest("sent_back", after.around_last, self.queued) + self.last
         if own.between is None:
             return
-        # The micro-batches that no round takes are sent one after another before the first round.
+        # Micro-batches outside every round are sent in sequence before the first round.
         longer_s = self.there_s - stage.forward_s - stage.backward_s
-        # Their passes are beside the sends of those before them.
+        # Their passes overlap with the sends of the micro-batches before them.
         self.around = [
             self.first
             + (after.around_first + own.pairs + rounds)
@@ -495,13 +508,13 @@ class _Lane(Generic[Length]):
         ]
 
     def until_gradient(self) -> list[Length]:
-        """The way over sends to the first gradient, or to the last one."""
+        """The duration over sends to the first gradient, or to the last one."""
         return [self.queued] if self.sends_on else []
 
     def ways(
         self, begins: Length | None, there: Length, back: Length, ends: Length | None
     ) -> list[Length]:
-        """The chains of the stage, and those that go over its sends; as in ``_Own.ways``."""
+        """The chains of the stage and those through its sends; as in ``_Own.ways``."""
         own, counts = self.own, self.own.counts
         every = counts.in_flight + counts.alternating
         alternating_s = (self.there_s + self.back_s) * counts.alternating
@@ -510,7 +523,7 @@ class _Lane(Generic[Length]):
             to_last_forward = self.first + self.there_s * (counts.in_flight - 1) + alternating_s
             ways.append(_sum(begins, to_last_forward, self.back, ends))
         if ends is None:
-            # The stage in front waits for the last send, whatever the stage does after it.
+            # The stage in front waits for the last send, whatever the stage does afterwards.
             to_last_gradient = self.passed + self.back_s * (counts.in_flight - 1) + alternating_s
             sent = self.there_s * every + self.back_s * (every - 1)
             ways += [there + to_last_gradient, _sum(begins, self.first, sent)]
@@ -526,10 +539,11 @@ class _Lane(Generic[Length]):
 def _rounds(
     stage: PassLengths[Length], after: Chains[Length], counts: Counts
 ) -> tuple[Length, Length]:
-    """The time of rounds of two stages, and of all, beyond the passes that the stage does
-    meanwhile."""
+    """The time of rounds of two stages, and of all stages, beyond the passes that the stage runs
+    meanwhile.
+    """
     both = stage.forward_s + stage.backward_s
-    # The gradient that the stage waits for finds it idle.
+    # The stage is idle when the gradient that it waits for arrives.
     turn = stage.backward_s - stage.through_backward_s
     held = stage.held_backward_s - stage.held_forward_s
     near = after.nearest + stage.round_late_s - both - turn + held
@@ -548,7 +562,7 @@ def _sum(*parts: Length | None) -> Length:
 
 
 def _either(condition: Condition, length: Length, other: Length) -> Length:
-    """A length where a condition holds, and another elsewhere."""
+    """A duration where a condition holds, and another elsewhere."""
     if isinstance(condition, bool):
         return length if condition else other
     chosen: Any = np.where(condition, np.asarray(length), np.asarray(other))
@@ -556,7 +570,7 @@ def _either(condition: Condition, length: Length, other: Length) -> Length:
 
 
 def _only(condition: Condition, length: Length) -> Length:
-    """A length where a condition holds; elsewhere minus infinity, which is never the longest."""
+    """A duration where a condition holds; elsewhere minus infinity, which is never the maximum."""
     if isinstance(condition, bool):
         assert condition
         return length

@@ -1,4 +1,4 @@
-"""How far measured runs lie from their predictions, by kind of run, and the bounds that follow.
+"""Prediction bounds: how far measured runs lie from their predictions, by kind of run.
 
 What a prediction can be wrong about is the time in which GPUs do not compute the model: slow
 kernels, messages, bubbles, hosts. So bounds are counted on the way from the predicted time to the
@@ -30,37 +30,39 @@ from mistlab.plan.workload import Workload
 
 Blocks = Literal["dense", "experts", "hybrid", "adapters"]
 
-# Constants of engines were fitted to all measured runs. Where a model was left out of such a fit,
-# its errors were 1.03 to 1.68 times as large (1.3 in the mean of four), so shares are stretched.
+# The factor on observed errors, because engine constants were fitted to all measured runs. With a
+# model left out of the fit, errors were 1.03 to 1.68 times as large (mean of four: 1.3).
 STRETCH = 1.3
-# The same for each doubling of the GPUs beyond the most that were measured of a kind: without it,
-# runs on more GPUs than all known ones lie within bounds too rarely (docs/decisions/0041).
+# The additional factor for each doubling of GPUs beyond the largest measured run of a kind: without
+# it, runs on more GPUs than any known run lie outside bounds too often (docs/decisions/0041).
 STRETCH_A_DOUBLING = 0.1
-# A kind counts as much as its groups (models of one software, else tables), and all wider kinds
-# together as this many groups.
+# The weight of all wider kinds together, in groups (models of one software, else tables); a kind's
+# own weight is its number of groups.
 GROUPS_OF_WIDER = 8
-# Runs like none that were measured count as one more table.
+# The weight, in tables, of runs unlike any measured one.
 NEW_TABLES = 1
-# The share of measured times below the lower bound, and above the upper one: by definition.
+# The share of measured times below the lower bound, and above the upper bound: by definition.
 TAIL = 0.05
-# Equal runs that were measured again differ by a few hundredths (docs/results/runs.md).
+# The smallest half-width: repeated measurements of one run differ by a few hundredths
+# (docs/results/runs.md).
 LEAST_SHARE = 0.05
-# No run is known to take longer than about this multiple of its prediction: it is stuck, not slow.
+# The largest believable multiple of a prediction: a run that takes longer is stuck, not slow.
 MOST_TIMES = 30.0
-# Of the measured runs none uses more than about this share of a GPU's peak rate; set by hand.
+# The largest believable MFU: no measured run exceeds it; set by hand.
 MOST_UTILISED = 0.8
-# Where rates of another GPU are scaled by the datasheets: H100, A100 and B200, each predicted from
-# another, take 0.87 to 1.2 times as long as by their own rates (docs/results/predictor-error.md).
+# The additional factor where rates are scaled by datasheets from another GPU: H100, A100 and B200,
+# each predicted from another, take 0.87 to 1.2 times as long as by their own rates
+# (docs/results/predictor-error.md).
 WIDER_WHERE_SCALED = 1.2
 # The kind that all runs belong to.
 ANY = "any"
-# The bits of a precision's products.
+# Bits of the operands of products, by precision.
 BITS: Mapping[Precision, int] = {"fp4": 4, "fp8": 8, "fp16": 16, "bf16": 16, "fp32": 32}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunKind:
-    """What is known of a run before it runs, as far as bounds depend on it.
+    """The properties of a run, known before it runs, that its bounds depend on.
 
     ``software`` is empty for a plan, which no software ran yet. ``engine`` is the engine whose
     calibration the prediction has; it is empty where the engine is only assumed. ``is_benchmark``
@@ -76,13 +78,14 @@ class RunKind:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of kinds that the run belongs to, the narrowest first: those of its software,
-        and of any."""
+        """The names of the kinds that contain the run, narrowest first: those of its software, then
+        those of any software.
+        """
         return (*self.of_software, *self.of_any_software)
 
     @property
     def of_software(self) -> tuple[str, ...]:
-        """The names of kinds of the run's software, if it has one."""
+        """The names of the kinds of the run's own software; empty if it is unknown."""
         if not self.software:
             return ()
         software = f"{self.software}{self._use}"
@@ -91,8 +94,9 @@ class RunKind:
 
     @property
     def of_any_software(self) -> tuple[str, ...]:
-        """The names of kinds of any software; the last two are of any engine. Between engines,
-        experts and hybrid blocks are one kind."""
+        """The names of kinds of any software; the last two span all engines. Across engines, models
+        with experts and hybrid models are one kind.
+        """
         blocks = "not dense" if self.blocks in ("experts", "hybrid") else self.blocks
         alike = f"{self._use}: {blocks}, {'16 bits' if self.bits >= 16 else 'fewer bits'}"
         of_engine = (f"engine {self.engine}{alike}",) if self.engine else ()
@@ -103,14 +107,16 @@ class RunKind:
         return "" if self.is_benchmark else ", as users train"
 
     def way(self, mfu: float) -> float:
-        """The logarithm of a predicted time over the time of the model's arithmetic at peak rate,
-        from the MFU of the prediction."""
+        """The log of the predicted time over the time of the model's arithmetic at peak rate, from
+        the predicted MFU.
+        """
         return -math.log(min(mfu, MOST_UTILISED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownKind(Checked):
-    """A kind of runs that was measured: ``shares`` of their ways are as likely, in order.
+    """A measured kind of runs: ``shares`` are equally likely relative errors (as shares of
+    ``way``), ascending.
 
     Shares are below 0 for runs that are faster than predicted. ``groups`` are the models of one
     software, or the tables of a kind of any software.
@@ -126,19 +132,21 @@ class KnownKind(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """How far bounds lie below and above a prediction, as shares of its way."""
+    """The distances of the lower and the upper bound from a prediction, as shares of its
+    ``way``.
+    """
 
     below: float
     above: float
 
     def around(self, way: float) -> tuple[float, float]:
-        """The multiples of a prediction between which 90 % of measurements lie."""
+        """The multiples of a prediction that contain 90 % of measurements."""
         return math.exp(-self.below * way), min(MOST_TIMES, math.exp(self.above * way))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sureness:
-    """The kinds of runs that were measured, and the source of the measurements."""
+    """All measured kinds of runs, and the source of the measurements."""
 
     source: str
     kinds: tuple[KnownKind, ...]
@@ -149,11 +157,11 @@ class Sureness:
 
     @cached_property
     def _found(self) -> dict[tuple[str, ...], tuple[Shares, int]]:
-        """Shares that are known already, and the most GPUs of the narrowest kind, by kinds."""
+        """Cached shares, and the largest number of GPUs of the narrowest kind, by kinds."""
         return {}
 
     def shares(self, kind: RunKind, gpus: int) -> Shares:
-        """The shares of the way within which a run's measurement lies in 90 %."""
+        """The shares of ``way`` within which 90 % of a run's measurements lie."""
         if kind.names not in self._found:
             known = self._kinds_of(kind)
             self._found[kind.names] = _expected(known), known[0].most_gpus
@@ -165,8 +173,9 @@ class Sureness:
         )
 
     def words(self, kind: RunKind) -> str:
-        """Which measured runs a run's bounds are from: those of its narrowest kind, and how much
-        they count beside wider kinds."""
+        """A sentence saying which measured runs the bounds come from: the narrowest kind's, and
+        their weight beside wider kinds.
+        """
         narrowest, *wider = self._kinds_of(kind)
         runs = f"{_counted(narrowest.runs, 'measured run')} of kind {narrowest.name!r}"
         runs += f" ({_counted(narrowest.models, 'model')})"
@@ -175,12 +184,12 @@ class Sureness:
         return f"bounds count {runs} for {_part(narrowest):.0%}, and runs of wider kinds"
 
     def _kinds_of(self, kind: RunKind) -> tuple[KnownKind, ...]:
-        """The known kinds of a run, the narrowest first."""
+        """The measured kinds that contain a run, narrowest first."""
         return tuple(self._known[name] for name in kind.names if name in self._known)
 
 
 def _part(known: KnownKind) -> float:
-    """How much a kind counts, beside all that is wider."""
+    """The weight of a kind relative to all wider kinds."""
     return known.groups / (known.groups + (NEW_TABLES if known.name == ANY else GROUPS_OF_WIDER))
 
 
@@ -189,14 +198,15 @@ def _counted(number: int, name: str) -> str:
 
 
 def _expected(kinds: Sequence[KnownKind]) -> Shares:
-    """The shares between which 90 % of runs are expected, from their kinds, the narrowest first."""
+    """The shares that are expected to contain 90 % of runs, given their kinds, narrowest first."""
     left, shares, weights = 1.0, list[float](), list[float]()
     for known in kinds:
         part = left * _part(known)
         shares += known.shares
         weights += [part / len(known.shares)] * len(known.shares)
         left -= part
-    # What is left is like nothing that was measured: half of it below all shares, half above.
+    # The remaining weight is for runs unlike any measured one: half of it below all shares, half
+    # above.
     order = np.argsort(shares, kind="stable")
     passed = left / 2 + np.cumsum(np.take(weights, order))
     low, high = np.searchsorted(passed, (TAIL, 1 - TAIL)).clip(max=len(order) - 1)
@@ -205,30 +215,31 @@ def _expected(kinds: Sequence[KnownKind]) -> Shares:
 
 @cache
 def known_sureness() -> Sureness:
-    """The kinds of runs that this package knows, from the tables that it was held against."""
+    """The measured kinds shipped with this package, from the tables that predictions were compared
+    with.
+    """
     return from_mapping(Sureness, catalog.sureness(), "sureness")
 
 
 # The bounds of a predicted time, from the measured runs of its engine.
 #
-# Bounds widen with the distance to the nearest measured run, counted in doublings of width, GPUs
-# and sequence length. At distance zero they are as wide as the errors of runs that were left out
-# of the fit while runs near them were in it. From one doubling on they are as wide as the errors
-# of whole model widths that were left out, as far as such widths lay from the others. Each
-# doubling beyond adds half as much again.
+# Bounds widen with the distance to the nearest measured run, in doublings of width, GPUs and
+# sequence length. At distance zero they cover the errors of runs that were left out of the fit
+# while runs near them were in it. At one doubling they cover the errors of whole model widths that
+# were left out. Each further doubling adds half as much again.
 #
-# Where a hardware file has no calibration of an engine, bounds are those of measured runs of the
-# same kind: of the engine, or of any engine, on any hardware (``mistlab.cost.confidence``). A note
-# says of which.
+# Where a hardware file has no calibration of an engine, the bounds are those of measured runs of
+# the same kind: of the engine, or of any engine, on any hardware (``mistlab.cost.confidence``). A
+# note names the kind.
 #
-# What is slow on some clusters is in none of this. On a cluster without a profile, a run may take
-# as long as on the slowest cluster on which its engine was measured, so its upper bound is the one
-# of there. Its lower bound stays.
+# None of this covers slow clusters. On a cluster without a profile, a run may take as long as on
+# the slowest cluster on which its engine was measured, so the upper bound is that cluster's; the
+# lower bound is not changed.
 
 
-# A prediction gets a note if a quantity differs from measured runs by more than this factor.
+# A prediction gets a note if a quantity differs from the measured runs' by more than this factor.
 SLACK = 1.25
-# The note of every prediction on unlike nodes.
+# The note of every prediction on heterogeneous nodes.
 UNLIKE = "no run on unlike nodes was measured: bounds are those of the least sure group of nodes"
 
 
@@ -242,24 +253,25 @@ class PredictionBounds:
     kind: RunKind
     hidden: int
     sequence_length: int
-    # Why measured rates were scaled: another GPU's, or this one's under other figures.
+    # Why measured rates were scaled: from another GPU, or because of edited figures.
     scaled: str = ""
-    # Why an edit of the hardware's figures changes none of its curves.
+    # Why an edit of the hardware's figures leaves all of its curves unchanged.
     curves_win: str = ""
-    # The same plans on the other groups of unlike nodes.
+    # The bounds of the same plans on the other groups of heterogeneous nodes.
     others: "tuple[PredictionBounds, ...]" = ()
 
     _known: dict[int, "_Sure"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def around(self, gpus: int, mfu: float) -> tuple[float, float]:
-        """The multiples of a prediction on ``gpus`` GPUs between which 90 % of measurements lie,
-        from the MFU that is predicted."""
+        """The multiples of a prediction on ``gpus`` GPUs that contain 90 % of measurements, given
+        the predicted MFU.
+        """
         widths = [one._on(gpus).around(one.kind.way(mfu)) for one in (self, *self.others)]
         wider = WIDER_WHERE_SCALED if self.scaled else 1.0
         return min(below for below, _ in widths) / wider, max(above for _, above in widths) * wider
 
     def notes(self, gpus: int) -> tuple[str, ...]:
-        """Assumptions of a prediction on ``gpus`` GPUs that were not measured."""
+        """The assumptions of a prediction on ``gpus`` GPUs that no measurement covers."""
         if not self.others:
             of_rates = (note for note in (self.scaled, self.curves_win) if note)
             return (*of_rates, *self._on(gpus).notes)
@@ -291,8 +303,9 @@ class PredictionBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sure:
-    """How sure predictions for one number of GPUs are, and their notes: a half-width of measured
-    runs near them, or a share of the way of runs of their kind."""
+    """The confidence of predictions for one number of GPUs, with notes: a half-width from measured
+    runs near them, or shares of ``way`` from runs of their kind.
+    """
 
     half_width: float = 0.0
     shares: Shares | None = None
@@ -305,7 +318,7 @@ class _Sure:
 
 
 def half_width_at(calibration: EngineCalibration, doublings: float) -> float:
-    """The half-width at a distance, in doublings, from the nearest runs."""
+    """The half-width at a distance, in doublings, from the nearest measured runs."""
     near, far = calibration.half_width, calibration.far_half_width
     share = min(1.0, doublings / min(1.0, calibration.reach))
     beyond = max(0.0, doublings - max(1.0, calibration.reach))
@@ -313,8 +326,9 @@ def half_width_at(calibration: EngineCalibration, doublings: float) -> float:
 
 
 def bounds_of(workload: Workload, cluster: Cluster, engine: str) -> PredictionBounds:
-    """The bounds of a workload's plans on a cluster, under an engine; of unlike nodes, those of the
-    group whose bounds are widest."""
+    """The bounds of a workload's plans on a cluster under an engine; on heterogeneous nodes, those
+    of the group with the widest bounds.
+    """
     first, *others = (_bounds_of(workload, group, engine) for group in cluster.of_groups)
     return replace(first, others=tuple(others)) if others else first
 
@@ -334,7 +348,7 @@ def _bounds_of(workload: Workload, cluster: Cluster, engine: str) -> PredictionB
 
 
 def _scaled_rates(hardware: Hardware) -> str:
-    """Why rates of a hardware were scaled, in words; empty if none were."""
+    """A sentence saying why rates of a hardware were scaled; empty if none were."""
     of = hardware.provenance
     if of.compute is not None and of.compute.kind == "scaled":
         lender = of.compute.source
@@ -345,7 +359,9 @@ def _scaled_rates(hardware: Hardware) -> str:
 
 
 def _curves_that_win(hardware: Hardware) -> str:
-    """Why figures of a hardware change none of its curves, in words; empty if they do."""
+    """A sentence saying why a hardware's edited figures leave its curves unchanged; empty if they
+    do not.
+    """
     of = hardware.provenance
     measured = [
         name
@@ -361,7 +377,7 @@ def _curves_that_win(hardware: Hardware) -> str:
 
 
 def _kind_of(workload: Workload, cluster: Cluster, engine: str) -> RunKind:
-    """The kind of a workload's plans, which no software ran yet."""
+    """The kind of a workload's plans, before any software has run them."""
     model = workload.model
     blocks: Blocks = "hybrid" if model.is_hybrid else "experts" if model.experts else "dense"
     return RunKind(
@@ -375,14 +391,15 @@ def _kind_of(workload: Workload, cluster: Cluster, engine: str) -> RunKind:
 
 
 def slowest_cluster(cluster: Cluster, engine: Engine) -> Cluster | None:
-    """The same cluster as slow as the slowest on which an engine was measured; None where that says
-    nothing: inside a node, with a profile of its own, or if no such cluster is known."""
+    """The cluster slowed to the slowest one on which an engine was measured; None where that does
+    not apply: inside a node, with a profile of its own, or without a measured cluster.
+    """
     if cluster.profile is not None or cluster.nodes == 1 or not engine.slowest:
         return None
     return replace(cluster, profile=catalog.profile(engine.slowest))
 
 
-# Figures that follow from an iteration's time: its bounds, tokens a second, and MFU.
+# Figures derived from an iteration's time: its bounds, tokens per second, and MFU.
 
 
 def iteration_figures(
@@ -395,7 +412,7 @@ def iteration_figures(
     bounds: PredictionBounds,
     slowest_s: float = 0.0,
 ) -> Mapping[str, Any]:
-    """The figures of a ``Prediction`` whose iteration takes ``seconds``.
+    """The derived figures of a ``Prediction`` whose iteration takes ``seconds``.
 
     ``flop`` is the number of operations that all GPUs together do in the iteration,
     ``peak_flop_per_s`` the peak rate of one of them, ``slowest_s`` how long the iteration takes on

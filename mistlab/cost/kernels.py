@@ -1,5 +1,6 @@
-"""The kernels of operators: an engine's rules and rates for them, and the arithmetic of a whole
-job."""
+"""The kernels of operators: an engine's kernel rules and rates, and the arithmetic of a whole
+job.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,11 +25,11 @@ from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.context_ways import LAUNCHES
 from mistlab.stages.plan_orders import ends_of_plan
 
-# Finds the rule of an engine for an operator of a layer graph, and the operator's class.
+# Finds the engine's kernel rule and the class of an operator in a layer graph.
 
 
 def class_of(operator: Operator) -> OperatorClass:
-    """The class of an operator, which has a rate in hardware files."""
+    """The class of an operator, for which hardware files have a rate."""
     if operator.kind == "matmul":
         return _class_of_product(operator)
     if operator.kind == "scan":
@@ -72,7 +73,9 @@ def _is_about(rule: KernelRule, operator: Operator, layer: LayerGraph, attention
 
 
 def makes_weight_gradient(operator: Operator) -> bool:
-    """Whether an operator is a product of a backward pass whose result has no token dimension."""
+    """Whether an operator is a weight-gradient GEMM of a backward pass: its result has no token
+    dimension.
+    """
     if operator.kind != "matmul" or operator.phase != "backward":
         return False
     return not any({"b", "s"} & names_in(size) for size in operator.outputs[0])
@@ -83,7 +86,9 @@ def _broadcasts(operator: Operator) -> bool:
 
 
 def _adds(operator: Operator, layer: LayerGraph) -> str:
-    """Whose gradients an operator adds: a weight's, a vector's or a table's; "" if it adds none."""
+    """The kind of parameter whose gradient an operator accumulates: weight, vector or table; "" if
+    none.
+    """
     if operator.kind != "accumulate":
         return ""
     if len(operator.outputs[0]) == 1:
@@ -94,19 +99,19 @@ def _adds(operator: Operator, layer: LayerGraph) -> str:
 
 
 def kernels_of_join(operator: Operator) -> Sum:
-    """The kernels, messages among them, that context parallelism adds to a pass."""
+    """The kernels and messages that context parallelism adds to a pass."""
     of_way = LAUNCHES[JOINS[operator.name]]
     launches = of_way.forward if operator.phase == "forward" else of_way.backward
     kernels: Sum = launches.beside(Sum.named("cp") + Sum.of(-1))
     return where("numpy.greater(cp, 1)") * kernels
 
 
-# The rates at which an engine's kernels compute on a hardware, and how much slower some precisions
-# are than 16 bits.
+# The rates of an engine's kernels on a hardware, and the slowdown of other precisions relative to
+# 16 bits.
 
 
 def compute_of(hardware: Hardware, compute: Compute, engine: Engine) -> Compute:
-    """The rates at which an engine's kernels compute; a host that is known needs no launches."""
+    """The rates of an engine's kernels; where the host is modelled, launches cost nothing here."""
     products, attention, memory = engine.shares(hardware.name)
     eight_bit = engine.eight_bit_on.get(hardware.name, 1.0)
     if engine.host is None and products == attention == memory == eight_bit == 1:
@@ -131,8 +136,9 @@ def compute_of(hardware: Hardware, compute: Compute, engine: Engine) -> Compute:
 
 
 def with_dequantised(compute: Compute, hardware: Hardware, workload: Workload) -> Compute:
-    """The rates of products whose frozen weights have few bits: before each product they are read
-    and written in 16 bits once, at the memory's rate, as a micro-batch of one sequence has it."""
+    """The rates of GEMMs with quantised frozen weights: before each GEMM the weights are read, and
+    written in 16 bits, at the memory bandwidth, for a micro-batch of one sequence.
+    """
     if workload.train == "all" or workload.base == "16bit":
         return compute
     moved = BASE_BYTES[workload.base] + BASE_BYTES["16bit"]
@@ -147,20 +153,21 @@ def with_dequantised(compute: Compute, hardware: Hardware, workload: Workload) -
     return replace(compute, rates=tuple(map(slower, compute.rates)))
 
 
-# Products with weights.
+# GEMMs with weights.
 WEIGHTED = ("matmul", "grouped_matmul")
 
 
 def host_of(engine: Engine, block_operators: float, compute: Compute) -> HostTime | None:
-    """The time of an engine's host that issues blocks of so many operators, on a hardware; None if
-    it is not known."""
+    """The issue times of an engine's host for blocks with this many operators; None if the hardware
+    has none.
+    """
     if engine.host is None:
         return None
     return replace(engine.host.of_blocks(block_operators), launch_s=compute.launch_s)
 
 
 def slowdown_of(peaks: PeakTflops, precision: Precision) -> float:
-    """How many times slower a precision's arithmetic is than 16-bit arithmetic.
+    """The slowdown of a precision's arithmetic relative to 16 bits.
 
     With 8-bit and 4-bit products everything else is in 16 bits.
     """
@@ -169,7 +176,7 @@ def slowdown_of(peaks: PeakTflops, precision: Precision) -> float:
 
 
 def slowdown_of_8_bits(peaks: PeakTflops) -> float:
-    """How many times slower 8-bit products are than 16-bit ones; below 1 where they are faster."""
+    """The slowdown of 8-bit GEMMs relative to 16 bits; below 1 where they are faster."""
     return 1.0 if peaks.fp8 is None else peaks.fp16 / peaks.fp8
 
 
@@ -181,12 +188,12 @@ PRODUCTS = {"matmul", "attention"}
 
 @cache
 def model_flop(workload: Workload) -> float:
-    """Operations of a step's products, forward and backward, without recomputation."""
+    """The operations of a step's GEMMs, forward and backward, without recomputation."""
     return _step_flop(workload, range(workload.model.layers), 1, 1)
 
 
 def stage_flop(workload: Workload, plan: Plan, stage: int) -> float:
-    """The operations of ``model_flop`` in the layers of one stage of a plan."""
+    """The part of ``model_flop`` in the layers of one stage."""
     first = sum(one.layers for one in plan.stages[:stage])
     blocks = range(first, first + plan.stages[stage].layers)
     embedding, head = ends_of_plan(plan)
@@ -194,8 +201,9 @@ def stage_flop(workload: Workload, plan: Plan, stage: int) -> float:
 
 
 def mfu_of(job: Job, stage: int | None, seconds: float) -> float:
-    """The share of peak arithmetic that a step sustains, or one stage's part of the step. The peak
-    is that of the hardware which the job names, wherever the step runs."""
+    """The MFU of a step, or of one stage: relative to the peak of the hardware that the job names,
+    wherever the step runs.
+    """
     peak = job.cluster.peak_flop_per_s(job.workload.precision)
     if stage is not None:
         return stage_flop(job.workload, job.plan, stage) / (seconds * peak)
@@ -205,19 +213,22 @@ def mfu_of(job: Job, stage: int | None, seconds: float) -> float:
 def megatron_flop(
     *, batch: int, sequence_length: int, layers: int, hidden: int, vocab: int
 ) -> float:
-    """Operations of a step as Megatron-LM counts them, with everything computed again
-    (Narayanan et al., SC 2021)."""
+    """The operations of a step as Megatron-LM counts them, with full recomputation (Narayanan et
+    al., SC 2021).
+    """
     b, s, l, h = batch, sequence_length, layers, hidden  # noqa: E741 (as in the paper)
     return 96 * b * s * l * h**2 * (1 + s / (6 * h) + vocab / (16 * l * h))
 
 
 def rough_state_bytes(model: ModelSpec) -> int:
-    """About what a model's blocks keep for training: 16 bytes for each of 12 h^2 parameters."""
+    """An estimate of the bytes that a model's blocks need for training: 16 bytes for each of 12 h^2
+    parameters.
+    """
     return 16 * 12 * model.layers * model.hidden**2
 
 
 def _step_flop(workload: Workload, blocks: range, embeddings: int, heads: int) -> float:
-    """Operations of a step in some of the model's blocks, embeddings and heads."""
+    """The operations of a step in the given blocks, embeddings and heads."""
     embedding, *kinds, head = _sequence_flop(workload)
     pattern = graph_of(workload).pattern
     places = [[*dict.fromkeys(pattern)].index(kind) for kind in pattern]
@@ -230,8 +241,9 @@ def _step_flop(workload: Workload, blocks: range, embeddings: int, heads: int) -
 
 @cache
 def _sequence_flop(workload: Workload) -> tuple[float, ...]:
-    """Operations of a sequence in the embedding, a block of each kind, and the head, if no expert
-    takes more tokens than another and none are dropped."""
+    """The operations of a sequence in the embedding, a block of each kind, and the head, with
+    perfectly balanced experts and no dropped tokens.
+    """
     workload = replace(workload, expert_imbalance=1.0, expert_capacity=None, expert_padding=False)
     ones = dict.fromkeys(sizes_of_candidates(), 1)
     sizes = {**constants_of(workload), **ones, "V": workload.model.padded_vocab(1)}
@@ -242,8 +254,9 @@ def _sequence_flop(workload: Workload) -> tuple[float, ...]:
 
 @kept
 def _flop(graph: StoredGraph, columns: tuple[str, ...], train: Train) -> Compiled:
-    """Operations of the products of the embedding, a block of each kind, and the head; without
-    those that make gradients of weights where adapters alone are trained."""
+    """The operations of the GEMMs of the embedding, a block of each kind, and the head; without
+    weight-gradient GEMMs where only adapters are trained.
+    """
     is_all = train == "all"
     flop = {
         name: Sum.total(
@@ -257,8 +270,9 @@ def _flop(graph: StoredGraph, columns: tuple[str, ...], train: Train) -> Compile
 
 
 def of_ranks(host: HostTime, ranks: Column, way: Column) -> tuple[Floats, Floats]:
-    """The host's seconds (C) for a block's forward pass, and for its backward pass, on one of so
-    many context-parallel ranks (C), which exchange keys in some ``way`` (C)."""
+    """The host's seconds (C) for a block's forward and backward pass on one of these
+    context-parallel ranks (C), which exchange keys in a given ``way`` (C).
+    """
     forward, backward = np.full(len(ranks), host.forward_s), np.full(len(ranks), host.backward_s)
     for number, launches in LAUNCHES.items():
         rows = (ranks > 1) & (way == number)

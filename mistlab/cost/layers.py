@@ -1,4 +1,4 @@
-"""The costs of single layers: seconds of their kernels, and bytes that they keep and pass on.
+"""The costs of single layers: kernel seconds, and bytes that they keep and pass on.
 
 Axes: C candidates; types of layers (``mistlab.graph.layer_types``) are named, not numbered.
 """
@@ -49,17 +49,17 @@ CLASSES: tuple[OperatorClass, ...] = (
     *OPERATOR_CLASSES,
     *(name for name in AS_ANOTHER if name != "step"),
 )
-# Classes beyond those of operators: products that run beside tensor-parallel collectives. They make
-# gradients of weights, or of a layer's input.
+# Classes beyond those of operators: GEMMs that can overlap with tensor-parallel collectives, for
+# weight gradients or for a layer's input gradient.
 BESIDE = "beside"
 BESIDE_INPUT = "beside input"
 BESIDES: Mapping[Beside, str] = {"weights": BESIDE, "input": BESIDE_INPUT}
-# The classes of operators of attention, beside which keys and values go round.
+# The operator classes of attention, which overlap with the exchange of keys and values.
 OF_ATTENTION: tuple[OperatorClass, ...] = (
     *("attention_forward", "attention_backward", "batched_matmul"),
 )
 
-# The power of the norm that joins the GPU's time and the host's time to launch kernels.
+# The power of the norm that joins GPU time and the host's launch time: nearly the maximum of both.
 JOIN = 6.0
 
 KernelRules = tuple[KernelRule, ...]
@@ -67,7 +67,7 @@ KernelRules = tuple[KernelRule, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pass:
-    """A layer's forward or backward pass (C each).
+    """The forward or backward passes of a layer (C each).
 
     ``exchanged`` has the numbers of messages, and their bytes in all, by the names of
     ``EXCHANGES``. ``beside_s`` of ``compute_s`` can run while messages of each kind are under way.
@@ -78,7 +78,7 @@ class Pass:
     exchanged: Mapping[str, tuple[Floats, Floats]]
 
     def taken(self, rows: Ints) -> Self:
-        """The pass of the candidates in these rows."""
+        """The passes of the candidates with these indices."""
         return type(self)(
             compute_s=self.compute_s[rows],
             beside_s={beside: seconds[rows] for beside, seconds in self.beside_s.items()},
@@ -91,7 +91,8 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerFigures:
-    """One layer: its passes, parameters on a rank, and bytes that it keeps and passes on (C each).
+    """The figures of one layer: its passes, parameters on a rank, and bytes that it keeps and
+    passes on (C each).
 
     ``experts`` are the parameters of experts among all. ``again`` is the part of the forward pass
     that runs once more before its backward pass. Types of layers with equal passes share them.
@@ -107,7 +108,7 @@ class LayerFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWork:
-    """The work of a model's layers by one engine's kernels, as functions of columns.
+    """The work of a model's layers with one engine's kernels, as functions of columns.
 
     Expressions of a pass are named after the first type of layer that has it. The numbers of
     ``compiled`` say, for each pass of each type, the place of its name among these names. With
@@ -140,7 +141,7 @@ class LayerWork:
         )
 
     def __call__(self, columns: Mapping[str, Floats]) -> Mapping[str, Floats]:
-        """The value of each expression for columns of all sizes and choices of graphs."""
+        """Evaluate every expression for columns of all sizes and graph choices."""
         values = by_graph(self.compiled, self._other, columns)
         return dict(zip(self.compiled.names, values, strict=True))
 
@@ -150,14 +151,14 @@ class LayerWork:
 
     @property
     def passes(self) -> Sequence[str]:
-        """The names of passes."""
+        """The names of all passes."""
         names: dict[int, str] = {}
         for name, number in self.compiled.numbers.items():
             names.setdefault(number, name)
         return [names[place] for place in sorted(names)]
 
     def pass_of(self, layer_type: str, phase: str) -> str | None:
-        """The name of a pass of a type of layers, if it has one."""
+        """The name of a pass of a layer type; None if the type has no such pass."""
         number = self.compiled.numbers.get(f"{layer_type} {phase}")
         return None if number is None else self.passes[number]
 
@@ -177,7 +178,7 @@ def _compiled(
     numbers: dict[str, int] = {}
     names: dict[tuple[str, tuple[Operator, ...]], str] = {}
     layers = graphs_of(graph.counts, treatments, choice.exchange, choice.lean)
-    # Whether their passes are those of others depends on the choice, and names must not.
+    # Whether two types share a pass depends on the choice, but names must not.
     chosen = {
         type_of(kind, name) for kind in graph.pattern for name, row in treatments if row.is_chosen
     }
@@ -201,7 +202,7 @@ def _compiled(
 
 
 def _exchanges(name: str, operators: Sequence[Operator]) -> Mapping[str, Value]:
-    """The numbers of a pass's messages, and their bytes in all."""
+    """The numbers of messages of a pass, and their total bytes."""
     expressions: dict[str, Value] = {}
     for kind in EXCHANGES:
         messages = [o.read_bytes for o in operators if o.name == kind]
@@ -217,8 +218,9 @@ def _passes(layer: LayerGraph) -> dict[str, tuple[Operator, ...]]:
 
 
 def work_of(graph: StoredGraph, rules: KernelRules, split: StoredGraph | None = None) -> LayerWork:
-    """The work of a graph's layers by an engine's kernels, and of its graph with sequence
-    parallelism."""
+    """The work of a graph's layers with an engine's kernels, and of its graph with sequence
+    parallelism.
+    """
     return LayerWork.of(graph, rules, tuple(TREATMENTS.items()), split)
 
 
@@ -236,7 +238,7 @@ class LayerModel:
     of_8_bits: float = 1.0
 
     def __call__(self, columns: Mapping[str, Floats]) -> Mapping[str, LayerFigures]:
-        """The figures of each type of layer for columns of all sizes and choices of graphs."""
+        """The figures of each layer type, for columns of all sizes and graph choices."""
         values, rates = self.work(columns), self.rates()
         passes = {name: self._pass(name, values, rates) for name in self.work.passes}
 
@@ -257,7 +259,7 @@ class LayerModel:
         }
 
     def rates(self) -> Mapping[str, tuple[float, float]]:
-        """The seconds for an operation and for a byte, of each class."""
+        """The seconds per operation and per byte, for each class."""
         s_per_flop = self.slowdown / self.compute.sustained
         rates: dict[str, tuple[float, float]] = {
             operators: (
@@ -291,13 +293,13 @@ class LayerModel:
         )
 
     def _launched(self, gpu_s: Floats, launches_s: Floats) -> Floats:
-        """The time of kernels with that to launch them, one after the other on one processor."""
+        """The kernels' time joined with their launch time, launched in sequence by one CPU core."""
         if self.compute.host_computes:
             return gpu_s + launches_s
         return _joined(gpu_s, launches_s)
 
     def times_slower(self, operators: OperatorClass) -> float:
-        """How many times slower a class is than the class whose rate it takes."""
+        """The slowdown of a class relative to the class whose rate it uses."""
         takes = self.compute.given(operators)
         return self.of_8_bits if operators in EIGHT_BIT and takes not in EIGHT_BIT else 1.0
 
@@ -305,7 +307,7 @@ class LayerModel:
 def of_classes(
     name: str, values: Mapping[str, Floats], rates: Mapping[str, tuple[float, float]]
 ) -> tuple[Floats, Floats]:
-    """The operations and the seconds (one for each rate, C) of a pass's kernels by their class."""
+    """The operations and the seconds (one for each rate, C) of a pass's kernels by class."""
     flop = np.array([values[f"{name} {one} flop"] for one in rates])
     moved = np.array([values[f"{name} {one} bytes"] for one in rates])
     factors = np.array([*rates.values()])
@@ -315,7 +317,7 @@ def of_classes(
 def _work(
     operators: Sequence[Operator], layer: LayerGraph, rules: KernelRules, attention: str
 ) -> Mapping[str, Value]:
-    """Operations and bytes of each class of a layer's operators, and its number of kernels."""
+    """The operations and bytes of a layer's operators by class, and the number of kernels."""
     classes = (*CLASSES, *BESIDES.values())
     terms: dict[str, list[Sum]] = {
         f"{one} {unit}": [] for one in classes for unit in ("flop", "bytes")
@@ -351,7 +353,7 @@ def _work(
 
 
 def _goes_on_beside(operator: Operator) -> Beside | None:
-    """The gradient that a product makes, if it can run while tensor-parallel ranks exchange.
+    """The gradient that a GEMM computes, if it can overlap with a tensor-parallel collective.
 
     They exchange the gradient of a layer's input beside a product that makes the gradient of a
     weight whose rows are split over the ranks. They gather the input again beside the product that
@@ -370,7 +372,7 @@ def _goes_on_beside(operator: Operator) -> Beside | None:
 
 @cache
 def bytes_factor(rule: KernelRule) -> Sum:
-    """Of the bytes that an operator reads and writes, the part that its kernel moves."""
+    """The part of an operator's bytes that its kernel moves."""
     if rule.bytes_own_keys is not None:
         return _where_own_keys(_number(rule.bytes_own_keys), _number(rule.bytes_factor))
     return _where_fused(rule, rule.bytes_factor, rule.bytes_unfused)
@@ -400,29 +402,29 @@ def _where_fused(rule: KernelRule, fused: float, unfused: float) -> Sum:
 
 @cache
 def _number(factor: float) -> Sum:
-    """A factor as the quotient of whole numbers that its decimal digits say."""
+    """A factor as the exact fraction of its decimal digits."""
     return Sum.of(Fraction(str(factor)))
 
 
 def _joined(gpu_s: Floats, launches_s: Floats) -> Floats:
-    """The GPU's time joined with the host's time to launch: close to the longer of the two."""
+    """GPU time joined with the host's launch time: close to the longer of the two."""
     longer = np.maximum(gpu_s, launches_s)
     shares = (gpu_s / longer) ** JOIN + (launches_s / longer) ** JOIN
     return np.asarray(longer * shares ** (1 / JOIN))
 
 
-# How long the collectives inside layers take, and how much of that time products hide.
+# The collectives inside layers, and the part of their time that GEMMs hide.
 #
 # Axes: S strategies.
 
-# Seconds (S) of a collective over a group by its name, for its bytes and its messages (S each).
+# The seconds (S) of a collective over a named group, given its bytes and its messages (S each).
 Over = Callable[[str, Collective, Floats, Floats], Floats]
-# Seconds (S) of exchanges between ranks with different experts, for their bytes and messages.
+# The seconds (S) of exchanges between ranks with different experts, given bytes and messages.
 ToExperts = Callable[[Floats, Floats], Floats]
 
 
 class LayerExchanges:
-    """The collectives of passes of layers, for some strategies (S)."""
+    """The collectives of layers' passes, for some strategies (S)."""
 
     def __init__(
         self, over: Over, to_experts: ToExperts, of_several: Callable[[str], Sequence[object]]
@@ -433,12 +435,12 @@ class LayerExchanges:
         self._found: dict[int, Mapping[Beside | None, Floats]] = {}
 
     def any_in(self, passes: Sequence[Pass]) -> bool:
-        """Whether ranks exchange anything in some passes."""
+        """Whether ranks communicate in the given passes."""
         names = {name for one in passes for name in one.exchanged}
         return any(self._of_several(EXCHANGES[name].group) for name in names)
 
     def within(self, groups: Collection[str]) -> LayerExchanges:
-        """The collectives of some groups of the mesh alone."""
+        """The collectives of the given mesh groups only."""
 
         def of_several(group: str) -> Sequence[object]:
             return self._of_several(group) if group in groups else ()
@@ -446,8 +448,9 @@ class LayerExchanges:
         return LayerExchanges(self._over, self._to_experts, of_several)
 
     def unhidden_s(self, layer: LayerFigures, phase: Phase, *, overlaps_products: bool) -> Floats:
-        """Seconds (S) of the collectives in one pass of a layer that nothing hides, with those of
-        what runs again before a backward pass."""
+        """The exposed seconds (S) of the collectives in one pass of a layer, including those of the
+        recomputation before a backward pass.
+        """
         layer_pass = layer.passes[phase]
         seconds = self.waited_s(layer_pass)
         if phase == "backward":
@@ -462,7 +465,7 @@ class LayerExchanges:
         return seconds
 
     def waited_s(self, layer_pass: Pass) -> Floats:
-        """Seconds (S) of all collectives of a pass, but for those that attention hides."""
+        """The seconds (S) of all collectives of a pass except those that attention hides."""
         exchanges = self._by_product(layer_pass)
         if not exchanges:
             return np.zeros_like(layer_pass.compute_s)
@@ -472,20 +475,20 @@ class LayerExchanges:
         return np.asarray(seconds)
 
     def hidden_s(self, layer_pass: Pass, beside: Beside) -> Floats:
-        """Seconds (S) of the collectives of a pass that run beside some of its products."""
+        """The seconds (S) of a pass's collectives that overlap with some of its GEMMs."""
         exchanged_s = self._by_product(layer_pass).get(beside)
         if exchanged_s is None:
             return np.zeros_like(layer_pass.compute_s)
         return np.asarray(np.minimum(exchanged_s, layer_pass.beside_s[beside]))
 
     def _by_product(self, layer_pass: Pass) -> Mapping[Beside | None, Floats]:
-        """Seconds (S) of the collectives of a pass, by the products beside which they can run."""
+        """The seconds (S) of a pass's collectives, by the GEMMs that they can overlap with."""
         if id(layer_pass) not in self._found:
             by_product: dict[Beside | None, Floats] = {}
             for name, (messages, size_bytes) in layer_pass.exchanged.items():
                 row = EXCHANGES[name]
                 if not self._of_several(row.group):
-                    # Nobody to exchange with.
+                    # A group of one rank exchanges nothing.
                     continue
                 if row.group == "experts":
                     seconds = self._to_experts(size_bytes, messages)
@@ -505,7 +508,7 @@ def figures_of_layers(
     workload: Workload,
     columns: Mapping[str, NDArray[Any]],
 ) -> Mapping[str, LayerFigures]:
-    """The figures of each layer for each strategy; ``known`` are those of sizes met before."""
+    """The figures of each layer for each strategy; ``known`` caches those of sizes met before."""
     names = layer_columns()
     figures, rows = known(
         [columns[name] for name in names.values()],
@@ -514,7 +517,7 @@ def figures_of_layers(
     taken: dict[int, Pass] = {}
 
     def pass_of(layer_pass: Pass) -> Pass:
-        # Types of layers that share a pass share its rows too.
+        # Layer types that share a pass share its rows.
         if id(layer_pass) not in taken:
             taken[id(layer_pass)] = layer_pass.taken(rows)
         return taken[id(layer_pass)]
@@ -532,12 +535,11 @@ def figures_of_layers(
     }
 
 
-# How long the GPU waits in blocks with experts for the host that issues their operators.
+# The host-bound time of blocks with experts.
 #
-# In each of these blocks the host waits until the GPU has told it how many rows come. So it is
-# never a block ahead, and a pass of the block takes as long as the slower of the two. So it is on
-# a rank that has all experts, too. Only where experts take as many rows as they have room for does
-# the host know before.
+# In each such block the host waits until the GPU has told it how many tokens each expert gets, so
+# it is never a block ahead: a pass of the block takes the longer of GPU time and issue time, even
+# on a rank that has all experts. Only experts of fixed capacity spare the host this wait.
 #
 # Axes: S strategies, T types of layers.
 
@@ -549,14 +551,15 @@ def waits_for_hosts_s(
     phase: Phase,
     exchanged_s: Floats,
 ) -> Floats:
-    """Seconds (T, S) of a pass of each type in which the GPU has nothing to do; its host issues an
-    operator in ``operator_s``, and its collectives take ``exchanged_s`` (T, S)."""
+    """The seconds (T, S) for which the GPU idles in a pass of each type; its host issues an
+    operator in ``operator_s``, and its collectives take ``exchanged_s`` (T, S).
+    """
     waits_s = np.zeros_like(exchanged_s)
     if not operator_s or workload.expert_padding:
         return waits_s
     graph = graph_of(workload)
     kinds = LayerTypes.of(graph.pattern).kinds
-    # Between embedding and head are as many types of each kind, one for each treatment.
+    # Between embedding and head, each kind of block has equally many types, one for each treatment.
     ways = (len(layers) - 2) // len(kinds)
     for layer_type, layer in enumerate(layers[1:-1], start=1):
         groups = (EXCHANGES[name].group for name in layer.passes[phase].exchanged)

@@ -44,17 +44,17 @@ from mistlab.stages.stage_shape import by_shape
 
 Copy = Literal["host_to_device", "device_to_host"]
 
-# The latency of one hop of a collective inside a node, as that of ``NETWORK_HOP_S``. Measured
-# all-reduces inside nodes give 2.1 to 2.7 microseconds a hop over NVLink and 4.8 over PCIe.
+# The latency of one hop of a collective inside a node (cf. ``NETWORK_HOP_S``). Measured all-reduces
+# inside nodes give 2.1 to 2.7 microseconds a hop over NVLink and 4.8 over PCIe.
 NVLINK_HOP_S = 3.4 * MICROSECONDS
 PCIE_HOP_S = 5.7 * MICROSECONDS
-# A node whose GPUs exchange data faster than this has NVLink.
+# The bandwidth above which the GPUs of a node are taken to have NVLink.
 FASTEST_PCIE_GBYTES_PER_S = 64.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measured:
-    """The measured latency and seconds a byte of a collective on one shape of group."""
+    """The measured latency and seconds per byte of a collective on one group shape."""
 
     gpus_in_node: int
     nodes: int
@@ -84,8 +84,9 @@ class LinkTimes:
     def collective(
         self, kind: Collective, *, gpus_in_node: int, nodes: int, units: tuple[int, ...] = ()
     ) -> LinkTime:
-        """The time of a collective over groups of this shape; ``units`` are those of each tier
-        above the network that a group lies in."""
+        """The time of a collective over groups of this shape; ``units`` gives the number of units
+        of each tier above the network that a group spans.
+        """
         if kind == "all_to_all" and nodes > 1:
             return self.to_all(gpus_in_node=gpus_in_node, nodes=nodes, units=units)
         over_nodes = self._over_nodes(kind, gpus_in_node, nodes)
@@ -100,7 +101,7 @@ class LinkTimes:
         return link if summed is None else replace(summed, instead=link)
 
     def _over_nodes(self, kind: Collective, gpus_in_node: int, nodes: int) -> LinkTime:
-        """The time of a collective over nodes that no tiers divide."""
+        """The time of a collective over nodes without tiers between them."""
         ranks = gpus_in_node * nodes
         if ranks == 1:
             return LinkTime(latency_s=0.0, s_per_byte=0.0)
@@ -120,7 +121,7 @@ class LinkTimes:
             s_per_byte = self._by_datasheet(kind, gpus_in_node, ranks)
         else:
             s_per_byte = self._as_measured(near, gpus_in_node, nodes)
-        # The part of the measured latency beyond its shape's hops is the same for every shape.
+        # The measured latency in excess of the hops is the same for every group shape.
         beyond_s = 0.0
         if near is not None:
             beyond_s = near.link.latency_s - self._ring_s(kind, near.gpus_in_node, near.nodes)
@@ -137,7 +138,7 @@ class LinkTimes:
         return link(self._ring_s(kind, gpus_in_node, nodes), s_per_byte, tree)
 
     def tier_name(self, place: int) -> str:
-        """What the tier at a place is called."""
+        """The name of the tier at this index."""
         network = self.cluster.network
         return NAMES[place] if network is None else network.tiers[place].name
 
@@ -152,7 +153,8 @@ class LinkTimes:
         """
         if nodes == 1:
             return self._over_nodes("all_to_all", gpus_in_node, 1)
-        # The share of all nodes that a token's copies reach, over the copies for each node.
+        # The share of all nodes that a token's copies reach, divided by the number of copies per
+        # node.
         reached = (1 - (1 - 1 / nodes) ** copies) * nodes / copies if copies else 1.0
         link = self._to_nodes(gpus_in_node, nodes, reached, passes_on=copies > 0)
         if self.tiers is None:
@@ -162,7 +164,7 @@ class LinkTimes:
     def _to_nodes(
         self, gpus_in_node: int, nodes: int, reached: float, *, passes_on: bool
     ) -> LinkTime:
-        """The time of an all-to-all over nodes that no tiers divide."""
+        """The time of an all-to-all over nodes without tiers between them."""
         ranks, cluster = gpus_in_node * nodes, self.cluster
         network = cluster.inter_node_bytes_per_s / cluster.gpus_per_node
         across = (ranks - gpus_in_node) / ranks / network * reached
@@ -170,7 +172,7 @@ class LinkTimes:
             tier = self.tier_name(NETWORK)
             return LinkTime(latency_s=self._network_hop_s, s_per_byte=across, tier=tier)
         inside = self._over_nodes("all_to_all", gpus_in_node, 1)
-        # The bytes that stay in the node, or are passed on in it.
+        # The bytes that stay in the node, or are forwarded inside it.
         passes_on = passes_on or (self.tiers is not None and self.tiers.forwards)
         stay = 1.0 if passes_on else gpus_in_node / ranks
         link = LinkTime(
@@ -199,23 +201,23 @@ class LinkTimes:
         return replace(own, instead=half)
 
     def _summed_by_ranks(self, gpus_in_node: int, nodes: int, units: tuple[int, ...]) -> LinkTime:
-        """The time of an all-reduce over a ring, which no switch helps."""
+        """The time of an all-reduce over a ring, without in-network reduction."""
         link = self._over_nodes("all_reduce", gpus_in_node, nodes)
         if self.tiers is None or nodes == 1:
             return link
         return self.tiers.collective("all_reduce", link, GroupSpread(gpus_in_node, nodes, units))
 
     def _as_measured(self, near: "_Measured", gpus_in_node: int, nodes: int) -> float:
-        """Seconds of each byte, from the seconds of a measured shape."""
+        """Seconds per byte, derived from a measured group shape."""
         ranks, near_ranks = gpus_in_node * nodes, near.gpus_in_node * near.nodes
-        # Bytes past a link for each byte of the message, relative to the measured shape.
+        # The bytes through a link per byte of the message, relative to the measured shape.
         share = ((ranks - 1) / ranks) / ((near_ranks - 1) / near_ranks)
         if nodes > 1:
             share *= near.gpus_in_node / gpus_in_node
         return near.link.s_per_byte * share / self._override(across_nodes=nodes > 1)
 
     def _by_datasheet(self, kind: Collective, gpus_in_node: int, ranks: int) -> float:
-        """Seconds of each byte across nodes, by the datasheet's rate of the network.
+        """Seconds per byte across nodes, from the network's datasheet rate.
 
         A group's share of the rate is its ranks' share of the node's GPUs.
         """
@@ -225,13 +227,13 @@ class LinkTimes:
         return passes * (ranks - 1) / ranks / rate
 
     def _ring_s(self, kind: Collective, gpus_in_node: int, nodes: int) -> float:
-        """Seconds of all hops of a ring."""
+        """The latency of all hops of a ring."""
         inside, across = (gpus_in_node - 1) * nodes, nodes - 1
         passes = 2 if kind == "all_reduce" else 1
         return passes * (inside * self._hop_in_node_s + across * self._network_hop_s)
 
     def _tree_s(self, gpus_in_node: int, nodes: int) -> float:
-        """Seconds of all hops of an all-reduce, up and down a tree of nodes.
+        """The latency of all hops of an all-reduce, up and down a tree of nodes.
 
         The GPUs of a node form a chain.
         """
@@ -251,7 +253,8 @@ class LinkTimes:
         self, *, across_nodes: bool, at_once: int, place: int = NETWORK, senders: int = 1
     ) -> LinkTime:
         """The time of a send to a GPU of the next stage, while ``at_once`` GPUs of a node send, and
-        so many ``senders`` of all nodes through the tier at a place."""
+        ``senders`` of all nodes use the tier at an index.
+        """
         link = self._send(across_nodes=across_nodes, at_once=at_once)
         if self.tiers is None or not across_nodes:
             return link
@@ -273,12 +276,12 @@ class LinkTimes:
         return LinkTime(latency_s=latency_s, s_per_byte=1 / rate, tier=tier)
 
     def part_of_network(self, at_once: int) -> float:
-        """The share of a node's network that sends of ``at_once`` of its GPUs take."""
+        """The share of a node's network that sends of ``at_once`` of its GPUs use."""
         link = self._send(across_nodes=True, at_once=at_once)
         return at_once / (link.s_per_byte * self.cluster.inter_node_bytes_per_s)
 
     def copy(self, direction: Copy) -> LinkTime:
-        """The time of a copy between a GPU and its host, on all GPUs of the node at once."""
+        """The time of a host copy while all GPUs of the node copy."""
         measured = [g for g in self.transfers.groups if getattr(g, direction) is not None]
         if not measured:
             message = (
@@ -292,7 +295,7 @@ class LinkTimes:
         return LinkTime(latency_s=line.latency_s, s_per_byte=1 / line.bytes_per_s)
 
     def _override(self, *, across_nodes: bool) -> float:
-        """The rate that a plan or network file gives for a link, as a multiple of the usual one."""
+        """The rate that a plan or network file sets for a link, relative to the default rate."""
         which = "inter_node_gbytes_per_s" if across_nodes else "intra_node_gbytes_per_s"
         given = self.cluster.given_gbytes_per_s(which)
         usual: float = getattr(self.cluster.hardware.node, which)
@@ -300,7 +303,7 @@ class LinkTimes:
 
 
 def _measured(group: GroupTransfers, kind: Collective) -> _Measured | None:
-    """A collective's own line, or a line derived from another collective's.
+    """A collective's own fitted line, or one derived from another collective's.
 
     An all-reduce is a reduce-scatter and an all-gather, which move equal bytes. An all-to-all moves
     as many bytes past each link as an all-gather of a message as large as one rank's rows.
@@ -337,16 +340,17 @@ def _nearest(measured: list[_Measured], gpus_in_node: int, nodes: int) -> _Measu
     return min(measured, key=distance, default=None)
 
 
-# The latency of an all-reduce of a message so small that only hops count.
+# The latency of an all-reduce whose message is so small that only hops count.
 #
-# A ring of n ranks passes the message on 2 (n - 1) times, so its latency grows with the ranks. A
-# tree of nodes goes up and down its levels, whose number is the logarithm of the nodes.
+# A ring of n ranks forwards the message 2 (n - 1) times, so its latency grows with the number of
+# ranks. A tree goes up and down its levels, whose number is the logarithm of the number of nodes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduceLatency:
-    """Seconds of an all-reduce over a ring, over a tree of nodes, and over the faster one; None
-    where all ranks are in one node, which has no tree."""
+    """The seconds of an all-reduce over a ring, over a tree of nodes, and over the faster of both;
+    None for the tree where all ranks are in one node.
+    """
 
     ring_s: float
     tree_s: float | None
@@ -365,22 +369,24 @@ def all_reduce_latency(links: LinkTimes, size_bytes: float) -> AllReduceLatency:
     )
 
 
-# The time of transfers, by a fitted latency and bandwidth. Axes: C transfers.
+# The time of transfers, from a fitted latency and bandwidth. Axes: C transfers.
 
 
 def transfer_s(size_bytes: Floats, line: Line) -> Floats:
-    """Seconds (C) of transfers of ``size_bytes`` (C); a transfer of no bytes takes no time."""
+    """The seconds (C) of transfers of ``size_bytes`` (C); a transfer of zero bytes takes no
+    time.
+    """
     seconds = line.latency_s + size_bytes / line.bytes_per_s
     return np.asarray(np.where(size_bytes > 0, seconds, 0.0))
 
 
-# How much longer sends between stages take on a cluster with a profile.
+# The additional time of sends between stages on a cluster with a profile.
 #
 # Axes: S strategies.
 
 
 def late_s(value: Callable[[str], NDArray[Any]], cluster: Cluster, global_batch: int) -> Floats:
-    """Seconds (S) that sends take longer by a cluster's profile."""
+    """The additional seconds (S) of sends by a cluster's profile."""
     ranks = np.asarray(ranks_of("tensor", value)).astype(np.int64)
     profile, gpus = cluster.profile, cluster.num_gpus
     if profile is None:
@@ -398,7 +404,7 @@ def late_s(value: Callable[[str], NDArray[Any]], cluster: Cluster, global_batch:
 
 
 def groups_of(cluster: Cluster, ranks: Ints) -> Rows:
-    """The number of the group of each rank (C); ranks beyond the cluster are in the last."""
+    """The index of each rank's group (C); ranks beyond the cluster belong to the last group."""
     ends = [one.stop for one in cluster.ranks_of_groups[:-1]]
     return np.searchsorted(ends, ranks, side="right")
 
@@ -406,8 +412,9 @@ def groups_of(cluster: Cluster, ranks: Ints) -> Rows:
 def figure_at(
     cluster: Cluster, first_rank: Ints, figure: Callable[[Cluster], float]
 ) -> Floats | float:
-    """A figure of the group of nodes at each stage's first rank (C); one number where all nodes are
-    equal."""
+    """A figure of the group of nodes at each stage's first rank (C); a scalar where all nodes are
+    equal.
+    """
     if not cluster.others:
         return figure(cluster)
     of_groups = np.array([figure(group) for group in cluster.of_groups])
@@ -425,14 +432,14 @@ def in_one_group(cluster: Cluster, batch: StageBatch) -> Bools | bool:
 def mean_peak_flop_per_s(
     cluster: Cluster, precision: Precision, first_rank: int, gpus: int
 ) -> float:
-    """The peak rate of one of so many GPUs from a rank on, on average."""
+    """The mean peak rate of this many GPUs, starting at a rank."""
     if not cluster.others:
         return cluster.peak_flop_per_s(precision)
-    # Every prediction asks, so no cluster is made of a group here.
+    # On the path of every prediction, so no cluster object is made for a group here.
     groups, node = cluster.groups, cluster.gpus_per_node
     end, total, begun = first_rank + gpus, 0.0, 0
     for number, group in enumerate(groups, 1):
-        # Ranks beyond the cluster are in the last group.
+        # Ranks beyond the cluster belong to the last group.
         until = begun + group.nodes * node if number < len(groups) else end
         of_group = max(0, min(end, until) - max(first_rank, begun))
         total += of_group * group.hardware.gpu.peak_flop_per_s(precision)
@@ -440,12 +447,12 @@ def mean_peak_flop_per_s(
     return total / gpus
 
 
-# How long ranks with different experts take to exchange copies of tokens.
+# The time for which ranks with different experts exchange tokens.
 #
 # Axes: S strategies.
 
-# A pass sends each copy of a token there and back, and its weight one way. Rows are in 16 bits and
-# weights in 32; whether a token chose an expert is a byte.
+# A pass sends each copy of a token in both directions, and its routing weight in one. Rows have 16
+# bits and weights 32; a token's choice of an expert is a byte.
 ROW_BYTES, WEIGHT_BYTES = 2, 4
 
 
@@ -455,7 +462,7 @@ def exchanged_s(
     model: ModelSpec,
     shape: tuple[Ints, ...],
 ) -> Callable[[Floats, Floats], Floats]:
-    """Seconds (S) of a pass's exchanges, for their bytes in all and their number (S each).
+    """The seconds (S) of a pass's exchanges, given their total bytes and their number (S each).
 
     ``shape`` says how each group lies, as in ``Shapes.groups``.
     """
@@ -475,7 +482,7 @@ def exchanged_s(
                 if of_all and experts is not None:
                     sent = moved / (2 * ROW_BYTES * width + WEIGHT_BYTES)
                     moved = moved + sent * WEIGHT_BYTES * (experts.count / spanned - 1)
-                    # The backward pass knows from the forward pass what all tokens chose.
+                    # The backward pass reuses the routing of the forward pass.
                     gather = links.collective(
                         "all_gather", gpus_in_node=gpus, nodes=spanned, units=units
                     )
@@ -489,7 +496,7 @@ def exchanged_s(
 
 
 def peculiar_s(value: Callable[[str], NDArray[Any]], cluster: Cluster) -> Floats:
-    """Seconds (C) that a block's two passes are issued later by a cluster's profile."""
+    """The seconds (C) by which a cluster's profile delays the issue of a block's two passes."""
     ranks = np.asarray(ranks_of("tensor", value))
     if cluster.profile is None or cluster.nodes == 1:
         return np.zeros(len(ranks))

@@ -1,4 +1,4 @@
-"""The peaks of memory of stages: what passes hold layer by layer, states, and what lies outside.
+"""Peak memory of stages: activations layer by layer, states, and memory beyond tensors.
 
 Axes: C candidates, V chunks of a stage, T types of layers, R runs of layers.
 """
@@ -21,26 +21,26 @@ from mistlab.plan.plan import Plan
 from mistlab.stages.plan_orders import HeldMoments, PassMoments
 from mistlab.stages.stage_batch import StageBatch, StagePeaks
 
-# The most bytes that stages hold while they run their passes, layer by layer, beside their states.
+# The peak bytes of stages during their passes, layer by layer, beyond their states.
 #
-# From a layer's forward pass until its backward pass a stage keeps the part of its activations
-# that stays on the GPU. If gradients of weights have passes of their own (W), it then keeps what W
-# needs. Offloaded activations of a layer leave while the layer after it runs forward, and come
-# back while that layer runs backward.
+# From a layer's forward pass until its backward pass a stage keeps the part of its activations that
+# is not offloaded. If weight gradients have separate passes (W), it then keeps what W needs.
+# Offloaded activations of a layer leave during the next layer's forward pass, and return during
+# that layer's backward pass.
 #
-# Layers of one type that follow one another are a run: their bytes change evenly, so one of its
-# ends is fullest.
+# Consecutive layers of one type are a run: their bytes change linearly, so the peak is at one of
+# its ends.
 #
 # Axes: C candidates, V chunks of a stage, T types of layers, R runs of layers.
 
 
-# How long each run is (R, C), and the place of its type (R, C or R, 1).
+# The length of each run (R, C), and the index of its layer type (R, C or R, 1).
 Runs = tuple[Floats, Ints]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WalkedLayers:
-    """Bytes (T, C) on the GPU of a layer of each type, for one micro-batch.
+    """The bytes (T, C) on the GPU of a layer of each type, for one micro-batch.
 
     It ``keeps`` some until its backward pass; the ``moving`` ones among its activations are on the
     host meanwhile. It has ``left`` others from its backward pass until W. If its backward pass is
@@ -55,7 +55,7 @@ class WalkedLayers:
     in_w: Bools
 
     def of_types(self, types: Ints) -> Self:
-        """The bytes of layers of such types, one for each candidate (C) or for all of them (1)."""
+        """The bytes of layers of these types, one for each candidate (C) or for all of them (1)."""
         if len(types) == 1:
             return type(self)(
                 **{one.name: getattr(self, one.name)[types[0]] for one in fields(self)}
@@ -68,8 +68,9 @@ class WalkedLayers:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Run:
-    """Layers of one type, ``count`` of them (C): ``before`` are the bytes that are on their way
-    while the first of them runs, those of the layer before it."""
+    """A run of ``count`` layers (C) of one type; ``before`` are the bytes of the layer before it
+    that are still in transfer while its first layer runs.
+    """
 
     count: Floats
     own: WalkedLayers
@@ -77,7 +78,7 @@ class _Run:
 
     @property
     def is_there(self) -> Bools:
-        """Whether there is a layer."""
+        """Whether the run has a layer."""
         return self.count > 0
 
 
@@ -91,8 +92,9 @@ def _runs(layers: WalkedLayers, runs: Runs) -> Iterator[_Run]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Chunk:
-    """A chunk's bytes (C) for one micro-batch: between passes, and at the most during each pass
-    beyond the bytes at its begin. ``begins`` are those of its first layer's forward pass."""
+    """The bytes (C) of a chunk for one micro-batch: between passes, and at the peak of each pass
+    beyond those at its beginning. ``begins`` are those of its first layer's forward pass.
+    """
 
     keeps: Floats
     left: Floats
@@ -104,7 +106,7 @@ class _Chunk:
 
     @classmethod
     def of(cls, layers: WalkedLayers, runs: Runs, sent: Floats) -> Self:
-        """A chunk of these layers, which holds what it has ``sent`` until its backward pass."""
+        """A chunk of these layers, which keeps its ``sent`` output until its backward pass."""
         nothing = np.zeros(len(sent))
         every = [*_runs(layers, runs)]
         kept, left, leaving, begins, forward = nothing, nothing, nothing, nothing, nothing
@@ -125,7 +127,7 @@ class _Chunk:
         backward, now = nothing, -sent
         for run in reversed(every):
             of_layer, each = run.own, run.own.left - run.own.keeps
-            # The last layer, the second and the first one.
+            # The last, the second and the first layer.
             runs_last = now - of_layer.keeps + of_layer.moving + of_layer.backward_peak
             runs_second = runs_last + (run.count - 2) * each
             runs_first = (
@@ -152,7 +154,7 @@ def _fuller(bytes_: Floats, others: Floats, are_there: Bools) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WalkedPasses:
-    """The most bytes (C) during forward passes, and during the other passes."""
+    """The peak bytes (C) during forward passes, and during all other passes."""
 
     forward: Floats
     backward: Floats
@@ -167,8 +169,9 @@ class WalkedPasses:
         sent: Sequence[Floats],
         step_buffer: Floats,
     ) -> Self:
-        """Stages with these moments, whose ``chunks`` hold what they have ``sent``. First forward
-        passes need the ``step_buffer`` too."""
+        """The peaks of stages at these moments, whose ``chunks`` keep their ``sent`` outputs. First
+        forward passes need the ``step_buffer`` too.
+        """
         of_chunks = [_Chunk.of(layers, runs, of) for runs, of in zip(chunks, sent, strict=True)]
         each = np.stack([one.keeps for one in of_chunks] + [one.left for one in of_chunks])
         forward = backward = np.zeros(each.shape[1])
@@ -189,14 +192,16 @@ class WalkedPasses:
 
 
 def _forward(passes: PassMoments, chunks: Sequence[_Chunk]) -> Floats:
-    """The bytes (C) of forward passes, whose first layer may run beside activations that leave."""
+    """The bytes (C) of forward passes, whose first layer may overlap with activations being
+    offloaded.
+    """
     chunk = chunks[passes.chunk]
     if passes.leaving is None:
         return chunk.forward
     return np.maximum(chunks[passes.leaving].leaving + chunk.begins, chunk.forward)
 
 
-# Memory beyond tensors: bytes that torch's allocator holds on a GPU, and bytes of a node's host.
+# Memory beyond tensors: bytes reserved by torch's allocator on a GPU, and bytes of a node's host.
 #
 # Axes: C candidates or stages.
 
@@ -204,7 +209,9 @@ def _forward(passes: PassMoments, chunks: Sequence[_Chunk]) -> Floats:
 def reserved_bytes(
     figures: StagePeaks, batch: StageBatch, cluster: Cluster, engine: Engine
 ) -> Floats:
-    """The most bytes that torch's allocator holds on a GPU (C), from the peak of tensors."""
+    """The peak bytes (C) reserved by torch's allocator on a GPU, from the peak of allocated
+    tensors.
+    """
 
     def allocators(number: Callable[[Allocator], float]) -> Floats | float:
         return figure_at(cluster, batch.first_rank, lambda one: number(allocator_of(one)))
@@ -223,12 +230,12 @@ def reserved_bytes(
 
 
 def room_bytes(cluster: Cluster) -> float:
-    """Bytes that torch's allocator may hold on a GPU."""
+    """The bytes that torch's allocator may reserve on a GPU."""
     return cluster.memory_bytes - allocator_of(cluster).outside_bytes
 
 
 def room_at(cluster: Cluster, first_rank: Ints) -> Floats | float:
-    """``room_bytes`` of the GPUs of stages (C) that begin at some ranks."""
+    """``room_bytes`` of the GPUs of stages (C) that begin at these ranks."""
     return figure_at(cluster, first_rank, room_bytes)
 
 
@@ -240,7 +247,7 @@ def room_of_plan(cluster: Cluster, plan: Plan) -> Floats:
 
 
 def allocator_of(cluster: Cluster) -> Allocator:
-    """The numbers for memory beyond tensors; refuses hardware that lacks them."""
+    """The constants of memory beyond tensors; refuses hardware without them."""
     allocator = cluster.hardware.allocator
     if allocator is None:
         message = (
@@ -252,7 +259,7 @@ def allocator_of(cluster: Cluster) -> Allocator:
 
 
 def host_bytes_of_fullest_node(host_bytes: Floats, gpus: Column, cluster: Cluster) -> float:
-    """Bytes on the host of the fullest node, for stages (C) with ``gpus`` GPUs (C) each.
+    """The host bytes of the node with the most, for stages (C) with ``gpus`` GPUs (C) each.
 
     ``host_bytes`` (C) is for one rank. Stages fill nodes in order.
     """
@@ -260,15 +267,16 @@ def host_bytes_of_fullest_node(host_bytes: Floats, gpus: Column, cluster: Cluste
 
 
 def fullest_host(host_bytes: Floats, gpus: Column, cluster: Cluster) -> float:
-    """The bytes on a node's host, as a share of its memory, where that share is largest; stages are
-    those of ``host_bytes_of_fullest_node``."""
+    """The largest share of a node's host memory that is used, over all nodes; stages are those of
+    ``host_bytes_of_fullest_node``.
+    """
     held = _host_bytes_of_nodes(host_bytes, gpus, cluster)
     room = host_room_at(cluster, np.arange(len(held)) * cluster.gpus_per_node)
     return float((held / room).max())
 
 
 def host_room_at(cluster: Cluster, first_rank: Ints) -> Floats | float:
-    """Bytes of the host memory of the nodes of stages (C) that begin at some ranks."""
+    """The bytes of host memory of the nodes of stages (C) that begin at these ranks."""
     return figure_at(cluster, first_rank, lambda one: one.host_memory_bytes)
 
 
@@ -279,12 +287,14 @@ def _host_bytes_of_nodes(host_bytes: Floats, gpus: Column, cluster: Cluster) -> 
 
 
 def host_bytes_of(plan: Plan, prediction: Prediction, cluster: Cluster) -> float:
-    """Bytes in host memory of the node that holds most, for a plan that was predicted."""
+    """The host bytes of the node with the most, for a predicted plan."""
     return float(_host_bytes_of_plan(plan, prediction, cluster).max())
 
 
 def host_bytes_over(plan: Plan, prediction: Prediction, cluster: Cluster) -> float:
-    """The most bytes by which a predicted plan exceeds a node's host memory; negative if none."""
+    """The largest excess in bytes over a node's host memory, for a predicted plan; negative if all
+    nodes suffice.
+    """
     held = _host_bytes_of_plan(plan, prediction, cluster)
     room = host_room_at(cluster, np.arange(len(held)) * cluster.gpus_per_node)
     return float((held - room).max())

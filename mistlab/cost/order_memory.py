@@ -1,4 +1,4 @@
-"""The memory of stages for micro-batches in any order of passes.
+"""The memory of stages whose passes run in any order.
 
 The closed form counts the most micro-batches held at once, as if all blocks were equal, and the
 head's activations for one micro-batch. But chunks hold different layers, and a head may hold
@@ -52,7 +52,7 @@ Sums = Mapping[str, Floats]
 
 
 def figures_in_order(plans: Sequence[Plan], model: StageModel) -> StageFigures:
-    """The memory and work of the stages of plans, with the memory of the plans' orders."""
+    """The memory and work of the stages of plans, with the peaks of the plans' orders."""
     batch = StageBatch.of_plans(plans)
     figures = model.figures(batch)
     names = ("activations_bytes", "host_bytes", "forward_peak_bytes", "backward_peak_bytes")
@@ -70,8 +70,9 @@ def figures_in_order(plans: Sequence[Plan], model: StageModel) -> StageFigures:
 def peaks_in_order(
     batch: StageBatch, in_order: StagesInOrder, model: StageModel, *, of_others: bool = False
 ) -> StagePeaks:
-    """The figures that decide whether each candidate fits in its place; ``of_others``, bounds of
-    those of all candidates that have smaller ratios or recompute fewer blocks, but at least one."""
+    """The figures that decide whether each candidate fits at its position; with ``of_others``,
+    lower bounds over all candidates with smaller ratios or fewer recomputed blocks (at least one).
+    """
     batch = batch.with_columns(in_flight=_held(batch, in_order))
     counted = np.ones(len(batch)) if of_others else batch.in_flight
     peaks = model.peaks(batch.with_columns(in_flight=counted))
@@ -88,7 +89,7 @@ def peaks_in_order(
 def _stages_of(
     plans: Sequence[Plan], batch: StageBatch, model: StageModel
 ) -> Iterator[tuple[Rows, "OrderedStages"]]:
-    """The stages whose memory peaks at equal points of the schedule, together, with their rows."""
+    """Stages grouped by the schedule points at which their memory peaks, with their rows."""
     rows: dict[HeldMoments, list[int]] = defaultdict(list)
     parts: dict[HeldMoments, list[list[int]]] = defaultdict(list)
     batches: list[StageBatch] = []
@@ -109,7 +110,7 @@ def _stages_of(
 
 
 def _held(batch: StageBatch, in_order: StagesInOrder) -> Floats:
-    """The micro-batches (C) that each candidate holds at once, at most."""
+    """The largest number of micro-batches (C) in flight of each candidate."""
     held = np.empty(len(batch))
     for moments, rows in in_order.by_stage():
         blocks, of = np.unique(batch.layers[rows], return_inverse=True)
@@ -118,8 +119,9 @@ def _held(batch: StageBatch, in_order: StagesInOrder) -> Floats:
 
 
 def _sent_beyond(placement: Placement, stage: int) -> float:
-    """The share of a stage's chunks that send their outcome to another stage, beyond the share that
-    the closed form counts: all of them, but none of the stage with the head."""
+    """The share of a stage's chunks that send their output to another stage, beyond the share in
+    the closed form: all of them, except the stage with the head.
+    """
     if placement.is_loop:
         return 0.0
     sending = [placement.sends_away(part) for part in placement.of_stage(stage)]
@@ -127,8 +129,8 @@ def _sent_beyond(placement: Placement, stage: int) -> float:
 
 
 def whole_types(plan: Plan, model: StageModel) -> Mapping[str, str]:
-    """For each type of layers, the type that keeps as many bytes as this one keeps for the
-    gradients of its weights; nothing where these have no passes of their own.
+    """For each layer type, the type that keeps as many bytes as this one keeps for its weight
+    gradients; none where these have no separate passes.
 
     A block that was recomputed is whole then, but the backward pass has freed attention's scores,
     which no weight needs.
@@ -148,8 +150,9 @@ def _whole_types(model: StageModel) -> Mapping[str, str]:
 
 
 def sums_of_layers(model: StageModel, batch: StageBatch) -> Sums:
-    """Sums of the layers of each stage, with the bytes that an engine's blocks keep beyond their
-    graphs."""
+    """The sums over the layers of each stage, including the bytes that an engine's blocks keep
+    beyond their graphs.
+    """
     sums, (beyond, keeping) = dict(model.layers_of(batch)), model.beyond_graphs(batch)
     for name in model.types.of_blocks:
         for what in ("saved_bytes", "forward_peak_bytes", "backward_peak_bytes"):
@@ -158,14 +161,14 @@ def sums_of_layers(model: StageModel, batch: StageBatch) -> Sums:
     return sums
 
 
-# The closed form's figures from which those of an order are worked out.
+# The closed form's figures from which those of an order are computed.
 _CLOSED = ("held_bytes", "forward_peak_bytes", "backward_peak_bytes", "step_peak_bytes")
 _Closed = Mapping[str, Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OrderedStages:
-    """Stages (C) that have the same moments, and their chunks."""
+    """Stages (C) that share their peak moments, and their chunks."""
 
     moments: HeldMoments
     batch: StageBatch
@@ -181,25 +184,25 @@ class OrderedStages:
         chunks: Sequence[StageBatch],
         model: StageModel,
     ) -> "OrderedStages":
-        """These stages, with the bytes that their chunks hold."""
+        """These stages with the bytes of their chunks."""
         held = _Held.of(batch, chunks, model, splits_backward=moments.splits_backward)
         return cls(moments=moments, batch=batch, chunks=chunks, model=model, held=held)
 
     @property
     def kept_beyond(self) -> Floats:
-        """Bytes on the GPU (C) beyond those of the closed form for as many micro-batches."""
+        """The bytes (C) on the GPU in excess of the closed form's for as many micro-batches."""
         return self.held.beyond(self.moments, self.batch.in_flight)
 
     @property
     def away_beyond(self) -> Floats:
-        """Bytes on the host (C) beyond those of the closed form."""
+        """The bytes (C) on the host in excess of the closed form's."""
         counts = self.moments.every[:, : self.moments.chunks]
         counted = self.batch.in_flight * self.held.away.sum(axis=0)
         return np.asarray((counts @ self.held.away).max(axis=0) - counted)
 
     @property
     def walked(self) -> Rows:
-        """The stages whose passes are walked."""
+        """The stages whose passes are walked through."""
         always = self.moments.splits_backward or not self.moments.placement.is_loop
         return np.flatnonzero(always | (self.batch.offload_activations > 0))
 
@@ -217,12 +220,14 @@ class OrderedStages:
         return forward, backward
 
     def least(self, closed: _Closed) -> tuple[Floats, Floats]:
-        """Bounds of the peaks of all stages with smaller ratios or fewer recomputed blocks;
-        ``closed`` has those of the closed form for one micro-batch."""
+        """Lower bounds of the peaks of all stages with smaller ratios or fewer recomputed blocks;
+        ``closed`` has those of the closed form for one micro-batch.
+        """
         beyond = self.held.beyond(self.moments, self.batch.in_flight, of_others=True)
         forward = closed["forward_peak_bytes"] + beyond
         if self.model.memory.rings:
-            # The step beside the first forward pass counts one micro-batch, however many are held.
+            # The step before the first forward pass counts one micro-batch, however many are in
+            # flight.
             forward = forward - (closed["step_peak_bytes"] - closed["held_bytes"])
         backward = closed["backward_peak_bytes"] + beyond
         rows = self.walked
@@ -235,7 +240,9 @@ class OrderedStages:
         return forward, backward
 
     def _for_all_chunks(self) -> StagePeaks:
-        """The peaks by the closed form, with the micro-batches that all chunks hold at once."""
+        """The peaks by the closed form, with the total number of micro-batches in flight of all
+        chunks.
+        """
         return self.model.peaks(self.batch.with_columns(in_flight=self.moments.least_held))
 
     def _chosen(self, rows: Rows) -> "OrderedStages":
@@ -247,11 +254,11 @@ class OrderedStages:
         )
 
     def _walked(self, closed: _Closed) -> WalkedPasses:
-        """The peaks of walked passes."""
+        """The peaks of stages whose passes are walked through."""
         moments, model = self.moments, self.model
         placement, memory = moments.placement, model.memory
         sums = sums_of_layers(model, self.batch)
-        # As the closed form has it, the stage with the head of a loop holds nothing that it sent.
+        # As in the closed form, in a loop the stage with the head keeps none of its outputs.
         holds = not (placement.is_loop and moments.stage == placement.last_stage)
         sent = sums[sum_name(model.types.of_blocks[0], "output_bytes")] / moments.chunks
         parts = placement.of_stage(moments.stage)
@@ -263,7 +270,7 @@ class OrderedStages:
             sent=[(holds and placement.sends_away(part)) * sent for part in parts],
             step_buffer=step_buffer * memory.rings,
         )
-        # An engine's own pipeline reduces when all passes are over.
+        # An engine's own pipeline reduces gradients after all passes.
         reduces = (self.batch.zero >= 1) & (placement.num_stages == 1)
         bucket = reduces * memory.gradient * memory.bucket_elements
         return WalkedPasses(
@@ -304,8 +311,8 @@ class OrderedStages:
 def left_bytes(
     batch: StageBatch, model: StageModel, sums: Sums, whole: Mapping[str, str], name: str
 ) -> Floats:
-    """The bytes (C) that a layer of a type keeps between its backward pass and its pass for
-    weights, in stages with these sums of layers.
+    """The bytes (C) that a layer of a type keeps between its backward pass and its weight-gradient
+    pass, in stages with these sums of layers.
 
     W makes all of the embedding's gradient from the gradient of its output. Where ranks split
     tokens, the gradients of a block's row-split products were gathered: in our runtime they stay
@@ -324,10 +331,11 @@ def left_bytes(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Held:
-    """Bytes (V, C) that chunks keep on the GPU between their forward and their backward pass, and
-    between their backward pass and their pass for weights. Bytes that are ``away`` are on the host
-    between their forward and their backward pass. ``head`` (C) are the head's bytes among the
-    first, ``sent`` (C) those of what a whole stage sends on."""
+    """The bytes (V, C) that chunks keep on the GPU between their forward and backward pass, and
+    between their backward and weight-gradient pass. Bytes ``away`` are on the host between forward
+    and backward pass. ``head`` (C) is the head's part of the first, ``sent`` (C) the output that a
+    whole stage sends on.
+    """
 
     between: Floats
     afterwards: Floats
@@ -371,8 +379,9 @@ class _Held:
         return _Held(**{entry.name: getattr(self, entry.name)[..., rows] for entry in fields(self)})
 
     def beyond(self, moments: HeldMoments, held: Floats, *, of_others: bool = False) -> Floats:
-        """Bytes (C) of ``held`` micro-batches at most, beyond those of the closed form for as many;
-        ``of_others``, beyond those for one, when every chunk holds one."""
+        """The bytes (C) of at most ``held`` micro-batches in excess of the closed form's for as
+        many; with ``of_others``, in excess of those for one, when every chunk keeps one.
+        """
         counts = moments.of_whole if of_others else moments.every
         counted = np.ones(len(held)) if of_others else held
         known = counted * (self.between.sum(axis=0) - self.head) + self.head
@@ -382,7 +391,7 @@ class _Held:
         return np.asarray(kept - known + (sent + sends_on * (held - counted)) * self.sent)
 
     def most(self, moments: HeldMoments) -> Floats:
-        """The most bytes (C) at once, without those of what is sent on."""
+        """The peak bytes (C) without outputs that are sent on."""
         return self._most(moments.every)
 
     def _most(self, counts: Ints) -> Floats:

@@ -1,4 +1,4 @@
-"""The time of an iteration in any order of passes: its longest path, and lower bounds of it.
+"""The iteration time in any order of passes: its critical path, and lower bounds of it.
 
 Axes: C candidates, P parts of the model in order, K kinds of slots, S distinct strategies.
 """
@@ -18,44 +18,45 @@ from mistlab.schedule.placement import Placement, StageChunk
 from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn
 from mistlab.stages.stage_batch import StageTimes
 
-# How much longer passes take that follow a pass whose last gradients are still to be reduced.
+# The additional time of passes that follow a pass whose last gradients are still to be reduced.
 #
-# Where a stage has several chunks, a backward pass may follow another one, and a forward pass
-# another forward pass. The last gradients of a backward pass are reduced beside the first layer of
-# the next pass, whichever it is, or before it where weights are fetched
-# (``mistlab.cost.slot_work``). After a forward pass there is nothing to reduce.
+# Where a stage has several chunks, a backward pass may follow another backward pass, and a forward
+# pass another forward pass. The last gradients of a backward pass are reduced while the first layer
+# of the next pass runs, or before it where weights are fetched (``mistlab.cost.slot_work``). After
+# a forward pass there is nothing to reduce.
 #
 # Axes: C candidates, P parts of the model in order, K kinds of slots, S distinct strategies.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TurnTimes:
-    """The seconds (C, P) by which a pass is longer that follows a part's pass with reductions: a
-    forward pass, or another pass of any kind."""
+    """The additional seconds (C, P) of a pass that follows a part's pass with reductions: for a
+    forward pass, and for any other pass.
+    """
 
     forward_s: Floats
     backward_s: Floats
 
 
-# The time of an iteration in any order of passes: the longest path through all passes.
+# The iteration time in any order of passes: the critical path through all passes.
 #
-# A pass ends at the later of two times: its whole time (t) after its stage's pass before has
-# ended, and its shorter time (l) after its input has come. The shorter time leaves out fetches
-# before the pass and work after it, for which only the stage's next pass waits. A pass is longer
-# if it follows one whose last gradients are still to be reduced (``mistlab.cost.order_path``).
-# The first forward pass of a chunk also waits for the chunk's step, and its last backward pass is
-# followed by the other work that comes once an iteration, as in ``mistlab.cost.pipeline``. Where
-# gradients of weights have their own passes, the backward pass is shorter by their time.
+# A pass ends at the later of two times: its full time (t) after its stage's previous pass, and its
+# shorter latency (l) after its input has arrived. The latency excludes fetches before the pass and
+# work after it, for which only the stage's next pass waits. A pass is longer if it follows one
+# whose last gradients are still to be reduced. The first forward pass of a chunk also waits for the
+# chunk's optimizer step, and its last backward pass is followed by the other work that occurs once
+# an iteration, as in ``mistlab.cost.pipeline``. Where weight gradients have separate passes, the
+# backward pass is shorter by their time.
 #
-# Where a host issues passes, it issues a stage's passes one after another from the beginning, and
-# does not wait for the GPU: while a stage waits for its input, its host gets ahead.
+# Where a host issues passes, it issues a stage's passes in sequence from the beginning, without
+# waiting for the GPU: while a stage waits for its input, its host gets ahead.
 #
 # Axes: C candidates, P parts of the model in order (``mistlab.schedule.placement``).
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SplitTimes:
-    """The changes of backward passes that leave gradients of weights to passes of their own (C, P).
+    """The changes of backward passes whose weight gradients have separate passes (C, P).
 
     ``weights_s`` are the seconds of the passes for weights, ``less_s`` those by which the backward
     passes are shorter.
@@ -78,7 +79,7 @@ class HostTimes:
 
     @classmethod
     def of(cls, times: StageTimes, layers: Ints) -> Self:
-        """The hosts of parts with these times, and so many blocks (C, P)."""
+        """The hosts of parts with these times and numbers of blocks (C, P)."""
         return cls(
             forward_s=times.issued_forward_s,
             backward_s=times.issued_backward_s,
@@ -88,7 +89,7 @@ class HostTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EndTimes:
-    """What comes once an iteration on each part (C, P), of so many ``layers``.
+    """The work that occurs once an iteration on each part (C, P) with this many ``layers``.
 
     ``reductions_s`` are the seconds to reduce all gradients, as far as this begins in a part's last
     backward pass: a stage reduces one part after another, beside passes of other parts.
@@ -103,7 +104,8 @@ class EndTimes:
     layers: Ints
 
     def rests_s(self, times: StageTimes, split: SplitTimes | None) -> Floats:
-        """Seconds (C, P) of reductions that are left when a part's last backward pass has computed.
+        """The seconds (C, P) of reductions that remain after a part's last backward pass has
+        computed.
 
         Gradients of weights that have passes of their own are reduced from the first layer of the
         last one on, those of others from the first layer of the whole backward pass on.
@@ -118,8 +120,8 @@ class EndTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OrderPath:
-    """The longest path through the passes of an iteration; with a ``host`` the times are those of
-    the GPU alone, and ``at_end`` says what the ends of parts consist of.
+    """The critical path through the passes of an iteration; with a ``host`` the times are the GPU's
+    alone, and ``at_end`` details the end of each part.
 
     With ``steps_apart`` a stage begins the next iteration when its own passes are over, so the
     iteration takes as long as the longest of all stages, each from its own beginning.
@@ -134,8 +136,9 @@ class OrderPath:
     steps_apart: bool
 
     def iteration_s(self, networks: SharedNetworks | None = None) -> Floats:
-        """Seconds (C) of one iteration. If stages share ``networks``, their sends slow one another
-        down, and passes are gone through in the order of time."""
+        """The seconds (C) of one iteration. If stages share ``networks``, their sends slow one
+        another down, and passes are processed in order of time.
+        """
         in_any_order = in_turn(self.passes)
         longest_s, ends = self._walked(in_any_order, None)
         if networks is None or not networks.weights:
@@ -146,10 +149,12 @@ class OrderPath:
     def _walked(
         self, in_order: Sequence[StagePass], networks: SharedNetworks | None
     ) -> tuple[Floats, Mapping[PassKey, Any]]:
-        """Seconds (C) of an iteration, and the ends of all passes, gone through in an order in
-        which each comes after those that it needs."""
+        """The seconds (C) of an iteration and the ends of all passes, processed in an order that
+        respects dependencies.
+        """
         candidates = len(self.times.forward_s)
-        # One candidate alone is counted in numbers: a tenth of the time of short columns.
+        # A single candidate is computed with plain numbers, in a tenth of the time of short
+        # columns.
         maximum: Callable[[Any, Any], Any] = max if candidates == 1 else np.maximum
         seconds = _PassSeconds(self.times, self.passes, self.split)
         ends: dict[PassKey, Any] = {}
@@ -192,12 +197,12 @@ class OrderPath:
 
 
 def _columns(of_parts: Floats) -> list[Any]:
-    """The seconds of each part: a column (C), or a number if there is one candidate alone."""
+    """The seconds of each part: a column (C), or a number for a single candidate."""
     return of_parts[0].tolist() if len(of_parts) == 1 else [*of_parts.T]
 
 
 class _Turns:
-    """By how much passes are longer because gradients of the pass before them are reduced."""
+    """The additional time of passes that run while the previous pass's gradients are reduced."""
 
     def __init__(self, times: TurnTimes | None, passes: Sequence[StagePasses]) -> None:
         self.is_any = times is not None
@@ -207,7 +212,7 @@ class _Turns:
         self.reducing: dict[int, int] = {}
 
     def before_s(self, stage_pass: StagePass, part: int) -> Any:
-        """The seconds of a pass through a part, which comes next on its stage."""
+        """The seconds of a pass through a part that is next on its stage."""
         if not self.is_any:
             return 0.0
         reducing = self.reducing.pop(stage_pass.stage, None)
@@ -219,7 +224,9 @@ class _Turns:
 
 
 class _StageEnds:
-    """What stages do after the last backward passes of their parts: reductions, then steps."""
+    """The work of stages after the last backward passes of their parts: reductions, then optimizer
+    steps.
+    """
 
     def __init__(
         self,
@@ -236,9 +243,10 @@ class _StageEnds:
         self.stepping_s: dict[int, Any] = {}
 
     def add(self, stage: int, part: int, computed: Any, last_block: Any) -> None:
-        """A part's last backward pass has computed, if all of its blocks were issued at once. Under
-        a host, its ``last_block`` has computed then, and others were reduced while the pass waited
-        for its host."""
+        """Record that a part's last backward pass has computed, if all of its blocks were issued at
+        once. With a host, only its ``last_block`` has just computed; the others were reduced while
+        the pass waited for its host.
+        """
         queued = self.reduced.get(stage, 0.0) + self.reductions_s[part] + self.tied_s[part]
         self.reduced[stage] = self.maximum(computed + self.rests_s[part], queued)
         self.stepping_s[stage] = self.stepping_s.get(stage, 0.0) + self.steps_s[part]
@@ -248,8 +256,7 @@ class _StageEnds:
             self.reduced[stage] = self.maximum(self.reduced[stage], last_block + last_s)
 
     def longest_s(self, ends: Mapping[int, Any], begun: Mapping[int, Any]) -> Any:
-        """Seconds until all stages are over, each since it has begun, whose last passes have
-        ended."""
+        """The longest time, over all stages, from a stage's start until it is finished."""
         longest: Any = 0.0
         for stage, end in ends.items():
             over = self.maximum(end, self.reduced[stage]) + self.stepping_s[stage]
@@ -258,7 +265,7 @@ class _StageEnds:
 
 
 class _HostSeconds:
-    """The hosts of stages, each of which issues its stage's passes one after another."""
+    """The hosts of stages, each of which issues its stage's passes in sequence."""
 
     def __init__(self, times: HostTimes) -> None:
         self.of_kind = {"F": _columns(times.forward_s), "B": _columns(times.backward_s)}
@@ -266,9 +273,9 @@ class _HostSeconds:
         self.issued_s: dict[int, Any] = {}
 
     def least_s(self, stage_pass: StagePass, part: int, through: Any) -> tuple[Any, Any]:
-        """Seconds until a pass has ended that computes for ``through`` seconds and is issued next:
-        the GPU computes all blocks after the first was issued, and the last block after it was
-        issued. Gradients of weights are issued with their B.
+        """The earliest end of a pass that computes for ``through`` seconds and is issued next: the
+        GPU computes all blocks after the first was issued, and the last block after it was issued.
+        Weight gradients are issued with their backward pass.
         """
         before = self.issued_s.get(stage_pass.stage, 0.0)
         issue_s = 0.0 if stage_pass.kind == "W" else self.of_kind[stage_pass.kind][part]
@@ -278,7 +285,7 @@ class _HostSeconds:
 
 
 class _PassSeconds:
-    """The seconds of passes (C): on their stage, and for a micro-batch that only passes through.
+    """The seconds of passes (C): their full time on the stage, and the latency of a micro-batch.
 
     Those of one candidate alone are numbers.
     """
@@ -300,7 +307,7 @@ class _PassSeconds:
         self.end_s = [plain(one.end_s) for one in of_part]
         self.after_first_s = [plain(one.after_first_s) for one in of_part]
         self.crossed_s = [plain(one.point_to_point_s / 2) for one in of_part]
-        # A send waits for the one before it if it comes sooner than that one takes.
+        # A send queues behind the previous one if it comes sooner than that one takes.
         fastest = np.minimum(times.through_forward_s, times.through_backward_s)
         self.sends_queue = bool((times.point_to_point_s / 2).max() > fastest.min())
         self.first_late_s = [plain(one.first_send_late_s) for one in of_part]
@@ -316,7 +323,7 @@ class _PassSeconds:
             if self.splits[part]:
                 assert split is not None, "an order with W asks for the times of its parts"
                 weights_s, less_s = split.weights_s[:, part], split.less_s[:, part]
-                # Reductions are left to the passes for weights.
+                # Reductions are left to the weight-gradient passes.
                 backward = backward[0], backward[1] + one.left_backward_s
                 shorter = [np.maximum(own - less_s, 0.0) for own in backward]
                 backward = shorter[0], shorter[1]
@@ -324,8 +331,9 @@ class _PassSeconds:
             self.own_s["B", part] = plain(backward[0]), plain(backward[1])
 
     def of(self, stage_pass: StagePass) -> tuple[Floats | float, Floats | float, Floats | float]:
-        """The seconds of a pass in three parts: from the end of the pass before it, from when its
-        input arrives, and after the later of both."""
+        """The seconds of a pass in three parts: from the end of the previous pass, from the arrival
+        of its input, and after the later of both.
+        """
         part = self.part(stage_pass)
         pass_s, through = self.own_s[stage_pass.kind, part]
         extra: Floats | float = 0.0
@@ -334,19 +342,18 @@ class _PassSeconds:
         return pass_s, through, extra
 
     def left_s(self, stage_pass: StagePass) -> Any:
-        """The seconds for which a pass goes on when what it sends on has been computed."""
+        """The seconds for which a pass continues after its output has been computed."""
         return self.left.get((stage_pass.kind, self.part(stage_pass)), 0.0)
 
     def sent_s(self, stage_pass: StagePass) -> Any:
-        """The seconds to send what a pass sends on."""
+        """The seconds of sending a pass's output."""
         goal = stage_pass.goes_to
         assert goal is not None, "it sends nothing"
         lower = stage_pass if stage_pass.kind == "F" else goal
         return self.crossed_s[self.parts[StageChunk(lower.stage, lower.chunk)]]
 
     def late_s(self, stage_pass: StagePass) -> Any:
-        """The seconds by which the input of a first pass is late, because the next pass runs beside
-        its send."""
+        """The delay of a first pass's input, because the next pass overlaps with its send."""
         source = stage_pass.comes_from
         if (
             stage_pass.phase != "first_forward"
@@ -357,29 +364,28 @@ class _PassSeconds:
         return self.first_late_s[self.parts[StageChunk(source.stage, source.chunk)]]
 
     def part(self, stage_pass: StagePass) -> int:
-        """The part of the model that a pass goes through."""
+        """The part of the model that a pass computes."""
         return self.parts[StageChunk(stage_pass.stage, stage_pass.chunk)]
 
 
-# The least time of an iteration in an order of passes, without a path through all passes.
+# A lower bound of the iteration time in an order of passes, without its critical path.
 #
-# In every order a stage runs all its passes. The first of them is a forward pass of its first
-# chunk, and waits until the first micro-batch has come through the first chunks of the stages in
-# front. The last backward pass is of its first chunk too, and its gradient goes back through the
-# same chunks. And a micro-batch passes through all parts of the model, there and back. Parts lie
-# in a loop or in a V (``mistlab.schedule.placement``): in both, the first chunks are the first
-# parts.
+# In every order a stage runs all its passes. The first is a forward pass of its first chunk, and
+# waits until the first micro-batch has passed through the first chunks of the stages in front. The
+# last backward pass is of its first chunk too, and its gradient returns through the same chunks. A
+# micro-batch also passes through all parts of the model, forward and back. Parts lie in a loop or
+# in a V (``mistlab.schedule.placement``): in both, the first chunks are the first parts.
 #
-# A host issues all passes of its stage one after another, from the beginning of the iteration on,
-# and may be ahead of them. So a stage's last pass ends no earlier than its host has issued all.
-# Work after it may go on beside a pass that waits for its host. A stage's sends follow one another,
-# too, from the end of its first pass on.
+# A host issues all passes of its stage in sequence from the beginning, and may be ahead of them, so
+# a stage's last pass ends no earlier than its host has issued everything. Work after it may overlap
+# with a pass that waits for its host. A stage's sends are in sequence too, from the end of its
+# first pass.
 #
 # Axes: C candidates, V chunks of a stage, S stages; P parts of the model in order.
 
 
-# The times of a part that a bound adds up, each of which makes no pipeline faster by being longer;
-# those of a chunk, with its host's.
+# The times of a part that a bound adds up; a longer time never makes a pipeline faster. With those
+# of a chunk and its host.
 OF_PARTS = (
     *("forward_s", "backward_s", "through_forward_s", "through_backward_s"),
     *("within_forward_s", "within_backward_s", "begin_s", "end_s", "gone_backward_s"),
@@ -396,8 +402,8 @@ def order_bound_s(
     splits: bool = False,
     steps_apart: bool = False,
 ) -> Floats:
-    """Seconds (C) that an iteration takes at least, from the times of parts (C, P), and from those
-    in which hosts issue both passes of a micro-batch.
+    """A lower bound in seconds (C) of an iteration, from the times of parts (C, P) and the times in
+    which hosts issue both passes of a micro-batch.
 
     An order ``splits`` backward passes if gradients of weights have passes of their own: together
     the two are at least as long. With ``steps_apart`` no stage waits for the beginning of another.
@@ -411,7 +417,7 @@ def order_bound_s(
     issued_s = stages.issued_within_s(steps_apart=steps_apart) + goes_s
     sent_s = before_s + stages.first_s + of_chunks.sends_s() * np.asarray(micro_batches)[..., None]
     if steps_apart:
-        # The stage that waits for the last of them may have begun later.
+        # The stage that waits for the last of them may have started later.
         sent_s = np.zeros_like(sent_s)
     longest = np.asarray(np.maximum.reduce([passed_s, issued_s, sent_s]).max(axis=1))
     return np.maximum(longest, of_chunks.there_and_back_s()) if goes_back else longest
@@ -419,7 +425,7 @@ def order_bound_s(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class InOrder:
-    """Seconds of stages (C), as far as bounds of an order of passes ask for them.
+    """The seconds of stages (C) that bounds of an order of passes use.
 
     ``all_s`` are those of all passes, from when the input of the first pass has come until the last
     gradient can go back; a host issues them in ``issued_s``. The first micro-batch passes through
@@ -442,8 +448,9 @@ class InOrder:
         *,
         goes_back: bool,
     ) -> Self:
-        """The stages whose chunks have these times (``OF_CHUNKS``). If no gradient ``goes_back`` in
-        the end, what comes after the last pass counts as one of the passes."""
+        """The stages whose chunks have these times (``OF_CHUNKS``). If no gradient ``goes_back`` at
+        the end, work after the last pass counts as one of the passes.
+        """
         first, nothing = chunks[0], np.zeros_like(chunks[0]["end_s"])
         both_s = sum((one["forward_s"] + one["backward_s"] for one in chunks), nothing)
         once_s = sum(
@@ -466,8 +473,9 @@ class InOrder:
         )
 
     def issued_within_s(self, *, steps_apart: bool) -> Floats:
-        """Seconds (C) that a stage's passes take at least because a host issues them; with
-        ``steps_apart`` none, since an iteration of the stage may begin after that of its host."""
+        """The lower bound (C) of a stage's passes set by its host's issue times; zero with
+        ``steps_apart``, since a stage's iteration may begin after that of its host.
+        """
         return np.zeros_like(self.issued_s) if steps_apart else self.issued_s
 
 
@@ -479,9 +487,9 @@ def in_front_s(
     is_last: bool,
     steps_apart: bool,
 ) -> Chains[Floats]:
-    """Bounds (C) of a stage and the stages after it, as the chains ``through``, ``through_begun``
-    and ``whole``; the others are zero. ``sent_s`` are the times of sends to the next stage and
-    back.
+    """Lower bounds (C) of a stage and the stages after it, as the chains ``through``,
+    ``through_begun`` and ``whole``; the others are zero. ``sent_s`` are the times of sends to the
+    next stage and back.
 
     ``through`` begins when the first micro-batch arrives. It ends when the last gradient is sent
     back; if none is waited for, when all stages are over. ``through_begun`` ends there too, and
@@ -523,7 +531,9 @@ class _OfChunks:
         self.point_to_point_s = times.point_to_point_s
 
     def sends_s(self) -> Floats:
-        """Seconds (C, S) in which a stage sends what a micro-batch leaves in all of its chunks."""
+        """The seconds (C, S) in which a stage sends a micro-batch's outputs from all of its
+        chunks.
+        """
         sends_s: Floats = np.zeros_like(self.crossed_s[0])
         for part, (here, there) in enumerate(pairwise(self.placement.stages)):
             if here != there:
@@ -532,7 +542,7 @@ class _OfChunks:
         return sends_s
 
     def way_in_s(self, stages: InOrder) -> Floats:
-        """Seconds (C, S) until a stage's first pass can begin."""
+        """The seconds (C, S) until a stage's first pass can start."""
         ready_s = stages.begin_s.copy()
         passed_s = stages.first_s + self.crossed_s[0]
         for stage in range(1, ready_s.shape[1]):
@@ -541,8 +551,9 @@ class _OfChunks:
         return ready_s
 
     def way_out_s(self, stages: InOrder) -> Floats:
-        """Seconds (C, S) from the end of a stage's last backward pass until the stages in front are
-        over."""
+        """The seconds (C, S) from the end of a stage's last backward pass until the stages in front
+        are finished.
+        """
         goes_s = np.zeros_like(stages.end_s)
         passed_s = self.crossed_s[0] + stages.last_s
         for stage in range(1, goes_s.shape[1]):
@@ -551,7 +562,7 @@ class _OfChunks:
         return goes_s
 
     def there_and_back_s(self) -> Floats:
-        """Seconds (C) of one micro-batch through all parts and back."""
+        """The seconds (C) of one micro-batch through all parts and back."""
         names = ("through_forward_s", "within_forward_s", "through_backward_s")
         passed_s = sum(one[name].sum(axis=1) for one in self.chunks for name in names)
         sent_s = 2 * sum(crossed.sum(axis=1) for crossed in self.crossed_s)

@@ -1,4 +1,4 @@
-"""The times of stages in named orders, and on clusters whose groups of nodes are unlike.
+"""The times of stages in named orders of passes, and on heterogeneous clusters.
 
 Axes: C candidates, S strategies.
 """
@@ -46,26 +46,27 @@ from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.plan_orders import order_of_plan, shortened
 from mistlab.stages.stage_batch import StageBatch, StageSeconds, StageTimes, batch_of_parts
 
-# The times of stages on a cluster whose groups of nodes are unlike.
+# The times of stages on a cluster with different groups of nodes.
 #
-# A stage has the times of its own group, as if all nodes were of that group. Only stages at a
-# border between two groups depend on both: a send takes as long as on the slower side, and so does
-# the reduction of a table that the first and the last stage share.
+# A stage has the times of its own group. Only stages at a border between two groups depend on both:
+# a send takes the slower side's time, and so does the reduction of a table that the first and the
+# last stage share.
 #
 # Axes: C candidates, S strategies.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Borders:
-    """Where the ``ranks`` of a group end, and the tasks of all groups by number; ``group`` is the
-    group's own number."""
+    """The borders of a group: where its ``ranks`` end, the tasks of all groups by index, and the
+    group's own index in ``group``.
+    """
 
     ranks: range
     group: int
     groups: tuple[TaskModel, ...]
 
     def met(self, seconds: TaskSeconds) -> TaskSeconds:
-        """The times of tasks, where those between two groups take as long as on the slower side."""
+        """The times of tasks; those between two groups are the slower side's."""
         first = seconds.columns["first_rank"].astype(np.int64)
         after = first + num_gpus(seconds.columns.__getitem__).astype(np.int64)
         if self.group > 0:
@@ -86,7 +87,7 @@ class Borders:
     def _there(
         self, group: int, seconds: TaskSeconds, rows: Rows, times: Callable[[TaskSeconds], Floats]
     ) -> Floats:
-        """Times that some strategies (rows) would have in another group."""
+        """The times that some strategies (rows) would have in another group."""
         if not len(rows):
             return np.empty(0)
         chosen = {name: column[rows] for name, column in seconds.columns.items()}
@@ -107,8 +108,9 @@ def task_models(
     overlap_communication: bool = True,
     altered: Callable[[TaskModel], TaskModel] | None = None,
 ) -> tuple[TaskModel, ...]:
-    """The tasks of stages in each group of a cluster's nodes; ``altered`` changes them before
-    groups meet."""
+    """The tasks of stages in each group of a cluster's nodes; ``altered`` modifies them before
+    borders are applied.
+    """
     alone = tuple(
         TaskModel.of(workload, group, engine, overlap_communication=overlap_communication)
         for group in cluster.of_groups
@@ -125,14 +127,16 @@ def task_models(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagesOnGroups:
-    """The times of a workload's stages on a cluster: a model of them for each group of nodes."""
+    """The times of a workload's stages on a cluster, with a model of them for each group of
+    nodes.
+    """
 
     cluster: Cluster
     models: tuple[StageTimeModel, ...]
 
     @classmethod
     def of(cls, cluster: Cluster, tasks: tuple[TaskModel, ...]) -> Self:
-        """The times of stages, from the tasks of each group."""
+        """The times of stages, given the tasks of each group."""
         return cls(cluster=cluster, models=tuple(StageTimeModel(tasks=one) for one in tasks))
 
     def __call__(self, batch: StageBatch) -> StageSeconds:
@@ -140,7 +144,7 @@ class StagesOnGroups:
         return self._seconds(lambda model, some: model(some), batch)
 
     def least(self, least: StageBatch, most: StageBatch) -> StageSeconds:
-        """Times that no candidate undercuts that lies between those of ``least`` and ``most``."""
+        """Lower bounds of the times of all candidates between ``least`` and ``most``."""
         return self._seconds(lambda model, *ends: model.least(*ends), least, most)
 
     def _seconds(self, times: Callable[..., StageSeconds], *batches: StageBatch) -> StageSeconds:
@@ -156,7 +160,7 @@ class StagesOnGroups:
 
     @property
     def tasks(self) -> TaskModel:
-        """The tasks of the first group; those of others have the same schedule and layers."""
+        """The tasks of the first group; those of other groups have the same schedule and layers."""
         return self.models[0].tasks
 
     def by_group(self, times: Callable[..., Floats], *batches: StageBatch) -> Floats:
@@ -170,7 +174,7 @@ class StagesOnGroups:
         return np.asarray(together[..., order])
 
     def _rows(self, batch: StageBatch) -> Iterator[tuple[int, Rows]]:
-        """The groups that have candidates, and the numbers of these candidates."""
+        """The groups that have candidates, and the indices of these candidates."""
         if len(self.models) == 1:
             yield 0, np.arange(len(batch))
             return
@@ -179,20 +183,21 @@ class StagesOnGroups:
             yield group, np.flatnonzero(group_of == group)
 
 
-# The times of plans whose passes run in an order without a formula.
+# The times of plans whose order of passes has no closed form.
 #
 # Axes: C plans, P parts of the model in order, T types of layers.
 
 
 def engine_of(plan: Plan) -> Engine:
-    """The engine's row as it runs a plan: in the plan's order of passes."""
+    """The engine's row for a plan: modified for the plan's order of passes."""
     engine = ENGINES[plan.engine]
     return engine if plan.order == DEFAULT_ORDER else engine.in_named_order()
 
 
 def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats:
-    """Seconds (C) of an iteration of plans that have equally many stages and the same order, cut to
-    equally many micro-batches (``shortened``)."""
+    """The iteration times (C) of plans with equally many stages and the same order, truncated to
+    equally many micro-batches (``shortened``).
+    """
     played = shortened(plans[0])
     order = order_of_plan(played)
     batch, passes = batch_of_parts(plans, order.placement), passes_of(order)
@@ -214,7 +219,7 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats
     stages = played.num_stages
     longer = replace(played, micro_batches=played.micro_batches + stages)
     apart = ENGINES[played.engine].steps_apart
-    # A host that was ahead may no longer be.
+    # A host that was ahead need not be ahead any more.
     least_s = order_bound_s(
         times,
         order.placement,
@@ -227,8 +232,9 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats
 
 
 def extended_s(few_s: Floats, more_s: Floats, groups: Floats, least_s: Floats) -> Floats:
-    """Seconds (C) with further groups of micro-batches, from those without and with one of them:
-    each takes as long as the first, unless another stage becomes the slowest."""
+    """Extrapolate iteration times (C) to further groups of micro-batches, from those without and
+    with one such group: each takes as long as the first, unless another stage becomes the slowest.
+    """
     return np.maximum(few_s + (more_s - few_s) * groups, least_s)
 
 
@@ -241,7 +247,7 @@ def _played_s(
     networks: SharedNetworks | None,
     plan: Plan,
 ) -> Floats:
-    """Seconds (C) of an iteration of stages with these times, in the order of a plan."""
+    """The iteration times (C) of stages with these times, in the order of a plan."""
     path = OrderPath(
         times=times,
         passes=passes_of(order_of_plan(plan)),
@@ -257,7 +263,7 @@ def _played_s(
 def _networks(
     model: StagesOnGroups, plans: Sequence[Plan], placement: Placement
 ) -> SharedNetworks | None:
-    """The networks of nodes that sends of several stages share; None on one node.
+    """The node networks that sends of several stages share; None on one node.
 
     A send takes the share of the network that the sending ranks of a node ask for together. Ranks
     of neighbouring stages are taken to be alike, as for the size of sends.
@@ -282,8 +288,9 @@ def _networks(
 
 
 def _end_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]) -> EndTimes:
-    """How long parts take to reduce gradients from their last backward pass on, and to do what
-    comes after all passes."""
+    """The seconds in which parts reduce gradients after their last backward pass, and of the work
+    after all passes.
+    """
     reductions_s, tied_s, steps_s = model.by_group(_reductions_and_steps_s, batch)
     layers = batch.layers + batch.has_embedding + batch.has_head
     return EndTimes(
@@ -295,8 +302,9 @@ def _end_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int])
 
 
 def _reductions_and_steps_s(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """Seconds of the last reduction of gradients, of a tied table's exchange, and of what comes
-    after all passes (3, parts)."""
+    """The seconds of the last gradient reduction, of a tied table's exchange, and of the work after
+    all passes (3, parts).
+    """
     phases = model.tasks.template.phases
     seconds, counts = _seconds(model, batch), model.tasks.types.counts(batch.columns)
 
@@ -322,8 +330,9 @@ def _turn_times(
     *,
     splits: bool,
 ) -> TurnTimes | None:
-    """By how much passes are longer that follow a pass of a part with reductions; None if none
-    is."""
+    """The additional time of passes that follow a part's pass with reductions; None if there are
+    none.
+    """
     if not turned_s.any():
         return None
     beside_s, is_beside = model.by_group(partial(beside_backward, splits=splits), batch)
@@ -332,7 +341,7 @@ def _turn_times(
 
 
 def _split_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]) -> SplitTimes:
-    """The changes of backward passes whose gradients of weights have their own passes."""
+    """The changes of backward passes whose weight gradients have separate passes."""
     weights_s, less_s = model.by_group(split_seconds, batch)
     return SplitTimes(weights_s=weights_s.reshape(shape), less_s=less_s.reshape(shape))
 
@@ -342,9 +351,10 @@ def _seconds(model: StageTimeModel, batch: StageBatch) -> TaskSeconds:
 
 
 def beside_backward(model: StageTimeModel, batch: StageBatch, *, splits: bool) -> Floats:
-    """Seconds by which a backward pass is longer that follows another one, because gradients are
-    reduced beside its first layer, and whether they are (2, C). If backward passes are split, this
-    is of passes for gradients of weights."""
+    """The additional seconds of a backward pass that follows another one, because gradients are
+    reduced while its first layer runs, and whether they are (2, C). If backward passes are split,
+    this applies to weight-gradient passes.
+    """
     slots = StageSlots.of(model.tasks, batch)
     seconds, kinds = slots.seconds, slots.kinds
     is_below = (kinds[:, HERE] == NOTHING) & (kinds[:, UPPER] != NOTHING)
@@ -363,19 +373,20 @@ def beside_backward(model: StageTimeModel, batch: StageBatch, *, splits: bool) -
     return np.stack([beside_s, are_shared(seconds)[slots.strategies.index]])
 
 
-# Exchanges of outer steps that go on beside further steps: an iteration is longer by what sticks
-# out of those steps, in the mean of a cycle.
+# Exchanges of outer steps that overlap with further steps: an iteration is longer by their exposed
+# time, averaged over a cycle.
 
 
 def exchanges_s(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """Seconds (C) of an exchange of all weights of stages."""
+    """The seconds (C) of an exchange of all weights of stages."""
     counts = model.tasks.types.counts(batch.columns)
     return np.asarray((counts * _seconds(model, batch).averaged_s()).sum(axis=0))
 
 
 def asynchronous_exchanges_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats:
-    """Seconds (2, plans) of the longest exchange of a stage's rank with asynchronous servers, and
-    of the busiest server; all plans have equally many stages."""
+    """The seconds (2, plans) of the longest exchange of a stage's rank with asynchronous servers,
+    and of the busiest server; all plans have equally many stages.
+    """
 
     def of_stages(one: StageTimeModel, batch: StageBatch) -> Floats:
         counts = one.tasks.types.counts(batch.columns)
@@ -390,8 +401,9 @@ def asynchronous_exchanges_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Fl
 def with_late_exchanges(
     model: StagesOnGroups, plans: Sequence[Plan], iterations_s: Floats
 ) -> Floats:
-    """Mean seconds of each plan's iterations, whose own seconds are given; all plans have equally
-    many stages."""
+    """The mean seconds of each plan's iterations, given the seconds without exchanges; all plans
+    have equally many stages.
+    """
     how = model.tasks.workload.reduction
     if not how.is_beside_steps:
         return iterations_s
