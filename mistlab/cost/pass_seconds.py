@@ -1,4 +1,4 @@
-"""Seconds of passes: sums of slots for each phase, the first forward pass among them.
+"""The seconds of passes: sums of slots for each phase, and the first forward pass.
 
 Axes: C candidates, S distinct strategies, K kinds of slots; the four streams first.
 """
@@ -51,10 +51,10 @@ from mistlab.schedule.slots import PHASES, SHARDED_GRADIENTS, SHARDED_WEIGHTS, P
 # Axes: C candidates, S distinct strategies, K kinds of slots; the four streams first.
 
 
-# Kinds of tasks that come with a layer's step.
+# Kinds of tasks that belong to a layer's optimizer step.
 OF_STEPS = frozenset({"S", "P", "G", "O"})
-# Blocks that have stepped and wait for their micro-batch, if weights are offloaded. So of the slots
-# that bring in the state of the next block, as many are over.
+# The number of blocks that have stepped and wait for their micro-batch, if weights are offloaded;
+# as many of the slots that bring in the next block's state have ended.
 AHEAD = 2
 
 _AWAY = STREAMS.index("device_to_host")
@@ -63,7 +63,7 @@ _NOT_AWAY: Sequence[str] = [stream for stream in STREAMS if stream != STREAMS[_A
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FirstPass:
-    """Seconds (C) of parts of the first forward pass.
+    """The seconds (C) of parts of the first forward pass.
 
     For ``unawaited`` at the ends of its slots no layer waits, for ``after`` the stage's next pass
     waits. ``stepped`` is the time inside the pass if all layers stepped before, for stages that
@@ -78,14 +78,14 @@ class FirstPass:
     end_steps: Floats
 
     def chosen(self, rows: Rows | slice) -> "FirstPass":
-        """The parts of the candidates in these rows."""
+        """The parts of the candidates with these indices."""
         parts = (getattr(self, entry.name) for entry in fields(self))
-        # Without offloading a part is one zero for all candidates.
+        # Without offloading a part is a single zero for all candidates.
         return FirstPass(*(part if len(part) == 1 else part[rows] for part in parts))
 
     @classmethod
     def least(cls, ends: Sequence["FirstPass"]) -> "FirstPass":
-        """The lesser of each part; a first pass is never longer if a part of it is shorter."""
+        """The minimum of each part; a first pass is never longer if a part of it is shorter."""
         names = [entry.name for entry in fields(cls)]
         return cls(*(np.minimum(*(getattr(end, name) for end in ends)) for name in names))
 
@@ -96,8 +96,8 @@ class FirstPass:
         blocks: Ints,
         offloads_weights: Bools,
     ) -> Floats:
-        """How much longer (C) a first micro-batch takes to pass through its idle stage than a
-        steady one; the whole first pass takes ``whole_s``, a steady one ``forward_s``.
+        """How much the first micro-batch's latency (C) exceeds a steady one's; the first pass takes
+        ``whole_s``, a steady one ``forward_s``.
 
         Of a stage with offloaded weights, a few blocks have stepped. For one of the others, state
         is there.
@@ -122,9 +122,10 @@ def first_slots(
     *,
     is_least: bool,
 ) -> Floats:
-    """The parts of ``FirstPass`` (5, K, S) for slots of some kinds; the tasks and ends (4, K, S) of
-    the ``whole`` slots, and the tasks without those that come with steps (``stepped``). In a steady
-    pass slots take ``usual`` seconds (K, S). As bounds, the next pass does not wait."""
+    """The parts of ``FirstPass`` (5, K, S), given the tasks and ends (4, K, S) of ``whole`` slots,
+    and the tasks without those of optimizer steps (``stepped``). Steady slots take ``usual``
+    seconds (K, S). As bounds, the next pass does not wait.
+    """
     columns, (below, here, above) = seconds.columns, kinds.T
     parts = np.zeros((PARTS, *usual.shape))
     unawaited, after, stepped_s, block_steps, end_steps = parts
@@ -135,14 +136,15 @@ def first_slots(
     weights, state = weights[:, chosen], state[:, chosen]
     swaps, keeps = (columns[f"offload_{kind}"][chosen] > 0 for kind in ("weights", "activations"))
 
-    # Activations that leave queue behind the state of the last block, and the head waits for them.
+    # Activations being offloaded queue behind the state of the last block, and the head waits for
+    # them.
     is_last = (above == NOTHING)[:, None] | (~keeps & ((weights + state)[above] == 0))
     last = np.flatnonzero(is_last.any(axis=1))
     at_last = np.ix_(last, chosen)
     work, ends = (one[:, last[:, None], chosen] for one in whole)
     without_weights = work.copy()
     without_weights[_AWAY] = np.maximum(work[_AWAY] - weights[here[last]], 0.0)
-    # Weights that are not sharded are gathered with their steps.
+    # Weights that are not sharded are gathered with their optimizer steps.
     kept = stepped[:, :, chosen]
     kept[LINK] *= seconds.zero[chosen] >= SHARDED_WEIGHTS
     both = np.concatenate([kept, without_weights], axis=1)
@@ -150,7 +152,7 @@ def first_slots(
     kept_ends, left_ends = both_ends[:, : len(kinds)], both_ends[:, len(kinds) :]
 
     computed = until(_NOT_AWAY, ends, work)
-    # A block steps before the block below computes. So the block below and the head compute while
+    # A block steps before the block below computes, so the block below and the head compute while
     # the state of the last block leaves.
     forward = with_nothing(seconds.alone("F", ""))[:, chosen]
     hidden = (forward[below] + forward[above])[last]
@@ -169,11 +171,11 @@ def first_slots(
     return parts
 
 
-# How long the slots of passes take, in each phase.
+# The length of the slots of passes, in each phase.
 #
-# Inside a pass a layer computes in every slot. Below and above its layers nothing computes, but
-# layers are still fetched or evicted. There the evictions of one pass and the fetches of the next
-# run side by side: a stage turns round. Some turns share the slot of the first layer
+# Inside a pass a layer computes in every slot. Before and after its layers nothing computes, but
+# layers are still fetched or offloaded. There the offloads of one pass and the fetches of the next
+# run concurrently: the stage turns. Some turns share the slot of the first layer
 # (``mistlab.cost.slot_work``).
 #
 # Axes: S distinct strategies, K kinds of slots, P phases, N slots; the four streams first.
@@ -182,17 +184,17 @@ def first_slots(
 _FIRST, _FORWARD, _BACKWARD, _LAST = (
     PHASES.index(phase) for phase in ("first_forward", "forward", "backward", "last_backward")
 )
-# One more phase, after the others: the slots of a forward and a backward pass side by side.
+# An additional phase, the last: slots in which a forward and a backward pass overlap.
 _TURN = len(PHASES)
 _COMPUTING = ("compute",)
 _NOT_REDUCING = tuple(stream for stream in STREAMS if stream != "gpu_to_gpu")
 
 
 class PassSlots:
-    """Seconds of slots: ``inside`` a pass (P, K', S) in each phase; ``below`` it (4, K', S) in the
-    forward, first forward and last backward pass and where the stage turns round; and ``above`` it
-    (1, K', S), where the stage turns round. A turn that shares the slot of the first layer has the
-    seconds by which the slot is longer.
+    """The seconds of slots: ``inside`` a pass (P, K', S) in each phase; ``below`` it (4, K', S),
+    before the first layer, in the forward, first forward and last backward pass and in the turn;
+    and ``above`` it (1, K', S), after the last layer, in the turn. A turn that shares the slot of
+    the first layer has the seconds by which it lengthens the slot.
 
     ``is_inside``, ``is_below`` and ``is_above`` are masks (K) of their kinds. ``has_turns`` says
     whether any strategy has work outside of passes where the stage turns round.
@@ -209,13 +211,13 @@ class PassSlots:
             ((_FORWARD, _FIRST, _LAST, _TURN), self.is_below),
             ((_TURN,), self.is_above),
         )
-        # The number of the kind of slot, among those of all phases.
+        # The index of the kind of slot, among those of all phases.
         places = [
             np.add.outer(np.array(phases) * len(kinds), np.flatnonzero(where))
             for phases, where in parts
         ]
         rows = np.concatenate([one.ravel() for one in places])
-        # Small tables take as long as large ones, so all slots are worked out together.
+        # Small tables take as long as large ones, so all slots are computed together.
         self._alone, self._fetched_s = self._tasks(rows)
         first, last = np.cumsum([one.size for one in places[:-1]])
         turn = slice(last - len(places[1][-1]), last)
@@ -242,16 +244,18 @@ class PassSlots:
         )
 
     def last_computed(self) -> Floats:
-        """Seconds (K', S) of slots inside the last backward pass until all but reductions is
-        done."""
+        """The seconds (K', S) of last backward slots until all but gradient reductions has
+        ended.
+        """
         last = self._rows_inside(_LAST, _LAST)
         computed_s = until(_NOT_REDUCING, self._ends[:, last], self._alone[:, last])
         return np.asarray(np.maximum(computed_s, self._fetched_s[:, last].sum(axis=0)))
 
     def through_backward(self) -> Floats:
-        """Seconds (K', S) of slots inside steady backward passes, of the last layer's slot until
-        the layer has computed: its gradient goes back while others are still reduced. Where
-        gradients leave for the host, or layers are fetched further ahead, all is waited for."""
+        """The latency (K', S) of slots inside steady backward passes: the last layer's slot counts
+        until the layer has computed. Where gradients are offloaded or layers are fetched further
+        ahead, the whole slot counts.
+        """
         if self._seconds.model.template.depth != 1:
             return np.asarray(self.inside[_BACKWARD])
         lengths = self.inside[_BACKWARD].copy()
@@ -264,9 +268,10 @@ class PassSlots:
         return np.asarray(lengths)
 
     def arithmetic(self) -> Floats:
-        """Seconds (2, K', S) of arithmetic alone, of both steady passes and of the step; and, if a
-        host issues passes (4, K', S), of what a forward and a backward pass compute, with the
-        collectives that layers wait for."""
+        """The seconds (2, K', S) of arithmetic alone, of both steady passes and of the step; and,
+        if a host issues passes (4, K', S), the compute time of a forward and a backward pass,
+        including the collectives that layers wait for.
+        """
         seconds, here = self._seconds, self._kinds[self.is_inside, HERE]
         passes_s = seconds.alone("F", "") + seconds.alone("B", "")
         alone_s = [passes_s[here], seconds.alone("S", "")[here]]
@@ -279,8 +284,9 @@ class PassSlots:
         return np.stack([*alone_s, *computed_s])
 
     def of_steps(self) -> Floats:
-        """The parts of ``FirstPass`` (parts, K', S), to be summed; no parts if nothing of the steps
-        leaves the GPU."""
+        """The parts of ``FirstPass`` (parts, K', S), to be summed; none if no part of an optimizer
+        step is offloaded.
+        """
         columns = self._seconds.columns
         offloads = (columns["offload_weights"] > 0) | (columns["offload_optimizer"] > 0)
         if not (self._seconds.model.template.depth and offloads.any()):
@@ -297,9 +303,9 @@ class PassSlots:
         )
 
     def beside_sends(self) -> tuple[Floats, Sequence[Floats]]:
-        """What sends cost the slots of steady passes (2, 6, K', S), as in ``slots_beside_sends``;
-        and the usual seconds of turns, and what sends cost these (7, K', S), below a pass and above
-        it, if there are turns."""
+        """The interference of sends with steady slots (2, 6, K', S), as in ``slots_beside_sends``,
+        and with turns (7, K', S), below and above a pass, after their usual seconds.
+        """
         steady = self._rows_inside(_FORWARD, _BACKWARD)
         turning = self._turning if self.has_turns else slice(0, 0)
         usual_s, turns_s = self.inside[_FORWARD : _BACKWARD + 1], self._turns_s[: turning.stop]
@@ -311,13 +317,14 @@ class PassSlots:
         if not self.has_turns:
             return of_passes, ()
         turns = np.concatenate([self._turns_s[None], turns])
-        # A send that nothing follows is late by turns of any kind.
+        # A send with no pass after it is lengthened by turns of any kind.
         turns[:-1] *= beside_sends(self._seconds, self._alone[:, turning])
         return of_passes, np.split(turns, [np.count_nonzero(self.is_below)], axis=1)
 
     def _tasks(self, rows: Rows) -> tuple[Floats, Floats]:
-        """The tasks alone (4, N, S) of slots with numbers among those of all phases, and the times
-        (2, N, S) in which layers are fetched."""
+        """The durations of tasks alone (4, N, S) in the slots with these indices among those of all
+        phases, and the times (2, N, S) in which layers are fetched.
+        """
         alone, fetched_s = self.work.alone(), self.work.fetched_s()
         turns = alone[:, _FORWARD] + alone[:, _BACKWARD]
         turns_s = np.maximum(fetched_s[:, _FORWARD], fetched_s[:, _BACKWARD])
@@ -327,8 +334,9 @@ class PassSlots:
         return alone.take(rows, axis=1), fetched_s.take(rows, axis=1)
 
     def _gather_after_copies(self) -> None:
-        """Correct the ends of slots (4, N, S) in which weights are gathered after they came from
-        the host."""
+        """Correct the ends of slots (4, N, S) in which weights are gathered after their host
+        copy.
+        """
         slots, strategies = np.nonzero(self._fetched_s[1])
         if not len(slots):
             return
@@ -339,16 +347,18 @@ class PassSlots:
         self._ends[:, slots, strategies] = ends_of(alone, slowed, copied, gathered)
 
     def _wait_for_gradients(self, lasting: Floats, phases: Rows) -> None:
-        """Make the slots (N, S) of backward passes longer whose layers wait until the gradients
-        have left."""
+        """Lengthen the slots (N, S) of backward passes whose layers wait until their gradients have
+        been offloaded.
+        """
         rows = np.flatnonzero((phases == _BACKWARD) | (phases == _LAST))[:, None]
         evicts = self.work.evicts
         evicting_s = self.work.evicting_s(self._alone[:, rows, evicts])
         lasting[rows, evicts] = np.maximum(lasting[rows, evicts], evicting_s)
 
     def _leave_early(self, lasting: Floats) -> None:
-        """Make the slots (N, S) inside steady and last passes longer in which what leaves begins
-        before the next slot."""
+        """Lengthen the slots (N, S) inside steady and last passes in which an offload starts before
+        the next slot.
+        """
         work = SlotWork(self._seconds, self._kinds[self.is_inside])
         for number in (_FORWARD, _BACKWARD, _LAST):
             rows = self._rows_inside(number, number)
@@ -364,15 +374,15 @@ class PassSlots:
 
 # The times of a stage's passes: sums over the slots of each phase.
 #
-# Two passes that follow one another share the slots outside of them. A stage turns round at its
-# first layers, from a backward pass to a forward pass, and at its last layers.
+# Two consecutive passes share the slots outside of them. A stage turns at its first layers, from a
+# backward pass to a forward pass, and at its last layers.
 #
 # Axes: C candidates, S distinct strategies, K kinds of slots.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassSeconds:
-    """Seconds (C) inside the passes of each phase, and outside passes.
+    """The seconds (C) inside the passes of each phase, and outside passes.
 
     The time inside the ``first`` forward pass leaves out what no layer of it waits for.
 
@@ -406,11 +416,11 @@ class PassSeconds:
 
     @property
     def after_last_s(self) -> Floats:
-        """Seconds (C) that surely come after the last layer of the last backward pass."""
+        """The seconds (C) that certainly follow the last layer of the last backward pass."""
         return self.last_closing + self.inside["step"]
 
     def chosen(self, rows: Rows | slice) -> "PassSeconds":
-        """The passes of the candidates in these rows."""
+        """The passes of the candidates with these indices."""
         inside = {phase: seconds[rows] for phase, seconds in self.inside.items()}
         return PassSeconds(
             inside=inside,
@@ -430,9 +440,7 @@ _ALONE = "computing", "step_computing", "computed_forward", "computed_backward"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassSums:
-    """Sums (L, C) of the lengths of slots of which ``PassSeconds`` are made, in the order of
-    ``pass_sums``. Either none or all ``steps`` of the first pass are among them, and what is
-    ``computed`` under a host.
+    """Sums (L, C) of slot lengths for ``PassSeconds``, in the order of ``pass_sums``.
 
     ``queued`` (2, C) are seconds of last backward passes whose reductions queue, until all layers
     have computed and until all but the last layer's gradients are reduced; zero for others.
@@ -444,7 +452,7 @@ class PassSums:
     queued: Floats | None = None
 
     def chosen(self, rows: Rows) -> "PassSums":
-        """The sums of the candidates in these rows."""
+        """The sums of the candidates with these indices."""
         queued = None if self.queued is None else self.queued.take(rows, axis=1)
         return PassSums(self.values.take(rows, axis=1), self.steps, self.computed, queued)
 
@@ -459,7 +467,7 @@ class PassSums:
         )
         through_backward_s = next(sums)
         inside_s = dict(zip(PHASES, islice(sums, len(PHASES)), strict=True))
-        # Without offloading there is nothing of the first pass to sum.
+        # Without offloading the first pass has no parts to sum.
         first = FirstPass(*(islice(sums, PARTS) if self.steps else np.zeros((PARTS, 1))))
         inside_s["first_forward"] = inside_s["first_forward"] - first.unawaited
         if self.queued is not None:
@@ -490,9 +498,10 @@ class PassSums:
 def pass_sums(
     seconds: TaskSeconds, kinds: Ints, summed: Sums, *, sends: bool = True, kept: Kept = "own"
 ) -> PassSums:
-    """The sums of stages' passes, which may be beside ``sends``; ``summed`` sums lengths of slots
-    over each stage. If the ``least`` factors are kept, times that no greater work on the same
-    streams undercuts."""
+    """The sums of stages' passes, which may overlap with ``sends``; ``summed`` sums slot lengths
+    over each stage. With the ``least`` factors, lower bounds over any greater work on the same
+    streams.
+    """
     slots = PassSlots(seconds, kinds, kept)
     steps = slots.of_steps()
     backward = slots.through_backward()[None]
@@ -511,7 +520,7 @@ def pass_sums(
 def _beside_sends(
     usual_s: Mapping[Phase, Floats], sums: Sequence[Floats]
 ) -> Mapping[Pass, BesideSend]:
-    """Steady passes, and turns if there are any, beside sends, from their sums."""
+    """Steady-state passes, and turns if there are any, that overlap with sends, from their sums."""
     if not sums:
         return {}
     forward, backward, turns = sums[:SUMS], sums[SUMS : 2 * SUMS], sums[2 * SUMS :]
@@ -527,8 +536,8 @@ def _beside_sends(
 def split_pass_seconds(
     seconds: TaskSeconds, kinds: Ints, summed: Sums, *, weights_s: Floats, unhidden_s: Floats
 ) -> tuple[Floats, Floats]:
-    """Seconds (C) of passes that make gradients of weights, in which the gradients are reduced, and
-    by which steady backward passes are shorter without them.
+    """The seconds (C) of weight-gradient passes, of their gradients' reduction, and by which steady
+    backward passes are shorter without them.
 
     The products take ``weights_s`` (T, S). For ``unhidden_s`` tensor-parallel ranks wait for one
     another, which these products hid before. Both passes together are never shorter than one.
@@ -541,8 +550,9 @@ def split_pass_seconds(
 
 
 def longest_beside_sends(seconds: TaskSeconds, kinds: Ints, summed: Sums) -> Mapping[Pass, Floats]:
-    """Seconds (C) of steady passes and of turns beside a send that goes on all through them, which
-    no lesser work exceeds."""
+    """Upper bounds (C) of steady-state passes and of turns that overlap with a send throughout,
+    over any lesser work.
+    """
     is_inside = kinds[:, HERE] != NOTHING
     is_below = ~is_inside & (kinds[:, UPPER] != NOTHING)
     alone = SlotWork(seconds, kinds).alone(STEADY)
@@ -558,8 +568,8 @@ def longest_beside_sends(seconds: TaskSeconds, kinds: Ints, summed: Sums) -> Map
 
 
 def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Pass, Floats]) -> PassSeconds:
-    """The times that no passes of a box undercut, from those at both ends of its recomputed blocks
-    with the least ratios; ``longest_s`` are those of its ``longest_beside_sends``.
+    """Lower bounds of the times of a box's passes, from those with the smallest ratios at both ends
+    of its range of recomputed blocks; ``longest_s`` are those of its ``longest_beside_sends``.
 
     The number of each kind of slot is linear in the number of recomputed blocks. So each sum of
     slots rises or falls all the way between the two ends, and is least at one of them.
@@ -586,6 +596,8 @@ def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Pass, Floats]) 
 
 
 def reduces_in_place(seconds: TaskSeconds) -> Bools:
-    """Strategies (S) that reduce gradients in place, and so go on computing meanwhile."""
+    """Strategies (S) that reduce gradients in place, and therefore continue to compute
+    meanwhile.
+    """
     in_place = (seconds.zero < SHARDED_GRADIENTS) & (seconds.columns["offload_gradients"] == 0)
     return np.asarray(in_place)

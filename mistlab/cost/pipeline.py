@@ -1,4 +1,4 @@
-"""The time of an iteration of a 1F1B pipeline, from the times of its stages.
+"""The iteration time of a 1F1B pipeline, from the times of its stages.
 
 The recurrence over stages is in ``mistlab.cost.chains``.
 
@@ -30,7 +30,9 @@ from mistlab.stages.stage_batch import SENDS, StageTimes
 
 
 def times_used(times: StageTimes) -> Sequence[str]:
-    """The names of the times that the recurrence uses: those of hosts if there is any."""
+    """The names of the times that the recurrence uses, including those of hosts if there are
+    any.
+    """
     return PASSES if times.issued_backward_s.any() else _WITHOUT_HOST
 
 
@@ -81,26 +83,27 @@ def no_stages(candidates: int) -> Chains[Floats]:
 def prepended(
     stage: StageTimes, after: Chains[Floats], micro_batches: int | Ints, stages: int
 ) -> Chains[Floats]:
-    """The chains (C) of a stage and the stages after it, ``stages`` in all."""
+    """The chains (C) of a stage in front of the stages after it, ``stages`` in all."""
     columns = ColumnAlgebra(len(stage.forward_s))
     return chained(columns, passes_of(stage), after, Counts.of(micro_batches, stages))
 
 
 # The published objective of a pipeline, stage by stage, in any algebra.
 #
-# Mist (EuroSys 2025) takes a pipeline of G micro-batches to last
+# Mist (EuroSys 2025) models a pipeline of G micro-batches as
 #
-#     (G - 1) max t + sum t + max_i (d_i - sum of t_j over the stages j in front of i)
+# (G - 1) max t + sum t + max_i (d_i - sum of t_j over the stages j in front of i)
 #
-# where t is what a steady micro-batch takes in a stage, and d what the first and the last one take
-# beyond, which stages in front hide in part. ``mistlab.cost.chains`` is what this package takes it
-# to last. This objective stays so that the published search can be run beside.
+# where t is the time of a steady-state micro-batch in a stage, and d the extra time of the first
+# and the last one, which stages in front hide in part. This package's own model is
+# ``mistlab.cost.chains``; the objective is kept so that the published search can be compared.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Published(Generic[Length]):
     """The terms of the objective for a stage and all stages after it: the slowest stage's time, the
-    sum of their times, and the longest extra that is not hidden."""
+    sum of their times, and the longest extra that is not hidden.
+    """
 
     slowest: Length
     together: Length
@@ -108,7 +111,7 @@ class Published(Generic[Length]):
 
     @classmethod
     def of_nothing(cls, nothing: Length) -> Self:
-        """After the last stage there is nothing."""
+        """The terms after the last stage: zero."""
         return cls(slowest=nothing, together=nothing, unhidden=nothing)
 
     def whole(self, micro_batches: int) -> Length:
@@ -118,8 +121,9 @@ class Published(Generic[Length]):
 
 
 def steady_s(stage: PassLengths[Floats]) -> Floats:
-    """The time of a steady micro-batch in a stage, or of the host that issues it, and of its sends,
-    for which published stages wait."""
+    """The time of a steady-state micro-batch in a stage, or of the host that issues it, and of its
+    sends, which block published stages.
+    """
     both_s = stage.forward_s + stage.backward_s
     if stage.issued_forward_s is not None and stage.issued_backward_s is not None:
         both_s = np.maximum(both_s, stage.issued_forward_s + stage.issued_backward_s)
@@ -127,7 +131,7 @@ def steady_s(stage: PassLengths[Floats]) -> Floats:
 
 
 def extra_s(stage: PassLengths[Length]) -> Length:
-    """The time that the first and the last micro-batch take beyond steady ones."""
+    """The extra time of the first and the last micro-batch beyond steady ones."""
     total: Length = (
         stage.begin_s
         + (stage.through_forward_s - stage.forward_s)
@@ -142,7 +146,7 @@ def extra_s(stage: PassLengths[Length]) -> Length:
 def in_front(
     algebra: Algebra[Length], own_s: Length, own_extra_s: Length, after: Published[Length]
 ) -> Published[Length]:
-    """A stage with these times in front of others."""
+    """The terms with a stage of these times in front."""
     return Published(
         slowest=algebra.longest("slowest", after.slowest, own_s),
         together=after.together + own_s,
@@ -150,16 +154,16 @@ def in_front(
     )
 
 
-# An iteration taken apart into terms that add up to it.
+# An iteration split into terms that sum to it.
 #
-# The slowest stage's computation and exposed communication over all micro-batches, the other
-# stages that a micro-batch passes through, and the rest: first and last micro-batches, the
-# optimizer's step, sends, and what an iteration takes besides.
+# The slowest stage's computation and exposed communication over all micro-batches, the other stages
+# that a micro-batch passes through, and the rest: first and last micro-batches, the optimizer step,
+# sends, and costs of the iteration as a whole.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """An iteration taken apart, or the difference of two."""
+    """The terms of an iteration, or the difference of two iterations."""
 
     computation_s: float
     exposed_communication_s: float

@@ -1,4 +1,5 @@
-"""The times of reductions that send less: compressed gradients, servers, averages of weights.
+"""The times of gradient reductions that send less: compression, parameter servers, weight
+averaging.
 
 Axes: T types of layers, S strategies.
 """
@@ -17,13 +18,14 @@ from mistlab.reduction.compression import BITS_A_BYTE, VALUE_BYTES
 from mistlab.reduction.reduction_costs import Reduction
 from mistlab.stages.stage_shape import Shapes
 
-# The group of ranks with the same part of the weights, each of another replica.
+# The group of ranks that hold the same part of the weights, each in a different replica.
 REPLICAS = "state replicas"
 
 
 class SendLink(Protocol):
-    """The time of a message to another GPU, while so many GPUs of a node send, and so many through
-    the tier at a place."""
+    """The time of a message to another GPU, while this many GPUs of a node send, and this many use
+    the tier at an index.
+    """
 
     def __call__(
         self, *, across_nodes: bool, at_once: int, place: int = NETWORK, senders: int = 1
@@ -52,7 +54,9 @@ class ReductionTimes:
     moved_s: float
 
     def sent_less_s(self, group: str, values: Floats) -> Floats:
-        """Seconds (T, S) of averaging so many gradients over a group, compressed or by servers."""
+        """The seconds (T, S) of averaging this many gradients over a group, compressed or through
+        servers.
+        """
         if not values.any():
             return np.zeros_like(values)
         how, ranks = self.how, self.shapes.ranks[group]
@@ -62,7 +66,8 @@ class ReductionTimes:
         if how.kind == "server":
             seconds = self._served_s(group, sent, answers)
         elif how.trimmed:
-            # Ranks get a part of all gradients each, and send its mean to the others.
+            # Each rank receives a part of all gradients, and sends the part's mean to the other
+            # ranks.
             seconds = self.over(group, "all_to_all", sent) + self.over(group, "all_gather", sent)
         elif how.compressor.is_summable:
             seconds = self.over(group, "all_reduce", sent)
@@ -70,20 +75,21 @@ class ReductionTimes:
             answers = sent * ranks
             seconds = self.over(group, "all_gather", answers)
         if how.trimmed:
-            # Every value of all ranks is read once, by one of them.
+            # Each value of every rank is read once, by one rank.
             moved = np.where(ranks > 1, 2 * sent + answers, 0.0)
             return np.asarray(seconds + moved * self.moved_s)
         if how.compressor.kind == "none":
             return seconds
-        # A kernel reads gradients and what is remembered, and writes messages and the new memory;
-        # another one reads what comes, and writes the mean.
+        # One kernel reads gradients and error memory, and writes messages and the new memory;
+        # another reads received messages and writes the mean.
         each = self.gradient + VALUE_BYTES + 2 * self.remembered
         moved = np.where(ranks > 1, values * each + sent + answers, 0.0)
         return np.asarray(seconds + moved * self.moved_s)
 
     def asynchronous_s(self, group: str, values: Floats) -> tuple[Floats, Floats]:
-        """Seconds (T, S) of a rank's messages to servers of so many gradients and of their answers,
-        and those for which a server takes or sends the messages of all ranks."""
+        """The seconds (T, S) of a rank's messages of this many gradients to asynchronous servers
+        and of their answers, and the seconds that a server is busy with the messages of all ranks.
+        """
         both_s, busy_s = np.zeros_like(values), np.zeros_like(values)
         sent, answers = self._message_bytes(values, self.shapes.ranks[group])
         shards = self.how.shards
@@ -95,7 +101,7 @@ class ReductionTimes:
         return both_s, busy_s
 
     def averaged_s(self, values: Floats) -> Floats:
-        """Seconds (T, S) of one exchange of so many weights between replicas."""
+        """The seconds (T, S) of one exchange of this many weights between replicas."""
         bits = self.how.outer_bits if self.how.kind == "outer" else BITS_A_BYTE * VALUE_BYTES
         size_bytes = values * bits / BITS_A_BYTE
         if self.how.kind != "gossip":
@@ -110,21 +116,23 @@ class ReductionTimes:
         return seconds
 
     def _links_to(self, offset: int, shape: GroupSpread) -> list[LinkTime]:
-        """The links over which ranks send to those at an offset, all at once: inside nodes, and to
-        other nodes."""
+        """The links over which all ranks concurrently send to the ranks at an offset: inside nodes,
+        and to other nodes.
+        """
         gpus, nodes, ranks = shape.gpus_in_node, shape.nodes, shape.ranks
         away = min(offset, ranks - offset)
         found = [self.send(across_nodes=False, at_once=1)] if away < gpus else []
         if nodes > 1:
-            # All groups of a node send at once.
+            # All groups of a node send concurrently.
             at_once = min(away, gpus) * max(1, self.gpus_per_node // gpus)
             link = self.send(across_nodes=True, at_once=at_once)
             found.append(link if self.tiers is None else self.tiers.to_offset(link, shape, away))
         return found
 
     def _served_s(self, group: str, sent: Floats, answers: Floats) -> Floats:
-        """Seconds (T, S) of gradients to parameter servers, which are ranks of the group, and of
-        answers back; a server handles one message at a time."""
+        """The seconds (T, S) of sending gradients to parameter servers, which are ranks of the
+        group, and of their answers; a server handles one message at a time.
+        """
         shards, seconds = self.how.shards, np.zeros_like(sent)
         for rows, shape in self.shapes.of_several(group):
             link = self._to_server(shape)
@@ -133,14 +141,16 @@ class ReductionTimes:
         return seconds
 
     def _to_server(self, shape: GroupSpread) -> LinkTime:
-        """The link of a rank to a server, while all servers receive."""
+        """The link from a rank to a server, while all servers receive."""
         shards = self.how.shards
         in_node = min(shape.gpus_in_node, -(-shards // shape.nodes))
         place = NETWORK if self.tiers is None else self.tiers.place_of(shape)
         return self.send(across_nodes=shape.nodes > 1, at_once=in_node, place=place, senders=shards)
 
     def _message_bytes(self, values: Floats, ranks: Ints) -> tuple[Floats, Floats]:
-        """Bytes (T, S) of a rank's message of so many gradients, and of what a server answers."""
+        """The bytes (T, S) of a rank's message for this many gradients, and of a server's
+        answer.
+        """
         if self.how.compressor.kind == "none":
             return values * self.gradient, values * self.gradient
         pairs = np.stack([values.ravel(), np.broadcast_to(ranks, values.shape).ravel()])

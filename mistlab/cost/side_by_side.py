@@ -1,4 +1,5 @@
-"""How streams that run side by side slow one another down, for groups of any shape.
+"""Interference of concurrent streams: the slowdown factors of any group shape, and the time of
+overlapped work.
 
 Axes: G measured shapes; J streams of a set.
 """
@@ -21,46 +22,32 @@ from mistlab.machine.slowdowns import (
 )
 from mistlab.schedule.stage_passes import PassKey, StagePass
 
-# Derives the slowdowns of a shape of communicating group from those of measured shapes.
+# Derives the interference of a communication group's shape from measured shapes.
 #
-# A shape changes the joint speed of the streams, and how they share this speed. Both are expected
-# to change smoothly with the size of the group, and factors follow from them. Each set of busy
-# streams is treated by itself:
-#
-#     u_j   the work of stream j, in the time that a copy of its length would take alone
-#     f_j   its factor, so 1 / f_j is its speed
-#     C     what the copies and the communication get through together: the sum of u_j / f_j
-#
-# Logarithms of the f_j and of C are averaged over the measured shapes, with a slope in the size;
-# the f_j are then scaled together until they get C through. Compute has no part in C.
-#
-# Axes: G measured shapes; J streams of a set.
-
-
-# Derives the slowdowns of a shape of communicating group from those of measured shapes.
-#
-# A shape changes the joint speed of the streams, and how they share this speed. Both are expected
-# to change smoothly with the size of the group, and factors follow from them. Each set of busy
-# streams is treated by itself:
+# A shape changes the joint throughput of the streams, and its distribution over them. Both are
+# assumed to change smoothly with the size of the group, and determine the factors. Each set of busy
+# streams is treated separately:
 #
 #     u_j   the work of stream j, in the time that a copy of its length would take alone
 #     f_j   its factor, so 1 / f_j is its speed
-#     C     what the copies and the communication get through together: the sum of u_j / f_j
+#     C     the joint throughput of copies and communication: the sum of u_j / f_j
 #
 # Logarithms of the f_j and of C are averaged over the measured shapes, with a slope in the size;
-# the f_j are then scaled together until they get C through. Compute has no part in C.
+# the f_j are then scaled together to a throughput of C. Compute is not part of C.
 #
 # Axes: G measured shapes; J streams of a set.
 
 
 # A shape at twice the size has 1/e^2 of the weight of a shape at the same size.
 NEAR_DOUBLINGS = 0.5
-# Slopes are damped as by this much measured weight, so that none is trusted far from all shapes.
+# The damping of slopes, as measured weight, so that none is trusted far from all shapes.
 DAMPING = 0.02
 
 
 def slowdowns_of_group(machine: Interference, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
-    """The slowdowns of a shape of group: as measured, or derived from those of other shapes."""
+    """The interference factors of a group shape: as measured, or derived from those of other
+    shapes.
+    """
     for group in machine.groups:
         if (group.gpus_in_node, group.nodes) == (gpus_in_node, nodes):
             return group
@@ -75,7 +62,7 @@ def slowdowns_of_group(machine: Interference, *, gpus_in_node: int, nodes: int) 
 def _derived(
     groups: Sequence[GroupSlowdowns], *, gpus_in_node: int, nodes: int, shared_links: bool
 ) -> GroupSlowdowns:
-    """The slowdowns of a shape, from those of measured shapes.
+    """The interference factors of a shape, from those of measured shapes.
 
     If the shape crosses nodes, they are derived from shapes that cross nodes, if there are any; if
     it does not, from shapes that do not.
@@ -98,7 +85,8 @@ def _derived(
 
 
 def _work(streams: tuple[str, ...], gpus: int, shared_links: bool) -> Floats:
-    """The work (J) in each second of a stream alone; with shared links, bytes over one direction.
+    """The work (J) per second of a stream that runs alone; on shared links, the bytes in one
+    direction.
 
     Communication uses both directions, and sends all but the GPU's own part of a message.
     """
@@ -125,17 +113,17 @@ def _sizes(shapes: Iterable[tuple[int, int]]) -> Floats:
     return np.array([(gpus / 2, np.log2(nodes)) for gpus, nodes in shapes])
 
 
-# How long work on the four streams of a GPU takes while it runs side by side.
+# The time of work on the four streams of a GPU while they run concurrently.
 #
-# While a set of streams is busy, each stream of the set runs slower by a factor. The factor
-# depends on the set, and on the shape of the group of GPUs that communicates. When a stream has
-# done its work, the others go on under the factors of the smaller set. The time of all work is
-# never shorter than the longest stream's work alone, and never longer than the sum.
+# While a set of streams is busy, each stream of the set is slowed down by a factor that depends on
+# the set and on the shape of the communicating group. When a stream has ended, the others continue
+# under the factors of the smaller set. The total time is never shorter than the longest stream
+# alone, and never longer than the sum of all streams.
 #
-# More work on one stream may make the whole shorter: while two kinds of copies run, communication
-# can slow a third less. ``lowered`` factors give a lower bound instead, for this work and for any
-# greater work on the same streams. ``raised`` factors give an upper bound, for this work and for
-# any lesser work (docs/decisions/0035-searches-that-prove.md).
+# More work on one stream may shorten the total: while two kinds of copies run, communication can be
+# slowed by a third less. ``lowered`` factors give a lower bound instead, for this work and any
+# greater work on the same streams. ``raised`` factors give an upper bound, for this work and any
+# lesser work (docs/decisions/0035-searches-that-prove.md).
 #
 # Axes: C cases; the four streams in the order of ``mistlab.machine.slowdowns.STREAMS``.
 
@@ -144,7 +132,7 @@ BITS = np.array([1, 2, 4, 8])
 # All sets of streams.
 BESIDE = range(1 << len(STREAMS))
 
-# Cases worked on together: few enough that what is computed between stays in the cache.
+# Cases computed per batch: few enough that intermediate results stay in the CPU's cache.
 BLOCK = 8192
 
 LINK = STREAMS.index("gpu_to_gpu")
@@ -152,13 +140,14 @@ LINK_BIT = np.uint8(1 << LINK)
 _FROM_HOST = STREAMS.index("host_to_device")
 _BIT_OF_STREAM = BITS.astype(np.uint8)[:, None]
 
-# Seconds of each of the four streams, which come first (4, ...).
+# The seconds of each of the four streams, which come first (4, ...).
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlowedBy:
     """The factors (4, F) of several groups in one ``table``, streams first for speed, and the
-    ``first`` column (C) of each case's group in it. Groups are of ``size`` columns."""
+    ``first`` column (C) of each case's group. Groups have ``size`` columns.
+    """
 
     table: Floats
     first: Rows
@@ -166,13 +155,13 @@ class SlowedBy:
 
     @classmethod
     def of_all(cls, factors: Floats, cases: int) -> Self:
-        """The same factors, which may be ``lowered`` or ``raised``, for all cases."""
+        """The same factors, ``lowered`` or ``raised``, for all cases."""
         first = np.zeros(cases, dtype=np.intp)
         return cls(np.ascontiguousarray(factors.T), first, len(factors))
 
     @classmethod
     def of_groups(cls, groups: Iterable[tuple[Bools, Floats]], cases: int) -> Self:
-        """The factors of each group, for the cases of its mask (C)."""
+        """The factors of each group, for the cases in its mask (C)."""
         tables: list[Floats] = []
         first = np.zeros(cases, dtype=np.intp)
         for rows, factors in groups:
@@ -181,19 +170,20 @@ class SlowedBy:
         return cls(np.ascontiguousarray(np.concatenate(tables).T), first, len(tables[0]))
 
     def chosen(self, cases: Rows) -> Self:
-        """The factors of some of the cases."""
+        """The factors of the cases with these indices."""
         return type(self)(self.table, self.first[cases], self.size)
 
     def place(self, begun: NDArray[np.uint8]) -> Rows:
-        """The columns (C) of the empty set, for cases whose streams in the sets ``begun`` had work
-        at first."""
+        """The columns (C) of the empty set, for cases in which the streams of the sets ``begun``
+        had work at first.
+        """
         if self.size == len(BESIDE):
             return self.first
         return self.first + len(BESIDE) * begun.astype(np.intp)
 
 
 def factors_of(group: GroupSlowdowns) -> Floats:
-    """Factors (16, 4) by the set of busy streams, a bit for each stream."""
+    """The factors (16, 4) by the set of busy streams, as a bit mask."""
     table = np.ones((16, len(STREAMS)))
     for slowdown in group.slowdowns:
         chosen = [STREAMS.index(stream) for stream in slowdown.streams]
@@ -202,7 +192,7 @@ def factors_of(group: GroupSlowdowns) -> Floats:
 
 
 def lowered(factors: Floats) -> Floats:
-    """Factors (256, 4) that bound ``factors`` from below and grow with the set of busy streams.
+    """Factors (256, 4) that are lower bounds of ``factors`` and grow with the set of busy streams.
 
     A row is for the set A of streams that had work at first (times 16) and the set S that is still
     busy. It has the least factor of each stream over all sets T, where S is in T and T is in A.
@@ -214,14 +204,15 @@ def lowered(factors: Floats) -> Floats:
         for bit in BITS:
             without = sets[(sets & bit) == 0]
             table[without] = np.minimum(table[without], table[without + bit])
-        # Streams that are not busy have no factor.
+        # Idle streams have no factor.
         tables.append(np.where(np.isfinite(table) & _is_in(sets), table, 1.0))
     return np.concatenate(tables)
 
 
 def raised(factors: Floats) -> Floats:
-    """Factors (16, 4) by the set of busy streams, for sets with the link between GPUs: the most
-    that a stream has beside the link and any of these streams."""
+    """Factors (16, 4) by the set of busy streams, for sets with the link between GPUs: the largest
+    factor of a stream beside the link and any of these streams.
+    """
     sets = np.arange(len(factors))
     table = np.where(_is_in(sets) & ((sets & (1 << LINK)) > 0)[:, None], factors, 1.0)
     for bit in BITS:
@@ -236,16 +227,17 @@ def _is_in(sets: Ints) -> Bools:
 
 
 def overlapped(alone: Floats, factors: Floats, awaited: Sequence[str] = STREAMS) -> Floats:
-    """Seconds (C) until the ``awaited`` streams have done their work, where all streams work at the
-    same time. The work of each stream takes ``alone`` (C, 4) by itself. Factors may be
-    ``lowered``."""
+    """The seconds (C) until the ``awaited`` streams have ended, where all streams run concurrently.
+    The work of each stream takes ``alone`` (C, 4) by itself. Factors may be ``lowered``.
+    """
     work = np.ascontiguousarray(alone.T)
     return until(awaited, ends_of_streams(work, SlowedBy.of_all(factors, len(alone))), work)
 
 
 def until(awaited: Sequence[str], ends: Floats, alone: Floats) -> Floats:
-    """Seconds (...) until the ``awaited`` streams are done, whose work ends at ``ends``: never less
-    than the longest of them takes ``alone``, and never more than all streams one after another."""
+    """The seconds (...) until the ``awaited`` streams have ended, whose work ends at ``ends``: at
+    least the longest of them ``alone``, and at most the sum of all streams.
+    """
     chosen = [STREAMS.index(stream) for stream in awaited]
     least, last = (one if awaited is STREAMS else one[chosen] for one in (alone, ends))
     last = np.maximum(last.max(axis=0), least.max(axis=0))
@@ -253,9 +245,10 @@ def until(awaited: Sequence[str], ends: Floats, alone: Floats) -> Floats:
 
 
 def ends_of_streams(alone: Floats, slowed: SlowedBy) -> Floats:
-    """Seconds (4, C) until each stream has done its work, which takes ``alone`` (4, C) by itself,
-    where all streams work at the same time; zero for a stream without work."""
-    # What nothing runs beside takes as long as it does by itself.
+    """The seconds (4, C) until each stream has ended, whose work takes ``alone`` (4, C) by itself,
+    where all streams run concurrently; zero for a stream without work.
+    """
+    # Work that nothing overlaps with takes its time alone.
     ends = alone.copy()
     several = np.flatnonzero((alone > 0).sum(axis=0, dtype=np.uint8) > 1)
     for start in range(0, len(several), BLOCK):
@@ -282,8 +275,9 @@ def ends_of_several(left: Floats, slowed_by: SlowedBy) -> Floats:
 
 
 def endless(alone: Floats, slowed_by: SlowedBy) -> tuple[Floats, Floats]:
-    """Seconds (C) until all other streams have done their work of ``alone`` (4, C) while the link
-    between GPUs never rests; and the work (C) that the link does in this time."""
+    """The seconds (C) until all other streams have ended their work of ``alone`` (4, C) while the
+    link between GPUs is always busy; and the work (C) that the link completes in this time.
+    """
     left = alone.copy()
     left[LINK] = 0.0
     elapsed, done = np.zeros(left.shape[1]), np.zeros(left.shape[1])
@@ -301,8 +295,9 @@ def endless(alone: Floats, slowed_by: SlowedBy) -> tuple[Floats, Floats]:
 
 
 def link_after(alone: Floats, slowed_by: SlowedBy, first: str) -> Floats:
-    """Seconds (C) until the link between GPUs is done, if the stream ``first`` works beside it, and
-    the other streams begin when ``first`` is done. Zero where the link is done before they begin.
+    """The seconds (C) until the link between GPUs has ended, if the stream ``first`` runs
+    concurrently, and the other streams start when ``first`` has ended. Zero where the link ends
+    before they start.
     """
     after_s = np.zeros(alone.shape[1])
     stream = STREAMS.index(first)
@@ -322,8 +317,8 @@ def link_after(alone: Floats, slowed_by: SlowedBy, first: str) -> Floats:
 def link_behind(
     tasks: Iterable[tuple[Floats, Floats]], computing: Floats, linking: Floats
 ) -> Floats:
-    """Seconds (2, C) until the last of some tasks is computed, and until the link is done with what
-    all but the last one leave to it.
+    """The seconds (2, C) until the last of some tasks has computed, and until the link has ended
+    the work that all tasks except the last leave to it.
 
     ``tasks`` are computed one after another, each for so many seconds (C) alone, and then the link
     works for so many. Beside one another both take ``computing`` and ``linking`` (C) times as long.
@@ -340,15 +335,15 @@ def link_behind(
 
 
 def sets_of(busy: Bools) -> NDArray[np.uint8]:
-    """The set of busy streams of each case, a bit for each stream, from a mask (4, C)."""
+    """The set of busy streams of each case as a bit mask, from a boolean mask (4, C)."""
     return np.asarray(np.bitwise_or.reduce(busy * _BIT_OF_STREAM, axis=0))
 
 
-# What leaves a GPU when its layer has computed, slot after slot.
+# Offloads that start when their layer has computed, slot after slot.
 #
-# A slot is over when the work that it began with is done. What its own layer leaves, reduced before
-# it goes to the host, begins as soon as the layer has computed. If the slot lasts longer, because
-# it waits for copies, part of it is done before the next slot, which may then be over sooner.
+# A slot ends when the work that it began with has ended. The offload of its own layer, and the
+# reduction before it, start as soon as the layer has computed. If the slot lasts longer, because it
+# waits for copies, part of that work is done before the next slot, which may then be shorter.
 
 _AWAY = STREAMS.index("device_to_host")
 
@@ -356,9 +351,11 @@ _AWAY = STREAMS.index("device_to_host")
 def slots_in_turn(
     alone: Sequence[Floats], reduced: Sequence[Floats], slowed_by: SlowedBy, *, slots: int
 ) -> Sequence[Floats]:
-    """Seconds (C) of each of some ``slots``, of two kinds in turn whose streams work for ``alone``
-    (4, C); of the link's work ``reduced`` (C) are the reduction of what leaves then."""
-    # What is left of the slot before: its reduction, then what leaves.
+    """The seconds (C) of each of some ``slots``, of two kinds in turn whose streams work for
+    ``alone`` (4, C); of the link's work, ``reduced`` (C) is the reduction of the data offloaded
+    then.
+    """
+    # The remainder of the previous slot: its reduction, then its offload.
     left, lasts = (reduced[0], alone[0][_AWAY]), []
     for number in range(slots):
         here, after = number % 2, (number + 1) % 2
@@ -375,9 +372,10 @@ def _passed(
     on_link: tuple[Floats, Floats, Floats],
     leaving: tuple[Floats, Floats],
 ) -> tuple[Floats, tuple[Floats, Floats]]:
-    """Seconds (C) of a slot, and what is left of its own reduction and of what it leaves. The link
-    does what is left of the reduction before, gathers, and reduces what the slot's own layer has
-    computed; what leaves follows its reduction."""
+    """The seconds (C) of a slot, and the remainder of its own reduction and offload. The link
+    finishes the previous reduction, gathers, and reduces the gradients of the slot's own layer; the
+    offload follows its reduction.
+    """
     elapsed = np.zeros(alone.shape[1])
     rest = alone.copy()
     links, away = [one.copy() for one in on_link], [one.copy() for one in leaving]
@@ -407,32 +405,34 @@ def _passed(
     return elapsed, (links[2], away[1])
 
 
-# Sends of several stages beside one another.
+# Concurrent sends of several stages over shared networks.
 #
-# A stage sends one outcome after another. Sends of different stages that leave the same node, or
-# come to the same node, share its network while they last: of two that each ask for all of it,
-# each is later by as long as both would be on. Passes are gone through in the order of time, so a
-# send finds those that began before it; these are made later, too.
+# A stage sends one output after another. Sends of different stages that leave or enter the same
+# node share its network while they overlap: if two each need all of it, each is delayed by the
+# overlap. Passes are processed in order of time, so a send finds those that started before it;
+# these are delayed, too.
 #
 # Axes: C candidates.
 
-# From one stage to another.
+# The sending and the receiving stage.
 Way = tuple[int, int]
-# How many of the last sends of each way a send may meet.
+# The number of most recent sends on each way that a new send may overlap with.
 _MET = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SharedNetworks:
-    """The ways of sends that share the network of a node with others: for each, by how much (C) a
-    second beside a send on another way makes it later."""
+    """The ways of sends that share a node's network: for each, the delay (C) per second of overlap
+    with a send on another way.
+    """
 
     weights: Mapping[Way, Mapping[Way, Floats | float]]
 
     @classmethod
     def of(cls, nodes: Ints, shares: Mapping[Way, Floats]) -> Self:
-        """The ways of stages on such ``nodes`` (C, stages), each of which asks for a share (C) of
-        the networks that it uses: none within a node."""
+        """The ways of stages on these ``nodes`` (C, stages), each of which uses a share (C) of its
+        networks: none within a node.
+        """
         weights: dict[Way, dict[Way, Floats | float]] = {}
         for way, share in shares.items():
             for other, other_share in shares.items():
@@ -449,32 +449,35 @@ class SharedNetworks:
 
 @dataclass(slots=True, eq=False)
 class _Send:
-    """A send between two times (C), which would take so many seconds (C) alone."""
+    """A send between two times (C) that takes this many seconds (C) alone."""
 
     begins: Any
     ends: Any
     seconds: Any
 
     def left_s(self, since: Any) -> Any:
-        """Seconds of it alone that are left at a time; nothing once it has ended."""
-        # Of a send that takes no time nothing is ever left.
+        """The seconds of the send, if it ran alone, that remain at a time; zero once it has
+        ended.
+        """
+        # A send of zero seconds never has a remainder.
         lasts_s = np.maximum(self.ends - self.begins, np.finfo(np.float64).tiny)
         return np.maximum(self.ends - since, 0.0) * self.seconds / lasts_s
 
 
 class Sends:
-    """What stages send one another: each stage sends one outcome after another, and those that
-    share a network slow one another down."""
+    """The sends between stages: each stage sends one output after another, and sends that share a
+    network slow one another down.
+    """
 
     def __init__(self, networks: SharedNetworks | None) -> None:
         self.weights = {} if networks is None else networks.weights
-        # The send of each pass, the last one of each stage, and the last ones of each way.
+        # The send of each pass, the last send of each stage, and the last sends of each way.
         self.of_pass: dict[PassKey, _Send] = {}
         self.last: dict[int, _Send] = {}
         self.recent: dict[Way, list[_Send]] = {}
 
     def add(self, stage_pass: StagePass, end: Any, seconds: Any, *, queue: bool) -> None:
-        """The outcome of a pass that has ended is sent on; stages' sends may ``queue``."""
+        """Add the send of a finished pass's output; a stage's sends may ``queue``."""
         goal, begins = stage_pass.goes_to, end
         assert goal is not None, "it sends nothing"
         if queue and stage_pass.stage in self.last:
@@ -492,6 +495,6 @@ class Sends:
         self.recent[way] = [*self.recent.get(way, ()), send][-_MET:]
 
     def come_s(self, stage_pass: StagePass, end: Any) -> Any:
-        """When the input of a pass has come, whose own pass has ended."""
+        """The arrival time of a pass's input, given the end of the pass that produced it."""
         send = None if stage_pass.needs is None else self.of_pass.get(stage_pass.needs)
         return end if send is None else send.ends

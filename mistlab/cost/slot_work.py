@@ -1,4 +1,4 @@
-"""The work of slots: how often each kind occurs, what runs in it, and how long it lasts.
+"""The work of slots: the number of slots of each kind, their tasks, and their lengths.
 
 Axes: R runs, J stages, P points, K kinds of slots.
 """
@@ -37,25 +37,25 @@ from mistlab.schedule.slots import (
 )
 from mistlab.stages.stage_shape import layers_above
 
-# How often each kind of slot occurs while a stage passes through its layers.
+# Counts the slots of each kind while a stage passes through its layers.
 #
-# A stage's layers lie in order, as runs of layers of one type. A slot is a position of the pass:
-# the layer that computes there, the lower layer ``depth`` before it and the upper one ``depth``
-# after it; the first and last ``depth`` positions lie outside, where nothing computes and
-# neighbours are still fetched or evicted. Slots with the same three types of layers last equally
-# long, so only counts are needed. The three types change where a run ends, or ``depth`` before or
-# after it; between two such points all slots are of one kind.
+# A stage's layers are ordered runs of layers of one type. A slot is a position of the pass: the
+# layer that computes there, the lower layer ``depth`` before it and the upper one ``depth`` after
+# it; the first and last ``depth`` positions lie outside, where nothing computes and neighbours are
+# still fetched or offloaded. Slots with the same three types of layers take equally long, so only
+# counts are needed. The three types change where a run ends, or ``depth`` before or after it;
+# between two such points all slots are of one kind.
 #
 # Axes: R runs, J stages, P points, K kinds of slots.
 
 
-# The type of what lies before and after a stage's layers: the last row of a table by types.
+# The type of the absent layers before and after a stage's layers: the last row of a table by types.
 NOTHING = -1
 
 
 def slot_counts(sizes: Floats, types: Ints, depth: int) -> tuple[Ints, Floats]:
-    """The kinds of slots that occur (K, 3), by their types of layers, and how many of each a pass
-    of each stage has (K, J).
+    """The kinds of slots that occur (K, 3), by their types of layers, and the number of each in a
+    pass of each stage (K, J).
 
     ``sizes`` are how many layers the runs have (R, J), ``types`` theirs (R, J or R, 1).
     """
@@ -63,7 +63,7 @@ def slot_counts(sizes: Floats, types: Ints, depth: int) -> tuple[Ints, Floats]:
     edges = np.concatenate([np.zeros_like(ends[:1]), ends])
     points = np.sort(np.concatenate([edges - depth, edges, edges + depth]), axis=0)
     lengths, middles = np.diff(points, axis=0), (points[1:] + points[:-1]) / 2
-    # Nothing before the layers comes first in the order of kinds, nothing after them last.
+    # The absent layers before a stage sort first among the kinds, those after it last.
     after = int(types.max()) + 2
     nothing = np.zeros_like(types[:1])
     places = np.concatenate([nothing, types + 1, nothing + after])
@@ -81,7 +81,9 @@ def slot_counts(sizes: Floats, types: Ints, depth: int) -> tuple[Ints, Floats]:
 
 
 def _at(positions: Floats, edges: Floats, places: Ints) -> Ints:
-    """The place of the run at each position (P, J), of places (R + 2, J or R + 2, 1) of runs."""
+    """The index of the run at each position (P, J), given the starts (R + 2, J or R + 2, 1) of
+    runs.
+    """
     run = (positions[:, None] >= edges).sum(axis=1)
     if places.shape[1] == 1:
         return np.asarray(places[run, 0])
@@ -94,7 +96,7 @@ def _counted(
     codes: Ints,
     every: int,
 ) -> Floats:
-    """The lengths (K, J) of all points with one of the codes, of so many that there may be."""
+    """The total lengths (K, J) of all points with each code, for a number of codes."""
     stages = code.shape[1]
     row = np.full(every, len(codes))
     row[codes] = np.arange(len(codes))
@@ -105,7 +107,7 @@ def _counted(
     return np.asarray(counted.reshape(-1, stages)[: len(codes)])
 
 
-# How long slots of some kinds take: the shared parts of all sums over the slots of a pass.
+# The lengths of slots of some kinds: the shared parts of all sums over a pass's slots.
 #
 # Axes: C candidates, S distinct strategies, T types of layers, K kinds of slots, L lengths of a
 # slot; the four streams first.
@@ -114,18 +116,18 @@ def _counted(
 # Kinds of slots (K, 3), as in ``SLOT_KINDS``: columns for the three layers of a slot.
 LOWER, HERE, UPPER = range(3)
 # Lengths (L, K', S) of some kinds of slots, and a mask (K) of these kinds. ``Sums`` turns several
-# such tables into one of seconds (L, C).
+# such tables into one table of seconds (L, C).
 Lengths = tuple[Floats, Bools]
 Sums = Callable[[Sequence[Lengths]], Floats]
 
 
 def of_layers(of_type: Floats, layers: Ints) -> Floats:
-    """Seconds (K, S) of layers of given types, from the seconds of all types (T, S)."""
+    """The seconds (K, S) of layers of given types, from the seconds of all types (T, S)."""
     return np.asarray(with_nothing(of_type)[layers])
 
 
 def with_nothing(of_type: Floats) -> Floats:
-    """Seconds (T + 1, S) of all types of layers, and of no layer."""
+    """The seconds (T + 1, S) of all types of layers, with a last row of zeros for no layer."""
     return np.concatenate([of_type, np.zeros((1, of_type.shape[1]))])
 
 
@@ -135,10 +137,11 @@ def slot_ends(
     is_least: bool,
     chosen: Rows | slice = slice(None),
 ) -> Floats:
-    """Seconds (4, K, S) until each stream is done in slots of the ``chosen`` strategies, whose
-    tasks are ``alone`` (4, K, S)."""
+    """The seconds (4, K, S) until each stream has ended in slots of the ``chosen`` strategies,
+    whose tasks take ``alone`` (4, K, S).
+    """
     if seconds.model.template.depth == 0:
-        # Tasks run one after another.
+        # Without overlap, tasks run in sequence.
         return np.broadcast_to(alone.sum(axis=0), alone.shape)
     slowed = seconds.slowed_by("least" if is_least else "own")
     flat = ends_of_streams(alone.reshape(len(alone), -1), in_slots(slowed, alone, chosen))
@@ -146,12 +149,12 @@ def slot_ends(
 
 
 def in_slots(slowed: SlowedBy, alone: Floats, chosen: Rows | slice = slice(None)) -> SlowedBy:
-    """The factors in each slot of the ``chosen`` strategies, one kind of slot after another."""
+    """The interference factors in each slot of the ``chosen`` strategies."""
     first = np.broadcast_to(slowed.first[chosen], alone.shape[1:])
     return SlowedBy(slowed.table, first.reshape(-1), slowed.size)
 
 
-# The work of the streams in the slots of a pass: which tasks each kind of slot has.
+# The tasks of the streams in each kind of slot of a pass.
 #
 # Axes: S distinct strategies, T types of layers, K kinds of slots, P phases; the four streams
 # first.
@@ -167,25 +170,27 @@ class SlotWork:
         self.seconds = seconds
         self.kinds = kinds
         self._in_slots: dict[tuple[str, str, int, int], Floats | None] = {}
-        # The layer that computes waits for its tensor-parallel collectives; copies go on.
+        # A computing layer waits for its tensor-parallel collectives; host copies continue
+        # meanwhile.
         self._waited = {
             phase: of_layers(waited_s, kinds[:, HERE])
             for phase, waited_s in seconds.tensor_s.items()
         }
         side_by_side = seconds.model.template.depth > 0
-        # Strategies (S) whose gradients leave between passes of layers.
+        # Strategies (S) that offload gradients between the passes of layers.
         self.evicts = np.flatnonzero((seconds.columns["offload_gradients"] > 0) & side_by_side)
 
     def alone(self, phases: Sequence[Phase] = PHASES, without: Collection[str] = ()) -> Floats:
-        """Seconds (4, P, K, S) of each stream's tasks alone, in the slots of some phases,
-        ``without`` tasks of some kinds."""
+        """The seconds (4, P, K, S) of each stream's tasks alone, in the slots of some phases,
+        ``without`` tasks of some kinds.
+        """
         seconds, template = self.seconds, self.seconds.model.template
         alone = np.zeros((len(STREAMS), len(phases), len(self.kinds), len(seconds.zero)))
         for number, phase in enumerate(phases):
             for task in template.phases[phase]:
                 lasting = self._in_slots_s(task, _neighbour(task.place, phase, template.depth))
                 if lasting is not None and task.kind not in without:
-                    # The tasks of a step run one after another.
+                    # The tasks of an optimizer step run in sequence.
                     stream = COMPUTE if phase == "step" else STREAMS.index(task.stream)
                     alone[stream, number] += lasting
             if phase != "step":
@@ -195,8 +200,8 @@ class SlotWork:
         return alone
 
     def fetched_s(self, phases: Sequence[Phase] = PHASES) -> Floats:
-        """Seconds (2, P, K, S) in which the next layer's weights are swapped in, and in which they
-        are then gathered; zero where weights are not both swapped in and gathered.
+        """The seconds (2, P, K, S) in which the next layer's weights are swapped in, and then
+        gathered; zero where weights are not both swapped in and gathered.
 
         If layers are fetched further ahead, the two tasks are in slots of their own.
         """
@@ -216,8 +221,8 @@ class SlotWork:
         return fetched
 
     def evicting_s(self, alone: Floats) -> Floats:
-        """Seconds (K', S') until reductions are done in slots of strategies whose gradients leave,
-        from their tasks (4, K', S').
+        """The seconds (K', S') until reductions have ended in slots of strategies that offload
+        gradients, from their tasks (4, K', S').
 
         A layer computes when the gradients whose buffer it takes have left.
         """
@@ -226,8 +231,9 @@ class SlotWork:
         return flat.reshape(alone.shape[1:])
 
     def _in_slots_s(self, task: Task, neighbour: int) -> Floats | None:
-        """Seconds (K, S) of a task for one of the three layers of each slot; None for a task that
-        takes no time."""
+        """The seconds (K, S) of a task for one of the three layers of each slot; None for a task
+        that takes no time.
+        """
         key = task.kind, task.direction or "", task.from_zero, neighbour
         if key not in self._in_slots:
             of_type = self.seconds.alone(task.kind, task.direction or "")
@@ -240,33 +246,33 @@ class SlotWork:
 
 @cache
 def _neighbour(position: Place, phase: Phase, depth: int) -> int:
-    """Which of a slot's three layers a task with this place works on."""
+    """The one of a slot's three layers that a task with this ``place`` works on."""
     above = layers_above(position, phase, depth)
     return UPPER if above > 0 else LOWER if above < 0 else HERE
 
 
-# Sums of the lengths of a stage's slots: each kind of slot as often as the stage has it.
+# Sums of slot lengths over a stage: each kind of slot, times its count in the stage.
 #
-# Axes: C candidates, S distinct strategies, J distinct sets of layers, K kinds of slots, L
-# lengths.
+# Axes: C candidates, S distinct strategies, J distinct sets of layers, K kinds of slots, L lengths.
 
 
-# With more products of strategies and layers for each candidate than this, candidates are summed
-# one by one.
+# With more pairs of strategy and layers per candidate than this, candidates are summed one by one.
 DENSE = 16
 ROWS_AT_ONCE = 8192
-# Up to so many multiplications, OpenBLAS keeps a product of tables on one thread. Threads for such
-# small products mostly wait for one another: beside other work, thirty times as long.
+# Up to this many multiplications, OpenBLAS computes a matrix product on one thread. For such small
+# products several threads mostly wait for one another: on a busy machine, thirty times as long.
 ON_ONE_THREAD = 1 << 18
-# Up to so many candidates, as in plans, a candidate's sum does not depend on the others.
+# Up to this many candidates, as for plans, a candidate's sum does not depend on the other
+# candidates.
 FEW_ROWS = 1024
 
 
 def summed_slots(
     lengths: Sequence[Lengths], counts: Floats, strategies: Distinct, stages: Distinct
 ) -> Floats:
-    """Seconds (L, C) of each of some lengths of slots, from the counts (K, J) of slots; candidates
-    are told by their strategies and their sets of layers."""
+    """The seconds (L, C) of each of some slot lengths, from the counts (K, J) of slots; a candidate
+    is a pair of strategy and set of layers.
+    """
     if len(strategies.index) <= FEW_ROWS:
         return _summed_alike(lengths, counts, strategies, stages)
     found = np.empty((sum(len(of_kinds) for of_kinds, _ in lengths), len(strategies.index)))
@@ -280,7 +286,7 @@ def summed_slots(
 def _summed_alike(
     lengths: Sequence[Lengths], counts: Floats, strategies: Distinct, stages: Distinct
 ) -> Floats:
-    """Seconds (L, C) of each sum, added one kind of slot after another.
+    """The seconds (L, C) of each sum, added one kind of slot after another.
 
     So a sum is the same to the last digit, whatever other candidates and kinds of slots there are.
     """
@@ -296,7 +302,7 @@ def _summed_alike(
 def _sum_up(
     total: Floats, lengths: Floats, counts: Floats, strategies: Distinct, stages: Distinct
 ) -> None:
-    """Fill in seconds (C) from lengths of slots (K, S) and their counts (K, J)."""
+    """Fill in the seconds (C) from slot lengths (K, S) and their counts (K, J)."""
     rows = len(strategies.index)
     if lengths.shape[1] * counts.shape[1] <= DENSE * rows:
         table = _products(lengths, counts)
@@ -310,9 +316,11 @@ def _sum_up(
 
 
 def _products(lengths: Floats, counts: Floats) -> Floats:
-    """The sum (S, J) of each strategy's lengths (K, S) with each set of layers' counts (K, J)."""
+    """The sums (S, J) of each strategy's slot lengths (K, S) over each set of layers' counts (K,
+    J).
+    """
     if lengths.shape[1] == 1 or counts.shape[1] == 1:
-        # OpenBLAS shares products with a single column among threads far sooner.
+        # OpenBLAS splits products with a single column among threads much sooner.
         return np.asarray(np.einsum("ks,kj->sj", lengths, counts))
     table = np.empty((lengths.shape[1], counts.shape[1]))
     at_once = max(2, ON_ONE_THREAD // max(1, counts.size))
@@ -322,18 +330,19 @@ def _products(lengths: Floats, counts: Floats) -> Floats:
     return table
 
 
-# How long slots of backward passes take whose gradients of weights are a pass of their own.
+# The slots of backward passes whose weight gradients have separate passes.
 #
 # Axes: S distinct strategies, T types of layers, K kinds of slots; the four streams first.
 
 
-# Kinds of tasks that belong to gradients of weights.
+# Kinds of tasks that belong to weight gradients.
 _OF_GRADIENTS = frozenset({"R", "G"})
 
 
 def split_slots(work: SlotWork, weights_s: Floats, unhidden_s: Floats) -> Floats:
-    """Seconds (4, K, S) of slots of whole backward passes, of passes for inputs and of passes for
-    weights, and of what was hidden in them; the arguments are those of ``split_pass_seconds``."""
+    """The seconds (4, K, S) of slots of whole backward, input-gradient and weight-gradient passes,
+    and of the time hidden in them; arguments as in ``split_pass_seconds``.
+    """
     here = work.kinds[:, HERE]
     products, waits = (of_layers(one, here) for one in (weights_s, unhidden_s))
     (whole,) = work.alone(("backward",)).swapaxes(0, 1)
@@ -352,16 +361,16 @@ def split_slots(work: SlotWork, weights_s: Floats, unhidden_s: Floats) -> Floats
 
 
 def _lasting(work: SlotWork, alone: Floats) -> Floats:
-    """Seconds (K, S) of slots with tasks (4, K, S)."""
+    """The seconds (K, S) of slots with tasks (4, K, S)."""
     alone = np.maximum(alone, 0.0)
     return until(STREAMS, slot_ends(work.seconds, alone, is_least=False), alone)
 
 
-# How long slots take in which weights come from the host and are then gathered.
+# Slots in which weights are copied from the host and then gathered.
 #
-# Each rank swaps its shard of a layer's weights in, and only then gathers the layer. So the link
-# between GPUs first does its other work, and gathers when both are done. Until then the host's
-# copy slows the other streams, and from then on the link does.
+# Each rank swaps in its shard of a layer's weights, and only then gathers the layer. The link
+# between GPUs therefore first does its other work, and gathers when both have ended. Until then the
+# host copy slows the other streams, and afterwards the link does.
 #
 # Axes: C cases; the four streams first.
 
@@ -370,9 +379,10 @@ _FROM_HOST = STREAMS.index("host_to_device")
 
 
 def ends_if_gathered(alone: Floats, slowed: SlowedBy, copied: Floats, gathered: Floats) -> Floats:
-    """Seconds (4, C) until each stream has done its work of ``alone`` (4, C), if the link gathers
-    for the last ``gathered`` seconds (C) of its work when the host has copied for the first
-    ``copied`` seconds (C) of its own; both are more than zero."""
+    """The seconds (4, C) until each stream has ended its work of ``alone`` (4, C), if the link
+    gathers for the last ``gathered`` seconds (C) of its work after the host has copied for the
+    first ``copied`` seconds (C) of its own; both are positive.
+    """
     left, offset = alone.copy(), slowed.place(sets_of(alone > 0))
     left[LINK], left[_FROM_HOST] = np.maximum(alone[LINK] - gathered, 0.0), copied
     ends, elapsed = np.zeros_like(alone), np.zeros(alone.shape[1])
@@ -393,7 +403,7 @@ def ends_if_gathered(alone: Floats, slowed: SlowedBy, copied: Floats, gathered: 
 def least_ends_if_gathered(
     alone: Floats, slowed: SlowedBy, copied: Floats, gathered: Floats
 ) -> Floats:
-    """Ends (4, C) that no ``ends_if_gathered`` of this work or of greater copies undercuts, under
+    """Lower bounds (4, C) of ``ends_if_gathered`` for this work and any greater copies, under
     ``lowered`` factors (docs/decisions/0035-searches-that-prove.md).
 
     With greater copies the link may gather at any later time. So the copies here are slowed by no
@@ -429,10 +439,10 @@ def least_ends_if_gathered(
     return ends
 
 
-# How long slots of alike layers take on average, where what leaves begins when it is computed.
+# The mean length of slots of equal layers, where offloads start when their data has been computed.
 #
-# A slot that waits for copies lasts longer than its arithmetic, and what its own layer leaves
-# begins in it. Then it is slowed by two layers' work, and the next slot by none; both together take
+# A slot that waits for copies lasts longer than its arithmetic, and the offload of its own layer
+# starts in it. It is then slowed by two layers' work, and the next slot by none; both together take
 # longer than two slots with one layer's work each.
 #
 # Axes: S distinct strategies, K kinds of slots; the four streams first.
@@ -442,9 +452,10 @@ _SLOTS = 4
 
 
 def slots_of_leaving(work: SlotWork, phase: Phase, alone: Floats, usual_s: Floats) -> Floats:
-    """Seconds (K, S) of slots of a phase with tasks ``alone`` (4, K, S), which take ``usual_s`` if
-    all begin with the slot: of those between alike layers, or between layers of two types in turn,
-    of which something leaves, the mean of slots in turn, as far as it is longer."""
+    """The seconds (K, S) of a phase's slots with tasks ``alone`` (4, K, S), which take ``usual_s``
+    if all start with the slot. For slots between equal layers, or layers of two types in turn, that
+    offload data: the mean of consecutive slots, if that is longer.
+    """
     seconds, kinds = work.seconds, work.kinds
     chosen = np.flatnonzero(seconds.alone("A" if phase == "forward" else "G", ">").any(axis=0))
     rows = np.flatnonzero((kinds[:, LOWER] == kinds[:, UPPER]) & (kinds[:, LOWER] != NOTHING))
@@ -465,7 +476,7 @@ def slots_of_leaving(work: SlotWork, phase: Phase, alone: Floats, usual_s: Float
     )
     both_s = (lasts[-1] + lasts[-2]).reshape(reduced[0].shape)
     own = usual_s[rows[:, None], chosen]
-    # Where the layers are alike, both slots are this one.
+    # Where the layers are equal, both slots are this one.
     barriers = [until(STREAMS, slot_ends(seconds, one, False, chosen), one) for one in slots]
     are_alike = (kinds[rows, HERE] == kinds[rows, LOWER])[:, None]
     longer = usual_s.copy()
@@ -474,24 +485,25 @@ def slots_of_leaving(work: SlotWork, phase: Phase, alone: Floats, usual_s: Float
     return longer
 
 
-# Where a stage turns from a backward pass to the next forward pass.
+# The turn of a stage from a backward pass to the next forward pass.
 #
-# The last gradients of a backward pass are reduced, or leave for the host, while nothing of it
-# computes any more. At most two layers are under way (``mistlab.stages.pass_tasks``), so this keeps
-# only the second layer of the forward pass waiting: the first one computes meanwhile. A send of
-# the backward pass goes on beside both, and half of the link is the reduction's.
+# The last gradients of a backward pass are reduced or offloaded while none of its layers computes
+# any more. At most two layers are in progress (``mistlab.stages.pass_tasks``), so only the second
+# layer of the forward pass waits for this: the first one computes meanwhile. A send of the backward
+# pass overlaps with both, and half of the link is the reduction's.
 #
-# Some strategies have a slot of its own for the turn, before the first layer computes: it waits
-# for weights that are fetched, and a gradient that leaves waits until it is reduced.
+# Some strategies have a separate slot for the turn, before the first layer computes: it waits for
+# weights to be fetched, and an offloaded gradient waits until it is reduced.
 #
 # Axes: S distinct strategies, K kinds of slots; the four streams first.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedTurns:
-    """Slots that the turn shares with the first layer of the forward pass, of some strategies
-    ``rows`` (S') among S ``strategies``: all of their tasks ``alone`` (4, K, S'), and how long the
-    layer takes by itself (K, S')."""
+    """Slots that the turn shares with the first layer of the forward pass, for some strategies
+    ``rows`` (S') among S ``strategies``: all of their tasks ``alone`` (4, K, S'), and the layer's
+    own time (K, S').
+    """
 
     rows: Rows
     strategies: int
@@ -500,7 +512,8 @@ class SharedTurns:
 
     def of_all(self, values: Floats) -> Floats:
         """Values (..., K, S) of all strategies from those of shared turns (..., K, S'); zero where
-        turns are not shared."""
+        turns are not shared.
+        """
         of_strategies = np.zeros((*values.shape[:-1], self.strategies))
         of_strategies[..., self.rows] = values
         return of_strategies
@@ -508,7 +521,8 @@ class SharedTurns:
 
 def shared_turns(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> SharedTurns | None:
     """The turns of strategies that share them, if there are any; ``alone`` (4, K, S) are the tasks
-    of slots for turns."""
+    of turn slots.
+    """
     rows = np.flatnonzero(are_shared(seconds))
     if len(rows):
         rows = rows[(alone[:, :, rows] > 0).any(axis=(0, 1))]
@@ -521,28 +535,30 @@ def shared_turns(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> SharedTurn
 
 
 def beside_sends(seconds: TaskSeconds, alone: Floats) -> Bools:
-    """Whether turns (..., S) with tasks ``alone`` (4, ..., S) run beside sends: those in which a
+    """Whether turns (..., S) with tasks ``alone`` (4, ..., S) overlap with sends: those in which a
     layer computes, or waits for a collective that shares the link with the send. Elsewhere sends
-    count as beside the pass after the turn."""
+    count as overlapping with the pass after the turn.
+    """
     waits = (alone[LINK] > 0) & (seconds.zero >= SHARDED_WEIGHTS)
     return np.asarray(waits | (alone[COMPUTE] > 0))
 
 
 def are_shared(seconds: TaskSeconds) -> Bools:
-    """Strategies (S) that fetch no weights, and reduce gradients in each pass or take them away in
-    each pass, but not both."""
+    """Strategies (S) that fetch no weights, and in each pass either reduce gradients or offload
+    them, but not both.
+    """
     columns = seconds.columns
     fetches = (seconds.zero >= SHARDED_WEIGHTS) | (columns["offload_weights"] > 0)
     reduces, leave = seconds.zero >= SHARDED_GRADIENTS, columns["offload_gradients"] > 0
-    # Where layers are fetched further ahead, or nothing runs side by side, turns are played apart.
+    # Where layers are fetched further ahead, or nothing overlaps, turns are computed separately.
     return np.asarray((reduces != leave) & ~fetches & (seconds.model.template.depth == 1))
 
 
-# How long the last backward pass takes where reductions of unlike blocks queue.
+# The last backward pass where gradient reductions of different blocks queue.
 #
-# Gradients that are reduced in place keep no layer waiting. If a block takes longer to reduce than
-# the next one to compute, the reduction goes on beside further blocks, and slows them. Where blocks
-# are alike, slots are as long: all of them are slowed, or each reduction ends in its slot.
+# Gradients that are reduced in place delay no layer. If a block takes longer to reduce than the
+# next one to compute, the reduction continues during further blocks, and slows them. Where blocks
+# are equal, slots are equally long: all are slowed, or each reduction ends in its slot.
 #
 # Axes: C candidates, J sets of layers, R runs of layers.
 
@@ -554,9 +570,10 @@ def queued_reductions(
     stage: Rows,
     kept: Kept,
 ) -> Floats:
-    """Seconds (2, C) of last backward passes of strategies and sets of layers by number (C): until
-    all layers have computed, and until all but the last one are reduced. Zero for strategies that
-    copy, or whose layers wait for reductions; ``runs`` are sizes and types (R, J)."""
+    """The seconds (2, C) of last backward passes, for strategies and sets of layers by index (C):
+    until all layers have computed, and until all except the last one are reduced. Zero for
+    strategies that copy, or whose layers wait for reductions; ``runs`` are sizes and types (R, J).
+    """
     columns = seconds.columns
     copies = np.logical_or.reduce([columns[name] > 0 for name in OFFLOADS])
     queues = (seconds.zero < SHARDED_GRADIENTS) & ~copies

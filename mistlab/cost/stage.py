@@ -1,4 +1,4 @@
-"""The times of stages: their passes under their hosts, with sends and extras.
+"""The times of stages: their passes, host-bound or not, with sends and extra times.
 
 Axes: C candidates.
 """
@@ -47,17 +47,17 @@ from mistlab.plan.dimensions import OFFLOADS, RECOMPUTED, num_gpus
 from mistlab.schedule.slots import IN_TURN, Phase
 from mistlab.stages.stage_batch import SENDS, StageBatch, StageSeconds
 
-# When hosts have issued the passes of stages, and which passes wait for their hosts.
+# The issue times of hosts, and the passes that are host-bound.
 #
-# The host issues passes one after another, and the GPU runs them in the same order. A host does
-# not wait for its GPU: while a stage is idle, or has longer passes than usual, its host gets
-# ahead. So the host's time is apart from that of passes (``Issued``), and an iteration takes as
-# long as the longer of two chains (``mistlab.cost.chains``).
+# The host issues passes in sequence, and the GPU runs them in the same order. A host does not wait
+# for its GPU: while a stage is idle, or has longer passes than usual, its host gets ahead. Host
+# time is therefore kept apart from pass time (``Issued``), and an iteration takes the longer of two
+# chains (``mistlab.cost.chains``).
 #
-# No host is a pass ahead where ranks of a block wait for the latest of their hosts, as on a
-# cluster with a profile, or where hosts wait for each message of a pipeline. Then a forward and a
-# backward pass together take as long as the slower of the two: the host's time for both, or the
-# GPU's. Passes share the wait by their lengths.
+# No host gets a pass ahead where ranks of a block wait for the slowest of their hosts, as on a
+# cluster with a profile, or where hosts wait for each message of a pipeline. A forward and a
+# backward pass together then take the longer of the host's time for both and the GPU's. The wait is
+# distributed over passes by their lengths.
 #
 # Axes: C candidates.
 
@@ -65,18 +65,19 @@ from mistlab.stages.stage_batch import SENDS, StageBatch, StageSeconds
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Issued:
     """The host's seconds (C) to issue a forward and a backward pass; 0 where no host is ahead of
-    its passes, or none issues them."""
+    its passes, or none issues them.
+    """
 
     forward_s: Floats
     backward_s: Floats
 
     @classmethod
     def of_none(cls, candidates: int) -> Self:
-        """Without hosts."""
+        """Zero issue times: no hosts."""
         return cls(forward_s=np.zeros(candidates), backward_s=np.zeros(candidates))
 
     def __bool__(self) -> bool:
-        """Whether any host may keep its passes waiting."""
+        """Whether any pass may be host-bound."""
         return bool(self.backward_s.any())
 
     def times(
@@ -86,7 +87,7 @@ class Issued:
         last_s: tuple[Floats, Floats],
         sends: tuple[Floats, Floats],
     ) -> Mapping[str, Floats]:
-        """The times (C) of ``ISSUED``, for stages of so many blocks (C).
+        """The times (C) of ``ISSUED``, for stages with these numbers of blocks (C).
 
         The last pass and what comes after it take the first of ``last_s``; the second is what
         surely comes after its last block. During ``sends``, from or to the stage in front and from
@@ -115,17 +116,19 @@ class Issued:
 def _late_s(
     issued_s: Floats, blocks: Ints, first_s: Floats, last_s: Floats, held_s: Floats
 ) -> Floats:
-    """Seconds (C) from when a host goes on after a pass that it issued in ``issued_s``, until the
-    stage has computed: ``first_s`` after the first of the pass's blocks was issued, ``last_s``
-    after the last one was. The host is held up for ``held_s`` when it has issued the pass."""
+    """The seconds (C) from the time at which a host continues after issuing a pass in ``issued_s``
+    until the stage has computed it: ``first_s`` after the first of the pass's blocks was issued,
+    ``last_s`` after the last one. The host is blocked for ``held_s`` after issuing the pass.
+    """
     return np.maximum(issued_s / blocks + first_s - issued_s, last_s) - held_s
 
 
 def held_by_host(
     passes: PassSeconds, host: HostTime | None, ends: Sequence[StageBatch], cluster: Cluster
 ) -> tuple[PassSeconds, Issued]:
-    """The times of passes, which are longer where no host is ahead, and the times of other hosts;
-    of a box, from both ``ends`` of its recomputed blocks, the least."""
+    """The times of passes, longer where no host is ahead, and the issue times of the other hosts;
+    for a box, lower bounds from both ``ends`` of its range of recomputed blocks.
+    """
     batch = ends[0]
     if host is None:
         return passes, Issued.of_none(len(batch))
@@ -141,8 +144,8 @@ def held_by_host(
 def with_host(
     passes: PassSeconds, host: HostTime, ends: Sequence[StageBatch], cluster: Cluster
 ) -> PassSeconds:
-    """The times of passes whose layers take at least as long as their host, on a cluster that may
-    have a profile; ``ends`` are the candidates alone.
+    """The times of passes whose layers take at least their host's time, on a cluster that may have
+    a profile; ``ends`` are the candidates alone.
 
     The host's time is shared among layers by what they compute. Where weights are gathered or
     gradients reduced beside the passes of layers, a layer's slot lasts for the longer of both. Only
@@ -175,8 +178,8 @@ def with_host(
 def least_with_host(
     passes: PassSeconds, host: HostTime, ends: Sequence[StageBatch], cluster: Cluster
 ) -> PassSeconds:
-    """Times that no passes of a box undercut that take at least as long as their host, from those
-    that none undercuts without one; ``ends`` are both ends of the box's recomputed blocks.
+    """Lower bounds of a box's passes whose layers take at least their host's time, from those
+    without a host; ``ends`` are both ends of the box's range of recomputed blocks.
 
     A host makes no pass shorter. But a steady pass that waits for its host is longer, so what a
     first or a last pass takes beyond a steady one may be nothing.
@@ -195,15 +198,16 @@ def least_with_host(
 
 
 def is_never_ahead(host: HostTime, batch: StageBatch, cluster: Cluster) -> Bools:
-    """Candidates (C) whose ranks wait for the latest of their hosts, or whose hosts wait for the
-    messages of a pipeline, so that none is ahead."""
+    """Candidates (C) whose hosts are never ahead: their ranks wait for the slowest of their hosts,
+    or their hosts wait for the messages of a pipeline.
+    """
     of_ranks_late = peculiar_s(batch.value, cluster) > 0
     in_pipeline = num_gpus(batch.value) < cluster.num_gpus
     return np.asarray(of_ranks_late | (host.waits_for_sends & in_pipeline))
 
 
 def _where(waits: Bools, held: PassSeconds, passes: PassSeconds) -> PassSeconds:
-    """The times of passes under a host where stages wait for it (C), and without one elsewhere."""
+    """The times of passes with a host where stages wait for it (C), and without one elsewhere."""
 
     def either(some: Mapping[Phase, Floats], others: Mapping[Phase, Floats]) -> dict[Phase, Floats]:
         return {phase: np.where(waits, some[phase], own) for phase, own in others.items()}
@@ -217,14 +221,15 @@ def _where(waits: Bools, held: PassSeconds, passes: PassSeconds) -> PassSeconds:
 
 
 def issued_s(host: HostTime, batch: StageBatch, cluster: Cluster) -> Floats:
-    """The host's seconds (C) for a forward and a backward pass."""
+    """The host's seconds (C) for a forward and a backward pass together."""
     forward, backward = issued_by_pass(host, batch)
     return np.asarray(forward + backward + peculiar_s(batch.value, cluster) * batch.layers)
 
 
 def issued_by_pass(host: HostTime, batch: StageBatch) -> tuple[Floats, Floats]:
-    """The host's seconds (C) for a forward pass, and those for a backward pass; recomputed blocks
-    run twice. A cluster's profile is left out."""
+    """The host's seconds (C) for a forward pass, and for a backward pass, which includes the
+    recomputed blocks' second forward pass. A cluster's profile is not included.
+    """
     twice = [row.dimension for row in TREATMENTS.values() if row.runs_again]
     again = np.sum([batch.value(name) for name in twice], axis=0)
     ends = host.end_s * (batch.has_embedding + batch.has_head)
@@ -237,9 +242,9 @@ def issued_by_pass(host: HostTime, batch: StageBatch) -> tuple[Floats, Floats]:
 # The times of stages, for columns of candidates, by summing the slots of a schedule.
 #
 # The length of a slot depends on a candidate's strategy (degrees, ZeRO level, offload ratios) and
-# on the types of its layers, not on their number; the number of slots of each kind only on the
-# layers. So lengths are computed once for each distinct strategy, and slots counted once for each
-# distinct set of layers. A candidate's time is the product of lengths and counts.
+# on the types of its layers, not on their number; the number of slots of each kind depends on the
+# layers only. So lengths are computed once for each distinct strategy, and slots counted once for
+# each distinct set of layers. A candidate's time is the product of lengths and counts.
 #
 # Axes: C candidates, S distinct strategies, J distinct sets of layers, K kinds of slots.
 
@@ -255,7 +260,7 @@ class StageTimeModel:
         return self.of_slots(StageSlots.of(self.tasks, batch))
 
     def of_slots(self, slots: "StageSlots") -> StageSeconds:
-        """The times of each candidate, whose slots are known already."""
+        """The times of each candidate, given its slots."""
         batch, outside = slots.batch, slots.outside_passes()
         sends = self._are_beside(outside)
         if len(batch) <= FEW_ROWS:
@@ -263,9 +268,9 @@ class StageTimeModel:
         every, rows = slots.every()
         sums = every.sums(sends=sends)
         names = [entry.name for entry in fields(StageSeconds)]
-        # Without a host, its times stay zero.
+        # Without a host, the host's times stay zero.
         found = np.zeros((len(names), len(batch)))
-        # Few rows at once, so that what is computed between stays in the processor's cache.
+        # Few rows per batch, so that intermediate results stay in the CPU's cache.
         for start in range(0, len(batch), ROWS_AT_ONCE):
             some = slice(start, start + ROWS_AT_ONCE)
             parts = (batch.chosen(some),), sums.chosen(rows[some]).passes(), outside.chosen(some)
@@ -276,8 +281,10 @@ class StageTimeModel:
         return StageSeconds(**dict(zip(names, found, strict=True)))
 
     def least(self, least: StageBatch, most: StageBatch) -> StageSeconds:
-        """Times that no candidate undercuts whose positive ratios and numbers of recomputed blocks
-        lie between those of two. Each is put together from the least parts."""
+        """Lower bounds of the times of all candidates whose positive ratios and numbers of
+        recomputed blocks lie between those of two candidates, composed of lower bounds of the
+        parts.
+        """
         rows = np.arange(len(least))
         differ = np.flatnonzero(least.value(RECOMPUTED) != most.value(RECOMPUTED))
         other_end = rows.copy()
@@ -296,8 +303,9 @@ class StageTimeModel:
     def _longest_s(
         self, most: StageBatch, least: StageBatch, chosen: Bools
     ) -> Mapping[Pass, Floats]:
-        """Seconds (C) of steady passes beside a send that goes on all through them, which none
-        between two candidates exceeds; zero for those that are not chosen."""
+        """Upper bounds (C) of steady-state passes that overlap with a send throughout, over all
+        candidates between two; zero for those that are not chosen.
+        """
         rows, recomputed = np.flatnonzero(chosen), RECOMPUTED
         differ = np.flatnonzero(chosen & (least.value(recomputed) != most.value(recomputed)))
         both = StageBatch.joined([most.chosen(rows), _recomputing(most, least, differ)])
@@ -310,22 +318,25 @@ class StageTimeModel:
         return longest
 
     def _are_beside(self, outside: "OutsidePasses") -> bool:
-        """Whether any stage sends beside its passes."""
+        """Whether any stage's sends overlap with its passes."""
         blocks = self.tasks.template.sends in IN_TURN
         return not blocks and bool((outside.sent_s + outside.received_s).any())
 
     def _under_host(
         self, ends: Sequence[StageBatch], passes: PassSeconds, outside: "OutsidePasses"
     ) -> StageSeconds:
-        """The times (C), under the engine's host if it has one; of a box, from both ``ends`` of its
-        recomputed blocks."""
+        """The times (C), host-bound if the engine has a host; for a box, from both ``ends`` of its
+        range of recomputed blocks.
+        """
         passes, issued = held_by_host(passes, self.tasks.host, ends, self.tasks.cluster)
         return self._put_together(ends[0], passes, outside, issued)
 
     def _put_together(
         self, batch: StageBatch, passes: PassSeconds, outside: "OutsidePasses", issued: Issued
     ) -> StageSeconds:
-        """The times (C), from those of passes, of what is outside of them and of hosts."""
+        """Combine pass times, times outside passes and host issue times into the times of stages
+        (C).
+        """
         sends = self.tasks.template.sends
         blocking, meeting = float(sends in IN_TURN), float(sends == "meeting")
         received, sent, in_place = outside.received_s, outside.sent_s, outside.in_place
@@ -370,8 +381,9 @@ class StageTimeModel:
 
 
 def split_seconds(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """Seconds (2, C) of passes for gradients of weights, and by which backward passes are shorter
-    without them."""
+    """The seconds (2, C) of weight-gradient passes, and by which backward passes are shorter
+    without them.
+    """
     slots = StageSlots.of(model.tasks, batch)
     found = split_pass_seconds(
         slots.seconds,
@@ -385,8 +397,9 @@ def split_seconds(model: StageTimeModel, batch: StageBatch) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageSlots:
-    """The slots of candidates: the times of tasks of distinct strategies (S), and how many slots
-    of each kind distinct sets of layers have (K, J)."""
+    """The slots of candidates: task times of distinct strategies (S), and the number of slots of
+    each kind in distinct sets of layers (K, J).
+    """
 
     tasks: TaskModel
     batch: StageBatch
@@ -415,13 +428,14 @@ class StageSlots:
         )
 
     def sums(self, *, sends: bool, kept: Kept = "own") -> PassSums:
-        """The sums of passes, which may be beside ``sends``."""
+        """The sums of passes, which may overlap with ``sends``."""
         sums = pass_sums(self.seconds, self.kinds, self.summed, sends=sends, kept=kept)
         return replace(sums, queued=self.queued_reductions(kept))
 
     def queued_reductions(self, kept: Kept) -> Floats | None:
-        """Seconds (2, C) of last backward passes whose reductions queue; None if all blocks are
-        alike."""
+        """The seconds (2, C) of last backward passes whose reductions queue; None if all blocks are
+        equal.
+        """
         types, template = self.tasks.types, self.tasks.template
         if len(types.kinds) == 1 or template.depth != 1:
             return None
@@ -429,14 +443,16 @@ class StageSlots:
         return queued_reductions(self.seconds, runs, self.strategies.index, self.stages.index, kept)
 
     def longest_beside_sends(self) -> Mapping[Pass, Floats]:
-        """Seconds (C) of steady passes that no lesser work exceeds, beside sends without an end."""
+        """Upper bounds (C) of steady-state passes that overlap with endless sends, over any lesser
+        work.
+        """
         return longest_beside_sends(self.seconds, self.kinds, self.summed)
 
     def outside_passes(self) -> OutsidePasses:
-        """The times of candidates that are no part of their passes."""
+        """The times of candidates outside their passes."""
         batch, seconds, of_strategy = self.batch, self.seconds, self.strategies.index
         ways = seconds.receive_s[of_strategy], seconds.send_s[of_strategy]
-        # The first stage ends last, so it has the time of tied tables.
+        # The first stage ends last, so the exchange of tied tables is added there.
         ties = batch.has_embedding * (1 - batch.shares_table) > batch.has_head
         averaged_s = seconds.averaging_s(self.tasks.types.counts(batch.columns), of_strategy)
         send_slowed, together_slowed = sends_beside_arithmetic(seconds)
@@ -450,8 +466,9 @@ class StageSlots:
         )
 
     def every(self) -> tuple["StageSlots", Rows]:
-        """Slots with the sums of all candidates, and each candidate's number (C) among them. If
-        they are fewer, these are the slots of all strategies with all sets of layers."""
+        """Slots with the sums of all candidates, and each candidate's index (C) among them; these
+        are the slots of every strategy with every set of layers, if that is fewer.
+        """
         rows, strategies, stages = len(self.batch), self.strategies, self.stages
         table = len(strategies.columns[0]), len(stages.columns[0])
         if prod(table) > rows:
@@ -465,12 +482,12 @@ class StageSlots:
         return every, strategies.index * table[1] + stages.index
 
     def summed(self, lengths: Sequence[Lengths]) -> Floats:
-        """Seconds (L, C) of each of some lengths of slots."""
+        """The seconds (L, C) of each of some slot lengths."""
         return summed_slots(lengths, self.counts, self.strategies, self.stages)
 
 
 def _recomputing(batch: StageBatch, other: StageBatch, rows: Rows) -> StageBatch:
-    """Some candidates with as many recomputed blocks as others."""
+    """Some candidates, with as many recomputed blocks as other candidates have."""
     return batch.chosen(rows).with_columns(**{RECOMPUTED: other.value(RECOMPUTED)[rows]})
 
 
@@ -482,7 +499,7 @@ def _times(
     in_place: Bools,
     batch: StageBatch,
 ) -> Mapping[str, Floats]:
-    """The times (C) of steady passes, and of the first and the last pass.
+    """The times (C) of steady-state passes, and of the first and the last pass.
 
     While a stage waits for a transfer, it fetches its next layers. A transfer counts at its
     receiver, whose micro-batch passes through when it is done; if both ends are in the transfer
@@ -492,7 +509,7 @@ def _times(
     before_forward = np.maximum(passes.turn_at_first_layer, received)
     before_backward = np.maximum(passes.turn_at_last_layer, sent)
     first_s = inside["first_forward"] - inside["forward"]
-    # The next pass fetches while the state of the last block leaves.
+    # The next pass fetches while the state of the last block is offloaded.
     fetched_s = np.where(batch.in_flight > 1, before_forward, before_backward)
     after_s = np.maximum(passes.first.after - fetched_s, 0.0)
     # The sends after a forward pass and after a backward pass.

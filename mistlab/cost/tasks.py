@@ -67,15 +67,15 @@ from mistlab.schedule.context_ways import RING
 from mistlab.schedule.slots import SHARDED_GRADIENTS, Template
 from mistlab.stages.stage_shape import Shapes, shapes_of
 
-# The factors of streams side by side: the fitted ones, or those of times that no greater work
-# undercuts, or that no lesser work exceeds.
+# Which interference factors are used: the fitted ones, lower bounds over any greater work, or upper
+# bounds over any lesser work.
 Kept = Literal["own", "least", "most"]
 _CHANGED: Mapping[Kept, Callable[[Floats], Floats]] = {"least": lowered, "most": raised}
 _NAMES = {"F": "forward", "B": "backward", "S": "step", "U": "gather", "R": "reduce"}
 
 
 def task_columns() -> tuple[str, ...]:
-    """Names of the columns of candidates on which times of tasks depend."""
+    """The names of the candidate columns that task times depend on."""
     return (*names_of("mesh"), *names_of("savings"), "first_rank")
 
 
@@ -83,7 +83,8 @@ def task_columns() -> tuple[str, ...]:
 class TaskModel:
     """The times of a workload's tasks on a cluster of equal nodes, under one engine's schedule;
     ``meet`` changes those of stages at the border to other nodes. Sends between stages take
-    ``send_factor`` times their usual time."""
+    ``send_factor`` times their usual time.
+    """
 
     workload: Workload
     cluster: Cluster
@@ -121,7 +122,7 @@ class TaskModel:
         *,
         overlap_communication: bool = True,
     ) -> Self:
-        """Compile the layers, and look the links up."""
+        """Compile the layers, and look up the links."""
         hardware = cluster.hardware
         if hardware.compute is None:
             remedy = "profile its operators and run python -m experiments.calibrate --operators"
@@ -155,7 +156,7 @@ class TaskModel:
         )
 
     def factors_of_group(self, gpus_in_node: int, nodes: int, kept: Kept = "own") -> Floats:
-        """The slowdown factors of streams, for a shape of communicating group."""
+        """The interference factors of streams, for the shape of a communicating group."""
         key = gpus_in_node, nodes, kept
         if key not in self._factors:
             hardware = self.cluster.hardware
@@ -191,7 +192,8 @@ class TaskModel:
         self, *, across_nodes: bool, at_once: int, place: int = NETWORK, senders: int = 1
     ) -> LinkTime:
         """The time of a send to a GPU of the next stage, while ``at_once`` GPUs of a node send, and
-        so many ``senders`` of all nodes through the tier at a place."""
+        ``senders`` of all nodes use the tier at an index.
+        """
         return self._link(
             ("send", across_nodes, at_once, place, senders),
             lambda: self.links.send(
@@ -200,7 +202,7 @@ class TaskModel:
         )
 
     def _link(self, key: tuple[object, ...], looked_up: Callable[[], LinkTime]) -> LinkTime:
-        """A link's time, looked up once."""
+        """A link's time; cached."""
         if key not in self._links:
             self._links[key] = looked_up()
         return self._links[key]
@@ -231,7 +233,7 @@ class TaskSeconds:
         self.layers = figures_of_layers(model.known_layers, model.layers, model.workload, columns)
         names, blocks = model.types.names, model.types.of_blocks
         self.of_type = [self.layers[name] for name in names]
-        # 1 for types of blocks (T, 1), else 0.
+        # 1 for types of blocks (T, 1), otherwise 0.
         self.of_blocks = np.array([[float(name in blocks)] for name in names])
         batch = model.workload.global_batch
         self.late_s = model.send_factor * late_s(columns.__getitem__, model.cluster, batch)
@@ -263,7 +265,7 @@ class TaskSeconds:
         self._slowed_by: dict[Kept, SlowedBy] = {}
 
     def alone(self, kind: str, direction: str) -> Floats:
-        """Seconds (T, S) of a kind of task in a direction, when it runs alone."""
+        """The seconds (T, S) of a kind of task in a direction, when it runs alone."""
         key = kind, direction
         if key not in self._found:
             found = (
@@ -291,7 +293,7 @@ class TaskSeconds:
         return seconds
 
     def _again(self) -> Iterator[tuple[int, Pass]]:
-        """The types of layers that run a part of their forward pass again, and that part."""
+        """The types of layers that recompute a part of their forward pass, and that part."""
         for number, layer in enumerate(self.of_type):
             if layer.again is not None:
                 yield number, layer.again
@@ -314,7 +316,8 @@ class TaskSeconds:
             return less + self.reductions.sent_less_s("reduce experts", self.experts)
         scattered = self._of_states("gather", "reduce_scatter", "R", gradient)
         if not work.averages_weights:
-            # Replicas sum a block's shards over the network while the next block's are scattered.
+            # Replicas reduce a block's shards over the network while the next block's gradients are
+            # scattered.
             shards = self._factored("R", self._own_parameters(1) * gradient)
             scattered = np.maximum(scattered, self._over("state replicas", "all_reduce", shards))
         whole = "gather" if work.averages_weights else "reduce"
@@ -322,8 +325,9 @@ class TaskSeconds:
         return np.asarray(np.where(self.zero >= 1, scattered, reduced))
 
     def _of_states(self, group: str, collective: Collective, kind: str, bytes_each: Any) -> Floats:
-        """Seconds (T, S) of a collective over all parameters of layers; those of experts go over
-        a group of their own."""
+        """The seconds (T, S) of a collective over all parameters of layers; those of experts use
+        their own group.
+        """
         others = self._factored(kind, (self.parameters - self.experts) * bytes_each)
         seconds = self._over(group, collective, others)
         if self.experts.any():
@@ -332,8 +336,9 @@ class TaskSeconds:
         return seconds
 
     def asynchronous_s(self) -> tuple[Floats, Floats]:
-        """Seconds (T, S) of a layer's messages to asynchronous servers and back, and those for
-        which a server is busy with the messages of all ranks."""
+        """The seconds (T, S) of a layer's messages to asynchronous servers and back, and the
+        seconds that a server is busy with the messages of all ranks.
+        """
         parts = [
             self.reductions.asynchronous_s("reduce", self.parameters - self.experts),
             self.reductions.asynchronous_s("reduce experts", self.experts),
@@ -342,27 +347,31 @@ class TaskSeconds:
         return np.asarray(both_s), np.asarray(busy_s)
 
     def averaged_s(self) -> Floats:
-        """Seconds (T, S) of one exchange of a layer's weights between ranks that step by
-        themselves."""
+        """The seconds (T, S) of one exchange of a layer's weights between ranks that step
+        independently.
+        """
         return self.reductions.averaged_s(self._own_parameters(1))
 
     def averaging_s(self, counts: Floats, strategies: Rows | slice) -> Floats:
-        """The mean seconds (C) of a step in which stages with so many layers (T, C) of these
-        strategies average their weights after all passes; none of exchanges beside other steps."""
+        """The mean seconds (C) per step in which stages with these layers (T, C) average their
+        weights after all passes; zero for exchanges that overlap with other steps.
+        """
         how = self.model.workload.reduction
         if not self.model.workload.averages_weights or how.delay:
             return np.zeros(counts.shape[1])
         return np.asarray((counts * self.averaged_s()[:, strategies]).sum(axis=0) / how.every)
 
     def _own_parameters(self, level: int) -> Floats:
-        """Parameters (T, S) whose states a rank has, if a ZeRO level shards these states."""
+        """The parameters (T, S) whose states a rank holds, if a ZeRO level shards these states."""
         if not self.experts.any():
             return self.parameters / self._share(level)
         others = (self.parameters - self.experts) / self._share(level)
         return np.asarray(others + self.experts / self._share(level, "gather experts"))
 
     def _swap(self, kind: str, direction: str) -> Floats:
-        """Seconds of copies of a share of the blocks' local bytes; other layers are not copied."""
+        """The seconds of host copies for a share of the blocks' local bytes; other layers are not
+        copied.
+        """
         moved = self._moved(kind)
         if not moved.any():
             return moved
@@ -370,7 +379,7 @@ class TaskSeconds:
         return copy(moved)
 
     def _moved(self, kind: str) -> Floats:
-        """Bytes (T, S) that go to the host and come back."""
+        """The bytes (T, S) that are offloaded to the host and fetched back."""
         if kind not in self._moved_bytes:
             memory = self.memory
             if kind == "A":
@@ -396,8 +405,9 @@ class TaskSeconds:
         size_bytes: Floats,
         messages: Floats | None = None,
     ) -> Floats:
-        """Seconds of a collective over each strategy's group; with ``messages`` of so many inside
-        layers."""
+        """The seconds of a collective over each strategy's group, inside layers with this number of
+        ``messages``.
+        """
         seconds = np.zeros_like(size_bytes)
         for rows, shape in self.shapes.of_several(group):
             link = self.model.collective(collective, shape, inside_layer=messages is not None)
@@ -406,7 +416,7 @@ class TaskSeconds:
         return seconds
 
     def _tensor_parallel(self, phase: GraphPhase, exchanges: LayerExchanges) -> Floats:
-        """Seconds (T, S) of the collectives in one pass of a layer that nothing hides."""
+        """The exposed seconds (T, S) of the tensor-parallel collectives in one pass of a layer."""
         passes = [layer.passes[phase] for layer in self.of_type]
         if not exchanges.any_in([*passes, *(again for _, again in self._again())]):
             return np.zeros_like(self.parameters)
@@ -421,25 +431,27 @@ class TaskSeconds:
         )
 
     def _to_experts(self, size_bytes: Floats, messages: Floats) -> Floats:
-        """Seconds (S) of exchanges between ranks with different experts."""
+        """The seconds (S) of exchanges between ranks with different experts."""
         model, shape = self.model, self.shapes.groups["experts"]
         of_pass = exchanged_s(model.links, model.expert_exchange, model.workload.model, shape)
         return of_pass(size_bytes, messages)
 
     def factors(self, kept: Kept = "own") -> Iterator[tuple[Bools, Floats]]:
-        """For each shape of group: a mask of its strategies (S), and the streams' factors."""
+        """For each group shape, a mask of its strategies (S) and the streams' interference
+        factors.
+        """
         for rows, shape in self.shapes.by_shape("reduce"):
             yield rows, self.model.factors_of_group(shape.gpus_in_node, shape.nodes, kept)
 
     def slowed_by(self, kept: Kept = "own") -> SlowedBy:
-        """The streams' factors of each strategy."""
+        """The interference factors of each strategy's streams."""
         if kept not in self._slowed_by:
             self._slowed_by[kept] = SlowedBy.of_groups(self.factors(kept), len(self.zero))
         return self._slowed_by[kept]
 
     def _sends(self, places: Ints) -> Floats:
-        """Seconds (S) to send a micro-batch's activations between stages, through the tiers at
-        these places (S); 0 on a single GPU.
+        """The seconds (S) to send a micro-batch's activations between stages, through the tiers at
+        these indices (S); 0 on a single GPU.
 
         Each receiver gets all activations, or a part, and then gathers the parts with the others.
         """
@@ -448,7 +460,7 @@ class TaskSeconds:
         if self.model.cluster.num_gpus == 1:
             return seconds
         if self.model.template.sends == "split":
-            # With sequence parallelism each rank has a part of its own already.
+            # With sequence parallelism each rank already has a part of its own.
             whole = self.columns["sequence_parallel"] == 0
             seconds += self._over("tensor", "all_gather", np.where(whole, size_bytes, 0.0))
             size_bytes = size_bytes / np.where(whole, self.shapes.ranks["tensor"], 1)
@@ -464,7 +476,7 @@ class TaskSeconds:
         return self.model.send_factor * usual_s + self.late_s
 
     def _tied(self) -> Floats:
-        """Seconds (S) of reducing a tied table's gradient between the first stage and the last.
+        """The seconds (S) of reducing a tied table's gradient between the first stage and the last.
 
         Each rank reduces with its peer of the other stage, in another node if there is one. If the
         two stages differ, the first stage's time counts.
@@ -486,17 +498,16 @@ class TaskSeconds:
         return link(local * self.memory.gradient)
 
 
-# The part of a layer's backward pass that makes gradients of weights, for orders that run it
-# apart.
+# The weight-gradient part of a layer's backward pass, for orders that run it separately.
 #
-# This part has the products whose result has no token dimension. The rest stays in the backward
-# pass: gradients of vectors, the second forward pass of a recomputed block, and the time to launch
-# kernels beyond computing.
+# This part has the GEMMs whose result has no token dimension. The rest stays in the backward pass:
+# gradients of vectors, the second forward pass of a recomputed block, and launch time in excess of
+# compute time.
 #
 # Axes: C candidates, P parts of a model in order, T types of layers, S distinct strategies.
 
 
-# The classes of products with weights: of 16 and 8 bits, of dense layers and of experts.
+# The classes of GEMMs with weights: of 16 and 8 bits, dense and of experts.
 PRODUCTS: tuple[OperatorClass, ...] = (
     *("matmul", "grouped_matmul"),
     *("matmul_8bit", "grouped_matmul_8bit"),
@@ -510,7 +521,7 @@ class _Sums:
 
 
 def _work_of(workload: Workload, rules: KernelRules, memory: EngineMemory) -> LayerWork:
-    """The work of a workload's layers, the head of which may run forward twice."""
+    """The work of a workload's layers, whose head may run its forward pass twice."""
     graph = graph_of(workload, fuses_loss=memory.fuses_loss)
     split = sequence_graph_of(workload, fuses_loss=memory.fuses_loss)
     if memory.loss_again:
@@ -519,14 +530,14 @@ def _work_of(workload: Workload, rules: KernelRules, memory: EngineMemory) -> La
 
 
 def weight_gradients_s(seconds: TaskSeconds) -> Floats:
-    """Seconds (T, S) of the products that make gradients of weights."""
+    """The seconds (T, S) of the weight-gradient GEMMs."""
     model, columns = seconds.model, seconds.columns
     treatments = tuple((name, TREATMENTS[name]) for name in model.types.treatments)
 
     plain, split = graph_of(model.workload), sequence_graph_of(model.workload)
 
     def products(choice: GraphChoice) -> Compiled:
-        # However ranks exchange keys, the products are the same.
+        # The GEMMs are the same however ranks exchange keys.
         graph = split if split is not None and choice.splits_tokens else plain
         return _products(graph, model.kernels, treatments)
 

@@ -1,4 +1,4 @@
-"""Views: predictors whose answers are changed, such as "nothing overlaps".
+"""Views: predictors with modified answers, such as "nothing overlaps".
 
 A view changes predictions of plans and costs of stages in the same way, so that all searches see
 one machine, whichever of the two they ask for. Some views change the machine that the predictor is
@@ -41,7 +41,7 @@ def _same_cluster(cluster: Cluster) -> Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extras:
-    """What a view makes of the extra times of first and last passes.
+    """The modification that a view makes to the extra times of first and last passes.
 
     It drops them. Then it adds to every micro-batch a ``spread`` of them: 0 for nothing, 1 for an
     even share, so that all micro-batches together have all of it.
@@ -50,7 +50,7 @@ class Extras:
     spread: float
 
     def times(self, seconds: StageSeconds, micro_batches: Floats) -> StageSeconds:
-        """The times (C) as seen, of stages that run so many micro-batches (C)."""
+        """The modified times (C) of stages that run this many micro-batches (C)."""
         share = self.spread / np.maximum(micro_batches, 1) * (micro_batches > 0)
         nothing = np.zeros(len(micro_batches))
         forward_s, backward_s = share * seconds.delta_forward_s, share * seconds.delta_backward_s
@@ -65,7 +65,7 @@ class Extras:
         )
 
     def stage(self, stage: StagePrediction, micro_batches: int) -> StagePrediction:
-        """A predicted stage as seen."""
+        """The modified form of a predicted stage."""
         extra_s = stage.delta_forward_s + stage.delta_backward_s
         stable_s = max(0.0, stage.stable_s + self.spread * extra_s / micro_batches)
         return replace(stage, stable_s=stable_s, delta_forward_s=0.0, delta_backward_s=0.0)
@@ -73,7 +73,7 @@ class Extras:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Changes of a predictor and of its answers; what is not given changes nothing.
+    """Modifications of a predictor and of its answers; by default none.
 
     ``of_cluster`` changes the cluster that the predictor is made for, ``extras`` the times of first
     and last passes.
@@ -85,13 +85,12 @@ class View:
     def predictor(
         self, maker: PredictorMaker, *, workload: Workload, cluster: Cluster
     ) -> Predictor:
-        """A predictor, made for the workload and the cluster, as seen in this view."""
+        """A predictor for the workload and the cluster, modified by this view."""
         return viewed(maker(workload=workload, cluster=self.of_cluster(cluster)), self)
 
 
 def viewed(predictor: Predictor, view: View) -> Predictor:
-    """A predictor with the changes of a view to its answers; it has costs of stages if
-    ``predictor`` has."""
+    """A predictor whose answers a view modifies; it has costs of stages if ``predictor`` has."""
     if isinstance(predictor, StageCostModel):
         return _ViewedStages(predictor=predictor, view=view)
     return _ViewedPlans(predictor=predictor, view=view)
@@ -99,7 +98,7 @@ def viewed(predictor: Predictor, view: View) -> Predictor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ViewedPlans:
-    """A predictor of plans, with the changes of a view."""
+    """A predictor of plans, modified by a view."""
 
     predictor: Predictor
     view: View
@@ -127,7 +126,7 @@ class _ViewedPlans:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ViewedStages(_ViewedPlans):
-    """A predictor of plans and stages, with the changes of a view."""
+    """A predictor of plans and stages, modified by a view."""
 
     predictor: PlanAndStagePredictor
 
@@ -140,13 +139,13 @@ class _ViewedStages(_ViewedPlans):
 
 
 def _lasting(prediction: Prediction, plan: Plan, times: float, extras: Extras) -> Prediction:
-    """A prediction that takes ``times`` as long, with its stages as a view sees them."""
+    """A prediction that takes ``times`` as long, with its stages modified by a view."""
     stages = tuple(extras.stage(stage, plan.micro_batches) for stage in prediction.stages)
     return prediction.lasting(times, stages=stages)
 
 
 def _by_chains(predictor: StageCostModel, plans: Sequence[Plan], extras: Extras) -> list[float]:
-    """How many times as long each plan's longest chain is as seen."""
+    """The ratio of each plan's longest chain with and without the view."""
     times = np.empty(len(plans))
     alike: dict[tuple[str, int], list[int]] = defaultdict(list)
     for number, plan in enumerate(plans):
@@ -164,8 +163,9 @@ def _by_chains(predictor: StageCostModel, plans: Sequence[Plan], extras: Extras)
 
 
 def _by_stages(prediction: Prediction, plan: Plan, extras: Extras) -> float:
-    """How many times as long a plan is as seen, by the stages of its prediction alone: by the
-    slowest stage, and what first and last passes take beyond."""
+    """The ratio of each plan's time with and without the view, from the stages of its prediction
+    alone: the slowest stage, and the extra time of first and last passes.
+    """
     rounds = plan.micro_batches + plan.num_stages - 1
     slowest_s = max(stage.stable_s for stage in prediction.stages)
     extra_s = max(
@@ -175,16 +175,16 @@ def _by_stages(prediction: Prediction, plan: Plan, extras: Extras) -> float:
     return rounds * max(stage.stable_s for stage in seen) / (rounds * slowest_s + extra_s)
 
 
-# The views that have names: predictors that do not know something.
+# The named views: predictors that lack a piece of knowledge.
 #
-# ``serial`` and ``ideal`` see another machine, on which streams slow one another down by as much
-# as if they took turns, or not at all. So a slot takes the sum of its streams, or its longest
-# stream. ``average`` and ``blind`` see the true machine, but not that the first and the last
-# micro-batch take longer: they spread the difference over all micro-batches, or drop it.
+# ``serial`` and ``ideal`` model another machine, on which streams slow one another down as if they
+# took turns, or not at all; a slot takes the sum of its streams, or its longest stream. ``average``
+# and ``blind`` model the true machine, but not the extra time of the first and the last
+# micro-batch: they spread it over all micro-batches, or drop it.
 
 
 def _sharing(cluster: Cluster, *, taking_turns: bool) -> Cluster:
-    """The cluster with other slowdowns: of streams that take turns, or that do not meet.
+    """The cluster with other interference: streams that take turns, or that do not interfere.
 
     While n streams take turns, each of them runs at an n-th of its speed.
     """
@@ -223,7 +223,7 @@ VIEWS: Mapping[str, View] = {
 
 
 def view_of(name: str) -> View:
-    """The view of a name; refuses an unknown name."""
+    """The view with this name; refuses an unknown name."""
     if name not in VIEWS:
         reject(f"view {name!r} is unknown{near_matches(name, VIEWS)}")
     return VIEWS[name]
