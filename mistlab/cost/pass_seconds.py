@@ -136,8 +136,7 @@ def first_slots(
     weights, state = weights[:, chosen], state[:, chosen]
     swaps, keeps = (columns[f"offload_{kind}"][chosen] > 0 for kind in ("weights", "activations"))
 
-    # Activations being offloaded queue behind the state of the last block, and the head waits for
-    # them.
+    # Offloaded activations queue behind the last block's state, and the head waits for them.
     is_last = (above == NOTHING)[:, None] | (~keeps & ((weights + state)[above] == 0))
     last = np.flatnonzero(is_last.any(axis=1))
     at_last = np.ix_(last, chosen)
@@ -244,9 +243,7 @@ class PassSlots:
         )
 
     def last_computed(self) -> Floats:
-        """The seconds (K', S) of last backward slots until all but gradient reductions has
-        ended.
-        """
+        """The seconds (K', S) of last backward slots until only gradient reductions remain."""
         last = self._rows_inside(_LAST, _LAST)
         computed_s = until(_NOT_REDUCING, self._ends[:, last], self._alone[:, last])
         return np.asarray(np.maximum(computed_s, self._fetched_s[:, last].sum(axis=0)))
@@ -498,9 +495,8 @@ class PassSums:
 def pass_sums(
     seconds: TaskSeconds, kinds: Ints, summed: Sums, *, sends: bool = True, kept: Kept = "own"
 ) -> PassSums:
-    """The sums of stages' passes, which may overlap with ``sends``; ``summed`` sums slot lengths
-    over each stage. With the ``least`` factors, lower bounds over any greater work on the same
-    streams.
+    """The sums of stages' passes, which may overlap with ``sends``; ``summed`` sums slot lengths.
+    With the ``least`` factors, lower bounds over any greater work on the same streams.
     """
     slots = PassSlots(seconds, kinds, kept)
     steps = slots.of_steps()
@@ -568,8 +564,8 @@ def longest_beside_sends(seconds: TaskSeconds, kinds: Ints, summed: Sums) -> Map
 
 
 def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Pass, Floats]) -> PassSeconds:
-    """Lower bounds of the times of a box's passes, from those with the smallest ratios at both ends
-    of its range of recomputed blocks; ``longest_s`` are those of its ``longest_beside_sends``.
+    """Lower bounds of a box's passes, from its ends with the smallest ratios; ``longest_s`` are
+    those of ``longest_beside_sends``.
 
     The number of each kind of slot is linear in the number of recomputed blocks. So each sum of
     slots rises or falls all the way between the two ends, and is least at one of them.
