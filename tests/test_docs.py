@@ -15,6 +15,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 RESULTS = sorted((ROOT / "docs" / "results").glob("*.md"))
+MOST_WORDS_OF_A_DECISION = 600
 # Pages that tell of the code as it is, and the folders of which they name files.
 PAGES_OF_NOW = [page for page in PAGES if page.name != "CHANGELOG.md"]
 ROOMS = "|".join((*PACKAGES, "tests", "docs", "benchmarks"))
@@ -74,6 +75,19 @@ def test_pages_name_code_that_the_file_has() -> None:
     assert len(named) >= 30
     texts = {file: (ROOT / file).read_text(encoding="utf-8") for _, file in named}
     assert [pair for pair in named if not re.search(rf"\b{pair[0]}\b", texts[pair[1]])] == []
+
+
+def test_a_decision_is_short() -> None:
+    """Proofs stand in appendices, measurements on pages of results."""
+    decisions = [
+        page
+        for page in (ROOT / "docs" / "decisions").glob("*.md")
+        if not page.stem.endswith("-appendix")
+    ]
+    assert len(decisions) > 80
+    words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in decisions}
+    longer = {name: count for name, count in words.items() if count > MOST_WORDS_OF_A_DECISION}
+    assert longer == {}
 
 
 def test_the_glossary_is_in_order() -> None:
