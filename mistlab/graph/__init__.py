@@ -1,1 +1,3 @@
-"""Layer graphs of models, and the expressions for the memory and work of stages made of them."""
+"""Layer graphs of models, and the expressions for stages' memory and work that are built from
+them.
+"""

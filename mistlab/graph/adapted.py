@@ -1,5 +1,5 @@
-"""Layer graphs of models that are trained otherwise than a trace: with adapters beside frozen
-weights, losses that run again, heads for further tokens, or what torch keeps of blocks.
+"""Layer graphs of models that are trained differently from their trace: with adapters on frozen
+weights, recomputed losses, multi-token prediction heads, or the tensors that torch keeps.
 
 A product with a frozen weight keeps nothing of its input, but where an adapter does, which keeps
 the thin product in between too. The embedding has no backward pass. Work stays that of the whole
@@ -16,19 +16,22 @@ from typing import Any
 from mistlab.graph.stored_graph import DTYPE, DTYPE_OF_4, Plain, StoredGraph, made_once, numel
 from mistlab.graph.sums import Sum, sum_from
 
-# The symbol of an adapter's rank, and the parts of a block whose products may have adapters.
+# The symbol of an adapter's rank; below, the parts of a block whose GEMMs may have adapters.
 RANK = "x"
 ATTENTION, NETWORKS = "attention.", ("mlp.", "shared.", "experts.")
-# Products of rows that ranks split, side by side: queries, keys and values; gates and values.
+# GEMMs whose output rows are split over ranks as several matrices side by side: queries, keys and
+# values; gate and values.
 _QUERIES, _FIRST = ("attention.qkv", 3), ".up"
 _WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4}
-# Products of 8 or 4 bits have adapters of 16.
+# Adapters of 8-bit or 4-bit GEMMs are in 16 bits.
 _OF_FEW_BITS, _OF_ADAPTERS = (DTYPE, DTYPE_OF_4), "bfloat16"
 
 
 @made_once
 def with_adapters(stored: StoredGraph, targets: str, *, is_gated: bool) -> StoredGraph:
-    """The graph of a model whose blocks' products have adapters: all, or those of ``attention``."""
+    """The graph of a model with adapters on the GEMMs of its blocks: on all of them, or on those of
+    ``attention``.
+    """
     graph = stored.mapping
     parts = (ATTENTION,) if targets == "attention" else (ATTENTION, *NETWORKS)
     gates = 2 if is_gated else 1
@@ -45,7 +48,7 @@ def with_adapters(stored: StoredGraph, targets: str, *, is_gated: bool) -> Store
 
 @made_once
 def with_loss_again(stored: StoredGraph) -> StoredGraph:
-    """The graph of a model whose head runs its forward pass again before its backward pass."""
+    """The graph of a model whose head recomputes its forward pass before its backward pass."""
     graph = stored.mapping
     again = [
         {**one, "phase": "backward"}
@@ -57,7 +60,7 @@ def with_loss_again(stored: StoredGraph) -> StoredGraph:
 
 
 def _adapted(block: Plain, parts: tuple[str, ...], gates: int) -> Plain:
-    """A block with adapters beside the products of these parts."""
+    """A block with adapters beside the GEMMs of these parts."""
     more = [*_thin(block, parts, gates)]
     sizes = " + ".join(one["size_bytes"] for one in more)
     peaks = [{**one, "size_bytes": f"{one['size_bytes']} + {sizes}"} for one in block["peaks"]]
@@ -69,7 +72,7 @@ def _adapted(block: Plain, parts: tuple[str, ...], gates: int) -> Plain:
 
 
 def _kept(layer: Plain, parts: tuple[str, ...]) -> Iterator[Plain]:
-    """What a layer keeps but for inputs of frozen products without adapters."""
+    """The tensors that a layer keeps, without the inputs of frozen GEMMs that have no adapter."""
     matrices = {
         one["name"].removesuffix(".weight") for one in layer["parameters"] if len(one["shape"]) > 1
     }
@@ -81,7 +84,7 @@ def _kept(layer: Plain, parts: tuple[str, ...]) -> Iterator[Plain]:
 
 
 def _thin(block: Plain, parts: tuple[str, ...], gates: int) -> Iterator[Plain]:
-    """The thin products that adapters keep."""
+    """The low-rank products that adapters keep."""
     matrices = {
         one["name"].removesuffix(".weight") for one in block["parameters"] if len(one["shape"]) > 1
     }
@@ -91,7 +94,7 @@ def _thin(block: Plain, parts: tuple[str, ...], gates: int) -> Iterator[Plain]:
         is_product = one["phase"] == "forward" and one["kind"] == "matmul" and module in matrices
         if not (is_product and module.startswith(parts)) or module.endswith(".router"):
             continue
-        # A bias comes first.
+        # A bias is the first input.
         rows = next(shape[0] for shape in one["inputs"] if len(shape) > 1)
         splits_rows = module.endswith((_QUERIES[0], _FIRST))
         side_by_side = _QUERIES[1] if module == _QUERIES[0] else gates if splits_rows else 1
@@ -107,36 +110,38 @@ def _thin(block: Plain, parts: tuple[str, ...], gates: int) -> Iterator[Plain]:
         }
 
 
-# Layer graphs with what torch keeps for the backward pass of blocks without kernels of their own.
+# Layer graphs with the tensors that torch keeps for the backward pass where a block has no fused
+# kernels.
 #
 # ``eager`` torch runs a block's operators one by one. RMSNorm works on a 32-bit copy of its input,
-# which it keeps in place of the input, and keeps its 16-bit result from before the weights too.
-# The gate's activation keeps its result beside its input. ``compiled`` blocks keep none of these,
-# as what is cheap is computed again. Both copy keys and values to as many heads as there are
-# queries, and keep the copies. Inputs of 8-bit products are kept in 16 bits (torchao's
-# ``float8_linear.py``).
+# which it keeps instead of the input, and also keeps its 16-bit result before scaling. The gate's
+# activation keeps its result beside its input. ``compiled`` blocks keep none of these, since cheap
+# operators are recomputed. Both repeat keys and values to as many heads as there are queries, and
+# keep the copies. Inputs of 8-bit GEMMs are kept in 16 bits (torchao's ``float8_linear.py``).
 #
-# ``tiled`` blocks run their network on some tokens at a time, as many as the model is wide
-# (Snowflake's TiledMLP), so that of what is as wide as the network there is one tile at any moment.
+# ``tiled`` blocks run their feed-forward network on a tile of tokens at a time, as many tokens as
+# the model is wide (Snowflake's TiledMLP), so that only one tile of the network's wide tensors
+# exists at any moment.
 #
-# The change is made in the text of a graph's file, so that no expression is read. Bytes that
-# kernels move are rules of engines (``mistlab.engines.engine``).
+# The text of the graph's file is changed, so that no expression is parsed. Bytes that kernels move
+# are rules of engines (``mistlab.engines.engine``).
 
 
 EAGER = "eager"
 TILED = "tiled"
-# What is as wide as the network, or as the experts that a token takes, and what of it a tile has.
+# The sizes of tensors as wide as the network, or as the experts of a token, and the sizes of a tile
+# of them.
 _TILES = (("b*f*s", "f*h"), ("A*b*j*s", "A*j*h"))
 
-# Bytes for each number of the result: a 32-bit input and a 16-bit result, less the 16-bit input.
+# Bytes per value of the result: a 32-bit input and a 16-bit result, minus the 16-bit input.
 _OF_NORM = 4
-# The activation's 16-bit result, which is as wide as the gate's.
+# The activation's 16-bit result, as wide as the gate.
 _OF_GATE = 2
 
 
 @made_once
 def kept_by_torch(stored: StoredGraph, kept_by: str) -> StoredGraph:
-    """The graph of a model whose blocks keep what torch keeps of them."""
+    """The graph of a model whose blocks keep the tensors that torch keeps."""
     graph = stored.mapping
     mapping = {**graph, "block": _changed(graph["block"], kept_by)}
     if further := graph.get("further_blocks"):
@@ -149,7 +154,7 @@ def _changed(block: Plain, kept_by: str) -> Plain:
 
 
 def _keeping(layer: Plain, kept_by: str) -> Plain:
-    """A layer that keeps some tensors more."""
+    """A layer that keeps some further tensors."""
     forward = [one for one in layer["operators"] if one["phase"] == "forward"]
     kept = [tensor for one in forward for tensor in _kept_more(one, kept_by)]
     if not kept:
@@ -160,7 +165,7 @@ def _keeping(layer: Plain, kept_by: str) -> Plain:
 
 
 def _tiled(layer: Plain) -> Plain:
-    """A layer whose network runs tile by tile."""
+    """A layer whose feed-forward network runs tile by tile."""
 
     def tile(one: Plain) -> Plain:
         size = one["size_bytes"]
@@ -172,7 +177,7 @@ def _tiled(layer: Plain) -> Plain:
 
 
 def _kept_more(operator: Plain, kept_by: str) -> Iterator[Plain]:
-    """The tensors that an operator of a forward pass keeps beyond those of its graph."""
+    """The tensors that an operator of a forward pass keeps in addition to those of its graph."""
     if kept_by == EAGER and operator["name"] == "mistlab.rms_norm":
         yield _tensor(operator, operator["outputs"][0], _OF_NORM)
     if kept_by == EAGER and operator["name"] == "mistlab.swiglu":
@@ -195,17 +200,17 @@ def _tensor(operator: Plain, shape: Sequence[str], width: int, less: Sequence[st
     }
 
 
-# Heads that predict further tokens (multi-token prediction, as in DeepSeek V3, arXiv 2412.19437).
+# Heads for multi-token prediction (DeepSeek V3, arXiv 2412.19437).
 #
-# A model predicts each token after the next in five steps. A norm of the output of its last block,
-# and a norm of the embedding of the token before. A product that joins both. A block of the same
-# kind as the last block. A further norm. Logits, and a loss. The tables of embedding and head are
-# the model's own; the last stage of a pipeline has a copy of the embedding's table.
+# Each further token is predicted in five steps: a norm of the last block's output, and a norm of
+# the previous token's embedding; a GEMM that joins both; a block of the last block's kind; a
+# further norm; logits, and a loss. The tables of embedding and head are the model's own; the last
+# stage of a pipeline has a copy of the embedding table.
 #
-# All of it becomes part of the head's graph, so it lies on the last stage, is kept for one micro-
-# batch, and never runs again.
+# All of this becomes part of the head's graph, so it is on the last stage, is kept for one
+# micro-batch, and is never recomputed.
 #
-# The change is made in the text of a graph's file.
+# The text of the graph's file is changed.
 
 
 MODULE = "head.further"
@@ -213,7 +218,7 @@ _TYPES = {"half": (2, "bfloat16"), "single": (4, "float32")}
 
 
 def with_further_tokens(stored: StoredGraph, tokens: int, *, tied: bool) -> StoredGraph:
-    """The graph of a model whose head predicts so many tokens after the next.
+    """The graph of a model whose head predicts this many further tokens.
 
     With ``tied`` embeddings the head has the embedding's table already.
     """
@@ -243,7 +248,9 @@ def _made(stored: StoredGraph, tokens: int, tied: bool) -> StoredGraph:
 
 
 def _peaks(head: Plain, block: Plain, joint: Plain, tokens: int) -> Iterator[Plain]:
-    """The fullest moments: of the last further token, when all others are kept."""
+    """The peak moments: those of the last further token, when the tensors of all others are
+    kept.
+    """
     of_further = _kept_bytes(joint) + _kept_bytes(block) + _kept_bytes(head)
     before = _kept_bytes(head) + of_further * (tokens - 1) + _kept_bytes(joint)
     yield from (_larger(peak, before) for peak in block["peaks"])
@@ -267,13 +274,13 @@ def _is_table(parameter: Plain) -> bool:
 
 
 def _joint(graph: Plain) -> Plain:
-    """The norms of the last block's result and of the embedding, and the product of both."""
+    """The norms of the last block's output and of the embedding, and the GEMM that joins both."""
     norms = [one for one in graph["head"]["operators"] if one["module"] == "head.norm"]
     of_norm = [one for one in graph["head"]["parameters"] if one["name"].startswith("head.norm")]
     weight = {"name": f"{MODULE}.weight", "shape": ["h/tp", "2*h"]}
     tokens = graph["head"]["operators"][0]["outputs"][0][1]
     width, dtype = _TYPES[graph["precision"]]
-    # The embedding, which its norm keeps, and both norms' results, which the product keeps.
+    # The embedding, which its norm keeps, and both norms' results, which the GEMM keeps.
     saved = [
         {
             "module": MODULE,
@@ -292,7 +299,7 @@ def _joint(graph: Plain) -> Plain:
 
 
 def _product(splits: bool, width: int, dtype: str) -> Iterator[Plain]:
-    """The product that halves the channels, split by its results, which all ranks gather."""
+    """The GEMM that halves the channels, split by output columns, which all ranks gather."""
     rows, wide, part, weight = "b*s", "2*h", "h/tp", ["h/tp", "2*h"]
     flop, whole = "4*b*s*h**2/tp", f"2*{width}*b*s*h"
     held, made = f"2*{width}*h**2/tp", f"{width}*b*s*h/tp"

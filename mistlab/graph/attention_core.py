@@ -1,4 +1,4 @@
-"""Attention's core, from queries, keys and values to what they make, and its recomputation."""
+"""The core of attention, from queries, keys and values to its output, and its recomputation."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from mistlab.graph.sums import expanded, factors_of, names_in, sympy, total
 
 
 def core_recomputed(block: LayerGraph) -> LayerGraph:
-    """The block keeps nothing of attention's core (scores, shares, masks, sums) but what enters and
-    leaves it, and runs the core forward again (Korthikanti et al. 2022).
+    """The block whose attention core is recomputed: of scores, probabilities, masks and sums it
+    keeps only the core's inputs and output (Korthikanti et al. 2022).
 
     What is dropped is missing at every moment, but those at which the core itself runs.
     """
@@ -25,7 +25,7 @@ def core_recomputed(block: LayerGraph) -> LayerGraph:
 
 
 def _is_of_core(tensor: SavedTensor) -> bool:
-    """Whether a tensor has numbers for heads and positions, and none for channels."""
+    """Whether a tensor has axes for heads and positions, but none for channels."""
     symbols = names_in(tensor.size_bytes)
     return bool(symbols & {"n", "k"}) and not symbols & {"d", "h", "r", "f"}
 
@@ -35,7 +35,9 @@ def _runs_in_core(operator: Operator) -> bool:
 
 
 def without(peak: Peak, gone: sympy.Expr) -> Peak:
-    """A moment without the bytes that are gone, if it had them and is not of the core itself."""
+    """A peak moment reduced by the bytes that are no longer kept, if it included them and is not in
+    the core itself.
+    """
     left = expanded(peak.size_bytes - gone)
     had_all = all(share > 0 for share in factors_of(left).values())
     if peak.operator in OF_CORE or not had_all:
@@ -43,9 +45,9 @@ def without(peak: Peak, gone: sympy.Expr) -> Peak:
     return replace(peak, size_bytes=left)
 
 
-# The module whose own operators are attention's core, but for one: rotary embedding comes before.
+# The operators of this module are attention's core, except rotary embedding, which precedes it.
 ATTENTION, ROTATES = "attention", "mistlab.rotate_"
-# Operators of the core and of its backward pass whose moments may be the fullest.
+# Operators of the core and of its backward pass at which memory may peak.
 OF_CORE = frozenset(
     (
         *("aten.clone", "aten.baddbmm", "aten.bmm", "aten.mul", "aten.cat"),

@@ -1,4 +1,4 @@
-"""Compiles expressions into NumPy functions, and keeps the functions' source text on disk."""
+"""Compiles expressions to NumPy functions, and caches the functions' source text on disk."""
 
 import ast
 import hashlib
@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from mistlab.core.arrays import Floats, Ints
 from mistlab.graph.sums import Value, source_of_sums, sympy
 
-# Turns the source text of compiled expressions into a function, if it is only arithmetic.
+# Turns the source text of compiled expressions into a function, if it consists of arithmetic only.
 #
-# The text may come from a folder, so it is parsed first. Every part must be one that printing
-# expressions makes. Anything else (an import, an attribute of anything but NumPy, a call of
+# The text may come from a folder, so it is parsed first. Every node must be one that printed
+# expressions contain. Anything else (an import, an attribute of anything except NumPy, a call of
 # another name, a loop) is refused, so that running the text never does more than arithmetic.
 
 
-# The functions of NumPy that printed expressions use.
+# The NumPy functions that printed expressions use.
 FUNCTIONS = frozenset(
     (
         *("maximum", "minimum", "amax", "amin", "where", "select", "mod", "floor", "ceil"),
@@ -43,7 +43,7 @@ NODES = (
     *(ast.Load, ast.Store, ast.Constant, ast.List, ast.Tuple, ast.keyword, ast.Expr),
     *(ast.BinOp, ast.UnaryOp, ast.Compare, ast.operator, ast.unaryop, ast.cmpop),
 )
-# Nodes that are by far the most, and their fields that hold other nodes.
+# The most frequent node types, with the fields that hold their children.
 _CHILDREN: Mapping[type[ast.AST], tuple[str, ...]] = {
     ast.BinOp: ("left", "right"),
     ast.UnaryOp: ("operand",),
@@ -54,7 +54,7 @@ NAME = "compiled"
 
 
 class RefusedError(Exception):
-    """A text is more than arithmetic on columns."""
+    """A text contains more than arithmetic on columns."""
 
 
 def function_of(source: str) -> Callable[..., tuple[Any, ...]]:
@@ -71,7 +71,7 @@ def function_of(source: str) -> Callable[..., tuple[Any, ...]]:
 
 
 def function_printed_here(source: str) -> Callable[..., tuple[Any, ...]]:
-    """The function that a source text defines; the text was printed by this process."""
+    """The function that a source text defines, where this process has printed the text."""
     return _run(source, NAME)
 
 
@@ -83,7 +83,7 @@ def _run(source: str | ast.Module, name: str) -> Callable[..., tuple[Any, ...]]:
 
 
 def _check_all(tree: ast.AST) -> None:
-    """Refuse a tree with a part that is no arithmetic.
+    """Refuse a syntax tree with a node that is not arithmetic.
 
     Operators and contexts of names have no parts, and any of them is arithmetic. So only the fields
     of ``_CHILDREN`` are followed, which takes a third of the time of ``ast.walk``.
@@ -156,12 +156,14 @@ class Compiled:
         object.__setattr__(self, "function", made(self.source))
 
     def __reduce__(self) -> tuple[Callable[[Mapping[str, Any]], Self], tuple[Mapping[str, Any]]]:
-        """Pickle the source only; another process makes the function again."""
+        """Pickle the source only; another process compiles the function again."""
         return type(self).from_mapping, (self.to_mapping(),)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Expressions from ``to_mapping``; raises ``RefusedError`` for more than arithmetic."""
+        """Expressions from ``to_mapping``; raises ``RefusedError`` if the text contains more than
+        arithmetic.
+        """
         return cls(
             names=tuple(mapping["names"]),
             columns=tuple(mapping["columns"]),
@@ -202,13 +204,13 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shared:
-    """Columns with few distinct rows: a short table, and the row of each candidate."""
+    """Columns with few distinct rows, as a short table and each candidate's row index."""
 
     table: Mapping[str, Floats]
     index: Ints
 
     def column(self, name: str, block: slice) -> Floats:
-        """A block of one column."""
+        """A slice of one column."""
         return self.table[name][self.index[block]]
 
 
@@ -244,29 +246,28 @@ def compile_sums(
     )
 
 
-# Recipes: texts that name a call which compiles expressions, by its function and arguments.
+# Recipes: texts that identify a call which compiles expressions, by its function and arguments.
 #
-# Two calls with equal recipes make equal expressions, in any process of one version of the
-# package. Some values cannot be told apart by a text: an object of another package, or a function
-# that a script or a test made. They have no recipe, and their expressions are compiled in every
-# process.
+# Two calls with equal recipes give equal expressions, in any process with the same version of the
+# package. Some values have no unique text: an object of another package, or a function defined in a
+# script or a test. They have no recipe, and their expressions are compiled in every process.
 
 
 PACKAGE = Path(__file__).parents[1]
 
 
 class NoRecipeError(Exception):
-    """A value cannot be named in a recipe."""
+    """A value has no unique text, so it cannot be part of a recipe."""
 
 
 def recipe_of(make: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
-    """The recipe of a call."""
+    """The recipe of a call: its function and arguments as text."""
     return json.dumps([_plain(make), [_plain(one) for one in arguments]], sort_keys=True)
 
 
 @cache
 def version() -> str:
-    """A digest of everything that turns a recipe into source text.
+    """A digest of all code that turns a recipe into source text.
 
     This is the package's own sources, and the versions of SymPy, NumPy and Python. SymPy is not
     imported.
@@ -312,7 +313,7 @@ def _values(value: Any) -> Any:
 
 
 def _function(function: FunctionType) -> Any:
-    """A function of this package; the version has a digest of its source.
+    """A function of this package by its name; the version covers its source.
 
     A function without a name of its own (``<lambda>``) is named by its place and its code.
     """
@@ -338,36 +339,36 @@ def _name_of(what: Any) -> str:
     return f"{what.__module__}.{what.__qualname__}"
 
 
-# The folder in which compiled expressions are kept as source text, between processes.
+# The folder that caches the source text of compiled expressions between processes.
 #
-# ``MISTLAB_CACHE`` names the folder. By default it is ``mistlab`` in the user's cache folder; an
-# empty ``MISTLAB_CACHE=`` keeps nothing. Each version of the package has a folder in it, and each
-# recipe a file. Files appear whole, by renaming, so processes may share the folder, may be killed,
-# and may delete the folder at any time. If something is wrong with the folder, one warning says
-# so, and expressions are compiled as if the folder were not there. Only speed depends on it.
+# ``MISTLAB_CACHE`` names the folder. The default is ``mistlab`` in the user's cache folder; an
+# empty ``MISTLAB_CACHE=`` disables the cache. Each version of the package has a subfolder, and each
+# recipe a file. Files are renamed into place, so processes may share the folder, may be killed, and
+# may delete the folder at any time. If the folder is unusable, one warning says so, and expressions
+# are compiled without it. Only speed depends on the cache.
 #
-# A folder to which other users may write is not used: they could plant wrong numbers. In addition
-# ``mistlab.graph.compiled`` limits what the text of a file can do when it is run.
+# A folder that other users may write to is not used, since they could plant wrong numbers. In
+# addition, ``mistlab.graph.compiled`` limits what the text of a file can do when it runs.
 
 
 VARIABLE = "MISTLAB_CACHE"
-# The most folders of versions that stay.
+# The largest number of versions whose folders are kept.
 MOST_VERSIONS = 8
 MOST_BYTES = 4 * 2**20
 
 
 class CacheWarning(UserWarning):
-    """The folder of compiled expressions, or a file in it, cannot be used."""
+    """The cache folder, or a file in it, cannot be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptFolder:
-    """Keeps values as JSON files by recipe, in the folder of one version."""
+    """Caches values as JSON files by recipe, in the folder of one version."""
 
     path: Path
 
     def read(self, recipe: str) -> Mapping[str, Any] | None:
-        """The value kept for a recipe; None if there is none, or if it cannot be trusted."""
+        """The cached value of a recipe; None if there is none, or if it cannot be trusted."""
         path = self._file(recipe)
         try:
             text = _trusted_text(path)
@@ -389,7 +390,7 @@ class KeptFolder:
         return kept if kept.get("recipe") == recipe else None
 
     def write(self, recipe: str, value: Mapping[str, Any]) -> None:
-        """Keep a value, if the folder can be written to."""
+        """Cache a value, if the folder is writable."""
         content = json.dumps({"recipe": recipe, **value})
         try:
             if not self.path.is_dir():
@@ -402,11 +403,11 @@ class KeptFolder:
             _say(f"{self.path}: {error.strerror}: compiled expressions cannot be kept")
 
     def say_damaged(self) -> None:
-        """Warn, once for all files of the folder, that a file is damaged."""
+        """Warn that a file of the cache is damaged, once for all files."""
         _say(f"{self.path}: a file in it is damaged: what it held is compiled again")
 
     def _put(self, path: Path, text: str) -> None:
-        """Write a whole file or none; a file that found no room is removed."""
+        """Write a file completely or not at all; a partial file is removed."""
         with tempfile.NamedTemporaryFile(
             "w", encoding="utf-8", dir=self.path, suffix=".part", delete=False
         ) as file:
@@ -422,7 +423,7 @@ class KeptFolder:
         return self.path / f"{_digest(recipe)}.json"
 
     def _make(self) -> None:
-        """Make the folder, and remove folders of old versions."""
+        """Create the folder, and remove folders of old versions."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         others = [one for one in self.path.parent.iterdir() if one.is_dir()]
         others.sort(key=lambda one: one.stat().st_mtime, reverse=True)
@@ -432,7 +433,7 @@ class KeptFolder:
 
 
 def kept_folder() -> KeptFolder | None:
-    """This user's folder for this version of the package; None if nothing is to be kept."""
+    """This user's cache folder for this version of the package; None if the cache is disabled."""
     return _kept_folder(os.environ.get(VARIABLE), os.environ.get("XDG_CACHE_HOME"))
 
 
@@ -443,13 +444,13 @@ def _kept_folder(given: str | None, caches: str | None) -> KeptFolder | None:
     try:
         folder = Path(given) if given else (Path(caches) if caches else Path.home() / ".cache")
     except RuntimeError:
-        # A user without a home.
+        # This user has no home folder.
         return None
     return KeptFolder(path=(folder if given else folder / "mistlab") / version())
 
 
 def _trusted_text(path: Path) -> str | None:
-    """The text of a file; None if others may have written it."""
+    """The text of a file; None if other users may have written it."""
     with path.open("rb") as file:
         for status in (os.fstat(file.fileno()), path.parent.stat()):
             if not _is_ours(status):
@@ -459,7 +460,7 @@ def _trusted_text(path: Path) -> str | None:
 
 
 def _is_ours(status: os.stat_result) -> bool:
-    """Whether only this user and root can have written a file, or to a folder."""
+    """Whether only this user and root can write the file or folder."""
     if os.name != "posix":
         return True
     writable = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -472,25 +473,24 @@ def _digest(text: str) -> str:
 
 @cache
 def _say(text: str) -> None:
-    """Warn, once in a process."""
+    """Warn, once per process."""
     warnings.warn(text, CacheWarning, stacklevel=2)
 
 
-# Keeps compiled expressions: in memory within a process, as source text between processes.
+# Caches compiled expressions: in memory within a process, as source text between processes.
 #
 #     @kept
-#     def layers(graph: StoredGraph) -> Compiled:
-#         ...
+#     def layers(graph: StoredGraph) -> Compiled: ...
 #
-# For a small question, most of the time goes to SymPy, which turns expressions into source text.
-# If the text is there already, SymPy is not even imported.
+# A small question spends most of its time in SymPy, which turns expressions into source text. If
+# the text is cached, SymPy is not even imported.
 
 
 P = ParamSpec("P")
 
 
 def kept(make: Callable[P, Compiled]) -> Callable[P, Compiled]:
-    """A decorator for a function that compiles expressions, which keeps the function's results.
+    """A decorator that caches the results of a function that compiles expressions.
 
     The function may depend only on its arguments and on the package's sources.
     """

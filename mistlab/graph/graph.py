@@ -37,7 +37,7 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """The work of one kernel.
+    """The work of one kernel: operations, bytes and shapes.
 
     In products and attention ``flop`` counts two operations for each multiply-add; causal fused
     attention counts half of the square of scores. Other operators count one operation for each
@@ -74,7 +74,7 @@ class SavedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One rank's share of a parameter; its bytes follow from the precision of training."""
+    """A rank's part of a parameter; its bytes follow from the training precision."""
 
     name: str
     shape: Shape
@@ -87,7 +87,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """Bytes alive while an operator runs; for some sizes they are the largest of the phase.
+    """The bytes allocated while an operator runs; for some sizes this is the peak of the phase.
 
     They count the layer's input, its saved tensors and temporaries and, in the backward pass,
     gradients of activations. They do not count parameters, accumulated gradients of parameters and
@@ -101,8 +101,9 @@ class Peak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGraph:
-    """The work and memory of one layer; ``again`` are operators that run before its backward pass,
-    once more."""
+    """The work and memory of one layer; ``again`` are the operators that are recomputed before its
+    backward pass.
+    """
 
     name: str
     operators: tuple[Operator, ...]
@@ -119,7 +120,7 @@ class LayerGraph:
 
     @property
     def collectives(self) -> tuple[Operator, ...]:
-        """The collectives that tensor parallelism adds."""
+        """The collectives of tensor parallelism."""
         return tuple(operator for operator in self.operators if operator.kind == "collective")
 
     @property
@@ -129,7 +130,7 @@ class LayerGraph:
 
     @property
     def expert_parameter_count(self) -> sympy.Expr:
-        """Number of parameters of experts among them, which other groups of ranks share."""
+        """The number of expert parameters on one rank; experts have their own groups of ranks."""
         counts = [one.count for one in self.parameters]
         return total((one for one in counts if "ep" in names_in(one)), like=self.input_bytes)
 
@@ -141,7 +142,7 @@ class LayerGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """A size and its divisor; the graph is valid only if there is no remainder."""
+    """A size and a divisor; the graph is valid only if the size is a multiple of it."""
 
     size: sympy.Expr
     divisor: sympy.Expr
@@ -149,7 +150,8 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelGraph:
-    """The three layers of a model, and the sizes for which their expressions hold.
+    """The graphs of a model's embedding, block and head, and the sizes for which their expressions
+    hold.
 
     ``assumptions`` are the comparisons on which the traced code branched, as text. The graph is
     exact if they hold. The conditions must hold in any case. Blocks are alike unless there are
@@ -169,7 +171,7 @@ class ModelGraph:
 
     @property
     def kinds(self) -> dict[str, LayerGraph]:
-        """The kinds of blocks by name."""
+        """The graphs of the kinds of blocks, by name."""
         return {"block": self.block, **{block.name: block for block in self.further_blocks}}
 
     @property
@@ -178,12 +180,12 @@ class ModelGraph:
         return self.embedding, self.block, self.head
 
 
-# The collectives inside layers: what each collective of a layer graph exchanges, and with whom.
+# The collectives inside layers: the collective and the group of each communication operator.
 
 
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
-# Kernels beside which a collective can run: in a backward pass the products that make gradients of
-# weights, or those that make the gradient of a layer's input; in both passes attention.
+# The kernels that a collective can overlap with: in a backward pass the GEMMs of weight gradients,
+# or those of a layer's input gradient; in both passes attention.
 Beside = Literal["weights", "input", "attention"]
 
 
@@ -202,25 +204,27 @@ class Exchange:
 
 EXCHANGES: Mapping[str, Exchange] = {
     "mistlab.all_reduce_": Exchange(collective="all_reduce", beside="weights"),
-    # Sequence parallelism: tokens enter and leave products whose weights are split over ranks.
+    # Sequence parallelism: tokens are gathered before, and reduce-scattered after, GEMMs whose
+    # weights are split over ranks.
     "mistlab.gather_tokens": Exchange(collective="all_gather"),
     "mistlab.gather_again": Exchange(collective="all_gather", beside="input"),
     "mistlab.scatter_tokens": Exchange(collective="reduce_scatter"),
-    # Context parallelism: keys and values go round a ring, timed as a gather.
+    # Context parallelism: keys and values go round a ring, which is timed as an all-gather.
     "mistlab.ring_keys": Exchange(collective="all_gather", group="context", beside="attention"),
-    # Or each rank gathers them all; or ranks exchange tokens for heads.
+    # Alternatively each rank gathers all keys and values, or ranks exchange tokens for heads.
     "mistlab.gather_keys": Exchange(collective="all_gather", group="context"),
     "mistlab.scatter_keys": Exchange(collective="reduce_scatter", group="context"),
     "mistlab.exchange_heads": Exchange(collective="all_to_all", group="context"),
     "mistlab.scatter_gradient": Exchange(collective="reduce_scatter", beside="weights"),
-    # Experts: tokens go to the ranks that have their experts, and to all that have a part of them.
+    # Expert parallelism: tokens go to the ranks that hold their experts, and to all ranks that hold
+    # a part of these.
     "mistlab.all_to_all": Exchange(collective="all_to_all", group="experts"),
     "mistlab.gather_rows": Exchange(collective="all_gather", group="expert tensor"),
     "mistlab.scatter_rows": Exchange(collective="reduce_scatter", group="expert tensor"),
 }
 
-# Kernels around attention that context parallelism alone needs, and the way to which they belong:
-# partial outcomes are joined, keys put into order, heads put together.
+# Kernels around attention that only context parallelism needs, and the way of exchanging keys that
+# each belongs to: combining partial outputs, reordering keys, concatenating heads.
 JOINS: Mapping[str, int] = {
     "mistlab.join_parts": RING,
     "mistlab.order_keys": GATHER,

@@ -1,4 +1,4 @@
-"""Turns expressions into text and back, without evaluating the text as code.
+"""Serialises expressions as text, and reads the text without evaluating it as code.
 
 A graph file holds arithmetic on size symbols, ``Max``, ``Mod`` and comparisons. Anything else is
 refused, so a file from a stranger can be read.
@@ -52,7 +52,7 @@ def expression_from(text: str) -> sympy.Expr:
 
 @cache
 def relation_from(text: str) -> sympy.Basic:
-    """The comparison in a text that SymPy printed.
+    """The comparison in a text that SymPy has printed.
 
     >>> relation_from("s < 4096")
     s < 4096
@@ -97,7 +97,7 @@ def _build(node: ast.expr) -> sympy.Expr:
 
 
 def _terms(node: ast.expr) -> list[sympy.Expr]:
-    """The terms of a sum: SymPy takes longer to add them one by one."""
+    """The terms of a sum, given separately, since SymPy takes longer to add them one by one."""
     last: list[sympy.Expr] = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
         term = _build(node.right)
@@ -174,13 +174,13 @@ def _instance(kind: Any, plain: Mapping[str, Any], where: str, read: Callable[[s
 
 @cache
 def _item_of(kind: Any) -> Any:
-    """What a tuple holds; None for what is no tuple."""
+    """The item type of a tuple type; None for other types."""
     return get_args(kind)[0] if get_origin(kind) is tuple else None
 
 
 @cache
 def _required(kind: Any) -> frozenset[str]:
-    """The fields without a default."""
+    """The fields of a dataclass without a default."""
     fields = dataclasses.fields(kind)
     return frozenset(one.name for one in fields if one.default is dataclasses.MISSING)
 

@@ -1,5 +1,4 @@
-"""Types of layers that a stage runs, with sequences split over context-parallel ranks, and their
-sums."""
+"""Types of layers that a stage runs, context-parallel layer graphs, and sums over layers."""
 
 from __future__ import annotations
 
@@ -29,24 +28,26 @@ from mistlab.graph.treatments import PLAIN, TREATMENTS, Treatment, treatments_of
 from mistlab.plan.lean_sets import ALL
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 
-# Splits sequences over context-parallel ranks: makes the layer graphs that they run.
+# Splits sequences over context-parallel ranks: derives the layer graphs that each rank runs.
 #
-# A rank has s tokens of each sequence, of s cp. Attention alone looks at other ranks' tokens: keys
-# and values go round a ring of the ranks while each rank attends to those that it has (Liu et al.
-# 2023), or each rank gathers them all, or ranks exchange tokens for heads. Of a causal sequence
-# each rank takes one part of each half. With one rank (cp is 1) graphs count what they did before.
+# A rank has s tokens of each sequence of s cp tokens. Only attention needs other ranks' tokens:
+# keys and values go round a ring while each rank attends to those that it has (Liu et al. 2023), or
+# each rank gathers them all, or ranks exchange tokens for heads. Of a causal sequence each rank
+# takes one part of each half, which balances work. With one rank (cp is 1) the graphs are
+# unchanged.
 
 
 Part = TypeVar("Part", Operator, SavedTensor, Peak)
 
 RING_KEYS = "mistlab.ring_keys"
-# Bytes of a number in each precision of graphs.
+# Bytes of a value in each precision of graphs.
 _WIDTHS = {"half": 2, "single": 4}
 
 
 def split_over_context(graph: ModelGraph, exchange: int = RING) -> ModelGraph:
-    """The graphs of a rank that has s tokens of each sequence, of s cp, and that exchanges keys in
-    this way (``mistlab.schedule.context_ways``); sizes are sums."""
+    """The graphs of a rank that has s of s cp tokens of each sequence and exchanges keys in this
+    way (``mistlab.schedule.context_ways``); sizes are sums.
+    """
     width = _WIDTHS[graph.precision]
 
     def split(layer: LayerGraph) -> LayerGraph:
@@ -63,7 +64,7 @@ def split_over_context(graph: ModelGraph, exchange: int = RING) -> ModelGraph:
 
 
 def _attends(layer: LayerGraph) -> bool:
-    """Whether a block has attention: neither a scan nor nothing in its place."""
+    """Whether a block has attention, rather than a scan or nothing in its place."""
     has_mixer = any(one.module.startswith("attention") for one in layer.operators)
     return has_mixer and not any(one.kind == "scan" for one in layer.operators)
 
@@ -78,7 +79,7 @@ def _with_whole_tables(layer: LayerGraph) -> LayerGraph:
 
 
 def _with_wide_scores(layer: LayerGraph) -> LayerGraph:
-    """Scores are of a rank's queries with all keys, so they grow with s times s cp."""
+    """Attention scores are of a rank's queries with all keys, so they grow with s times s cp."""
     return replace(
         layer,
         operators=tuple(_widened(one, _OF_OPERATORS) for one in layer.operators),
@@ -92,7 +93,7 @@ _OF_TENSORS = ("size_bytes",)
 
 
 def _widened(part: Part, names: Sequence[str]) -> Part:
-    """An operator, tensor or moment with wide sizes; most of them have none."""
+    """An operator, tensor or moment with sizes for all keys; most have none."""
     sizes = {name: getattr(part, name) for name in names}
     wide: dict[str, Any] = {name: _wide(size) for name, size in sizes.items()}
     return part if wide == sizes else replace(part, **wide)
@@ -100,18 +101,18 @@ def _widened(part: Part, names: Sequence[str]) -> Part:
 
 @cache
 def _of_all_tokens(size: Sum) -> Sum:
-    """A size of s cp tokens."""
+    """The size that s cp tokens have."""
     return _with_more(size, lambda power: power)
 
 
 @cache
 def _wide(size: Sum) -> Sum:
-    """A size that grows with s times s cp, if it grows with s times s."""
+    """A size that is quadratic in s, with one s replaced by s cp."""
     return _with_more(size, lambda power: int(power == 2))
 
 
 def _with_more(size: Sum, ranks: Callable[[int], int]) -> Sum:
-    """A sum whose products have ``ranks`` powers of cp more for each power of s."""
+    """A sum whose products have ``ranks`` additional powers of cp for each power of s."""
     if "s" not in size.names:
         return size
     cp = Sum.named("cp")
@@ -122,8 +123,9 @@ def _with_more(size: Sum, ranks: Callable[[int], int]) -> Sum:
 
 
 def _with_exchange(layer: LayerGraph, width: int, exchange: int) -> LayerGraph:
-    """A block whose ranks exchange keys in this way, if there are several; attention then takes
-    more room."""
+    """A block whose ranks exchange keys in this way, if there are several; it needs further
+    buffers.
+    """
     is_split = where("numpy.greater(cp, 1)")
     way = _WAYS[exchange](width)
     name = next(name for name, of_way in JOINS.items() if of_way == exchange)
@@ -143,9 +145,9 @@ def _with_exchange(layer: LayerGraph, width: int, exchange: int) -> LayerGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
-    """A way to exchange keys: the collectives of a block with their phases and bytes, the bytes
-    that kernels around attention read and write in each phase, and those beside which attention
-    runs."""
+    """A way of exchanging keys: a block's collectives by phase, the bytes moved in each phase by
+    kernels around attention, and the buffers allocated during attention.
+    """
 
     messages: tuple[tuple[str, Phase, Sum], ...]
     joined: Mapping[Phase, Sum]
@@ -153,14 +155,15 @@ class _Way:
 
 
 def _own_bytes(width: int) -> tuple[Sum, Sum]:
-    """Bytes of a rank's own queries, and those of its own keys and values."""
+    """The bytes of a rank's own queries, and of its own keys and values together."""
     b, s, n, k, d, tp = map(Sum.named, ("b", "s", "n", "k", "d", "tp"))
     return width * b * s * n * d / tp, 2 * width * b * s * k * d / tp
 
 
 def _round(width: int) -> _Way:
-    """Keys and values go round the ring; in the backward pass they go round again, with their
-    gradients. A rank has room for two parts: the one that it attends to, and the one that comes.
+    """Ring exchange: keys and values go round the ring; in the backward pass again, with their
+    gradients. A rank has two buffers: for the part that it attends to, and for the part that
+    arrives.
 
     Each part has an attention of its own, which reads all queries and writes an outcome as large;
     outcomes and gradients are then joined, one part after another. Counted is the last rank, which
@@ -170,8 +173,8 @@ def _round(width: int) -> _Way:
     sums, further = _log_sums_bytes(), Sum.named("cp") + Sum.of(-1)
     every = keys * Sum.named("cp")
     half = Sum.of(Fraction(1, 2)) * keys
-    # Read and written by attention: queries and outcome; backward also the outcome and its
-    # gradient, and the gradient of queries. Adding reads two tensors and writes one.
+    # Bytes moved by attention: queries and output; backward also the output and its gradient, and
+    # the gradient of queries. Adding reads two tensors and writes one.
     forward = 2 * keys + 2 * queries + 2 * sums + further * (2 * queries + 3 * queries + 3 * sums)
     backward = 2 * keys + 2 * queries + 5 * half + further * (4 * queries + 3 * queries + 3 * half)
     return _Way(
@@ -182,8 +185,8 @@ def _round(width: int) -> _Way:
 
 
 def _gathered(width: int) -> _Way:
-    """A rank gathers all keys and values before it attends, again before the backward pass, and
-    then scatters their gradients (Llama 3). It keeps its own alone.
+    """All-gather exchange: a rank gathers all keys and values before it attends, again before the
+    backward pass, and then reduce-scatters their gradients (Llama 3). It keeps only its own.
 
     Gathered keys are put into the order of tokens. The two halves of a rank's queries have an
     attention each, and copy their outcomes. Backward, gradients of all keys begin as zeros; those
@@ -206,10 +209,11 @@ def _gathered(width: int) -> _Way:
 
 
 def _of_heads(width: int) -> _Way:
-    """Ranks exchange queries, keys and values for a share of the heads of all tokens, and the
-    outcome back (Jacobs et al. 2023). An exchange has room for what comes in beside what goes
-    out. Each of the four tensors is copied three times: put together before, put together after,
-    and put into the order of tokens."""
+    """Exchange of heads: ranks exchange queries, keys and values of their tokens for a part of the
+    heads of all tokens, and the output back (Jacobs et al. 2023). An exchange has separate buffers
+    for sending and receiving. Each of the four tensors is copied three times: packed before,
+    unpacked after, and put into token order.
+    """
     queries, keys = _own_bytes(width)
     each = (queries, keys / 2, keys / 2, queries)
     phases: tuple[Phase, ...] = ("forward", "backward")
@@ -221,7 +225,7 @@ def _of_heads(width: int) -> _Way:
 
 
 def _log_sums_bytes() -> Sum:
-    """Bytes of the 32-bit logarithms of a rank's sums of scores."""
+    """The bytes of the 32-bit log-sum-exp of a rank's scores; one per query and head."""
     b, s, n, tp = map(Sum.named, ("b", "s", "n", "tp"))
     return 4 * b * s * n / tp
 
@@ -230,8 +234,7 @@ _WAYS: Mapping[int, Callable[[int], _Way]] = {RING: _round, GATHER: _gathered, H
 
 
 def _join(name: str, phase: Phase, moved: Sum, width: int) -> Operator:
-    """The kernels around attention that several ranks need, as one operator; its bytes are those
-    that are read and written."""
+    """The kernels around attention that several ranks need, as one operator with their bytes."""
     half = Sum.of(Fraction(1, 2)) * moved
     return replace(
         _collective(name, phase, half, width),
@@ -257,11 +260,11 @@ def _collective(name: str, phase: Phase, message: Sum, width: int) -> Operator:
     )
 
 
-# Types of layers: kinds of layers, and for blocks how a stage treats them.
+# Types of layers: kinds of layers, and for blocks their treatment by a stage.
 #
-# A model has an embedding, blocks and a head. Its blocks are of one kind, or of several that
-# follow one another in a pattern; a stage treats each of its blocks in one way. Layers of one type
-# take equally long and keep equally much.
+# A model has an embedding, blocks and a head. Its blocks are of one kind, or of several kinds in a
+# repeating pattern; a stage gives each of its blocks one treatment. Layers of one type take equally
+# long and keep equally many bytes.
 
 
 EMBEDDING, HEAD = "embedding", "head"
@@ -269,7 +272,7 @@ EMBEDDING, HEAD = "embedding", "head"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTypes:
-    """The types of a model whose blocks follow a ``pattern`` of kinds, treated in these ways.
+    """The layer types of a model whose blocks follow a ``pattern`` of kinds, with these treatments.
 
     >>> LayerTypes(pattern=("block",), treatments=("recomputed",)).names
     ('embedding', 'block', 'block_recomputed', 'head')
@@ -280,7 +283,7 @@ class LayerTypes:
 
     @classmethod
     def of(cls, pattern: Sequence[str]) -> LayerTypes:
-        """The types with all treatments that there are now."""
+        """The layer types with all registered treatments."""
         return cls(pattern=tuple(pattern), treatments=tuple(TREATMENTS))
 
     @property
@@ -295,20 +298,21 @@ class LayerTypes:
 
     @property
     def of_blocks(self) -> tuple[str, ...]:
-        """The types of blocks: of each kind the plain one, then the treated ones."""
+        """The types of blocks: for each kind the plain type, then the treated ones."""
         ways = (PLAIN, *self.treatments)
         return tuple(type_of(kind, way) for kind in self.kinds for way in ways)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of candidates that decide which layers a stage has."""
+        """The candidate columns that determine which layers a stage has."""
         counts = tuple(TREATMENTS[name].dimension for name in self.treatments)
         names = ("layers", *counts, "has_embedding", "has_head")
         return (*names, "first_block") if len(self.pattern) > 1 else names
 
     def runs(self, columns: Mapping[str, Floats]) -> tuple[Floats, Ints]:
-        """Stages (J) as runs of layers of one type: how long each run is (R, J), and the place of
-        its type among ``names`` (R, J or R, 1)."""
+        """The layers of stages (J) as runs of one type: the length of each run (R, J), and the
+        index of its type among ``names`` (R, J or R, 1).
+        """
         if len(self.pattern) > 1:
             return self._runs_of_patterns(columns)
         counts = [columns[TREATMENTS[name].dimension] for name in self.treatments]
@@ -317,14 +321,14 @@ class LayerTypes:
         return np.stack(runs).astype(np.float64), np.arange(len(runs))[:, None]
 
     def counts(self, columns: Mapping[str, Floats]) -> Floats:
-        """How many layers of each type (T, J) stages of these columns have."""
+        """The number of layers of each type (T, J) in stages with these columns."""
         sizes, places = self.runs(columns)
         places = np.broadcast_to(places, sizes.shape)
         types = range(len(self.names))
         return np.stack([np.where(places == one, sizes, 0.0).sum(axis=0) for one in types])
 
     def _runs_of_patterns(self, columns: Mapping[str, Floats]) -> tuple[Floats, Ints]:
-        """Runs of stages (J) whose blocks take turns; rows of no layers fill them up (R, J)."""
+        """Runs of stages (J) whose kinds of blocks alternate; padded with empty runs (R, J)."""
         names = ("first_block", "layers", "has_embedding", "has_head")
         first, layers, begins, ends = (columns[name].astype(np.int64) for name in names)
         position = np.arange((begins + layers + ends).max())[:, None]
@@ -350,7 +354,7 @@ class LayerTypes:
         return [self.of_stage(dict(zip(self.columns, row, strict=True))) for row in rows]
 
     def of_stage(self, values: Mapping[str, float]) -> list[int]:
-        """The types of a stage's layers in order, as places among ``names``."""
+        """The types of a stage's layers in order, as indices into ``names``."""
         first = int(values.get("first_block", 0))
         types = [
             type_of(self.pattern[(first + number) % len(self.pattern)], way)
@@ -372,8 +376,9 @@ def graphs_of(
     exchange: int = RING,
     lean: int = ALL,
 ) -> dict[str, LayerGraph]:
-    """The layer graph of each type of a model's layers, in the order of ``LayerTypes.names``;
-    ranks exchange keys in the way ``exchange``, lean blocks have the set ``lean`` of operators."""
+    """The layer graph of each type of a model's layers, in the order of ``LayerTypes.names``; ranks
+    exchange keys in the way ``exchange``, and lean blocks use the operators ``lean``.
+    """
     graph = split_over_context(graph, exchange)
     graphs = {EMBEDDING: graph.embedding}
     for kind in dict.fromkeys(graph.pattern):
@@ -383,12 +388,12 @@ def graphs_of(
     return {**graphs, HEAD: graph.head}
 
 
-# Sums over a layer graph: its work by class of operators, and its memory.
+# Sums over a layer graph: work by operator class, and memory.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorWork:
-    """The work of one class of operators in one phase, for one micro-batch on one rank."""
+    """The work of one operator class in one phase, for one micro-batch on one rank."""
 
     operators: int
     flop: sympy.Expr
@@ -397,8 +402,9 @@ class OperatorWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerMemory:
-    """The memory of a layer, for one micro-batch on one rank. ``saved_bytes`` are kept for the
-    backward pass, and the peaks include them."""
+    """The memory of a layer for one micro-batch on one rank. ``saved_bytes`` are kept for the
+    backward pass; peaks include them.
+    """
 
     parameters: sympy.Expr
     expert_parameters: sympy.Expr
@@ -411,7 +417,7 @@ class LayerMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerExpressions(LayerMemory):
-    """The work and memory of a layer. Operators that run again belong to the backward pass."""
+    """The work and memory of a layer. Recomputed operators count in the backward pass."""
 
     work: Mapping[tuple[Phase, Kind], OperatorWork]
 
@@ -420,13 +426,13 @@ class LayerExpressions(LayerMemory):
         return self._total(work.flop for (p, _), work in self.work.items() if p == phase)
 
     def moved_bytes(self, phase: Phase) -> sympy.Expr:
-        """Bytes read and written by the kernels of a phase, without collectives."""
+        """The bytes read and written by the kernels of a phase, collectives excluded."""
         return self._total(
             w.moved_bytes for (p, k), w in self.work.items() if p == phase and k != "collective"
         )
 
     def collective_bytes(self, phase: Phase) -> sympy.Expr:
-        """Bytes of the messages that tensor-parallel ranks reduce in a phase."""
+        """The bytes of the messages of a phase's tensor-parallel collectives."""
         work = self.work.get((phase, "collective"))
         return self._total(()) if work is None else work.moved_bytes
 
@@ -455,7 +461,7 @@ def expressions_of(graph: LayerGraph) -> LayerExpressions:
 
 
 def _work(operators: list[Operator]) -> OperatorWork:
-    # A collective reads and writes its message in place, so the message counts once.
+    # A collective works in place, so its message counts once.
     moved = [
         o.read_bytes if o.kind == "collective" else o.read_bytes + o.written_bytes
         for o in operators
@@ -469,7 +475,7 @@ def _work(operators: list[Operator]) -> OperatorWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSums(LayerMemory):
-    """The sums of a layer that stages need: expressions in sizes, or symbols for them."""
+    """The sums of a layer that stages need, as expressions in sizes or as symbols."""
 
     forward_flop: sympy.Expr
     backward_flop: sympy.Expr
@@ -494,7 +500,7 @@ class LayerSums(LayerMemory):
 
     @classmethod
     def symbols(cls, layer: str) -> Self:
-        """Symbols that stand for the sums of a layer."""
+        """Symbols for the sums of a layer."""
         return cls(
             **{
                 entry.name: sympy.Symbol(sum_name(layer, entry.name), nonnegative=True)
@@ -504,25 +510,24 @@ class LayerSums(LayerMemory):
 
 
 def sum_name(layer: str, name: str) -> str:
-    """The name of the symbol for one sum of one layer."""
+    """The symbol's name for one sum of one layer."""
     return f"{layer}_{name}"
 
 
-# The sums of a stage's blocks, by treatment; the expressions of stages are made of them.
+# The sums of a stage's blocks by treatment, from which the expressions of stages are built.
 #
-# Where all blocks are of one kind, these are the sums of one block. Where kinds take turns, they
-# are the sums of an imaginary block that stands for all blocks with one treatment. Its amounts
-# that add up over blocks are averages; its amounts at one moment are the largest of any block that
-# the stage has.
+# Where all blocks are of one kind, these are the sums of one block. Where kinds alternate, they are
+# the sums of an imaginary block that represents all blocks with one treatment: totals are averaged
+# over its blocks, and moments are the maximum over any block of the stage.
 #
 # Axes: C rows of sizes and stages.
 
 
 Table = Mapping[str, Floats]
 
-# The names of the sums of a stage's blocks begin so; those of a treatment add its name.
+# The prefix of the names of sums over a stage's blocks; the treatment's name follows.
 BLOCKS = "blocks"
-# Parameters of the largest block, for which buffers have room.
+# The parameters of the largest block, which determine the size of buffers.
 LARGEST_BLOCK = "largest_block_parameters"
 LARGEST_EXPERTS = "largest_block_expert_parameters"
 
@@ -531,7 +536,7 @@ _AT_ONE_MOMENT = ("output_bytes", "input_bytes")
 
 
 def sums_of_blocks(types: LayerTypes, sums: Table, stages: Table) -> Table:
-    """The sums of blocks (C) from those of each type of layers, for stages of these columns."""
+    """The sums of blocks (C) from those of each layer type, for stages with these columns."""
     names = [entry.name for entry in fields(LayerSums)]
     ways = (PLAIN, *types.treatments)
     if len(types.pattern) == 1:
@@ -553,7 +558,9 @@ def sums_of_blocks(types: LayerTypes, sums: Table, stages: Table) -> Table:
 
 
 def _largest(types: LayerTypes, sums: Table, counts: Floats) -> Table:
-    """Parameters of the largest block, and of its experts, of kinds with some ``counts``."""
+    """The parameters of the largest block and of its experts, over kinds with positive
+    ``counts``.
+    """
     sizes = np.stack([sums[sum_name(kind, "parameters")] for kind in types.kinds]) * (counts > 0)
     experts = np.stack([sums[sum_name(kind, "expert_parameters")] for kind in types.kinds])
     largest, every = sizes.argmax(axis=0), np.arange(sizes.shape[1])
@@ -561,7 +568,7 @@ def _largest(types: LayerTypes, sums: Table, counts: Floats) -> Table:
 
 
 def _of_kinds(types: LayerTypes, sums: Table, counts: Table, way: str, name: str) -> Floats:
-    """One sum (C) of a block that stands for all kinds with a treatment."""
+    """One sum (C) of a block that represents all kinds with a treatment."""
 
     def of_each(sum_key: str) -> Floats:
         return np.stack([sums[sum_name(type_of(kind, way), sum_key)] for kind in types.kinds])
@@ -572,7 +579,7 @@ def _of_kinds(types: LayerTypes, sums: Table, counts: Table, way: str, name: str
         of_way = np.stack([_counted(counts, kind, (way,)) for kind in types.kinds]) > 0
         saved = of_each("saved_bytes") * of_way
         return np.asarray(((of_each(name) - saved) * of_way).max(axis=0) + saved.max(axis=0))
-    # The parameters of a stage are those of all its blocks, however it treats them.
+    # The parameters of a stage are those of all its blocks, whatever their treatment.
     is_state = name in ("parameters", "expert_parameters")
     every = (PLAIN, *types.treatments) if is_state else (way,)
     weights = np.stack([_counted(counts, kind, every) for kind in types.kinds])
@@ -585,7 +592,7 @@ def _counted(counts: Table, kind: str, ways: Sequence[str]) -> Floats:
 
 
 def _counts(types: LayerTypes, stages: Table) -> Table:
-    """How many layers of each type the stages (C) have."""
+    """The number of layers of each type in the stages (C)."""
     sizes, places = types.runs(stages)
     return {
         name: np.where(places == number, sizes, 0.0).sum(axis=0)

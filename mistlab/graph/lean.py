@@ -19,8 +19,8 @@ from mistlab.plan.lean_sets import KINDS
 if TYPE_CHECKING:
     import sympy
 
-# Channels whose normal values a LayerNorm keeps: those with the smallest gains, as an output tells
-# nothing of its input where the gain is 0.
+# The number of channels of normalised values that a LayerNorm keeps: those with the smallest gains,
+# since an output does not determine its input where the gain is 0.
 KEPT_CHANNELS = 8
 
 GELU, NORM, DROPOUT = "aten.gelu", "aten.native_layer_norm", "aten.native_dropout"
@@ -35,7 +35,7 @@ _BYTE = "bool"
 
 
 def lean(block: LayerGraph, kinds: Collection[str] = KINDS) -> LayerGraph:
-    """The block whose operators of these kinds are lean."""
+    """The block in which operators of these kinds are lean."""
     for kind in KINDS:
         if kind in kinds:
             block = _OF_KIND[kind](block)
@@ -55,7 +55,7 @@ def _changed(
 
 
 def _lean_gelu(block: LayerGraph) -> LayerGraph:
-    """GELU's input, which it keeps alone, gives way to a byte a value."""
+    """GELU keeps its output and a byte per value instead of its input."""
     forward = _named(block, GELU, "forward")
     if forward is None:
         return block
@@ -76,15 +76,16 @@ def _lean_gelu(block: LayerGraph) -> LayerGraph:
                 outputs=(*operator.outputs, operator.outputs[0]),
                 written_bytes=operator.written_bytes + values,
             )
-        # It reads output and byte in place of the input.
+        # It reads output and byte instead of the input.
         inputs = (*operator.inputs, operator.inputs[-1])
         return replace(renamed, inputs=inputs, read_bytes=operator.read_bytes + values)
 
     gone = values * (width - 1)
     changed = [saved(tensor) for tensor in block.saved]
     kept = total((one.size_bytes for one in changed), like=values)
-    # The input is there when output and byte are made. The output is when the gradient of the input
-    # is made of its own, beside the residual's, and that of what a norm at the end has made.
+    # The input still exists when output and byte are computed. The output still exists when its
+    # input's gradient is computed separately from the residual's, and from the gradient of a norm
+    # at the end.
     is_behind = _ends_with_norm(block.of_phase("forward"))
     moments = (
         Peak(phase="forward", operator=_LEAN[GELU], size_bytes=kept + values * width),
@@ -104,10 +105,11 @@ def _lean_gelu(block: LayerGraph) -> LayerGraph:
 
 
 def _lean_norms(block: LayerGraph) -> LayerGraph:
-    """Inputs and means of norms give way to outputs, which products keep, and to the values of a
-    few channels."""
+    """Norms keep their outputs, which GEMMs keep anyway, and the values of a few channels instead
+    of inputs and means.
+    """
     for operator in block.of_phase("forward"):
-        # What a norm makes of a half of the block before the residual, no product keeps.
+        # No GEMM keeps the output of a norm after half of the block, before the residual.
         if operator.name == NORM and not operator.module.endswith("post_norm"):
             block = _lean_norm(block, operator)
     return block
@@ -152,15 +154,15 @@ def _lean_norm(block: LayerGraph, norm: Operator) -> LayerGraph:
 
     def changed(peak: Peak) -> Peak:
         has_all = _has_all(peak, block)
-        # A residual holds the input until the forward pass ends; nothing holds that of a norm
-        # behind a sum, but for the last one, which then runs.
+        # A residual holds the input until the forward pass ends; nothing holds the input of a norm
+        # after an addition, except the last one, which is then running.
         if peak.phase == "forward" and not (has_all and is_behind and position < len(forward) - 1):
             return _less(peak, -moved)
         if has_all:
             return _less(peak, gone)
         names = names_in(peak.size_bytes)
         is_before = position < (network if "f" in names else attention)
-        # A norm's own backward pass needs the output in place of the input.
+        # A norm's own backward pass needs the output instead of the input.
         if peak.operator.startswith(NORM) and ("n" not in names or not is_before):
             return _less(peak, -moved)
         return _less(peak, gone) if is_before else peak
@@ -171,11 +173,11 @@ def _lean_norm(block: LayerGraph, norm: Operator) -> LayerGraph:
 
 
 def _lean_core(block: LayerGraph) -> LayerGraph:
-    """Shares after dropout are made again of shares and mask."""
+    """Attention probabilities after dropout are recomputed from probabilities and mask."""
     forward = _named(block, DROPOUT, "forward", module=ATTENTION)
     if forward is None:
         return block
-    # Of scores of a rank's own queries with all keys, which shapes do not tell.
+    # The scores are of a rank's own queries with all keys, which shapes alone do not tell.
     width = _WIDTHS[forward.dtype]
     dropped = expanded(forward.written_bytes / (width + 1) * width)
     saved, is_gone = [], False
@@ -204,7 +206,7 @@ def _lean_core(block: LayerGraph) -> LayerGraph:
 
 
 def _lean_dropout(block: LayerGraph) -> LayerGraph:
-    """Masks of dropout after products are drawn again, by their place."""
+    """Masks of dropout after GEMMs are regenerated from their seeds by position."""
     forward = _named(block, DROPOUT, "forward", module="dropout")
     if forward is None:
         return block
@@ -224,7 +226,7 @@ def _lean_dropout(block: LayerGraph) -> LayerGraph:
     def less(peak: Peak) -> Peak:
         if not _has_all(peak, block):
             return peak
-        # In the backward pass the last mask is the first to go.
+        # The last mask is the first to be freed in the backward pass.
         is_last = peak.phase == "backward" and not peak.operator.startswith(DROPOUT)
         return _less(peak, mask * (len(masks) - is_last))
 
@@ -241,31 +243,31 @@ _OF_KIND = {
 
 
 def _named(block: LayerGraph, name: str, phase: Phase, *, module: str = "") -> Operator | None:
-    """The first operator of a phase with this name, and of this module if one is given."""
+    """The first operator of a phase with this name, in this module if one is given."""
     return next(
         (o for o in block.of_phase(phase) if o.name == name and module in ("", o.module)), None
     )
 
 
 def _renamed(operator: Operator, plain: str) -> Operator:
-    """An operator under its lean name."""
+    """An operator under the name of its lean form."""
     return replace(operator, name=operator.name.replace(plain, _LEAN[plain]))
 
 
 def _ends(forward: Sequence[Operator]) -> tuple[int, int]:
-    """The places at which a forward pass's network and attention begin."""
+    """The indices at which the feed-forward network and the attention of a forward pass begin."""
     network = next((n for n, one in enumerate(forward) if one.module.startswith("mlp.")), 0)
     attention = next((n for n, one in enumerate(forward) if one.module.startswith("attention.")), 0)
     return network, attention
 
 
 def _ends_with_norm(forward: Sequence[Operator]) -> bool:
-    """Whether norms come behind the sums of a block's halves."""
+    """Whether a block's norms follow the residual additions (post-norm)."""
     return forward[-1].kind == "normalization"
 
 
 def _has_all(peak: Peak, block: LayerGraph) -> bool:
-    """Whether everything that a block keeps is there at a moment, as far as sizes tell."""
+    """Whether all tensors that a block keeps exist at a moment, judged by their sizes."""
     left = expanded(peak.size_bytes - block.saved_bytes)
     return all(share > 0 for share in factors_of(left).values())
 

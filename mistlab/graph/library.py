@@ -1,4 +1,4 @@
-"""The library of layer graphs: kinds of blocks of a model, and the graph that each has."""
+"""The library of layer graphs: the kinds of blocks of a model, and the graph of each kind."""
 
 from __future__ import annotations
 
@@ -35,11 +35,10 @@ from mistlab.plan.workload import Activation, Family, ModelSpec, Window, Workloa
 if TYPE_CHECKING:
     from mistlab.graph.graph import Condition
 
-# The kinds of blocks that a model has: which parts each kind has, and which block is of which
-# kind.
+# The kinds of blocks of a model: the parts of each kind, and the kind of each block.
 
 
-# Parts that a block may have beyond those of its family, in the order of graphs' names.
+# Parts that a block may have beyond those of its family, in the order used in graph names.
 PARTS = (
     *("rotary", "positionless", "gated"),
     *("qk_norm", "attention_gate", "sinks", "window", "latent", "whole_queries", "post_norms"),
@@ -47,33 +46,34 @@ PARTS = (
     *("mixer_missing", "network_missing"),
 )
 
-# The kind of a model's last block; most models have no other.
+# The kind of a model's last block; most models have no other kind.
 BLOCK = "block"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockKinds:
-    """The kinds of a model's blocks, which follow a ``pattern``; the ``parts`` of each kind."""
+    """The kinds of a model's blocks in a repeating ``pattern``, with the ``parts`` of each kind."""
 
     pattern: tuple[str, ...]
     parts: Mapping[str, tuple[str, ...]]
 
 
 def kinds_of(model: ModelSpec) -> BlockKinds:
-    """The kinds of a model of a family; a window belongs to all blocks but every
-    ``full_every``-th."""
+    """The kinds of blocks of a model of a family; every block has the window, except each
+    ``full_every``-th.
+    """
     if model.pattern:
         return _of_pattern(model)
     dense = 0 if model.experts is None else model.experts.dense_blocks
     turns = 1 if model.window is None else max(model.window.full_every, 1)
-    # Without dense blocks at the start, kinds take turns from the first block on.
+    # Without dense blocks at the start, the pattern begins with the first block.
     blocks = [_parts_of(model, block) for block in range(model.layers if dense else turns)]
     names = [_name(parts, blocks[-1]) for parts in blocks]
     return BlockKinds(pattern=tuple(names), parts=dict(zip(names, blocks, strict=True)))
 
 
 def _of_pattern(model: ModelSpec) -> BlockKinds:
-    """The kinds of a hybrid model; the kind of the pattern's last block has the usual name."""
+    """The kinds of a hybrid model; the kind of the pattern's last block is named ``block``."""
     pattern = model.pattern[: model.layers]
     names = {letter: BLOCK if letter == pattern[-1] else _LETTERS[letter] for letter in pattern}
     return BlockKinds(
@@ -82,7 +82,7 @@ def _of_pattern(model: ModelSpec) -> BlockKinds:
     )
 
 
-# The kinds of blocks of hybrid models, by the letters of patterns.
+# The kinds of blocks of hybrid models, by the letters of their patterns.
 _LETTERS = {
     "M": "scan",
     "*": "attention",
@@ -115,7 +115,7 @@ def _parts_of_letter(model: ModelSpec, letter: str) -> tuple[str, ...]:
 
 
 def _parts_of(model: ModelSpec, block: int) -> tuple[str, ...]:
-    """The parts of a block, counted from the model's first."""
+    """The parts of a block, by its index in the model."""
     experts, window, latent = model.experts, model.window, model.latent
     has_experts = model.has_experts_in(block)
     has = {
@@ -135,13 +135,13 @@ def _parts_of(model: ModelSpec, block: int) -> tuple[str, ...]:
 
 
 def _has_window(window: Window, block: int) -> bool:
-    """Whether a block, counted from the model's first, attends to a window alone."""
+    """Whether a block, by its index in the model, attends to a window only."""
     every = window.full_every
     return not every or block % every < every - 1
 
 
 def _structure(model: ModelSpec) -> dict[str, bool]:
-    """The parts by which blocks are built otherwise than those of the model's family."""
+    """The structural parts in which a model's blocks differ from those of its family."""
     plain = family_structure(model.family)
     is_other = model.position_embedding != plain.position_embedding
     return {
@@ -165,11 +165,11 @@ def _name(parts: tuple[str, ...], last: tuple[str, ...]) -> str:
     return " ".join(words)
 
 
-# Masks of the candidates whose sizes a layer graph supports.
+# Masks of candidates whose sizes a layer graph supports.
 
 
 def remainders(conditions: Sequence[Condition], columns: tuple[str, ...]) -> Compiled:
-    """The remainder of every size that must divide, as sums; zero if it divides."""
+    """The remainders of all divisibility conditions, as sums; zero where a size divides."""
     left_over = {
         f"{one.size} over {one.divisor}": Sum.named(f"numpy.mod({one.size}, {one.divisor})")
         for one in conditions
@@ -178,7 +178,7 @@ def remainders(conditions: Sequence[Condition], columns: tuple[str, ...]) -> Com
 
 
 def divides(compiled: Compiled, columns: Mapping[str, NDArray[Any]]) -> Bools:
-    """A mask of rows in which every size divides, from the ``remainders`` of a graph.
+    """A mask of rows in which all sizes divide, from the ``remainders`` of a graph.
 
     For example, heads that do not divide over the tensor-parallel ranks make a row infeasible.
     """
@@ -189,19 +189,19 @@ def holds(
     assumptions: Sequence[str],
     columns: Mapping[str, NDArray[Any]],
 ) -> Bools:
-    """A mask of rows for which all comparisons hold on which the traced code branched."""
+    """A mask of rows that satisfy all comparisons on which the traced code branched."""
     values = _indicators(tuple(assumptions), tuple(columns))(columns)
     return np.asarray((values == 1).all(axis=0))
 
 
 def broken_at(assumptions: Sequence[str], sequence_length: int) -> list[str]:
-    """The comparisons that cannot hold for a sequence length, whatever other sizes are."""
+    """The comparisons that a sequence length violates, whatever the other sizes are."""
     return [*_broken(tuple(assumptions), sequence_length).numbers]
 
 
 @kept
 def _indicators(assumptions: tuple[str, ...], columns: tuple[str, ...]) -> Compiled:
-    """Expressions that are one if a comparison holds, else zero."""
+    """Indicator expressions: 1 where a comparison holds, else 0."""
     from mistlab.graph.graph_text import relation_from  # noqa: PLC0415 (needs SymPy)
 
     indicators = {
@@ -212,7 +212,7 @@ def _indicators(assumptions: tuple[str, ...], columns: tuple[str, ...]) -> Compi
 
 @kept
 def _broken(assumptions: tuple[str, ...], sequence_length: int) -> Compiled:
-    """The false comparisons, as ``numbers`` of no expressions, so that they can be kept."""
+    """The violated comparisons; ``numbers`` are passed as values so that results can be cached."""
     from mistlab.graph.graph_text import relation_from  # noqa: PLC0415 (needs SymPy)
 
     at = {size_symbol("s"): sequence_length}
@@ -220,7 +220,7 @@ def _broken(assumptions: tuple[str, ...], sequence_length: int) -> Compiled:
     return compile_expressions({}, columns=(), constants={}, numbers=dict.fromkeys(false, 1))
 
 
-# The layer graphs that come with the package, and the graph of each workload.
+# The layer graphs shipped with the package, and the graph of each workload.
 
 
 FAMILIES = ("gpt", "llama", "falcon")
@@ -228,7 +228,7 @@ FAMILIES = ("gpt", "llama", "falcon")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """The choices besides sizes that decide a graph.
+    """The choices besides sizes that determine a graph.
 
     ``precision`` is ``half`` (two bytes) or ``single`` (four bytes). With ``sequence_parallel``
     tensor-parallel ranks split tokens wherever they do not split weights. ``parts`` are the parts
@@ -247,7 +247,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The variant's file name, without its ending."""
+        """The file name of the variant's graph, without extension."""
         parts = [self.family, self.attention, self.precision]
         parts += ["biases"] * self.biases + ["dropout"] * self.dropout
         parts += ["whole"] * self.whole_shares
@@ -258,8 +258,9 @@ class Variant:
 
 @cache
 def variants() -> tuple[Variant, ...]:
-    """The variants of all shipped graphs: each family, GPT also with biases and dropout, models of
-    today, and encoders; all of them also with sequence parallelism."""
+    """The variants of all shipped graphs: each family, GPT with and without biases and dropout,
+    current models, and encoders; each also with sequence parallelism.
+    """
     plain = [
         Variant(family=family, attention=attention, precision=precision)
         for family, attention, precision in product(FAMILIES, ("flash", "math"), ("half", "single"))
@@ -286,7 +287,7 @@ _EXPERTS, _LATENT = ("experts",), ("latent",)
 _SINKS = ("sinks",)
 _SHARED = (*_EXPERTS, "shared_experts")
 # Family, attention, biases and parts of blocks: Mixtral, Qwen 3, gpt-oss, DeepSeek V2 and V3; GPT
-# with experts, as Megatron trains it; hybrid models.
+# with experts as Megatron trains it; hybrid models.
 _OF_TODAY: tuple[tuple[str, str, bool, tuple[str, ...]], ...] = (
     ("llama", "flash", False, _EXPERTS),
     ("llama", "flash", False, _SHARED),
@@ -301,7 +302,7 @@ _OF_TODAY: tuple[tuple[str, str, bool, tuple[str, ...]], ...] = (
     ("llama", "flash", False, (*_LATENT, "whole_queries", *_SHARED)),
     ("gpt", "flash", False, _EXPERTS),
     ("gpt", "math", False, _EXPERTS),
-    # Nemotron-H and Nemotron 3: blocks with one part alone.
+    # Nemotron-H and Nemotron 3: each block has a single part.
     ("nemotron", "flash", False, ("state_space", "network_missing")),
     ("nemotron", "flash", False, ("network_missing",)),
     ("nemotron", "flash", False, ("mixer_missing",)),
@@ -337,7 +338,7 @@ def shipped(variant: Variant) -> ModelGraph:
 
 
 def _of(variant: Variant) -> StoredGraph | None:
-    """The graph of a variant: shipped, or made of a shipped one; None if there is neither."""
+    """The graph of a variant: shipped, or derived from a shipped one; None if there is neither."""
     if variant in variants():
         return _stored(variant)
     if variant.dropout:
@@ -360,7 +361,7 @@ def _of(variant: Variant) -> StoredGraph | None:
 
 
 def _sums_of(variant: Variant) -> int:
-    """How often a block adds to its residual."""
+    """The number of residual additions in a block."""
     lacks_half = {"mixer_missing", "network_missing"} & {*variant.parts}
     return 1 if lacks_half or family_structure(variant.family).parallel_block else 2
 
@@ -372,9 +373,10 @@ def _stored(variant: Variant) -> StoredGraph:
 
 
 def graph_of(workload: Workload, kept_by: str = "", *, fuses_loss: bool = False) -> StoredGraph:
-    """The graph of a workload: a shipped graph, or the graph of its traced model. ``kept_by`` says
-    whose kernels keep tensors, if not the graph's own (``mistlab.graph.library``). A model's own
-    code has a loss of its own, all others have one that may be fused."""
+    """The graph of a workload: a shipped graph, or the graph of its traced model. ``kept_by`` names
+    the kernels whose kept tensors apply, if not the graph's own. A model's own code brings its own
+    loss; all other models may have a fused one.
+    """
     model = workload.model
     precision = "single" if workload.precision == "fp32" else "half"
     if model.family == "custom":
@@ -387,7 +389,9 @@ def graph_of(workload: Workload, kept_by: str = "", *, fuses_loss: bool = False)
 def sequence_graph_of(
     workload: Workload, kept_by: str = "", *, fuses_loss: bool = False
 ) -> StoredGraph | None:
-    """The graph of a workload with sequence parallelism; None if its model was traced without."""
+    """The graph of a workload with sequence parallelism; None if its model was traced without
+    it.
+    """
     if workload.model.family == "custom":
         return None
     precision = "single" if workload.precision == "fp32" else "half"
@@ -396,13 +400,13 @@ def sequence_graph_of(
 
 
 def _kept_by(found: StoredGraph, workload: Workload, kept_by: str) -> StoredGraph:
-    """A graph in a workload's precision, keeping what these kernels keep."""
+    """A graph in a workload's precision, with the tensors that these kernels keep."""
     made = in_precision(found, workload.precision, keeps_wide=bool(kept_by))
     return kept_by_torch(made, kept_by) if kept_by else made
 
 
 def as_trained(found: StoredGraph, workload: Workload, *, fuses_loss: bool) -> StoredGraph:
-    """A family's graph with the engine's loss, heads for further tokens, and adapters."""
+    """A family's graph with the engine's loss, multi-token prediction heads, and adapters."""
     model = workload.model
     made = with_fused_loss(found) if fuses_loss else found
     if model.further_tokens:
@@ -417,7 +421,7 @@ def as_trained(found: StoredGraph, workload: Workload, *, fuses_loss: bool) -> S
 def _of_family(
     workload: Workload, precision: str, *, sequence_parallel: bool, kept_by: str
 ) -> StoredGraph:
-    """The graph of a model of a family, with all kinds of its blocks."""
+    """The graph of a model of a family, with all of its kinds of blocks."""
     model = _seen(workload)
     kinds = kinds_of(model)
     own = Variant(
@@ -447,7 +451,7 @@ def _of_family(
 
 @cache
 def _with_kinds(variants_of_kinds: tuple[tuple[str, Variant], ...]) -> StoredGraph:
-    """The graph of a model whose blocks are of several kinds; the kinds in order of appearance."""
+    """The graph of a model with several kinds of blocks, in order of appearance."""
     own = dict(variants_of_kinds)
     graph = _known(own[BLOCK]).mapping
     others = {name: _known(variant).mapping for name, variant in own.items() if name != BLOCK}
@@ -468,7 +472,7 @@ def _known(variant: Variant) -> StoredGraph:
 
 
 def _has_known_structure(model: ModelSpec) -> bool:
-    """Whether a model's blocks are its family's, but for what parts of variants say."""
+    """Whether a model's blocks differ from its family's only in parts that variants describe."""
     plain = family_structure(model.family)
     is_gated = model.mlp_type == "gated_mlp"
     return (
@@ -481,13 +485,14 @@ def _has_known_structure(model: ModelSpec) -> bool:
 
 
 def _same_kernel(activation: Activation) -> Activation:
-    """The activation whose kernel reads, writes and keeps the same: both ways to work out GELU are
-    one operator."""
+    """The representative activation with the same kernel cost: both forms of GELU count as one
+    operator.
+    """
     return "gelu_tanh" if activation == "gelu" else activation
 
 
 def _seen(workload: Workload) -> ModelSpec:
-    """The workload's model, without a window that no sequence is longer than."""
+    """The workload's model; a window that no sequence exceeds is removed."""
     model = workload.model
     if model.window is None or model.window.size < workload.sequence_length:
         return model
@@ -512,7 +517,7 @@ def _traced(workload: Workload, precision: str) -> StoredGraph:
 
 
 def _check_assumptions(graph: StoredGraph, workload: Workload) -> None:
-    """Refuse a sequence at which the traced code takes another branch."""
+    """Refuse a sequence length for which the traced code would take another branch."""
     broken = broken_at(graph.assumptions, workload.sequence_length) if graph.assumptions else []
     if broken:
         reject(

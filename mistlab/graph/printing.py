@@ -30,7 +30,7 @@ def source_of(
 
 
 def with_constants(expression: sympy.Expr, constants: Mapping[str, int]) -> sympy.Expr:
-    """An expression with numbers in place of the symbols that are constants."""
+    """An expression with numbers substituted for the symbols that are constants."""
     known = {
         symbol: sympy.Integer(constants[symbol.name])
         for symbol in expression.free_symbols
@@ -38,23 +38,23 @@ def with_constants(expression: sympy.Expr, constants: Mapping[str, int]) -> symp
     }
     if not known:
         return expression
-    # With numbers for the model's sizes, few terms of a maximum can still be the largest.
+    # With numbers for the model's sizes, few terms of a maximum remain candidates.
     return sympy.expand(expression.subs(known)).replace(sympy.Max, lambda *terms: largest(terms))
 
 
 class _Maximum(sympy.Function):  # type: ignore[misc]
-    """A maximum that never asks which of its terms are the largest."""
+    """A maximum that is never simplified."""
 
 
 class _Minimum(sympy.Function):  # type: ignore[misc]
-    """A minimum that never asks which of its terms are the smallest."""
+    """A minimum that is never simplified."""
 
 
 _UNEVALUATED = {sympy.Max: _Maximum, sympy.Min: _Minimum}
 
 
 def _unevaluated(expression: sympy.Basic) -> sympy.Basic:
-    """An expression whose maxima and minima are left as they are, however it is put together again.
+    """An expression whose maxima and minima stay unevaluated when it is rebuilt.
 
     SymPy compares all terms of a maximum whenever it makes one, which takes most of the time of
     finding common parts.
@@ -83,7 +83,7 @@ class _Printer(NumPyPrinter):  # type: ignore[misc]
     def _print_Piecewise(self, expression: sympy.Expr) -> str:  # noqa: N802
         *choices, (last, _) = expression.args
         if last == 0 and len(choices) == 1:
-            # A product with the condition takes a fifth of the time of ``where``.
+            # Multiplying by the condition takes a fifth of the time of ``where``.
             ((value, condition),) = choices
             return f"(({self._print(value)})*({self._print(condition)}))"
         text = self._print(last)

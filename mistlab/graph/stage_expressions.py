@@ -1,4 +1,4 @@
-"""Expressions for the bytes and the work of a stage: states, buffers, activations, peaks."""
+"""Expressions for a stage's bytes and work: states, buffers, activations, peaks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from mistlab.graph.symbols import choice_symbol, size_symbol
 from mistlab.graph.treatments import Treatment
 from mistlab.plan.dimensions import AXES, DIMENSIONS, GROUPS, STATE_AXES, Axis, states_as_changed
 
-# Expressions for bytes of weights, gradients and optimizer state, by ZeRO level and ratio.
+# Expressions for the bytes of weights, gradients and optimizer states, by ZeRO level and offload
+# ratio.
 #
-# The engine says how many bytes a parameter takes (``mistlab.engines.engine``). A ratio is a share
-# of the rank's bytes of blocks after sharding. The states of embedding and head stay on the
-# device, because they are needed first and last in every pass.
+# The engine gives the bytes per parameter (``mistlab.engines.engine``). A ratio is a share of the
+# rank's bytes of blocks after sharding. The states of embedding and head stay on the device,
+# because each pass needs them first and last.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
-    """Bytes of one kind of state on one rank, on the device and on the host."""
+    """The bytes of one kind of state on one rank, on the device and on the host."""
 
     device: sympy.Expr
     host: sympy.Expr
@@ -34,7 +35,7 @@ class States:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """Numbers of parameters on one rank: all of them, and those of experts among them.
+    """The numbers of parameters on one rank: all, and those of experts.
 
     Other ranks have the same experts than those that have the same other parameters.
     """
@@ -46,25 +47,26 @@ class Parameters:
         return type(self)(every=self.every + other.every, experts=self.experts + other.experts)
 
     def times(self, factor: sympy.Expr) -> Self:
-        """Each number, multiplied by a factor."""
+        """The numbers multiplied by a factor."""
         return type(self)(every=self.every * factor, experts=self.experts * factor)
 
 
 def weights(blocks: Parameters, ends: Parameters, memory: EngineMemory) -> States:
-    """Bytes of weights, which are sharded over data-parallel ranks from ZeRO-3 on."""
+    """The bytes of weights; sharded over data-parallel ranks from ZeRO-3 on."""
     if memory.frozen_weight:
         blocks = blocks.times(sympy.Float(memory.frozen_weight / memory.weight))
     return _states(blocks, ends, memory.weight, level=3, ratio="ww")
 
 
 def gradients(blocks: Parameters, ends: Parameters, memory: EngineMemory) -> States:
-    """Bytes of accumulated gradients, which are sharded from ZeRO-2 on."""
+    """The bytes of accumulated gradients; sharded from ZeRO-2 on."""
     return _states(blocks, ends, memory.gradient, level=2, ratio="wg")
 
 
 def optimizer(blocks: Parameters, ends: Parameters, memory: EngineMemory) -> States:
-    """Bytes of optimizer state, which is sharded from ZeRO-1 on; states of outer steps stay on the
-    device."""
+    """The bytes of optimizer states; sharded from ZeRO-1 on. States of outer steps stay on the
+    device.
+    """
     own = _states(blocks, ends, memory.optimizer, level=1, ratio="wo")
     if not memory.outer:
         return own
@@ -72,7 +74,7 @@ def optimizer(blocks: Parameters, ends: Parameters, memory: EngineMemory) -> Sta
 
 
 def sharded(whole: Parameters, *, level: int) -> sympy.Expr:
-    """A rank's part of a state that data-parallel ranks divide from a ZeRO level on.
+    """A rank's shard of a state that data-parallel ranks divide from a ZeRO level on.
 
     Ranks that have the same experts divide the experts' state.
     """
@@ -83,7 +85,7 @@ def sharded(whole: Parameters, *, level: int) -> sympy.Expr:
 
 
 def ranks_that_share() -> sympy.Expr:
-    """The number of ranks that divide states: those of group ``gather``."""
+    """The number of ranks that share states: the size of the group ``gather``."""
     others = [axis for name, axis in STATE_AXES.items() if name not in GROUPS["gather"]]
     return _degree(AXES.values()) / _degree(others)
 
@@ -99,11 +101,11 @@ def _states(blocks: Parameters, ends: Parameters, each: float, *, level: int, ra
     return States(device=local * (1 - share) + kept, host=local * share)
 
 
-# Expressions for a stage's memory, its fullest moments and its work, as sums over its layers.
+# Expressions for a stage's memory, its peak moments and its work, as sums over its layers.
 #
 # A stage has L blocks, some of them treated, and q micro-batches in flight; e and t are 1 where it
-# holds the embedding or the head. All bytes are of one rank. The engine decides which bytes come
-# and go while a block computes, and when layers step.
+# has the embedding or the head. All bytes are of one rank. The engine decides which bytes are
+# allocated only while a block computes, and when layers step.
 
 
 L, q = choice_symbol("L"), choice_symbol("q")
@@ -194,7 +196,7 @@ def stage_expressions(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Treated:
-    """The blocks of one treatment: one of them, and how many there are."""
+    """The blocks with one treatment: the sums of one of them, and their number."""
 
     layer: LayerSums
     count: sympy.Expr
@@ -202,7 +204,9 @@ class _Treated:
 
     @classmethod
     def of(cls, name: str, row: Treatment, gates: sympy.Expr) -> Self:
-        """The blocks of one row of the table of treatments; they may keep ``gates`` too."""
+        """The blocks of one row of the table of treatments, with ``gates`` added to what they keep
+        if they keep them.
+        """
         layer = LayerSums.symbols(type_of(BLOCKS, name))
         return cls(
             layer=_with_gates(layer, gates, keeps=not row.peaks_as_plain),
@@ -212,22 +216,24 @@ class _Treated:
 
 
 def _parameters(layer: LayerSums) -> Parameters:
-    """A layer's numbers of parameters on a rank."""
+    """The numbers of a layer's parameters on a rank."""
     return Parameters(every=layer.parameters, experts=layer.expert_parameters)
 
 
 def _gates(memory: EngineMemory) -> sympy.Expr:
-    """Bytes that a block of this engine keeps beyond its graph's."""
+    """The bytes that a block of this engine keeps beyond its graph's."""
     b, s, f, h, tp = (size_symbol(name) for name in ("b", "s", "f", "h", "tp"))
     gates = memory.kept_gates * b * s * f / tp
-    # A rank's own part of a whole tensor is in the graph.
+    # A rank's own part of a whole tensor is already in the graph.
     whole = memory.whole_tensors * choice_symbol("sp") * b * s * h * (1 - 1 / tp)
     ahead = memory.blocks_ahead / sympy.Max(memory.blocks_ahead, L * q)
     return memory.weight * sympy.sympify(gates + whole * ahead)
 
 
 def _with_gates(block: LayerSums, gates: sympy.Expr, *, keeps: bool) -> LayerSums:
-    """A block with these bytes more while it runs, and while it ``keeps`` them."""
+    """A block with these additional bytes while it runs, and with ``keeps`` until its backward
+    pass.
+    """
     return replace(
         block,
         saved_bytes=block.saved_bytes + (gates if keeps else 0),
@@ -237,16 +243,17 @@ def _with_gates(block: LayerSums, gates: sympy.Expr, *, keeps: bool) -> LayerSum
 
 
 def _share_of_tokens(tokens: int) -> sympy.Expr:
-    """The share of a micro-batch's tokens that are in a chunk of so many."""
-    # SymPy takes Min(1, n / x) of a whole number x for 1.
+    """The share of a micro-batch's tokens in a chunk of this size."""
+    # SymPy simplifies Min(1, n / x) to 1 for an integer x.
     every = size_symbol("b") * size_symbol("s")
     return sympy.Piecewise((tokens / every, every > tokens), (1, True))
 
 
 def _recomputed_in_chunks(head: LayerSums, memory: EngineMemory) -> LayerSums:
-    """A head that keeps its input alone, and has the logits of a chunk once, or twice if its loss
-    is not fused, at the fullest moment of its forward pass, which runs again in its backward
-    pass."""
+    """A head that keeps only its input and recomputes: it has the logits of one chunk, or twice
+    that if its loss is not fused, at the peak of its forward pass, which runs again in its backward
+    pass.
+    """
     b, s, vocab, tp = (size_symbol(name) for name in ("b", "s", "V", "tp"))
     logits = memory.weight * b * s * vocab / tp
     tensors = 1 if memory.fuses_loss else 2
@@ -260,8 +267,9 @@ def _recomputed_in_chunks(head: LayerSums, memory: EngineMemory) -> LayerSums:
 
 
 def _in_chunks(head: LayerSums, memory: EngineMemory) -> LayerSums:
-    """A head that has the logits of a chunk at once, or of all: what it holds beyond its input is
-    as much smaller."""
+    """A head that has the logits of one chunk or of all tokens at once; its memory beyond its input
+    shrinks in proportion.
+    """
     if not memory.loss_tokens:
         return head
     share = _share_of_tokens(memory.loss_tokens)
@@ -283,7 +291,7 @@ def _kept(blocks: Sequence[_Treated]) -> sympy.Expr:
 
 
 def _last(blocks: Sequence[_Treated], name: str) -> sympy.Expr:
-    """A sum of the last block of the stage; ``blocks`` are in the stage's order."""
+    """A sum of the stage's last block; ``blocks`` are in the stage's order."""
     first, *others = blocks
     choices = [(getattr(one.layer, name), one.count > 0) for one in reversed(others)]
     return sympy.Piecewise(*choices, (getattr(first.layer, name), True))
@@ -295,7 +303,7 @@ def _activations(embedding: LayerSums, blocks: Sequence[_Treated]) -> States:
 
 
 def _largest(embedding: LayerSums, block: LayerSums, head: LayerSums) -> sympy.Expr:
-    """Parameters of the stage's largest layer."""
+    """The number of parameters of the stage's largest layer."""
     return largest([block.parameters, e * embedding.parameters, t * head.parameters])
 
 
@@ -306,7 +314,7 @@ def _buffers(
     head: LayerSums,
     memory: EngineMemory,
 ) -> sympy.Expr:
-    """Bytes of buffers: rings of two, or weights that stay gathered.
+    """The bytes of buffers: rings of two, or weights that stay gathered.
 
     Under ZeRO all layers pass through the rings; with offloading only blocks do. From ZeRO-2 on
     there are two rings for gradients: for whole gradients until they are reduced, and for the
@@ -334,18 +342,19 @@ def _buffers(
 
 
 def _shards(level: int) -> sympy.Basic:
-    """The condition that several ranks divide states, from a ZeRO level on."""
+    """The condition that several ranks share states, from a ZeRO level on."""
     return sympy.And(choice_symbol("z") >= level, ranks_that_share() > 1)
 
 
 def _logits(head: LayerSums) -> sympy.Expr:
-    """Bytes that the head keeps for its backward pass beyond its input."""
+    """The bytes beyond its input that the head keeps for its backward pass."""
     return head.saved_bytes - head.input_bytes
 
 
 def _wide_logits(memory: EngineMemory) -> sympy.Expr:
-    """The bytes of the head's peaks beyond a rank's part of the logits, in such parts: of each
-    tensor-parallel rank's logits of the whole vocabulary, too, where nothing splits them."""
+    """The bytes of the head's peaks beyond a rank's part of the logits, and, where nothing splits
+    the vocabulary, of the whole logits of each tensor-parallel rank.
+    """
     copies = int(memory.wide_logits)
     if not memory.whole_logits:
         return sympy.Integer(copies)
@@ -353,13 +362,13 @@ def _wide_logits(memory: EngineMemory) -> sympy.Expr:
 
 
 def _bucket(memory: EngineMemory) -> sympy.Expr:
-    """Bytes of the bucket from which a ZeRO optimizer reduces, for any number of ranks."""
+    """The bytes of the bucket from which a ZeRO optimizer reduces, for any number of ranks."""
     size = memory.gradient * memory.bucket_elements
     return sympy.Piecewise((size, choice_symbol("z") >= 1), (0, True))
 
 
 def _step_buffer(parameters: Parameters, block: LayerSums, memory: EngineMemory) -> sympy.Expr:
-    """Bytes of the optimizer's step beside states and buffers.
+    """The bytes of the optimizer step beyond states and buffers.
 
     With rings it is offloaded optimizer state on the device: of the block that steps, and of the
     block before it, whose state leaves. Without rings it is the scratch of a step of all layers or,
@@ -379,17 +388,17 @@ def _moments(
     step_buffer: sympy.Expr,
     memory: EngineMemory,
 ) -> Mapping[Phase, tuple[sympy.Expr, ...]]:
-    """The fullest moments of a stage: its last block or its head runs when every block has been
-    kept; the first block of a treatment runs beside one that is treated otherwise; the embedding
-    runs when only other micro-batches are kept. With rings blocks step in the first forward, when
-    one micro-batch is in flight; without, when none is.
+    """The peak moments of a stage: its last block or its head runs while all blocks' activations
+    are kept; the first block of a treatment runs after one with another treatment; the embedding
+    runs while only other micro-batches are kept. With rings, blocks step in the first forward pass,
+    with one micro-batch in flight; without, with none.
 
     While a block runs, all its activations are on the device, and so are its neighbour's, which are
     on their way out or in. While the embedding or the head runs, those of the nearest block are. A
     stage of one block is its own neighbour, in another micro-batch.
     """
     last = _last(blocks, "saved_bytes")
-    # Activations sent to the next stage are held until their gradients come back.
+    # Activations sent to the next stage are kept until their gradients return.
     sent = (q - 1) * (1 - t) * blocks[0].layer.output_bytes
     all_kept = _activations(embedding, blocks).device + sent
     has_neighbour = sympy.Or(L > 1, q > 1)
@@ -418,8 +427,9 @@ def _moments(
 
 
 def _between(blocks: Sequence[_Treated], all_kept: sympy.Expr, peak: str) -> Iterator[sympy.Expr]:
-    """The moments at which the first block of a treatment runs beside the block before it, and the
-    moments at which the block before it runs, if they can be fuller."""
+    """The moments at which the first block of a treatment runs after the block before it, and those
+    at which that block runs, if their peak can be higher.
+    """
     for number in range(1, len(blocks)):
         before, own, after = blocks[:number], blocks[number], blocks[number:]
         beside = _last(before, "saved_bytes")

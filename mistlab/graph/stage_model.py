@@ -1,4 +1,4 @@
-"""Computes memory and work of stages for columns of candidates, with compiled expressions.
+"""Computes the memory and work of stages for columns of candidates, with compiled expressions.
 
 There are two steps. Sums of layers depend on a model's graph and on sizes; they are compiled once
 for each graph. Figures of stages depend on the sums of layers and on a plan's choices; they are
@@ -56,7 +56,7 @@ _Dimensions = tuple[tuple[str, Dimension], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Sizes:
-    """For each micro-batch and tensor-parallel degree: all sizes, and the sums of layers.
+    """For each micro-batch size and tensor-parallel degree: all sizes, and the sums of layers.
 
     ``feasible`` says whether the model's sizes divide.
     """
@@ -103,7 +103,7 @@ class StageModel:
 
     @property
     def memory(self) -> EngineMemory:
-        """The engine's memory in the workload's precision, with its optimizer, as it trains."""
+        """The engine's memory model in the workload's precision, with its optimizer."""
         return _memory_of(self.workload, self.engine)
 
     def figures(self, batch: StageBatch) -> StageFigures:
@@ -117,8 +117,9 @@ class StageModel:
         return {name: sizes.table[name][rows] for name in self.layers.names}
 
     def beyond_graphs(self, batch: StageBatch) -> tuple[Floats, frozenset[str]]:
-        """Bytes (C) on a rank that a block takes beyond its graph's while it runs under this
-        engine, and the types of blocks that keep them for their backward pass."""
+        """The additional bytes (C) on a rank while a block runs under this engine, beyond its
+        graph's, and the types of blocks that keep them for their backward pass.
+        """
         sizes, rows = self._sizes_of(batch)
         b, s, f, h, tp = (sizes.table[name][rows] for name in ("b", "s", "f", "h", "tp"))
         gates = self.memory.kept_gates * b * s * f / tp
@@ -151,7 +152,7 @@ class StageModel:
         return sizes.feasible[rows], named
 
     def _with_adapters(self, batch: StageBatch, values: Mapping[str, Floats]) -> dict[str, Floats]:
-        """Figures with the adapters' own states, which are there all the time."""
+        """Figures including the adapters' own states, which are always allocated."""
         work = self.workload
         memory = _memory_of(
             replace(work, train="all", adapter_rank=None, base="16bit"), self.engine
@@ -176,11 +177,11 @@ class StageModel:
         return {name: value + own.get(name, 0.0) for name, value in values.items()}
 
     def _sizes_of(self, batch: StageBatch) -> tuple[_Sizes, Ints]:
-        """The distinct sizes of the candidates, and each candidate's number among them."""
+        """The distinct sizes of the candidates, and the index of each candidate's sizes."""
         names = [*layer_columns().values()]
         if len(self.types.pattern) == 1:
             return self._known([batch.value(name) for name in names], self._sizes)
-        # Stages of blocks that take turns are many, so no table of all of them is kept.
+        # Stages with alternating kinds of blocks are too many for a table.
         own = self.types.columns
         found = distinct_rows([batch.value(name) for name in (*names, *own)])
         known, rows = self._known(found.columns[: len(names)], self._sizes)
@@ -203,14 +204,16 @@ class StageModel:
         return _Sizes(feasible=feasible, table={**sums, **of_blocks, **columns})
 
     def _splits(self, columns: Mapping[str, Floats]) -> Bools:
-        """A mask of rows whose tokens can be split as they say."""
+        """A mask of rows whose tokens can be split as their columns say."""
         whole = ~splits_tokens(columns)
         if self.split is None or whole.all():
             return whole
         return whole | divides(_remainders(self.split, size_names()), columns)
 
     def _exchanges(self, columns: Mapping[str, Floats]) -> Bools:
-        """A mask of rows whose ranks can exchange keys as they say: heads need whole shares."""
+        """A mask of rows whose ranks can exchange keys as their columns say: the ranks must divide
+        the heads.
+        """
         ranks = np.where(exchanges_of(columns) == HEADS, columns["tp"] * columns["cp"], 1)
         return np.asarray((columns["n"] % ranks == 0) & (columns["k"] % ranks == 0))
 
@@ -220,7 +223,7 @@ class StageModel:
 
 
 def _memory_of(workload: Workload, engine: str) -> EngineMemory:
-    """What an engine keeps as a workload trains."""
+    """An engine's memory model for a workload."""
     row = workload.trained_by(ENGINES[engine])
     return row.memory_in(workload.precision, workload.optimizer)
 
@@ -246,7 +249,8 @@ def _remainders(graph: StoredGraph, columns: tuple[str, ...]) -> Compiled:
     return remainders(graph.counts.conditions, columns)
 
 
-# What an engine keeps, whether embeddings are tied, and the tables of dimensions and treatments.
+# Key: the engine's memory model, whether embeddings are tied, and the tables of dimensions and
+# treatments.
 _StageCompiler = Callable[[EngineMemory, bool, _Dimensions, _Treatments], Compiled]
 
 

@@ -1,4 +1,4 @@
-"""Layer graphs as they are stored, and the variants that are made of them without SymPy."""
+"""Layer graphs as they are stored, and the variants derived from them without SymPy."""
 
 from __future__ import annotations
 
@@ -19,29 +19,28 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-# How many operators a host issues for one of a graph's, where these differ.
+# The number of operators that a host issues for one operator of a graph, where it is not one.
 #
 # The gated delta rule is one operator of a graph. Megatron's ``GatedDeltaNet`` and the kernels of
-# flash-linear-attention run it as a chain, each of which Python issues. Forward these are copies
-# in another order of axes (7 before the rule, 1 after it), norms of queries and keys (2), their
-# copies for more heads (2), decays and rates (7), the kernels of chunks (6) and a norm apart from
-# its gate (1). Backward they are the kernels of chunks (9, of which two run the forward pass again
-# and three add up), decays and rates (9), sums over heads (2), norms (3), copies (3), and
-# gradients that are joined (2).
+# flash-linear-attention run it as a chain of kernels issued from Python. Forward: copies in another
+# axis order (8), norms of queries and keys (2), their repetition for more heads (2), decays and
+# rates (7), the kernels of chunks (6) and a separate norm (1). Backward: the kernels of chunks (9,
+# of which two recompute the forward pass and three add up), decays and rates (9), sums over heads
+# (2), norms (3), copies (3), and concatenations (2).
 
 
 ISSUED: Mapping[str, int] = {
-    # Kernels that make what is converted to 8 bits do it in part.
+    # Conversion to 8 bits is partly fused into the kernels before it.
     "mistlab.cast": 0,
     "mistlab.delta_rule": 26,
     "mistlab.delta_rule_backward": 28,
 }
 
 
-# A layer graph as the text of its file; its expressions are read only when they are needed.
+# A layer graph as the text of its file; expressions are parsed only when they are needed.
 #
-# Reading expressions imports SymPy. Two graphs are compared by a digest of their texts, so
-# expressions that were compiled before, from the same text, are found again without SymPy.
+# Parsing expressions imports SymPy. Two graphs are compared by a digest of their texts, so
+# expressions compiled earlier from the same text are found in the cache without SymPy.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,17 +66,17 @@ class StoredGraph:
 
     @property
     def graph(self) -> ModelGraph:
-        """The graph, with its expressions read."""
+        """The graph, with its expressions parsed."""
         return _read(self)
 
     @property
     def counts(self) -> ModelGraph:
-        """The graph, with sums of products in place of expressions; SymPy does not read them."""
+        """The graph, with sums of products in place of expressions; does not need SymPy."""
         return _counted(self)
 
     @property
     def attention(self) -> str:
-        """The attention with which the model was traced."""
+        """The attention kernel with which the model was traced."""
         return str(self.mapping["attention"])
 
     @property
@@ -92,19 +91,19 @@ class StoredGraph:
 
     @property
     def pattern(self) -> tuple[str, ...]:
-        """The kinds of blocks, which take turns."""
+        """The repeating pattern of block kinds."""
         return self.turns or tuple(self.mapping.get("pattern", ("block",)))
 
     @property
     def block_operators(self) -> float:
-        """The operators of a block's two passes, in the mean over kinds; conversions to 8 bits are
-        left out, as kernels that make what is converted do them in part."""
+        """The operators of a block's two passes, averaged over kinds, without 8-bit conversions."""
         of_kind = {kind: sum(self.operators_of(kind).values()) for kind in {*self.pattern}}
         return mean(of_kind[kind] for kind in self.pattern)
 
     def operators_of(self, kind: str) -> Mapping[str, int]:
-        """The operators that a host issues for a kind of blocks in each pass, without conversions
-        to 8 bits."""
+        """The operators that a host issues for a kind of blocks in each pass, conversions
+        excluded.
+        """
         further = {one["name"]: one for one in self.mapping.get("further_blocks", ())}
         operators = further.get(kind, self.mapping["block"])["operators"]
         issued: Counter[str] = Counter()
@@ -114,7 +113,7 @@ class StoredGraph:
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """The sizes that must divide."""
+        """The divisibility conditions on sizes."""
         return self.graph.conditions
 
     @property
@@ -141,8 +140,9 @@ class StoredGraph:
 def made_once(
     change: Callable[Concatenate[StoredGraph, P], StoredGraph],
 ) -> Callable[Concatenate[StoredGraph, P], StoredGraph]:
-    """A change of graphs that is made once for graphs of equal text, whose kinds of blocks may take
-    turns unlike one another: each result has the turns of the graph that was given."""
+    """Decorator: cache a change of graphs by their text; the result gets its graph's block
+    pattern.
+    """
     made = cast("Callable[Concatenate[StoredGraph, P], StoredGraph]", cache(change))
 
     @wraps(change)
@@ -153,7 +153,7 @@ def made_once(
 
 
 def _has_texts(mapping: object) -> bool:
-    """Whether a mapping has the texts that are used without reading expressions."""
+    """Whether a mapping has the texts that are used without parsing."""
     if not isinstance(mapping, Mapping):
         return False
     assumptions = mapping.get("assumptions")
@@ -180,21 +180,21 @@ def _from_mapping(mapping: Mapping[str, Any], where: str) -> ModelGraph:
     return graphfile.from_mapping(mapping, where)
 
 
-# Layer graphs with 8-bit and 4-bit products, made of graphs in 16 bits.
+# Layer graphs with 8-bit and 4-bit GEMMs, derived from 16-bit graphs.
 #
-# Products of blocks with weights take operands of 8 bits and give results of 16. Their input and
-# the gradient of their output are converted, each in two layouts: one for the product along rows,
-# one for the product along columns, which makes the weight's gradient. The input is kept for the
-# backward pass in 8 bits. Attention, norms, routers, embedding and head stay in 16 bits. Weights
-# are held in 8 bits in two layouts, which take as many bytes as 16-bit weights do.
+# GEMMs of blocks with weights take 8-bit operands and give 16-bit results. Their input and the
+# gradient of their output are converted, each in two layouts: one for the GEMM along rows, one for
+# the GEMM along columns, which computes the weight gradient. The input is kept for the backward
+# pass in 8 bits. Attention, norms, routers, embedding and head stay in 16 bits. Weights are held in
+# 8 bits in two layouts, which take as many bytes as 16-bit weights.
 #
-# The change is made in the text of a graph's file, so that no expression is read.
+# The text of the graph's file is changed, so that no expression is parsed.
 
 
 DTYPE = "float8_e4m3fn"
 DTYPE_OF_4 = "float4_e2m1fn_x2"
 CAST = "mistlab.cast"
-# Modules whose products stay in 16 bits.
+# Modules whose GEMMs stay in 16 bits.
 IN_16_BITS = ("experts.router",)
 
 _GRADIENT_OF_WEIGHT = "mistlab.grouped_product_of_weight"
@@ -203,7 +203,7 @@ Plain = Mapping[str, Any]
 
 
 def in_precision(stored: StoredGraph, precision: str, *, keeps_wide: bool = False) -> StoredGraph:
-    """The graph of a model in a precision, which may keep inputs of products in 16 bits."""
+    """The graph of a model in a precision; ``keeps_wide`` keeps inputs of GEMMs in 16 bits."""
     if precision not in ("fp8", "fp4"):
         return stored
     made = eight_bit(stored, keeps_wide=keeps_wide)
@@ -212,7 +212,7 @@ def in_precision(stored: StoredGraph, precision: str, *, keeps_wide: bool = Fals
 
 @made_once
 def four_bit(stored: StoredGraph) -> StoredGraph:
-    """The graph with 4-bit products in the blocks of a graph with 8-bit products.
+    """The graph with 4-bit GEMMs, from one with 8-bit GEMMs in its blocks.
 
     Operands are read in 4 bits. Conversions take as many bytes as those to 8 bits: values are read
     once more, to be scaled by what is largest. What is kept stays in 8 bits. Products of experts
@@ -239,7 +239,9 @@ def _four_bit_block(block: Plain) -> Plain:
 
 @made_once
 def eight_bit(stored: StoredGraph, *, keeps_wide: bool = False) -> StoredGraph:
-    """The graph of a model with 8-bit products in its blocks, which may keep inputs in 16 bits."""
+    """The graph of a model with 8-bit GEMMs in its blocks; ``keeps_wide`` keeps inputs in 16
+    bits.
+    """
     block_of = _block_with_wide_inputs if keeps_wide else _block
     graph = stored.mapping
     further = [block_of(block) for block in graph.get("further_blocks", ())]
@@ -266,7 +268,7 @@ def _block(block: Plain) -> Plain:
             less.append(f"- {half}")
         saved.append(kept_tensor)
     for operator in operators:
-        # The input of this product is kept in 16 bits by another operator too.
+        # Another operator keeps this GEMM's input in 16 bits too.
         is_product = operator["dtype"] == DTYPE and operator["name"] != CAST
         if is_product and operator["phase"] == "forward" and operator["module"] in modules:
             size = numel(operator["inputs"][0])
@@ -285,13 +287,13 @@ def _operators(operators: Sequence[Plain]) -> Iterator[Plain]:
             yield operator
         else:
             if operator["phase"] == "forward" or not _makes_weight(operator):
-                # A gradient is converted once for both products of the backward pass.
+                # A gradient is converted once for both GEMMs of the backward pass.
                 yield _cast(operator)
             yield {**operator, "dtype": DTYPE, "read_bytes": f"({operator['read_bytes']})/2"}
 
 
 def _makes_weight(operator: Plain) -> bool:
-    """Whether a product of a backward pass makes the gradient of a weight."""
+    """Whether a GEMM of a backward pass computes a weight gradient."""
     if operator["name"].startswith("mistlab."):
         return bool(operator["name"] == _GRADIENT_OF_WEIGHT)
     return not any("b" in _symbols(size) for size in operator["outputs"][0])
@@ -332,15 +334,15 @@ def _symbols(size: str) -> set[str]:
     return set("".join(c if c.isalpha() else " " for c in size).split())
 
 
-# Layer graphs of variants that nobody traced, made of graphs that were traced.
+# Layer graphs of variants that were not traced, derived from graphs that were.
 #
-# Dropout keeps a mask of what each of a block's two halves adds, and one of the embedding.
-# Attention that is written out keeps its scores; with dropout it keeps the scores that were let
-# through and their mask as well. Scores have one kernel that writes them and one that reads them.
-# With a window, attention is another kernel, with fewer operations; it reads, writes and keeps
-# what fused attention does. Products and other kernels are those of the traced graph.
+# Dropout keeps a mask for each of a block's residual additions, and one for the embedding. Unfused
+# attention keeps its scores; with dropout it also keeps the dropped scores and their mask. Scores
+# have one kernel that writes them and one that reads them. With a window, attention is another
+# kernel, with fewer operations; it moves and keeps the bytes of fused attention. All other kernels
+# are those of the traced graph.
 #
-# The change is made in the text of a graph's file, so that no expression is read.
+# The text of the graph's file is changed, so that no expression is parsed.
 
 
 _SCORES = ("b", "n/tp", "s", "s")
@@ -351,8 +353,9 @@ _WIDTHS = {"half": (2, "bfloat16"), "single": (4, "float32")}
 def with_dropout(
     stored: StoredGraph, *, sums: int = 2, drops_shares: bool = True, sequence_parallel: bool
 ) -> StoredGraph:
-    """The graph of a model with dropout, from that of the same model without: in so many ``sums``
-    of a block, and if it ``drops_shares`` in attention."""
+    """The graph of a model with dropout on this many residual additions per block, and on attention
+    probabilities if ``drops_shares``, derived from its graph without dropout.
+    """
     graph = stored.mapping
     tokens = ("b", "s/tp" if sequence_parallel else "s", "h")
     of_block = [_mask("dropout", tokens)] * sums
@@ -371,8 +374,7 @@ def with_dropout(
 
 @made_once
 def with_scores(stored: StoredGraph) -> StoredGraph:
-    """The graph of a model that writes attention out, from that of the same model with fused
-    attention."""
+    """The graph of a model with unfused attention, derived from its graph with fused attention."""
     graph = stored.mapping
     width, dtype = _WIDTHS[graph["precision"]]
     kept = [_kept_tensor("attention", _SCORES, dtype, width)]
@@ -388,15 +390,15 @@ def with_scores(stored: StoredGraph) -> StoredGraph:
 
 @made_once
 def with_window(stored: StoredGraph) -> StoredGraph:
-    """The graph of a model whose blocks have windows, from that of the same model without."""
+    """The graph of a model whose blocks have windows, derived from its graph without windows."""
     graph = stored.mapping
     further = [_windowed(block) for block in graph.get("further_blocks", ())]
     mapping = {**graph, "name": f"{graph['name']}-window", "block": _windowed(graph["block"])}
     return StoredGraph.of(_with_further(mapping, further), stored.where)
 
 
-# Fused attention by PyTorch, the kernel that has a window, and its operations: a token sees at most
-# w tokens, and each of the first w those before it.
+# PyTorch's fused attention, the kernel with a window, and the latter's operations: a token attends
+# to at most w tokens.
 _FUSED = "aten._scaled_dot_product_flash_attention_for_cpu"
 _WIDE = "mistlab.attention"
 _SEEN_BY_PHASE = {
@@ -406,7 +408,7 @@ _SEEN_BY_PHASE = {
 
 
 def _windowed(layer: Plain) -> Plain:
-    """A layer whose fused attention sees a window alone."""
+    """A layer whose fused attention is limited to a window."""
     operators = [
         {
             **operator,
@@ -426,7 +428,7 @@ def _with_further(mapping: Plain, further: Sequence[Plain]) -> Plain:
 
 
 def _keeping(layer: Plain, kept: Sequence[Plain]) -> Plain:
-    """A layer that keeps some tensors more; it writes them once and reads them once."""
+    """A layer that keeps further tensors; each is written once and read once."""
     more = " + ".join(tensor["size_bytes"] for tensor in kept)
     operators = [_moving(tensor, phase) for phase in ("forward", "backward") for tensor in kept]
     peaks = [{**one, "size_bytes": f"{one['size_bytes']} + {more}"} for one in layer["peaks"]]
@@ -439,7 +441,7 @@ def _keeping(layer: Plain, kept: Sequence[Plain]) -> Plain:
 
 
 def _moving(tensor: Plain, phase: str) -> Plain:
-    """The kernel that writes (forward) or reads (backward) a tensor that is kept."""
+    """The kernel that writes (forward) or reads (backward) a kept tensor."""
     is_forward, size = phase == "forward", tensor["size_bytes"]
     return {
         "name": "mistlab.keep" if is_forward else "mistlab.use_kept",
@@ -470,22 +472,22 @@ def _kept_tensor(module: str, shape: Sequence[str], dtype: str, width: int) -> P
     }
 
 
-# Heads whose loss goes through the logits once forward and once backward, in their place.
+# Heads with a two-pass cross entropy, which reads the logits once in each direction, in place.
 #
-# Traced models have the loss in torch's operators, of which the rules of engines speak: logits less
-# the largest, to powers, to shares, and shares to the gradient; two tensors of the logits' size are
-# there at once. ``runtime.models.operators`` reads the logits once for all that is found of them
-# and writes their gradient over them. Sums over tensor-parallel ranks go in one call.
+# Traced models compute the loss with torch's operators, which the rules of engines refer to; two
+# tensors of the logits' size exist at once. ``runtime.models.operators`` reads the logits once for
+# all statistics, and overwrites them with their gradient. Sums over tensor-parallel ranks share one
+# collective.
 #
-# The change is made in the text of a graph's file, so that no expression is read. What is as large
-# as the tokens stays as it was.
+# The text of the graph's file is changed, so that no expression is parsed. Tensors with one value
+# per token are unchanged.
 
 _SUMS, _GRADIENT, _REDUCTION = "mistlab.sum_rows", "mistlab.to_gradient_", "mistlab.all_reduce_"
 
 
 @made_once
 def with_fused_loss(stored: StoredGraph) -> StoredGraph:
-    """The graph of a model with this loss; that of a model with another loss stays."""
+    """The graph of a model with the two-pass loss; a model with a loss of its own is unchanged."""
     graph = stored.mapping
     head, width = graph["head"], _WIDTHS[graph["precision"]][0]
     made = _two_passes(head["operators"], width)
@@ -501,7 +503,7 @@ def with_fused_loss(stored: StoredGraph) -> StoredGraph:
 
 
 def _two_passes(operators: Sequence[Plain], width: int) -> list[Plain] | None:
-    """The head's operators with two passes in place of the loss's own; None if there are none."""
+    """The head's operators with two passes in place of the loss's; None if it has no such loss."""
     names = [(one["phase"], one["name"]) if one["module"] == "head" else None for one in operators]
     places = [
         ("forward", "aten.amax"),
@@ -523,7 +525,7 @@ def _two_passes(operators: Sequence[Plain], width: int) -> list[Plain] | None:
 
 
 def _forward(logits: Plain, reduced: Plain, width: int) -> list[Plain]:
-    """One pass, the largest of all ranks, the sums of all ranks, and the losses."""
+    """Forward: one pass, the maximum over ranks, the sums over ranks, and the losses."""
     ((rows, columns),) = logits["inputs"]
     size = f"{width}*({rows})*({columns})"
     found = {**logits, "name": _SUMS, "dtype": "float32"}
@@ -540,7 +542,7 @@ def _forward(logits: Plain, reduced: Plain, width: int) -> list[Plain]:
         }
         for shape, moved in (([rows], 4), (["2", rows], 8))
     ]
-    # Of one rank: with more, four kernels as small bring each rank's sum to the largest of all.
+    # For one rank; several ranks need four more such kernels to rescale to the common maximum.
     vectors = [
         {
             **logits,
@@ -571,7 +573,7 @@ def _backward(last: Plain, width: int) -> Plain:
 
 
 def _saved_by_loss(head: Plain) -> Iterator[Plain]:
-    """What the head keeps: of each token a sum of powers, in place of a mask."""
+    """The tensors that the head keeps: a sum of exponentials per token, not a mask."""
     masks = [one for one in head["saved"] if one["module"] == "head" and one["dtype"] == "bool"]
     for tensor in head["saved"]:
         if masks and tensor is masks[0]:
@@ -582,7 +584,7 @@ def _saved_by_loss(head: Plain) -> Iterator[Plain]:
 
 
 def _without_second(head: Plain, width: int) -> list[Plain]:
-    """The head's fullest moments, of which one had a second tensor of the logits' size."""
+    """The head's peak moments without the second tensor of the logits' size."""
     (forward, *_) = (one for one in head["peaks"] if _has(one, f"{2 * width}*V*b*s/tp"))
     return [
         {

@@ -1,4 +1,4 @@
-"""Sums of products of sizes, which stand for SymPy's expressions where speed matters."""
+"""Sums of products of sizes, a fast replacement for SymPy's expressions."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 else:
 
     class _OnUse:
-        """Stands for a module, and imports it when one of its names is used."""
+        """Stands for a module, which is imported when one of its names is first used."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(import_module("sympy"), name)
 
     sympy = _OnUse()
 
-# Imports SymPy only when one of its names is first used.
+# Imports SymPy when one of its names is first used.
 #
-# Importing SymPy takes longer than answering a small question. Modules that make expressions take
-# ``sympy`` from here. If their results are kept already, SymPy is never imported.
+# Importing SymPy takes longer than answering a small question. Modules that build expressions
+# import ``sympy`` from here. If their results are cached, SymPy is never imported.
 
 
-# Sums of products of sizes, such as ``2*b*h*s/tp + 2*h``: what layer graphs count.
+# Sums of products of sizes, such as ``2*b*h*s/tp + 2*h``, of which layer graphs consist.
 #
-# SymPy can do much more with such expressions, and takes some twenty times as long to read them,
-# to add them up and to print them. Factors are exact. What is no size (a maximum, a remainder, a
-# choice) is a factor as well: a text of NumPy.
+# SymPy can do much more with such expressions, but takes some twenty times as long to parse, add
+# and print them. Coefficients are exact. A factor that is not a size (a maximum, a remainder, a
+# choice) is kept as NumPy text.
 
 
-# Factors of one product and their powers, by name; and a whole or rational number.
+# The factors of a product with their powers, by name; below, an integer or rational coefficient.
 Powers = tuple[tuple[str, int], ...]
 Number = int | Fraction
 
@@ -49,7 +49,7 @@ _MOST_POWER = 64
 
 
 class Sum:
-    """A sum of products; ``terms`` has each product's number, and no number is zero."""
+    """A sum of products; ``terms`` maps each product to its non-zero coefficient."""
 
     __slots__ = ("_hash", "terms")
 
@@ -66,12 +66,12 @@ class Sum:
 
     @classmethod
     def named(cls, name: str) -> Sum:
-        """A size, or another factor, by its name or text."""
+        """A size or another factor, by its name or NumPy text."""
         return cls({((name, 1),): 1})
 
     @classmethod
     def total(cls, parts: Iterable[Sum]) -> Sum:
-        """The sum of sums."""
+        """The sum of several sums."""
         terms: dict[Powers, Number] = {}
         for part in parts:
             for powers, number in part.terms.items():
@@ -82,7 +82,7 @@ class Sum:
         return isinstance(other, Sum) and self.terms == other.terms
 
     def __hash__(self) -> int:
-        # Most sums are steps on the way to another one, and are never asked for it.
+        # Most sums are intermediate, and never hashed.
         if self._hash is None:
             self._hash = hash(frozenset(self.terms.items()))
         return self._hash
@@ -123,7 +123,7 @@ class Sum:
         return prod([self] * power, start=Sum.of(1))
 
     def __str__(self) -> str:
-        """The sum as text of NumPy."""
+        """The sum as NumPy text."""
         texts = (text_of_term(powers, number) for powers, number in self.terms.items())
         return " + ".join(texts) or "0"
 
@@ -138,7 +138,7 @@ class Sum:
 
 
 def total(parts: Iterable[Any], *, like: Any) -> Any:
-    """The sum of expressions that are like another one: sums of products, or SymPy's."""
+    """The sum of expressions of one type: sums of products, or SymPy's."""
     return Sum.total(parts) if isinstance(like, Sum) else sympy.Add(*parts)
 
 
@@ -157,13 +157,13 @@ def names_in(value: Any) -> frozenset[str]:
 
 
 def where(condition: str) -> Sum:
-    """One where a condition on sizes holds, else zero; the condition is a text of NumPy."""
-    # A number times a truth: two truths would not add up.
+    """An indicator: 1 where a condition on sizes holds, else 0; the condition is NumPy text."""
+    # A float times a boolean, since adding two booleans would not give 2.
     return Sum.named(f"(1.0*{condition})")
 
 
 def text_of_term(powers: Powers, number: Number) -> str:
-    """A product as text of NumPy."""
+    """A product as NumPy text."""
     above = [_power(name, power) for name, power in powers if power > 0]
     below = [_power(name, -power) for name, power in powers if power < 0]
     if number != 1 or not above:
@@ -172,7 +172,7 @@ def text_of_term(powers: Powers, number: Number) -> str:
 
 
 def text_of_number(number: Number) -> str:
-    """A number as text; a quotient of whole numbers is one."""
+    """A number as text; a fraction is printed as a quotient of integers."""
     if isinstance(number, Fraction) and number.denominator != 1:
         return f"({number.numerator}/{number.denominator})"
     return str(int(number)) if number >= 0 else f"({int(number)})"
@@ -180,13 +180,13 @@ def text_of_number(number: Number) -> str:
 
 @cache
 def names_of(factor: str) -> frozenset[str]:
-    """The names of sizes in the text of a factor."""
+    """The sizes named in the text of a factor."""
     return frozenset(re.findall(r"(?<![\w.])(?!numpy\b)[A-Za-z_]\w*", factor))
 
 
 @cache
 def sum_from(text: str) -> Sum:
-    """The sum in a graph file's text.
+    """The sum in the text of a graph file.
 
     >>> sum_from("2*b*(s + 1)/tp - b*s/tp")
     b*s/tp + 2*b/tp
@@ -208,7 +208,7 @@ def _whole(number: Fraction) -> Number:
 
 @cache
 def _together(left: Powers, right: Powers) -> Powers:
-    """The factors of two products together."""
+    """The merged factors of two products."""
     if not left or not right:
         return left or right
     powers = dict(left)
@@ -254,7 +254,7 @@ def _in_pairs(function: str, terms: Sequence[str]) -> str:
 
 
 def _added(node: ast.expr) -> dict[Powers, Number]:
-    """The terms of a sum; the last ones are the outermost."""
+    """The terms of an added expression, outermost first."""
     signed: list[tuple[ast.expr, int]] = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
         signed.append((node.right, -1 if isinstance(node.op, ast.Sub) else 1))
@@ -267,20 +267,20 @@ def _added(node: ast.expr) -> dict[Powers, Number]:
     return terms
 
 
-# The source text of one NumPy function that computes many sums of products of sizes.
+# Generates one NumPy function that computes many sums of products.
 #
-# Products are computed once, under names, each from a product with one factor less. A sum that has
-# all terms of a sum before it, and few more, begins with that sum. Nothing is subtracted that the
-# sums do not subtract themselves.
+# Products are computed once, as named values, each from a product with one factor less. A sum that
+# contains all terms of an earlier sum, and few more, starts from that sum. No subtraction is
+# introduced that the sums do not contain.
 
 
-# How many sums before a sum are looked at for one that it can begin with.
+# The number of preceding sums that are tried as a start for a sum.
 _LOOKED_AT = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Largest:
-    """The largest of several sums."""
+    """The maximum of several sums."""
 
     sums: tuple[Sum, ...]
 
@@ -319,7 +319,7 @@ def _text(value: Value, texts: Mapping[Sum, str]) -> str:
 
 
 def _order(sums: Sequence[Sum]) -> Mapping[str, int]:
-    """The places of factors in products: those of the most products come first."""
+    """The order of factors in products: the most frequent first."""
     products = {powers for one in sums for powers in one.terms}
     counts = Counter(name for powers in products for name, _ in powers)
     return {name: place for place, (name, _) in enumerate(counts.most_common())}
@@ -327,7 +327,7 @@ def _order(sums: Sequence[Sum]) -> Mapping[str, int]:
 
 @dataclass(slots=True)
 class _Names:
-    """Names of values, and the ``lines`` that compute them."""
+    """Names of computed values, and the ``lines`` that compute them."""
 
     order: Mapping[str, int]
     lines: list[str] = field(default_factory=list)
@@ -386,50 +386,51 @@ class _Names:
 
 
 def _base(whole: Sum, before: Sequence[Sum]) -> Sum | None:
-    """The longest sum with which a sum can begin, if it saves something."""
+    """The longest earlier sum that a sum can start from, if that saves operations."""
     parts = (other for other in before if len(other.terms) > 1 and _begins(whole, other))
     return max(parts, key=lambda other: len(other.terms), default=None)
 
 
 def _begins(whole: Sum, other: Sum) -> bool:
-    """Whether a sum has all terms of another one, and nothing negative in them."""
+    """Whether a sum contains all terms of another one, none of them negative."""
     terms = whole.terms
     return all(0 < number <= terms.get(powers, 0) for powers, number in other.terms.items())
 
 
 def _left(whole: Sum, base: Sum) -> Mapping[Powers, Number]:
-    """The terms of a sum beyond those of the sum with which it begins."""
+    """The terms of a sum that its start does not contain."""
     terms = {powers: number - base.terms.get(powers, 0) for powers, number in whole.terms.items()}
     return {powers: number for powers, number in terms.items() if number}
 
 
-# The maximum of several expressions in sizes, without those that can never be the largest.
+# The maximum of several expressions in sizes, without those that can never be the maximum.
 
 
 T = TypeVar("T")
 
-# The terms of an expanded expression, and the factor of each.
+# The terms of an expanded expression, with their coefficients.
 _Factors = Mapping[Any, "int | Fraction | sympy.Expr"]
 
 
 def largest(expressions: Iterable[sympy.Expr]) -> sympy.Expr:
-    """The maximum of the expressions, as ``Max`` of those that can be the largest."""
+    """The maximum of the expressions, as ``Max`` of those that are not dominated."""
     first, *others = undominated(map(expanded, expressions), lambda e: e)
     if isinstance(first, Sum):
         return Largest((first, *others)) if others else first
-    # Not evaluated: SymPy's own search for terms to drop takes ten times as long and finds no more.
+    # Unevaluated: SymPy's own search for redundant terms takes ten times as long and removes no
+    # more.
     return sympy.Max(first, *others, evaluate=False) if others else first
 
 
 def expanded(expression: sympy.Expr) -> sympy.Expr:
-    """The expression as a sum of products; SymPy is not asked if it is one already."""
+    """The expression as a sum of products, without calling SymPy if it already is one."""
     if isinstance(expression, Sum):
         return expression
     return expression if _is_expanded(expression) else sympy.expand(expression)
 
 
 def undominated(items: Iterable[T], size: Callable[[T], sympy.Expr]) -> list[T]:
-    """The items, without those that are never larger than another item.
+    """The items that no other item dominates.
 
     An item is dropped if the difference to another item's size has no negative coefficient. The
     difference is a polynomial in symbols that are not negative, so the other is at least as large.
@@ -445,14 +446,14 @@ def undominated(items: Iterable[T], size: Callable[[T], sympy.Expr]) -> list[T]:
 
 
 def _at_least(larger: _Factors, smaller: _Factors) -> bool:
-    """Whether no term of the difference has a negative factor."""
+    """Whether no term of the difference has a negative coefficient."""
     return all(larger.get(term, 0) >= factor for term, factor in smaller.items()) and all(
         factor >= 0 or term in smaller for term, factor in larger.items()
     )
 
 
 def factors_of(expression: Any) -> _Factors:
-    """The terms of an expanded expression of SymPy or of a sum of products, and their factors."""
+    """The terms and coefficients of a sum of products, or of an expanded SymPy expression."""
     if isinstance(expression, Sum):
         return expression.terms
     return {
@@ -467,7 +468,7 @@ def _is_expanded(expression: sympy.Expr) -> bool:
 
 
 def _is_plain(factor: sympy.Expr) -> bool:
-    """Whether a factor has nothing to expand: a number, a size or its power, a choice of such."""
+    """Whether a factor needs no expansion: a number, a size or its power, or a choice of these."""
     if factor.is_Symbol or factor.is_Rational:
         return True
     if factor.is_Pow:

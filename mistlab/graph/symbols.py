@@ -1,5 +1,6 @@
-"""The symbols of layer graphs and of stages, their sizes, and the graph that a stage's choices
-take."""
+"""The symbols of layer graphs and stages, their values, and the graph selected by a stage's
+choices.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -17,11 +18,11 @@ from mistlab.schedule.context_ways import RING
 
 # The symbols of layer graphs and of stages, one or two letters each.
 #
-# Sizes are positive integers of the whole model; a rank's share is a quotient by ``tp``. A plan's
+# Sizes are positive integers of the whole model; a rank's part is divided by ``tp``. A plan's
 # choices for a stage are columns, with the names of ``mistlab.plan.dimensions``.
 
 
-# Sizes of a workload, which are the same for every candidate. Sizes of a candidate are dimensions.
+# Sizes of a workload, equal for every candidate. Sizes of a candidate are dimensions.
 WORKLOAD_SIZES: Mapping[str, str] = {
     "s": "sequence_length",
     "h": "hidden",
@@ -55,8 +56,9 @@ def sizes_of_candidates() -> Mapping[str, str]:
 
 
 def layer_columns() -> Mapping[str, str]:
-    """The symbols of dimensions on which the work of single layers depends: sizes, and choices of
-    another graph."""
+    """The symbols of dimensions that affect the work of single layers: sizes, and choices of a
+    graph.
+    """
     return {
         row.symbol: name for name, row in DIMENSIONS.items() if row.is_size or row.chooses_graph
     }
@@ -73,15 +75,15 @@ def size_symbol(name: str) -> "sympy.Symbol":
 
 
 def choice_symbol(name: str) -> "sympy.Symbol":
-    """The symbol of a choice: a number that is not negative."""
+    """The symbol of a choice: a non-negative number."""
     return sympy.Symbol(name, nonnegative=True)
 
 
-# Numbers for the symbols of a layer graph, from a workload and columns of candidates.
+# The values of a layer graph's symbols, from a workload and columns of candidates.
 
 
 def constants_of(workload: Workload) -> Mapping[str, float]:
-    """The sizes of a workload that are the same for every candidate."""
+    """The sizes of a workload, equal for every candidate."""
     model = workload.model
     return {
         **_sizes_of_parts(workload),
@@ -97,7 +99,7 @@ def constants_of(workload: Workload) -> Mapping[str, float]:
 
 
 def _sizes_of_parts(workload: Workload) -> Mapping[str, float]:
-    """The sizes of parts of the model; 1 for those of parts that it does not have."""
+    """The sizes of parts of the model; 1 for parts that it does not have."""
     model = workload.model
     window, latent, experts, scan = model.window, model.latent, model.experts, model.state_space
     sizes = dict.fromkeys("wumvEaAjylqpge", 1.0)
@@ -116,7 +118,7 @@ def _sizes_of_parts(workload: Workload) -> Mapping[str, float]:
 
 
 def size_columns(workload: Workload, sizes: Mapping[str, Column]) -> dict[str, NDArray[Any]]:
-    """All sizes as columns; ``sizes`` has the candidates' own columns, such as b and tp.
+    """All sizes as columns; ``sizes`` has the columns of candidates, such as b and tp.
 
     Omitted ones have the default of their dimension. Of each sequence a rank has its part: all
     tokens if there is one context-parallel rank (cp).
@@ -139,9 +141,9 @@ def size_columns(workload: Workload, sizes: Mapping[str, Column]) -> dict[str, N
     }
 
 
-# Evaluates each candidate with the graph of its layers: the plain one, the one with sequence
-# parallelism, or either of them with another way for context-parallel ranks to exchange keys, or
-# with some operators of its lean blocks alone.
+# Evaluates each candidate with the graph of its layers: plain, with sequence parallelism, with
+# another way of exchanging keys between context-parallel ranks, or with lean operators in its lean
+# blocks.
 #
 # Axes: C rows of sizes.
 
@@ -150,8 +152,9 @@ Columns = Mapping[str, Floats]
 
 
 class GraphChoice(NamedTuple):
-    """Which graph a candidate runs: whether it splits tokens, its ``context_exchange``, and the
-    ``lean_operators`` of its lean blocks."""
+    """The graph that a candidate uses: whether it has sequence parallelism, its
+    ``context_exchange``, and the ``lean_operators`` of its lean blocks.
+    """
 
     splits_tokens: bool = False
     exchange: int = RING
@@ -170,7 +173,7 @@ def splits_tokens(columns: Columns) -> Bools:
 
 
 def exchanges_of(columns: Columns) -> Ints:
-    """How the ranks of each row (C) exchange keys; a single rank exchanges nothing."""
+    """The way in which each row's ranks exchange keys (C); a single rank exchanges none."""
     chosen = columns.get(DIMENSIONS["context_exchange"].symbol)
     if chosen is None:
         return np.zeros(len(columns["tp"]), dtype=np.int64)
@@ -178,13 +181,13 @@ def exchanges_of(columns: Columns) -> Ints:
 
 
 def _lean_of(columns: Columns) -> Ints:
-    """Which operators of the lean blocks of each row (C) are lean."""
+    """The set of lean operators in each row's lean blocks (C)."""
     chosen = columns.get(DIMENSIONS[CHOICE].symbol)
     return np.asarray(np.zeros(len(columns["tp"])) if chosen is None else chosen).astype(np.int64)
 
 
 def by_graph(plain: Compiled, other: Callable[[GraphChoice], Compiled], columns: Columns) -> Floats:
-    """The values (names, C) of expressions: those of ``other`` in rows with another graph.
+    """The values (names, C) of expressions, with those of ``other`` in rows that use another graph.
 
     ``other`` is called only if there are such rows, because compiling takes long.
     """

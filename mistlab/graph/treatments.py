@@ -1,4 +1,6 @@
-"""Treatments: the ways in which a stage may run a block, each a row of a table."""
+"""Treatments: the ways in which a stage may run a block (plain, recomputed, lean, ...), as a
+table.
+"""
 
 from __future__ import annotations
 
@@ -14,29 +16,29 @@ from mistlab.graph.sums import Sum, expanded, factors_of, names_in, sympy, total
 from mistlab.plan.dimensions import RECOMPUTED
 from mistlab.plan.lean_sets import ALL, SETS
 
-# Blocks that recompute every second product: torchtitan's selective recomputation ``op``.
+# Blocks that recompute every second GEMM: torchtitan's selective recomputation ``op``.
 #
-# A block keeps its input, what attention gives, and the results of its first product, its third,
-# and so on. Before its backward pass it runs everything else again: the other products, norms,
-# rotations, gates, and gathers of tokens; what ranks sum or scatter is kept
-# (``torchtitan/distributed/activation_checkpoint.py``). Nothing needs the result of the last
-# product.
+# A block keeps its input, the output of attention, and the results of its first GEMM, its third,
+# and so on. Before its backward pass it recomputes everything else: the other GEMMs, norms, rotary
+# embeddings, gates, and gathers of tokens; results of all-reduces and reduce-scatters are kept
+# (``torchtitan/distributed/activation_checkpoint.py``). Nothing needs the result of the last GEMM.
 #
-# A product of a graph may be several of torch's side by side: those of queries, keys and values,
-# of which the keys' is the second, or those of gate and network, one of which is run again.
+# One GEMM of a graph may be several of torch's: those of queries, keys and values, of which the
+# keys' is the second; or those of gate and network, of which one is recomputed.
 
 
-# Collectives that run again.
+# Collectives that are recomputed.
 _GATHERS = frozenset(("mistlab.gather_tokens", "mistlab.gather_again"))
 _JOINT, _GATE = "qkv", "mistlab.swiglu"
-# The share that runs again of terms with a size; of terms with none of them, all.
+# The recomputed share of terms that contain a size; terms with none of the sizes are recomputed
+# entirely.
 _Shares = Mapping[str, Fraction]
 _KEYS: _Shares = {"k": Fraction(1, 2), "n": Fraction(0)}
 _NETWORK: _Shares = {"f": Fraction(1, 2), "j": Fraction(1, 2)}
 
 
 def products_recomputed(block: LayerGraph) -> LayerGraph:
-    """The block that keeps every second product, and runs the others again."""
+    """The block that keeps every second GEMM, and recomputes the others."""
     kept, again = [block.input_bytes], []
     for operator, part in _parts(block):
         if part is None:
@@ -57,8 +59,9 @@ def products_recomputed(block: LayerGraph) -> LayerGraph:
 
 
 def _parts(block: LayerGraph) -> Iterator[tuple[Operator, Operator | None]]:
-    """The operators of a block's forward pass, each with the part of it that runs again; None if
-    its result is kept."""
+    """The operators of a block's forward pass, each with its recomputed part; None if its result is
+    kept.
+    """
     forward = block.of_phase("forward")
     last = [one for one in forward if one.kind == "matmul"][-1:]
     gates = {one.module for one in forward if one.name == _GATE}
@@ -83,7 +86,7 @@ def _parts(block: LayerGraph) -> Iterator[tuple[Operator, Operator | None]]:
 
 
 def _part(operator: Operator, shares: _Shares) -> Operator:
-    """The part of a product that runs again."""
+    """The part of a GEMM that is recomputed."""
     return replace(
         operator,
         flop=_scaled(operator.flop, shares),
@@ -93,7 +96,9 @@ def _part(operator: Operator, shares: _Shares) -> Operator:
 
 
 def _scaled(size: Any, shares: _Shares) -> Any:
-    """A size whose terms are multiplied by the share of the first size that they have."""
+    """A size in which each term is multiplied by the share of the first listed size that it
+    contains.
+    """
     terms = []
     for term, factor in factors_of(expanded(size)).items():
         term_sum = Sum({term: factor}) if isinstance(size, Sum) else term * sympy.sympify(factor)
@@ -103,11 +108,11 @@ def _scaled(size: Any, shares: _Shares) -> Any:
     return total(terms, like=size)
 
 
-# Treatments: the ways in which a stage may run a block, each a row of a table.
+# Treatments: the ways in which a stage may run a block, as a table.
 #
 # A dimension of a stage counts its blocks with each treatment; the other blocks are plain. Plain
 # blocks come first, then treated ones in the table's order. The layer graph of a treated block is
-# made from the graph of the plain block.
+# derived from the plain block's.
 
 
 PLAIN = "plain"
@@ -115,7 +120,7 @@ PLAIN = "plain"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Treatment:
-    """One treatment; its key in ``TREATMENTS`` is its name.
+    """A treatment of blocks; ``TREATMENTS`` maps its name to it.
 
     ``dimension`` counts the blocks that have it. ``graph`` makes their layer graph from a plain
     block's graph; one that ``is_chosen`` takes kinds of operators, too. With ``peaks_as_plain``
@@ -131,12 +136,14 @@ class Treatment:
     is_chosen: bool = False
 
     def of(self, block: LayerGraph, chosen: int = ALL) -> LayerGraph:
-        """The graph of a treated block, of the ``lean_operators`` that a stage has chosen."""
+        """The graph of a treated block, given the stage's ``lean_operators``."""
         return self.graph(block, SETS[chosen]) if self.is_chosen else self.graph(block)
 
 
 def treatments_of(stage: Callable[[str], float]) -> list[str]:
-    """How a stage treats its blocks, in order; ``stage`` gives its values of dimensions."""
+    """The treatment of each of a stage's blocks, in order; ``stage`` gives its values of
+    dimensions.
+    """
     treatments = [PLAIN] * int(stage("layers"))
     end = len(treatments)
     for name, row in reversed(TREATMENTS.items()):
@@ -147,7 +154,9 @@ def treatments_of(stage: Callable[[str], float]) -> list[str]:
 
 
 def recomputed(block: LayerGraph) -> LayerGraph:
-    """The block keeps its input alone, and runs forward again before its backward pass."""
+    """Full recomputation: the block keeps only its input, and runs its forward pass again before
+    its backward pass.
+    """
     kept = SavedTensor(module="", shape=(), dtype="", size_bytes=block.input_bytes, is_input=True)
     again = (
         Peak(phase="backward", operator=p.operator, size_bytes=p.size_bytes + block.output_bytes)
@@ -162,7 +171,7 @@ def recomputed(block: LayerGraph) -> LayerGraph:
     )
 
 
-# A treatment's dimension has its name, but for that of blocks that recompute everything.
+# A treatment's dimension has its name, except for full recomputation.
 TREATMENTS: dict[str, Treatment] = {
     "recomputed": Treatment(dimension=RECOMPUTED, graph=recomputed, peaks_as_plain=True),
     **{

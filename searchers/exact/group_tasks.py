@@ -20,7 +20,7 @@ from searchers.strategy import SHORT_LIST, BudgetSpentError, Clock, Ledger
 
 # Makes calls sequentially, or in processes where joblib's context asks for several jobs.
 #
-# with joblib.parallel_config(n_jobs=2): ...
+#     with joblib.parallel_config(n_jobs=2): ...
 #
 # joblib is slow to import. If nobody has imported it, nobody has asked for jobs.
 
