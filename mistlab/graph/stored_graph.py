@@ -337,10 +337,9 @@ def _symbols(size: str) -> set[str]:
 # Layer graphs of variants that were not traced, derived from graphs that were.
 #
 # Dropout keeps a mask for each of a block's residual additions, and one for the embedding. Unfused
-# attention keeps its scores; with dropout it also keeps the dropped scores and their mask. Scores
-# have one kernel that writes them and one that reads them. With a window, attention is another
-# kernel, with fewer operations; it moves and keeps the bytes of fused attention. All other kernels
-# are those of the traced graph.
+# attention keeps its scores; with dropout also the dropped scores and their mask. Scores have one
+# kernel that writes them and one that reads them. A window has a kernel with fewer operations,
+# which moves and keeps the bytes of fused attention. Other kernels are those of the traced graph.
 #
 # The text of the graph's file is changed, so that no expression is parsed.
 
@@ -397,8 +396,7 @@ def with_window(stored: StoredGraph) -> StoredGraph:
     return StoredGraph.of(_with_further(mapping, further), stored.where)
 
 
-# PyTorch's fused attention, the kernel with a window, and the latter's operations: a token attends
-# to at most w tokens.
+# PyTorch's fused attention, the kernel with a window, and the latter's operations.
 _FUSED = "aten._scaled_dot_product_flash_attention_for_cpu"
 _WIDE = "mistlab.attention"
 _SEEN_BY_PHASE = {

@@ -1,1 +1,1 @@
-"""What the stages of a plan run - their columns, passes, tasks and buffers."""
+"""The stages of a plan: their columns, passes, tasks and buffers."""

@@ -1,4 +1,5 @@
-"""The buffers that each kind of task reads and writes, from which the order of tasks follows.
+"""The buffers that each kind of task reads and writes, from which dependencies between tasks
+follow.
 
 A buffer is a name with the number of a layer, or of a ring's entry. Weights, gradients and
 optimizer state have a part on the device and a part on the host.
@@ -12,7 +13,7 @@ from mistlab.stages.stage_shape import StageShape
 
 Buffer = tuple[str | int, ...]
 Buffers = tuple[Buffer, ...]
-# Buffers whose number is an entry of a ring, not a layer.
+# Ring buffers: their index is an entry of a ring, not a layer.
 RINGS = frozenset(
     {
         *("weight slot", "gradient slot", "sum slot", "optimizer slot", "leaving", "returned"),
@@ -23,8 +24,9 @@ RINGS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touched:
-    """The buffers that a task of a layer may use in a phase of a micro-batch, with its entry in the
-    rings."""
+    """The buffers that a task of a layer may use in a phase of a micro-batch, given its entry in
+    the rings.
+    """
 
     shape: StageShape
     layer: int
@@ -34,19 +36,19 @@ class Touched:
 
     @property
     def weights(self) -> Buffer:
-        """The buffer in which the layer's weights are whole."""
+        """The buffer with the layer's whole weights."""
         rings = self.shape.rings_weights(self.layer)
         return ("weight slot", self.entry) if rings else ("weights", self.layer)
 
     @property
     def gradients(self) -> Buffer:
-        """The buffer to which a backward pass adds its gradients."""
+        """The buffer in which a backward pass accumulates its gradients."""
         rings = self.shape.rings_gradients(self.layer)
         return ("gradient slot", self.entry) if rings else ("gradients", self.layer)
 
     @property
     def sums(self) -> Buffer:
-        """The buffer with the sums of gradients over micro-batches."""
+        """The buffer with gradients accumulated over micro-batches."""
         if self.shape.zero < 2:
             return self.gradients
         offloads = self.shape.offload_of(self.layer).gradients > 0
@@ -54,17 +56,19 @@ class Touched:
 
     @property
     def state(self) -> Buffer:
-        """The buffer on the device for fetched optimizer state."""
+        """The device buffer for fetched optimizer states."""
         return ("optimizer slot", self.entry)
 
     @property
     def exchange(self) -> Buffer:
-        """The host's buffer for gradients before a step on the host, and for weights after it."""
+        """The host buffer for gradients before an optimizer step on the host, and for weights after
+        it.
+        """
         return ("exchange", self.layer)
 
     @property
     def away(self) -> Buffer:
-        """The host's buffers for offloaded activations, which all layers share."""
+        """The host buffers for offloaded activations, shared by all layers."""
         return ("host activations",)
 
     def kept(self, what: str) -> Buffers:
@@ -76,7 +80,8 @@ class Touched:
         return ((what, self.shape.first_layer),) if self.shape.borrows_table(self.layer) else ()
 
     def forward(self) -> tuple[Buffers, Buffers]:
-        """F: compute frees activations that left this entry before, so it waits for their copy.
+        """F: compute frees activations that were offloaded from this ring entry, so it waits for
+        their copy.
 
         This holds for embedding and head too: they offload nothing, but take an entry.
         """
@@ -87,7 +92,9 @@ class Touched:
         return reads, ((("leaving", self.entry),) if leaves else ())
 
     def backward(self) -> tuple[Buffers, Buffers]:
-        """B: reads weights and fetched activations, adds to gradients if no other pass does."""
+        """B: reads weights and fetched activations; accumulates gradients if no separate pass
+        does.
+        """
         returns = self.shape.offload_of(self.layer).activations > 0
         reads: Buffers = (("returned", self.entry),) if returns else ()
         reads = (self.weights, *self.borrowed("weights"), *reads)
@@ -98,16 +105,18 @@ class Touched:
         return reads, (*(self.borrowed("gradients") if in_b else ()), *routed)
 
     def of_weights(self) -> tuple[Buffers, Buffers]:
-        """W: adds to gradients what the backward pass of inputs has left."""
+        """W: accumulates weight gradients from the tensors that the input-gradient pass has
+        kept.
+        """
         in_b = self.shape.adds_table_in_b(self.layer)
         return (), (*self._added(), *(() if in_b else self.borrowed("gradients")))
 
     def _added(self) -> Buffers:
-        """The buffers of the layer's own gradients, which compute adds to."""
+        """The buffers of the layer's own gradients, which compute accumulates."""
         return (self.gradients, *self._squares(reduced=False))
 
     def step(self) -> tuple[Buffers, Buffers]:
-        """S: reads gradients, writes weights and optimizer state."""
+        """S: reads gradients, writes weights and optimizer states."""
         reads: Buffers = (("report",),) if self.shape.clips else ()
         state = (self.state,) if self.shape.stages_tail(self.layer) else ()
         writes = (self.weights, *self._resident(), *state)
@@ -119,39 +128,41 @@ class Touched:
         return reads, (self.exchange, ("host optimizer", self.layer))
 
     def leave_for_step(self) -> tuple[Buffers, Buffers]:
-        """O>: optimizer state leaves; or gradients leave, for a step on the host."""
+        """O>: offloads optimizer states, or gradients for a step on the host."""
         if self.shape.steps_on_host:
             return (self.sums,), (self.exchange,)
         return (self.state,), (("host optimizer", self.layer),)
 
     def come_for_step(self) -> tuple[Buffers, Buffers]:
-        """O<: optimizer state comes; or weights come, from a step on the host."""
+        """O<: fetches optimizer states, or weights after a step on the host."""
         if self.shape.steps_on_host:
             return (), (self.exchange, self.weights, *self._resident())
         return (("host optimizer", self.layer),), (self.state,)
 
     def gather(self) -> tuple[Buffers, Buffers]:
-        """U: gathers weights that a swap has put into the ring, or those that the rank keeps."""
+        """U: gathers weights that a swap has put into the ring, or that the rank holds."""
         swapped = self.shape.offload_of(self.layer).weights > 0
         return (() if swapped else (("weights", self.layer),)), (self.weights,)
 
     def reduce(self) -> tuple[Buffers, Buffers]:
-        """R: reduces gradients, and adds them to the sums."""
+        """R: reduces gradients and accumulates them."""
         return (), (self.gradients, self.sums, *self._squares(reduced=True))
 
     def _resident(self) -> Buffers:
-        """The rank's own weights, if they are kept on the device and gathered into a ring."""
+        """The rank's own weights, if they stay on the device and are gathered into a ring."""
         offloads = self.shape.offload_of(self.layer).weights > 0
         keeps = self.shape.rings_weights(self.layer) and not offloads
         return (("weights", self.layer),) if keeps else ()
 
     def _squares(self, *, reduced: bool) -> Buffers:
-        """The norm's buffer: the last task that touches a layer's gradients sums their squares."""
+        """The buffer of the gradient norm: the last task that uses a layer's gradients adds their
+        squares.
+        """
         is_last = self.phase == "last_backward" and reduced == (self.shape.replicas > 1)
         return (("squares", self.layer),) if is_last else ()
 
 
-# What a task reads, and what it writes.
+# The buffers that a task reads, and those that it writes.
 Touches = Callable[[Touched], tuple[Buffers, Buffers]]
 TOUCHES: Mapping[str, Touches] = {
     "F": Touched.forward,
@@ -172,10 +183,11 @@ TOUCHES: Mapping[str, Touches] = {
 }
 
 
-# What a task waits for, from the buffers that tasks read and write.
+# Derives the dependencies of tasks from the buffers that they read and write.
 #
-# Vector clocks: for each task, how many tasks of each lane have ended before it begins for sure. A
-# wait that the clock already implies is left out, so that every wait in a program is needed.
+# Vector clocks: for each task, the number of tasks of each lane that have certainly ended before it
+# starts. A dependency that the clock already implies is omitted, so every wait in a program is
+# needed.
 
 
 Clock = tuple[int, ...]
@@ -203,7 +215,7 @@ class Hazards:
         ended: Iterable[int] = (),
         started: Iterable[int] = (),
     ) -> tuple[int, ...]:
-        """The tasks that the next task waits for, counted back from it.
+        """The tasks that the next task waits for, as distances back from it.
 
         Whatever buffers the next task touches, it comes after the tasks ``after``. Other rules
         already let it begin only when the tasks ``ended`` have ended and ``started`` have started.
@@ -211,7 +223,7 @@ class Hazards:
         number, own_lane = len(self._lanes), self._numbers[lane]
         clock = self._known(lane, ended, started)
         waits = []
-        # Latest first: what was issued later is never implied by what was issued earlier.
+        # Latest first: a task issued later is never implied by one issued earlier.
         for source in sorted(self._sources(reads, writes).union(after), reverse=True):
             if clock[self._lanes[source]] <= self._places[source]:
                 waits.append(number - source)
@@ -227,11 +239,11 @@ class Hazards:
         return (self._last[lane],) if lane in self._last else ()
 
     def has_ended(self, task: int, *, by_end_of: int) -> bool:
-        """Whether a task has ended for sure when another one ends."""
+        """Whether a task has certainly ended when another one ends."""
         return self._clocks[by_end_of][self._lanes[task]] > self._places[task]
 
     def _known(self, lane: str, ended: Iterable[int], started: Iterable[int]) -> Clock:
-        """The tasks that have ended before a lane's next task, whatever buffers it touches."""
+        """The tasks that have ended before a lane's next task, whatever buffers it uses."""
         clock: Clock = (0,) * len(self._numbers)
         for source in (*self.last(lane), *ended):
             clock = _later(clock, self._clocks[source])

@@ -1,4 +1,4 @@
-"""Simulated passes as columns of tasks, with the waits and links between passes."""
+"""Simulated passes as columns of tasks, with the dependencies inside and between passes."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,28 +14,29 @@ from mistlab.stages.buffers import RINGS, TOUCHES, Buffer, Buffers, Touched, Tou
 from mistlab.stages.pass_tasks import COMPUTING, Pace, PassTask, PassTasks, leaves_of, near
 from mistlab.stages.stage_shape import ChunkLayers, StageShape, goes_up, layer_at, ring_entries
 
-# The buffers that tasks of simulated passes use where the runtime would make tasks share one.
+# The buffers of tasks in simulated passes, where they differ from the runtime's.
 #
-# In the closed form all tasks of a slot run side by side, and the event simulator gives them room
-# to do so. In the runtime some of these tasks share a buffer and wait for one another
-# (docs/decisions/0016-waits.md). Each function here is a task whose buffers differ, and says how.
+# In the closed form all tasks of a slot run concurrently, and the event simulator gives them
+# separate buffers. In the runtime some of these tasks share a buffer and wait for one another
+# (docs/decisions/0016-waits.md). Each function here is a task whose buffers differ.
 
 
 def _forward(touched: Touched) -> tuple[Buffers, Buffers]:
-    """F takes an entry of the ring of weights, even if the weights of its layer stay in place."""
+    """F uses an entry of the ring of weights, even if its layer's weights stay on the device."""
     reads, writes = touched.forward()
     return (*reads, ("weight slot", touched.entry)), writes
 
 
 def _backward(touched: Touched) -> tuple[Buffers, Buffers]:
-    """B waits for fetched gradients, which have their own buffer while others leave."""
+    """B waits for fetched gradients, which have a separate buffer while others are offloaded."""
     reads, writes = touched.backward()
     return (*reads, *_fetched_gradients(touched)), writes
 
 
 def _step(touched: Touched) -> tuple[Buffers, Buffers]:
-    """S needs no entry of the ring of weights, where only U brings weights. It writes weights that
-    P> carries away into a buffer of their own."""
+    """S needs no entry of the ring of weights where only U fills the ring. It writes weights that
+    P> offloads into a buffer of their own.
+    """
     reads, writes = touched.step()
     if touched.shape.offload_of(touched.layer).weights > 0:
         writes = (*writes, ("stepped weights", touched.entry))
@@ -45,22 +46,22 @@ def _step(touched: Touched) -> tuple[Buffers, Buffers]:
 
 
 def _fetch_gradients(touched: Touched) -> tuple[Buffers, Buffers]:
-    """G< fetches gradients into their own buffer."""
+    """G< fetches gradients into a separate buffer."""
     return touched.kept("gradients"), (("fetched gradients", touched.entry),)
 
 
 def _evict_weights(touched: Touched) -> tuple[Buffers, Buffers]:
-    """P> carries stepped weights away."""
+    """P> offloads weights after their step."""
     return (("stepped weights", touched.entry),), touched.kept("weights")
 
 
 def _evict_activations(touched: Touched) -> tuple[Buffers, Buffers]:
-    """A> copies into a buffer on the host that no other layer and micro-batch shares."""
+    """A> copies into a host buffer for this layer and micro-batch only."""
     return (("leaving", touched.entry),), (_away(touched),)
 
 
 def _fetch_activations(touched: Touched) -> tuple[Buffers, Buffers]:
-    """A< takes the memory from which activations left; the runtime frees both together."""
+    """A< uses the memory from which activations were offloaded; the runtime frees both together."""
     return (_away(touched),), (("returned", touched.entry), ("leaving", touched.entry))
 
 
@@ -83,27 +84,26 @@ PLAYED: Mapping[str, Touches] = {
     "A>": _evict_activations,
     "A<": _fetch_activations,
 }
-# Tasks of memory that the runtime has and that are not played.
+# Memory tasks of the runtime that are not simulated.
 NOT_PLAYED = ("let go",)
 
 
-# The tasks of a pass and their waits for one another, as columns: derived once for equal passes.
+# The tasks of a pass and their dependencies, as columns: derived once for equal passes.
 #
-# Passes are equal if their layers have the same tasks. If many equal layers follow one another,
-# only a few of them are worked out (``mistlab.stages.pass_tasks``), and the slot in their middle is
-# repeated.
+# Passes are equal if their layers have the same tasks. In a long run of equal layers, only a few
+# are derived (``mistlab.stages.pass_tasks``), and the slot in their middle is repeated.
 
 
 _Entry = TypeVar("_Entry")
-# How far from a task the tasks are that wait for it.
+# Index offsets from a task to the tasks that wait for it.
 Offsets = tuple[int, ...]
-# Of so many passes the waits are kept.
+# The number of passes whose dependencies are cached.
 MOST_KEPT = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassShape:
-    """Everything that the waits of a pass depend on.
+    """All properties of a pass that its dependencies are a function of.
 
     ``rows`` are the rows of its phase in the slot table; ``names`` names the tasks of each layer.
     """
@@ -139,13 +139,13 @@ class PassColumns:
     buffers: frozenset[str | int]
 
     def of_slot(self, slot: int) -> tuple[object, ...]:
-        """Everything about the tasks of a slot except their places."""
+        """All properties of a slot's tasks except their positions."""
         begin, end = self._span(slot)
         columns = (self.rows, self.after_end, self.after_start, self.waits, self.opening, self.late)
         return tuple(column[begin:end] for column in columns)
 
     def reach(self) -> int:
-        """How many slots lie between a task and one that waits for it, at most."""
+        """The largest distance in slots between a task and one that waits for it."""
         waiting = zip(self.slots, self.after_end, self.after_start, strict=True)
         return max(
             abs(self.slots[number + offset] - slot)
@@ -154,7 +154,7 @@ class PassColumns:
         )
 
     def repeating(self, slot: int, times: int) -> "PassColumns":
-        """The columns of a pass in which a slot comes several times more."""
+        """The columns of a pass in which a slot is repeated several times."""
         begin, end = self._span(slot)
 
         def more(column: list[_Entry]) -> list[_Entry]:
@@ -198,7 +198,7 @@ def columns_of(shape: PassShape) -> PassColumns:
 
 
 def _longest_run(names: Sequence[frozenset[str]]) -> tuple[int, int]:
-    """Where the longest run of equal layers begins, and how long it is."""
+    """The start and the length of the longest run of equal layers."""
     begin, longest = 0, (0, 0)
     for _, run in groupby(names):
         length = len(list(run))
@@ -208,8 +208,9 @@ def _longest_run(names: Sequence[frozenset[str]]) -> tuple[int, int]:
 
 
 def _is_steady(columns: PassColumns, slot: int, around: int) -> bool:
-    """Whether a slot can be repeated: the slots around it have the same tasks and the same waits,
-    and no task waits for a task further away."""
+    """Whether a slot can be repeated: the slots around it have the same tasks and the same
+    dependencies, and no task waits for one further away.
+    """
     rows = [columns.of_slot(one)[0] for one in range(slot - around, slot + around + 1)]
     near_by = [columns.of_slot(one) for one in (slot - 1, slot, slot + 1)]
     alike = all(one == rows[0] for one in rows) and all(one == near_by[0] for one in near_by)
@@ -218,7 +219,7 @@ def _is_steady(columns: PassColumns, slot: int, around: int) -> bool:
 
 @lru_cache(maxsize=MOST_KEPT)
 def derived(shape: PassShape) -> PassColumns:
-    """The columns of a pass, worked out task by task."""
+    """The columns of a pass, derived task by task."""
 
     def is_played(task: PassTask) -> bool:
         if isinstance(task.row, str):
@@ -254,7 +255,7 @@ def _offsets(pairs: Sequence[tuple[int, int]], tasks: int) -> list[Offsets]:
 
 
 def pass_of(shape: PassShape) -> StagePass:
-    """A pass with this phase, the first of its stage."""
+    """A pass with this phase, as the first of its stage."""
     return StagePass(
         stage=0,
         number=0,
@@ -269,7 +270,7 @@ def pass_of(shape: PassShape) -> StagePass:
 
 
 def stage_of(shape: PassShape) -> StageShape:
-    """A stage that has at least the tasks of a pass; its layers count from zero."""
+    """A stage with at least the tasks of a pass; its layers count from zero."""
     layers = [
         layer_at(position, len(shape.names), shape.phase)
         for position, names in enumerate(shape.names)
@@ -301,12 +302,13 @@ def stage_of(shape: PassShape) -> StageShape:
 
 # The tasks of a pass that other passes of its stage may wait for.
 #
-# The tasks of each pass and their waits inside it are columns (``mistlab.stages.pass_columns``).
+# The tasks of each pass and their dependencies inside it are columns
+# (``mistlab.stages.pass_columns``).
 
 
 @dataclass(slots=True)
 class Uses:
-    """The tasks that use a buffer: the task that writes it, if any, and the tasks that read it."""
+    """The tasks that use a buffer: the one that writes it, if any, and those that read it."""
 
     writer: int | None = None
     readers: list[int] = field(default_factory=list)
@@ -361,7 +363,9 @@ class PassWaits:
         return layer_at(self.columns.positions[task], self.num_layers, self.shape.phase)
 
     def first_uses(self, entries: int, first_layer: int) -> "FirstUses":
-        """The first uses of buffers, where rings are at an entry and layers count from another."""
+        """The first uses of buffers, given the current ring entries and the layer at which counting
+        starts.
+        """
         key = entries, first_layer
         if key not in self._first:
             self._first[key] = FirstUses(self, *key)
@@ -382,13 +386,15 @@ class PassWaits:
         return self._late[key]
 
     def moved(self, buffer: Buffer, entries: int, layers: int) -> Buffer:
-        """The buffer, moved on by ``entries`` in its ring, or else by ``layers``."""
+        """The buffer shifted by ``entries`` in its ring, or otherwise by ``layers``."""
         name, number = buffer
         assert isinstance(number, int)
         return name, (number + entries) % self.of_ring if name in RINGS else number + layers
 
     def uses(self, buffer: Buffer) -> Uses | None:
-        """The first writer of a buffer, and its readers before; None if no task uses it."""
+        """The first task that writes a buffer, and the tasks that read it before; None if no task
+        uses it.
+        """
         if buffer[0] not in self.columns.buffers:
             return None
         uses = Uses()
@@ -402,7 +408,7 @@ class PassWaits:
         return None if uses == Uses() else uses
 
     def _in_turn(self, buffer: Buffer) -> Iterator[int]:
-        """The tasks of the layers that may use a buffer, in the order in which they are issued."""
+        """The tasks of the layers that may use a buffer, in issue order."""
         name, number = buffer
         assert isinstance(number, int)
         if name in RINGS:
@@ -431,7 +437,7 @@ class PassWaits:
 
 
 class FirstUses(dict[Buffer, Uses | None]):
-    """The first uses of buffers by a pass, each worked out when it is first asked for."""
+    """The first uses of buffers by a pass, each derived on demand."""
 
     def __init__(self, waits: PassWaits, entries: int, first_layer: int) -> None:
         self.waits = waits
@@ -445,7 +451,7 @@ class FirstUses(dict[Buffer, Uses | None]):
 def pass_waits(
     template: Template, phase: Phase, zero: int, names: Sequence[frozenset[str]]
 ) -> PassWaits:
-    """A pass that meets layers with tasks of these names, one after another."""
+    """A pass through layers with tasks of these names, in order."""
     rows, depth = template.phases[phase], template.depth
     return _waits(PassShape(rows=rows, depth=depth, phase=phase, zero=zero, names=tuple(names)))
 
@@ -455,19 +461,19 @@ def _waits(shape: PassShape) -> PassWaits:
     return PassWaits(shape, columns_of(shape))
 
 
-# The waits of a pass for earlier passes of its stage, when the passes are simulated in turn.
+# The dependencies of a pass on earlier passes of its stage.
 #
-# All tasks of a pass begin after the pass before has computed (``mistlab.stages.pass_tasks``). So
-# only tasks that may end later matter here: tasks of the last layers passed, and tasks whose
-# buffers are used again.
+# All tasks of a pass start after the previous pass has computed (``mistlab.stages.pass_tasks``). So
+# only tasks that may end later matter here: tasks of the last layers, and tasks whose buffers are
+# used again.
 
 
-# A task and one that waits for its end.
+# A task, and a task that waits for its end.
 Wait = tuple[int, int]
 
 
 class PassLinks:
-    """Links the passes of one stage, whose tasks have numbers across all passes.
+    """Links the passes of one stage, whose tasks are numbered across all passes.
 
     ``computed`` is the task of the last layer in the pass before. ``holding`` is the task that the
     next pass computes after: the same task, or a send that blocks. Both are -1 before the first
@@ -480,18 +486,18 @@ class PassLinks:
         self._layers_passed = 0
         self._last: dict[str, int] = {}
         self._closing: list[int] = []
-        # The pass before, its first task and layer, and how many layers were passed before it.
+        # The previous pass, its first task and layer, and the number of layers passed before it.
         self._before: tuple[PassWaits, int, int, int] | None = None
-        # The tasks that make room, for each of the last layers passed; the last uses of each
+        # The tasks that free buffers, for each of the last layers passed; the last uses of each
         # buffer.
         self._releases: list[list[int]] = [[] for _ in range(self.of_ring)]
         self._late: dict[Buffer, Uses] = {}
         self._fleeting: list[Buffer] = []
-        # The task that carried the activations of a layer and micro-batch to the host.
+        # The task that offloaded the activations of a layer and micro-batch.
         self._away: dict[tuple[int, int], int] = {}
 
     def follow(self, waits: PassWaits, begin: int, first_layer: int, micro_batch: int) -> set[Wait]:
-        """The waits of a pass whose tasks are numbered from ``begin`` on."""
+        """The dependencies of a pass whose tasks are numbered from ``begin``."""
         waits_of_pass = {
             *self._in_order(waits, begin),
             *self._paced(waits, begin),
@@ -524,7 +530,7 @@ class PassLinks:
         self._releases = [*self._releases, *freed][-self.of_ring :]
 
     def _leave(self, waits: PassWaits, begin: int, first_layer: int, layers_passed: int) -> None:
-        """Note the late tasks of a pass that another one follows."""
+        """Record the late tasks of a pass that is followed by another."""
         entries = layers_passed % self.of_ring
         self._fleeting = []
         for buffer, uses in waits.late_uses(entries, first_layer).items():
@@ -546,7 +552,7 @@ class PassLinks:
             if uses is not None:
                 yield from self._after(buffer, uses, waits, begin)
         if waits.num_layers >= self.of_ring:
-            # The first layers of this pass compute after all that made room in the one before.
+            # The first layers of this pass compute after all buffers freed in the previous one.
             for buffer in self._fleeting:
                 self._late.pop(buffer, None)
 
@@ -558,7 +564,7 @@ class PassLinks:
         for task in writers:
             yield from ((source, begin + task) for source in late.readers)
         if writers:
-            # Later passes come after this writer, or it is late itself.
+            # Later passes come after this writing task, or it is late itself.
             del self._late[buffer]
         elif not all(waits.columns.late[task] for task in uses.readers):
             late.writer = None

@@ -1,4 +1,4 @@
-"""The tasks of one pass of a micro-batch through a stage: the slot table, laid out over its layers.
+"""The tasks of one pass of a micro-batch through a stage: the slot table applied to its layers.
 
 Tasks come in the order in which a host issues them, each with the buffers that it reads and writes
 (``mistlab.stages.buffers``). Layers count through the whole model, the embedding first.
@@ -13,17 +13,18 @@ from mistlab.schedule.stage_passes import Lane, StagePass, lane_of, rows_of_pass
 from mistlab.stages.buffers import TOUCHES, Buffers, Hazards, Touched, Touches
 from mistlab.stages.stage_shape import RING, StageShape, ring_entries, slots_of, tasks_of_slot
 
-# The host's part of a step: a task of its lane, whatever the name of its action.
+# The host's part of an optimizer step: a task of the host's lane, whatever its action's name.
 HOST_STEP = "host step"
 _HOST_STEP = Task(stream="compute", kind="S", place="ahead")
-# The coming and going of the room in which optimizer state is staged, the end of activations that
-# have left.
+# Allocating and freeing the buffers for optimizer states, and freeing activations that were
+# offloaded.
 Memory = Literal["open", "close", "let go"]
-# Issued first in a slot is what makes room in a ring, then what fills it, last what computes.
+# Issue order in a slot: first tasks that free ring entries, then tasks that fill them, last
+# computation.
 _TURNS = ("R", "device_to_host", "host_to_device", "S", "U", "F", "B", "W")
-# Where a slot's tasks are all for one layer, what makes room comes last.
+# Where all tasks of a slot are for one layer, tasks that free entries come last.
 _TURNS_ONE_AFTER_ANOTHER = ("host_to_device", "S", "U", "F", "B", "W", "R", "device_to_host")
-# Weights that the host steps may keep whoever issues waiting: there computation goes before them.
+# Weights stepped by the host may block the issuing thread; computation is then issued first.
 _TURNS_ON_HOST = ("R", "device_to_host", "host_to_device", "S", "F", "O<", "U", "B", "W")
 
 
@@ -54,16 +55,16 @@ class PassTasks:
         self.template = _stepping_on_host(shape.template) if shape.steps_on_host else shape.template
 
     def of_pass(self, stage_pass: StagePass) -> Iterator[PassTask]:
-        """The tasks of one pass, in the order in which they are issued."""
+        """The tasks of one pass, in issue order."""
         depth, count = self.template.depth, self._num_layers(stage_pass)
         if stage_pass.phase == "first_forward":
             yield from self._host_steps(stage_pass)
             yield from self._room("open", stage_pass)
         if stage_pass.kind == "B" and self.shape.offload.activations > 0:
-            # What has left since the last forward makes room for what comes back.
+            # Memory offloaded since the last forward pass is freed for the data that returns.
             yield self._memory("let go", "leaving")
         for slot in slots_of(count, depth):
-            # Lanes keep the table's order.
+            # Lanes keep the order of the table.
             rows = tasks_of_slot(self._rows(stage_pass), slot, count, depth)
             for row, position in sorted(rows, key=self.turn):
                 if self.shape.has(row, self.shape.layer_at(position, stage_pass)):
@@ -72,7 +73,7 @@ class PassTasks:
             yield from self._room("close", stage_pass)
 
     def turn(self, row_and_position: tuple[Task, int]) -> int:
-        """A row's place in the order in which the rows of a slot are issued."""
+        """The rank of a row in the issue order of its slot."""
         row, _ = row_and_position
         turns = _TURNS_ON_HOST if self.shape.steps_on_host else _TURNS
         if self.template.depth == 0:
@@ -131,7 +132,9 @@ class PassTasks:
         return PassTask(name=task, row=task, lane="compute", writes=rings)
 
     def _host_steps(self, stage_pass: StagePass) -> Iterator[PassTask]:
-        """The steps on the host, issued together: each begins when its gradients are there."""
+        """The optimizer steps on the host, issued together: each starts when its gradients have
+        arrived.
+        """
         for position in range(self._num_layers(stage_pass)):
             if self.shape.steps_tail(self.shape.layer_at(position, stage_pass)):
                 yield replace(
@@ -141,7 +144,7 @@ class PassTasks:
     def _at_the_ends(
         self, position: int, layer: int, stage_pass: StagePass
     ) -> tuple[Buffers, Buffers]:
-        """More buffers that the first and the last layer of a pass read and write."""
+        """The additional buffers that the first and the last layer of a pass read and write."""
         reads: Buffers = ()
         writes: Buffers = ()
         if position == 0 and stage_pass.is_received:
@@ -158,46 +161,45 @@ class PassTasks:
 
 
 def _stepping_on_host(template: Template) -> Template:
-    """The template, with optimizer state leaving in the last backward pass instead of later."""
+    """The template with optimizer states offloaded in the last backward pass rather than later."""
     phases = dict(template.phases)
     leaves = next(row for row in phases["first_forward"] if row.name == "O>")
     phases["first_forward"] = tuple(row for row in phases["first_forward"] if row is not leaves)
-    # It comes before offloaded gradients are put away.
+    # It precedes the offload of gradients.
     phases["last_backward"] = (replace(leaves, place="behind"), *phases["last_backward"])
     return replace(template, phases=phases)
 
 
-# What the tasks of a pass wait for when passes are played: buffers, and the pace of slots.
+# The dependencies of a pass's tasks in simulation: buffers, and the pace of slots.
 #
-# Most waits follow from the buffers that tasks use (``mistlab.stages.buffers``,
-# ``mistlab.stages.buffers``). The others follow from the pace of slots:
+# Most dependencies follow from the buffers that tasks use (``mistlab.stages.buffers``). The others
+# follow from the pace of slots:
 #
-# - Tasks of one kind run in order. A layer computes after the steps that were issued before it, but
+# - Tasks of one kind run in order. A layer computes after the optimizer steps issued before it, but
 #   steps run ahead of a pass that waits for its micro-batch.
-# - A prefetch begins when the layer that computes in its slot begins. A prefetch for a step begins
-#   when the step ``depth`` layers before begins. A prefetch ahead of the first layer begins when
-#   the pass before has computed. Where tasks run one after another, it begins when the layer before
-#   ends.
-# - At most ``depth + 1`` layers are under way. So a layer computes only when the activations and
-#   the gradients of the layer ``depth + 1`` before it have left and, where gradients are sharded,
-#   have been reduced.
+# - A prefetch starts when the layer that computes in its slot starts. A prefetch for a step starts
+#   when the step ``depth`` layers before starts. A prefetch ahead of the first layer starts when the
+#   previous pass has computed. Where tasks run in sequence, it starts when the previous layer ends.
+# - At most ``depth + 1`` layers are in progress: a layer computes only when the activations and
+#   gradients of the layer ``depth + 1`` before it have been offloaded and, where gradients are
+#   sharded, reduced.
 #
-# So the tasks of a pass begin after the pass before has computed.
+# So the tasks of a pass start after the previous pass has computed.
 
 
 COMPUTING = ("F", "B")
-# Layers compute in one queue, whichever way a pass meets them.
+# Layers compute in one queue, in both directions of passes.
 _PASSES = "passes"
 _FETCHES = ("P<", "G<", "O<", "A<")
 _STATE_FETCHES = ("G<", "O<")
 _AWAY = "host activations"
-# The number of the end of the pass before, as far as it has computed.
+# The index of the previous pass's end, as far as it has computed.
 _BEFORE = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PacedTasks:
-    """The tasks of a pass in the order of the slot table, and their waits for one another.
+    """The tasks of a pass in the order of the slot table, and their dependencies.
 
     A pair is a task, and another task that waits for its end or its start. ``opening`` tasks wait
     until the pass before has computed. ``late`` tasks may end after this pass has computed. The
@@ -213,7 +215,7 @@ class PacedTasks:
 
 
 class Pace:
-    """Tasks of a pass numbered as they are issued, from 1 on; 0 is the end of the pass before."""
+    """Tasks of a pass numbered as they are issued, from 1; 0 is the end of the previous pass."""
 
     def __init__(
         self, tasks: Sequence[PassTask], rows: Sequence[Task], depth: int, zero: int
@@ -230,13 +232,13 @@ class Pace:
         self.fetches = (*_FETCHES, "U") if gathers else _FETCHES
         self.hazards = Hazards((_PASSES, *dict.fromkeys(task.name for task in tasks)))
         self.hazards.add(_PASSES, (), ())
-        # For each task, the tasks whose ends it waits for. A task of memory is not played: here are
-        # the tasks that others wait for in its place.
+        # For each task, the tasks whose ends it waits for. A memory task is not simulated: its
+        # entry lists the tasks that others wait for in its place.
         self.sources: list[set[int]] = [{_BEFORE}]
         self.for_starts: list[tuple[int, int]] = []
 
     def paced(self) -> PacedTasks:
-        """All tasks with their waits."""
+        """All tasks with their dependencies."""
         for number, task in self.tasks.items():
             self._add(number, task)
         played = sorted(self.tasks.keys() - self.memory, key=self._turn_in_table)
@@ -262,7 +264,7 @@ class Pace:
         ended, started = self._paced(task)
         waits = {*self.hazards.last(queue), *ended}
         self.for_starts += [(source, number) for source in started]
-        # When a layer that is issued later has started, the layer before it has ended.
+        # When a layer issued later has started, the layer before it has ended.
         known = self.hazards.last(_PASSES) if any(one > number for one in started) else ()
         back = self.hazards.add(
             queue,
@@ -276,7 +278,7 @@ class Pace:
         self.sources.append({one for source in waits for one in self._stands_for(source)})
 
     def _paced(self, task: PassTask) -> tuple[Sequence[int], Sequence[int]]:
-        """The tasks that have ended, and those that have started, when a prefetch begins."""
+        """The tasks that have ended, and those that have started, when a prefetch starts."""
         if task.name not in self.fetches:
             return (), ()
         steps = task.name in _STATE_FETCHES and ("S", task.position) in self.at
@@ -287,7 +289,7 @@ class Pace:
         return ((before,), ()) if self.depth == 0 else ((), (before,))
 
     def _room(self, task: PassTask) -> Iterator[int]:
-        """The tasks after which a layer computes: earlier steps, and tasks that make room."""
+        """The tasks after which a layer computes: earlier steps, and tasks that free buffers."""
         if task.name in COMPUTING:
             yield from self.hazards.last("S")
             yield from self._leaving(task.position - self.depth - 1)
@@ -304,7 +306,7 @@ class Pace:
         return task.slot, self.rows[task.row]
 
     def _opens(self, number: int) -> bool:
-        """Whether a task beside the layers must be told to wait for the pass before."""
+        """Whether a task outside the layers needs an explicit wait for the previous pass."""
         if self.tasks[number].name in COMPUTING:
             return False
         is_paced = _BEFORE in self.sources[number]
@@ -315,7 +317,7 @@ class Pace:
 
 
 def leaves_of(zero: int) -> tuple[str, ...]:
-    """The tasks of a layer that must have ended before another layer computes in its place."""
+    """The tasks of a layer that must end before another layer computes in its ring entry."""
     return ("A>", "G>", "R") if zero >= SHARDED_GRADIENTS else ("A>", "G>")
 
 
@@ -324,5 +326,5 @@ def _queue(task: PassTask) -> str:
 
 
 def near(buffers: Buffers) -> Buffers:
-    """The buffers without activations on the host, which are awaited by micro-batch."""
+    """The buffers, except host buffers of activations, which are awaited by micro-batch."""
     return tuple(buffer for buffer in buffers if buffer[0] != _AWAY)

@@ -1,4 +1,4 @@
-"""The order of a plan's passes, resolved and checked: each once, after those that it needs."""
+"""The order of a plan's passes: read, and checked to be complete and free of deadlocks."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from mistlab.schedule.orders import (
 from mistlab.schedule.placement import Placement, loop, most_chunks
 from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn, passes_of
 
-# Plans are read and written without NumPy: functions that need it import it.
+# Plans are read and written without NumPy; functions that need it import it.
 if TYPE_CHECKING:
     from mistlab.core.arrays import Ints
 
-# Checks that a pipeline order can run: it has every pass once, after the passes that it needs, and
-# no stages wait for one another for ever.
+# Checks that an order of passes can run: every pass occurs once, after the passes that it needs,
+# and stages do not deadlock.
 #
 # An error names the line of the order's text and the pass that is wrong there.
 
 
-# Orders that are kept: each as long as its text.
+# The number of orders that are cached; each takes as much memory as its text.
 _MOST_KEPT = 64
-# Micro-batches of all stages for which an order is written out, a pass after another: a thousand
-# stages with as many micro-batches each.
+# The largest number of micro-batches, over all stages, for which an order is expanded pass by pass:
+# a thousand stages with a thousand micro-batches each.
 MOST_OF_ORDER = 1_000_000
-# Passes of a circle that a message names.
+# The number of passes of a deadlock that a message names.
 _NAMED = 8
-# In a stage, a pass of the first kind needs a pass of the second, of the same chunk and
+# Within a stage, a pass of the first kind needs a pass of the second, of the same chunk and
 # micro-batch.
 _AFTER: tuple[tuple[PassKind, PassKind, str], ...] = (
     ("B", "F", "its forward pass"),
@@ -58,7 +58,7 @@ _AFTER: tuple[tuple[PassKind, PassKind, str], ...] = (
 
 
 def named_order(name: str, num_stages: int, micro_batches: int) -> PipelineOrder:
-    """A named order of a pipeline; refuses numbers that the order is not for.
+    """The order of a pipeline by its name; refuses sizes for which the order is not defined.
 
     What the package makes itself is not checked each time: that takes longer than making it.
     """
@@ -89,7 +89,7 @@ def _made(text_of: Callable[[int, int], str], num_stages: int, micro_batches: in
 
 
 def _check_stage(order: PipelineOrder, number: int, stage: StageOrder) -> None:
-    """Refuse a stage whose passes are not all there once, or not in a possible order."""
+    """Refuse a stage whose passes are incomplete, repeated, or in an impossible order."""
     places: dict[OrderedPass, int] = {}
     for place, ordered_pass in enumerate(stage):
         if ordered_pass.micro_batch >= order.micro_batches:
@@ -124,12 +124,14 @@ def _needed(order: PipelineOrder, stage: StageOrder) -> Iterator[OrderedPass]:
 
 
 def _check_no_circle(order: PipelineOrder) -> None:
-    """Play all stages as far as inputs come; refuse an order in which some stage cannot end."""
+    """Execute all stages as far as their inputs arrive; refuse an order in which some stage cannot
+    finish.
+    """
     passes = passes_of(order)
     done = [0] * order.num_stages
     for stage_pass in in_turn(passes):
         done[stage_pass.stage] += 1
-    # Of each stage that stopped short, the pass that waits.
+    # For each blocked stage, the pass that waits.
     stopped = {
         stage: of_stage.passes[number]
         for stage, (of_stage, number) in enumerate(zip(passes, done, strict=True))
@@ -140,7 +142,7 @@ def _check_no_circle(order: PipelineOrder) -> None:
 
 
 def _refuse_circle(order: PipelineOrder, stopped: Mapping[int, StagePass]) -> NoReturn:
-    """Refuse passes that wait for one another: each waits for its input, which the next blocks."""
+    """Refuse a deadlock: each pass waits for an input that the next pass blocks."""
     seen = []
     waiting = next(iter(stopped.values()))
     while waiting not in seen:
@@ -168,13 +170,12 @@ def _words(order: PipelineOrder, key: PassKey) -> str:
     return f"{order.word(OrderedPass(kind, chunk, micro_batch))} of line {order.line(stage)}"
 
 
-# The order of a plan's passes: by its name, or read from the file that the plan names.
+# The order of a plan's passes, by name or from the file that the plan names.
 #
-# A file that is longer than any order of the plan's passes is refused by its size, before it is
-# read.
+# A file larger than any order of the plan's passes is refused by its size, before it is read.
 
 
-# Room for more than one blank between words, in times of what the words need.
+# The tolerance for extra blanks, as a multiple of the size that the words need.
 _ROOM = 4
 # F, B and W.
 _KINDS = 3
@@ -183,7 +184,9 @@ _MARKS = 3
 
 
 def check_order(plan: Plan) -> None:
-    """Refuse the order of a plan's passes if it cannot run; named orders need not be made."""
+    """Refuse the order of a plan's passes if it cannot run; named orders are not expanded for
+    this.
+    """
     if plan.order not in ORDERS:
         order_of_plan(plan)
         return
@@ -193,7 +196,7 @@ def check_order(plan: Plan) -> None:
 
 
 def order_of_plan(plan: Plan) -> PipelineOrder:
-    """The order in which a plan's stages take their passes; refuses one that cannot run."""
+    """The order in which a plan's stages run their passes; refuses an order that cannot run."""
     if plan.order in ORDERS:
         check_order(plan)
         return named_order(plan.order, plan.num_stages, plan.micro_batches)
@@ -212,7 +215,9 @@ def passes_of_plan(plan: Plan) -> tuple[StagePasses, ...]:
 
 
 def shortened(plan: Plan) -> Plan:
-    """The plan with fewer micro-batches, if its order repeats itself: stages hold as much."""
+    """The plan with fewer micro-batches, if its order is periodic; peaks of memory stay the
+    same.
+    """
     fewer = fewer_micro_batches(plan.order, plan.num_stages, plan.micro_batches)
     return plan if fewer == plan.micro_batches else replace(plan, micro_batches=fewer)
 
@@ -226,7 +231,7 @@ def ends_of_plan(plan: Plan) -> tuple[int, int]:
 
 
 def placement_of_plan(plan: Plan) -> Placement:
-    """Where the parts of a plan's model lie."""
+    """The placement of a plan's parts on stages."""
     if plan.order == DEFAULT_ORDER:
         return loop(plan.num_stages)
     return order_of_plan(shortened(plan)).placement
@@ -266,25 +271,27 @@ def _text(path: Path, most_bytes: int) -> str:
 
 
 def _most_bytes(plan: Plan) -> int:
-    """A size larger than the text of any order of a plan; a stage has at most a chunk for each
-    block."""
+    """A size that exceeds the text of any order of a plan; a stage has at most one chunk per
+    block.
+    """
     chunks = min(stage.layers for stage in plan.stages)
     word = _MARKS + len(str(chunks)) + len(str(plan.micro_batches))
     return _ROOM * word * _KINDS * chunks * plan.micro_batches * plan.num_stages
 
 
-# The moments at which a stage holds most micro-batches, in any order of its passes.
+# The moments at which a stage has most micro-batches in flight, in any order of its passes.
 #
 # Axes: K moments, V chunks of a stage.
 
 
-# The kind of passes, their chunk, whether layers step beside them, and the chunk that leaves.
+# The kind of the passes that begin, their chunk, whether optimizer steps overlap, and the chunk
+# whose activations are being offloaded.
 _Begin = tuple[PassKind, int, bool, int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassMoments:
-    """The fullest moments (K, 2 V) at which passes of one kind of a chunk begin.
+    """The peak moments (K, 2 V) at which passes of one kind of a chunk begin.
 
     ``held`` counts micro-batches as ``HeldMoments`` does. Layers step beside passes that are
     ``first_forward``. Activations of chunk ``leaving``, if any, are on their way to the host.
@@ -299,7 +306,7 @@ class PassMoments:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeldMoments:
-    """The fullest moments of stage number ``stage``, and how many micro-batches it holds then.
+    """The peak moments of stage number ``stage``, with its micro-batches in flight.
 
     A moment (a row of K) has two numbers for each chunk (2 V): first, for all chunks, micro-batches
     between their forward and their backward pass, then micro-batches between their backward pass
@@ -320,7 +327,7 @@ class HeldMoments:
 
     @classmethod
     def of(cls, passes: StagePasses, stage: int) -> HeldMoments:
-        """The fullest moments of a stage with these passes."""
+        """The peak moments of a stage with these passes."""
         chunks = passes.chunks
         held, found = [0] * (2 * chunks), set()
         begins: dict[_Begin, set[tuple[int, ...]]] = defaultdict(set)
@@ -357,18 +364,18 @@ class HeldMoments:
 
     @property
     def chunks(self) -> int:
-        """Number of chunks of the stage."""
+        """The number of the stage's chunks."""
         return self.placement.chunks
 
     @property
     def least_held(self) -> int:
-        """The most micro-batches that every chunk holds at the same time between their forward and
-        their backward passes."""
+        """The largest number of micro-batches that every chunk has in flight at the same time."""
         return int(self.every[:, : self.chunks].min(axis=1).max())
 
     def most_held(self, blocks: int) -> float:
-        """The most micro-batches that a stage of so many blocks holds at once; a chunk of a
-        micro-batch counts as its share of the blocks."""
+        """The largest number of micro-batches in flight of a stage with this many blocks; a chunk
+        of a micro-batch counts as its share of the blocks.
+        """
         held = self.every[:, : self.chunks] + self.every[:, self.chunks :]
         if self.chunks == 1:
             return float(held.max())
@@ -380,14 +387,14 @@ class HeldMoments:
 
 @lru_cache(maxsize=1024)
 def moments_in(order: str, num_stages: int, micro_batches: int) -> tuple[HeldMoments, ...]:
-    """The fullest moments of each stage of a pipeline whose passes run in a named order."""
+    """The peak moments of each stage of a pipeline in a named order of passes."""
     fewer = fewer_micro_batches(order, num_stages, micro_batches)
     passes = passes_of(named_order(order, num_stages, fewer))
     return tuple(HeldMoments.of(own, stage) for stage, own in enumerate(passes))
 
 
 def in_flight_of_plan(plan: Plan) -> Sequence[float]:
-    """The micro-batches whose activations each stage holds at once, at most.
+    """The largest number of micro-batches in flight of each stage.
 
     A chunk of a micro-batch counts as its share of the stage's blocks.
     """
@@ -399,7 +406,7 @@ def in_flight_of_plan(plan: Plan) -> Sequence[float]:
 
 
 def moments_of_plan(plan: Plan) -> tuple[HeldMoments, ...]:
-    """The fullest moments of each stage of a plan."""
+    """The peak moments of each stage of a plan."""
     if plan.order in ORDERS:
         check_order(plan)
         return moments_in(plan.order, plan.num_stages, plan.micro_batches)
@@ -407,7 +414,7 @@ def moments_of_plan(plan: Plan) -> tuple[HeldMoments, ...]:
 
 
 def _fullest(moments: Sequence[tuple[int, ...]]) -> Ints:
-    """The Pareto frontier of moments, those with the largest sums first."""
+    """The Pareto frontier of moments, largest sums first."""
     import numpy as np  # noqa: PLC0415
 
     left = np.array(sorted(moments, key=sum, reverse=True))

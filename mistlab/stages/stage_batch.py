@@ -1,4 +1,4 @@
-"""Candidates for stages as columns, their times and costs, and their chunks in pipelines.
+"""Stage candidates as columns, their times and costs, and their chunks in pipelines.
 
 Axes: C candidates.
 """
@@ -18,16 +18,17 @@ from mistlab.schedule.placement import NEXT, PREVIOUS, Placement
 from mistlab.stages.plan_orders import HeldMoments, ends_of_plan, in_flight_of_plan, moments_in
 from mistlab.stages.stage_shape import parts_of_plan
 
-# Where candidates for stages stand in pipelines whose passes run in a named order.
+# The positions of stage candidates in pipelines with a named order of passes.
 #
 # Axes: C candidates.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagesInOrder:
-    """Pipelines of ``num_stages`` stages, in one of which each candidate is stage number ``stage``
-    (C), counted from 0. Where kinds of blocks take turns, ``first_blocks`` has the first block of
-    each chunk of each stage."""
+    """Pipelines of ``num_stages`` stages, in which each candidate is stage number ``stage`` (C),
+    from 0. Where kinds of blocks alternate, ``first_blocks`` has the first block of each chunk of
+    each stage.
+    """
 
     order: str
     num_stages: int
@@ -39,26 +40,28 @@ class StagesInOrder:
         return len(self.stage)
 
     def chosen(self, rows: Bools | Rows) -> Self:
-        """The candidates that a mask or numbers choose."""
+        """The candidates selected by a mask or by indices."""
         return replace(self, stage=self.stage[rows])
 
     @property
     def columns(self) -> Mapping[str, Ints]:
-        """The numbers of stages, by a name that tells pipelines apart."""
+        """The stage indices as columns, under names that identify the pipelines."""
         return {f"{self.order} {self.num_stages} {self.micro_batches}": self.stage}
 
     @property
     def placement(self) -> Placement:
-        """Where the parts of the pipelines lie."""
+        """The placement of the pipelines' parts."""
         return self._moments[0].placement
 
     @property
     def splits_backward(self) -> bool:
-        """Whether gradients of weights have passes of their own."""
+        """Whether weight gradients have separate passes."""
         return any(one.splits_backward for one in self._moments)
 
     def by_stage(self) -> Iterator[tuple[HeldMoments, Rows]]:
-        """For each stage that has candidates, what it holds in this order, and their rows."""
+        """For each stage with candidates, its micro-batches in flight in this order, and the
+        candidates' rows.
+        """
         for stage in np.unique(self.stage).tolist():
             yield self._moments[stage], np.flatnonzero(self.stage == stage)
 
@@ -67,7 +70,7 @@ class StagesInOrder:
         return moments_in(self.order, self.num_stages, self.micro_batches)
 
 
-# Columns of stage candidates, with the memory, work, times and costs of each.
+# Stage candidates as columns, with their memory, work, times and costs.
 #
 # Axes: C candidates. Every column has length C.
 
@@ -87,13 +90,13 @@ POSITIONS: Mapping[str, str] = {
 
 
 def column_names() -> tuple[str, ...]:
-    """Names of all columns: the dimensions of a stage, and its position."""
+    """The names of all columns: the dimensions of a stage, and its position."""
     return (*DIMENSIONS, *POSITIONS)
 
 
 @dataclass(frozen=True, slots=True, eq=False, init=False)
 class StageBatch:
-    """Candidates for one stage; each row is a stage's plan and its position in the pipeline.
+    """Stage candidates; each row is a stage's plan and its position in the pipeline.
 
     Columns are named as in ``DIMENSIONS`` and ``POSITIONS`` and are attributes: ``batch.zero``.
     ``in_flight`` is the number of micro-batches whose activations are held at once, including the
@@ -104,7 +107,7 @@ class StageBatch:
     columns: Mapping[str, Column]
 
     def __init__(self, **columns: Column | float) -> None:
-        """Candidates from columns, or from numbers that all candidates share.
+        """Candidates from columns, or from scalars that all candidates share.
 
         Omitted dimensions have their default. The default position is a stage in the middle with
         one micro-batch.
@@ -129,7 +132,7 @@ class StageBatch:
         return self.columns[name]
 
     def value(self, name: str) -> Column:
-        """A column, by its name."""
+        """A column by its name."""
         return self.columns[name]
 
     @classmethod
@@ -146,7 +149,7 @@ class StageBatch:
 
     @classmethod
     def of_plans(cls, plans: Sequence[Plan]) -> Self:
-        """The stages of plans, one plan after another."""
+        """The stages of plans, concatenated."""
         return cls.of_rows([row for plan in plans for row in rows_of(plan)])
 
     @classmethod
@@ -157,7 +160,7 @@ class StageBatch:
 
     @classmethod
     def joined(cls, batches: Sequence["StageBatch"]) -> Self:
-        """The candidates of several batches, one after another."""
+        """Concatenate batches of candidates."""
         return cls.of_columns(
             {
                 name: np.concatenate([batch.columns[name] for batch in batches])
@@ -166,7 +169,7 @@ class StageBatch:
         )
 
     def chosen(self, rows: Bools | Rows | slice) -> Self:
-        """The candidates that a mask or numbers choose."""
+        """The candidates selected by a mask or by indices."""
         return self.of_columns({name: column[rows] for name, column in self.columns.items()})
 
     def with_columns(self, **columns: Column | float) -> Self:
@@ -174,7 +177,7 @@ class StageBatch:
         return type(self)(**{**self.columns, **columns})
 
     def by_symbol(self, symbols: Iterable[str]) -> Mapping[str, Column]:
-        """Columns by symbol, for the symbols of expressions that stand for columns."""
+        """The columns by symbol, for the symbols that stand for columns in expressions."""
         names = {symbol: name for name, symbol in symbols_of_columns().items()}
         return {symbol: self.columns[names[symbol]] for symbol in symbols if symbol in names}
 
@@ -206,15 +209,16 @@ def _column(given: Column | float, rows: int) -> Column:
     return given if isinstance(given, np.ndarray) else np.full(rows, given)
 
 
-# Where the micro-batches of whole stages come from and go to.
+# The direction from which the micro-batches of whole stages come, and that to which they go.
 _WAYS = PREVIOUS, NEXT, 0
 # The values of a candidate, in the order of the columns.
 StageRow = tuple[float, ...]
 
 
 def rows_of(plan: Plan, period: int | None = None) -> list[StageRow]:
-    """The stages of a plan, in order. With a period first blocks count within so many, and stages
-    of plans that differ in their micro-batches alone are equal."""
+    """The stages of a plan as rows, in order. With a period, first blocks are taken modulo the
+    period; stages of plans that differ only in their micro-batches are then equal.
+    """
     rows: list[StageRow] = []
     first_rank, first_block = 0, 0
     first, last = ends_of_plan(plan)
@@ -231,7 +235,7 @@ def rows_of(plan: Plan, period: int | None = None) -> list[StageRow]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagePeaks:
-    """The figures of ``StageFigures`` that decide whether each candidate fits."""
+    """The figures of ``StageFigures`` that determine whether each candidate fits."""
 
     feasible: Bools
     held_bytes: Floats
@@ -251,7 +255,7 @@ class StagePeaks:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageFigures(StagePeaks):
-    """The memory and work of each candidate: bytes of one rank, work for one micro-batch on it.
+    """The memory and work of each candidate: bytes of one rank, and its work for one micro-batch.
 
     ``feasible`` is false if sizes do not divide; then the other figures mean nothing. The peaks
     include everything: states, buffers, activations and temporaries. The step's peak is what the
@@ -277,13 +281,13 @@ class StageFigures(StagePeaks):
     backward_collective_bytes: Floats
 
 
-# What a time of a stage is: a part of each steady pass; of the first or the last pass; of waits for
-# other stages; of the host.
+# The role of a stage's time: in each steady pass, in the first or last pass, in stalls for other
+# stages, or of the host.
 Role = Literal["steady", "edge", "wait", "host"]
 
 
 def _in_role(role: Role, *, is_send: bool = False) -> Mapping[str, Any]:
-    """Metadata of a time; with ``is_send`` it is one of sends to the next stage."""
+    """The metadata of a time field; ``is_send`` marks a send to the next stage."""
     return {"role": role, "is_send": is_send}
 
 
@@ -294,9 +298,8 @@ _SENT_IN_ROUNDS = _in_role("wait", is_send=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageTimes(ColumnSet):
-    """The times of a stage on which an iteration depends (C, or C, S): a steady forward and
-    backward of one micro-batch, and extras. All lists of these times follow from the fields'
-    roles.
+    """The times of a stage that an iteration depends on (C, or C, S): steady-state forward and
+    backward of one micro-batch, and extras. All lists of these times follow from the fields' roles.
 
     ``through`` is the time from when a micro-batch arrives until it can go on, without fetches
     before it and work after it. The deltas are the extra times of the first forward and the last
@@ -349,8 +352,9 @@ class StageTimes(ColumnSet):
 
     @classmethod
     def of(cls, seconds: "StageTimes", *shape: int) -> Self:
-        """The tables of such a shape, from the times of stages: pipeline by pipeline, each in the
-        order of its stages."""
+        """The times of stages reshaped to a table: pipeline by pipeline, each in the order of its
+        stages.
+        """
         return cls(**{name: getattr(seconds, name).reshape(shape) for name in TIMES})
 
     def of_stage(self, stage: int) -> Self:
@@ -359,18 +363,18 @@ class StageTimes(ColumnSet):
 
     @property
     def begin_s(self) -> Floats:
-        """Work before the first micro-batch passes through, whenever it arrives."""
+        """The work before the first micro-batch passes through, whenever it arrives."""
         first_s = self.forward_s + self.delta_forward_s - self.after_first_s
         return np.asarray(np.maximum(first_s - self.through_forward_s - self.within_forward_s, 0.0))
 
     @property
     def end_s(self) -> Floats:
-        """Work after the last backward, which delays no other stage."""
+        """The work after the last backward pass, which delays no other stage."""
         return np.asarray(np.maximum(self.delta_backward_s - self.within_backward_s, 0.0))
 
     @property
     def gone_backward_s(self) -> Floats:
-        """A backward pass until its gradient can go back."""
+        """The time of a backward pass until its gradient can be sent back."""
         return np.asarray(self.backward_s - self.left_backward_s)
 
     @property
@@ -384,13 +388,13 @@ SENDS = tuple(entry.name for entry in fields(StageTimes) if entry.metadata["is_s
 
 
 def times_of(*roles: Role) -> tuple[str, ...]:
-    """The names of a stage's times in some roles."""
+    """The names of a stage's times with the given roles."""
     return tuple(entry.name for entry in fields(StageTimes) if entry.metadata["role"] in roles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageSeconds(StageTimes):
-    """The times of each candidate (C), and three on which an iteration does not depend.
+    """The times of each candidate (C), and three times that an iteration does not depend on.
 
     A forward pass that follows another one is shorter by ``turned_s``: no gradients of a pass
     before it are left to be reduced, or to leave. ``step_s`` is the time of the step's arithmetic
@@ -404,7 +408,7 @@ class StageSeconds(StageTimes):
 
     @property
     def stable_s(self) -> Floats:
-        """The time of a steady forward and backward, or of the host that issues them."""
+        """The steady-state time of a forward and backward pass, or of the host that issues them."""
         return np.maximum(self.forward_s + self.backward_s, self.issued_s)
 
     @property
@@ -420,7 +424,7 @@ class StageSeconds(StageTimes):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageCosts(ColumnSet):
-    """The costs of each candidate: its times, and bytes of its fullest GPU.
+    """The costs of each candidate: its times, and the bytes of its fullest GPU.
 
     ``fits`` is false if memory is short or if sizes do not divide. ``host_bytes`` are those of one
     rank.
@@ -433,13 +437,13 @@ class StageCosts(ColumnSet):
     host_bytes: Floats
 
 
-# The parts of plans as columns: each chunk of a stage is a candidate for a stage of its own.
+# The parts of plans as columns: each chunk of a stage as a candidate for a stage of its own.
 #
 # Axes: C candidates, S stages, P parts in order.
 
 
 def batch_of_parts(plans: Sequence[Plan], placement: Placement) -> StageBatch:
-    """The parts of plans, which lie so on the stages of each, in order, one plan after another."""
+    """The parts of plans with this placement, concatenated plan by plan in order."""
     parts = [(plan, part) for plan in plans for part in parts_of_plan(plan, placement)]
     first = np.cumsum([0, *(plan.num_stages for plan in plans)])[:-1]
     numbers = range(len(placement.stages))
@@ -460,7 +464,9 @@ def batch_of_parts(plans: Sequence[Plan], placement: Placement) -> StageBatch:
 
 
 def with_ends(batch: StageBatch, placement: Placement) -> StageBatch:
-    """Columns (S, C) of the stages of pipelines, with embedding and head where parts lie so."""
+    """Columns (S, C) of the stages of pipelines, with embedding and head where the placement has
+    them.
+    """
     each = len(batch) // placement.num_stages
     stage = np.arange(len(batch)) // each
     return batch.with_columns(
@@ -470,8 +476,9 @@ def with_ends(batch: StageBatch, placement: Placement) -> StageBatch:
 
 
 def parts_of_stages(batch: StageBatch, placement: Placement) -> StageBatch:
-    """The parts (P, C) of columns (S, C) of the stages of pipelines, part by part; a stage has as
-    many blocks in all pipelines."""
+    """The parts (P, C) of pipelines with stage columns (S, C), part by part; a stage has equally
+    many blocks in all pipelines.
+    """
     stages = np.split(np.arange(len(batch)), placement.num_stages)
     parts: list[StageBatch] = []
     first_block = 0
@@ -495,12 +502,12 @@ def parts_of_stages(batch: StageBatch, placement: Placement) -> StageBatch:
 
 
 def chunk_of_loop(batch: StageBatch, chunk: int, chunks: int) -> StageBatch:
-    """One chunk of each stage (C), of ``chunks``, where parts lie in a loop."""
+    """One chunk of each stage (C), of ``chunks`` placed in a loop."""
     return _chunk(batch, chunk, chunks, rest_is_last=batch.has_embedding > 0)
 
 
 def chunk_in_order(batch: StageBatch, chunk: int, in_order: StagesInOrder) -> StageBatch:
-    """One chunk of each stage (C) of pipelines in an order."""
+    """One chunk of each stage (C) of pipelines in an order of passes."""
     placement, first_blocks = in_order.placement, in_order.first_blocks
     if first_blocks is not None:
         batch = batch.with_columns(first_block=first_blocks[in_order.stage, chunk])
@@ -516,8 +523,9 @@ def chunk_in_order(batch: StageBatch, chunk: int, in_order: StagesInOrder) -> St
 
 
 def _chunk(batch: StageBatch, chunk: int, chunks: int, *, rest_is_last: Bools) -> StageBatch:
-    """One chunk of each stage (C); blocks that cannot be divided evenly go to its last chunks, or
-    else to its first ones."""
+    """One chunk of each stage (C); the remainder of an uneven division goes to the last chunks, or
+    to the first ones.
+    """
     each, rest = np.divmod(batch.layers, chunks)
     begin, end = (
         count * each
@@ -533,8 +541,9 @@ def _chunk(batch: StageBatch, chunk: int, chunks: int, *, rest_is_last: Bools) -
 
 
 def _treated(batch: StageBatch, begin: Column | int, end: Column | int) -> dict[str, Column]:
-    """How many of the blocks from ``begin`` to ``end`` of each stage have each treatment: first
-    come plain blocks, then those of one treatment after the other."""
+    """The numbers of blocks from ``begin`` to ``end`` of each stage with each treatment: plain
+    blocks come first, then those of each treatment in turn.
+    """
     names = counts_of_blocks()
     after = batch.layers - sum(batch.value(name) for name in names)
     found: dict[str, Column] = {}

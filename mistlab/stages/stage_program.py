@@ -23,12 +23,13 @@ from mistlab.stages.buffers import Buffers, Hazards
 from mistlab.stages.pass_tasks import HOST_STEP, Memory, PassTask, PassTasks
 from mistlab.stages.stage_shape import RING, StageShape
 
-# The tasks of a first forward that a flush runs.
+# The tasks of a first forward pass that a flush runs.
 _STEPPING = ("open", "S", HOST_STEP, "O<", "O>", "G<", "close")
-# Tasks that write to memory which is allocated when they are issued.
+# Tasks that write to memory allocated when they are issued.
 _AFTER_COMPUTE = ("Y", "A<", "tied")
-# Tasks that are neither in the slot table nor tasks of memory. "tied" sums the gradient of a table
-# of tokens that two layers share, "drop table" frees its memory, "report" sums losses and norms.
+# Tasks that are neither in the slot table nor memory tasks: "tied" reduces the gradient of an
+# embedding table that two layers share, "drop table" frees its memory, "report" reduces losses and
+# norms.
 Extra = Literal["tied", "drop table", "report"] | Memory
 
 
@@ -54,38 +55,38 @@ class Op:
 
     @property
     def name(self) -> str:
-        """Kind and direction of a task of the slot table; the name of any other task."""
+        """The kind and direction of a slot-table task; the name of any other task."""
         if isinstance(self.task, str):
             return self.task
         return HOST_STEP if self.lane == "host" else f"{self.task.kind}{self.task.direction or ''}"
 
     @property
     def layer(self) -> int:
-        """The layer of a task of the slot table."""
+        """The layer of a slot-table task."""
         assert isinstance(self.task, Action)
         assert self.task.layer is not None
         return self.task.layer
 
     @property
     def micro_batch(self) -> int:
-        """The micro-batch of a task of the slot table."""
+        """The micro-batch of a slot-table task."""
         assert isinstance(self.task, Action)
         return self.task.micro_batch
 
     @property
     def is_of_first(self) -> bool:
-        """Whether its pass is the first of its kind, with which sums over passes begin."""
+        """Whether its pass is the first of its kind, which initialises sums over passes."""
         return self.of is not None and self.of.is_first
 
     @property
     def turn(self) -> int:
-        """The place of its pass in the ring of outcomes that are sent to other stages."""
+        """The index of its pass in the ring of outputs sent to other stages."""
         assert self.of is not None
         return self.of.number % RING
 
 
 def iterations(shape: StageShape, count: int) -> list[list[Op]]:
-    """The programs of ``count`` successive iterations; all after the first are alike."""
+    """The programs of ``count`` successive iterations; all after the first are equal."""
     hazards = Hazards(LANES)
     return [[_ordered(op, hazards) for op in _Tasks(shape).iteration()] for _ in range(count)]
 
@@ -101,13 +102,13 @@ def flush(shape: StageShape) -> list[Op]:
 
 
 def _ordered(op: Op, hazards: Hazards) -> Op:
-    # A task that takes over memory from compute must not write it before compute's last use.
+    # A task that reuses memory of the compute lane must not write it before compute's last use.
     after = hazards.last("compute") if op.name in _AFTER_COMPUTE else ()
     return replace(op, waits=hazards.add(op.lane, op.reads, op.writes, after=after))
 
 
 class _Tasks:
-    """One iteration's tasks without their waits."""
+    """The tasks of one iteration without their dependencies."""
 
     def __init__(self, shape: StageShape) -> None:
         self.shape = shape
@@ -118,7 +119,7 @@ class _Tasks:
         for receipt in self.shape.receipts.receipts:
             receipts[receipt.before].append(receipt)
         for stage_pass in self.shape.passes:
-            # What later passes need may come while this one computes.
+            # The inputs of later passes may arrive while this one computes.
             for receipt in receipts[stage_pass.number]:
                 yield self._receive(receipt)
             for task in self.tasks.of_pass(stage_pass):

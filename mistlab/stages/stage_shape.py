@@ -1,5 +1,6 @@
-"""The shape of a stage of a plan: its chunks and layers, where tasks of a slot lie, and how its
-groups of ranks lie on nodes and on tiers above them."""
+"""The shape of a stage of a plan: its chunks and layers, where the tasks of a slot lie, and how its
+groups of ranks are placed on nodes and network tiers.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,35 +42,35 @@ from mistlab.schedule.stage_passes import (
 )
 from mistlab.stages.plan_orders import ends_of_plan, passes_of_plan
 
-# Finds the layer of each task in a slot, and the entry of a ring of buffers that it takes.
+# Finds the layer of each task in a slot, and the ring entry that it uses.
 #
-# A pass meets the layers of a stage one after another, at positions 0, 1, 2 and so on: a forward
-# pass from the first layer up, a backward pass from the last layer down. In each slot one layer
-# computes. The slot's other tasks are for the same layer, or for the layers that compute ``depth``
-# slots later (ahead) or earlier (behind). In the first and the last ``depth`` slots of a pass
-# nothing computes. Layers that pass through a ring take its ``depth + 1`` entries in turn.
+# A pass visits the layers of a stage in order, at positions 0, 1, 2 and so on: a forward pass from
+# the first layer up, a backward pass from the last layer down. In each slot one layer computes. The
+# slot's other tasks are for the same layer, or for the layers that compute ``depth`` slots later
+# (ahead) or earlier (behind). In the first and the last ``depth`` slots of a pass nothing computes.
+# Layers that use a ring take its ``depth + 1`` entries in turn.
 
 
 _AWAY: Mapping[Place, int] = {"ahead": 1, "here": 0, "behind": -1}
 
 
 def goes_up(phase: Phase) -> bool:
-    """Whether a pass begins at the first layer of a stage."""
+    """Whether a pass starts at the first layer of a stage."""
     return "backward" not in phase
 
 
 def layer_at(position: int, num_layers: int, phase: Phase) -> int:
-    """The layer, counted within its stage, that a pass meets at a position."""
+    """The layer, counted within its stage, that a pass visits at a position."""
     return position if goes_up(phase) else num_layers - 1 - position
 
 
 def layers_above(at: Place, phase: Phase, depth: int) -> int:
-    """The distance, in layers, from the layer that computes in a slot up to a task's layer."""
+    """The distance in layers from the layer that computes in a slot up to a task's layer."""
     return _AWAY[at] * (depth if goes_up(phase) else -depth)
 
 
 def slots_of(num_layers: int, depth: int) -> range:
-    """The slots of a pass, named by the position of the layer that computes there."""
+    """The slots of a pass, numbered by the position of the layer that computes."""
     return range(-depth, num_layers + depth)
 
 
@@ -89,14 +90,15 @@ def ring_entries(depth: int) -> int:
 
 
 def entry_of(layers_before: int, position: int, depth: int) -> int:
-    """The entry of the rings that a layer takes; ``layers_before`` counts the layers that the
-    passes before have passed."""
+    """The ring entry that a layer uses; ``layers_before`` is the number of layers in all earlier
+    passes.
+    """
     return (layers_before + position) % ring_entries(depth)
 
 
-# The parts into which a plan's model is cut: with S stages of v chunks each, there are S v parts.
+# The parts of a plan's model: S stages of v chunks each give S v parts.
 #
-# Where they lie, and how many blocks each has, is said in ``mistlab.schedule.placement``.
+# Their placement, and the number of blocks of each, is in ``mistlab.schedule.placement``.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,19 +154,20 @@ def _ways(stage: StagePlan) -> list[str]:
 
 # The shape of a stage: the choices of a plan that decide which tasks the stage has.
 
-# What tasks do with routers of experts: nothing, or note choices, and correct routers by them.
+# What tasks do with the routers of experts: nothing, or record their choices, and adjust the
+# routers by them.
 Routers = Literal["none", "noted", "corrected"]
 
 # The number of entries in the rings of a stage that the runtime executes.
 RING = ring_entries(ENGINES["mistlab"].template().depth)
-# The number of the embedding among the model's layers.
+# The index of the embedding among the model's layers.
 EMBEDDING = 0
-# The most stages for which the places of all passes in the rings are kept.
+# The number of stages whose ring positions of all passes are cached.
 _MOST_KEPT = 64
 
 
 def replicas_of(stage: StagePlan) -> int:
-    """The number of a stage's ranks that have the same weights: those that reduce gradients."""
+    """The number of a stage's ranks with equal weights: those that reduce gradients."""
     return ranks_of("reduce", stage.degree)
 
 
@@ -253,22 +256,22 @@ class StageShape:
 
     @property
     def first_layer(self) -> int:
-        """The number of the stage's first layer."""
+        """The index of the stage's first layer."""
         return self.chunks[0].layers.start
 
     @property
     def last_layer(self) -> int:
-        """The number of the stage's last layer."""
+        """The index of the stage's last layer."""
         return self.chunks[-1].layers[-1]
 
     @property
     def layers(self) -> list[int]:
-        """The numbers of the stage's layers."""
+        """The indices of the stage's layers."""
         return [layer for chunk in self.chunks for layer in chunk.layers]
 
     @property
     def blocks(self) -> list[int]:
-        """The numbers of the stage's blocks."""
+        """The indices of the stage's blocks."""
         return [layer for chunk in self.chunks for layer in chunk.blocks]
 
     def has_block(self, layer: int) -> bool:
@@ -276,18 +279,18 @@ class StageShape:
         return any(layer in chunk.blocks for chunk in self.chunks)
 
     def layer_at(self, position: int, stage_pass: StagePass) -> int:
-        """The layer that a pass meets at a position."""
+        """The layer that a pass visits at a position."""
         layers = self.chunks[stage_pass.chunk].layers
         return layers[layer_at(position, len(layers), stage_pass.phase)]
 
     def entry_at(self, position: int, stage_pass: StagePass, depth: int = RING - 1) -> int:
-        """The entry of the rings that a pass's layer at a position takes."""
+        """The ring entry that a pass's layer at a position uses."""
         sizes = tuple(len(chunk.layers) for chunk in self.chunks)
         before = _layers_before(self.passes, sizes)[stage_pass.number]
         return entry_of(before, position, depth)
 
     def entry_at_step(self, layer: int) -> int:
-        """The entry of the rings that a layer takes when it is stepped."""
+        """The ring entry that a layer uses during its optimizer step."""
         for stage_pass in self.passes:
             layers = self.chunks[stage_pass.chunk].layers
             if stage_pass.phase == "first_forward" and layer in layers:
@@ -305,7 +308,7 @@ class StageShape:
         return max(RING, self.receipts.rooms)
 
     def offload_of(self, layer: int) -> Offload:
-        """The offload ratios of a layer; those of the embedding and the head are zero."""
+        """The offload ratios of a layer; zero for embedding and head."""
         return self.offload if self.has_block(layer) else NO_OFFLOAD
 
     def borrows_table(self, layer: int) -> bool:
@@ -313,17 +316,23 @@ class StageShape:
         return self.shares_table and layer == self.last_layer
 
     def adds_table_in_b(self, layer: int) -> bool:
-        """Whether a layer is a head whose B, not its W, adds to the gradient of the embedding's
-        table: the order does not begin W with the head's chunk or end it with the embedding's."""
+        """Whether a layer is a head whose B, not its W, accumulates the gradient of the embedding
+        table, because the order neither begins W with the head's chunk nor ends it with the
+        embedding's.
+        """
         splits = self.passes.splits_backward
         return splits and self.borrows_table(layer) and not _ends_with_embedding(self.passes)
 
     def rings_weights(self, layer: int) -> bool:
-        """Whether a layer's weights come and go, so that they are whole only in a ring."""
+        """Whether a layer's weights are gathered or fetched, so that they are whole only in a
+        ring.
+        """
         return self.zero >= 3 or self.offload_of(layer).weights > 0
 
     def rings_gradients(self, layer: int) -> bool:
-        """Whether a layer's gradients come and go."""
+        """Whether a layer's gradients are reduced or offloaded, so that they are whole only in a
+        ring.
+        """
         return self.zero >= 2 or self.offload_of(layer).gradients > 0
 
     def steps_tail(self, layer: int) -> bool:
@@ -331,7 +340,7 @@ class StageShape:
         return self.steps_on_host and self.offload_of(layer).optimizer > 0
 
     def stages_tail(self, layer: int) -> bool:
-        """Whether a part of a layer's optimizer state is fetched for the step on the device."""
+        """Whether a part of a layer's optimizer states is fetched for the step on the device."""
         return not self.steps_on_host and self.offload_of(layer).optimizer > 0
 
     def has(self, row: Task, layer: int) -> bool:
@@ -363,8 +372,9 @@ def _chunks(plan: Plan, stage: int, passes: StagePasses) -> tuple[ChunkLayers, .
 
 @lru_cache(maxsize=_MOST_KEPT)
 def _ends_with_embedding(passes: StagePasses) -> bool:
-    """Whether a stage's first W is no later for the head's chunk than for the embedding's, and the
-    last W no earlier for the embedding's."""
+    """Whether a stage's first W is no later for the head's chunk than for the embedding's, and its
+    last W no earlier for the embedding's.
+    """
     chunks = [one.chunk for one in passes if one.kind == "W"]
     embedding, head = 0, passes.chunks - 1
     begins = chunks.index(head) <= chunks.index(embedding)
@@ -373,7 +383,9 @@ def _ends_with_embedding(passes: StagePasses) -> bool:
 
 @lru_cache(maxsize=_MOST_KEPT)
 def _layers_before(passes: StagePasses, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """How many layers a stage passes before each of its passes; ``sizes`` are its chunks'."""
+    """The number of layers that a stage visits before each of its passes; ``sizes`` are those of
+    its chunks.
+    """
     return tuple(accumulate((sizes[one.chunk] for one in passes), initial=0))
 
 
@@ -384,7 +396,7 @@ OfShape = tuple[Bools, GroupSpread]
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shapes:
     """The shape of each strategy's groups (S each), by name, in the order of ``GroupSpread``: ranks
-    in a node, nodes, and units of each tier above; and the ranks of each group.
+    in a node, nodes, and units of each tier above; and the number of ranks of each group.
 
     Neighbouring stages are taken to be as large as the stage itself. Sends to the next stage and
     from the one before go through the tier at a place.
@@ -399,7 +411,7 @@ class Shapes:
     _several: dict[str, Sequence[OfShape]] = field(default_factory=dict, init=False, repr=False)
 
     def of_several(self, group: str) -> Sequence[OfShape]:
-        """The strategies of each shape of a group, where it has several ranks."""
+        """The strategies for each shape of a group, where it has several ranks."""
         if group not in self._several:
             several = (one for one in self.by_shape(group) if one[1].ranks > 1)
             self._several[group] = tuple(several)
@@ -407,15 +419,15 @@ class Shapes:
 
     @property
     def crosses_to_next(self) -> Bools:
-        """Whether strategies send to the next stage between nodes."""
+        """Whether strategies send to the next stage across nodes."""
         return np.asarray(self.place_to_next != NODE)
 
     def by_shape(self, group: str) -> Iterator[OfShape]:
-        """The strategies of each shape of a group."""
+        """The strategies for each shape of a group."""
         yield from by_shape(self.groups[group])
 
     def chosen(self, rows: Rows) -> Self:
-        """The shapes of the strategies in these rows."""
+        """The shapes of the strategies with these indices."""
         groups = self.groups.items()
         return type(self)(
             groups={name: tuple(one[rows] for one in shape) for name, shape in groups},
@@ -428,7 +440,7 @@ class Shapes:
 
 
 def by_shape(columns: tuple[Ints, ...]) -> Iterator[OfShape]:
-    """The strategies (S) of each shape in columns of ranks in a node, nodes and units."""
+    """The strategies (S) for each shape, from columns of ranks in a node, nodes and units."""
     for shape in sorted({*zip(*(one.tolist() for one in columns), strict=True)}):
         rows = np.logical_and.reduce(
             [one == number for one, number in zip(columns, shape, strict=True)]
@@ -440,7 +452,7 @@ def by_shape(columns: tuple[Ints, ...]) -> Iterator[OfShape]:
 def shape_on_nodes(
     group: str, value: Callable[[str], NDArray[Any]], first_rank: Ints, gpus_per_node: int
 ) -> tuple[Ints, Ints]:
-    """The most ranks of a group in a node, and the number of its nodes.
+    """The largest number of a group's ranks in a node, and the number of its nodes.
 
     The stage begins at ``first_rank``, and ranks fill nodes in order. Of a stage whose groups lie
     on nodes in several ways, as five GPUs a node make it, it is the group on the most nodes, for
@@ -485,9 +497,10 @@ def _nodes(
 def _most_apart(
     group: str, axes: Mapping[str, int], first_rank: int, place_of: Callable[[Ints], Ints]
 ) -> int:
-    """The places of that group of a stage that lies at the most, by counting those of every one;
-    ``place_of`` are the nodes of ranks, or units of nodes."""
-    # The last axis of an array is the innermost, and so is the first one of a table.
+    """The largest number of units that a group of a stage spans, by enumerating its groups;
+    ``place_of`` maps ranks to nodes, or nodes to units.
+    """
+    # The last axis of an array is the innermost; in the table it is the first.
     names = [*axes][::-1]
     shape = [axes[name] for name in names]
     nodes = place_of(first_rank + np.arange(math.prod(shape)).reshape(shape))
@@ -500,7 +513,7 @@ def _most_apart(
 def shapes_of(
     known: Known[Shapes], columns: Mapping[str, NDArray[Any]], cluster: Cluster
 ) -> Shapes:
-    """The shapes of each strategy's groups; ``known`` are those of meshes met before."""
+    """The shapes of each strategy's groups; ``known`` caches those of meshes met before."""
     names = (*names_of("mesh"), "first_rank")
     shapes, rows = known(
         [columns[name] for name in names],
@@ -516,8 +529,9 @@ def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
     first, ranks = columns["first_rank"].astype(np.int64), num_gpus(value).astype(np.int64)
 
     def place(before: Ints) -> Ints:
-        """The place of the highest tier between a rank from ``before`` on and its peer in the next
-        stage."""
+        """The index of the highest tier between a rank from ``before`` on and its peer in the next
+        stage.
+        """
         apart = (before + 2 * ranks - 1) // gpus != before // gpus
         crosses = (cluster.nodes > 1) & ((ranks >= gpus) | apart)
         if tiers is None:
@@ -544,7 +558,9 @@ def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
 def _units(
     group: str, value: Callable[[str], NDArray[Any]], first: Ints, tiers: TierTimes, place: int
 ) -> Ints:
-    """The most units that a group lies in (C), of those that join the tier at a place."""
+    """The largest number of units that a group spans (C), among the units joined by the tier at an
+    index.
+    """
     network, gpus = tiers.network, tiers.gpus_per_node
     if not any(tier.scattered for tier in network.tiers[place:]):
         return shape_on_nodes(group, value, first, network.nodes_below(place) * gpus)[1]
