@@ -179,7 +179,7 @@ def _stepping_on_host(template: Template) -> Template:
 #   steps run ahead of a pass that waits for its micro-batch.
 # - A prefetch starts when the layer that computes in its slot starts. A prefetch for a step starts
 #   when the step ``depth`` layers before starts. A prefetch ahead of the first layer starts when
-#   the previous pass has computed. Where tasks run in sequence, it starts when the previous layer ends.
+#   the previous pass has computed. Without overlap, it starts when the previous layer ends.
 # - At most ``depth + 1`` layers are in progress: a layer computes only when the activations and
 #   gradients of the layer ``depth + 1`` before it have been offloaded and, where gradients are
 #   sharded, reduced.
