@@ -1,1 +1,1 @@
-"""What a plan file says, and what is answered."""
+"""Jobs (the content of plan files), predictions, measurements and searches, as values."""

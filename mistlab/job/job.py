@@ -1,4 +1,4 @@
-"""A job: everything that one plan file says, read, checked across its parts, and written."""
+"""A job: the content of one plan file, read, checked across its parts, and written."""
 
 import os.path
 import re
@@ -36,20 +36,20 @@ from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.orders import DEFAULT_ORDER, is_order_path
 from mistlab.stages.plan_orders import check_order
 
-# Finds what a plan file names by catalogue name or path: its model, hardware and order of passes.
+# Resolves the names and paths in a plan file: its model, hardware and order of passes.
 #
-# The space that a search names is found in the same way.
+# The space that a search names is resolved in the same way.
 #
-# A text is a path if it holds a slash or has the ending of such a file. A path is relative to the
-# folder of the plan file.
+# A text is a path if it contains a slash or has the extension of such a file. A path is relative to
+# the folder of the plan file.
 
 
 MODEL = "workload.model"
 HARDWARE = "cluster.hardware"
 CONFIG = "config.json"
-# Divides a configuration's path from the part of it that is read (``config.json#text_config``).
+# Separates a configuration's path from the part of it to read (``config.json#text_config``).
 _PART = "#"
-# The key of a space's mapping for the named space whose other choices it keeps.
+# The key by which a space's mapping names the space whose other choices it inherits.
 LIKE = "like"
 
 
@@ -89,13 +89,14 @@ def plain_model(model: ModelSpec, folder: Path) -> Any:
 
 
 def hardware_from(plain: object, folder: Path) -> Hardware:
-    """The hardware that ``cluster.hardware`` names in a plan file in ``folder``, with the numbers
-    of the nearest calibrated GPU where its own are those of a datasheet alone."""
+    """The hardware that ``cluster.hardware`` names in a plan file in ``folder``; a file with
+    datasheet figures only is completed from the nearest calibrated GPU.
+    """
     return catalog.with_all_groups(stated_hardware(plain, folder))
 
 
 def stated_hardware(plain: object, folder: Path) -> Hardware:
-    """The hardware that is named, with no more than what its file says."""
+    """The named hardware as its file states it, not completed."""
     if isinstance(plain, Hardware):
         return plain
     if isinstance(plain, Mapping):
@@ -110,7 +111,7 @@ def stated_hardware(plain: object, folder: Path) -> Hardware:
 
 
 def plain_hardware(hardware: Hardware) -> Any:
-    """The content of ``cluster.hardware``: a catalogue name, or all numbers of the hardware.
+    """The content of ``cluster.hardware``: a catalogue name, or all figures of the hardware.
 
     A written plan file never names a hardware file, because such a file may change.
     """
@@ -120,7 +121,7 @@ def plain_hardware(hardware: Hardware) -> Any:
 
 
 def profile_from(plain: object, folder: Path) -> object:
-    """The profile that ``cluster.profile`` names; other content stays, for checks."""
+    """The profile that ``cluster.profile`` names; other content is returned unchanged."""
     if not isinstance(plain, str):
         return plain
     with within("cluster"):
@@ -128,15 +129,14 @@ def profile_from(plain: object, folder: Path) -> object:
 
 
 def plain_profile(profile: Profile) -> Any:
-    """The content of ``cluster.profile``: a catalogue name, or all numbers of the profile."""
+    """The content of ``cluster.profile``: a catalogue name, or all figures of the profile."""
     if profile.name in catalog.profile_names() and profile == catalog.profile(profile.name):
         return profile.name
     return to_mapping(profile, omit_defaults=True)
 
 
 def network_from(plain: object, folder: Path) -> object:
-    """The network that ``cluster.network`` names by the path of a file; other content stays, for
-    checks."""
+    """The network that ``cluster.network`` names by a file's path; other content is unchanged."""
     if not isinstance(plain, str):
         return plain
     if not _is_path(plain, (".yaml", ".yml")):
@@ -148,7 +148,7 @@ def network_from(plain: object, folder: Path) -> object:
 
 
 def space_from(plain: object, folder: Path) -> SearchSpace:
-    """The space that a name, a path of a YAML file, or a mapping stands for.
+    """The space given by a name, a YAML file's path, or a mapping.
 
     A mapping takes its choices from the space that it names under ``like``, and changes those that
     it lists.
@@ -186,17 +186,17 @@ def plain_order(order: str, folder: Path) -> str:
 
 
 def _as_path(path: str) -> str:
-    """A path that cannot be taken for the name of an order."""
+    """A path written so that it cannot be mistaken for the name of an order."""
     return path if is_order_path(path) else f"./{path}"
 
 
 def _path_and_part(text: str) -> tuple[str, str]:
-    """A path, and the part of the file that is read; none for the whole file."""
+    """A path, and the part of the file to read; empty for the whole file."""
     path, divider, part = text.rpartition(_PART)
     return (path, part) if divider and "/" not in part else (text, "")
 
 
-# A name as models have on Hugging Face: an owner and a model.
+# A model name as on Hugging Face: an owner and a model.
 _OF_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(?<!\.json)")
 
 
@@ -206,8 +206,7 @@ def _model_file(path: str) -> ModelSpec:
 
 
 def _json_model(path: str, part: str) -> ModelSpec:
-    """A traced model, or the one of a Hugging Face configuration or of a part of it; its folder
-    will do."""
+    """A traced model, or the model of a Hugging Face configuration or of a part of one."""
     file = Path(path, CONFIG) if Path(path).is_dir() else Path(path)
     with _in_file(MODEL, str(file)):
         content = read_json(file)
@@ -226,7 +225,7 @@ def _traced_model(path: str) -> ModelSpec:
 
 
 def _is_traced(model: ModelSpec) -> bool:
-    """Whether the model equals the model in its own file; a changed copy does not."""
+    """Whether the model equals the one in its own file; a modified copy does not."""
     assert model.graph_file is not None
     try:
         return _traced_model(model.graph_file) == model
@@ -241,7 +240,7 @@ def _hardware_file(path: str) -> Hardware:
 
 @contextmanager
 def _in_file(holder: str, path: str) -> Iterator[None]:
-    """Add to an error the key of the plan file that named the file at fault."""
+    """Prefix an error with the plan file's key that named the file at fault."""
     try:
         yield
     except FieldError as error:
@@ -263,15 +262,14 @@ def _relative(path: str, folder: Path) -> str:
     return path if Path(path).is_absolute() else os.path.relpath(path, folder)
 
 
-# A cluster of several groups of nodes, as a plan file and a command line say it.
+# A cluster of several groups of nodes, in a plan file and on a command line.
 #
 # In a plan file ``cluster.hardware`` is then a list with the hardware and the number of nodes of
 # each group. On a command line ``--hardware`` is ``l4-24gb:1,a100-40gb:2``.
 
 
 def with_groups(plain: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """The content of ``cluster`` in a plan file in ``folder``, with a list of groups as fields of
-    ``Cluster``; other content stays."""
+    """The content of ``cluster`` in a plan file in ``folder``, with a list of groups as fields."""
     if "others" in plain:
         problem = "unknown key: give each group of nodes in a list in cluster.hardware"
         refuse("cluster.others", problem)
@@ -290,7 +288,7 @@ def with_groups(plain: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
 
 
 def fields_of(groups: Sequence[NodeGroup]) -> dict[str, Any]:
-    """The fields of a ``Cluster`` that say its groups."""
+    """The fields of a ``Cluster`` that describe its groups."""
     if not groups:
         refuse(HARDWARE, "is an empty list: give the hardware and the nodes of a group at least")
     return {
@@ -301,7 +299,7 @@ def fields_of(groups: Sequence[NodeGroup]) -> dict[str, Any]:
 
 
 def plain_groups(cluster: Cluster) -> dict[str, Any]:
-    """The content of ``cluster.hardware`` in a plan file: a list where there are several groups."""
+    """The content of ``cluster.hardware`` in a plan file: a list if there are several groups."""
     if not cluster.others:
         return {"hardware": plain_hardware(cluster.hardware)}
     return {
@@ -313,8 +311,9 @@ def plain_groups(cluster: Cluster) -> dict[str, Any]:
 
 
 def groups_named(text: str, folder: Path) -> list[NodeGroup]:
-    """The groups of a text such as ``l4-24gb:1,a100-40gb:2``; none where it names one hardware
-    without nodes."""
+    """The groups in a text such as ``l4-24gb:1,a100-40gb:2``; empty for a single hardware without a
+    number of nodes.
+    """
     parts = [part.rpartition(":") for part in text.split(",")]
     if len(parts) == 1 and not parts[0][2].isdecimal():
         return []
@@ -331,7 +330,7 @@ def groups_named(text: str, folder: Path) -> list[NodeGroup]:
 
 
 def _group_from(plain: object, place: int, folder: Path) -> NodeGroup:
-    """A group of the list in ``cluster.hardware``; errors name its place in the list."""
+    """A group of the list in ``cluster.hardware``; errors name its position in the list."""
     where = f"{HARDWARE}[{place}]"
     if not isinstance(plain, Mapping):
         problem = f"{shown(plain)} is not a group of nodes: give a mapping of hardware and nodes"
@@ -346,10 +345,10 @@ def _group_from(plain: object, place: int, folder: Path) -> NodeGroup:
     return from_mapping(NodeGroup, resolved, where)
 
 
-# A job: everything that one plan file says, and the checks across its parts.
+# A job: the content of one plan file, and the checks across its parts.
 #
-# A plan file names its model, its hardware and the order of its passes; names and paths are turned
-# into values and back by ``mistlab.job.job``.
+# A plan file names its model, its hardware and the order of its passes; ``mistlab.job.job``
+# resolves names and paths to values, and back.
 
 
 HERE = Path()
@@ -371,7 +370,7 @@ class Job:
             refuse(first.path, "; ".join([first.problem, *map(str, others)]))
 
 
-# How names of scripts that start runs end, and those of configurations that are no YAML.
+# The extensions of launch scripts, and of configurations that are not YAML.
 LAUNCH_FILES = (".sh", ".bash", ".sbatch", ".slurm", ".toml")
 
 
@@ -411,14 +410,14 @@ def job_from_mapping(mapping: object, folder: Path = HERE) -> Job:
     return from_mapping(Job, resolved)
 
 
-# Engines of older plan files that trained adapters, which the workload says today.
+# Engines of older plan files that trained adapters, now a property of the workload.
 _OF_ADAPTERS = {
     f"{name}-adapters": name for name in ("megatron-core", "megatron-bridge", "fsdp", "fsdp-eager")
 }
 
 
 def _with_names_of_today(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan file's content in words of today, where it has older ones."""
+    """A plan file's content with old names replaced by current ones."""
     plan, workload = mapping.get("plan"), mapping.get("workload")
     if not isinstance(plan, Mapping) or not isinstance(workload, Mapping):
         return dict(mapping)
@@ -430,7 +429,7 @@ def _with_names_of_today(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def job_to_mapping(job: Job, folder: Path = HERE) -> dict[str, Any]:
-    """The content of a plan file in ``folder`` for a job; defaults are left out."""
+    """The content of a plan file in ``folder`` for a job; default values are omitted."""
     mapping = to_mapping(job, omit_defaults=True)
     mapping["workload"]["model"] = plain_model(job.workload.model, folder)
     mapping["cluster"] |= plain_groups(job.cluster)
@@ -470,7 +469,7 @@ def _layers_problem(job: Job) -> FieldError | None:
 
 
 def _stage_problem(job: Job, step: Step) -> FieldError | None:
-    """The first problem that a step of checks finds with the stages' dimensions."""
+    """The first problem that a group of checks finds in the stages' dimensions."""
     rows = [(name, row) for name, row in DIMENSIONS.items() if step in row.checks]
     for index, stage in enumerate(job.plan.stages):
         setting = Setting(
@@ -488,7 +487,7 @@ def _stage_problem(job: Job, step: Step) -> FieldError | None:
 
 
 def _engine_problem(job: Job) -> FieldError | None:
-    """The first thing in the job that the plan's engine cannot do."""
+    """The first property of the job that the plan's engine does not support."""
     engine, in_pipeline = ENGINES[job.plan.engine], job.plan.num_stages > 1
     if found := _engine_problem_of_workload(job.workload, engine):
         return found
@@ -518,7 +517,9 @@ def _engine_problem_of_workload(workload: Workload, engine: Engine) -> FieldErro
 
 
 def _replicas_problem(job: Job) -> FieldError | None:
-    """Stages that unlike numbers of data-parallel ranks would cut into unlike replicas."""
+    """The problem of stages whose different numbers of data-parallel ranks would form different
+    replicas.
+    """
     how, ranks = job.workload.reduction, job.plan.data_ranks
     if not job.workload.averages_weights or how.replicas is not None:
         return None
@@ -544,7 +545,7 @@ def _num_gpus_problem(job: Job) -> FieldError | None:
 
 
 def _groups_problem(job: Job) -> FieldError | None:
-    """A stage whose GPUs are of two groups of nodes."""
+    """The problem of a stage whose GPUs belong to two groups of nodes."""
     cluster, first_rank = job.cluster, 0
     for index, stage in enumerate(job.plan.stages):
         after = first_rank + stage.num_gpus
@@ -565,7 +566,7 @@ def _groups_problem(job: Job) -> FieldError | None:
 
 
 def _order_problem(job: Job) -> FieldError | None:
-    """What is wrong with the order of the plan's passes."""
+    """The problem of the order of the plan's passes."""
     plan = job.plan
     if plan.order == DEFAULT_ORDER:
         return None
@@ -579,7 +580,7 @@ def _order_problem(job: Job) -> FieldError | None:
     return None
 
 
-# Each check finds at most one problem, and a job is refused with all problems.
+# Each check finds at most one problem; a job is refused with all problems together.
 _CHECKS: tuple[Callable[[Job], FieldError | None], ...] = (
     _model_problem,
     _precision_problem,

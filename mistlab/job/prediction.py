@@ -1,4 +1,6 @@
-"""Predictions of plans with their parts, measurements in the same terms, and their Protocol."""
+"""Predictions of plans with their breakdown, measurements in the same terms, and the predictor
+Protocol.
+"""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +11,7 @@ from mistlab.core.values import Checked, bounded, check_fields, name_in, refuse
 from mistlab.engines.engine import names_for_plans
 from mistlab.plan.plan import Plan
 
-# Where the GPU-seconds of an iteration go: parts that add up to it.
+# The breakdown of an iteration's GPU-seconds: parts that add up to it.
 
 
 _SECONDS = bounded(minimum=0)
@@ -17,7 +19,7 @@ _SECONDS = bounded(minimum=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts(Checked):
-    """The seconds of an iteration of one GPU by what they go to; together they are the iteration.
+    """The seconds of an iteration of one GPU by cause; together they are the iteration time.
 
     ``arithmetic_s`` is the model's own arithmetic at the peak rate. Kernels take longer: products
     by ``products_s``, attention by ``attention_s``, and operators that the GPU's memory limits do
@@ -57,7 +59,7 @@ PARTS = tuple(entry.name for entry in fields(StepParts))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindingTier(Checked):
-    """The tier of the network for whose links the messages of a part of an iteration wait."""
+    """The network tier that limits the messages of a part of an iteration."""
 
     part: str
     tier: str
@@ -65,7 +67,7 @@ class BindingTier(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """The parts of an iteration: the mean over all GPUs, and those of a GPU of each stage.
+    """The breakdown of an iteration: the mean over all GPUs, and that of a GPU of each stage.
 
     ``busiest_stage`` waits for no other stage but in the bubble, or waits least. ``tiers`` bind its
     communication.
@@ -78,7 +80,7 @@ class Breakdown:
 
     @classmethod
     def of(cls, stages: tuple[StepParts, ...], gpus: tuple[int, ...]) -> Self:
-        """The parts of stages that have so many GPUs each."""
+        """The breakdown, from the parts of stages with these numbers of GPUs."""
         shares = [count / sum(gpus) for count in gpus]
         mean = {
             name: sum(share * getattr(one, name) for share, one in zip(shares, stages, strict=True))
@@ -173,11 +175,13 @@ class Prediction:
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The bytes that torch's allocator holds on the fullest GPU."""
+        """The bytes that torch's allocator reserves on the fullest GPU."""
         return max(stage.peak_reserved_bytes for stage in self.stages)
 
     def lasting(self, times: float, **others: Any) -> Self:
-        """The prediction with an iteration ``times`` as long, and with other values of fields."""
+        """The prediction with its iteration time multiplied by ``times``, and other fields
+        replaced.
+        """
         return replace(
             self,
             iteration_s=self.iteration_s * times,
@@ -191,7 +195,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison(Checked):
-    """The time of the second of two plans as a multiple of the first's.
+    """The ratio of a second plan's time to a first plan's, with bounds.
 
     ``exceeds_bounds`` says whether the difference is larger than the two plans' bounds leave open.
     """
@@ -201,7 +205,7 @@ class Comparison(Checked):
 
 
 def compared(first: Prediction, second: Prediction) -> Comparison:
-    """The comparison of two predictions, whose errors are taken as independent."""
+    """Compare two predictions, treating their errors as independent."""
     ratio = second.iteration_s / first.iteration_s
     widths = [
         (one.iteration_s_high - one.iteration_s_low) / (2 * one.iteration_s)
@@ -222,12 +226,12 @@ class Predictor(Protocol):
         ...
 
 
-# The measured cost of a plan that was run, in the names and units of a prediction.
+# The measured cost of a plan, with the names and units of a prediction.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment(Checked):
-    """The device and the software of a measurement; an unknown field is empty."""
+    """The device and the software of a measurement; a field is empty if it is unknown."""
 
     device: str
     num_devices: int = field(metadata=bounded(minimum=1))
@@ -249,7 +253,7 @@ class Clocks(Checked):
 
     @property
     def words(self) -> str:
-        """The numbers with their units, for people."""
+        """The clock rates with units, for people."""
         most = "" if self.most_sm_mhz is None else f" of {self.most_sm_mhz:g}"
         power = "" if self.power_limit_w is None else f", at most {self.power_limit_w:g} W"
         return f"SM {self.sm_mhz:g}{most} MHz, memory {self.memory_mhz:g} MHz{power}"

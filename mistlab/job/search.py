@@ -1,4 +1,4 @@
-"""Values of a search for the fastest plan: problem, budget and result; Protocols of searchers.
+"""The values of a search for the fastest plan: problem, budget and result; Protocols of searchers.
 
 A searcher is made with a predictor and a clock. It uses the predictor as a ``Predictor`` of whole
 plans, and as a ``StageCostModel`` of columns of candidates for a stage.
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from mistlab.stages.stage_batch import StageBatch, StageCosts, StageSeconds, StagesInOrder
 
 
-# From so many recomputed blocks on, up to one less than all blocks of a stage, a block more adds or
-# leaves out slots of the same kinds.
+# From this many recomputed blocks up to one less than all blocks of a stage, recomputing one more
+# block changes the counts of slots but not their kinds.
 FEWEST_ALIKE = 2
 
 Status = Literal["OPTIMAL", "FEASIBLE", "INFEASIBLE", "BUDGET", "REFUSED"]
@@ -37,7 +37,7 @@ class Problem(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The limits at which a search must end: at the first one reached; at least one is given.
+    """The limits of a search, which ends at the first one reached; at least one is given.
 
     ``evaluations`` counts each predicted plan as one, and 1,000 stage candidates as one.
     ``seconds`` are of a wall clock, or with ``clock`` "cpu" those that the process had a core.
@@ -55,7 +55,9 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Improvement(Checked):
-    """A plan better than all before it: its time, and the evaluations and seconds until then."""
+    """A plan better than all before it: its time, and the evaluations and seconds spent until
+    then.
+    """
 
     iteration_s: float = field(metadata=bounded(above=0))
     plan_evaluations: int = field(metadata=bounded(minimum=0))
@@ -73,7 +75,7 @@ class Rival(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """The end of a search, and the best plan that it found.
+    """The outcome of a search: its status, its bound, and the best plan that it found.
 
     OPTIMAL: no plan in the space is faster. FEASIBLE: the plan fits, but is not proven best.
     INFEASIBLE: no plan fits. BUDGET: the budget ended the search. REFUSED: the searcher cannot take
@@ -112,7 +114,7 @@ class SearchResult:
 
 @runtime_checkable
 class StageCostModel(Protocol):
-    """Predicts the costs of single stages, many at a time."""
+    """Predicts the costs of single stages, many per call."""
 
     def stage_costs(self, batch: "StageBatch", *, engine: str = "mistlab") -> "StageCosts":
         """The costs of each candidate."""
@@ -121,13 +123,15 @@ class StageCostModel(Protocol):
 
 @runtime_checkable
 class StageBoundModel(StageCostModel, Protocol):
-    """Bounds the costs of stages whose ratios and recomputed blocks lie between others."""
+    """Predicts lower bounds for stages whose ratios and numbers of recomputed blocks lie in a
+    range.
+    """
 
     def stage_bounds(
         self, least: "StageBatch", most: "StageBatch", *, engine: str = "mistlab"
     ) -> "StageCosts | None":
-        """Lower bounds of the costs of all candidates between those of ``least`` and of ``most``;
-        ``fits`` says if one of them may fit. None if the engine has no such bounds.
+        """Lower bounds of the costs of all candidates between ``least`` and ``most``; ``fits`` says
+        whether any of them may fit. None if the engine has no such bounds.
 
         The two differ in positive ratios, and in numbers of recomputed blocks of which there are
         ``FEWEST_ALIKE`` at least and one block less than all at most.
@@ -137,8 +141,9 @@ class StageBoundModel(StageCostModel, Protocol):
     def part_seconds(
         self, least: "StageBatch", most: "StageBatch | None" = None, *, engine: str = "mistlab"
     ) -> "StageSeconds":
-        """The times of parts of a model in an order of passes without a formula, in which a stage's
-        host may be ahead of it; with ``most``, lower bounds of those between the two."""
+        """The times of parts of a model in an order of passes without a closed form, in which a
+        stage's host may be ahead of it; with ``most``, lower bounds of all parts between the two.
+        """
         ...
 
     def stage_fits(
@@ -149,8 +154,8 @@ class StageBoundModel(StageCostModel, Protocol):
         engine: str = "mistlab",
         of_others: bool = False,
     ) -> "Bools":
-        """Whether each candidate fits on its GPUs. A candidate that recomputes a block needs no
-        more memory if it recomputes more blocks, or has larger positive ratios.
+        """Whether each candidate fits on its GPUs. A candidate with at least one recomputed block
+        needs no more memory with more recomputed blocks, or with larger positive ratios.
 
         With ``in_order`` candidates hold what stages in these places hold, and the rule does not
         always hold. So ``of_others`` asks whether a candidate may fit that has smaller positive
@@ -173,11 +178,11 @@ class Searcher(Protocol):
         ...
 
 
-# How long a search took until its plan was good enough, from its history of improvements.
+# The time that a search took until its plan was good enough, from its history of improvements.
 
 
 def seconds_until(history: Sequence[Improvement], iteration_s: float) -> float | None:
-    """The seconds until a search had a plan whose iteration takes at most this; None if never.
+    """The seconds until a search had a plan with at most this iteration time; None if never.
 
     >>> steps = [(9.0, 1.0), (8.0, 4.0)]
     >>> history = [
@@ -193,8 +198,9 @@ def seconds_until(history: Sequence[Improvement], iteration_s: float) -> float |
 def to_equal_quality(
     first: Sequence[Improvement], second: Sequence[Improvement]
 ) -> tuple[float, float] | None:
-    """The seconds of two searches until each has a plan as good as the worse of their two last
-    ones; None where one of them found nothing."""
+    """The seconds of two searches until each had a plan as good as the worse of their final ones;
+    None if either found none.
+    """
     if not first or not second:
         return None
     reached_s = max(first[-1].iteration_s, second[-1].iteration_s)

@@ -1,1 +1,1 @@
-"""A cluster and its hardware: numbers of datasheets, and numbers measured on the machine."""
+"""Clusters and their hardware: datasheet figures, and figures measured on the machine."""

@@ -33,9 +33,9 @@ class NodeGroup(Checked):
     nodes: int = field(metadata=bounded(minimum=1, most=MOST_NODES))
 
 
-# The profile of one cluster: what is slow there, and on no other cluster of the same hardware.
+# The profile of one cluster: delays measured there, and on no other cluster of the same hardware.
 #
-# A profile is never a part of the hardware. A cluster has none unless it is asked for by name.
+# A profile is never part of the hardware. A cluster has none unless one is requested by name.
 
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """A cluster's peculiarities, with their source.
+    """A cluster's specific delays, with their source.
 
     Where a pipeline reaches over several nodes and at least ``block_ranks`` ranks share a block, a
     host takes ``block_ms`` x (those ranks) ^ ``block_power`` longer to issue a block's forward and
@@ -78,17 +78,21 @@ class Profile:
             refuse("source", "is empty: name the runs that show these peculiarities")
 
     def block_s(self, ranks: Ranks, *, in_pipeline: Flags) -> Values:
-        """Seconds that a block's two passes are issued later, over groups of so many ranks."""
+        """The seconds by which the issue of a block's two passes is delayed, over groups of this
+        many ranks.
+        """
         waits = in_pipeline & (ranks >= self.block_ranks)
         return waits * self.block_ms * MILLISECONDS * ranks**self.block_power
 
     def is_beside_whole(self, data_ranks: Ranks, micro_batches: Ranks, gpus: int) -> Flags:
-        """Whether sends are late beside the whole gradients of so many data-parallel ranks."""
+        """Whether sends are delayed while the gradients of this many data-parallel ranks are
+        reduced whole.
+        """
         is_wide = (data_ranks >= self.whole_ranks) | (gpus >= self.whole_gpus)
         return is_wide & (data_ranks > 1) & (micro_batches >= self.whole_micro_batches)
 
     def send_s(self, ranks: Ranks, gpus: int, *, beside_whole: Flags | bool = False) -> Values:
-        """Seconds that a send takes longer between stages with blocks of so many ranks."""
+        """The additional seconds of a send between stages whose blocks span this many ranks."""
         is_late = beside_whole | (ranks >= self.send_ranks) | (gpus >= self.send_gpus)
         late: Values = is_late.astype(float) * (self.send_ms * MILLISECONDS)
         return late
@@ -99,7 +103,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """So many nodes, with ``gpus_per_node`` GPUs used in each.
+    """A number of nodes, with ``gpus_per_node`` GPUs used in each.
 
     The nodes have one hardware, unless the last of them are groups of ``others``. Figures of a
     cluster with several groups are those of its first group; ``of_groups`` has a cluster for each.
@@ -142,7 +146,7 @@ class Cluster:
         self._check_network()
 
     def _check_network(self) -> None:
-        """Refuse a network for other nodes, or for fewer."""
+        """Refuse a network for other nodes, or for fewer nodes."""
         if self.network is None:
             return
         for group in self.groups:
@@ -162,7 +166,7 @@ class Cluster:
             refuse("nodes", problem)
 
     def _check_free(self) -> None:
-        """Refuse to keep free all that torch's allocator may hold on a GPU, or more."""
+        """Refuse a memory reserve that leaves torch's allocator nothing on a GPU."""
         if self.keep_free_gib is None:
             return
         for group in self.of_groups:
@@ -194,15 +198,16 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """The hardware's name; of several groups the name and the nodes of each, as command lines
-        give them."""
+        """The hardware's name; for several groups the name and the nodes of each, in command-line
+        syntax.
+        """
         if not self.others:
             return self.hardware.name
         return ",".join(f"{group.hardware.name}:{group.nodes}" for group in self.groups)
 
     @property
     def of_groups(self) -> tuple[Self, ...]:
-        """For each group, this cluster as if all its nodes were of that group."""
+        """For each group, this cluster as if all nodes belonged to that group."""
         if not self.others:
             return (self,)
         return tuple(replace(self, hardware=one.hardware, others=()) for one in self.groups)
@@ -214,17 +219,19 @@ class Cluster:
         return tuple(range(*ends) for ends in pairwise(accumulate(sizes, initial=0)))
 
     def group_of(self, rank: int) -> int:
-        """The number of a rank's group; a rank beyond the cluster is in the last."""
+        """The index of a rank's group; ranks beyond the cluster belong to the last group."""
         return bisect([one.stop for one in self.ranks_of_groups[:-1]], rank)
 
     def in_one_group(self, first_rank: int, num_gpus: int) -> bool:
-        """Whether so many ranks from one on all lie in one group."""
+        """Whether this many consecutive ranks all lie in one group."""
         borders = [one.start for one in self.ranks_of_groups] if self.others else []
         return not any(first_rank < border < first_rank + num_gpus for border in borders)
 
     def like_rank(self, first_rank: int, num_gpus: int) -> int:
-        """The first rank from which a stage of so many GPUs costs the same as from ``first_rank``:
-        in the same group, at the same place in a node, and at the same borders of the group."""
+        """The first rank at which a stage of this many GPUs costs the same as at ``first_rank``: in
+        the same group, at the same position in a node, and with the same distance to the group's
+        borders.
+        """
         gpus = self.ranks_alike
         if not self.others:
             return first_rank % gpus
@@ -236,13 +243,14 @@ class Cluster:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of one GPU that plans may take: those that torch can use, less what they keep
-        free."""
+        """The bytes of one GPU that plans may use: the part that torch can use, minus the
+        reserve.
+        """
         return self.whole_memory_bytes - round((self.keep_free_gib or 0.0) * GIB_BYTES)
 
     @property
     def whole_memory_bytes(self) -> int:
-        """Bytes of one GPU that torch can use."""
+        """The bytes of one GPU that torch can use."""
         if self.memory_gib is None:
             return self.hardware.gpu.memory_bytes
         return round(self.memory_gib * GIB_BYTES)
@@ -264,8 +272,9 @@ class Cluster:
         return round(self.host_memory_gib * GIB_BYTES)
 
     def given_gbytes_per_s(self, name: str) -> float | None:
-        """A bandwidth that stands in place of the hardware's: the cluster's own, or that of its
-        network's tier; None where neither gives one."""
+        """A bandwidth that overrides the hardware's: the cluster's own, or that of its network's
+        tier; None if neither is given.
+        """
         own: float | None = getattr(self, name)
         if own is not None or self.network is None:
             return own
@@ -286,7 +295,7 @@ class Cluster:
 
     @property
     def tiers(self) -> TierTimes | None:
-        """The times of the tiers above nodes; None where the cluster has no network of its own."""
+        """The link times of the tiers above nodes; None if the cluster has no network file."""
         if self.network is None:
             return None
         # Plans are read and written without NumPy.
@@ -301,8 +310,9 @@ class Cluster:
 
     @property
     def ranks_alike(self) -> int:
-        """So many ranks further on a stage lies in the same way: at the same place of a node, and
-        of each unit that tiers divide the cluster into."""
+        """A number of ranks after which a stage is placed alike: at the same position in a node,
+        and in each unit of the tiers.
+        """
         if self.network is None:
             return self.gpus_per_node
         return self.network.nodes_alike(self.nodes) * self.gpus_per_node

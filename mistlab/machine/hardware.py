@@ -1,4 +1,4 @@
-"""Hardware: rates of compute, links, and what whole runs showed, each group with its provenance."""
+"""Hardware: compute rates, links, and constants from whole runs, each group with its provenance."""
 
 import math
 from collections.abc import Mapping
@@ -21,11 +21,11 @@ from mistlab.core.values import (
 from mistlab.engines.engine import Precision, names_for_plans
 from mistlab.machine.slowdowns import Interference
 
-# How fast a GPU computes inside a training step: a rate for each class of operators.
+# The rate of a GPU inside a training step, for each class of operators.
 #
-# An operator takes ``flop / rate + bytes / bandwidth``. Computing and moving bytes overlap little
-# in practice. The sum also tells a small product, which moves many bytes for each operation, from
-# a large one.
+# An operator takes ``flop / rate + bytes / bandwidth``: computing and moving bytes overlap little
+# in practice, and the sum distinguishes a small GEMM, which moves many bytes per operation, from a
+# large one.
 
 
 OperatorClass = Literal[
@@ -41,7 +41,7 @@ OperatorClass = Literal[
     "scan",
     "step",
 ]
-# Classes that every hardware file has, and those that may take their rates from another class.
+# Classes that every hardware file has, and those that may use another class's rates.
 OPERATOR_CLASSES: tuple[OperatorClass, ...] = (
     *("matmul", "batched_matmul"),
     *("attention_forward", "attention_backward", "memory"),
@@ -59,7 +59,7 @@ EIGHT_BIT = ("matmul_8bit", "grouped_matmul_8bit", "matmul_4bit")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """The rate of one class in 16-bit operations and in bytes a second; None takes no time.
+    """The rate of one class in 16-bit operations and in bytes per second; a None takes no time.
 
     Products with weights are ``matmul``, products of written-out attention ``batched_matmul``.
     Fused attention has two classes of its own. Operators that only move bytes are ``memory``.
@@ -85,7 +85,7 @@ class Rate:
 
     @property
     def s_per_byte(self) -> float:
-        """Seconds for a byte that is read or written."""
+        """Seconds per byte that is read or written."""
         return 0.0 if self.gbytes_per_s is None else 1 / (self.gbytes_per_s * GBYTES)
 
 
@@ -117,7 +117,7 @@ class Compute:
         return next(rate for rate in self.rates if rate.operators == self.given(operators))
 
     def given(self, operators: OperatorClass) -> OperatorClass:
-        """The class itself if it has a rate, else the class whose rate it takes."""
+        """The class itself if it has a rate, otherwise the class whose rate it uses."""
         has = {rate.operators for rate in self.rates}
         while operators not in has:
             operators = AS_ANOTHER[operators]
@@ -129,15 +129,16 @@ class Compute:
         return self.launch_us * 1e-6
 
 
-# How long transfers take between GPUs, and between a GPU and its host.
+# The times of transfers between GPUs, and between a GPU and its host.
 #
-# A time is a line over bytes: a latency and a bandwidth, which hold for the sizes that were
-# measured.
+# A time is linear in bytes: a latency and a bandwidth, valid for the measured sizes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """Seconds over bytes, fitted to sizes from ``smallest_mib`` to ``largest_mib``."""
+    """Seconds as a linear function of bytes, fitted to sizes from ``smallest_mib`` to
+    ``largest_mib``.
+    """
 
     latency_us: float = field(metadata=quantity(or_zero=True))
     gbytes_per_s: float = field(metadata=quantity())
@@ -154,18 +155,19 @@ class Line:
 
     @property
     def latency_s(self) -> float:
-        """Seconds that every transfer takes at least."""
+        """The latency in seconds, added to every transfer."""
         return self.latency_us * MICROSECONDS
 
     @property
     def bytes_per_s(self) -> float:
-        """Bandwidth of long transfers."""
+        """The bandwidth of long transfers."""
         return self.gbytes_per_s * GBYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTransfers(Checked):
-    """The lines of one shape of communicating group; None for a transfer that was not measured.
+    """The linear fits of one communication group's shape; None for a transfer that was not
+    measured.
 
     The bytes of a collective are the whole message. All GPUs of a node run the transfer at once, so
     groups share the node's links, and copies share the host's memory.
@@ -183,7 +185,7 @@ class GroupTransfers(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
-    """The lines of a machine, for each shape of group that was measured.
+    """The linear fits of a machine, for each measured group shape.
 
     ``in_node`` and ``across_nodes`` are the lines of one GPU that sends to another.
     """
@@ -198,12 +200,12 @@ class Transfers:
             refuse("groups", "is empty: give at least one shape of group")
 
 
-# Numbers fitted to whole training runs: memory beyond tensors, and bounds of predicted times.
+# Constants fitted to whole training runs: memory beyond tensors, and bounds of predicted times.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocator(Checked):
-    """Memory of engine ``mistlab`` beyond tensors, in torch's allocator and outside torch.
+    """The memory of engine ``mistlab`` beyond tensors, inside and outside torch's allocator.
 
     Stepping layer after layer needs scratch space for the largest layer's shard, when activations
     are gone; a head needs scratch space too. The allocator's blocks for it can seldom be used for
@@ -218,25 +220,25 @@ class Allocator(Checked):
 
     @property
     def head_bytes(self) -> float:
-        """The most bytes on top for a head."""
+        """The largest additional bytes for a head."""
         return self.head_mib * MIB_BYTES
 
     @property
     def outside_bytes(self) -> float:
-        """Bytes that libraries take outside torch's allocator."""
+        """The bytes that libraries allocate outside torch's allocator."""
         return self.outside_mib * MIB_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredAt(Checked):
-    """A place at which runs were measured: the model's width, GPUs, and sequence length."""
+    """The conditions of a measured run: the model's width, GPUs, and sequence length."""
 
     hidden: int = field(metadata=bounded(minimum=1))
     gpus: int = field(metadata=bounded(minimum=1))
     sequence_length: int = field(metadata=bounded(minimum=1))
 
     def ratios(self, other: "MeasuredAt") -> Mapping[str, float]:
-        """The factor, at least 1, by which each of the three numbers differs."""
+        """The factor, at least 1, by which each of the three quantities differs."""
         pairs = {
             "hidden size": (self.hidden, other.hidden),
             "number of GPUs": (self.gpus, other.gpus),
@@ -245,7 +247,7 @@ class MeasuredAt(Checked):
         return {name: max(pair) / min(pair) for name, pair in pairs.items()}
 
     def doublings(self, other: "MeasuredAt") -> float:
-        """The distance to another place: the sum of doublings of the three numbers."""
+        """The distance to other conditions: the sum of doublings of the three quantities."""
         return sum(map(math.log2, self.ratios(other).values()))
 
 
@@ -277,26 +279,27 @@ class EngineCalibration:
             refuse("far_half_width", problem)
 
 
-# The hardware of a machine: numbers of its GPU and its node, and their sources.
+# The hardware of a machine: figures of its GPU and its node, with sources.
 #
 # Fields have the units of datasheets, as hardware files do. Properties have SI units.
 
 
 ProvenanceKind = Literal["datasheet", "measured", "borrowed", "scaled", "restated"]
 _PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp8", "fp4", "fp32")
-# A node with more GPUs is a rack.
+# The largest number of GPUs in one box; a node with more is a rack.
 MOST_IN_BOX = 16
 CALIBRATED = ("interference", "transfers", "compute", "allocator", "engines")
-# Groups that another GPU's measurements can stand in for; what engines' runs showed is its own.
+# Groups that another GPU's measurements may replace; an engine's constants from runs are never
+# replaced.
 LENT = CALIBRATED[:-1]
-# By hand: the best engine's on the A10G, on which attention was measured written out, is 0.36; the
-# next one's of all hardware is 0.1.
+# Set by hand: the half-width of the best engine is 0.36 on the A10G, where only unfused attention
+# was measured, and at most 0.1 on all other hardware.
 MOST_HALF_WIDTH = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakTflops(Checked):
-    """Peak rates of one GPU in dense matrix multiplication; None for a precision that it lacks."""
+    """Peak rates of one GPU for dense GEMMs; None for a precision that it lacks."""
 
     fp16: float = field(metadata=quantity())
     bf16: float | None = field(metadata=quantity())
@@ -322,7 +325,7 @@ ArchitectureName = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """The maker of an architecture, its line of GPUs, and its generation in that line."""
+    """The maker of an architecture, its product line, and its generation in that line."""
 
     maker: str
     line: str
@@ -346,9 +349,9 @@ ARCHITECTURES: Mapping[ArchitectureName, Architecture] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu(Checked):
-    """One GPU. ``memory_gib`` is the part of its memory that torch can use, ``board_watts`` the
-    most power that its board draws. ``cores`` are those of a CPU's part that stands in for a GPU.
-    The ``architecture`` says which calibrated GPU is like one that nobody measured.
+    """One GPU. ``memory_gib`` is the part of its memory that torch can use, ``board_watts`` its
+    power limit. ``cores`` are those of a CPU that is used in place of a GPU. The ``architecture``
+    determines the calibrated GPU whose rates are used if this one was not measured.
     """
 
     memory_gib: float = field(metadata=quantity())
@@ -378,7 +381,7 @@ class Gpu(Checked):
 
     @property
     def precisions(self) -> str:
-        """The precisions that this GPU computes in, in words."""
+        """The precisions that this GPU supports, as text."""
         peaks = self.peak_tflops
         *others, last = [name for name in _PRECISIONS if getattr(peaks, name) is not None]
         return f"{', '.join(others)} or {last}"
@@ -401,12 +404,12 @@ class Node(Checked):
 
     @property
     def is_rack(self) -> bool:
-        """Whether the node is a rack of trays (NVL72), with more GPUs than one box holds."""
+        """Whether the node is a rack of trays (NVL72), with more GPUs than one box has."""
         return self.gpus > MOST_IN_BOX
 
     @property
     def host_memory_bytes(self) -> int:
-        """Bytes of host memory, for all GPUs together."""
+        """The bytes of host memory, for all GPUs together."""
         return round(self.host_memory_gib * GIB_BYTES)
 
     @property
@@ -422,7 +425,7 @@ class Node(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasheetFigures(Checked):
-    """The figures of ``gpu`` and ``node`` under which a file's curves were measured.
+    """The figures of ``gpu`` and ``node`` for which a file's curves were measured.
 
     Where the file states another figure now, the curves that depend on it are scaled.
     """
@@ -437,7 +440,7 @@ class DatasheetFigures(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The source of a group of numbers, and the way in which they were obtained."""
+    """The source of a group of figures, and the method by which they were obtained."""
 
     kind: ProvenanceKind
     source: str
@@ -451,7 +454,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance(Checked):
-    """The source of each group of numbers in a hardware file."""
+    """The source of each group of figures in a hardware file."""
 
     gpu: Source
     node: Source
@@ -464,7 +467,9 @@ class Provenance(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """The content of a hardware file; groups from ``interference`` on are None until calibrated."""
+    """The content of a hardware file; groups from ``interference`` on are None until they are
+    calibrated.
+    """
 
     name: str
     description: str = ""
@@ -491,7 +496,7 @@ class Hardware:
 
     @property
     def figures(self) -> DatasheetFigures:
-        """The figures of ``gpu`` and ``node`` on which measured curves depend."""
+        """The figures of ``gpu`` and ``node`` that measured curves depend on."""
         return DatasheetFigures(
             memory_gbytes_per_s=self.gpu.memory_gbytes_per_s,
             peak_tflops=self.gpu.peak_tflops,
@@ -508,16 +513,17 @@ def is_calibrated(hardware: Hardware) -> bool:
 
 
 def can_lend(hardware: Hardware) -> bool:
-    """Whether other GPUs may take a hardware's rates: they were measured on such a GPU, and where
-    whole runs on it were, those of some engine lie within ``MOST_HALF_WIDTH`` of predictions."""
+    """Whether other GPUs may use a hardware's rates: they were measured on this GPU itself, and if
+    whole runs were too, some engine's runs are within ``MOST_HALF_WIDTH`` of predictions.
+    """
     compute = hardware.provenance.compute
     widths = [one.half_width for one in hardware.engines or ()]
     is_near = not widths or min(widths) <= MOST_HALF_WIDTH
     return compute is not None and compute.kind == "measured" and is_near
 
 
-# Figures beyond these are of another unit than their keys name: ranges reach far beyond the GPUs of
-# all datasheets. A part of a CPU that stands in for a GPU has no usual figures.
+# Plausible ranges: a figure outside is in another unit than its key says. The ranges reach far
+# beyond the GPUs of all datasheets. A CPU in place of a GPU has no such ranges.
 _USUAL = {
     "gpu.memory_gib": (1, 1500, "GiB (81,920 MiB are 80)"),
     "gpu.memory_gbytes_per_s": (60, 40_000, "GB/s (3.35 TB/s are 3350)"),
@@ -526,7 +532,7 @@ _USUAL = {
     "node.host_link_gbytes_per_s": (0.5, 2000, "GB/s of one direction (PCIe 5.0 x16 has 63)"),
 }
 _MOST_NETWORK_OF_GPU = 200
-# Curves above figures by more than rounding contradict them. Products have this side.
+# The relative tolerance for curves that exceed the figures, and the size of the GEMMs compared.
 _SLACK, _SIDE = 1.0625, 8192
 _OR_EDITED = "give a lower rate, or measured_with, the figures under which it was measured"
 
@@ -544,7 +550,7 @@ def _check_units(hardware: Hardware) -> None:
 
 
 def _check_curves(hardware: Hardware) -> None:
-    """Refuse curves that are faster than the figures under which they were measured."""
+    """Refuse curves that are faster than the figures for which they were measured."""
     figures, compute = hardware.measured_with or hardware.figures, hardware.compute
     if compute is not None:
         rate, flop = compute.rate("matmul"), 2.0 * _SIDE**3

@@ -1,4 +1,5 @@
-"""The fitted factors by which the four streams slow one another down when they run side by side.
+"""The fitted interference factors by which the four streams slow one another down when they
+overlap.
 
 ``mistlab.machine.slowdowns`` finds the factors of a shape of group;
 ``mistlab.cost.side_by_side`` turns factors into times.
@@ -44,14 +45,14 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSlowdowns(Checked):
-    """The slowdowns of all sets of streams, for one shape of communicating group."""
+    """The interference factors of all sets of streams, for one shape of communication group."""
 
     gpus_in_node: int = field(metadata=bounded(minimum=1, most=MOST_GPUS_OF_NODE))
     nodes: int = field(metadata=bounded(minimum=1, most=MOST_NODES))
     slowdowns: tuple[Slowdown, ...]
 
     def factors(self, streams: tuple[str, ...]) -> tuple[float, ...]:
-        """The factors of a set of busy streams; all 1 for a set without a slowdown."""
+        """The factors of a set of busy streams; all 1 if the set has none."""
         for slowdown in self.slowdowns:
             if slowdown.streams == streams:
                 return slowdown.factors
@@ -60,7 +61,7 @@ class GroupSlowdowns(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interference:
-    """The slowdowns of a machine, for each shape of communicating group that was measured.
+    """The interference factors of a machine, for each measured shape of communication group.
 
     ``shared_links`` says that GPUs communicate over the links that also carry copies to and from
     the host, as with PCIe. Otherwise they have links of their own, as with NVLink.
@@ -75,5 +76,5 @@ class Interference:
             refuse("groups", "is empty: give at least one shape of group")
 
 
-# Streams that do not slow one another down, whatever runs beside.
+# Streams that never slow one another down.
 NO_INTERFERENCE = Interference(groups=(GroupSlowdowns(gpus_in_node=1, nodes=1, slowdowns=()),))

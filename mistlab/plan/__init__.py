@@ -1,1 +1,3 @@
-"""What is trained and how - models, workloads, dimensions, stages, plans and search spaces."""
+"""Models, workloads, dimensions, stages, plans and search spaces: the inputs of predictions and
+searches.
+"""

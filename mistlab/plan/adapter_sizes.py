@@ -1,4 +1,4 @@
-"""The parameters of adapters, and the bytes of their weights, gradients and optimizer state."""
+"""The parameters of adapters, and the bytes of their weights, gradients and optimizer states."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from mistlab.plan.workload import ModelSpec, Workload
 
 def adapter_parameters(model: ModelSpec, rank: int, targets: str, tensor_parallel: Any = 1) -> Any:
     """The parameters that adapters of a rank add to a block, on one of some tensor-parallel ranks
-    (a number, or a column): rank x (inputs + outputs) for each product that has them. Ranks split
-    the one of both that they split of the product. Blocks of hybrid models count as attention and a
-    network.
+    (a number, or a column): rank x (inputs + outputs) for each GEMM with an adapter. Ranks split
+    the dimension that they split of the GEMM. Blocks of hybrid models count as attention and a
+    feed-forward network.
 
     >>> from mistlab import catalog
     >>> 32 * adapter_parameters(catalog.model("llama3-8b"), 16, "all")
@@ -24,7 +24,7 @@ def adapter_parameters(model: ModelSpec, rank: int, targets: str, tensor_paralle
     """
     inner, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
     hidden = model.hidden
-    # Of each product the side that is whole on each rank, and the one that ranks split.
+    # For each GEMM, the dimension that is whole on each rank, and the dimension that ranks split.
     products = [(hidden, inner), (hidden, keys), (hidden, keys), (hidden, inner)]
     if targets == "all":
         gates = 2 if model.mlp_type == "gated_mlp" else 1
@@ -41,9 +41,9 @@ def adapter_parameters(model: ModelSpec, rank: int, targets: str, tensor_paralle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterBytes:
-    """Bytes (C) on a rank of adapters' weights, gradients and optimizer state on the device, of the
-    rings through which they come and go, of the room in which those of the host step, and of all
-    that the host has."""
+    """Bytes (C) on a rank for adapters: weights, gradients and optimizer states on the device, ring
+    buffers for offloading them, buffers for a step on the host, and all bytes on the host.
+    """
 
     weights: Floats
     gradients: Floats
@@ -56,8 +56,9 @@ class AdapterBytes:
 def adapter_bytes(
     workload: Workload, value: Callable[[str], Any], memory: EngineMemory
 ) -> AdapterBytes:
-    """The bytes of adapters, for columns of stages; ``memory`` is the engine's as it trains all
-    weights."""
+    """The bytes of adapters, for columns of stages; ``memory`` is the engine's memory model for
+    training all weights.
+    """
     tensor = np.asarray(value("tensor_parallel"), dtype=float)
     of_block = adapter_parameters(workload.model, workload.rank, workload.adapter_targets, tensor)
     layers = np.asarray(value("layers"), dtype=float)

@@ -1,4 +1,4 @@
-"""What the row of a dimension says: its numbers, words, checks, and what it changes."""
+"""The row type of a dimension: its numbers, words, checks and effects."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,17 +9,17 @@ from mistlab.engines.engine import Engine
 from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 
-# The parts of a stage's choices: numbers of blocks and their treatment; its GPUs, and the sequences
-# of each; ways to save memory.
+# The groups of a stage's choices: its blocks and their treatment; its mesh and micro-batch; its
+# memory savings.
 Part = Literal["layers", "mesh", "savings"]
-# The steps in which a stage is checked against the rest of its job; each reports one problem.
+# The steps in which a stage is checked against its job; each reports one problem.
 Step = Literal["batch", "tensors", "experts", "states", "tokens"]
-# Turns values of a dimension (numbers or a symbol) into a factor on a quantity.
+# Turns a dimension's values (numbers or a symbol) into a factor on a quantity.
 Factor = Callable[[Any], Any]
 
 
 class Setting(NamedTuple):
-    """What a stage's values are checked against: its other values, its GPUs, and its job."""
+    """The context of a check: the stage's other values, its GPUs, and its job."""
 
     degree: Callable[[str], int]
     value: Callable[[str], float]
@@ -29,13 +29,13 @@ class Setting(NamedTuple):
     micro_batches: int
 
 
-# Why a stage cannot have its value of a dimension in a setting; empty if it can.
+# The problem of a stage's value in a setting; empty if it is valid.
 Check = Callable[[Setting], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EngineLimit:
-    """The fact of an engine that limits a dimension.
+    """The property of an engine that limits a dimension.
 
     ``runs`` gives the values that an engine runs, in a pipeline of several stages or not; None
     stands for all. ``why`` says, behind the engine's name, why others do not run; ``remedy`` stands
@@ -109,7 +109,7 @@ class Dimension:
 
     @property
     def holder(self) -> str:
-        """The field of a stage that holds the choice beside others, such as ``offload``, or ""."""
+        """The field of a stage that groups the choice with others, such as ``offload``, or ""."""
         return self.path.rpartition(".")[0]
 
     @property
@@ -119,7 +119,7 @@ class Dimension:
 
     @property
     def numbers(self) -> Metadata:
-        """The range of its numbers, as metadata of a field."""
+        """The range of its numbers, as field metadata."""
         return ratio() if self.is_ratio else bounded(minimum=self.minimum, maximum=self.maximum)
 
     def number(self, value: float) -> float:
@@ -127,14 +127,15 @@ class Dimension:
         return float(value) if self.is_ratio else int(value)
 
 
-# The checks of dimensions: why a stage cannot have a value, with a remedy.
+# The checks of dimensions: the problem of a value in its setting, with a remedy.
 #
-# Each tells the problem of one dimension in a setting, in words that follow the dimension's key,
-# and is empty if there is none.
+# Each check returns words that follow the dimension's key; empty if there is no problem.
 
 
 def batch_problem(setting: Setting) -> str:
-    """Why data-parallel ranks and micro-batches do not make the global batch of these sequences."""
+    """The problem of data-parallel ranks and micro-batches that do not multiply to the global
+    batch.
+    """
     batch, size = setting.workload.global_batch, setting.degree("micro_batch")
     replicas = setting.degree("data_parallel")
     others = replicas * setting.micro_batches
@@ -152,12 +153,12 @@ def batch_problem(setting: Setting) -> str:
 
 
 def tensor_problem(setting: Setting) -> str:
-    """Why the model cannot be split over tensor-parallel ranks."""
+    """The problem of a model that tensor-parallel ranks cannot split."""
     return degree_problem(setting.workload.model, setting.degree("tensor_parallel"))
 
 
 def degree_problem(model: ModelSpec, degree: int) -> str:
-    """Why a model cannot be split over ``degree`` ranks; empty if it can."""
+    """The problem of a model that ``degree`` ranks cannot split; empty if they can."""
     if model.tensor_parallel_degrees is not None:
         if degree in model.tensor_parallel_degrees:
             return ""
@@ -171,7 +172,7 @@ def degree_problem(model: ModelSpec, degree: int) -> str:
 
 
 def tokens_of_experts_problem(setting: Setting) -> str:
-    """Why blocks with experts cannot split tokens over tensor-parallel ranks."""
+    """The problem of blocks with experts whose tokens tensor-parallel ranks cannot split."""
     tokens, tensor = setting.workload.sequence_length, setting.degree("tensor_parallel")
     if setting.workload.model.experts is None or tokens % tensor == 0:
         return ""
@@ -182,14 +183,14 @@ def tokens_of_experts_problem(setting: Setting) -> str:
 
 
 def experts_problem(setting: Setting) -> str:
-    """Why a stage's GPUs cannot divide the model's experts among them."""
+    """The problem of experts that a stage's GPUs cannot divide."""
     experts, ranks = setting.workload.model.experts, setting.degree("expert_parallel")
     if experts is None:
         return _without_experts(ranks)
     if experts.count % ranks:
         return f"{ranks} does not divide experts {experts.count}: give a divisor"
     parts = setting.degree("expert_tensor_parallel")
-    # Parts that do not divide the experts' width are that dimension's own problem.
+    # Degrees that do not divide the experts' width are reported by that dimension.
     if experts.ffn % parts == 0 and setting.gpus % (ranks * parts):
         return (
             f"{ranks} x expert_tensor_parallel {parts} does not divide the stage's {setting.gpus} "
@@ -199,7 +200,7 @@ def experts_problem(setting: Setting) -> str:
 
 
 def expert_widths_problem(setting: Setting) -> str:
-    """Why a stage's GPUs cannot divide the width of the model's experts among them."""
+    """The problem of an expert width that a stage's GPUs cannot divide."""
     experts, parts = setting.workload.model.experts, setting.degree("expert_tensor_parallel")
     if experts is None:
         return _without_experts(parts)
@@ -215,7 +216,7 @@ def _without_experts(degree: int) -> str:
 
 
 def averaging_problem(setting: Setting) -> str:
-    """Why so many data-parallel ranks cannot average as the workload's reduction says."""
+    """The problem of data-parallel ranks that cannot average by the workload's reduction."""
     if setting.workload.reduces_plainly:
         return ""
     ranks = setting.degree("data_parallel")
@@ -225,7 +226,7 @@ def averaging_problem(setting: Setting) -> str:
 
 
 def axis_order_problem(setting: Setting) -> str:
-    """Why a stage's tensor ranks have to be side by side."""
+    """The problem of tensor-parallel ranks that must be adjacent."""
     order = setting.degree("axis_order")
     if not order:
         return ""
@@ -237,24 +238,24 @@ def axis_order_problem(setting: Setting) -> str:
 
 
 def level_problem(setting: Setting) -> str:
-    """Why a stage cannot shard its states beside the workload's reduction."""
+    """The problem of a ZeRO level that excludes the workload's reduction."""
     if setting.workload.reduces_plainly:
         return ""
     return setting.workload.reduction.sharding_problem(setting.degree("zero"))
 
 
 def weights_stay(setting: Setting) -> str:
-    """Why weights cannot leave the GPU beside the workload's reduction."""
+    """The problem of offloaded weights with the workload's reduction."""
     return _stays(setting, "offload_weights")
 
 
 def gradients_stay(setting: Setting) -> str:
-    """Why gradients cannot leave the GPU beside the workload's reduction."""
+    """The problem of offloaded gradients with the workload's reduction."""
     return _stays(setting, "offload_gradients")
 
 
 def optimizer_stays(setting: Setting) -> str:
-    """Why optimizer state cannot leave the GPU beside the workload's reduction."""
+    """The problem of offloaded optimizer states with the workload's reduction."""
     return _stays(setting, "offload_optimizer")
 
 
@@ -266,7 +267,7 @@ def _stays(setting: Setting, name: str) -> str:
 
 
 def replicas_problem(setting: Setting) -> str:
-    """Why a stage's ranks cannot keep so many replicas of states."""
+    """The problem of a number of state replicas that a stage's ranks cannot have."""
     replicas, data = setting.degree("state_replicas"), setting.degree("data_parallel")
     how = setting.workload.reduction
     if replicas > 1 and not setting.workload.reduces_plainly:
@@ -290,7 +291,7 @@ def replicas_are_nodes(setting: Setting) -> bool:
 
 
 def context_problem(setting: Setting) -> str:
-    """Why context-parallel ranks cannot take two parts each of a sequence."""
+    """The problem of context-parallel ranks that cannot take two parts each of a sequence."""
     tokens, ranks = setting.workload.sequence_length, setting.degree("context_parallel")
     if setting.workload.model.family == "custom" and ranks > 1:
         return _traced_without(ranks, 1)
@@ -303,7 +304,7 @@ def context_problem(setting: Setting) -> str:
 
 
 def exchange_problem(setting: Setting) -> str:
-    """Why context-parallel ranks cannot exchange tokens for heads."""
+    """The problem of context-parallel ranks that cannot exchange tokens for heads."""
     if setting.degree("context_exchange") != HEADS:
         return ""
     model = setting.workload.model
@@ -318,7 +319,7 @@ def exchange_problem(setting: Setting) -> str:
 
 
 def sequence_problem(setting: Setting) -> str:
-    """Why tensor-parallel ranks cannot split tokens."""
+    """The problem of tensor-parallel ranks that cannot split tokens."""
     tensor = setting.degree("tensor_parallel")
     if not setting.degree("sequence_parallel") or tensor == 1:
         return ""

@@ -35,12 +35,12 @@ _STAYS = {
 
 
 def _any_or_none(engine: Engine, _: bool) -> tuple[float, ...] | None:
-    """The ratios of states that an engine offloads: any, or none."""
+    """The ratios of states that an engine can offload: any, or none."""
     return None if engine.offloads else (0.0,)
 
 
 def _all_or_none(engine: Engine, _: bool) -> tuple[float, ...] | None:
-    """The ratios of activations that an engine offloads: any, all or none, or none."""
+    """The ratios of activations that an engine can offload: any, all or none, or none."""
     if engine.offloads:
         return None
     return (0.0, 1.0) if engine.offloads_activations else (0.0,)
@@ -98,13 +98,13 @@ def _levels(engine: Engine, in_pipeline: bool) -> tuple[float, ...]:
 
 
 def _sharded(engine: Engine, in_pipeline: bool) -> str:
-    """What an engine shards at the highest of its ZeRO levels, in words."""
+    """The states that an engine shards at its highest ZeRO level, in words."""
     highest = engine.highest_zero_of(in_pipeline=in_pipeline)
     what = ("nothing", "optimizer state alone", "optimizer state and gradients alone")[highest]
     return f"shards {what}{' in a pipeline' if highest < engine.highest_zero else ''}"
 
 
-# The order is that of columns, and that in which searchers choose and reports list them.
+# The order is that of columns, of searchers' choices and of reports.
 DIMENSIONS: dict[str, Dimension] = {
     "layers": Dimension(part="layers", symbol="L", minimum=0, brief="{} blocks", is_listed=False),
     "data_parallel": Dimension(
@@ -296,9 +296,9 @@ DIMENSIONS: dict[str, Dimension] = {
             is_level=True,
         ),
     ),
-    # Proofs split boxes along the widest choice: optimizer state is six times as large as weights,
-    # and activations are copied with every micro-batch. With equal weights the proof of the default
-    # problem takes a quarter more questions.
+    # Proofs split boxes along the dimension of largest weight: optimizer states are six times as
+    # large as weights, and activations are copied with every micro-batch. With equal weights the
+    # proof of the default problem needs a quarter more predictor calls.
     "offload_weights": _offloaded("ww", "weights", "P", coarse_parts=1),
     "offload_gradients": _offloaded("wg", "gradients", "G", coarse_parts=1),
     "offload_optimizer": _offloaded("wo", "optimizer", "O", box_weight=2),
@@ -314,18 +314,19 @@ OFFLOADS = tuple(name for name, row in DIMENSIONS.items() if row.path.startswith
 
 
 def names_of(part: Part) -> tuple[str, ...]:
-    """Names of the dimensions of a part, in the table's order."""
+    """The names of the dimensions of a group, in the table's order."""
     return _OF_PARTS[part]
 
 
 def counts_of_blocks() -> tuple[str, ...]:
-    """Names of dimensions that count blocks with some treatment, such as recomputed blocks."""
+    """The names of dimensions that count blocks with a treatment, such as recomputed blocks."""
     return _COUNTS
 
 
 def counts_within(counts: Mapping[str, float], layers: int) -> dict[str, int]:
-    """Numbers of treated blocks, made so small that ``layers`` blocks suffice: the last treatments
-    first."""
+    """The numbers of treated blocks, reduced to a total of at most ``layers``, last treatments
+    first.
+    """
     within, left = {}, layers
     for name in counts_of_blocks():
         within[name] = min(int(counts[name]), left)
@@ -341,7 +342,7 @@ _COUNTS = _OF_PARTS["layers"][1:]
 
 
 def engine_problem(name: str, value: float, engine: Engine, *, in_pipeline: bool) -> str:
-    """Why an engine does not run a value of a dimension; empty if it does."""
+    """The reason why an engine does not support a value of a dimension; empty if it does."""
     row = DIMENSIONS[name]
     runs = None if row.limit is None else row.limit.runs(engine, in_pipeline)
     if row.limit is None or runs is None or value in runs:
@@ -377,14 +378,14 @@ def dimension_words(name: str, value: float, layers: int) -> str:
 
 
 def _noun(name: str) -> str:
-    """The noun behind an amount; its name where neither amount nor words tell what it is."""
+    """The noun for an amount; the dimension's name where neither amount nor words identify it."""
     row = DIMENSIONS[name]
     is_bare = row.amount == "{}" and not row.noun and not row.words
     return name.replace("_", " ") if is_bare else row.noun
 
 
 def _blocks_words(count: int, layers: int, noun: str) -> str:
-    """A number of a stage's blocks in words; the noun is of many."""
+    """A number of a stage's blocks in words, with the noun in the plural."""
     if count == 0:
         return f"no {noun}"
     if layers == 1:
@@ -393,7 +394,9 @@ def _blocks_words(count: int, layers: int, noun: str) -> str:
 
 
 def brief_words(name: str, value: float) -> str:
-    """A value of a dimension in the one line of a plan; unequal values have unequal words."""
+    """A dimension's value for the one-line form of a plan; different values have different
+    words.
+    """
     row = DIMENSIONS[name]
     if row.words:
         return row.words[int(value)]
@@ -412,12 +415,12 @@ def change_words(name: str, now: float, then: float) -> str:
 
 
 def _short_amount(name: str, value: float) -> str:
-    """The same as ``amount_words``, with whole numbers of percent: "50%"."""
+    """Like ``amount_words``, with percentages rounded to integers: "50%"."""
     return amount_words(name, value).replace(".0%", "%")
 
 
 def states_as_changed(memory: States, value: Callable[[str], Any]) -> States:
-    """Bytes of states for each parameter, multiplied by the factors of dimensions.
+    """The bytes of states per parameter, multiplied by the factors of dimensions.
 
     ``value`` gives the value of a dimension: numbers or a symbol.
     """
@@ -430,15 +433,14 @@ def states_as_changed(memory: States, value: Callable[[str], Any]) -> States:
 
 # The mesh of a stage: axes along which its GPUs divide the work, and groups of GPUs.
 #
-# Ranks count along the axes in the table's order, the first axis fastest; then come the ranks of
-# the next stage. A group is a set of axes: ranks that differ only along these axes work together.
-# An axis is added by the row of its dimension, which names it, by its place among the axes, and by
-# its name in the groups that contain it.
+# Ranks are numbered along the axes in the table's order, the first axis fastest; then come the
+# ranks of the next stage. A group is a set of axes: ranks that differ only along these axes
+# communicate. A dimension's row adds an axis by naming it, its position among the axes, and the
+# groups that contain it.
 #
-# The same ranks count along other axes where blocks have experts: those of ``EXPERT_AXES``, which
-# cut across the first ones. Ranks that divide states count along ``STATE_AXES``, which cut data-
-# parallel ranks into replicas of the states. The axis without a dimension has as many ranks as are
-# left.
+# The same ranks have other axes where blocks have experts: those of ``EXPERT_AXES``, which cut
+# across the first ones. Ranks that share states use ``STATE_AXES``, which divide data-parallel
+# ranks into replicas of the states. The axis without a dimension takes the remaining ranks.
 #
 # The argument ``value`` of a function gives the degree of a dimension: ``stage.value`` for a stage
 # of a plan, ``batch.value`` for columns of candidates.
@@ -450,7 +452,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Axis:
-    """An axis: the dimension that is its degree, and its name for people.
+    """An axis: the dimension that gives its degree, and its displayed name.
 
     An axis without a dimension has all ranks that the other axes of its table leave.
     """
@@ -463,7 +465,7 @@ _DIMENSIONS_OF = {axis: name for name, row in DIMENSIONS.items() for axis in row
 
 
 def _axes(*names: str) -> dict[str, Axis]:
-    """Axes by name, each with the dimension whose row names it."""
+    """Axes by name, each with the dimension whose row defines it."""
     return {
         name: Axis(dimension=_DIMENSIONS_OF.get(name, ""), words=name.removeprefix("state "))
         for name in names
@@ -474,11 +476,11 @@ AXES = _axes("tensor", "context", "data")
 EXPERT_AXES = _axes("expert tensor", "expert", "expert data", "expert replica")
 STATE_AXES = _axes("state tensor", "state context", "shard", "replica")
 
-# By name, the axes of a group: of ranks that sum parts of activations; of ranks that exchange keys
-# and values; of ranks that divide states under ZeRO, and gather weights; of ranks that have the
-# same shard, whose gradients they add up; of ranks that reduce gradients. Then the same of experts:
-# of ranks that have parts of the same experts; that have different experts, to which tokens go;
-# that divide the experts' states; that reduce the experts' gradients.
+# The axes of each group by name: ranks that reduce partial activations; ranks that exchange keys
+# and values; ranks that share states under ZeRO and gather weights; ranks that have the same shard,
+# whose gradients are summed; ranks that reduce gradients. Then for experts: ranks that have parts
+# of the same experts; ranks with different experts, which exchange tokens; ranks that share the
+# experts' states; ranks that reduce the experts' gradients.
 GROUPS: dict[str, tuple[str, ...]] = {
     "tensor": ("tensor",),
     "context": ("context",),
@@ -493,7 +495,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 def axes_of(group: str) -> dict[str, Axis]:
-    """The table of axes that a group belongs to."""
+    """The table of axes that contains a group."""
     first, *_ = GROUPS[group]
     return next(axes for axes in (AXES, EXPERT_AXES, STATE_AXES) if first in axes)
 
@@ -517,8 +519,8 @@ def dimensions_of_axes() -> tuple[str, ...]:
 
 
 def num_gpus(value: Callable[[str], Degree]) -> Degree:
-    """Number of GPUs of a stage: the product of its axes' degrees."""
-    # Asked for with every stage of a plan.
+    """The number of GPUs of a stage: the product of its axes' degrees."""
+    # On the path of every stage of a plan, so this loop is kept plain.
     gpus: Any = 1
     for axis in AXES.values():
         gpus = gpus * value(axis.dimension)
@@ -534,7 +536,7 @@ def ranks_of(group: str, value: Callable[[str], Degree]) -> Degree:
 
 
 def groups_of(group: str, value: Callable[[str], int]) -> Iterator[list[int]]:
-    """The ranks of each group of this name, counted from the stage's first rank."""
+    """The ranks of each group with this name, relative to the stage's first rank."""
     axes = axes_of(group)
     of_axes, steps = degrees(axes, value), _steps(axes, value)
 
@@ -556,14 +558,16 @@ def position_of(rank: int, value: Callable[[str], int]) -> dict[str, int]:
 
 
 def rank_of(position: dict[str, int], value: Callable[[str], int]) -> int:
-    """The rank at a position, counted from the stage's first."""
+    """The rank at a position, relative to the stage's first rank."""
     steps = _steps(AXES, value)
     return sum(position.get(name, 0) * step for name, step in steps.items())
 
 
 def in_order(axes: Mapping[str, Item], order: int) -> dict[str, Item]:
-    """What axes of a table have, from the innermost on, by a stage's ``axis_order``: the first axis
-    is the innermost one, or the outermost. Axes of experts have one order."""
+    """The values of a table's axes from the innermost to the outermost, by a stage's
+    ``axis_order``: the first axis is the innermost one, or the outermost. Axes of experts have one
+    order.
+    """
     first, *others = axes
     names = [*others, first] if order and first not in EXPERT_AXES else axes
     return {name: axes[name] for name in names}

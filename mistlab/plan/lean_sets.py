@@ -1,8 +1,8 @@
-"""Kinds of operators that keep less for their backward pass, and the sets to choose from."""
+"""Lean operators, which keep less for their backward pass, and the sets of them to choose from."""
 
 from itertools import combinations
 
-# Every set of some kinds: all first, then by size.
+# All non-empty sets of the kinds: the full set first, then by size.
 KINDS = ("gelu", "norms", "core", "dropout")
 SETS: tuple[tuple[str, ...], ...] = (
     KINDS,
@@ -10,5 +10,5 @@ SETS: tuple[tuple[str, ...], ...] = (
 )
 WORDS = ("all operators lean", *(f"lean {' and '.join(one)}" for one in SETS[1:]))
 ALL = 0
-# The dimension that is a place among them.
+# The dimension whose value is an index into these sets.
 CHOICE = "lean_operators"

@@ -1,4 +1,4 @@
-"""DocumentLengths of documents, in tokens: from a file, or of a distribution.
+"""Lengths of documents in tokens: from a file, or from a distribution.
 
 A distribution is known by its quantiles: so many of them stand for it, and none is drawn here.
 """
@@ -14,20 +14,20 @@ import numpy as np
 from mistlab.core.arrays import Floats, Ints
 from mistlab.core.values import MOST_TOKENS, Checked, bounded, refuse, reject
 
-# A distribution is that of so many quantiles, in the middles of equal shares.
+# A distribution is represented by this many quantiles, at the midpoints of equal probabilities.
 QUANTILES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentLengths(Checked):
-    """DocumentLengths in ascending order, and how many documents have each."""
+    """Document lengths in ascending order, and the number of documents of each length."""
 
     tokens: tuple[int, ...] = field(metadata=bounded(minimum=1, most=MOST_TOKENS))
     counts: tuple[float, ...] = field(metadata=bounded(above=0))
 
     @classmethod
     def of(cls, tokens: Floats | Ints, counts: Floats | None = None) -> Self:
-        """DocumentLengths, each of which some documents have, or one."""
+        """Document lengths with the number of documents of each, by default one."""
         whole = np.maximum(np.rint(tokens), 1).astype(np.int64)
         values, places = np.unique(whole, return_inverse=True)
         own = np.ones(len(whole)) if counts is None else np.asarray(counts, dtype=float)
@@ -40,14 +40,14 @@ class DocumentLengths(Checked):
         return float(np.average(self.tokens, weights=self.counts))
 
     def at(self, shares: Floats) -> Ints:
-        """The lengths of documents below which these shares of all documents are."""
+        """The lengths at these quantiles."""
         ends = np.cumsum(self.counts)
         places = np.searchsorted(ends, np.asarray(shares) * ends[-1], side="right")
         found: Ints = np.asarray(self.tokens)[np.minimum(places, len(ends) - 1)]
         return found
 
     def within(self, context: int, *, cuts: bool = False) -> Self:
-        """DocumentLengths of at most a context: longer ones are refused, or cut."""
+        """Document lengths up to a context length; longer ones are refused, or truncated."""
         longest = self.tokens[-1]
         if longest <= context:
             return self
@@ -60,7 +60,7 @@ class DocumentLengths(Checked):
 
 
 def lengths_from(text: str) -> DocumentLengths:
-    """DocumentLengths from the path of a file, or the words of a distribution."""
+    """Document lengths from a file's path, or from the words of a distribution."""
     kind, *words = text.split(":")
     if kind not in DISTRIBUTIONS or not words:
         return _from_file(Path(text))
@@ -90,7 +90,7 @@ def _uniform(shares: Floats, least: float, most: float) -> Floats:
     return least + shares * (most - least)
 
 
-# The names of a distribution's numbers, and its quantiles.
+# The parameter names of each distribution, and its quantile function.
 DISTRIBUTIONS: Mapping[str, tuple[tuple[str, ...], Callable[..., Floats]]] = {
     "lognormal": (("MEDIAN", "SIGMA"), _lognormal),
     "pareto": (("LEAST", "EXPONENT"), _pareto),
@@ -99,7 +99,7 @@ DISTRIBUTIONS: Mapping[str, tuple[tuple[str, ...], Callable[..., Floats]]] = {
 
 
 def _from_file(path: Path) -> DocumentLengths:
-    """A length a line, or a histogram: a length and how many documents have it."""
+    """A file with a length per line, or a histogram: a length and its number of documents."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -108,7 +108,7 @@ def _from_file(path: Path) -> DocumentLengths:
         reject(f"--lengths {path}: cannot be read ({reason}): give a file, or one of {known}")
     rows = [(number, line.split(",")) for number, line in enumerate(lines, start=1) if line.strip()]
     if rows and not rows[0][1][0].strip().isdigit():
-        # The names of columns.
+        # The header line.
         del rows[0]
     tokens, counts = [], []
     for number, row in rows:

@@ -1,4 +1,4 @@
-"""The fields of stages and of spaces: one for each dimension, made from the table's rows.
+"""The fields of stages and of spaces: one for each dimension, generated from the table's rows.
 
 ``mistlab.plan.dimension_fields`` has the classes; type checkers read its stub, which
 ``python -m benchmarks.stubs`` writes from them.
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 DEFAULT_ENGINE = "mistlab"
-# Which numbers of its blocks a stage may recompute: all of them, none or all, or any number.
+# The numbers of blocks that a stage may recompute: all, none or all, or any number.
 Recomputation = Literal["all", "none_or_all", "any"]
-# A field of a made class: its name, its type, and ``dataclasses.field`` with its default.
+# A generated field of a class: its name, its type, and ``dataclasses.field`` with its default.
 MadeField = tuple[str, Any, Any]
 
 
@@ -33,7 +33,7 @@ def made(
     *,
     is_base: bool = False,
 ) -> Any:
-    """A frozen value of a module with these fields, which checks them.
+    """A frozen dataclass of a module with these fields, which checks them.
 
     The base of a class that has methods of its own gets none: a dataclass writes them again.
     """
@@ -54,7 +54,7 @@ def made(
 
 
 def check_lists(value: "DataclassInstance") -> None:
-    """Check the fields of a space, or of a part of one; lists must have a choice at least."""
+    """Check the fields of a space, or of a part of one; each list must have at least one choice."""
     check_fields(value)
     for entry in fields(value):
         if getattr(value, entry.name) == () and entry.default != ():
@@ -62,12 +62,12 @@ def check_lists(value: "DataclassInstance") -> None:
 
 
 def held_fields(holder: str) -> Iterator[MadeField]:
-    """Fields of the part of a stage that holds several of its choices, such as ``offload``."""
+    """The fields of the part of a stage that groups several choices, such as ``offload``."""
     return (_chosen(row.label, row) for row in DIMENSIONS.values() if row.holder == holder)
 
 
 def stage_fields(holders: Mapping[str, type]) -> Iterator[MadeField]:
-    """Fields of a stage, in the order of rows: first those that every stage must give."""
+    """The fields of a stage, in the order of rows: required ones first."""
     stage_rows = [(name, row) for name, row in DIMENSIONS.items() if not row.holder]
     for name, row in sorted(stage_rows, key=lambda entry: entry[1].default is not None):
         yield _chosen(name, row)
@@ -76,12 +76,12 @@ def stage_fields(holders: Mapping[str, type]) -> Iterator[MadeField]:
 
 
 def listed_held_fields(holder: str) -> Iterator[MadeField]:
-    """Fields of the lists of a space for choices that a part of a stage holds."""
+    """The fields of a space's lists for the choices that a part of a stage groups."""
     return (_listed(row.label, row) for row in DIMENSIONS.values() if row.holder == holder)
 
 
 def space_fields(holders: Mapping[str, type]) -> Iterator[MadeField]:
-    """Fields of a space: lists of dimensions, and choices about whole plans between them."""
+    """The fields of a space: lists of dimensions, and between them choices about whole plans."""
     listed = {name: row for name, row in DIMENSIONS.items() if row.is_listed and not row.holder}
     mesh = {name: row for name, row in listed.items() if row.part == "mesh"}
     free = [name for name, row in mesh.items() if row.default is None]
@@ -116,7 +116,8 @@ def _chosen(name: str, row: Dimension) -> MadeField:
 
 def _listed(name: str, row: Dimension) -> MadeField:
     """The field of a space that lists a dimension's values; None allows every value of a count of
-    blocks, and of what has no default."""
+    blocks, and of a dimension without default.
+    """
     items: Any = tuple[float, ...] if row.is_ratio else tuple[int, ...]
     is_free = row.default is None or row.part == "layers"
     default = None if row.default is None else (row.default,)

@@ -1,4 +1,6 @@
-"""The named search spaces: of the published evaluation, of other systems' users, and of today."""
+"""The named search spaces: those of the published evaluation, of other systems' users, and of
+current engines.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,9 +13,9 @@ from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, ORDERS
 _POWERS = tuple(2**i for i in range(14))
 _EIGHTHS = tuple(i / 8 for i in range(9))
 
-# The published space, built up feature by feature (Mist, EuroSys 2025). Degrees and micro-batches
-# are powers of two, and so is the number of micro-batches if the global batch is a power of two.
-# From ZeRO on, each stage chooses for itself.
+# The published space, extended feature by feature (Mist, EuroSys 2025). Degrees and micro-batch
+# sizes are powers of two, and so is the number of micro-batches if the global batch is a power of
+# two. From ZeRO on, each stage has its own choices.
 _3D = SearchSpace(
     name="3d",
     data_parallel=_POWERS,
@@ -42,9 +44,9 @@ _WIDE = replace(
     layers_off_balance=None,
     unequal_meshes=True,
 )
-# The spaces of other systems' users, on the engine that comes closest to their system: of a user
-# who tunes, and of the published evaluation, whose baselines recompute every block and shard the
-# optimizer's state.
+# The spaces of other systems' users, on the engine closest to their system: of a user who tunes,
+# and of the published evaluation, whose baselines recompute every block and shard the optimizer
+# states.
 _MEGATRON = SearchSpace(
     name="megatron",
     engine="megatron",
@@ -52,8 +54,8 @@ _MEGATRON = SearchSpace(
     micro_batch=(1, 2, 4, 8, 16),
     zero=(0, 1),
 )
-# What Megatron-LM's users have since: tokens split over tensor-parallel ranks, sequences over
-# context-parallel ones, attention's core recomputed, chunks of stages in turn.
+# Features that Megatron-LM has gained since: sequence parallelism, context parallelism,
+# recomputation of attention's core, interleaved stages.
 _MEGATRON_TODAY = replace(
     _MEGATRON,
     name="megatron-today",
@@ -63,8 +65,8 @@ _MEGATRON_TODAY = replace(
     recomputation="any",
     core_recomputed_layers=None,
 )
-# The part of it that every launch line of Megatron-core says and a search proves: one order. On
-# sequences of usual length more than two context-parallel ranks were hardly measured.
+# The subspace that every Megatron-core launch line can express and a search proves: one order of
+# passes. At usual sequence lengths more than two context-parallel ranks were hardly measured.
 _MEGATRON_CORE = replace(
     _MEGATRON_TODAY,
     name="megatron-core",
@@ -73,7 +75,7 @@ _MEGATRON_CORE = replace(
     orders=(DEFAULT_ORDER,),
     core_recomputed_layers=(0,),
 )
-# Pipelines whose gradients of weights fill their waits, as Megatron-LM's fork runs them.
+# Pipelines whose weight-gradient passes fill bubbles, as in Megatron-LM's fork.
 _ZERO_BUBBLE = replace(
     _MEGATRON,
     name="zero-bubble",
@@ -99,9 +101,8 @@ _ACESO = SearchSpace(
     unequal_meshes=True,
 )
 _ALPA = replace(_ACESO, name="alpa", engine="megatron", recomputation="none_or_all")
-# How models are trained today: with experts, by Megatron, whose layouts of pipelines give the stage
-# with the head fewer blocks; with sharded weights, by torch; and all that there is to choose on
-# this package's own engine.
+# Current training: with experts in Megatron, whose pipeline layouts give the stage with the head
+# fewer blocks; with sharded weights in torch; and every choice of this package's own engine.
 _MOE = SearchSpace(
     name="moe",
     engine="megatron-core",
@@ -125,7 +126,8 @@ _FSDP = SearchSpace(
     zero=(2, 3),
     offload=OffloadRatios(activations=(0.0, 1.0)),
 )
-# One GPU or replicas of it, whose blocks have lean operators (Tempo, NeurIPS 2022) or recompute.
+# One GPU or replicas of it, whose blocks have lean operators (Tempo, NeurIPS 2022) or are
+# recomputed.
 _TEMPO = SearchSpace(
     name="tempo",
     data_parallel=_POWERS,
@@ -142,7 +144,7 @@ _EVERYTHING = replace(
     expert_parallel=_POWERS[:7],
     state_replicas=_POWERS,
 )
-# Its pipelines in any order.
+# Its pipelines in any order of passes.
 _IN_ANY_ORDER = replace(_EVERYTHING, name="everything:orders", orders=tuple(ORDERS))
 
 SPACES: Mapping[str, SearchSpace] = {
@@ -159,7 +161,7 @@ SPACES: Mapping[str, SearchSpace] = {
 }
 
 
-# Frameworks by whose names people ask for a space, and the space of their plans.
+# The spaces of frameworks, by the names that people use.
 SPACE_OF_FRAMEWORK = {
     **dict.fromkeys(("torchtitan", "fsdp2", "accelerate", "axolotl", "trl"), "fsdp"),
     **dict.fromkeys(("megatron-lm", "megatron-bridge", "nemo"), "megatron-core"),
@@ -168,7 +170,7 @@ SPACE_OF_FRAMEWORK = {
 
 
 def space_of(name: str) -> SearchSpace:
-    """The space of a name; refuses an unknown name.
+    """The space with this name; refuses an unknown name.
 
     >>> space_of("mist").layers_off_balance
     2

@@ -26,8 +26,9 @@ NO_OFFLOAD = Offload()
 
 
 class TokenSplit(NamedTuple):
-    """How a stage's ranks split the tokens of a sequence: the ranks that have parts of it, and the
-    way in which they exchange keys (``mistlab.schedule.context_ways``)."""
+    """How a stage's ranks split the tokens of a sequence: the number of context-parallel ranks, and
+    their way of exchanging keys (``mistlab.schedule.context_ways``).
+    """
 
     ranks: int
     way: int
@@ -35,7 +36,7 @@ class TokenSplit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan(dimension_fields.StageFields):
-    """One pipeline stage: its blocks, its GPUs and how it saves memory.
+    """One pipeline stage: its blocks, its GPUs and its memory savings.
 
     ``micro_batch`` is the number of sequences on a data-parallel rank, of whose tokens each of
     ``context_parallel`` ranks has a part; ``context_exchange`` says how they exchange keys
@@ -66,7 +67,7 @@ class StagePlan(dimension_fields.StageFields):
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> Self:
-        """A stage from values by names of dimensions; omitted dimensions have their default."""
+        """A stage from values by dimension; omitted dimensions have their default."""
         own_values, offload = _by_holder(values)
         if any(offload.values()):
             own_values["offload"] = Offload(**offload)
@@ -78,7 +79,7 @@ class StagePlan(dimension_fields.StageFields):
         return value
 
     def degree(self, name: str) -> int:
-        """The value of a dimension that is a whole number."""
+        """The value of an integer dimension."""
         return int(self.value(name))
 
     def values(self) -> tuple[float, ...]:
@@ -98,8 +99,9 @@ class StagePlan(dimension_fields.StageFields):
         return {name: self.degree(name) for name in counts_of_blocks()}
 
     def resized(self, layers: int) -> Self:
-        """This stage with other blocks, of which it treats as many in each way, or all if it
-        treated all of its blocks so."""
+        """This stage with another number of blocks; a treatment of all blocks stays one of all
+        blocks, other counts of treated blocks are kept.
+        """
         wanted = {
             name: layers if count == self.layers else count for name, count in self.counts.items()
         }
@@ -112,33 +114,33 @@ class StagePlan(dimension_fields.StageFields):
 
     @property
     def token_split(self) -> TokenSplit:
-        """The context-parallel ranks of the stage and their way to exchange keys."""
+        """The context-parallel ranks of the stage and their way of exchanging keys."""
         return TokenSplit(self.context_parallel, self.context_exchange)
 
     @property
     def head_ranks(self) -> int:
-        """Number of ranks over which heads are split while they attend."""
+        """The number of ranks over which heads are split during attention."""
         exchanges = self.context_exchange == HEADS
         return self.tensor_parallel * (self.context_parallel if exchanges else 1)
 
     @property
     def splits_tokens(self) -> bool:
-        """Whether each tensor-parallel rank has its part of a sequence alone, outside products."""
+        """Whether each tensor-parallel rank holds only its part of a sequence outside GEMMs."""
         return self.sequence_parallel == 1 and self.tensor_parallel > 1
 
     @property
     def token_parts(self) -> int:
-        """Number of equal parts into which the stage's ranks may cut a sequence."""
+        """The number of equal parts into which the stage's ranks may split a sequence."""
         return self.tensor_parallel * self.context_parallel * (1 + (self.context_parallel > 1))
 
 
 def reader_of_values() -> Reader:
-    """Reads the values of all dimensions of a stage, in the table's order."""
+    """A function that reads the values of all dimensions of a stage, in the table's order."""
     return _values_of
 
 
 def reader_of_degrees() -> Reader:
-    """Reads a stage's degrees along the axes of its mesh."""
+    """A function that reads a stage's degrees along the axes of its mesh."""
     return _degrees_of
 
 
@@ -148,7 +150,7 @@ def _reader_of(names: Sequence[str]) -> Reader:
 
 
 def _by_holder(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
-    """Values of a stage's own fields, and of its offload ratios."""
+    """The values of a stage's own fields, and of its offload ratios."""
     own_values: dict[str, Any] = {}
     offload: dict[str, float] = {}
     for name, value in values.items():
@@ -160,7 +162,7 @@ def _by_holder(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, flo
     return own_values, offload
 
 
-# Asked for with every stage of a plan.
+# On the path of every stage of a plan, so readers are built once.
 _READERS = {name: attrgetter(row.path or name) for name, row in DIMENSIONS.items()}
 _values_of = _reader_of([*DIMENSIONS])
 _degrees_of = _reader_of(dimensions_of_axes())
@@ -169,7 +171,7 @@ _blocks_of = _reader_of(names_of("layers"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A training plan: the stages in pipeline order, and how many micro-batches make a step.
+    """A training plan: the stages in pipeline order, and the number of micro-batches of a step.
 
     ``engine`` is the row of ``ENGINES`` that trains by it. ``overlap_communication`` lets an engine
     overlap gradient reduction and parameter gathering where it can; some engines always do.
@@ -204,8 +206,9 @@ class Plan:
     def of_one_gpu(
         cls, layers: int, sequences: int, engine: str, values: Mapping[str, float]
     ) -> Self:
-        """A plan of one GPU, each step of which is one micro-batch of ``sequences``; its stage has
-        these values of other dimensions."""
+        """A single-GPU plan whose step is one micro-batch of ``sequences``; ``values`` are its
+        stage's other dimensions.
+        """
         alone = dict.fromkeys(("data_parallel", "tensor_parallel"), 1)
         stage_values = {**alone, "layers": layers, "micro_batch": sequences, **values}
         return cls(engine=engine, micro_batches=1, stages=(StagePlan.of_values(stage_values),))
@@ -226,7 +229,7 @@ class Plan:
         return tuple(stage.data_parallel for stage in self.stages)
 
     def of_replica(self, replicas: int) -> "Plan":
-        """The plan of one of so many replicas, which divide the data-parallel ranks."""
+        """The plan of one of several replicas, which divide the data-parallel ranks."""
         stages = [
             replace(stage, data_parallel=stage.data_parallel // replicas) for stage in self.stages
         ]

@@ -1,4 +1,4 @@
-"""A plan in words: one line for tables, or a line for the whole and one for each stage."""
+"""A plan in words: a single line for tables, or a line for the plan and one for each stage."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -19,7 +19,7 @@ from mistlab.schedule.orders import DEFAULT_ORDER
 
 
 def plan_line(plan: Plan) -> str:
-    """A plan in one line; unequal plans have unequal lines.
+    """A plan in one line; different plans have different lines.
 
     Equal neighbouring stages share their words, and default values are left out.
 
@@ -42,7 +42,8 @@ def plan_line(plan: Plan) -> str:
 
 
 def _stage_brief(stage: StagePlan) -> str:
-    """A stage's values in brief: degrees, micro-batch and ZeRO always, others if not the default.
+    """A stage's values in brief: degrees, micro-batch and ZeRO always, other values if they are not
+    the default.
 
     The blocks come first, ZeRO before all that a stage may lack, offloading last.
     """
@@ -67,8 +68,9 @@ def _stage_brief(stage: StagePlan) -> str:
 
 
 def plan_words(plan: Plan) -> list[str]:
-    """A plan, a line for the whole and one for each stage; stages that follow one another and are
-    alike share a line."""
+    """A plan as text, with a line for the plan and one for each stage; consecutive equal stages
+    share a line.
+    """
     stages = count_words(plan.num_stages, "stage")
     lines = [f"engine {plan.engine}, {stages}, {count_words(plan.micro_batches, 'micro-batch')}"]
     if plan.order != DEFAULT_ORDER:
@@ -85,7 +87,7 @@ def plan_words(plan: Plan) -> list[str]:
 
 
 def _blocks_from(first: int, count: int) -> str:
-    """The blocks of a stage by their numbers."""
+    """The index range of a stage's blocks."""
     if count == 0:
         return "no blocks"
     return f"block {first}" if count == 1 else f"blocks {first} to {first + count - 1}"
@@ -116,8 +118,9 @@ def _stage_words(stage: StagePlan) -> str:
 
 
 def _said(stage: StagePlan) -> Iterator[str]:
-    """The dimensions besides degrees, micro-batch and offloading that a stage's text names: those
-    that are always told, such as ZeRO, and others if they are not the default."""
+    """The dimensions besides degrees, micro-batch and offloading that a stage's text mentions: some
+    always, such as ZeRO, the others if they are not the default.
+    """
     for name in (*names_of("mesh"), *names_of("savings"), *counts_of_blocks()):
         row = DIMENSIONS[name]
         is_elsewhere = row.default is None or row.holder or name in dimensions_of_axes()
@@ -126,7 +129,7 @@ def _said(stage: StagePlan) -> Iterator[str]:
 
 
 def runs_of(things: Sequence[object]) -> Iterator[range]:
-    """Ranges of places in a sequence whose things are equal and follow one another."""
+    """Index ranges of consecutive equal items in a sequence."""
     first = 0
     for _, run in groupby(things):
         count = len([*run])

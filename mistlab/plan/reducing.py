@@ -1,4 +1,4 @@
-"""What an engine keeps whose data-parallel ranks communicate less."""
+"""The states that an engine keeps when its data-parallel ranks communicate less."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,14 +9,15 @@ from mistlab.engines.engine import Engine
 from mistlab.reduction.compression import VALUE_BYTES
 from mistlab.reduction.reduction_costs import Reduction
 
-# Numbers of candidates, an array; this room does without NumPy.
+# Values of candidates, an array; this package is imported without NumPy.
 Column = Any
 
 
 @lru_cache(maxsize=256)
 def reducing(engine: Engine, how: Reduction) -> Engine:
-    """The engine whose ranks bring gradients or weights together like this: what they remember of
-    compressed gradients, the outer steps' weights and momenta, and room for a neighbour's layer."""
+    """The engine's memory model under a reduction: errors of compressed gradients, the outer
+    optimizer's weights and momenta, and a buffer for a neighbour's layer.
+    """
     if how.is_plain:
         return engine
     memory = {
@@ -32,8 +33,9 @@ def reducing(engine: Engine, how: Reduction) -> Engine:
 
 
 def replicated(columns: Mapping[str, Column], how: Reduction) -> Mapping[str, Column]:
-    """Columns of candidates with the replicas of states that a reduction makes of data-parallel
-    ranks."""
+    """Columns of candidates, with the state replicas that a reduction makes of data-parallel
+    ranks.
+    """
     data = columns["data_parallel"]
     replicas: Column = data if how.replicas is None else 0 * data + how.replicas
     return {**columns, "state_replicas": replicas}

@@ -1,4 +1,4 @@
-"""Rotary embedding that is rescaled, for longer sequences than a model was trained with first."""
+"""Scaled rotary position embedding, for sequences longer than those of pre-training."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ ScalingKind = Literal["linear", "llama3", "yarn", "dynamic", "longrope", "other"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryScaling:
-    """How rotary embedding turns slower than its base says.
+    """The scaling of rotary frequencies: its type and its parameters.
 
     ``linear`` divides all frequencies by ``factor``. Two others do so to the slow ones, and leave
     the fast ones: ``llama3`` those that turn less than ``low``, or more than ``high`` times in
@@ -47,7 +47,7 @@ class RotaryScaling:
                 refuse(name, f"{problem}: give one for each pair of channels to longrope alone")
 
     def check(self, channels: int) -> None:
-        """Refuse other numbers than one for each pair of so many rotated channels."""
+        """Refuse a number of factors that does not match the pairs of rotated channels."""
         for name in ("short", "long"):
             if (own := getattr(self, name)) and len(own) != channels // 2:
                 problem = f"{len(own)} numbers for {channels // 2} pairs of rotated channels"
@@ -57,8 +57,8 @@ class RotaryScaling:
 def frequencies(
     channels: int, base: float, scaling: RotaryScaling | None, tokens: int
 ) -> list[float]:
-    """The angles, in radians, by which a token turns further than the one before it: one for each
-    pair of rotated channels, in sequences of so many tokens.
+    """The angle in radians between neighbouring tokens, for each pair of rotated channels, in
+    sequences of this length.
 
     >>> frequencies(4, 10000.0, None, 8)
     [1.0, 0.01]
@@ -96,7 +96,7 @@ def _llama3(plain: list[float], channels: int, base: float, scaling: RotaryScali
 
 def _yarn(plain: list[float], channels: int, base: float, scaling: RotaryScaling) -> list[float]:
     def place(turns: float) -> float:
-        """The channel that turns so often, half a pair each."""
+        """The channel pair with this number of rotations over the original context."""
         return channels * math.log(scaling.positions / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     first, last = place(scaling.high), place(scaling.low)
@@ -112,7 +112,7 @@ _SLOWED = {"linear": _linear, "llama3": _llama3, "yarn": _yarn}
 
 
 def yarn_amplitude(factor: float, times: float = 1.0) -> float:
-    """By how much yarn makes scores steeper, for a factor of lengths.
+    """The factor by which YaRN scales attention scores, for a factor of lengths.
 
     >>> yarn_amplitude(1.0), round(yarn_amplitude(40.0), 4)
     (1.0, 1.3689)

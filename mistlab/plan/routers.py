@@ -1,4 +1,4 @@
-"""How a model's tokens choose their experts, and what keeps the choice even in training."""
+"""The routing of tokens to experts, and the balancing of experts in training."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,7 +10,7 @@ Scores = Literal["softmax", "sigmoid"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Router:
-    """A router's rule: which experts a token takes, and with which weights.
+    """A router's rule: the experts that a token takes, and their weights.
 
     An expert's score is its share in a softmax over all experts, or a sigmoid of its own number. A
     token takes the experts with the largest scores; with ``groups`` those of the ``active_groups``
@@ -50,18 +50,17 @@ class Router:
 
     @property
     def is_plain(self) -> bool:
-        """Whether weights are a softmax over the scores of the chosen experts, as layer graphs
-        have them."""
+        """Whether weights are a softmax over the chosen experts' scores, as in layer graphs."""
         is_usual = self.scores == "softmax" and self.normalized and self.scale == 1.0
         return is_usual and self.groups == 1 and not self.correction
 
     @property
     def has_losses(self) -> bool:
-        """Whether training adds losses of its own."""
+        """Whether training adds auxiliary losses of the router."""
         return self.balance_loss > 0 or self.z_loss > 0
 
     def check(self, count: int, active: int) -> None:
-        """Refuse groups that do not divide ``count`` experts, or lack ``active`` ones."""
+        """Refuse groups that do not divide ``count`` experts, or cannot provide ``active`` ones."""
         if count % self.groups:
             problem = f"{self.groups} does not divide {count} experts: give a divisor of count"
             refuse("groups", problem)

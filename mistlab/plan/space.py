@@ -1,4 +1,4 @@
-"""Search spaces, which say from which plans a search may choose, and the named spaces."""
+"""Search spaces: the plans that a search may choose from."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,8 @@ from mistlab.reduction.reduction_costs import Reduction
 from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS
 
 OffloadRatios = dimension_fields.OffloadRatios
-# States that stay on the GPU beside a reduction: ranks average weights, or remember gradients.
+# States that must stay on the GPU with a reduction, because ranks average weights or keep
+# gradients.
 STAYS = ("offload_weights", "offload_gradients", "offload_optimizer")
 
 
@@ -76,17 +77,17 @@ class SearchSpace(dimension_fields.SpaceFields):
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """The engines that plans may name."""
+        """The engines that plans of the space may use."""
         return (self.engine, *self.other_engines)
 
     @property
     def of_engines(self) -> tuple["SearchSpace", ...]:
-        """The plans of each engine as a space of their own."""
+        """The plans of each engine as a separate space."""
         is_one = not self.other_engines
         return (self,) if is_one else tuple(self.on(name) for name in self.engines)
 
     def on(self, *engines: str) -> "SearchSpace":
-        """The plans of some engines: the space's own plans as far as any of them runs them.
+        """The plans of some engines: the part of the space that any of them can run.
 
         From a space of an engine that offloads in part, engines that offload all or nothing take
         nothing: such plans have no bounds, and are in spaces that are made for them alone.
@@ -105,8 +106,7 @@ class SearchSpace(dimension_fields.SpaceFields):
 
     @property
     def lists(self) -> Mapping[str, tuple[float, ...] | None]:
-        """What the space lists of each dimension that it lists, as it was given; None allows any
-        value."""
+        """The lists of the space as given, by dimension; None allows any value."""
         return {name: read(self) for name, read in _READERS.items()}
 
     def with_lists(self, lists: Mapping[str, tuple[Any, ...] | None]) -> "SearchSpace":
@@ -124,8 +124,9 @@ class SearchSpace(dimension_fields.SpaceFields):
         return replace(self, **changes)
 
     def beside(self, how: Reduction) -> "SearchSpace":
-        """The plans that go with a reduction, at the highest level of ZeRO that does if the space
-        has none so low; refuses a reduction that cannot be searched."""
+        """The plans that are compatible with a reduction, at the highest compatible ZeRO level if
+        the space has none; refuses a reduction that cannot be searched.
+        """
         if how.is_plain:
             return self
         if how.delay:
@@ -174,8 +175,9 @@ class SearchSpace(dimension_fields.SpaceFields):
         return listed[:1] if shared_by and ranks_of(shared_by, degree) == 1 else listed
 
     def _counts(self, layers: int, *, of_whole: bool) -> Iterable[int]:
-        """How many of its ``layers`` blocks a stage may treat in one way; only whole recomputation
-        may be asked of all stages."""
+        """The numbers of its ``layers`` blocks that a stage may give one treatment; only full
+        recomputation may be required of all stages.
+        """
         if self.recomputation == "any":
             return range(layers + 1)
         return (layers,) if self.recomputation == "all" and of_whole else (0, layers)
@@ -188,8 +190,9 @@ _LIMITED = {name: read for name, read in _READERS.items() if DIMENSIONS[name].li
 
 
 def _hardest(listed: tuple[float, ...] | None, *, is_level: bool) -> tuple[float, ...]:
-    """The listed values that some engine has to run: of levels the lowest; none where all values
-    are allowed."""
+    """The listed values that some engine must support: the lowest of levels; none where all values
+    are allowed.
+    """
     if listed is None:
         return ()
     return (min(listed),) if is_level else listed
@@ -198,8 +201,9 @@ def _hardest(listed: tuple[float, ...] | None, *, is_level: bool) -> tuple[float
 def _run_by(
     engines: Sequence[Engine], name: str, listed: tuple[float, ...] | None
 ) -> tuple[float, ...] | None:
-    """The listed values of a dimension that an engine runs; if none does, the highest level that
-    runs, or else the first value. All that it runs where all values are allowed."""
+    """The listed values of a dimension that an engine supports; if it supports none, its highest
+    level, or else the first value. Every value that it supports where all values are allowed.
+    """
     limit = DIMENSIONS[name].limit
     assert limit is not None
     of_engines = [limit.runs(engine, False) for engine in engines]
@@ -213,11 +217,11 @@ def _run_by(
 
 
 def _order_problem(engines: Sequence[Engine], order: str) -> str:
-    """Why no engine can run an order of passes; empty if one can."""
+    """The reason why no engine can run an order of passes; empty if one can."""
     return _of_all(row.order_problem(order, default=DEFAULT_ORDER) for row in engines)
 
 
 def _of_all(problems: Iterable[str]) -> str:
-    """The first problem if every engine has one; else nothing."""
+    """The first problem if every engine has one; otherwise empty."""
     known_problems = list(problems)
     return known_problems[0] if all(known_problems) else ""

@@ -1,4 +1,4 @@
-"""A workload: the model, its parts, and what is trained with which batch and precision."""
+"""A workload: the model and its parts, the trained parameters, the batch and the precision."""
 
 import math
 from collections.abc import Mapping
@@ -29,14 +29,14 @@ from mistlab.plan.rotary import RotaryScaling
 from mistlab.plan.routers import PLAIN_ROUTER, Router
 from mistlab.reduction.reduction_costs import PLAIN_REDUCTION, Reduction
 
-# How a model was trained by those who published it: tokens, tokens of a batch, learning rate.
+# The published training of a model: tokens, tokens per batch, learning rate.
 #
-# None of it changes a prediction. ``python -m experiments.estimate`` starts from it.
+# It does not change predictions. ``python -m experiments.estimate`` uses it as a default.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained(Checked):
-    """The published figures of a model's training; None where nothing was published."""
+    """The published figures of a model's training; None where none were published."""
 
     billion_tokens: float | None = field(default=None, metadata=bounded(above=0))
     batch_million_tokens: float | None = field(default=None, metadata=bounded(above=0))
@@ -49,18 +49,18 @@ class Trained(Checked):
 
     @property
     def batch_tokens(self) -> float | None:
-        """Tokens of a step."""
+        """Tokens per step."""
         return None if self.batch_million_tokens is None else self.batch_million_tokens * 1e6
 
 
-# Parts of models beyond a plain transformer's: experts, latent attention, windows, state spaces.
+# Parts of models beyond a plain transformer: experts, latent attention, windows, state spaces.
 #
 # A model's description has each part that the model has, and None for the others.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Feed-forward networks of which each token takes a few.
+    """Mixture of experts: feed-forward networks, of which each token uses a few.
 
     There are ``count`` experts of the inner width ``ffn``, and a token goes to ``active`` of them.
     Experts that every token takes are one network of the width ``shared_ffn``. The first
@@ -76,7 +76,7 @@ class Experts:
     shared_ffn: int = field(default=0, metadata=bounded(minimum=0, most=MOST_WIDTH))
     hidden: int = field(default=0, metadata=bounded(minimum=0, most=MOST_HIDDEN))
     dense_blocks: int = field(default=0, metadata=bounded(minimum=0, most=MOST_LAYERS))
-    # No cost depends on these two: experts that differ in them alone are equal.
+    # No cost depends on these two fields: models that differ only in them are equal.
     router: Router = field(default=PLAIN_ROUTER, compare=False)
     gate_limit: float = field(default=0.0, compare=False, metadata=bounded(minimum=0, most=1e6))
 
@@ -90,7 +90,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention(Checked):
-    """Attention whose queries, and keys with values, are made of short latent vectors.
+    """Multi-head latent attention: queries, and keys with values, come from short latent vectors.
 
     ``query_rank`` and ``key_rank`` are the lengths of these vectors; without a ``query_rank``
     queries are made of tokens at once. A head has ``value_dim`` channels of values. Its channels of
@@ -105,8 +105,8 @@ class LatentAttention(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpace:
-    """A mixer that reads a sequence into states, in place of attention: Mamba-2's, or with
-    ``delta_rule`` the one of gated delta nets.
+    """A state-space mixer in place of attention: Mamba-2, or with ``delta_rule`` a gated delta
+    network.
 
     Each of the ``heads`` has a state of ``channels`` by ``states`` numbers. Heads of one of the
     ``groups`` share their keys and queries.
@@ -127,7 +127,7 @@ class StateSpace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A sliding window: in some blocks a token attends to the last ``size`` tokens alone.
+    """Sliding-window attention: in some blocks a token attends only to the last ``size`` tokens.
 
     Every ``full_every``-th block attends to all tokens, and the blocks before it have windows; with
     0 all blocks have windows. A sequence that is no longer than the window has none.
@@ -143,10 +143,10 @@ class Window:
             refuse("full_every", f"{problem}, or give 0 for windows in all blocks")
 
 
-# The description of a transformer, and the defaults that each family of models gives it.
+# The description of a transformer, and the defaults of each model family.
 #
-# Llama's feed-forward width follows the LLaMA paper (arXiv 2302.13971): two thirds of four times
-# the hidden size, rounded up to a multiple of 256.
+# Llama's feed-forward width follows arXiv 2302.13971: 2/3 of four times the hidden size, rounded up
+# to 256.
 
 
 Family = Literal["gpt", "llama", "falcon", "nemotron", "bert", "custom"]
@@ -155,7 +155,7 @@ Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu", "gelu_tanh", "silu", "relu2"]
 PositionEmbedding = Literal["absolute", "rotary", "none"]
 
-# Kinds of blocks of a hybrid model.
+# The letters of block kinds in a hybrid model's pattern.
 PATTERN_LETTERS = "M*-EGAD"
 VOCAB_MULTIPLE = 128
 LLAMA_FFN_MULTIPLE = 256
@@ -228,19 +228,19 @@ class ModelSpec:
     further_tokens: int = field(default=0, metadata=bounded(minimum=0, most=MOST_LAYERS))
     pattern: str = ""
     graph_file: str | None = None
-    # No cost depends on it: where the traced model's own code is.
+    # The import path of a traced model's own code; no cost depends on it.
     factory: str = field(default="", compare=False)
     tensor_parallel_degrees: tuple[int, ...] | None = field(
         default=None, metadata=bounded(minimum=1, most=MOST_HIDDEN)
     )
-    # No cost depends on these two: models that differ in them alone are equal.
+    # No cost depends on these two fields: models that differ only in them are equal.
     rotary_scaling: RotaryScaling | None = field(default=None, compare=False)
     norm_epsilon: float = field(
         default=NORM_EPSILON, compare=False, metadata=bounded(above=0, most=1.0)
     )
-    # It describes a run, not the model: models that differ in it alone are equal.
+    # It describes a run, not the model: models that differ only in it are equal.
     trained: Trained | None = field(default=None, compare=False)
-    # They tell of where the description came from; models that differ in them alone are equal.
+    # Notes on the source of the description; models that differ only in them are equal.
     remarks: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
@@ -265,35 +265,35 @@ class ModelSpec:
 
     @classmethod
     def of(cls, *, family: Family, hidden: int, layers: int, heads: int, **others: Any) -> Self:
-        """A model of a family; omitted fields take the family's defaults."""
+        """A model of a family; omitted fields have the family's defaults."""
         given = {"family": family, "hidden": hidden, "layers": layers, "heads": heads, **others}
         return cls.from_mapping(given)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], where: str = "") -> Self:
-        """A model from plain data; omitted fields take the family's defaults."""
+        """A model from plain data; omitted fields have the family's defaults."""
         with within(where):
             return from_mapping(cls, _completed(mapping))
 
     @property
     def has_plain_blocks(self) -> bool:
-        """Whether its blocks have none of the parts that only some models have."""
+        """Whether its blocks have none of the optional parts."""
         parts = (self.experts, self.latent, self.window, self.qk_norm, self.sinks, self.pattern)
         others = (self.attention_gate, self.post_norms, self.further_tokens)
         return not any((*parts, *others))
 
     @property
     def dropped_shares(self) -> float:
-        """The probability of dropping one of attention's shares."""
+        """The dropout probability of attention probabilities."""
         return self.dropout if self.attention_dropout is None else self.attention_dropout
 
     @property
     def is_encoder(self) -> bool:
-        """Whether tokens look at all tokens, and the loss is of the tokens that were hidden."""
+        """Whether tokens attend to all tokens, and the loss is over masked tokens."""
         return self.family == "bert"
 
     def has_experts_in(self, block: int) -> bool:
-        """Whether a block has experts in its network's place."""
+        """Whether a block has experts in place of its feed-forward network."""
         if self.experts is None:
             return False
         if self.pattern:
@@ -302,22 +302,21 @@ class ModelSpec:
 
     @property
     def is_hybrid(self) -> bool:
-        """Whether blocks of a pattern have other parts than attention and a network, or experts."""
+        """Whether blocks follow a pattern with kinds beyond attention with a network or experts."""
         return not set(self.pattern) <= set("AD")
 
     @property
     def head_has_table(self) -> bool:
-        """Whether the head's stage uses the embedding's table: as its own, or to embed tokens whose
-        successors it predicts."""
+        """Whether the head's stage uses the embedding table: as its weights, or to embed tokens."""
         return self.tied_embeddings or self.further_tokens > 0
 
     @property
     def rotated_channels(self) -> int:
-        """Number of channels of a head that rotary embedding turns."""
+        """The number of channels of a head that rotary embedding rotates."""
         return round(self.head_dim * self.rotary_fraction)
 
     def padded_vocab(self, tensor_parallel: int) -> int:
-        """The vocabulary size in training, padded if it does not divide over the ranks."""
+        """The vocabulary size in training, padded if ranks cannot divide it."""
         if self.vocab % tensor_parallel == 0:
             return self.vocab
         multiple = VOCAB_MULTIPLE * tensor_parallel
@@ -439,7 +438,9 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def _completed(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The mapping with its family's defaults; unchanged if a field they depend on is missing."""
+    """The mapping with its family's defaults; unchanged if a field that they depend on is
+    missing.
+    """
     if not isinstance(given, Mapping) or not {"family", "hidden", "heads"} <= given.keys():
         return given
     family = check_field(ModelSpec, "family", given["family"])
@@ -537,7 +538,7 @@ class Workload:
             refuse("expert_padding", f"{problem}: give both, or neither")
 
     def _check_adapters(self) -> None:
-        """Refuse what does not go with the weights that are trained."""
+        """Refuse settings that are incompatible with the trained weights."""
         if self.train == "adapters":
             if self.rank > self.model.hidden:
                 problem = f"{self.rank} is above the model's width {self.model.hidden}"
@@ -554,22 +555,22 @@ class Workload:
 
     @property
     def is_plain(self) -> bool:
-        """Whether engines train as their rows say: all weights, usual states, sums and losses."""
+        """Whether engines train in their default way: all weights, default states, losses."""
         usual = self.states == "mixed" and self.gradients == "usual" and self.reduces_plainly
         return self.train == "all" and self.loss == "whole" and usual
 
     @property
     def reduces_plainly(self) -> bool:
-        """Whether data-parallel ranks sum whole gradients in every step."""
+        """Whether data-parallel ranks all-reduce whole gradients in every step."""
         return self.reduction == PLAIN_REDUCTION or self.reduction.is_plain
 
     @property
     def averages_weights(self) -> bool:
-        """Whether data-parallel ranks step by themselves, and average weights."""
+        """Whether data-parallel ranks step independently, and average weights."""
         return self.reduction != PLAIN_REDUCTION and self.reduction.is_apart
 
     def trained_by(self, engine: Engine) -> Engine:
-        """The row of an engine as it trains this."""
+        """The engine's row, adapted to what this workload trains."""
         if self.is_plain:
             return engine
         kinds = self.train, self.base, self.loss, self.states, self.gradients, self.optimizer
@@ -577,7 +578,7 @@ class Workload:
 
     @property
     def rank(self) -> int:
-        """The rank of adapters, 16 where none is given."""
+        """The rank of adapters; 16 by default."""
         return 16 if self.adapter_rank is None else self.adapter_rank
 
     @property
@@ -587,8 +588,9 @@ class Workload:
 
     @property
     def expert_load(self) -> tuple[float, float]:
-        """How many times the mean number of tokens without a capacity the experts of a rank take:
-        of the mean rank, and of the busiest one."""
+        """The load of a rank's experts relative to the mean, without a capacity: of the mean and of
+        the busiest rank.
+        """
         if self.expert_capacity is None:
             return 1.0, self.expert_imbalance
         if self.expert_padding:

@@ -1,1 +1,1 @@
-"""The schedule of an iteration: which task runs on which stream, and in which order."""
+"""The schedule of an iteration: the stream and the order of every task."""

@@ -1,4 +1,4 @@
-"""The ways in which context-parallel ranks let each query meet all keys, by their number in the
+"""The ways in which context-parallel ranks exchange keys and values, by their number in the
 dimension ``context_exchange``.
 
 Beside its messages each way launches kernels that a single rank does without. Their numbers are
@@ -16,19 +16,21 @@ RING = 0
 GATHER = 1
 # Ranks exchange tokens for heads before attention, and heads for tokens after it.
 HEADS = 2
-# What the ways are called.
+# The names of the ways.
 WORDS = ("ring of keys", "keys gathered", "heads exchanged")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launches:
-    """Kernels of a block's pass on one of several ranks: some once, some for each further rank."""
+    """The kernels of a block's pass on one of several ranks: a constant, and a number per further
+    rank.
+    """
 
     once: int
     further: int = 0
 
     def beside(self, further: Any) -> Any:
-        """The kernels on a rank with so many further ranks, at least one."""
+        """The number of kernels on a rank with this many other ranks, at least one."""
         return further * self.further + self.once
 
 
@@ -41,15 +43,15 @@ class LaunchesOfWay:
 
 
 LAUNCHES: Mapping[int, LaunchesOfWay] = {
-    # Forward: keys and values are packed, the first sums cloned and the first part scaled. For each
-    # further rank a send, a receive, attention, and its sums and its part joined to the others.
+    # Forward: keys and values are packed, the first log-sums cloned and the first part rescaled.
+    # For each further rank a send, a receive, attention, and a merge of log-sums and output.
     # Backward: keys and values are copied, and the first part's three gradients. For each further
-    # rank a send, a receive, attention, and three gradients added.
+    # rank a send, a receive, attention, and three accumulated gradients.
     RING: LaunchesOfWay(forward=Launches(once=3, further=5), backward=Launches(once=4, further=6)),
-    # Forward: keys and values are gathered and put into order, the second half of the queries has
-    # its attention, both halves are copied. Backward: the same, gradients of all keys begin as
-    # zeros, four parts are added to them, and they are put back into order and scattered.
+    # Forward: keys and values are gathered and reordered, the second half of the queries has its
+    # own attention, both halves are copied. Backward: likewise; gradients of all keys are zeroed,
+    # four parts are accumulated into them, and they are reordered and reduce-scattered.
     GATHER: LaunchesOfWay(forward=Launches(once=7), backward=Launches(once=17)),
-    # Four tensors in each pass: three copies and an exchange.
+    # Four tensors in each pass: three copies and an all-to-all each.
     HEADS: LaunchesOfWay(forward=Launches(once=16), backward=Launches(once=16)),
 }

@@ -21,14 +21,14 @@ _KINDS: Mapping[str, PassKind] = {kind: kind for kind in get_args(PassKind)}
 
 _NUMBER = "0|[1-9][0-9]{0,8}"
 _WORD = re.compile(rf"([FBW])({_NUMBER})?m({_NUMBER})")
-# The first word of a line that says where parts lie.
+# The first word of a line that gives the placement of parts.
 _PLACED = "parts"
-# The most characters of a word that a message shows.
+# The largest number of characters of a word that a message shows.
 _SHOWN = 24
 
 
 class OrderedPass(NamedTuple):
-    """One pass of a micro-batch through a chunk of a stage, as a word of an order says it."""
+    """One pass of a micro-batch through a chunk of a stage, as in an order's text."""
 
     kind: PassKind
     chunk: int
@@ -40,7 +40,7 @@ StageOrder = tuple[OrderedPass, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOrder:
-    """The order in which each stage takes its passes; it may not be checked yet."""
+    """The order in which each stage runs its passes; it need not have been checked yet."""
 
     stages: tuple[StageOrder, ...]
     micro_batches: int
@@ -57,15 +57,15 @@ class PipelineOrder:
         return self.placement.chunks
 
     def line(self, stage: int) -> int:
-        """The line of the order's text that has a stage's passes; lines count from one."""
+        """The line of the order's text with a stage's passes; lines are numbered from one."""
         return stage + 1 + (not self.placement.is_loop)
 
     def source(self, stage: int, of: OrderedPass) -> StageChunk | None:
-        """The stage and chunk that make a pass's input; None if no pass of its kind makes it."""
+        """The stage and chunk that produce a pass's input; None if no pass of its kind does."""
         return self._beside(stage, of, -1)
 
     def destination(self, stage: int, of: OrderedPass) -> StageChunk | None:
-        """The stage and chunk that take a pass's output; None if it goes nowhere."""
+        """The stage and chunk that consume a pass's output; None if none do."""
         return self._beside(stage, of, 1)
 
     def _beside(self, stage: int, of: OrderedPass, step: int) -> StageChunk | None:
@@ -89,12 +89,12 @@ class PipelineOrder:
 
 
 def placement_line(placement: Placement) -> str:
-    """The line that says where parts lie."""
+    """The line with the placement of parts."""
     return " ".join((_PLACED, *map(str, placement.stages)))
 
 
 def order_from_text(text: str, *, num_stages: int, micro_batches: int) -> PipelineOrder:
-    """The order in a text; its passes are not checked against one another yet."""
+    """The order in a text; its passes have not been checked against one another."""
     lines = text.rstrip().splitlines()
     placement = _placement(lines, num_stages)
     before = 1 if placement is None else 2
@@ -121,17 +121,17 @@ def order_from_text(text: str, *, num_stages: int, micro_batches: int) -> Pipeli
 
 
 def splits_backward(stage: StageOrder) -> bool:
-    """Whether a stage computes the gradients of weights in passes of their own."""
+    """Whether a stage computes weight gradients in separate passes."""
     return any(one.kind == "W" for one in stage)
 
 
 def refuse_word(line: int, word: str, problem: str) -> NoReturn:
-    """Raise an ``InputError`` about a word of a line; lines count from one."""
+    """Raise an ``InputError`` about a word of a line; lines are numbered from one."""
     reject(f"line {line}: {word} {problem}")
 
 
 def _placement(lines: Sequence[str], num_stages: int) -> Placement | None:
-    """Where the first line says that parts lie; None if it says nothing of them."""
+    """The placement in the first line; None if there is none."""
     first, *places_told = lines[0].split() if lines and lines[0].strip() else [""]
     if first != _PLACED:
         return None
@@ -166,7 +166,7 @@ def _words(number: int, line: str) -> list[_Word]:
 
 @lru_cache(maxsize=1 << 14)
 def _word(word: str) -> _Word | None:
-    """The pass of a word, which other stages and orders have too; None if it is none."""
+    """The pass of a word, cached for all stages and orders; None if the word is malformed."""
     match = _WORD.fullmatch(word)
     if match is None:
         return None
@@ -176,8 +176,9 @@ def _word(word: str) -> _Word | None:
 
 
 def _check_named(lines: Sequence[Sequence[_Word]], chunks: int, before: int) -> None:
-    """Refuse words that leave the chunk out where there are several; ``before`` is the number of
-    the first line."""
+    """Refuse words that omit the chunk where there are several; ``before`` is the number of lines
+    before the first.
+    """
     in_lines = [(number, *one) for number, words in enumerate(lines, before) for one in words]
     other, other_word = next((number, word) for number, word, one, _ in in_lines if one.chunk)
     for number, word, _, has_chunk in in_lines:
@@ -187,7 +188,7 @@ def _check_named(lines: Sequence[Sequence[_Word]], chunks: int, before: int) -> 
 
 
 def _chunks(lines: Sequence[Sequence[_Word]], before: int) -> int:
-    """The number of chunks of a stage; refuses numbers of chunks with a gap."""
+    """The number of chunks of a stage; refuses chunk numbers with a gap."""
     first = {
         ordered.chunk: (number, word)
         for number, line_words in enumerate(lines, before)

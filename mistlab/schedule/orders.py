@@ -1,4 +1,6 @@
-"""The named orders of passes: 1F1B, interleaved, in a V, controlled, and split backward passes."""
+"""The named orders of passes: 1F1B, GPipe, interleaved, V-shaped, memory-controlled, and
+zero-bubble.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,14 +13,14 @@ from mistlab.core.values import refuse
 from mistlab.schedule.order_text import placement_line
 from mistlab.schedule.placement import turning
 
-# Orders of chunks in a V: micro-batches go down to the last stage and back up to the first.
+# Orders of chunks in a V: micro-batches pass down to the last stage and back up to the first.
 #
 # The first stage has the first and the last of the model's parts, so a micro-batch's gradients
-# begin where its tokens came in. ZB-V (Qi et al. 2023) takes F, B and W to be equally long: then
-# no stage waits between its first pass and its last, and each stage holds as much as the first one
-# of 1F1B. DualPipeV (DeepSeek 2025) is one half of DualPipe, in which micro-batches enter at both
-# ends: in the middle, a stage takes forwards of one chunk and whole backwards of the other one in
-# turn.
+# start where its tokens entered. ZB-V (Qi et al. 2023) assumes that F, B and W take equally long:
+# then no stage stalls between its first pass and its last, and each stage has as many micro-batches
+# in flight as the first stage of 1F1B. DualPipeV (DeepSeek 2025) is one half of DualPipe, in which
+# micro-batches enter at both ends: in the steady state, a stage alternates forward passes of one
+# chunk with whole backward passes of the other.
 
 
 # The chunk on the way down, and the chunk on the way back up.
@@ -64,7 +66,7 @@ class _Line:
         self._next("F", chunk)
 
     def backward(self, chunk: int, *, whole: bool = True) -> None:
-        """A backward pass; unless it is ``whole``, its gradients of weights are put off."""
+        """A backward pass; unless it is ``whole``, its weight gradients are deferred."""
         micro_batch = self._next("B", chunk)
         if whole:
             self.passes.append(("W", chunk, micro_batch))
@@ -72,12 +74,12 @@ class _Line:
             self.later.append((chunk, micro_batch))
 
     def weights(self) -> None:
-        """The gradients of weights that were put off first, if there are any."""
+        """The first deferred weight gradients, if there are any."""
         if self.later:
             self.passes.append(("W", *self.later.pop(0)))
 
     def words(self, micro_batches: int) -> list[str]:
-        """The words of all passes of so many micro-batches."""
+        """The words of all passes of this many micro-batches."""
         return [f"{kind}{chunk}m{m}" for kind, chunk, m in self.passes if m < micro_batches]
 
     def _next(self, kind: str, chunk: int) -> int:
@@ -89,7 +91,7 @@ class _Line:
 
 def _zb_v(stages: int, stage: int, micro_batches: int) -> _Line:
     line, after = _Line(), stages - stage
-    # Micro-batches go down until the first of them is back.
+    # Micro-batches pass down until the first of them has returned.
     for _ in range(2 * after - 1):
         line.forward(DOWN)
     for _ in range(stage):
@@ -104,7 +106,7 @@ def _zb_v(stages: int, stage: int, micro_batches: int) -> _Line:
         line.backward(DOWN)
         line.forward(UP)
         line.backward(UP)
-    # What is left to go back does, as fast as it can; gradients of weights wait for it.
+    # The remaining backward passes run as early as possible; weight gradients wait for them.
     for _ in range(stage):
         line.backward(DOWN, whole=False)
         line.backward(UP, whole=False)
@@ -113,7 +115,7 @@ def _zb_v(stages: int, stage: int, micro_batches: int) -> _Line:
         put_off = min(m for chunk, m in line.later if chunk == DOWN)
         line.later.remove((DOWN, put_off))
         line.passes.append(("W", DOWN, put_off))
-    # The way up first.
+    # The chunk on the way up first.
     line.later.sort(key=lambda one: (-one[0], one[1]))
     while line.later:
         line.weights()
@@ -140,7 +142,7 @@ def _dualpipe_v(stages: int, stage: int, micro_batches: int) -> _Line:
         line.backward(UP)
         line.forward(UP)
         line.backward(DOWN)
-    # From the middle of the rest on, gradients of weights are put off.
+    # From the middle of the remaining passes, weight gradients are deferred.
     first = 2 * ((stage + 1) // 2) + 1 - stage % 2
     for number in range(stage + 1):
         line.backward(UP, whole=2 * number < first)
@@ -160,14 +162,14 @@ def placed_text(num_stages: int, lines: Sequence[Sequence[str]]) -> str:
     return "".join(f"{line}\n" for line in (*placed, *map(" ".join, lines)))
 
 
-# Orders of chunks in a V that hold half or a third of what 1F1B holds: V-Half and V-Min.
+# Orders of chunks in a V with half or a third of 1F1B's activations: V-Half and V-Min.
 #
 # Qi et al. (2024, "Pipeline Parallelism with Controllable Memory") repeat a building block: the
-# four passes of a micro-batch on a stage, F and B of both chunks, begin in slots of a fixed block,
-# and each micro-batch's block begins six slots after the one before. The fewer slots a block takes
-# on the fullest stage, the fewer micro-batches are held there. Of six slots two are left for W,
-# the gradients of weights, which here run as soon as a slot is free. A stage then takes its passes
-# in the order of their slots, each as soon as it can.
+# four passes of a micro-batch on a stage, F and B of both chunks, start in slots of a fixed block,
+# and each micro-batch's block starts six slots after the previous one. The fewer slots a block
+# spans on the fullest stage, the fewer micro-batches are in flight there. Two of six slots are left
+# for W, the weight gradients, which here run as soon as a slot is free. A stage runs its passes in
+# the order of their slots, each as soon as possible.
 
 
 # The slots that a micro-batch takes on each stage: F, B and W of two chunks.
@@ -175,17 +177,18 @@ PERIOD = 6
 # The passes of a building block in the order of its slots.
 PASSES = (("F", DOWN), ("F", UP), ("B", UP), ("B", DOWN))
 
-# The slots of a building block's passes, by the numbers of stages and of the stage.
+# The slots of a building block's passes, as a function of the number of stages and the stage's
+# index.
 Block = Callable[[int, int], tuple[int, int, int, int]]
 
 
 def half(stages: int, stage: int) -> tuple[int, int, int, int]:
-    """V-Half: a pass down takes two slots a stage, a pass up one.
+    """V-Half: a pass down takes two slots per stage, a pass up one.
 
     >>> [half(2, stage) for stage in range(2)]
     [(0, 4, 8, 13), (2, 3, 10, 12)]
     """
-    # Without it, two passes of a stage would have one slot.
+    # Without the shift, two passes of a stage would collide in one slot.
     shift = 3 * (stages % 2 == 0)
     return (
         2 * stage,
@@ -196,7 +199,7 @@ def half(stages: int, stage: int) -> tuple[int, int, int, int]:
 
 
 def least(stages: int, stage: int) -> tuple[int, int, int, int]:
-    """V-Min: every pass takes one slot a stage.
+    """V-Min: every pass takes one slot per stage.
 
     >>> [least(2, stage) for stage in range(2)]
     [(0, 3, 4, 7), (1, 2, 5, 6)]
@@ -239,14 +242,14 @@ def _words(slots: tuple[int, int, int, int], micro_batches: int) -> list[str]:
     return pass_words + later
 
 
-# By name: the function that writes an order's text for numbers of stages and micro-batches.
+# By name: a function from numbers of stages and micro-batches to an order's text.
 CONTROLLED: Mapping[str, Callable[[int, int], str]] = {
     "v-half": partial(controlled_text, block=half),
     "v-min": partial(controlled_text, block=least),
 }
 
 
-# The text of interleaved 1F1B: each stage has several chunks of the model, which take turns.
+# The text of interleaved 1F1B: each stage has several chunks of the model, in turn.
 
 
 def interleaved_text(stages: int, micro_batches: int, chunks: int) -> str:
@@ -271,27 +274,26 @@ def interleaved_text(stages: int, micro_batches: int, chunks: int) -> str:
 
 
 def _turn(number: int, stages: int, chunks: int) -> tuple[int, int]:
-    """The chunk and the micro-batch of a stage's forward pass, by its number."""
+    """The chunk and the micro-batch of a stage's forward pass, by its index."""
     group, rest = divmod(number, stages * chunks)
     chunk, stage_number = divmod(rest, stages)
     return chunk, group * stages + stage_number
 
 
-# Named pipeline orders: which passes each stage takes when, as the text that an order file holds.
+# Named pipeline orders, as the text that an order file contains.
 #
-# 1F1B (Narayanan et al. 2019): each stage runs ahead by as many forwards as there are stages after
-# it, then alternates. GPipe (Huang et al. 2019): all forwards, then all backwards. Interleaved
-# 1F1B (Narayanan et al. 2021): each stage has several chunks of the model. ZB-H1, ZB-H2 and ZB-2p
-# (Qi et al. 2023): 1F1B in which gradients of weights fill the waits; the last two hold twice as
-# much. Orders whose chunks lie in a V are in ``mistlab.schedule.orders`` and
-# ``mistlab.schedule.orders``.
+# 1F1B (Narayanan et al. 2019): each stage runs as many forward passes ahead as there are stages
+# after it, then alternates. GPipe (Huang et al. 2019): all forward passes, then all backward
+# passes. Interleaved 1F1B (Narayanan et al. 2021): each stage has several chunks of the model.
+# ZB-H1, ZB-H2 and ZB-2p (Qi et al. 2023): 1F1B in which weight gradients fill bubbles; the last two
+# have twice as many micro-batches in flight.
 
 
 DEFAULT_ORDER = "1f1b"
 
 
 def in_flight(stage: int, num_stages: int, micro_batches: int) -> int:
-    """Micro-batches whose activations a stage of a 1F1B pipeline holds at once."""
+    """The micro-batches in flight of a stage of a 1F1B pipeline."""
     return min(micro_batches, num_stages - stage)
 
 
@@ -307,8 +309,8 @@ def one_forward_one_backward(num_stages: int, micro_batches: int) -> str:
         ahead = in_flight(stage, num_stages, micro_batches)
         forwards = [f"Fm{m}" for m in range(micro_batches)]
         backwards = [f"Bm{m}" for m in range(micro_batches)]
-        # After the forwards that run ahead, one forward and one backward in turn, then the
-        # backwards left.
+        # Warm-up: the forward passes that run ahead; then alternating passes; then the remaining
+        # backward passes.
         pairs = zip(backwards, forwards[ahead:], strict=False)
         remaining = backwards[micro_batches - ahead :]
         lines.append(" ".join((*forwards[:ahead], *chain.from_iterable(pairs), *remaining)))
@@ -326,7 +328,8 @@ def all_forwards_then_backwards(num_stages: int, micro_batches: int) -> str:
 
 
 def interleaved(num_stages: int, micro_batches: int, chunks: int) -> str:
-    """The text of interleaved 1F1B; refuses a number of micro-batches that stages do not divide.
+    """The text of interleaved 1F1B; refuses a number of micro-batches that is no multiple of the
+    stages.
 
     >>> print(interleaved(1, 2, 2), end="")
     F0m0 F1m0 B1m0 F0m1 B0m0 F1m1 B1m1 B0m1
@@ -341,7 +344,7 @@ def interleaved(num_stages: int, micro_batches: int, chunks: int) -> str:
 
 
 def zero_bubble(num_stages: int, micro_batches: int, *, ahead: int = 1, put_off: int = 1) -> str:
-    """The text of a pipeline in which gradients of weights fill waits; ZB-H1 by default.
+    """The text of a pipeline in which weight gradients fill bubbles; ZB-H1 by default.
 
     A stage runs ``ahead`` forwards ahead for each stage after it, and puts ``put_off`` gradients of
     weights off for each stage before it. ZB-H1 holds as much as the first stage of 1F1B, ZB-H2 (2
@@ -384,14 +387,16 @@ def _too_few(num_stages: int, micro_batches: int) -> str:
 
 
 def order_of_chunks(chunks: int) -> str:
-    """The name of the interleaved order with so many chunks a stage; not every number has one."""
+    """The name of the interleaved order with this many chunks per stage; not every number has
+    one.
+    """
     return f"interleaved-{chunks}"
 
 
 # The numbers of chunks of interleaved orders, by name.
 INTERLEAVED: Mapping[str, int] = {order_of_chunks(chunks): chunks for chunks in (2, 3, 4, 5, 6, 8)}
 
-# By name: the function that writes an order's text for numbers of stages and micro-batches.
+# By name: a function from numbers of stages and micro-batches to an order's text.
 ORDERS: dict[str, Callable[[int, int], str]] = {
     DEFAULT_ORDER: one_forward_one_backward,
     "gpipe": all_forwards_then_backwards,
@@ -403,20 +408,21 @@ ORDERS: dict[str, Callable[[int, int], str]] = {
     "dualpipe-v": dualpipe_v,
     **CONTROLLED,
 }
-# Orders whose parts turn round at the last stage: two chunks a stage.
+# Orders in a V: two chunks per stage, and parts turn at the last stage.
 TURNING = ("zb-v", "dualpipe-v", *CONTROLLED)
-# Orders whose gradients of weights have passes of their own.
+# Orders with separate weight-gradient passes.
 SPLIT = ("zb-h1", "zb-h2", "zb-2p", *TURNING)
-# Orders whose stages repeat themselves with as many micro-batches as there are stages, between a
-# beginning and an end of a few such groups.
+# Periodic orders: between warm-up and cool-down of a few groups, stages repeat with a period of as
+# many micro-batches as there are stages.
 REPEATING = frozenset((*INTERLEAVED, *SPLIT))
-# Groups of an order that repeats itself which stand for any number of groups.
+# The number of groups of a periodic order from which any number is extrapolated.
 GROUPS_PLAYED = 4
 
 
 def fewer_micro_batches(order: str, num_stages: int, micro_batches: int) -> int:
-    """The fewest micro-batches with which an order has the same beginning, end and repetition; all
-    of them if it does not repeat itself."""
+    """The fewest micro-batches with which an order has the same warm-up, cool-down and period; all
+    of them if it is not periodic.
+    """
     beyond = micro_batches - GROUPS_PLAYED * num_stages
     if order not in REPEATING or beyond < num_stages:
         return micro_batches
@@ -424,8 +430,7 @@ def fewer_micro_batches(order: str, num_stages: int, micro_batches: int) -> int:
 
 
 def repeat_of(order: str, num_stages: int) -> int:
-    """After how many micro-batches an order has the same passes with the same rings of two
-    buffers.
+    """The period, in micro-batches, of an order with rings of two buffers.
 
     >>> repeat_of("1f1b", 3), repeat_of("interleaved-2", 3)
     (2, 6)
@@ -434,7 +439,7 @@ def repeat_of(order: str, num_stages: int) -> int:
 
 
 def chunks_of(order: str) -> int:
-    """Number of chunks of each stage in a named order.
+    """The number of chunks of each stage in a named order.
 
     >>> chunks_of("zb-h1"), chunks_of("zb-v"), chunks_of("interleaved-4")
     (1, 2, 4)
@@ -443,7 +448,7 @@ def chunks_of(order: str) -> int:
 
 
 def order_problem(order: str, num_stages: int, micro_batches: int, most_chunks: int) -> str:
-    """Why a named order cannot run stages of at most so many chunks; empty if it can."""
+    """The problem of a named order on stages of at most this many chunks; empty if it can run."""
     chunks = chunks_of(order)
     if order == "dualpipe-v" and (problem := _too_few(num_stages, micro_batches)):
         return problem
@@ -458,5 +463,5 @@ def order_problem(order: str, num_stages: int, micro_batches: int, most_chunks: 
 
 
 def is_order_path(name: str) -> bool:
-    """Whether an order is given by the path of a file, rather than by a name."""
+    """Whether an order is given as a file's path, rather than by name."""
     return "/" in name or name.endswith(".txt")

@@ -1,4 +1,4 @@
-"""Where the parts of a model lie on the stages of a pipeline, and shares of equal things."""
+"""The placement of a model's parts on the stages of a pipeline, and even divisions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from mistlab.core.values import reject
 
-# Shares of a number of like things.
+# Divisions of a number of equal items.
 
 
 def even_shares(count: int, parts: int) -> tuple[int, ...]:
-    """So many things divided into parts as evenly as possible; the first parts take the rest.
+    """A number divided into parts as evenly as possible; the remainder goes to the first parts.
 
     >>> even_shares(32, 5)
     (7, 7, 6, 6, 6)
@@ -21,7 +21,7 @@ def even_shares(count: int, parts: int) -> tuple[int, ...]:
 
 
 def spread_shares(count: int, parts: int) -> list[int]:
-    """So many things divided into parts as evenly as possible; the rest is spread over all parts.
+    """A number divided into parts as evenly as possible; the remainder is spread over all parts.
 
     >>> spread_shares(32, 5)
     [6, 6, 7, 6, 7]
@@ -29,17 +29,17 @@ def spread_shares(count: int, parts: int) -> list[int]:
     return [count * (part + 1) // parts - count * part // parts for part in range(parts)]
 
 
-# Where the parts of a model lie: which stage of a pipeline holds each part.
+# The placement of a model's parts: the stage that holds each part.
 #
 # A stage's chunks are its parts, in the order of the model. In a *loop* the parts go round: with S
-# stages, part c S + s is chunk c of stage s. In a *V* they turn round at the last stage: with two
-# chunks a stage, part s is the first chunk of stage s, and part 2 S - 1 - s the second one.
+# stages, part c S + s is chunk c of stage s. In a *V* they turn at the last stage: with two chunks
+# per stage, part s is the first chunk of stage s, and part 2 S - 1 - s the second one.
 #
-# A stage's blocks are divided over its chunks as evenly as possible. Where blocks are few, the
-# part with the embedding and the part with the head may have no block at all.
+# A stage's blocks are divided over its chunks as evenly as possible. If there are few blocks, the
+# parts with the embedding and the head may have no block.
 
 
-# The steps from a stage to the stage that a part's input comes from, or that its outcome goes to.
+# The step from a stage to the stage that produces a part's input, or consumes its output.
 PREVIOUS, HERE, NEXT = -1, 0, 1
 
 
@@ -73,7 +73,7 @@ class Placement:
 
     @property
     def is_loop(self) -> bool:
-        """Whether the parts go round."""
+        """Whether the parts are in a loop."""
         return self.stages == tuple(range(self.num_stages)) * self.chunks
 
     @property
@@ -103,7 +103,7 @@ class Placement:
 
     @property
     def parts(self) -> Mapping[StageChunk, int]:
-        """The part that each chunk of a stage is."""
+        """The index of the part that each chunk of a stage is."""
         return {place: part for part, place in enumerate(self.places)}
 
     def of_stage(self, stage: int) -> tuple[int, ...]:
@@ -111,11 +111,11 @@ class Placement:
         return tuple(part for part, own in enumerate(self.stages) if own == stage)
 
     def comes_from(self, part: int) -> int:
-        """The step to the stage that sends a part its input; ``PREVIOUS`` if nobody does."""
+        """The step to the stage that sends a part its input; ``PREVIOUS`` if there is none."""
         return PREVIOUS if part == 0 else -self.goes_to(part - 1)
 
     def goes_to(self, part: int) -> int:
-        """The step to the stage that takes a part's outcome; ``NEXT`` if nobody does.
+        """The step to the stage that receives a part's output; ``NEXT`` if there is none.
 
         In a loop the stage after the last one is the first.
         """
@@ -125,13 +125,14 @@ class Placement:
         return step if step in (PREVIOUS, HERE) else NEXT
 
     def sends_away(self, part: int) -> bool:
-        """Whether a part's outcome goes to another stage."""
+        """Whether a part's output goes to another stage."""
         following = self.stages[part + 1 : part + 2]
         return bool(following) and following[0] != self.stages[part]
 
     def blocks_needed(self, stage: int) -> int:
-        """The fewest blocks with which each part of a stage has a layer, be it the embedding or the
-        head."""
+        """The fewest blocks with which each part of a stage has at least one layer, be it the
+        embedding or the head.
+        """
         parts = self.of_stage(stage)
         ends = (0, len(self.stages) - 1) if self.num_stages > 1 else ()
         return next(
@@ -144,7 +145,7 @@ class Placement:
         )
 
     def shares_of_blocks(self, blocks: int, stage: int) -> tuple[int, ...]:
-        """How many of a stage's blocks each of its chunks has.
+        """The number of a stage's blocks in each of its chunks.
 
         The rest goes to the first chunks, but on the first stage of a loop, whose first part has
         the embedding too, to the last ones.
@@ -153,7 +154,7 @@ class Placement:
 
 
 def loop(num_stages: int, chunks: int = 1) -> Placement:
-    """Parts that go round.
+    """Parts in a loop.
 
     >>> loop(3, 2).stages
     (0, 1, 2, 0, 1, 2)
@@ -162,7 +163,7 @@ def loop(num_stages: int, chunks: int = 1) -> Placement:
 
 
 def turning(num_stages: int) -> Placement:
-    """Two chunks a stage, in a V: the first stage has the first part and the last one.
+    """Two chunks per stage, in a V: the first stage has the first and the last part.
 
     >>> turning(3).stages
     (0, 1, 2, 2, 1, 0)
@@ -172,7 +173,7 @@ def turning(num_stages: int) -> Placement:
 
 
 def blocks_of_chunks(blocks: int, chunks: int, *, is_first: bool = False) -> tuple[int, ...]:
-    """How many of a stage's blocks each of its chunks has.
+    """The number of a stage's blocks in each of its chunks.
 
     >>> blocks_of_chunks(8, 3)
     (3, 3, 2)
@@ -184,8 +185,8 @@ def blocks_of_chunks(blocks: int, chunks: int, *, is_first: bool = False) -> tup
 
 
 def most_chunks(blocks: Sequence[int], *, turns: bool = False) -> int:
-    """The most chunks of a pipeline whose stages have so many blocks, and whose parts go round or,
-    if it ``turns``, lie in a V.
+    """The largest number of chunks of a pipeline whose stages have this many blocks, with parts in
+    a loop or, with ``turns``, in a V.
 
     >>> most_chunks((2, 3, 2)), most_chunks((2,)), most_chunks((1, 2), turns=True)
     (3, 2, 2)
@@ -195,7 +196,7 @@ def most_chunks(blocks: Sequence[int], *, turns: bool = False) -> int:
 
 
 def _check_stages(stages: Sequence[int]) -> None:
-    """Refuse parts that do not give every stage equally many chunks."""
+    """Refuse a placement that gives stages different numbers of chunks."""
     counts = [stages.count(stage) for stage in range(max(stages, default=-1) + 1)]
     if not counts or min(stages) < 0 or len({*counts}) > 1:
         reject(
@@ -205,7 +206,7 @@ def _check_stages(stages: Sequence[int]) -> None:
 
 
 def _check_neighbours(stages: Sequence[int]) -> None:
-    """Refuse parts that follow one another on stages between which nothing is sent."""
+    """Refuse consecutive parts on stages between which no messages are sent."""
     last = max(stages)
     for part, (here, there) in enumerate(pairwise(stages)):
         if abs(there - here) > 1 and (here, there) != (last, 0):

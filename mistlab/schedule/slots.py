@@ -1,4 +1,4 @@
-"""Slot tables, which say what runs side by side while a layer computes, and actions.
+"""Slot tables, which list the tasks that overlap while a layer computes, and actions.
 
 The schedule is written only here: the closed form sums a table's slots, the event simulator plays
 them, and the runtime executes them. Each engine has tables of its own (``mistlab.engines``).
@@ -25,7 +25,7 @@ _TEXT = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One task of a stage for one layer and one micro-batch, both counted from zero.
+    """One task of a stage, for one layer and one micro-batch, both counted from zero.
 
     Kinds: F forward, B backward, W gradients of weights (if B computes only the input's), S
     optimizer step, U parameter all-gather, R gradient reduction, X send, Y receive. P, G, O and A
@@ -57,7 +57,7 @@ class Action:
 
     @property
     def of_pass(self) -> tuple[Kind, int]:
-        """The kind and the micro-batch: what the tasks of one pass of a stage have in common."""
+        """The kind and the micro-batch: the properties that tasks of one pass of a stage share."""
         return self.kind, self.micro_batch
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class Action:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The action that prints as this text."""
+        """The action whose text this is."""
         with within(f"action {text!r}"):
             return cls(**_parts(text))
 
@@ -88,17 +88,16 @@ def _parts(text: str) -> dict[str, Any]:
 Stream = Literal["compute", "gpu_to_gpu", "host_to_device", "device_to_host"]
 Phase = Literal["first_forward", "forward", "backward", "last_backward", "step"]
 Place = Literal["ahead", "here", "behind"]
-# How a stage sends activations and gradients on: beside its next pass (overlapped), before its next
-# pass (blocking), before its next pass and with a receiver that does nothing else meanwhile
-# (meeting), or beside it with each tensor-parallel rank sending a part, which the receivers gather
-# (split).
+# How a stage sends activations and gradients: overlapped with its next pass (overlapped), before
+# its next pass (blocking), before its next pass while the receiver is blocked too (meeting), or
+# overlapped with each tensor-parallel rank sending a part, which the receivers gather (split).
 Sends = Literal["overlapped", "blocking", "meeting", "split"]
 IN_TURN: tuple[Sends, ...] = ("blocking", "meeting")
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
-# From these ZeRO levels on, gradients are reduced from buffers, and weights gathered into buffers.
-# Below these levels it happens in place.
+# From these ZeRO levels on, gradients are reduced from buffers, and weights gathered into buffers;
+# below, both are in place.
 SHARDED_GRADIENTS = 2
 SHARDED_WEIGHTS = 3
 
@@ -126,7 +125,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """A slot table: the tasks in the slots of each phase, and the way stages send activations.
+    """A slot table: the tasks in the slots of each phase, and the way in which stages send
+    activations.
 
     A layer's slot lasts until all of its tasks are done. ``depth`` is the distance, in layers, of
     "ahead" and "behind"; with 0 all tasks of a slot are one layer's, one after another. With
@@ -141,10 +141,10 @@ class Template:
     overlaps_tensor_backward: bool = False
 
 
-# Tasks of which the engines' slot tables are made (``mistlab.engines``).
+# The tasks of which the engines' slot tables are composed (``mistlab.engines``).
 FORWARD = Task(stream="compute", kind="F")
 BACKWARD = Task(stream="compute", kind="B")
-# Sharded weights are gathered for every pass. After a sharded step, stepped weights are gathered
+# Sharded weights are gathered for every pass. After a sharded optimizer step, weights are gathered
 # once.
 GATHER_SHARDED = Task(stream="gpu_to_gpu", kind="U", place="ahead", from_zero=SHARDED_WEIGHTS)
 GATHER_STEPPED = Task(stream="gpu_to_gpu", kind="U", place="ahead", from_zero=1)

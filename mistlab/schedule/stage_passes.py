@@ -1,4 +1,4 @@
-"""The passes of a stage in order, their lanes, and the messages that each receives."""
+"""The passes of a stage in order, their lanes, and the messages that each pass receives."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from mistlab.schedule.order_text import OrderedPass, PassKind, PipelineOrder, sp
 from mistlab.schedule.placement import Placement, StageChunk, loop
 from mistlab.schedule.slots import Kind, Phase, Task
 
-# Lanes: the queues of a GPU, and one of its host, which run the tasks of a stage in order.
+# Lanes: the queues of a GPU, and one of its host, each of which runs a stage's tasks in order.
 
 
 Lane = Literal[
@@ -29,14 +29,16 @@ Lane = Literal[
     "receive_forward_up",
     "receive_backward_up",
 ]
-# Lanes of messages between stages. Where parts of the model lie on the way back to the first stage,
-# a stage has a second neighbour for messages of each kind, with lanes of its own.
+# Lanes of messages between stages. In a V, a stage has a second neighbour for messages of each
+# kind, with lanes of its own.
 Transfer = Literal["send", "receive"]
 LANES: tuple[Lane, ...] = get_args(Lane)
 
 
 def lane_of(row: Task) -> Lane:
-    """The lane of a row of the slot table: its stream, but each kind of collective has a lane."""
+    """The lane of a row of the slot table: its stream, except that each kind of collective has a
+    lane.
+    """
     if row.stream != "gpu_to_gpu":
         return row.stream
     return "all_gather" if row.kind == "U" else "reduce_scatter"
@@ -45,7 +47,7 @@ def lane_of(row: Task) -> Lane:
 def lane_of_transfer(
     way: Transfer, kind: PassKind, sender: int, receiver: int, stages: int
 ) -> Lane:
-    """The lane on which a stage sends or receives what passes of a kind make.
+    """The lane on which a stage sends or receives the outputs of passes of a kind.
 
     >>> lane_of_transfer("send", "F", 2, 0, 3), lane_of_transfer("send", "F", 2, 1, 3)
     ('send_forward', 'send_forward_up')
@@ -67,21 +69,22 @@ _TRANSFERS: Mapping[tuple[Transfer, PassKind, bool], Lane] = {
 }
 
 
-# The passes of each stage in an iteration, with everything that follows from the order.
+# The passes of each stage in an iteration, with all properties derived from the order.
 #
 # A pass's phase and its neighbours are derived only here. The event simulator and the runtime both
 # use them.
 
 
-# Stage, kind, chunk and micro-batch of a pass.
+# The stage, kind, chunk and micro-batch of a pass.
 PassKey = tuple[int, PassKind, int, int]
-# The most pipelines whose passes are kept in memory.
+# The number of pipelines whose passes are cached.
 _MOST_KEPT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePass:
-    """One pass of a micro-batch through a chunk of a stage; ``number`` counts the stage's passes.
+    """One pass of a micro-batch through a chunk of a stage; ``number`` is its index among the
+    stage's passes.
 
     ``phase`` is ``first_forward`` for the first F of a chunk. It is ``last_backward`` for the
     chunk's last B, or for its last W if the stage has W (then all its B are ``backward``).
@@ -101,7 +104,7 @@ class StagePass:
 
     @property
     def key(self) -> PassKey:
-        """The key of the pass: no other pass of the pipeline has it."""
+        """The unique key of the pass in its pipeline."""
         return self.stage, self.kind, self.chunk, self.micro_batch
 
     @property
@@ -111,12 +114,12 @@ class StagePass:
 
     @property
     def is_sent(self) -> bool:
-        """Whether its outcome is sent to another stage."""
+        """Whether its output is sent to another stage."""
         return self.goes_to is not None and self.goes_to.stage != self.stage
 
     @property
     def needs(self) -> PassKey | None:
-        """The pass of another part that makes its input; None if there is none."""
+        """The pass of another part that produces its input; None if there is none."""
         source = self.comes_from
         if source is None:
             return None
@@ -125,8 +128,8 @@ class StagePass:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagePasses:
-    """A stage's passes in order; ``most_held`` is the most micro-batches of all chunks at once,
-    each from F to the last pass that needs its activations.
+    """A stage's passes in order; ``most_held`` is the largest number of micro-batches in flight
+    over all chunks, each from F to the last pass that needs its activations.
 
     ``placement`` says where the parts of all stages lie.
     """
@@ -148,7 +151,7 @@ class StagePasses:
         return self.placement.chunks
 
 
-# Those of a stage whose passes nobody asks for.
+# The passes of a stage that is not asked for.
 NO_PASSES = StagePasses(passes=(), placement=loop(1), most_held=0, splits_backward=False)
 
 
@@ -160,7 +163,7 @@ def passes_of(order: PipelineOrder) -> tuple[StagePasses, ...]:
 
 @lru_cache(maxsize=_MOST_KEPT)
 def in_turn(passes: tuple[StagePasses, ...]) -> tuple[StagePass, ...]:
-    """All passes of a pipeline that can run, each after the passes that it needs."""
+    """All passes of a valid pipeline, each after the passes that it depends on."""
     ran: list[StagePass] = []
     ended: set[PassKey] = set()
     done = [0] * len(passes)
@@ -187,7 +190,7 @@ def _of_stage(order: PipelineOrder, stage: int) -> StagePasses:
     splits = splits_backward(actions)
     first: dict[tuple[PassKind, int], int] = {}
     last: dict[tuple[PassKind, int], int] = {}
-    # Ends and neighbours are those of a kind of pass of a chunk.
+    # Phases and neighbours depend only on the kind of a pass and its chunk.
     for number, action in enumerate(actions):
         first.setdefault((action.kind, action.chunk), number)
         last[action.kind, action.chunk] = number
@@ -227,8 +230,9 @@ def _phase(kind: PassKind, *, is_first: bool, is_last: bool, splits: bool) -> Ph
 
 
 def _most_held(actions: Sequence[OrderedPass], *, frees: PassKind) -> int:
-    """The most micro-batches of all chunks that a stage holds at once, each from its F to its pass
-    of kind ``frees``."""
+    """The largest number of micro-batches in flight over all chunks of a stage, each from its F to
+    its pass of kind ``frees``.
+    """
     held = most = 0
     for action in actions:
         held += {"F": 1, frees: -1}.get(action.kind, 0)
@@ -236,19 +240,18 @@ def _most_held(actions: Sequence[OrderedPass], *, frees: PassKind) -> int:
     return most
 
 
-# The rows of the slot table that a pass has if its stage makes gradients of weights in passes of
-# their own (W).
+# The rows of the slot table for a pass if its stage has separate weight-gradient passes (W).
 #
-# A backward pass of inputs gathers and swaps in everything that it computes with. Gradients are
-# swapped and reduced, and leave for a step on the host, in the pass that makes them.
+# An input-gradient pass gathers and swaps in the data that it computes with. Gradients are swapped,
+# reduced, and offloaded for a step on the host in the pass that computes them.
 
 
-# Kinds of tasks that belong to gradients of weights.
+# Kinds of tasks that belong to weight gradients.
 _OF_GRADIENTS: frozenset[Kind] = frozenset({"R", "G", "O"})
 
 
 def rows_of_pass(rows: Sequence[Task], stage_pass: StagePass, *, splits: bool) -> tuple[Task, ...]:
-    """The rows of a pass among the ``rows`` of its phase; B stands for what W computes."""
+    """The rows of a pass among the ``rows`` of its phase; B stands for the computation of W."""
     if not splits or stage_pass.kind == "F":
         return tuple(rows)
     makes_gradients = stage_pass.kind == "W"
@@ -257,12 +260,12 @@ def rows_of_pass(rows: Sequence[Task], stage_pass: StagePass, *, splits: bool) -
     )
 
 
-# When a stage gets ready to receive from its neighbours, and in which room a message waits.
+# When a stage posts its receives from neighbours, and the receive buffer of each message.
 #
-# A send ends when it is received, and a stage has room for two outcomes under way. So a stage gets
-# ready for a message one pass before the pass that needs it. Where stages would then wait for one
-# another for ever, the receiver gets ready earlier and has more rooms. Messages of one kind from
-# one neighbour are received in the order in which the neighbour sends them.
+# A send ends when it is received, and a stage has buffers for two outputs in transit. So a stage
+# posts a receive one pass before the pass that needs the message. Where that would deadlock, the
+# receiver posts earlier and has more buffers. Messages of one kind from one neighbour are received
+# in the order in which the neighbour sends them.
 
 
 _MOST_RECEIPTS = 16
@@ -270,8 +273,9 @@ _MOST_RECEIPTS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """A message that a stage's pass ``of`` needs: the stage gets ready for it before its pass
-    number ``before``, and keeps it in ``room``."""
+    """A message that a stage's pass ``of`` needs: the stage posts the receive before its pass
+    number ``before``, into the buffer ``room``.
+    """
 
     of: StagePass
     before: int
@@ -287,25 +291,26 @@ class StageReceipts:
 
     @property
     def rooms(self) -> int:
-        """The number of rooms that the stage needs."""
+        """The number of receive buffers that the stage needs."""
         return max(self._rooms.values(), default=-1) + 1
 
     def room_of(self, stage_pass: StagePass) -> int:
-        """The room of the message that a pass needs; zero if it receives nothing."""
+        """The receive buffer of the message that a pass needs; zero if it receives none."""
         return self._rooms.get(stage_pass.number, 0)
 
 
 NO_RECEIPTS = StageReceipts(())
 
 
-# The stage that receives, the kind of passes, and the stage that sends.
+# The receiving stage, the kind of passes, and the sending stage.
 _Way = tuple[int, PassKind, int]
 
 
 @dataclass(slots=True, kw_only=True)
 class _Message:
-    """A message from one pass to another, and the pass of the receiver before which it gets
-    ready."""
+    """A message from one pass to another, and the receiver's pass before which the receive is
+    posted.
+    """
 
     source: StagePass
     of: StagePass
@@ -314,15 +319,16 @@ class _Message:
 
 @lru_cache(maxsize=_MOST_RECEIPTS)
 def receipts_of(passes: tuple[StagePasses, ...], rooms: int) -> tuple[StageReceipts, ...]:
-    """The messages that each stage receives, in order. ``rooms`` is each sender's room for outcomes
-    that are not received yet."""
+    """The messages that each stage receives, in order. ``rooms`` is each sender's number of buffers
+    for outputs that are not received yet.
+    """
     ways = _messages(passes)
     _Dealings(passes=passes, ways=ways, rooms=rooms).let_all_end()
     return tuple(StageReceipts(_with_rooms(stage, ways, rooms)) for stage in range(len(passes)))
 
 
 def _messages(passes: Sequence[StagePasses]) -> dict[_Way, list[_Message]]:
-    """The messages of each way, in the order in which they are sent."""
+    """The messages of each way, in sending order."""
     needed: dict[PassKey, StagePass] = {
         one.needs: one for of_stage in passes for one in of_stage if one.needs is not None
     }
@@ -334,7 +340,7 @@ def _messages(passes: Sequence[StagePasses]) -> dict[_Way, list[_Message]]:
                 message = _Message(source=source, of=of, before=max(0, of.number - 1))
                 ways.setdefault((of.stage, of.kind, source.stage), []).append(message)
     for messages in ways.values():
-        # Nobody is ready for a later message before an earlier one.
+        # The receive of a later message is never posted before that of an earlier one.
         for earlier, later in zip(messages[-2::-1], messages[:0:-1], strict=True):
             earlier.before = min(earlier.before, later.before)
     return ways
@@ -342,8 +348,9 @@ def _messages(passes: Sequence[StagePasses]) -> dict[_Way, list[_Message]]:
 
 @dataclass(slots=True, kw_only=True)
 class _Dealings:
-    """Plays pass by pass which stages wait for one another; if no stage can move, a receiver gets
-    ready earlier."""
+    """Executes passes one by one to find deadlocks; if no stage can move, a receiver posts
+    earlier.
+    """
 
     passes: Sequence[StagePasses]
     ways: dict[_Way, list[_Message]]
@@ -354,7 +361,7 @@ class _Dealings:
     left: set[PassKey] = field(default_factory=set)
 
     def let_all_end(self) -> None:
-        """Let receivers get ready earlier, until every pass can end."""
+        """Let receivers post earlier, until every pass can end."""
         self.done = [0] * len(self.passes)
         self.received = dict.fromkeys(self.ways, 0)
         while any(count < len(of) for count, of in zip(self.done, self.passes, strict=True)):
@@ -399,7 +406,9 @@ class _Dealings:
 
 
 class _Turn(NamedTuple):
-    """The place of a receipt among all receipts of a stage; receipts of one way stay in order."""
+    """The position of a receive among all receives of a stage; receives of one way stay in
+    order.
+    """
 
     before: int
     latest: int
@@ -413,7 +422,7 @@ def _with_rooms(stage: int, ways: dict[_Way, list[_Message]], rooms: int) -> tup
         for number, message in enumerate(messages if receiver == stage else ()):
             latest = max(latest, message.of.number)
             turns.append((_Turn(message.before, latest, number), message))
-    # Until which pass each room is taken.
+    # The pass until which each buffer is in use.
     taken: dict[int, int] = {}
     receipts = []
     for turn, message in sorted(turns, key=lambda pair: pair[0]):
