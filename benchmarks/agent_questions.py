@@ -26,7 +26,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from benchmarks.question_draw import drawn
 from benchmarks.question_makers import UNANSWERABLE
 from experiments.agents.mcp_command import SKILL
-from experiments.pages.page_tables import write_page
+from experiments.pages.page_tables import IN_A_FILE, write_page
 from experiments.pages.tables import table
 
 ROOT = Path(__file__).parents[1]
@@ -242,6 +242,7 @@ def page() -> str:
         _by_kind(runs),
         *told_apart,
         "## Every question",
+        IN_A_FILE,
         _answers(asked, runs),
         COMPUTED,
     ]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.results_index import ROW
 from experiments.pages.page_tables import with_rows_apart
 
 ROOT = Path(__file__).parents[1]
@@ -16,6 +17,12 @@ PAGES = [
 ]
 RESULTS = sorted((ROOT / "docs" / "results").glob("*.md"))
 MOST_WORDS_OF_A_DECISION = 600
+# What commands write on pages beside their figures, and those of their pages that are here.
+TEXTS = sorted(ROOT.glob("experiments/*/beside/*.md"))
+PAGES_OF_TEXTS = {
+    "predictor_error-in-part": 0,
+    **{text.stem: 2 for text in TEXTS if text.stem.startswith("report_runs")},
+}
 # Pages that tell of the code as it is, and the folders of which they name files.
 PAGES_OF_NOW = [page for page in PAGES if page.name != "CHANGELOG.md"]
 ROOMS = "|".join((*PACKAGES, "tests", "docs", "benchmarks"))
@@ -49,6 +56,31 @@ def test_a_page_of_results_has_the_rows_of_long_tables_in_files(page: Path) -> N
         assert with_rows_apart(text, page.stem) == (text, {})
     named = set(re.findall(r"\]\(([\w-]+\.csv)\)", text))
     assert named == {path.name for path in page.parent.glob(f"{page.stem}-[0-9]*.csv")}
+
+
+def test_the_list_of_results_says_of_each_page_its_command_and_day() -> None:
+    """The command of a row is the one that its page names."""
+    folder = ROOT / "docs" / "results"
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    rows = ROW.findall(text)
+    assert len(rows) == len(re.findall(r"\]\(", text)) > 40
+    for name, answers, command, day in rows:
+        assert answers, name
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", day), name
+        page = (folder / f"{name}.md").read_text(encoding="utf-8")
+        program = command.strip("`").removeprefix("python -m ").split()[0]
+        assert program in page, name
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda path: path.stem)
+def test_a_page_ends_with_the_text_that_its_command_would_write(text: Path) -> None:
+    """Else a text was changed without its page, or a page by hand."""
+    pages = [*RESULTS, ROOT / "docs" / "reference" / "model-types.md"]
+    written, *whole = (
+        re.sub(r"\((runs|fine-tuning)\.svg\)", "", path.read_text(encoding="utf-8")).strip()
+        for path in (text, *pages)
+    )
+    assert sum(written in page for page in whole) == PAGES_OF_TEXTS.get(text.stem, 1)
 
 
 def test_pages_name_files_that_are_there() -> None:

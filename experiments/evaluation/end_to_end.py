@@ -13,6 +13,7 @@ from experiments.bench.remembered import answers
 from experiments.cli.commandline import DONE, NO_ANSWER
 from experiments.evaluation.speedup_breakdown import Summary, difference_in_parts
 from experiments.pages.charts import Bars
+from experiments.pages.page_tables import IN_A_FILE
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, number, table
 from mistlab.engines.mistlab import MIST, MISTLAB
@@ -159,7 +160,9 @@ def report(rows: Sequence[Row]) -> Report:
                 "as its measured plans were. *Measured* is what was published; it belongs to the "
                 "baselines as published."
             ),
+            IN_A_FILE,
             _cases_table(rows),
+            "On average over the cases:",
             _summaries_table(summaries),
             (
                 "Where the difference lies: what each baseline takes longer in a term than ours, "

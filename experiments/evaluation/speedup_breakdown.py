@@ -12,6 +12,7 @@ from experiments.bench.cases import Case, case_of, clusters
 from experiments.bench.remembered import answers
 from experiments.cli.commandline import DONE, NO_ANSWER, as_options
 from experiments.pages.charts import Bars
+from experiments.pages.page_tables import IN_A_FILE
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, number, table, table_of
 from mistlab.core.units import GIB_BYTES
@@ -318,8 +319,9 @@ def report(rows: Sequence[Row], view: str) -> Report:
                 "engine `mist`; where the published search is asked, it samples frontiers by one "
                 "weight until the last step, and by thirty there."
             ),
-            *(text for one in runtimes for text in (f"On {one}:", _bars_table(bars, one))),
+            *(text for one in runtimes for text in _bars_words(bars, one)),
             "Each case by itself, over Megatron-LM as published:",
+            IN_A_FILE,
             _cases_table(rows, runtimes),
             *_gains_words(gains),
             "This runtime's whole without one component, as a share of its speed that is lost:",
@@ -392,6 +394,12 @@ def _bars(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
 
 def _mean(of_case: Sequence[tuple[float, Row]], name: str) -> float:
     return Summary.of([base / row[name] for base, row in of_case if row[name]]).mean
+
+
+def _bars_words(bars: Sequence[Mapping[str, Any]], runtime: str) -> Sequence[str]:
+    """The steps on a runtime; a page has those of this runtime, and files those of others."""
+    apart = () if runtime == OURS else (IN_A_FILE,)
+    return [f"On {runtime}:", *apart, _bars_table(bars, runtime)]
 
 
 def _bars_table(bars: Sequence[Mapping[str, Any]], runtime: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from experiments.interchange.source_files import source_of
 from experiments.pages.charts import Bars
+from experiments.pages.page_tables import IN_A_FILE
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import table
 from mistlab import catalog
@@ -131,7 +132,7 @@ def _report(rows: Sequence[Mapping[str, Any]]) -> Report:
             **{end.replace(" ", "_"): ends[end] for end in ENDS},
         },
         pictures=[_picture(rows, kinds)],
-        beside=["## Refusals", table(["file", "reason"], list(_refusals(rows)))],
+        beside=["## Refusals", IN_A_FILE, table(["file", "reason"], list(_refusals(rows)))],
     )
 
 

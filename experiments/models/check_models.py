@@ -9,6 +9,7 @@ from typing import Any
 
 from experiments.cli.commandline import DONE, NO_ANSWER, writable
 from experiments.pages.charts import Lines
+from experiments.pages.page_tables import IN_A_FILE
 from experiments.pages.study import Report, Study, beside
 from experiments.pages.tables import Row, table, table_of
 from mistlab.core.values import InputError
@@ -121,7 +122,7 @@ def _report(rows: Sequence[Row]) -> Report:
         words=[sentence, _read_table(read)],
         summary=summary,
         pictures=[_picture(read)],
-        beside=["## Refused by name", _refused_table(refused), _COMPLETED_WORDS],
+        beside=["## Refused by name", IN_A_FILE, _refused_table(refused), _COMPLETED_WORDS],
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from experiments.cli.commandline import DONE, as_options
 from experiments.pages.charts import Bars
+from experiments.pages.page_tables import IN_A_FILE
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, table_of
 from mistlab.core.values import reject
@@ -342,11 +343,16 @@ def _microseconds(
     return seconds * MICROSECONDS_A_SECOND
 
 
+# A block's partitions are drawn, and stand in a file.
+MOST_SHOWN = 8
+
+
 def _report(rows: Sequence[Row], where: str) -> Report:
     paragraphs = []
     for name in dict.fromkeys(row["chain"] for row in rows):
         mine = [row for row in rows if row["chain"] == name]
-        paragraphs += [f"## {name[0].upper()}{name[1:]}", _table(mine)]
+        apart = [IN_A_FILE] if len(mine) > MOST_SHOWN else []
+        paragraphs += [f"## {name[0].upper()}{name[1:]}", *apart, _table(mine)]
     published = [row for row in rows if row["ways"] == "".join(SHORT[way] for way in PUBLISHED)]
     return Report(
         title="Partitions of products over tensor-parallel ranks",

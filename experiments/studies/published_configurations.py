@@ -11,6 +11,7 @@ from typing import Any
 from experiments.cli.commandline import DONE
 from experiments.pages.charts import Bars
 from experiments.pages.groups import grouped
+from experiments.pages.page_tables import IN_A_FILE
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import TIMING, Row, table, table_of
 from experiments.runs.configuration import Configuration, configuration_of
@@ -296,6 +297,7 @@ def _report(rows: Sequence[Row]) -> Report:
             ),
             ROOM,
             "Configurations, with the GiB that the fullest GPU reserves by prediction:",
+            IN_A_FILE,
             table(
                 ("model", "on", "published", "GiB", "ours", "GiB ", "roomy", "GiB  "),
                 [*_configurations(rows)],

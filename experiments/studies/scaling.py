@@ -15,6 +15,7 @@ from experiments.calibration.whole_runs import is_said_to_fit, predicted_s
 from experiments.cli.commandline import DONE, as_options
 from experiments.pages.charts import Lines, Picture
 from experiments.pages.groups import grouped
+from experiments.pages.page_tables import IN_A_FILE
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import TIMING, Row, gib, number, table, table_of, yes_no
 from mistlab import catalog
@@ -533,6 +534,7 @@ def _latency(rows: Sequence[Row], hardware: str) -> Iterator[str]:
         f"An all-reduce of a kilobyte on {hardware}, in microseconds. A ring of n ranks has "
         "2 (n - 1) hops; a tree has two for each level of nodes. The library takes the faster."
     )
+    yield IN_A_FILE
     yield table_of(
         rows,
         ("GPUs", "{gpus:,}"),

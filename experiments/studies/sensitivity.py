@@ -12,6 +12,7 @@ from experiments.bench.problem import problem_of
 from experiments.bench.remembered import answers
 from experiments.cli.commandline import DONE, as_options
 from experiments.pages.charts import Bars, Picture
+from experiments.pages.page_tables import IN_A_FILE
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import TIMING, Row, number, table, table_of
 from mistlab.core.units import GIB_BYTES
@@ -191,8 +192,7 @@ def _blocks(count: int) -> str:
 
 def _report(rows: Sequence[Row], where: str) -> Report:
     paragraphs = [f"{where}. {BASELINE_WORDS}", _overview(rows)]
-    for aspect in dict.fromkeys(row["aspect"] for row in rows):
-        paragraphs += [f"## {aspect[0].upper()}{aspect[1:]}", _table(rows, aspect)]
+    paragraphs += ["Every value, with its plan:", IN_A_FILE, _table(rows)]
     slower = worse(rows)
     sentence = "No plan gets slower when the machine gets better."
     if slower:
@@ -235,10 +235,11 @@ def worse(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _table(rows: Sequence[Row], aspect: str) -> str:
+def _table(rows: Sequence[Row]) -> str:
     return table_of(
-        [row for row in rows if row["aspect"] == aspect],
-        (aspect, "{value}"),
+        rows,
+        ("changed", "{aspect}"),
+        ("value", "{value}"),
         ("iteration s", "{iteration_s:.2f}"),
         ("tokens/s a GPU", "{tokens_per_s_per_gpu:,.0f}"),
         ("of peak", "{share_of_peak:.1%}"),

@@ -13,6 +13,7 @@ from experiments.bench.cases import Case, case_of, clusters, sizes
 from experiments.bench.remembered import Remembered, answers
 from experiments.cli.commandline import DONE, as_options
 from experiments.pages.charts import Bars
+from experiments.pages.page_tables import IN_A_FILE
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import TIMING, Row, table
 from mistlab.job.search import Budget
@@ -143,7 +144,7 @@ def _report(rows: Sequence[Row]) -> Report:
     last = max(row["budget"] for row in rows)
     return Report(
         title="Spaces side by side",
-        words=[*paragraphs, "## What the largest space chooses", _plans(rows, last)],
+        words=[*paragraphs, "## What the largest space chooses", IN_A_FILE, _plans(rows, last)],
         summary={"worse": worse_rows, "problems": len(asked)},
         pictures=[*_pictures(asked, last)],
     )

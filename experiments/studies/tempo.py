@@ -9,6 +9,7 @@ from typing import Any
 
 from experiments.cli.commandline import DONE
 from experiments.pages.charts import Bars
+from experiments.pages.page_tables import IN_A_FILE
 from experiments.pages.study import Report, Study, beside
 from experiments.pages.tables import Row, table, table_of
 from mistlab import catalog
@@ -281,12 +282,12 @@ def _report(rows: Sequence[Row]) -> Report:
             f"Within {POINTS} points: {near} of {len(published)}.",
             *("## What a larger batch brings", _of_parts(rows)),
             *("## Alone and together", table_of(ways, *_WAY.items())),
-            *("## Each kind of operator alone",),
+            *("## Each kind of operator alone", IN_A_FILE),
             table_of([r for r in rows if r["chapter"] == "kinds"], *_WAY.items()),
             *("## With fused attention", table_of(of["fused"], *_GAIN.items())),
             "## With less memory",
             table_of(of["less memory"], ("GiB", "{memory_gib:.0f}"), *_BATCHES, *_FASTER),
-            *("## Three GPUs and three lengths", table_of(of["map"], *_GAIN.items())),
+            *("## Three GPUs and three lengths", IN_A_FILE, table_of(of["map"], *_GAIN.items())),
         ],
         beside=beside("tempo"),
         summary={"within": near, "of": len(published), "gains": published},
