@@ -9,9 +9,9 @@ from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
 
-# The functions stand above all rooms, so they are named here and not imported.
+# The functions belong to a higher layer, so they are named here and imported on demand.
 _LIBRARY = "experiments.library.functions"
-# ``make stubs`` tells type checkers.
+# The names, for type checkers; ``make stubs`` writes their types.
 NAMES = {
     _LIBRARY: (
         "explain",
@@ -55,7 +55,7 @@ NAMES = {
 _MODULE_OF_NAME = {name: module for module, names in NAMES.items() for name in names}
 __all__ = sorted(_MODULE_OF_NAME)  # noqa: PLE0605 (a list all the same)
 
-# Packages that stand beside this one, whose names a user's own folders may have, too.
+# Sibling packages, whose names a user's own folders may also have.
 _BESIDE = ("experiments", "runtime", "searchers", "simulators")
 
 
@@ -77,8 +77,9 @@ def __getattr__(name: str) -> object:
 
 
 def _bind(package: str) -> None:
-    """Import the package of this name that stands beside this one, whatever comes first on the
-    path."""
+    """Import the sibling package of this name that is installed with this one, whatever comes first
+    on the path.
+    """
     root = str(Path(__file__).parents[1])
     spec = PathFinder.find_spec(package, [root])
     there = sys.modules.get(package)

@@ -1,1 +1,1 @@
-"""Fits the numbers of a hardware file to measurements, and judges fits on rows held out."""
+"""Fits the figures of a hardware file to measurements, and evaluates fits on held-out rows."""

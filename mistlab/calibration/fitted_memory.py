@@ -1,4 +1,5 @@
-"""What torch's allocator reserves beyond the peak of tensors, fitted to runs with known peaks.
+"""Fits the bytes that torch's allocator reserves beyond the peak of tensors, to runs with known
+peaks.
 
 Two terms: bytes for each parameter of a rank's part of the largest layer, for the optimizer's step,
 and bytes that a stage with the head takes besides.
@@ -14,28 +15,32 @@ from mistlab.core.units import MIB_BYTES
 from mistlab.machine.hardware import Allocator
 from mistlab.stages.stage_batch import StageBatch, StageFigures
 
-# Of a run's stages: the two terms, what is reserved beyond tensors, and all that is reserved.
+# For a run's stages: the two terms of the model, the bytes reserved beyond tensors, and all
+# reserved bytes.
 Beyond = tuple[Floats, Floats, Floats]
 
 DEFAULT_OUTSIDE_MIB = 300.0
 
 
 def beyond_tensors(figures: StageFigures, stages: StageBatch, reserved: Floats) -> Beyond:
-    """The bytes that stages held beyond their predicted tensors, and terms that explain them."""
+    """The bytes that stages reserved beyond their predicted tensors, and the terms that explain
+    them.
+    """
     shard = np.where(stages.zero >= 1, stages.data_parallel, 1)
     terms = np.stack([figures.largest_parameters / shard, stages.has_head * MIB_BYTES], axis=1)
     return terms, reserved - figures.peak_bytes, reserved
 
 
 def errors_of(run: Beyond, others: Sequence[Beyond]) -> Floats:
-    """Relative errors of a run's reserved bytes, by the terms that the others show."""
+    """Relative errors of a run's reserved bytes, under the terms fitted to the other runs."""
     terms, beyond, reserved = run
     return np.asarray((terms @ _solved(others) - beyond) / reserved)
 
 
 def fitted_allocator(rows: Sequence[Beyond], heads: Floats) -> Allocator:
-    """The allocator of all runs. A head that is smaller than all of ``heads`` that were measured
-    takes in proportion."""
+    """The allocator constants fitted to all runs. A head smaller than all measured ``heads`` scales
+    in proportion.
+    """
     step, head = _solved(rows)
     smallest = heads[heads > 0].min()
     return Allocator(

@@ -1,4 +1,4 @@
-"""Fits slowdown factors to measurements of streams that ran side by side.
+"""Fits interference factors to measurements of overlapping streams.
 
 Each set of transfers (copies and communication) has parameters: the sum of the transfers' speeds,
 how they share this sum, and how much compute and the transfers slow one another down. Smaller sets
@@ -35,18 +35,18 @@ TAKEN_STARTS = (0.02, 0.5)
 CAPACITY_STARTS = (0.1, 0.6)
 SHARE_STARTS = (-0.4, 0.4)
 
-# Streams that take turns have speeds whose sum is one. The closed form counts a lower sum as one,
-# so rows of streams in turn do not hold a fit there. No GPU that was measured has a lower sum.
+# Streams that take turns have speeds that sum to one. The closed form raises a lower sum to one, so
+# rows of such streams cannot determine a fit there. No measured GPU has a lower sum.
 LEAST_SPEED = 0.8
 SMOOTH = 1e-3
-# Weight of a prior, for parameters that rows say little about: streams share alike, and compute
-# does not slow them.
+# The weight of a prior for parameters that rows hardly determine: streams share equally, and
+# compute does not slow them.
 PRIOR = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OverlapRows(ColumnSet):
-    """Seconds of each stream's work alone (C, 4), and of all four side by side (C)."""
+    """The seconds of each stream's work alone (C, 4), and of all four streams overlapping (C)."""
 
     alone: Floats
     together: Floats
@@ -61,7 +61,7 @@ class OverlapRows(ColumnSet):
 
 
 def fit(rows: OverlapRows, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
-    """The slowdowns of one shape of group, for the sets of streams in the rows."""
+    """The interference factors of one group shape, for the sets of streams in the rows."""
     factors = np.ones((16, len(STREAMS)))
     sets = (rows.alone > 0) @ BITS
     for size in range(1, len(STREAMS)):
@@ -81,12 +81,12 @@ def fit(rows: OverlapRows, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
 
 
 def errors(rows: OverlapRows, group: GroupSlowdowns) -> Floats:
-    """Signed relative errors (C): predicted over measured, less one."""
+    """Signed relative errors (C): predicted over measured, minus one."""
     return np.asarray(overlapped(rows.alone, factors_of(group)) / rows.together - 1)
 
 
 def combined(groups: Sequence[GroupSlowdowns], rows: Sequence[OverlapRows]) -> Interference:
-    """The slowdowns of all shapes of group of a machine.
+    """The interference factors of all group shapes of a machine.
 
     ``shared_links`` is chosen so that shapes predict one another's rows best.
     """
@@ -111,14 +111,14 @@ def combined(groups: Sequence[GroupSlowdowns], rows: Sequence[OverlapRows]) -> I
 
 
 def left_out(machine: Interference, group: GroupSlowdowns) -> GroupSlowdowns:
-    """The slowdowns of a shape of group, derived from the machine's other shapes."""
+    """The interference factors of a group shape, derived from the machine's other shapes."""
     others = tuple(other for other in machine.groups if other is not group)
     without = Interference(shared_links=machine.shared_links, groups=others)
     return slowdowns_of_group(without, gpus_in_node=group.gpus_in_node, nodes=group.nodes)
 
 
 def _with_fitted_factors(rows: OverlapRows, factors: Floats, transfers: tuple[int, ...]) -> Floats:
-    """The table with fitted factors for these transfers, with and without compute beside them."""
+    """The table with fitted factors for these transfers, with and without compute."""
 
     def loss(parameters: Floats) -> float:
         error = (
@@ -142,7 +142,9 @@ def _with_fitted_factors(rows: OverlapRows, factors: Floats, transfers: tuple[in
 
 
 def _in_turn_at_worst(factors: Floats, transfers: tuple[int, ...]) -> Floats:
-    """The table; streams whose fit got far slower than in turn have the factors of turns."""
+    """The table, with streams whose fit is slower than taking turns set to the factors of taking
+    turns.
+    """
     table = factors.copy()
     index = int(BITS[list(transfers)].sum())
     for busy, streams in ((index, transfers), (index + BITS[COMPUTE], (COMPUTE, *transfers))):

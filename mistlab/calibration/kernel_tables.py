@@ -24,7 +24,7 @@ from mistlab.core.values import reject
 from mistlab.machine.hardware import Line, OperatorClass, Rate
 
 NEEDED = ("hardware", "op", "m", "k", "n", "groups", "time_us", "efficiency", "tflops", "notes")
-# Products with fewer operations end before a GPU is at its rate; layers have few of them.
+# GEMMs with fewer operations end before a GPU reaches its rate; layers have few of them.
 SMALLEST_PRODUCT = 1e11
 # A table counts the whole square of scores, of which causal attention computes half.
 CAUSAL = 0.5
@@ -33,7 +33,7 @@ HEADS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelRows:
-    """Products of one class: operations, bytes and seconds (C each)."""
+    """GEMMs of one class: operations, bytes and seconds (C each)."""
 
     flop: Floats
     moved_bytes: Floats
@@ -43,7 +43,7 @@ class KernelRows:
         return len(self.seconds)
 
     def every_second(self, start: int) -> "KernelRows":
-        """Every second row in order of operations, beginning with row ``start`` (0 or 1)."""
+        """Every second row by operations, starting with row ``start`` (0 or 1)."""
         order = np.argsort(self.flop, kind="stable")[start::2]
         return KernelRows(
             flop=self.flop[order],
@@ -54,7 +54,7 @@ class KernelRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelTable:
-    """The rows of one machine: products by class, and all rows by operator."""
+    """The rows of one machine: GEMMs by class, and all rows by operator."""
 
     origin: Origin
     products: dict[OperatorClass, KernelRows]
@@ -91,7 +91,7 @@ def _numbers(rows: Sequence[Row], name: str) -> Floats:
 
 
 def rate_of(rows: KernelRows, operators: OperatorClass) -> Rate:
-    """The rate of a class of products, in operations and in bytes.
+    """The rate of a class of GEMMs, in operations and in bytes.
 
     Errors count by the square root of a product's time, so that sums over products are right.
     """
@@ -106,13 +106,13 @@ def rate_of(rows: KernelRows, operators: OperatorClass) -> Rate:
 
 
 def error_of_rate(rows: KernelRows, rate: Rate) -> float:
-    """The mean absolute relative error of a rate for some rows."""
+    """The mean absolute relative error of a rate on some rows."""
     seconds = rows.flop * rate.s_per_flop + rows.moved_bytes * rate.s_per_byte
     return float(np.abs(seconds / rows.seconds - 1).mean())
 
 
 def held_out_error(rows: KernelRows, operators: OperatorClass) -> float:
-    """The mean error of each half of the rows under the rate of the other half."""
+    """The mean error of each half of the rows, under the rate fitted to the other half."""
     halves = rows.every_second(0), rows.every_second(1)
     errors = [
         error_of_rate(left_out, rate_of(fitted, operators))
@@ -122,7 +122,7 @@ def held_out_error(rows: KernelRows, operators: OperatorClass) -> float:
 
 
 def attention_rows(table: KernelTable, operators: OperatorClass) -> KernelRows:
-    """Fused causal attention of many heads, as products are."""
+    """Fused causal attention of many heads, in the form of GEMM rows."""
     op = {"attention_forward": "sdp_fwd", "attention_backward": "sdp_bwd"}[operators]
     rows = [row for row in table.rows if row["op"] == op and float(row["heads"]) >= HEADS]
     sequence, heads, keys = (_numbers(rows, name) for name in ("sequence", "heads", "kv_heads"))
@@ -131,19 +131,20 @@ def attention_rows(table: KernelTable, operators: OperatorClass) -> KernelRows:
     products, passes = _PRODUCTS[operators]
     square = batch * heads * sequence**2
     each = products[0] * wide + products[1] * values
-    # Operands and results of 16 bits; the backward pass reads them, and writes as many gradients.
+    # Operands and results in 16 bits; the backward pass reads them, and writes as many gradients.
     operands = batch * sequence * (heads + keys) * (wide + values) * 2
     rates = _numbers(rows, "tflops") * CAUSAL * TFLOP
     flop = square * each
-    # Long sequences take most of the time of a table, and little of that of training: all shapes
-    # count alike.
+    # Long sequences dominate the time of a table, but not that of training, so all shapes are
+    # weighted equally.
     scale = rates / flop
     return KernelRows(
         flop=flop * scale, moved_bytes=operands * passes * scale, seconds=flop / rates * scale
     )
 
 
-# Operations for each channel of queries and keys, and of values; passes over operands and results.
+# The operations per channel of queries and keys, and of values; the number of passes over operands
+# and results.
 _PRODUCTS = {"attention_forward": ((1.0, 1.0), 1.0), "attention_backward": ((3.0, 2.0), 2.0)}
 
 
@@ -159,7 +160,7 @@ def _number_after(word: str, row: Row) -> float:
     return float(match[1]) if match else 0.0
 
 
-# Reads the best measured products of a GPU in 16 and in 8 bits.
+# Reads the best measured 16-bit and 8-bit GEMMs of a GPU.
 
 
 BEST_NEEDED = ("hardware", "operation", "precision", "tflops")
@@ -167,7 +168,7 @@ BEST_NEEDED = ("hardware", "operation", "precision", "tflops")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """How many times as fast the best 8-bit product is as the best 16-bit product.
+    """The ratio of the best 8-bit GEMM's rate to the best 16-bit GEMM's.
 
     ``held_out`` is how far the ratios of the other machines are from it, in the mean.
     """
@@ -179,7 +180,7 @@ class Best:
 
 
 def read_best_products(path: Path, hardware: str) -> Best:
-    """The ratio of one machine; its name in the table is a beginning of the GPU's name."""
+    """The ratio of one machine, whose name in the table is a prefix of the GPU's name."""
     origin, rows = read_rows(path, BEST_NEEDED, all_hardware=True)
     plain = [row for _, row in rows]
     ratios = {precision: _best(plain, hardware, precision) for precision in ("bf16", "fp8")}
@@ -197,7 +198,7 @@ def read_best_products(path: Path, hardware: str) -> Best:
 
 
 def _ratios(rows: list[Row]) -> list[float]:
-    """The ratios of all machines with both products."""
+    """The ratios of all machines with both GEMMs."""
     machines = sorted({row["hardware"] for row in rows})
     both = [[_best(rows, one, precision) for precision in ("bf16", "fp8")] for one in machines]
     return [eight / half for half, eight in both if half is not None and eight is not None]
@@ -214,23 +215,25 @@ def _best(rows: list[Row], hardware: str, precision: str) -> float | None:
     return max(rates, default=None)
 
 
-# Fits lines of collectives to tables of their bus bandwidth by size, as NCCL's tests print it.
+# Fits lines of collectives to tables of bus bandwidth by size, as NCCL's tests print them.
 #
-# The bus bandwidth of an all-reduce over R ranks is 2 (R - 1) / R times its bytes a second.
-# Gathers and scatters do not reduce in the switch, so they are as slow as an all-reduce over
-# rings. A table that has all-reduces by size, and one size with and without rings, says how fast
-# both are.
+# The bus bandwidth of an all-reduce over R ranks is 2 (R - 1) / R times its bytes per second.
+# All-gathers and reduce-scatters are not reduced in the switch, so they are as slow as a ring
+# all-reduce. A table that has all-reduces by size, and one size with and without rings, determines
+# both rates.
 
 
 TESTS_NEEDED = ("hardware", "operation", "group_size", "nodes", "bytes", "algorithm", "busbw_GBps")
-# The messages of training: layers exchange tens of mebibytes, steps gibibytes.
+# The message sizes of training: tens of mebibytes in layers, gibibytes in optimizer steps.
 SMALLEST, LARGEST = 4 * MIB_BYTES, 2048 * MIB_BYTES
 FEWEST_SIZES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestedGroup:
-    """The lines over a group of ranks, and their mean errors on every second size, left out."""
+    """The lines fitted over a group of ranks, and their mean errors on held-out sizes (every second
+    one).
+    """
 
     gpus_in_node: int
     nodes: int
@@ -242,14 +245,14 @@ class TestedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveTests:
-    """The groups of one machine, inside a node first."""
+    """The groups of one machine, those inside a node first."""
 
     origin: Origin
     groups: tuple[TestedGroup, ...]
 
 
 def read_collective_tests(path: Path, hardware: str) -> CollectiveTests:
-    """The collectives of a machine; its name is the table's, or whole words at its beginning."""
+    """The collectives of a machine whose name is the table's, or whole words at its beginning."""
     origin, rows = read_rows(path, TESTS_NEEDED, all_hardware=True)
     of_machine = [
         row
@@ -269,7 +272,7 @@ def read_collective_tests(path: Path, hardware: str) -> CollectiveTests:
 
 
 def _over_ring(rows: list[Row]) -> float:
-    """How much slower an all-reduce over rings is than one that the switch reduces."""
+    """The slowdown of a ring all-reduce relative to one that the switch reduces."""
     rates: dict[bool, float] = {}
     for row in rows:
         if "nccl-tests" in row.get("software", "") and row["nodes"] == "1":

@@ -14,7 +14,7 @@ NEEDED = (HARDWARE, "kernels", "time_us")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LaunchRows:
-    """Numbers of kernels (C), and the seconds (C) that the host took to launch them."""
+    """Numbers of kernels (C), and the host's seconds (C) to launch them."""
 
     origin: Origin
     kernels: Floats
@@ -33,12 +33,12 @@ def read_launch_table(path: Path, *, hardware: str | None) -> LaunchRows:
 
 
 def launch_s(rows: LaunchRows) -> float:
-    """Seconds of one launch: the median over the rows."""
+    """The seconds of one launch: the median over the rows."""
     return float(np.median(rows.seconds / rows.kernels))
 
 
 def mean_error(rows: LaunchRows) -> float:
-    """Mean absolute relative error when each row is predicted from the other rows."""
+    """The mean absolute relative error when each row is predicted from the other rows."""
     each = rows.seconds / rows.kernels
     if len(each) == 1:
         return 0.0

@@ -49,7 +49,7 @@ ATTENTION = ("op", "shapes", "batch", "seq", "heads", "head_dim", "fwd_median_ms
 def read_attention_table(
     path: Path, peaks: PeakTflops, *, campaign: str | None
 ) -> tuple[Origin, list[Rate]]:
-    """Read a table; return rates of fused attention, and of batched products if it has any."""
+    """Read a table; returns the rates of fused attention, and of batched GEMMs if it has any."""
     origin, rows = read_rows(path, ATTENTION, campaign=campaign, campaign_column="db")
     rates: dict[OperatorClass, list[float]] = defaultdict(list)
     products: list[tuple[float, float, float]] = []
@@ -58,7 +58,7 @@ def read_attention_table(
             batch, sequence, heads, channels = (
                 positive(where, row, name) for name in ("batch", "seq", "heads", "head_dim")
             )
-            # Two products forward, five backward, each of half of the square of scores.
+            # Two GEMMs forward, five backward, each over half of the square of scores.
             product = batch * heads * channels * sequence**2
             slowdown = slowdown_of(peaks, precision_of(where, row))
             for operators, count, name in FUSED:
@@ -89,7 +89,7 @@ def read_attention_table(
 
 
 def _batched_product(where: str, row: Row) -> tuple[float, float]:
-    """Operations and bytes of a batched product of (S, S) with (S, D) in 16 bits.
+    """The operations and bytes of a batched GEMM of (S, S) with (S, D) in 16 bits.
 
     The larger operand may be the first or the second.
     """
@@ -105,8 +105,7 @@ def _batched_product(where: str, row: Row) -> tuple[float, float]:
 # Fits a rate to each class of operators, from profiles of a block's operators.
 #
 # A class takes ``flop / rate + bytes / bandwidth``. Operations and bytes are those of the layer
-# graph, because predictions use them too. The operators of a class are summed, because a block
-# runs all of them.
+# graph, as in predictions. The operators of a class are summed, because a block runs all of them.
 #
 # Axes: C rows, each the sum over one class in a block of one size.
 
@@ -127,9 +126,9 @@ CLASS_OF_OPERATOR: Mapping[str, OperatorClass] = {
     "enc-MLP-gelu": "memory",
     "enc-post-MLP-dropout": "memory",
 }
-# The optimizer's step of a block's products, which is no part of a pass.
+# The optimizer step of a block's GEMMs, which belongs to no pass.
 STEP = "optimizer-step"
-# A model without dropout lacks it.
+# An operator that a model without dropout lacks.
 OPTIONAL = "enc-attention-dropout"
 OPERATORS_OF_CLASS: Mapping[OperatorClass, tuple[str, ...]] = {
     operators: tuple(name for name, one in CLASS_OF_OPERATOR.items() if one == operators)
@@ -156,7 +155,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClassRows(ColumnSet):
-    """Operations, bytes and seconds of one class in blocks (C each), and the blocks' widths.
+    """The operations, bytes and seconds of one class in blocks (C each), and the blocks' widths.
 
     An operation in another precision than 16 bits counts by how many times slower it is.
     """
@@ -231,7 +230,7 @@ def read_operator_table(
 
 
 def fit(rows: ClassRows, operators: OperatorClass) -> Rate:
-    """The rate of one class: least squares of relative errors, with no negative rate."""
+    """The rate of one class, by least squares of relative errors with non-negative rates."""
     terms = np.stack([rows.flop / TFLOP, rows.moved_bytes / GBYTES], axis=1)
     if operators == "memory":
         terms[:, 0] = 0.0
@@ -249,13 +248,13 @@ def rounded(rate: float) -> float:
 
 
 def errors(rows: ClassRows, rate: Rate) -> Floats:
-    """Signed relative errors (C): predicted over measured, less one."""
+    """Signed relative errors (C): predicted over measured, minus one."""
     seconds = rows.flop * rate.s_per_flop + rows.moved_bytes * rate.s_per_byte
     return np.asarray(seconds / rows.seconds - 1)
 
 
 def error_of_left_out_widths(rows: ClassRows, operators: OperatorClass) -> float:
-    """Mean absolute relative error when each width is predicted from the other widths."""
+    """The mean absolute relative error when each width is predicted from the other widths."""
     left_out = []
     for width in np.unique(rows.hidden):
         out = rows.hidden == width
@@ -271,7 +270,7 @@ def _block(where: str, row: Row) -> Block:
 
 
 def precision_of(where: str, row: Row) -> Precision:
-    """The precision in which a row was measured; fp16 if the row does not say."""
+    """The precision in which a row was measured; fp16 by default."""
     given = row.get(PRECISION) or "fp16"
     precision = next((precision for precision in PRECISIONS if precision == given), None)
     if precision is None:
@@ -289,7 +288,7 @@ def _classes(
     counted: Mapping[tuple[Block, str], tuple[float, float]],
     peaks: PeakTflops,
 ) -> Mapping[OperatorClass, ClassRows]:
-    """Sums over each class's operators, of the median of repeated measurements."""
+    """The sums over each class's operators, of the median of repeated measurements."""
     work = [
         _work_in_rows(block, times, counted)
         or _work_of_graph(block, drops=(block, OPTIONAL) in times)
@@ -316,7 +315,7 @@ def _work_in_rows(
     times: Mapping[tuple[Block, str], Sequence[float]],
     counted: Mapping[tuple[Block, str], tuple[float, float]],
 ) -> Mapping[str, float]:
-    """Operations and bytes of each class from a block's rows; empty if a row lacks them."""
+    """The operations and bytes of each class from a block's rows; empty if a row lacks them."""
     if any((block, name) in times and (block, name) not in counted for name in CLASS_OF_OPERATOR):
         return {}
     return {
@@ -327,7 +326,9 @@ def _work_in_rows(
 
 
 def _work_of_graph(block: Block, *, drops: bool) -> Mapping[str, float]:
-    """Operations and bytes of each class in a block's forward and backward, from its graph."""
+    """The operations and bytes of each class in a block's forward and backward pass, from its
+    graph.
+    """
     model = ModelSpec.of(
         family="gpt",
         hidden=block.hidden,

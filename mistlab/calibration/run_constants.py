@@ -1,4 +1,4 @@
-"""Few constants of hardware, engine and profile, fitted to the times of whole runs.
+"""Fits a few constants of hardware, engine and cluster profile to the times of whole runs.
 
 Runs are taken as they are, so a constant stands for what training keeps up: the share of the best
 products, the bus bandwidth of collectives among the GPUs of a node and among nodes, the latency of
@@ -17,12 +17,12 @@ from mistlab.engines.engine import Engine, ExpertExchange
 from mistlab.machine.cluster import Profile
 from mistlab.machine.hardware import Compute, GroupTransfers, Hardware, Line, Rate, Transfers
 
-# Backward passes of fused attention keep up this share of the forward pass's rate.
+# The rate of fused attention's backward pass, relative to its forward pass.
 BACKWARD_SHARE = 0.8
-# An error of this size (its logarithm) begins to count as one of the cluster.
+# An error of this size (as a logarithm) starts to count as common to the cluster.
 COMMON_ERROR = 0.05
 SMALLEST_MIB, LARGEST_MIB = 1.0, 1024.0
-# Shapes of group: ranks in a node, and nodes.
+# Group shapes: ranks in a node, and nodes.
 INSIDE = ((2, 1), (4, 1), (8, 1))
 ACROSS = {"pair": (1, 2), "two": (8, 2), "four": (8, 4)}
 
@@ -36,13 +36,13 @@ class ConstantSetting:
     profile: Profile | None = None
 
 
-# Seconds of runs under a setting.
+# The seconds of runs under a setting.
 Predicted = Callable[[ConstantSetting], Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """A constant's range, and what it means."""
+    """The range of a constant, and its meaning."""
 
     low: float
     high: float
@@ -77,7 +77,7 @@ OF_PROFILE = ("block_ms", "block_power", "send_ms")
 
 
 def values_of(setting: ConstantSetting) -> dict[str, float]:
-    """The value of each constant that a setting has."""
+    """The value of each constant in a setting."""
     hardware, engine = setting.hardware, setting.engine
     compute, transfers, host = hardware.compute, hardware.transfers, engine.host
     names = "products_share", "attention_share", "memory_share"
@@ -115,13 +115,13 @@ def _values_of_transfers(transfers: Transfers) -> dict[str, float]:
 
 
 def _of_exchange(exchange: ExpertExchange) -> dict[str, float]:
-    """The constants of an exchange between experts, as far as it has them."""
+    """The constants of an exchange between experts that a setting has."""
     values = {"expert_us": 1e6 * exchange.expert_s, "exchange_ms": 1e3 * exchange.wait_s}
     return {name: value for name, value in values.items() if value}
 
 
 def with_values(setting: ConstantSetting, values: Mapping[str, float]) -> ConstantSetting:
-    """A setting with other values of some constants."""
+    """A setting with some constants replaced."""
     every = {**values_of(setting), **values}
     hardware, engine, profile = setting.hardware, setting.engine, setting.profile
     if profile is not None:
@@ -177,7 +177,7 @@ def _rate(rate: Rate, changed: Mapping[str, float]) -> Rate:
 
 
 def _transfers(transfers: Transfers, values: Mapping[str, float]) -> Transfers:
-    """The transfers with collectives of these rates; copies to and from the host stay."""
+    """The transfers with collectives of these rates; host copies are unchanged."""
     copies = {(g.gpus_in_node, g.nodes): g for g in transfers.groups}
     node, network = values["node_gbytes_per_s"], values.get("network_gbytes_per_s")
     groups = [_group(shape, node, values["node_latency_us"], copies) for shape in INSIDE]
@@ -194,7 +194,7 @@ def _group(
     latency_us: float,
     copies: Mapping[tuple[int, int], GroupTransfers],
 ) -> GroupTransfers:
-    """A shape's collectives; an all-reduce is a reduce-scatter and an all-gather."""
+    """The collectives of a group shape; an all-reduce is a reduce-scatter and an all-gather."""
     ranks = shape[0] * shape[1]
     rate = bus_gbytes_per_s * ranks / (ranks - 1)
 
@@ -226,7 +226,7 @@ def fitted(
     *,
     evaluations: int,
 ) -> dict[str, float]:
-    """The values of constants with which predictions come closest to what was measured."""
+    """The values of constants that minimise the error of predictions."""
     from scipy.optimize import least_squares  # noqa: PLC0415 (only where something is fitted)
 
     start = values_of(setting)

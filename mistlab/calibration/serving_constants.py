@@ -1,4 +1,4 @@
-"""Fits the constants of serving engines to measured runs, level by level with priors.
+"""Fits the constants of serving engines to measured runs, hierarchically with priors.
 
 A constant of a run is a product over levels (``engine_constants``); the logarithm of each factor
 has a prior of mean 0. Wide levels have wide priors, narrow ones narrow priors, so that a factor of
@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 from mistlab.core.arrays import Floats, Rows
 from mistlab.serving.engine_constants import DEFAULTS, EngineConstants, ServedRun, keys_of
 
-# Standard deviations of logarithms of factors, by level and constant.
+# Standard deviations of the factors' logarithms, by level and constant.
 PRIORS: Mapping[str, Mapping[str, float]] = {
     "engine": {
         "products": 0.08,
@@ -64,9 +64,9 @@ PRIORS: Mapping[str, Mapping[str, float]] = {
     },
     "all": {"decode": 0.15, "prefill": 0.15, "host": 0.2, "first": 0.3, "wait": 0.3},
 }
-# How far single runs of each outcome may lie from a good fit, as standard deviations of logarithms.
+# The standard deviations of single runs' logarithms around a good fit, by outcome.
 SPREADS: Mapping[str, float] = {"token_s": 0.1, "first_s": 0.3, "output_per_s": 0.12}
-# Residuals of so many spreads count half.
+# Residuals of this many standard deviations count half.
 _HALF = 2.0
 _STEP = 1e-3
 _LONGEST = 0.7
@@ -74,8 +74,9 @@ _LONGEST = 0.7
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MeasuredRuns:
-    """Runs with what was measured of them, by outcome (C each, NaN where nothing was), and a
-    function that times them by constants."""
+    """Measured runs by outcome (C each, NaN where an outcome was not measured), and a function from
+    constants to predicted outcomes.
+    """
 
     runs: Sequence[ServedRun]
     measured: Mapping[str, Floats]
@@ -84,7 +85,7 @@ class MeasuredRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Factors:
-    """The factors of a fit: their names, priors, constant (F each), and whose runs they change."""
+    """The factors of a fit: names, priors, constant (F each), and the runs that each affects."""
 
     names: Sequence[tuple[str, str, str]]
     spreads: Floats
@@ -147,8 +148,9 @@ def _constants(runs: MeasuredRuns, factors: _Factors, logs: Floats) -> dict[str,
 
 
 def _residuals(runs: MeasuredRuns, constants: Mapping[str, Floats]) -> Floats:
-    """Logarithms of predicted over measured in spreads, all outcomes one after another; 0 where
-    nothing was measured."""
+    """Logarithms of predicted over measured in standard deviations, outcome by outcome; 0 where an
+    outcome was not measured.
+    """
     times = runs.times(constants)
     parts = [
         np.nan_to_num(np.log(times[name] / measured) / SPREADS[name])
@@ -158,8 +160,9 @@ def _residuals(runs: MeasuredRuns, constants: Mapping[str, Floats]) -> Floats:
 
 
 def _linear(runs: MeasuredRuns, factors: _Factors, logs: Floats) -> tuple[Floats, Floats]:
-    """Residuals, and their slopes along each constant (J, residuals): a run's constant has the same
-    slope at every level."""
+    """Residuals, and their derivatives by each constant (J, residuals): a run's constant has the
+    same derivative at every level.
+    """
     constants = _constants(runs, factors, logs)
     residuals = _residuals(runs, constants)
     slopes = []
@@ -172,7 +175,7 @@ def _linear(runs: MeasuredRuns, factors: _Factors, logs: Floats) -> tuple[Floats
 def _newton(
     residuals: Floats, slopes: Floats, weights: Floats, factors: _Factors, logs: Floats
 ) -> Floats:
-    """The step of Gauss and Newton; most runs have no part in most factors: slopes are sparse."""
+    """A Gauss-Newton step; the Jacobian is sparse, since most runs depend on few factors."""
     runs = 1 + max(int(rows.max()) for rows in factors.members)
     outcomes = [np.arange(first, first + runs) for first in range(0, len(residuals), runs)]
     places, columns, values = [], [], []

@@ -1,4 +1,4 @@
-"""Fits floors and reached shares of peaks to tables of single serving kernels.
+"""Fits latency floors and achieved shares of peak rates to tables of single serving kernels.
 
 A table has one kernel a row: products, experts' blocks, attention of one layer when prompts are
 read and when tokens are decoded, and all-reduces. Each group of rows (GPU, engine, kind) gives one
@@ -20,7 +20,7 @@ from mistlab.core.units import GBYTES, MICROSECONDS, MILLISECONDS, NANOSECONDS
 from mistlab.serving.gpu_facts import FORMATS, ROOFS, KernelRate, ServingGpu, gpu_named
 
 Row = Mapping[str, str]
-# Names of precisions in the tables, and in ``FORMATS``.
+# The tables' names of precisions, with their names in ``FORMATS``.
 PRECISIONS = {
     "bfloat16": "bf16",
     "fp8": "fp8",
@@ -29,12 +29,13 @@ PRECISIONS = {
     "int4_wo": "int4",
     "w4a16_mxfp4": "mxfp4",
 }
-# Products with fewer weights are routers, and toys of sweeps.
+# GEMMs with fewer weights are routers, or toy sizes of sweeps.
 SMALLEST_WEIGHTS = 1e6
-# Requests that are served look at more tokens; thousands of shorter ones at once take what each of
-# them takes, not what their keys and values do.
+# Real requests have longer contexts; thousands of shorter ones in one batch cost a constant each,
+# independent of their keys and values.
 SHORTEST_CONTEXT = 512
-# What is fitted, and its value before the fit, at least and at most; depths of products alone.
+# The fitted constants with initial, smallest and largest value; reduction depths are for GEMMs
+# only.
 _NAMES = tuple(one.name for one in fields(KernelRate))
 _START = (3e-6, 0.7, 0.5, 1e-9)
 _LEAST = (1e-7, 0.02, 0.004, 1e-13)
@@ -44,8 +45,9 @@ _SOFT = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelGroup:
-    """Rows of one kind of kernels on one GPU: seconds at its memory's and arithmetic's peak, of
-    products the values summed for each outcome (else None), and measured seconds (C each)."""
+    """Rows of one kind of kernel on one GPU: seconds at memory bandwidth and at peak arithmetic,
+    for GEMMs the reduction depth (otherwise None), and measured seconds (C each).
+    """
 
     gpu: str
     engine: str
@@ -57,7 +59,7 @@ class KernelGroup:
     measured_s: Floats
 
     def predicted(self, rate: KernelRate) -> Floats:
-        """Seconds (C) by a rate."""
+        """The seconds (C) predicted by a rate."""
         roofs = (self.memory_s / rate.memory_share) ** ROOFS
         roofs = roofs + (self.arithmetic_s / rate.arithmetic_share) ** ROOFS
         if self.depth is not None:
@@ -67,8 +69,9 @@ class KernelGroup:
 
 def fitted_kernels(folder: Path) -> Iterator[list[str | float]]:
     """The rows of the catalogue's file, in order: GPU, engine, work, kind, floor in microseconds,
-    shares of memory's and arithmetic's peak, nanoseconds for each value summed, median error,
-    rows."""
+    shares of memory bandwidth and of peak arithmetic, nanoseconds per reduced value, median error,
+    rows.
+    """
     for group in kernel_groups(folder):
         yield _fitted(group)
 
@@ -166,8 +169,8 @@ def _all_reduce(rows: Sequence[Row]) -> Iterator[KernelGroup]:
         if row["op"] == "all_reduce" and row["dtype"] != "int8" and "eager" not in row["kernel"]
     ]
     for (hardware, engine, ranks), of_all in _grouped(plain, "hardware", "lib", "gpus"):
-        # Versions were measured on several machines, over PCIe with and without access to peers: a
-        # fit to both is none of them. Measured runs are of the oldest versions of the tables.
+        # Versions were measured on different machines, with and without peer access over PCIe, so
+        # one fit to both would match neither. Measured runs use the oldest versions of the tables.
         oldest = min((row["version"] for row in of_all), key=_version)
         group = [row for row in of_all if row["version"] == oldest]
         gpu, count = gpu_named(hardware), int(ranks)

@@ -1,4 +1,4 @@
-"""Reads the rows of a measurement table, and chooses those of one campaign and one machine."""
+"""Reads the rows of a measurement table, and selects those of one campaign and one machine."""
 
 import csv
 import hashlib
@@ -56,7 +56,7 @@ def read_rows(
 
 
 def is_of_machine(row: Row, hardware: str) -> bool:
-    """Whether a row is of a machine whose name is the row's, or whole words at its beginning."""
+    """Whether a row's machine is the given one, by name or by whole words at its beginning."""
     name = row[HARDWARE]
     return name.startswith(hardware) and not name[len(hardware) :][:1].isalnum()
 
@@ -85,7 +85,7 @@ def _rows(path: Path, text: str, needed: Sequence[str]) -> list[tuple[int, dict[
 def _rows_with(
     path: Path, rows: list[tuple[int, Row]], column: str, wanted: str | None, option: str
 ) -> list[tuple[int, Row]]:
-    """The rows with the wanted value in a column; refuses to guess if there are several values."""
+    """The rows with the wanted value in a column; refuses to guess among several values."""
     names = sorted({row.get(column) or "" for _, row in rows})
     if wanted is None:
         if len(names) > 1:

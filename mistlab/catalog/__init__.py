@@ -1,4 +1,4 @@
-"""The catalogue: models, hardware and profiles of clusters that come with the package, by name."""
+"""The catalogue: models, hardware and cluster profiles shipped with the package, by name."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -28,13 +28,15 @@ def model_names() -> tuple[str, ...]:
 
 
 def hardware(name: str) -> Hardware:
-    """The hardware of this name; what its file lacks is that of the nearest GPU, scaled."""
+    """The hardware with this name; missing groups are those of the nearest calibrated GPU,
+    scaled.
+    """
     return _completed(stated_hardware(name))
 
 
 @cache
 def stated_hardware(name: str) -> Hardware:
-    """The hardware of this name, with no more than what its file says."""
+    """The hardware with this name, as its file states it."""
     return from_mapping(Hardware, *_read("hardware", "hardware", name))
 
 
@@ -44,14 +46,15 @@ def hardware_names() -> tuple[str, ...]:
 
 
 def calibrated_names() -> tuple[str, ...]:
-    """The names of hardware whose files have all groups of measured numbers, in that order."""
+    """The names of hardware whose files have all measured groups, alphabetically."""
     names = hardware_names()
     return tuple(name for name in names if is_calibrated(stated_hardware(name)))
 
 
 def with_all_groups(hardware: Hardware) -> Hardware:
-    """The hardware with its curves as its figures say, and completed from the nearest of the
-    catalogue's measured ones."""
+    """The hardware with curves scaled to its figures, and missing groups taken from the nearest
+    calibrated hardware.
+    """
     return _completed(hardware)
 
 
@@ -67,7 +70,7 @@ def profile_names() -> tuple[str, ...]:
 
 
 def sureness() -> dict[str, Any]:
-    """How far measured runs of each kind lie from their predictions, as plain data."""
+    """The errors of measured runs by kind, as plain data."""
     file = files(__name__) / f"sureness{ENDING}"
     return parse_yaml(file.read_text(encoding="utf-8"), file.name)
 
@@ -96,6 +99,6 @@ def _read(kind: str, folder: str, name: str) -> tuple[dict[str, Any], str]:
 
 @cache
 def _files(folder: str) -> Mapping[str, Traversable]:
-    """The files of a folder by the name of their entry, in alphabetical order."""
+    """The files of a folder by the name of their entry, alphabetically."""
     entries = sorted((files(__name__) / folder).iterdir(), key=lambda entry: entry.name)
     return {one.name.removesuffix(ENDING): one for one in entries if one.name.endswith(ENDING)}

@@ -1,4 +1,4 @@
-"""Hardware of datasheet figures alone, completed from the calibrated GPU that is nearest to it."""
+"""Completes hardware with datasheet figures only, from the nearest calibrated GPU."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -22,24 +22,24 @@ from mistlab.machine.hardware import (
     Transfers,
 )
 
-# Doublings that count as much as another architecture, another line of GPUs, one that is older (its
-# rates grow less well than a newer one's shrink), and another maker.
+# Penalties in doublings for another architecture, another product line, an older GPU (whose rates
+# extrapolate less well upwards), and another maker.
 OTHER_ARCHITECTURE, OTHER_LINE, OLDER, OTHER_MAKER = 1.0, 4.0, 1.0, 8.0
-# Groups that belong to links.
+# Groups that describe links.
 LINKS = ("interference", "transfers")
-# A generation makes so much more of a watt: rates of products a watt, measured, grow by 1.58 from
-# A100 to H100 and by 1.16 from H100 to B200.
+# The gain of a generation in GEMM rate per watt: measured 1.58 from A100 to H100, and 1.16 from
+# H100 to B200.
 A_WATT = 1.36
-# The most of its peak that a GPU keeps up in large products.
+# The largest share of its peak that a GPU sustains in large GEMMs.
 MOST_OF_PEAK = 0.85
-# Groups whose numbers are scaled; the others are taken as they are.
+# Groups whose figures are scaled; the others are copied.
 SCALED = ("compute", "transfers")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 COPIES = ("host_to_device", "device_to_host")
 
 
 def completed(hardware: Hardware, calibrated: Sequence[Hardware]) -> Hardware:
-    """The hardware with the groups that it lacks, from the nearest of calibrated ones.
+    """The hardware with missing groups taken from the nearest calibrated one.
 
     Rates of products are scaled by the peaks of the two datasheets in their precision, those of
     bytes by their memories' bandwidths, collectives by the links that they cross, and copies by
@@ -63,8 +63,9 @@ def completed(hardware: Hardware, calibrated: Sequence[Hardware]) -> Hardware:
 
 
 def restated(hardware: Hardware) -> Hardware:
-    """The hardware with its measured curves scaled to the figures that its file states, where these
-    are no longer those under which the curves were measured."""
+    """The hardware with its measured curves scaled to the figures in its file, where these differ
+    from the figures for which the curves were measured.
+    """
     then, now = hardware.measured_with, hardware.figures
     if then is None or then == now:
         return hardware
@@ -99,7 +100,7 @@ def _stating(hardware: Hardware, figures: DatasheetFigures) -> Hardware:
 
 
 def changed_figures(then: DatasheetFigures, now: DatasheetFigures) -> list[str]:
-    """The figures that differ, in words, with what they were."""
+    """The figures that differ, as text, with their previous values."""
     changes = []
     for one in fields(then):
         before, after = getattr(then, one.name), getattr(now, one.name)
@@ -152,7 +153,7 @@ def _between_architectures(hardware: Hardware, other: Hardware, *, by_links: boo
 
 
 def scaled_compute(compute: Compute, lender: Hardware, hardware: Hardware) -> Compute:
-    """Rates of one GPU's operators on another GPU, by the figures of their datasheets.
+    """One GPU's operator rates scaled to another GPU by datasheet figures.
 
     Arithmetic is bound by the peak and by the power that the board draws, of which newer GPUs of a
     line make more: its rate grows with the root of the product of both, and stays below
@@ -185,7 +186,9 @@ def scaled_compute(compute: Compute, lender: Hardware, hardware: Hardware) -> Co
 
 
 def _generations(hardware: Hardware, lender: Hardware) -> int:
-    """The generations by which a GPU is newer than a lender of its line; lines differ in more."""
+    """The number of generations by which a GPU is newer than the calibrated one; zero across
+    product lines.
+    """
     mine, its = hardware.gpu.architecture, lender.gpu.architecture
     if mine is None or its is None:
         return 0
@@ -201,7 +204,7 @@ def _precision_of(operators: str) -> str:
 
 
 def scaled_transfers(transfers: Transfers, lender: Node, node: Node) -> Transfers:
-    """Lines of one machine's transfers on another, by the rates of links of their datasheets."""
+    """One machine's transfer lines scaled to another machine by the datasheets' link rates."""
     inside = node.intra_node_gbytes_per_s / lender.intra_node_gbytes_per_s
     across = node.inter_node_gbytes_per_s / lender.inter_node_gbytes_per_s
     host = node.host_link_gbytes_per_s / lender.host_link_gbytes_per_s

@@ -1,1 +1,1 @@
-"""Checked values, their errors, files and units, and types of arrays."""
+"""Checked values and their errors, files, units, and array types."""

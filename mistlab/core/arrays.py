@@ -1,4 +1,4 @@
-"""Types of arrays. What their axes count is told at the top of each module that uses them.
+"""Array types. The axes are named at the top of each module that uses them.
 
 Type checkers alone read them: a module that only names arrays does not import NumPy.
 """
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
     # Real numbers, such as seconds, bytes and ratios.
     Floats = NDArray[np.float64]
-    # Whole numbers, such as degrees and counts of micro-batches.
+    # Integers, such as degrees and numbers of micro-batches.
     Ints = NDArray[np.int64]
-    # Places in other arrays.
+    # Indices into other arrays.
     Rows = NDArray[np.intp]
-    # Whether something holds.
+    # Masks.
     Bools = NDArray[np.bool_]
     # Numbers of any kind: a column of candidates.
     Column = NDArray[Any]

@@ -1,4 +1,4 @@
-"""Columns of candidates: arrays of one length, with an entry for each candidate."""
+"""Columns of candidates: arrays of equal length, with an entry for each candidate."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ColumnSet:
-    """Candidates as columns: arrays with candidates on axis 0, nested sets, shared values."""
+    """Candidates as columns: arrays with candidates on axis 0, nested sets of columns, and shared
+    values.
+    """
 
     def chosen(self, rows: NDArray[Any] | slice) -> Self:
-        """The candidates in these rows."""
+        """The candidates with these indices."""
         columns = {}
         for name in self.__dataclass_fields__:
             part = getattr(self, name)
@@ -26,7 +28,7 @@ class ColumnSet:
 
     @classmethod
     def joined(cls, sets: Sequence[Self]) -> Self:
-        """The candidates of several sets, one set after another."""
+        """Concatenate several sets of candidates."""
         columns = {}
         for name in cls.__dataclass_fields__:
             parts = [getattr(columns_of, name) for columns_of in sets]
@@ -39,5 +41,5 @@ class ColumnSet:
         return cls(**columns)
 
     def and_also(self, others: Self) -> Self:
-        """These candidates and others."""
+        """These candidates followed by others."""
         return self.joined([self, others])

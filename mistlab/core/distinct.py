@@ -1,4 +1,4 @@
-"""Finds distinct rows among columns, so that equal rows are computed only once.
+"""Finds distinct rows among columns, so that equal rows are computed once.
 
 Axes: C rows, S distinct rows.
 """
@@ -14,7 +14,7 @@ from mistlab.core.arrays import Floats, Ints
 
 Table = TypeVar("Table")
 
-# Up to so many rows are compared one by one.
+# Up to this many rows are compared one by one.
 FEW = 64
 
 # An odd multiplier that mixes a row's bits (Knuth's multiplicative hashing).
@@ -23,7 +23,7 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Distinct:
-    """Distinct rows as columns (S each), and for each row (C) the number of its distinct row."""
+    """Distinct rows as columns (S each), and for each row (C) the index of its distinct row."""
 
     columns: tuple[NDArray[Any], ...]
     index: Ints
@@ -31,7 +31,7 @@ class Distinct:
 
 @dataclass(slots=True, eq=False)
 class Known(Generic[Table]):
-    """Remembers a table of results for all distinct rows that it has met.
+    """Caches a table of results for all distinct rows seen so far.
 
     If a new row comes, the results of all known rows are computed again, together. This suits
     columns with few distinct rows, which are all known soon.
@@ -43,7 +43,9 @@ class Known(Generic[Table]):
     def __call__(
         self, columns: Sequence[NDArray[Any]], work: Callable[[Sequence[NDArray[Any]]], Table]
     ) -> tuple[Table, Ints]:
-        """The table that ``work`` makes of all known rows, and each given row's number in it."""
+        """The table that ``work`` computes for all known rows, and the index of each given row in
+        it.
+        """
         distinct = distinct_rows(columns)
         keys = list(zip(*(column.tolist() for column in distinct.columns), strict=True))
         for key in keys:
@@ -80,12 +82,12 @@ def distinct_rows(columns: Sequence[NDArray[Any]]) -> Distinct:
 
 
 def first_of_each(table: Floats) -> Ints:
-    """The number of the first of each set of equal rows of a table, in order."""
+    """The index of the first of each set of equal rows of a table, ascending."""
     return np.sort(_sorted_distinct(table.T)[0])
 
 
 def _distinct_of_few(columns: Sequence[NDArray[Any]]) -> Distinct:
-    """The distinct rows of few rows, which is quicker one by one."""
+    """The distinct rows of a short table, where one-by-one comparison is faster."""
     numbers: dict[tuple[Any, ...], int] = {}
     first: list[int] = []
     index: list[int] = []
@@ -104,15 +106,16 @@ def _distinct_of_few(columns: Sequence[NDArray[Any]]) -> Distinct:
 def _sorted_distinct(
     columns: Sequence[NDArray[Any]] | Floats,
 ) -> tuple[Ints, Ints]:
-    """The places of distinct rows among columns, and for each row the number of its distinct
-    row."""
+    """The indices of distinct rows among columns, and for each row the index of its distinct
+    row.
+    """
     rows = len(columns[0])
     key = np.zeros(rows, dtype=np.uint64)
     for column in columns:
-        # Adding 0.0 gives both zeros, 0.0 and -0.0, the same bits.
+        # Adding 0.0 gives 0.0 and -0.0 the same bits.
         key = (key ^ (column + 0.0).view(np.uint64)) * _MULTIPLIER
         key ^= key >> np.uint64(29)
-    # The low bits become the number of the row, which is quicker than sorting numbers by keys.
+    # The low bits are replaced by the row's index, which is faster than sorting indices by keys.
     low = np.uint64(rows.bit_length())
     key = key >> low << low | np.arange(rows, dtype=np.uint64)
     key.sort()
@@ -123,7 +126,7 @@ def _sorted_distinct(
     index[order] = np.cumsum(begins) - 1
     if all((column[first][index] == column).all() for column in columns):
         return first, index
-    # Two different rows have the same key: sort the rows themselves.
+    # Two different rows have the same key, so the rows themselves are sorted.
     table = np.stack([*columns], axis=1)
     _, first, index = np.unique(table, axis=0, return_index=True, return_inverse=True)
     return first, index.reshape(-1)

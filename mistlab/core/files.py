@@ -15,10 +15,10 @@ from mistlab.core.values import InputError, refuse, reject, shown
 # Factors from the units of files to SI base units.
 
 
-# Refuses YAML that is nested too deeply, or grows without bound, before it is built.
+# Refuses YAML that is nested too deeply, or expands without bound, before it is built.
 #
 # libyaml builds nested mappings and lists by recursion in C: a text of 60 KB with 30,000 brackets
-# ends the process. An alias stands for all of its anchor: nine lines can stand for a billion
+# crashes the process. An alias repeats its whole anchor: nine lines can expand to a billion
 # entries. A real file of this package has five levels and no alias.
 
 
@@ -37,30 +37,33 @@ else:
 MOST_LEVELS = 100
 MOST_ENTRIES = 10**6
 
-# Texts with fewer brackets, without long runs of indicators ("- - - ..."), far indented lines and
-# aliases are shallow enough to build. Others are looked through event by event, which takes a third
+# Texts with fewer brackets, and without long runs of indicators ("- - - ..."), deep indentation and
+# aliases, are shallow enough to build. Others are first checked event by event, which takes a third
 # of the time of building them.
 _FEW_BRACKETS = 500
 _STRANGE = re.compile(r"(?:[-?:][ \t]+){50}|^ {200}|[*<]", re.MULTILINE)
 
 
 def check_nesting(text: str) -> None:
-    """Refuse a YAML text that is too deep, or too large once its aliases are filled in."""
+    """Refuse a YAML text that is too deeply nested, or too large once its aliases are expanded."""
     if text.count("[") + text.count("{") > _FEW_BRACKETS or _STRANGE.search(text):
         _Walk().over(text)
 
 
 class _Walk:
-    """A walk over a text's events: the open collections, and the entries of each anchor."""
+    """A pass over a text's events: the open collections, and the number of entries of each
+    anchor.
+    """
 
     def __init__(self) -> None:
-        # Of each open collection the anchor, and the entries so far.
+        # For each open collection its anchor and its entries so far.
         self._open: list[tuple[str | None, int]] = []
         self._entries: dict[str, int] = {}
 
     def over(self, text: str) -> None:
-        """Refuse a text that is too deep, or has too many entries; malformed text ends the walk, as
-        building it tells what is wrong."""
+        """Refuse a text that is nested too deeply or has too many entries; malformed text ends the
+        pass, since building it reports the error.
+        """
         try:
             for event in yaml.parse(text, Loader=EventLoader):
                 self._take(event)
@@ -83,7 +86,7 @@ class _Walk:
             self._add(event, event.anchor, 1)
 
     def _add(self, event: yaml.Event, anchor: str | None, entries: int) -> None:
-        """Count the entries of what has ended, in the collection around it."""
+        """Add the entries of a finished collection to the enclosing one."""
         if anchor is not None:
             self._entries[anchor] = entries
         if self._open:
@@ -101,11 +104,11 @@ def _refuse(event: yaml.Event, problem: str) -> None:
 # Reads and writes files of plain data: YAML that people write, JSON that programs write.
 #
 # Reading gives mappings, lists, texts and numbers. A file that cannot be read raises an
-# ``InputError`` whose message begins with the file's name. Texts are UTF-8. Files far larger than
-# any real one, or nested far deeper, are refused before they are parsed.
+# ``InputError`` whose message begins with the file's name. Texts are UTF-8. Files far larger or far
+# more deeply nested than any real one are refused before they are parsed.
 
 
-# The largest text that is parsed; the largest of this package has 40 KB in YAML, 35 KB in JSON.
+# The largest text that is parsed; the package's largest files have 40 KB in YAML and 35 KB in JSON.
 MOST_TEXT_BYTES = 8 * MIB_BYTES
 MOST_JSON_BYTES = 64 * MIB_BYTES
 
@@ -125,7 +128,7 @@ def parse_yaml(text: str, name: str, repeated: list[str] | None = None) -> dict[
 
 
 def parse_settings(text: str, name: str) -> dict[str, Any]:
-    """The mapping in a text of JSON or of YAML, whichever it is.
+    """The mapping in a text that is JSON or YAML.
 
     JSON may be indented by tabs, which YAML refuses.
     """
@@ -133,7 +136,8 @@ def parse_settings(text: str, name: str) -> dict[str, Any]:
         try:
             return _parsed(_load_json, text, name)
         except InputError:
-            # YAML has mappings in braces too; of neither, its message tells line and column.
+            # YAML also has mappings in braces; if the text is neither, YAML's message gives line
+            # and column.
             return parse_yaml(text, name)
     return parse_yaml(text, name)
 
@@ -154,7 +158,7 @@ def write_yaml(mapping: Mapping[str, Any], path: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add a file's name to an error of its file system that has none, as that of a full disk."""
+    """Add a file's name to a file-system error without one, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -165,7 +169,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def about(what: object) -> Iterator[None]:
-    """Let an ``InputError`` of the ``with`` block begin with what it is about, such as a file."""
+    """Prefix an ``InputError`` raised in the ``with`` block with its subject, such as a file."""
     try:
         yield
     except InputError as error:
@@ -199,7 +203,7 @@ def text_in(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> str:
 
 
 def read_csv(path: Path, wanted: str = "the path of a CSV file") -> list[dict[str, str]]:
-    """The rows of a CSV file by their columns; its error says to give what is ``wanted``."""
+    """The rows of a CSV file by column; an error asks for the ``wanted`` file."""
     import csv  # noqa: PLC0415 (few commands read tables)
 
     try:
@@ -246,8 +250,9 @@ def _not_a_mapping(content: object) -> str:
 
 
 class _Loader(SafeLoader):
-    """Refuses a key that stands twice in one mapping, or collects such keys in ``repeated``; YAML's
-    own loader would take the last."""
+    """Refuses a key that occurs twice in one mapping, or collects such keys in ``repeated``; YAML's
+    own loader would use the last one.
+    """
 
     repeated: list[str] | None = None
 
@@ -279,7 +284,7 @@ class _Dumper(yaml.SafeDumper):
         return super().represent_sequence(tag, items, flow_style=is_plain or flow_style)
 
 
-# YAML 1.1 takes 1e-05, which JSON and Python write, for a text: it wants a dot and a sign.
+# YAML 1.1 reads 1e-05, which JSON and Python write, as text, since it requires a dot and a sign.
 for _kind in (_Loader, _Dumper):
     _kind.add_implicit_resolver(
         "tag:yaml.org,2002:float",
@@ -303,7 +308,7 @@ def _load_json(text: str) -> Any:
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; refuses a key that stands there twice with unlike values."""
+    """A JSON object; refuses a key that occurs twice with different values."""
     content = dict(pairs)
     if len(content) < len(pairs):
         unlike = [key for key, value in pairs if content[key] != value]

@@ -32,11 +32,11 @@ class InputError(ValueError):
 
 
 class UncalibratedError(InputError):
-    """A prediction needs a number of the hardware that was never measured."""
+    """A prediction needs a hardware figure that was never measured."""
 
 
 class FieldError(InputError):
-    """A field with a wrong value: the field's path (``plan.stages[1].zero``) and the problem.
+    """A field with an invalid value: the field's path (``plan.stages[1].zero``) and the problem.
 
     A value knows only its own fields. The code that holds the value adds the path to it, by
     ``within``.
@@ -51,7 +51,7 @@ class FieldError(InputError):
         return f"{self.path}: {self.problem}" if self.path else self.problem
 
     def within(self, holder: str) -> Self:
-        """The same problem, with the path as seen from the value that holds this field."""
+        """The same problem, with the path seen from the value that contains this field."""
         joint = "." if holder and self.path and not self.path.startswith("[") else ""
         return type(self)(f"{holder}{joint}{self.path}", self.problem)
 
@@ -62,25 +62,27 @@ def reject(message: str) -> NoReturn:
 
 
 def refuse(path: str, problem: str) -> NoReturn:
-    """Raise a ``FieldError`` about the field at ``path``; ``problem`` says what is wrong."""
+    """Raise a ``FieldError`` about the field at ``path``; ``problem`` describes it."""
     raise FieldError(path, problem)
 
 
 @contextmanager
 def within(holder: str) -> Iterator[None]:
-    """Add ``holder`` to the path of a ``FieldError`` that the ``with`` block raises."""
+    """Prepend ``holder`` to the path of a ``FieldError`` raised in the ``with`` block."""
     try:
         yield
     except FieldError as error:
         raise error.within(holder) from None
 
 
-# Of more names than these a message lists a few.
+# If there are more names than this, a message lists only a few.
 MOST_LISTED, FEW = 30, 5
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The question for one or two known names like a name, or that begin with it; "" for none."""
+    """A suggestion of one or two similar names, or of names that begin with it; "" if there are
+    none.
+    """
     from difflib import get_close_matches  # noqa: PLC0415 (only for an error)
 
     names, own = {one.lower(): one for one in known}, name.lower()
@@ -90,8 +92,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def near_matches(name: object, known: Iterable[str], listed_in: str = "") -> str:
-    """The end of a message about an unknown name: similar known names, or all known names; of many
-    a few, and where all of them are ``listed_in``.
+    """The end of a message about an unknown name: similar known names, or else known names; if
+    there are many, a few of them, with a reference to the full list (``listed_in``).
 
     >>> near_matches("flsh", ["flash", "math"])
     ": did you mean 'flash'?"
@@ -111,41 +113,39 @@ def near_matches(name: object, known: Iterable[str], listed_in: str = "") -> str
 
 
 def one_of(names: Sequence[str]) -> str:
-    """Names as a choice between them: "a, b or c"."""
+    """Names as alternatives in a sentence: "a, b or c"."""
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last
 
 
-# The largest sizes that models, nodes and runs may have: far above any real one.
+# The largest accepted sizes of models, nodes and runs: far above any real one.
 #
-# Whoever gives more has mistaken a unit or a column, and what follows from such sizes takes hours
-# or overflows (docs/decisions/0052). The largest published: 128 blocks, hidden 25,600, heads 160,
-# 2,048 experts, a vocabulary of 262,144, sequences of 10 million tokens, 100,000 GPUs.
+# A larger number means a wrong unit or column (docs/decisions/0052).
 
 
 MOST_LAYERS = 10_000
 MOST_HEADS = 2**16
 MOST_HIDDEN = 2**20
-# Of a feed-forward network, or of a head.
+# The width of a feed-forward network, or of a head.
 MOST_WIDTH = 2**24
 MOST_VOCAB = 2**27
 MOST_EXPERTS = 2**16
-# Tokens of a sequence, or sequences of a step.
+# The tokens of a sequence, or the sequences of a step.
 MOST_TOKENS = 10**9
 MOST_NODES = 10**6
 MOST_GPUS_OF_NODE = 10_000
-# Of a measured quantity in the unit of its field, such as GiB, GB/s or microseconds.
+# The smallest measured quantity in the unit of its field, such as GiB, GB/s or microseconds.
 LEAST_QUANTITY = 1e-9
 MOST_QUANTITY = 1e9
-# Rates of operators are fitted: one that memory alone limits has a rate of arithmetic without end.
+# Fitted rates may be very large: an operator limited by memory alone has no finite rate.
 MOST_RATE = 1e30
 
 
-# Checks of fields, built from the fields' type annotations and bounds.
+# Field checks, built from type annotations and bounds.
 #
-# A check takes a value and returns it, or raises ``FieldError``. Numbers become Python's own
-# types: a NumPy integer becomes an int, an int for a float field becomes a float. The annotation
-# is read once, when the check is built, so that checking is cheap.
+# A check takes a value and returns it, or raises ``FieldError``. Numbers become Python's own types:
+# a NumPy integer becomes an int, an int for a float field becomes a float. The annotation is parsed
+# once, when the check is built, so that checking is cheap.
 
 
 Check = Callable[[Any], Any]
@@ -154,7 +154,7 @@ SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberRange:
-    """The range of a number; ``minimum`` and ``maximum`` are inside it, ``above`` is outside.
+    """The range of a number; ``minimum`` and ``maximum`` are included, ``above`` is excluded.
 
     ``least`` and ``most`` are far outside of all that is meant: nobody hears of these two limits
     who stays inside of them.
@@ -169,7 +169,7 @@ class NumberRange:
 
     @property
     def text(self) -> str:
-        """The bounds in words that follow "a number"."""
+        """The bounds as words that follow "a number"."""
         if self.minimum is not None and self.maximum is not None:
             return f" between {_words(self.minimum)} and {_words(self.maximum)}"
         parts = [
@@ -184,7 +184,7 @@ class NumberRange:
         return f" {' and '.join(parts)}" if parts else ""
 
     def refusal(self, number: float) -> str:
-        """The problem with a number, in words; empty if there is none."""
+        """The problem of a number, as text; empty if there is none."""
         if (self.minimum is not None and number < self.minimum) or (
             self.above is not None and number <= self.above
         ):
@@ -194,7 +194,7 @@ class NumberRange:
         return ""
 
     def far_outside(self, number: float) -> str:
-        """The error message for a number far outside any real size; empty if it is within."""
+        """The error message for a number beyond any real size; empty if it is plausible."""
         if self.least is not None and 0 < number < self.least:
             return f"too small: give at least {_words(self.least)}"
         if self.most is not None and number > self.most:
@@ -203,13 +203,13 @@ class NumberRange:
 
 
 def _words(limit: float) -> str:
-    """A limit in digits."""
+    """A limit as digits."""
     return f"{limit:,.0f}" if limit == int(limit) and limit < 1e16 else f"{limit:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameIn:
-    """In an annotation's place: a name out of a table, as the table is when a name is checked."""
+    """In place of an annotation: a name from a table, as the table is at the time of the check."""
 
     names: Callable[[], Iterable[str]]
 
@@ -232,7 +232,7 @@ def check_of(annotation: Any, bounds: NumberRange) -> Check:
 
 
 def wanted(annotation: Any, bounds: NumberRange) -> str:
-    """The values that a field accepts, in words that follow "give"."""
+    """The accepted values of a field, as words that follow "give"."""
     if isinstance(annotation, NameIn):
         return f"one of {', '.join(annotation.names())}"
     if annotation in _NUMBERS or annotation in _PLAIN:
@@ -255,7 +255,7 @@ def optional_part(annotation: Any) -> Any:
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it, shortened to part of a line."""
+    """A value as shown in a message, shortened to part of a line."""
     short = Repr()
     short.maxlevel = 2
     short.maxstring = short.maxlong = short.maxother = SHOWN_CHARACTERS
@@ -282,7 +282,7 @@ def _number_check(kind: type[int] | type[float], bounds: NumberRange) -> Check:
     is_closed = bounds.above is None and bounds.least is None
 
     def check(value: Any) -> Any:
-        # A quick way for nearly all numbers: there are very many, and few are wrong.
+        # A fast path for nearly all numbers: there are very many, and few are invalid.
         if is_closed and type(value) is kind and low <= value <= high:
             return value
         number = number_of(value, give)
@@ -381,11 +381,11 @@ def _optional_check(check: Check) -> Check:
 
 # Tools for values: frozen dataclasses that check their fields and convert from and to mappings.
 #
-# A value is ``Checked``, or calls ``check_fields`` in its ``__post_init__``. Annotations
-# say what a field may hold,
-# and ``field(metadata=bounded(...))`` gives the range of its numbers. Supported annotations are
-# int, float, bool, str, ``Literal`` of texts, other values, ``tuple[X, ...]`` and ``X | None``. No
-# validation library does all of this: refuse a bool for an int, say a remedy, import quickly.
+# A value derives from ``Checked``, or calls ``check_fields`` in its ``__post_init__``. Annotations
+# give the accepted types, and ``field(metadata=bounded(...))`` the range of numbers. Supported
+# annotations are int, float, bool, str, ``Literal`` of texts, other values, ``tuple[X, ...]`` and
+# ``X | None``. No validation library does all of this: refuse a bool for an int, name a remedy,
+# import quickly.
 
 
 Value = TypeVar("Value", bound="DataclassInstance")
@@ -401,30 +401,31 @@ def bounded(
     maximum: float | None = None,
     most: float | None = None,
 ) -> Metadata:
-    """Metadata for the range of a field's numbers: at least, above and at most these bounds. No
-    real number comes near to ``most``, which only an error names."""
+    """Field metadata for the range of numbers: at least, above and at most these bounds. Only an
+    error that exceeds ``most`` mentions it.
+    """
     return {_BOUNDS: NumberRange(minimum=minimum, above=above, maximum=maximum, most=most)}
 
 
 def quantity(*, or_zero: bool = False, most: float = MOST_QUANTITY) -> Metadata:
-    """Metadata for a measured quantity in its field's unit, ``or_zero`` as a latency may be."""
+    """Field metadata for a measured quantity in its field's unit; ``or_zero`` allows 0."""
     if or_zero:
         return {_BOUNDS: NumberRange(minimum=0, most=most)}
     return {_BOUNDS: NumberRange(above=0, least=LEAST_QUANTITY, most=most)}
 
 
 def ratio() -> Metadata:
-    """Metadata for a field whose numbers are shares of a whole, from 0 to 1."""
+    """Field metadata for shares from 0 to 1."""
     return {_BOUNDS: NumberRange(minimum=0, maximum=1, noun="a ratio")}
 
 
 def name_in(names: Callable[[], Iterable[str]]) -> Mapping[str, NameIn]:
-    """Metadata of a text field that holds a name out of a table to which rows may be added."""
+    """Metadata of a text field with a name from a table that may be extended."""
     return {_NAMES: NameIn(names=names)}
 
 
 def check_fields(value: "DataclassInstance") -> None:
-    """Check every field of a value under construction, and store numbers in Python's types.
+    """Check every field of a value under construction, and convert numbers to Python's types.
 
     Raises a ``FieldError`` for the first field whose content its annotation or bounds refuse.
     """
@@ -441,14 +442,14 @@ def check_fields(value: "DataclassInstance") -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A value that checks its fields when it is made, by their annotations and bounds alone."""
+    """A value that checks its fields when it is made, by annotations and bounds only."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
 def check_field(kind: "type[DataclassInstance]", name: str, given: object) -> Any:
-    """Check one field for a value of this type; return the content that it would store."""
+    """Check one field for a value of this type; returns the converted content."""
     with within(name):
         return dict(_checks(kind))[name](given)
 
@@ -515,7 +516,7 @@ def _decoded_value(kind: type[Value], plain: object) -> Value:
 
 
 def _decoded(annotation: Any, plain: Any, path: str) -> Any:
-    """Plain data converted as the annotation asks; data of another shape stays, for checks."""
+    """Plain data converted as the annotation requires; data of another shape is unchanged."""
     if isinstance(annotation, type) and is_dataclass(annotation) and isinstance(plain, Mapping):
         return from_mapping(annotation, plain, path)
     origin = get_origin(annotation)
@@ -543,7 +544,7 @@ def _default(field: Field[Any]) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-# A table whose entries are made when they are first asked for: listing its names costs nothing.
+# A table whose entries are made on first use: listing its names costs nothing.
 
 
 Entry = TypeVar("Entry")
@@ -556,12 +557,12 @@ def imported(path: str) -> Callable[[], Any]:
 
 
 def called(path: str, *arguments: str) -> Callable[[], Any]:
-    """A function that imports a function by its path, and returns its result."""
+    """A function that imports a function by its path, calls it, and returns its result."""
     return lambda: imported(path)()(*arguments)
 
 
 class OnUse(MutableMapping[str, Entry]):
-    """Entries by name, each made once, by a function that may import what the entry needs."""
+    """Entries by name, each made once by a function that may import its dependencies."""
 
     def __init__(self, makers: Mapping[str, Callable[[], Entry]]) -> None:
         self._makers = dict(makers)
@@ -591,7 +592,7 @@ class OnUse(MutableMapping[str, Entry]):
 
 
 def word_set(text: str) -> frozenset[str]:
-    """The words of a text, with blanks between them.
+    """The blank-separated words of a text, as a set.
 
     >>> sorted(word_set("one two"))
     ['one', 'two']

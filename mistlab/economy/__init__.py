@@ -1,1 +1,1 @@
-"""What a training takes in all: days, money, energy, carbon, and time lost to failures."""
+"""The total cost of a training: days, money, energy, carbon, and time lost to failures."""

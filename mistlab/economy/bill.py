@@ -1,4 +1,4 @@
-"""The bill of a training: parameters, time by the formula, GPU hours, energy and money."""
+"""The bill of a training: parameters, time by a formula, GPU hours, energy and money."""
 
 from dataclasses import dataclass, field
 
@@ -8,11 +8,11 @@ from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Workload
 from mistlab.stages.stage_batch import StageBatch
 
-# The number of parameters of a model, as its layer graphs have them.
+# The number of parameters of a model, from its layer graphs.
 
 
 def model_parameters(workload: Workload) -> int:
-    """The parameters of a workload's model, all of it on one GPU."""
+    """The parameters of a workload's whole model."""
     whole = StagePlan(
         layers=workload.model.layers, data_parallel=1, tensor_parallel=1, micro_batch=1
     )
@@ -20,15 +20,14 @@ def model_parameters(workload: Workload) -> int:
     return round(float(StageModel.of(workload).figures(batch).parameters[0]))
 
 
-# How long a training takes by a formula: 8 T P / (N F U) (Narayanan et al., SC 2021, section 5.1).
+# The duration of a training by a formula: 8 T P / (N F U) (Narayanan et al., SC 2021, section 5.1).
 #
-# T tokens through P parameters take 8 T P operations where every activation is computed again: two
-# a parameter and token forward, four backward, two for the second forward. N GPUs do F a second at
-# their peak, and sustain the share U of it.
+# T tokens through P parameters take 8 T P operations with full recomputation: per parameter and
+# token two forward, four backward, and two for the second forward pass. N GPUs have a peak of F
+# operations per second, and sustain the share U of it.
 
 
-# Hoffmann et al. 2022 (arXiv 2203.15556): about 20 tokens a parameter are the best use of a given
-# number of operations.
+# Hoffmann et al. 2022 (arXiv 2203.15556): about 20 tokens per parameter are compute-optimal.
 CHINCHILLA_TOKENS_A_PARAMETER = 20.0
 OPERATIONS_RECOMPUTED = 8.0
 
@@ -36,7 +35,7 @@ OPERATIONS_RECOMPUTED = 8.0
 def training_s(
     *, tokens: float, parameters: float, gpus: int, peak_flop_per_s: float, utilisation: float
 ) -> float:
-    """Seconds of a training whose GPUs sustain a share of their peak.
+    """The seconds of a training whose GPUs sustain a share of their peak.
 
     >>> seconds = training_s(
     ...     tokens=300e9, parameters=175e9, gpus=1024, peak_flop_per_s=312e12, utilisation=0.44
@@ -51,7 +50,7 @@ def training_s(
 def utilisation_of(
     *, tokens: float, parameters: float, gpus: int, peak_flop_per_s: float, seconds: float
 ) -> float:
-    """The share U of the peak at which the formula gives these seconds."""
+    """The share U of the peak for which the formula gives these seconds."""
     at_peak_s = training_s(
         tokens=tokens,
         parameters=parameters,
@@ -63,13 +62,13 @@ def utilisation_of(
 
 
 def chinchilla_tokens(parameters: float) -> float:
-    """The tokens that make the best use of the operations spent on a model of this size."""
+    """The compute-optimal number of tokens for a model of this size."""
     return CHINCHILLA_TOKENS_A_PARAMETER * parameters
 
 
 def batch_of(batch_tokens: float, sequence_length: int) -> int:
-    """Sequences of a step of about so many tokens, rounded so that many degrees divide them: to a
-    multiple of half the largest power of two that is not above their number.
+    """The sequences of a step with about this many tokens, rounded to a multiple of half the
+    largest power of two below, so that many degrees divide it.
 
     >>> batch_of(3.2e6, 2048), batch_of(4e6, 2048), batch_of(0.5e6, 2048)
     (1536, 2048, 256)
@@ -80,11 +79,11 @@ def batch_of(batch_tokens: float, sequence_length: int) -> int:
 
 
 def steps_of(tokens: float, tokens_a_step: int) -> float:
-    """The steps in which so many tokens are trained on."""
+    """The number of steps for this many tokens."""
     return tokens / tokens_a_step
 
 
-# What GPU hours come to: money, energy and carbon, at given prices and intensities.
+# The cost of GPU hours: money, energy and carbon, at given prices and intensities.
 
 
 WATTS_A_KILOWATT = 1000.0
@@ -127,5 +126,5 @@ def bill_of(gpu_hours: float, prices: Prices) -> Bill:
 
 
 def gpu_hours_of(gpus: int, seconds: float) -> float:
-    """The GPU hours of so many GPUs for so many seconds."""
+    """The GPU hours of this many GPUs over these seconds."""
     return gpus * seconds / 3600

@@ -1,4 +1,4 @@
-"""Time lost to failures, in closed form: GPUs fail at random, each with the same rate.
+"""Time lost to failures, in closed form: GPUs fail independently at one constant rate.
 
 N GPUs that fail on average every m seconds each fail together as a Poisson process with rate
 L = N/m. A run works for an interval T, then writes a checkpoint, which takes C. A failure undoes
@@ -17,17 +17,18 @@ from dataclasses import dataclass, field
 from mistlab.core.values import Checked, bounded
 from mistlab.economy.bill import gpu_hours_of
 
-# Steps of Newton's method; it doubles its digits with each.
+# Newton iterations; each doubles the number of correct digits.
 STEPS = 60
-# Failures while one checkpoint is written, beyond which the best interval is 1/L to ten digits.
+# The expected number of failures during one checkpoint above which the best interval is 1/L to ten
+# digits.
 HOPELESS = 25.0
-# Exponents beyond this have no float.
+# A larger exponent overflows a float.
 LARGEST_EXPONENT = 700.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reliability(Checked):
-    """How GPUs fail, and what a failure and a checkpoint take."""
+    """The failure rate of GPUs, and the costs of a failure and of a checkpoint."""
 
     gpus: int = field(metadata=bounded(minimum=1))
     gpu_hours_between_failures: float = field(metadata=bounded(above=0))
@@ -43,13 +44,13 @@ class Reliability(Checked):
 
     @property
     def start_s(self) -> float:
-        """Seconds from a failure's being noticed to the first new step (R)."""
+        """The seconds from noticing a failure to the first new step (R)."""
         return self.restart_s + self.reload_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeShares:
-    """Where time goes, as shares of all of it; they add up to one."""
+    """The shares of total time by cause; they sum to one."""
 
     work: float
     checkpoints: float
@@ -59,15 +60,16 @@ class TimeShares:
 
     @property
     def lost(self) -> float:
-        """All that is not work."""
+        """The share of time that is not work."""
         return 1.0 - self.work
 
 
 def best_interval_s(reliability: Reliability) -> float:
-    """The interval between checkpoints that leaves most time for work."""
+    """The interval between checkpoints that maximises the share of work."""
     rate, written = reliability.failures_per_s, reliability.checkpoint_s
-    # With x = L T: (1 - x) e^(x + L C) = 1, that is x + ln(1 - x) + L C = 0, for 0 < x < 1. Its
-    # left side falls and bends down, so Newton's steps from the right end come down on the root.
+    # With x = L T: (1 - x) e^(x + L C) = 1, that is x + ln(1 - x) + L C = 0, for 0 < x < 1. The
+    # left side is decreasing and concave, so Newton's iterations from the right end converge to the
+    # root from above.
     extra = rate * written
     if extra > HOPELESS:
         return 1.0 / rate
@@ -78,14 +80,15 @@ def best_interval_s(reliability: Reliability) -> float:
 
 
 def shares_of(reliability: Reliability, interval_s: float) -> TimeShares | None:
-    """Where time goes with an interval between checkpoints; None where failures come so fast that
-    practically no interval ends."""
+    """The shares of time for an interval between checkpoints; None if failures are so frequent that
+    practically no interval completes.
+    """
     rate, start_s = reliability.failures_per_s, reliability.start_s
     written_s, noticed_s = reliability.checkpoint_s, reliability.detection_s
     exponent = rate * (interval_s + written_s + start_s)
     if exponent > LARGEST_EXPONENT:
         return None
-    # Failures for each interval that ends, those while the run starts again left out.
+    # Failures per completed interval, those during restarts excluded.
     failures = math.expm1(rate * (interval_s + written_s))
     tries = math.exp(rate * start_s)
     detection_s = failures * tries * noticed_s
@@ -102,17 +105,18 @@ def shares_of(reliability: Reliability, interval_s: float) -> TimeShares | None:
 
 
 def intervals_in(reliability: Reliability, interval_s: float, seconds: float) -> float:
-    """The intervals of work that are to be expected in so many seconds. With less than one the run
-    makes no progress."""
+    """The expected number of work intervals in this time; with less than one the run makes no
+    progress.
+    """
     shares = shares_of(reliability, interval_s)
     return 0.0 if shares is None else shares.work * seconds / interval_s
 
 
 def lost_gpu_hours(reliability: Reliability, shares: TimeShares, seconds: float) -> float:
-    """GPU hours of so many seconds that were no work that stays."""
+    """The GPU hours of this time that were not lasting work."""
     return shares.lost * gpu_hours_of(reliability.gpus, seconds)
 
 
 def failures_in(reliability: Reliability, seconds: float) -> float:
-    """The failures to be expected in so many seconds."""
+    """The expected number of failures in this time."""
     return reliability.failures_per_s * seconds

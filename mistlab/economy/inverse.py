@@ -1,23 +1,23 @@
-"""Inverse questions: the least number, such as a bandwidth, at which something holds."""
+"""Inverse questions: the smallest number, such as a bandwidth, for which a condition holds."""
 
 import math
 from collections.abc import Callable
 
 from mistlab.core.values import InputError
 
-# Numbers between the ends at which a question is asked to see that its answer turns once.
+# The number of points at which a condition is evaluated to verify that it is monotone.
 PROBES = 9
-# How near the answer lies to the number at which it turns, as a share.
+# The relative tolerance of the answer.
 NEAR = 1e-4
 
 
 class TurnsTwiceError(InputError):
-    """A question whose answer does not turn once from no to yes as its number grows."""
+    """A condition that does not change exactly once from false to true as its number grows."""
 
 
 def least_that(holds: Callable[[float], bool], low: float, high: float) -> float:
-    """The least number between two at which a question is answered with yes, to a share of 1e-4;
-    the answers have to turn once, from no to yes, as the number grows.
+    """The smallest number in a range for which a condition is true, within a relative tolerance of
+    1e-4; the condition must change exactly once, from false to true, as the number grows.
 
     >>> round(least_that(lambda rate: 100 / rate <= 2, 1.0, 1000.0), 2)
     50.0

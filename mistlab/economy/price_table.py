@@ -1,4 +1,4 @@
-"""A table of GPU kinds and the prices of their hours, and what of it a training may choose."""
+"""A table of GPU kinds with prices per hour, and the best choice of GPUs for a training."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from mistlab.core.values import bounded, check_fields, from_mapping, refuse, reject, shown, within
 
-# A price without its day is nobody's price.
+# A price is useless without its date.
 _NEEDED = {
     "date": "the day that the prices are of, as 2026-11-28",
     "source": "where they are from, as a page of the provider's",
@@ -17,7 +17,7 @@ _NEEDED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuPrice:
-    """The price of an hour of one GPU of a kind, of which at most ``most_gpus`` are to be had."""
+    """The hourly price of one GPU of a kind, of which at most ``most_gpus`` are available."""
 
     hardware: str
     usd_per_gpu_hour: float = field(metadata=bounded(minimum=0, most=1e6))
@@ -27,7 +27,7 @@ class GpuPrice:
         check_fields(self)
 
     def counts(self) -> tuple[int, ...]:
-        """The numbers of GPUs that are tried: powers of two, and the most.
+        """The numbers of GPUs to try: powers of two, and the largest available.
 
         >>> GpuPrice(hardware="l4-24gb", usd_per_gpu_hour=0.8, most_gpus=12).counts()
         (1, 2, 4, 8, 12)
@@ -38,7 +38,7 @@ class GpuPrice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceTable:
-    """Prices of kinds of GPUs, of one day and source."""
+    """Prices of GPU kinds, with their date and source."""
 
     date: str
     source: str
@@ -59,20 +59,20 @@ class PriceTable:
 
     @classmethod
     def of_file(cls, plain: Any, where: str) -> Self:
-        """The table of a file's content; refuses one that lacks its day, source or prices."""
+        """The table in a file's content; refuses one without date, source or prices."""
         with within(where):
             if not isinstance(plain, Mapping):
                 reject("is no mapping: give date, source and gpus")
             for name, remedy in _NEEDED.items():
                 if plain.get(name) in (None, ""):
                     refuse(name, f"missing: give {remedy}")
-            # YAML reads a day as one.
+            # YAML parses a date as a date object.
             return from_mapping(cls, {**plain, "date": str(plain["date"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rented:
-    """A training on some rented GPUs: its hours, with bounds, and its dollars."""
+    """A training on some rented GPUs: its hours, with bounds, and its cost in dollars."""
 
     hardware: str
     gpus: int
@@ -83,12 +83,16 @@ class Rented:
 
 
 def cheapest_within(rented: Iterable[Rented], hours: float) -> Rented | None:
-    """The cheapest that ends within so many hours, the faster one of equal prices; None if none."""
+    """The cheapest option within this many hours, the faster of equally cheap ones; None if there
+    is none.
+    """
     ending = [one for one in rented if one.hours <= hours]
     return min(ending, key=lambda one: (one.usd, one.hours), default=None)
 
 
 def fastest_under(rented: Iterable[Rented], usd: float) -> Rented | None:
-    """The fastest that costs at most so many dollars, the cheaper one of equals; None if none."""
+    """The fastest option for at most this many dollars, the cheaper of equally fast ones; None if
+    there is none.
+    """
     affordable = [one for one in rented if one.usd <= usd]
     return min(affordable, key=lambda one: (one.hours, one.usd), default=None)

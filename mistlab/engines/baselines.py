@@ -33,12 +33,13 @@ _WHOLE_STEP = (
     Task(stream="compute", kind="S"),
     Task(stream="gpu_to_gpu", kind="U", from_zero=1),
 )
-# After the last backward: reduce its gradients, step, gather all weights, one after another.
+# After the last backward pass, in sequence: reduce its gradients, step, gather all weights.
 AFTERWARDS = Template(
     phases={**_PASSES, "last_backward": (BACKWARD, GATHER_SHARDED), "step": _WHOLE_STEP},
     depth=0,
 )
-# Gradients are reduced during the last backward, weights gathered during the first forward.
+# Gradients are reduced during the last backward pass, weights gathered during the first forward
+# pass.
 OVERLAPPED = Template(
     phases={
         **_PASSES,
@@ -50,27 +51,27 @@ OVERLAPPED = Template(
 
 CACHED_SHARE: float = fitted("megatron")["cached_share"]
 
-# Published systems lay activations out with the sequence before the batch. Then written-out
-# attention needs one copy where this package's models make four, and gradients of fused queries,
-# keys and values need not be joined.
+# Published systems store activations with the sequence before the batch. Unfused attention then
+# needs one copy where this package's models make four, and gradients of fused queries, keys and
+# values need not be concatenated.
 SEQUENCE_FIRST = (
     KernelRule(
         name="aten.clone", module="attention", phase="forward", attention="math", bytes_factor=0.25
     ),
     KernelRule(name="aten.cat", module="attention", attention="flash", bytes_factor=0.0),
 )
-# A bias, dropout and the residual sum are one kernel, which also writes the mask: of dropout's five
-# bytes an element (in, out and mask) one.
+# Bias, dropout and residual addition are one kernel, which also writes the mask: of dropout's five
+# bytes per element (input, output and mask) one remains.
 _FUSED_RESIDUALS = (
     KernelRule(name="aten.add", module="", phase="forward", broadcasts=True, bytes_factor=0.0),
     KernelRule(name="aten.native_dropout", module="dropout", bytes_factor=1 / 5),
 )
-# The loss is computed in 32 bits: 52 bytes a logit instead of 20.
+# The loss is computed in 32 bits: 52 bytes per logit instead of 20.
 LOSS_IN_32_BITS = tuple(
     KernelRule(kind=kind, module="head", bytes_factor=52 / 20)
     for kind in ("elementwise", "reduction")
 )
-# Operands and result of fused attention are copied from sequence first to batch first and back.
+# Operands and result of fused attention are transposed between sequence-first and batch-first.
 _COPIES_FOR_ATTENTION = KernelRule(kind="attention", copies_of_batches=2.0)
 # RMSNorm, rotary embedding and SwiGLU as separate operators, partly in 32 bits.
 _UNFUSED_LLAMA = (
@@ -90,16 +91,16 @@ KERNELS = (
 
 # ``megatron`` is Megatron-LM, by its own table of bytes (README, Distributed Optimizer).
 #
-# Under bf16 gradients are summed in 32 bits. Under fp16 they stay 16-bit, and the step makes a
-# 32-bit copy of the gradients that the rank steps. There are no buckets: gradients lie in one
-# buffer and are reduced in it, and weights are gathered in place.
+# Under bf16 gradients are accumulated in 32 bits. Under fp16 they stay in 16 bits, and the step
+# makes a 32-bit copy of the gradients in the rank's shard. There are no buckets: gradients are in
+# one buffer and reduced in place, and weights are gathered in place.
 
-# Products add gradients of weights (gradient accumulation fusion). A kernel of its own adds the
-# gradient of each bias and norm, which matters where the host launches for longer than the GPU
-# computes. That of the table of tokens would add a thousandth to a pass, and is left out.
+# GEMMs accumulate weight gradients (gradient accumulation fusion). A separate kernel accumulates
+# the gradient of each bias and norm, which matters where the host is slower to launch than the GPU
+# to compute. The token table's would add a thousandth to a pass, and is neglected.
 _ACCUMULATION = tuple(KernelRule(adds=adds, bytes_factor=0.0) for adds in ("weight", "table"))
-# The fused softmax needs a multiple of four. Without it separate kernels scale, mask, convert to 32
-# bits and back.
+# The fused softmax needs a multiple of four. Otherwise separate kernels scale, mask, and convert to
+# 32 bits and back.
 _SOFTMAX_OF_FOURS = tuple(
     KernelRule(name=name, fused_for=4, bytes_unfused=unfused, kernels_unfused=12)
     for name, unfused in (
@@ -120,8 +121,8 @@ MEGATRON = Engine(
         "bf16": EngineMemory(weight=2, gradient=4, optimizer=12, wide_logits=1),
         "fp32": EngineMemory(weight=4, gradient=4, optimizer=8),
     },
-    # As DeepSpeed's step, but 32-bit gradients need no copy and 2 more bytes to clear, and in full
-    # precision weights are stepped in place.
+    # As in DeepSpeed's step, but 32-bit gradients need no copy and 2 more bytes to clear, and in
+    # full precision weights are updated in place.
     step_moved={"fp16": 62, "bf16": 50, "fp32": 44},
     # ``accumulate-allreduce-grads-in-fp32``, which bf16 always has.
     other_sums={
@@ -130,17 +131,17 @@ MEGATRON = Engine(
         )
     },
     cached_share=CACHED_SHARE,
-    # Its distributed optimizer shards optimizer state alone.
+    # Its distributed optimizer shards optimizer states only.
     orders=tuple(INTERLEAVED),
     context_exchanges=(RING, GATHER, HEADS),
     highest_zero=1,
     highest_zero_in_pipeline=1,
 )
 
-# ``aceso`` is Aceso's runtime (EuroSys 2024), which is Megatron-LM with fewer choices.
+# ``aceso`` is Aceso's runtime (EuroSys 2024): Megatron-LM with fewer choices.
 #
 # It trains in fp16 with 1F1B pipelines, data and tensor parallelism and recomputed blocks. It
-# shards no states, reduces gradients after the last backward, and its stages wait for every
+# shards no states, reduces gradients after the last backward pass, and its stages block on every
 # transfer.
 ACESO = Engine(
     name="aceso",
@@ -156,15 +157,16 @@ ACESO = Engine(
     highest_zero_in_pipeline=0,
 )
 
-# ``zero-bubble`` and ``zero-bubble-waiting`` are a fork of Megatron-LM for split passes.
+# ``zero-bubble`` and ``zero-bubble-waiting`` are a fork of Megatron-LM with separate
+# weight-gradient passes.
 #
-# Gradients of weights are computed apart from gradients of inputs, and fill the bubbles of a
-# pipeline (Qi et al. 2024). Each stage steps as soon as its own passes are over, and checks the
-# norm of all gradients afterwards. Under 1F1B and interleaved orders stages of the fork wait for
-# their sends (``zero-bubble-waiting``): its examples turn overlapping of sends off. All else is
+# Weight gradients are computed separately from input gradients, and fill the bubbles of a pipeline
+# (Qi et al. 2024). Each stage steps as soon as its own passes have ended, and checks the norm of
+# all gradients afterwards. Under 1F1B and interleaved orders the fork's stages block on their sends
+# (``zero-bubble-waiting``), since its examples disable overlapped sends. Everything else is
 # Megatron-LM.
 
-# Its orders with passes for weights; DualPipeV is torch's and DeepSeek's.
+# Its orders with weight-gradient passes; DualPipeV belongs to torch and DeepSeek.
 _ORDERS = tuple(order for order in SPLIT if order != "dualpipe-v")
 
 ZERO_BUBBLE = replace(
@@ -186,17 +188,18 @@ ZERO_BUBBLE_WAITING = replace(
 
 # ``deepspeed`` is DeepSpeed with its ZeRO optimizer and its pipeline engine.
 #
-# Gradients are 16-bit; for the step they are flattened, and then converted to 32 bits
-# (deepspeed/runtime/zero/stage_1_and_2.py, stage3.py). Each backward pass takes a bucket of
-# ``reduce_bucket_size`` elements; a pipeline takes it when it reduces. Under ZeRO-3 at most
-# ``stage3_max_live_parameters`` weights stay gathered. Both settings are DeepSpeed's defaults.
-# Masters are copies even in full precision.
+# Gradients have 16 bits; for the step they are flattened, and then converted to 32 bits
+# (deepspeed/runtime/zero/stage_1_and_2.py, stage3.py). Each backward pass allocates a bucket of
+# ``reduce_bucket_size`` elements; a pipeline allocates it when it reduces. Under ZeRO-3 at most
+# ``stage3_max_live_parameters`` weights stay gathered. Both settings have DeepSpeed's defaults.
+# Master weights are copies even in full precision.
 #
-# ``data_types.grad_accum_dtype`` sums in 32 bits, in a tensor beside each gradient or in the rank's
-# part (``use_separate_grad_accum``), and ``communication_data_type`` reduces in as many.
+# ``data_types.grad_accum_dtype`` accumulates in 32 bits, in a tensor beside each gradient or in the
+# rank's shard (``use_separate_grad_accum``), and ``communication_data_type`` reduces in as many.
 def _of_deepspeed(width: int, gradient: int = 0) -> EngineMemory:
-    """DeepSpeed's memory in a precision of ``width`` bytes; gradients are as wide, or have
-    ``gradient`` bytes."""
+    """DeepSpeed's memory in a precision of ``width`` bytes; gradients have as many, or ``gradient``
+    bytes.
+    """
     gradient = gradient or width
     return EngineMemory(
         weight=width,
@@ -217,12 +220,12 @@ DEEPSPEED = Engine(
     afterwards=AFTERWARDS,
     kernels=KERNELS,
     memory={"fp16": _of_deepspeed(2), "bf16": _of_deepspeed(2), "fp32": _of_deepspeed(4)},
-    # In bytes a parameter: gradients are converted to 32 bits (6), searched for infinities while
-    # the loss scale is undone (8; only fp16 has one), their norm is taken (4), they are clipped (8)
-    # and stepped (28); weights are written and gradients cleared (8). In full precision gradients
-    # (8) and weights (8) are copied too.
+    # Bytes per parameter: gradients are converted to 32 bits (6), unscaled and checked for
+    # infinities (8; fp16 only), their norm is computed (4), they are clipped (8) and applied (28);
+    # weights are written and gradients cleared (8). In full precision gradients (8) and weights (8)
+    # are copied too.
     step_moved={"fp16": 62, "bf16": 54, "fp32": 60},
-    # Sums of 32 bits need no conversion (6), and 2 more bytes to clear.
+    # 32-bit accumulation needs no conversion (6), and 2 more bytes to clear.
     other_sums={
         "fp16": OtherSums(memory=_of_deepspeed(2, 4), step_moved=58),
         "bf16": OtherSums(memory=_of_deepspeed(2, 4), step_moved=50),

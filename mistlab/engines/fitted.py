@@ -1,4 +1,4 @@
-"""Fitted numbers of engines: ``mistlab/catalog/engines.yaml``, each beside its source."""
+"""Fitted constants of engines, from ``mistlab/catalog/engines.yaml``, where each has its source."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -9,7 +9,7 @@ from mistlab.core.files import parse_yaml
 
 
 def fitted(name: str) -> dict[str, Any]:
-    """The fitted numbers of an engine, by the fields of its row, or of a row's part."""
+    """The fitted constants of an engine, by the fields of its row, or of a part of its row."""
     facts = _file()[name]
     return {key: value for fact in facts for key, value in fact.items() if key != "source"}
 

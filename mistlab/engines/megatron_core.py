@@ -1,4 +1,4 @@
-"""The engines ``megatron-core`` and ``megatron-bridge``: Megatron as it is today.
+"""The engines ``megatron-core`` and ``megatron-bridge``: current Megatron.
 
 NeMo, Megatron-Bridge and Megatron-LM stand on it, and it on Transformer Engine's kernels.
 
@@ -39,19 +39,19 @@ from mistlab.schedule.orders import INTERLEAVED
 _FUSED_LOSS = tuple(
     KernelRule(kind=kind, module="head", bytes_factor=0.5) for kind in ("elementwise", "reduction")
 )
-# Gradients are added up inside the products that make them (gradient accumulation fusion). Those of
-# vectors are not counted: the host's time of these engines is that of whole blocks.
+# Gradients are accumulated inside the GEMMs that compute them (gradient accumulation fusion). Those
+# of vectors are not counted: the host time of these engines is that of whole blocks.
 _FUSED_ACCUMULATION = KernelRule(kind="accumulate", bytes_factor=0.0)
-# Half of the other conversions to 8 bits are done by the kernels that make what is converted.
+# Half of the other conversions to 8 bits are fused into the kernels that produce their inputs.
 _FUSED_CASTS = KernelRule(name="mistlab.cast", bytes_factor=0.5)
-# Tokens come to experts from an exchange, and to their second product from an activation of
-# Megatron's own: their products convert all of their operands themselves.
+# Experts receive tokens from an exchange, and their second GEMM from an activation of Megatron's
+# own: their GEMMs convert all operands themselves.
 _OWN_CASTS = tuple(
     KernelRule(name="mistlab.cast", module=module) for module in ("experts.up", "experts.down")
 )
-# Biases of the second product are weighted by each copy's weight in 32 bits, added expert by
-# expert, joined, and converted to 16 bits, in a kernel each. A copy's channel moves 28 bytes
-# forward and 40 backward (``TEGroupedMLP._apply_bias``), 4 and 2 in the graph.
+# Biases of the second GEMM are weighted by each copy's routing weight in 32 bits, added expert by
+# expert, concatenated, and converted to 16 bits, in a kernel each. A channel of a copy moves 28
+# bytes forward and 40 backward (``TEGroupedMLP._apply_bias``), 4 and 2 in the graph.
 _WEIGHTED_BIASES = (
     KernelRule(name="mistlab.add_by_group", module="experts.down", bytes_factor=7.0),
     KernelRule(name="mistlab.sum_by_group", module="experts.down", bytes_factor=20.0),
@@ -68,15 +68,15 @@ _FITTED, _FITTED_OF_BRIDGE = fitted("megatron-core"), fitted("megatron-bridge")
 # pipeline without chunks it waits for the GPU (``batch_p2p_sync`` in ``p2p_communication.py``).
 _EAGER = HostTime(**_FITTED["host"], waits_for_sends=True)
 
-# CUDA graphs of a block's parts leave out its exchanges and experts, so that their host is as slow
-# as without; a whole iteration as one graph has none.
+# CUDA graphs of a block's parts exclude its exchanges and experts, so their host is as slow as
+# without graphs; a single graph of the whole iteration has no host time.
 _OPERATOR_S: float = _FITTED["operator_s"]
-# The plain exchange tells the host how many rows come before it goes on.
+# The plain exchange tells the host the number of received rows before it continues.
 _PLAIN = ExpertExchange(wait_s=_FITTED["wait_s"], operator_s=_OPERATOR_S)
 
-# Whatever the plan: cuBLAS has workspaces of 32 MiB for torch's forward and backward threads, and
-# Transformer Engine has one of its own. Ranks of tiny models hold 45 (A100, free choice of kernels)
-# to 130 MiB (H100) beyond their tensors.
+# For every plan: cuBLAS has workspaces of 32 MiB for torch's forward and backward threads, and
+# Transformer Engine has one of its own. Ranks of tiny models allocate 45 (A100, free choice of
+# kernels) to 130 MiB (H100) beyond their tensors.
 _WORKSPACES_MIB = 96
 
 _HALF = EngineMemory(weight=2, gradient=4, optimizer=12, wide_logits=1, fixed_mib=_WORKSPACES_MIB)
@@ -108,7 +108,7 @@ MEGATRON_CORE = Engine(
     },
     step_moved={"fp16": 62, "bf16": 50, "fp8": 50, "fp4": 50, "fp32": 44},
     other_sums={
-        # Infinities are searched for while the loss scale is undone (8).
+        # Gradients are unscaled and checked for infinities (8).
         "fp16": replace(_IN_32_BITS, step_moved=58),
         **dict.fromkeys(("bf16", "fp8", "fp4"), _IN_16_BITS),
     },
@@ -123,10 +123,10 @@ MEGATRON_CORE = Engine(
     orders=tuple(INTERLEAVED),
     context_exchanges=(RING, GATHER, HEADS),
 )
-# Products, conversions and paddings run expert by expert.
+# GEMMs, conversions and paddings run expert by expert.
 _OF_AN_EXPERT_S: float = _FITTED_OF_BRIDGE["expert_s"]
-# HybridEP's buffers have the weights of all experts of a node for each copy, and its ranks gather
-# the map of all tokens and experts first (``allgather_routing_map``).
+# HybridEP's buffers have the weights of all experts of a node for each copy, and its ranks first
+# gather the map of all tokens and experts (``allgather_routing_map``).
 _FUSED = ExpertExchange(
     once_a_node=True,
     expert_s=_OF_AN_EXPERT_S,
@@ -146,7 +146,7 @@ MEGATRON_CORE_FUSED_LOSS = replace(
         for precision, row in MEGATRON_CORE.other_sums.items()
     },
 )
-# Its own sharded data parallelism keeps what it keeps, and shards gradients and weights too.
+# Its own sharded data parallelism keeps the same tensors, and also shards gradients and weights.
 MEGATRON_FSDP = replace(
     MEGATRON_CORE,
     name="megatron-fsdp",
@@ -163,7 +163,7 @@ MEGATRON_BRIDGE = replace(
     # Recipes that set ``grad_reduce_in_fp32``.
     other_sums=dict.fromkeys(("bf16", "fp8", "fp4"), _IN_32_BITS),
     eight_bit_on=_FITTED_OF_BRIDGE["eight_bit_on"],
-    # Its recipes shard weights too where they say so (Megatron-FSDP).
+    # Its recipes also shard weights where they say so (Megatron-FSDP).
     highest_zero=3,
     highest_zero_in_pipeline=3,
     host=None,
@@ -185,8 +185,8 @@ MEGATRON_BRIDGE_EAGER = replace(
     expert_exchange=replace(_FUSED, weights_of_all=False),
     host=_EAGER_EXPERTS,
 )
-# A whole iteration is one CUDA graph, and exchanges run beside another micro-batch's kernels. They
-# take 16 multiprocessors from them (``moe_hybridep_num_sms``), of the 148 of a Blackwell GPU.
+# A whole iteration is one CUDA graph, and exchanges overlap with another micro-batch's kernels.
+# They occupy 16 multiprocessors (``moe_hybridep_num_sms``), of the 148 of a Blackwell GPU.
 MEGATRON_BRIDGE_GRAPH = replace(
     MEGATRON_BRIDGE,
     name="megatron-bridge-graph",

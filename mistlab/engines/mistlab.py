@@ -28,7 +28,8 @@ from mistlab.schedule.slots import (
     fetch,
 )
 
-# A layer's optimizer step waits for the next iteration, just before the layer's first forward.
+# A layer's optimizer step is deferred to the next iteration, just before the layer's first forward
+# pass.
 _STEP_AHEAD = Task(stream="compute", kind="S", place="ahead")
 
 STREAMED = Template(
@@ -52,8 +53,9 @@ STREAMED = Template(
 
 
 def _ring_memory(width: int, gradient: int = 0) -> EngineMemory:
-    """Memory in a precision of ``width`` bytes, with rings of two buffers; gradients are as wide,
-    or have ``gradient`` bytes."""
+    """Memory in a precision of ``width`` bytes, with rings of two buffers; gradients have as many,
+    or ``gradient`` bytes.
+    """
     return EngineMemory(weight=width, gradient=gradient or width, optimizer=12, rings=True)
 
 
@@ -62,12 +64,12 @@ MIST = Engine(
     system="mist",
     family="mistlab",
     overlapped=STREAMED,
-    # The published runtime's stages wait for every transfer.
+    # The published runtime's stages block on every transfer.
     sends="blocking",
     kernels=SEQUENCE_FIRST,
     memory={"fp16": _ring_memory(2), "bf16": _ring_memory(2), "fp32": _ring_memory(4)},
-    # Rates were fitted with a step of one kernel, which reads gradient, master and moments and
-    # writes master and moments.
+    # Rates were fitted with a step of one kernel, which reads gradient, master weight and moments,
+    # and writes master weight and moments.
     step_moved={"fp16": 28, "bf16": 28, "fp32": 28},
     offloads=True,
 )
@@ -75,12 +77,12 @@ MIST = Engine(
 # Operators without a rule here are torch's own, or one kernel of runtime.models.kernels, as in the
 # graphs.
 _KERNELS = (
-    # Products add gradients of weights (runtime.engine.work.products); one kernel adds the
+    # GEMMs accumulate weight gradients (runtime.engine.work.products); one kernel accumulates the
     # gradients of all vectors (ParameterPlaces.add_vectors).
     KernelRule(adds="weight", bytes_factor=0.0),
     KernelRule(adds="vector", together=True),
-    # runtime.engine.work.stage_modules copies neither operands nor results, joins no gradients, and
-    # scales inside its products, one for each sequence.
+    # runtime.engine.work.stage_modules copies neither operands nor results, concatenates no
+    # gradients, and fuses scaling into its GEMMs, one for each sequence.
     *(
         KernelRule(name=name, module="attention", attention="math", bytes_own_keys=0.0)
         for name in ("aten.clone", "aten.cat", "aten.mul")
@@ -89,8 +91,8 @@ _KERNELS = (
         KernelRule(name=name, module="attention", bytes_own_keys=1.0, kernels_a_sequence=1)
         for name in BATCHED_PRODUCTS
     ),
-    # runtime.models.dropout draws masks again, and so reads and writes values of 2 bytes alone,
-    # where a graph has a byte more for each. The backward pass drops shares of attention twice.
+    # runtime.models.dropout regenerates masks, so it moves values of 2 bytes only, where a graph
+    # moves one more byte for each. The backward pass applies attention dropout twice.
     KernelRule(
         name="aten.native_dropout_backward", module="attention", bytes_factor=8 / 5, kernels=2
     ),
@@ -98,9 +100,10 @@ _KERNELS = (
         KernelRule(name=name, bytes_factor=4 / 5)
         for name in ("aten.native_dropout", "aten.native_dropout_backward")
     ),
-    # Blocks with a lean core do no more: no shares after dropout are kept in any block.
+    # Blocks with a lean core do no more than others: no block keeps attention probabilities after
+    # dropout.
     KernelRule(name="mistlab.drop_again", runs=False),
-    # Graphs that are made of traced ones have the mask's byte alone.
+    # Graphs derived from traced ones have only the mask's byte.
     *(
         KernelRule(name=name, module=module, bytes_factor=4.0)
         for name in ("mistlab.keep", "mistlab.use_kept")
@@ -108,9 +111,9 @@ _KERNELS = (
     ),
 )
 
-# Where sums are wider than gradients: a product reads and writes its sum in 32 bits, as its rate
-# has it; the gradient of a table is read in 16 bits and added in 32 (10 bytes in place of 6);
-# vectors' gradients are copied to 32 bits by one kernel before another adds them.
+# Where accumulators are wider than gradients: a GEMM reads and writes its accumulator in 32 bits,
+# as in its rate; the gradient of a table is read in 16 bits and accumulated in 32 (10 bytes instead
+# of 6); vectors' gradients are copied to 32 bits by one kernel before another accumulates them.
 _WIDE_SUMS = (
     KernelRule(adds="vector", together=True, kernels=2),
     KernelRule(adds="table", bytes_factor=10 / 6),
@@ -126,18 +129,17 @@ MISTLAB = Engine(
     name="mistlab",
     system="mistlab",
     family="mistlab",
-    # StreamedRanks.all_reduce_ reduces beside the products that runtime.engine.work.products puts
-    # off.
+    # StreamedRanks.all_reduce_ overlaps with the GEMMs that runtime.engine.work.products defers.
     overlapped=replace(STREAMED, overlaps_tensor_backward=True),
     kernels=_KERNELS,
     kernels_of_wide_sums=_WIDE_SUMS,
-    # Sums of bf16 gradients, which have 8 bits, lose what is below a 256th of them. Those of fp16
-    # stay as they were measured.
+    # Accumulating in bf16, with 8 significant bits, loses addends below a 256th of the sum. fp16
+    # gradients stay as they were measured.
     memory={"fp16": _own_memory(2), "bf16": _own_memory(2, 4), "fp32": _own_memory(4)},
-    # In bytes a parameter: gradients of 16 bits are copied to 32 (6), one kernel reads gradient,
-    # master and moments and writes master and moments (28), and weights are copied from masters
-    # (6). Under fp16 the kernel also writes unscaled gradients (4). In full precision weights
-    # move 8.
+    # Bytes per parameter: 16-bit gradients are copied to 32 (6), one kernel reads gradient, master
+    # weight and moments and writes master weight and moments (28), and weights are copied from
+    # master weights (6). Under fp16 the kernel also writes unscaled gradients (4). In full
+    # precision weights move 8.
     step_moved={"fp16": 44, "bf16": 34, "fp32": 36},
     other_sums={
         "fp16": OtherSums(memory=_own_memory(2, 4), step_moved=38),

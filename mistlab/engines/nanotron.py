@@ -32,8 +32,8 @@ _PASSES = Template(
     sends="meeting",
     overlaps_tensor_backward=True,
 )
-# RMSNorm is one kernel (flash-attn's, in Triton). Rotary embedding goes through 32 bits, and the
-# gate's activation and product are two operators.
+# RMSNorm is one kernel (flash-attn's, in Triton). Rotary embedding is computed in 32 bits, and the
+# gate's activation and multiplication are two operators.
 _KERNELS = (
     *SEQUENCE_FIRST,
     *LOSS_IN_32_BITS,
@@ -57,7 +57,7 @@ NANOTRON = Engine(
             gradient=6,
             reduced=4,
             optimizer=12,
-            # Logits of 16 and of 32 bits, and the latter's exponentials: 10 bytes a logit.
+            # Logits in 16 and in 32 bits, and the exponentials of the latter: 10 bytes per logit.
             wide_logits=3,
             kept_gates=2,
             # Two of cuBLAS's workspaces of 32 MiB, and buffers of torch and NCCL.
@@ -77,11 +77,11 @@ NANOTRON = Engine(
     slowest="ultrascale",
 )
 
-# A block's forward pass gathers two inputs and makes two outputs before they are scattered, and
-# torch's allocator gives their memory away only when the GPU is done with them. A stream takes some
-# 1,024 launches before the host waits, which are those of about a dozen blocks. Runs without a
-# pipeline that are not slow have 96 to 112 bytes a token and channel more in models of 16, 32 and
-# 80 blocks alike.
+# A block's forward pass gathers two inputs and computes two outputs before they are
+# reduce-scattered, and torch's allocator reuses their memory only when the GPU has finished with
+# them. A stream accepts some 1,024 launches before the host blocks, which is about a dozen blocks.
+# Runs without a pipeline that are not slow have 96 to 112 more bytes per token and channel, in
+# models of 16, 32 and 80 blocks alike.
 NANOTRON_WHOLE_INPUTS = replace(
     NANOTRON,
     name="nanotron-whole-inputs",

@@ -1,1 +1,3 @@
-"""Files that launch or configure training in other frameworks, recognised by their keys."""
+"""Readers of files that launch or configure training in other frameworks, recognised by their
+keys.
+"""

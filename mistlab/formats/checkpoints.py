@@ -1,4 +1,4 @@
-"""Models by the names of well-known checkpoints, as configurations and scripts write them.
+"""Models by the names of well-known checkpoints, as configurations and scripts give them.
 
 Names are compared word by word: ``meta-llama/Llama-3.1-8B-Instruct`` is the words llama, 3.1 and 8b
 after those are left out that change no shape. A name with any other word is unknown. Sizes that the
@@ -16,7 +16,7 @@ from mistlab.huggingface.configurations import KIND, model_of_config
 from mistlab.plan.workload import ModelSpec
 from mistlab.shell.session import LaunchFile
 
-# Words that tell of training, tuning or storage, not of a shape.
+# Words that describe training, tuning or storage, not a shape.
 _SHAPELESS = word_set(
     """
     meta base instruct hf chat it pt sft dpo bf16 fp16 pretrain pretrained config model v0.1 v0.2
@@ -78,7 +78,7 @@ _BY_WORDS: Mapping[str, str] = {
     "phi 4": "phi-4",
 }
 _LLAMA_2 = {"vocab": 32000}
-# Hidden size, blocks, heads, heads of keys, inner width and further fields.
+# Hidden size, blocks, heads, key heads, feed-forward width and further fields.
 _Sizes = tuple[int, int, int, int, int, Mapping[str, object]]
 _SIZES: Mapping[str, _Sizes] = {
     "llama 7b": (4096, 32, 32, 32, 11008, _LLAMA_2),
@@ -118,7 +118,7 @@ _GPT2: Mapping[str, tuple[int, int, int]] = {
 
 
 def model_named(path: str) -> ModelSpec | None:
-    """The model of a checkpoint's name or path; None if the name is not known."""
+    """The model of a checkpoint's name or path; None if the name is unknown."""
     words = _words(path)
     if name := _BY_WORDS.get(words):
         return catalog.model(name)
@@ -141,7 +141,7 @@ def model_named(path: str) -> ModelSpec | None:
 
 
 def _words(path: str) -> str:
-    """The words of a name that tell its shape.
+    """The words of a name that describe a shape.
 
     >>> _words("meta-llama/Meta-Llama-3.1-8B-Instruct")
     'llama 3.1 8b'
@@ -149,14 +149,14 @@ def _words(path: str) -> str:
     name = PurePath(path.strip().rstrip("/")).name.lower()
     name = re.sub(r"\.(ya?ml|json)$", "", name)
     name = re.sub(r"^(llama|qwen|deepseek|mistral)(?=v?\d)", r"\1 ", name)
-    # A minor version stands behind a dot, or behind a letter and an underline.
+    # A minor version follows a dot, or a letter and an underscore.
     words = [word for word in re.split(r"[-_ ]+", name) if word]
     words = [word for word in words if word not in _SHAPELESS]
     return " ".join(words)
 
 
 def needed_model(path: str, where: str, source: LaunchFile) -> ModelSpec:
-    """The model of a checkpoint: by its configuration beside the file, or by its name."""
+    """The model of a checkpoint, from its configuration beside the file, or from its name."""
     text = source.beside(f"{path.rstrip('/')}/config.json") if path else None
     if text is not None:
         config = parse_settings(text, f"{path}/config.json")

@@ -25,13 +25,13 @@ _CHUNKED = ("chunk", "linearcrossentropy", "fusedlinear", "te_parallel", "fused"
 
 
 def recognises_torchtune(source: LaunchFile) -> bool:
-    """Whether a file's model, or policy, and optimizer are components of torchtune."""
+    """Whether a file's model (or policy) and optimizer are torchtune components."""
     models = ("model", "policy_model")
     return any(_names(source, (name, "optimizer"), _TORCHTUNE) for name in models)
 
 
 def recognises_automodel(source: LaunchFile) -> bool:
-    """Whether a file's model is a target beside AutoModel's schedule of steps."""
+    """Whether a file's model is a ``_target_`` beside AutoModel's step scheduler."""
     return _names(source, ("model",), _AUTOMODEL) and "step_scheduler" in settings_of(source)
 
 
@@ -44,7 +44,7 @@ def _names(source: LaunchFile, sections: tuple[str, ...], key: str) -> bool:
 
 
 def read_torchtune(source: LaunchFile, given: Given) -> Imported:
-    """The job of a recipe of torchtune."""
+    """The job of a torchtune recipe."""
     draft = Found()
     top = Section(settings_of(source), "", draft)
     if top.has("policy_model"):
@@ -87,7 +87,7 @@ def read_torchtune(source: LaunchFile, given: Given) -> Imported:
 
 
 def read_automodel(source: LaunchFile, given: Given) -> Imported:
-    """The job of a recipe of NeMo AutoModel."""
+    """The job of a NeMo AutoModel recipe."""
     draft = Found()
     top = Section(settings_of(source), "", draft)
     model, steps = top.section("model"), top.section("step_scheduler")
@@ -119,14 +119,14 @@ def read_automodel(source: LaunchFile, given: Given) -> Imported:
 
 
 def _listed(section: Section, key: str) -> list[str]:
-    """Names of products, in a list or as a pattern for all that end so."""
+    """The names of GEMMs, from a list or from a suffix pattern."""
     value = section.get(key)
     words = value if isinstance(value, list) else [value or ""]
     return ["mlp" if str(word).startswith("*") else str(word) for word in words]
 
 
 def _degrees(section: Section, draft: Found, model: ModelSpec, sequences: int) -> None:
-    """The ways in which AutoModel's ranks share a model; FSDP2 unless it says otherwise."""
+    """How AutoModel's ranks share a model; FSDP2 by default."""
     strategy = section.text("strategy", "fsdp2").lower()
     if strategy not in ("fsdp2", "ddp"):
         reject(f"distributed.strategy: {strategy!r} is not read here: give fsdp2 or ddp")
@@ -148,7 +148,7 @@ def _degree(section: Section, key: str) -> int:
 def _adapters(
     draft: Found, *, rank: int | None, names: list[str], of_networks: bool, base: str
 ) -> None:
-    """Adapters of a rank on attention's products, or on those of networks too."""
+    """Adapters of a rank on attention's GEMMs, or also on those of feed-forward networks."""
     is_wide = of_networks or any(part in name for name in names for part in _NETWORKS)
     draft.trained |= {"train": "adapters", "adapter_rank": rank or 8, "base": base}
     draft.trained["adapter_targets"] = "all" if is_wide else "attention"
@@ -157,7 +157,7 @@ def _adapters(
 
 
 def _precision(draft: Found, word: str) -> None:
-    """The precision of a run whose model, gradients and moments are all of this type."""
+    """The precision of a run whose model, gradients and moments all have this type."""
     known = word.lower().removeprefix("torch.")
     if known in ("bf16", "bfloat16"):
         draft.precision, draft.trained["states"] = "bf16", "16bit"
@@ -187,7 +187,7 @@ def _tell_of_padding(draft: Found, *, packs: bool) -> None:
 
 
 def _other(top: Section) -> str:
-    """What may tell that a recipe trains by something else than the next token."""
+    """Signs that a recipe trains on another objective than the next token."""
     words = (_last(top.section("loss"), _TORCHTUNE), _last(top.section("dataset"), _TORCHTUNE))
     more = ("rlhf" if top.has("ppo_epochs") or top.has("reward_and_value_model") else "",)
     keys = ("ppo" if top.has("ppo_batch_size") else "", "kd" if top.has("teacher_model") else "")
@@ -195,16 +195,16 @@ def _other(top: Section) -> str:
 
 
 def _last(section: Section, key: str) -> str:
-    """The last word of a component's path."""
+    """The last component of a dotted path."""
     return section.text(key).rpartition(".")[2]
 
 
-# A family with its version, and the rest of a builder's name.
+# A family with its version, and the rest of a builder function's name.
 _BUILDER = re.compile(r"([a-z]+?)([0-9]+)?(?:_([0-9]+))?_([0-9.]+b.*|mini.*)")
 
 
 def _checkpoint(builder: str) -> str:
-    """The checkpoint whose model a builder makes.
+    """The checkpoint whose model a builder function creates.
 
     >>> _checkpoint("qlora_llama3_1_8b"), _checkpoint("mistral_7b"), _checkpoint("qwen2_5_7b_base")
     ('llama-3.1-8b', 'mistral-7b', 'qwen-2.5-7b-base')

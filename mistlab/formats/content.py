@@ -1,4 +1,4 @@
-"""What a text is, before its keys are looked at: settings, a shell script, Python, or none of them.
+"""Classifies a text before its keys are read: settings, a shell script, Python, or none of these.
 
 Settings are YAML, JSON or TOML. The ending of a file's name is a hint for messages alone where the
 content says otherwise: a launch script may be called ``run.txt``, and a YAML ``config.template``.
@@ -21,7 +21,7 @@ Kind = Literal["settings", "shell", "python", "strange"]
 
 _SHEBANG = re.compile(r"#![ \t]*(?P<path>\S+)(?:[ \t]+(?:-S[ \t]+)?(?P<name>[^\s-]\S*))?")
 _SHELLS = ("sh", "bash", "zsh", "dash", "ksh", "slurm", "env")
-# What a log has in line after line: times, ranks, and lines of training.
+# Patterns of log lines: times, ranks, and training metrics.
 _LOG = re.compile(
     r"^(\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d|\[rank\s?\d+\]|\s*\d+: |I\d{4} \d\d:)"
     r"|\biteration\s+\d+/\s*\d+ \||\bstep: +\d+ +loss:",
@@ -29,7 +29,7 @@ _LOG = re.compile(
 )
 _TABLE = re.compile(r"^\s*\[{1,2}[\w.\-\"]+\]{1,2}\s*(#.*)?$", re.MULTILINE)
 _KEY = re.compile(r"^\s*[\"']?[A-Za-z_][\w.\-/ ]*[\"']?\s*:(\s|$)", re.MULTILINE)
-# A name in capitals, without quotes, where a value must stand.
+# A placeholder: an unquoted name in capitals where a value is expected.
 _BLANK = re.compile(r"^[^#\n]*:\s*([A-Z][A-Z0-9]*_[A-Z0-9_]+)\s*,?\s*$", re.MULTILINE)
 _CODE = re.compile(r"^(import \w|from [\w.]+ import|def \w+\(|class \w+[(:])", re.MULTILINE)
 _COMMAND = re.compile(
@@ -42,7 +42,7 @@ _COMMAND = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What a text is: its kind, its settings if it has them, and otherwise what is wrong with it.
+    """A classified text: its kind, its settings if it has any, or what is wrong with it.
 
     ``problem`` says what the text looks like where it is neither settings nor a program.
     ``repeated`` are keys of a YAML that stand twice in a mapping, of which the last counts.
@@ -55,7 +55,7 @@ class Content:
 
 
 def content_of(source: LaunchFile) -> Content:
-    """What a source's text is."""
+    """Classify a source's text."""
     return _content(source.text, PurePath(source.name).suffix.lower())
 
 
@@ -66,7 +66,7 @@ def settings_of(source: LaunchFile) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=4)
 def _content(text: str, ending: str) -> Content:
-    # Each format asks again: a text is parsed once.
+    # Each format asks again, so a text is parsed once and cached.
     if problem := _strange(text, ending):
         return Content(kind="strange", problem=problem)
     if text.startswith("#!"):
@@ -81,7 +81,7 @@ def _content(text: str, ending: str) -> Content:
 
 
 def _strange(text: str, ending: str) -> str:
-    """What a text looks like that is no text of a launch at all; empty for any other."""
+    """A description of a text that is no launch at all; empty for any other text."""
     start = text.lstrip()[:200].lower()
     if not text.strip():
         return "is empty"
@@ -134,7 +134,7 @@ def _is_python(text: str) -> bool:
 
 
 def _by_look(text: str) -> Content:
-    """What a text is whose name says nothing: the first reading that makes sense."""
+    """Classify a text whose file name says nothing: the first kind that parses."""
     endings = []
     if text.lstrip().startswith("{"):
         endings = [".json", ".yaml"]

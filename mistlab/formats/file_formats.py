@@ -49,7 +49,7 @@ class Format:
     target: str
 
 
-# Files that are recognised by their keys and cannot be read here, and why.
+# Files that are recognised by their keys but cannot be read here, and the reasons.
 
 
 def _below(settings: Any, path: str) -> Any:
@@ -61,14 +61,14 @@ def _below(settings: Any, path: str) -> Any:
 
 
 def _has(settings: Mapping[str, Any], keys: str) -> bool:
-    """Whether settings have all keys of one of the lists between bars."""
+    """Whether settings contain all keys of one of the lists separated by bars."""
     return any(
         all(_below(settings, key) is not None for key in names.split()) for names in keys.split("|")
     )
 
 
-# Name, title, keys (lists between bars, of which a file has one), and why a file is not read. The
-# first that matches counts.
+# Name, title, keys (lists separated by bars; a file has all keys of one list), and the reason why a
+# file is not read. The first match counts.
 _REFUSED_ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "huggingface-model",
@@ -165,17 +165,17 @@ REFUSED: tuple[Format, ...] = tuple(_refused_row(*row) for row in _REFUSED_ROWS)
 
 # The table of all formats of launch files, and the format of a given file.
 #
-# Each format recognises its files by their own keys, or by the program that a script starts; rows
-# are asked in order. What none recognises is refused as what it looks like.
+# Each format recognises its files by their keys, or by the program that a script starts; rows are
+# tried in order. A file that no format recognises is refused with a description.
 
 
 _Recognises = Callable[[LaunchFile], bool]
 _Read = Callable[[LaunchFile, Given], Imported]
-# Choices of remarks that tell of settings without cost.
+# Kinds of remarks about settings that do not affect cost.
 _CALM = ("settings", "options")
 _ORDER = ("noted", "contradicting", "ignored", "assumed")
 _SHOWN = 8
-# A program with fewer of Megatron-LM's options is none of its relatives.
+# A program with fewer of Megatron-LM's options is not a derivative of it.
 _FEWEST = 3
 
 
@@ -225,8 +225,9 @@ def _row(name: str, title: str, target: str, read: _Read, *tests: _Recognises) -
 
 
 def _in_order(imported: Imported, repeated: Sequence[str]) -> Imported:
-    """Remarks on what costs before those on what does not, and equal texts in one remark;
-    ``repeated`` are keys that a file has twice."""
+    """Remarks that affect cost come first, and equal texts are merged; ``repeated`` are keys that
+    occur twice in a file.
+    """
     joint: dict[tuple[str, str], list[Remark]] = {}
     text = "stands twice in one mapping: took the last"
     twice = (Remark(kind="contradicting", choice=key, text=text) for key in repeated)
@@ -326,7 +327,7 @@ FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}
 
 
 def format_of(source: LaunchFile) -> Format:
-    """The format of a file, by what the file holds; refuses a file that has none."""
+    """The format of a file, by its content; refuses a file without a known format."""
     content = content_of(source)
     if content.kind == "strange":
         raise InputError(content.problem)

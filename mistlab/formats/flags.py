@@ -1,4 +1,4 @@
-"""Megatron-LM's options as settings files spell them, handed to the reader of its options.
+"""Megatron-LM's options as settings files spell them, passed to the reader of its options.
 
 Files name options by their key (``tensor_model_parallel_size: 2``), or by the name that the
 value has inside Megatron-LM, which for some is another word or the opposite (``add_bias_linear:
@@ -17,7 +17,7 @@ from mistlab.shell.launch import Launch
 from mistlab.shell.session import LaunchFile
 from mistlab.shell.shell_text import Word
 
-# Switches whose option says the opposite of the setting's name, given where the setting is off.
+# Switches whose option negates the setting, passed where the setting is off.
 OPPOSITES: Mapping[str, str] = {
     "add_bias_linear": "--disable-bias-linear",
     "gradient_accumulation_fusion": "--no-gradient-accumulation-fusion",
@@ -53,13 +53,13 @@ RENAMED: Mapping[str, str] = {
 }
 
 
-# How Megatron-LM's reader names an option at the head of a message.
+# The option's name at the beginning of a message of Megatron-LM's reader.
 _OPTION = re.compile(r"^(--[a-z0-9][\w-]*)")
 
 
 @dataclass(slots=True, kw_only=True)
 class Flags:
-    """Options of Megatron-LM that a file names, by option, and remarks made on the way.
+    """Options of Megatron-LM that a file sets, and remarks made while reading.
 
     A value of None is a switch that is on. ``places`` are the paths of settings by option, and
     ``where`` the section that would have a missing one; both are empty for files that name the
@@ -74,7 +74,7 @@ class Flags:
     gpus_per_node: int | None = None
 
     def put(self, name: str, value: object, where: str = "") -> None:
-        """Take a setting by the name that its value has inside Megatron-LM."""
+        """Record a setting under its internal name in Megatron-LM."""
         option = RENAMED.get(name, f"--{name.replace('_', '-')}")
         if name in OPPOSITES:
             option = OPPOSITES[name]
@@ -88,15 +88,15 @@ class Flags:
             self.places[option] = where
 
     def remark(self, choice: str, text: str) -> None:
-        """Tell of a setting that costs, and of what is taken instead."""
+        """Add a remark about a setting that affects cost, and its replacement."""
         self.remarks.append(Remark(kind="ignored", choice=choice, text=text))
 
     def note(self, choice: str, text: str) -> None:
-        """Tell of settings that cost nothing."""
+        """Add a note about settings that do not affect cost."""
         self.remarks.append(Remark(kind="noted", choice=choice, text=text))
 
     def assume(self, choice: str, text: str) -> None:
-        """Tell of a choice that the file does not make."""
+        """Add a note about an assumption for a choice that the file leaves open."""
         self.remarks.append(Remark(kind="assumed", choice=choice, text=text))
 
     def read(self, given: Given) -> Imported:
@@ -113,7 +113,7 @@ class Flags:
         return Imported(job=imported.job, remarks=(*self.remarks, *placed_remarks))
 
     def _placed(self, message: str) -> str:
-        """A message that begins with the setting's path in place of the option's name."""
+        """A message with the setting's path in place of the option's name."""
         match = _OPTION.match(message)
         if match is None or not (self.where or self.places):
             return message

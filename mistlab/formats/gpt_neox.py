@@ -1,4 +1,4 @@
-"""Reads gpt-neox's YAML: one file, or several that a script starts with, merged.
+"""Reads gpt-neox's YAML: one file, or the several that a script passes, merged.
 
 Keys have ``-`` or ``_``. Training runs by DeepSpeed, whose sections stand among gpt-neox's keys;
 tensor parallelism is Megatron-LM's. Left-out keys take the defaults of
@@ -69,7 +69,7 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _files(source: LaunchFile) -> tuple[str, ...]:
-    """The YAML files with which a script starts gpt-neox; none for any other script."""
+    """The YAML files that a script passes to gpt-neox; none for other scripts."""
     command = command_of(source)
     if command is None:
         return ()
@@ -104,7 +104,9 @@ def read(source: LaunchFile, given: Given) -> Imported:
 
 
 def _merged(source: LaunchFile, command: Command) -> dict[str, Any]:
-    """The settings of a script's files; gpt-neox refuses a key that two of them have."""
+    """The merged settings of a script's files; gpt-neox refuses a key that occurs in two of
+    them.
+    """
     merged: dict[str, Any] = {}
     for word in command.launch.arguments:
         if word.text in {path.rpartition("/")[2] for path in _files(source)} | set(_files(source)):
@@ -135,7 +137,7 @@ def _refuse(top: Section) -> None:
 
 
 def _attention_kinds(top: Section) -> list[str]:
-    """The kinds of attention that blocks have."""
+    """The kinds of attention in the blocks."""
     stated = top.get("attention_config")
     if stated is None:
         return ["global"]
@@ -189,7 +191,7 @@ def _model(top: Section, draft: Found) -> ModelSpec:
 
 
 def _dropout(top: Section) -> dict[str, float]:
-    """The dropout rate of hidden states, and of attention probabilities where it differs."""
+    """The dropout rate of hidden states, and of attention probabilities if it differs."""
     attention, hidden = top.number("attention_dropout", 0.0), top.number("hidden_dropout", 0.0)
     differs = hidden and attention != hidden
     return {"dropout": hidden, **({"attention_dropout": attention} if differs else {})}
@@ -221,8 +223,9 @@ def _tell_of_kinds(top: Section, draft: Found, activation: str, *, gated: bool) 
 
 
 def _width(top: Section, draft: Found, hidden: int, *, gated: bool, older: bool) -> int:
-    """The inner width. Where there is a gate, a third of what is said: gpt-neox scales the network
-    so that both halves of its first product have the parameters of one without a gate."""
+    """The feed-forward width. With a gate it is a third of the stated width: gpt-neox scales the
+    network so that both halves of its first GEMM together have the parameters of an ungated one.
+    """
     stated = top.whole("intermediate_size")
     factor = top.get("expansion_factor")
     if older:
@@ -247,7 +250,7 @@ def _biases(top: Section, *, older: bool) -> bool:
 
 
 def _vocab(top: Section, draft: Found) -> int:
-    """The padded vocabulary, or the one of the tokenizer that gpt-neox's models have."""
+    """The padded vocabulary size, or that of the tokenizer of gpt-neox's models."""
     padded = top.whole("padded_vocab_size")
     if padded:
         return padded
@@ -266,7 +269,7 @@ def _vocab(top: Section, draft: Found) -> int:
 
 
 def _runners(top: Section, draft: Found) -> None:
-    """The ranks that gpt-neox's own launcher starts."""
+    """The number of ranks that gpt-neox's own launcher starts."""
     nodes, gpus = top.get("num_nodes"), top.get("num_gpus")
     if nodes not in (None, -1):
         draft.nodes = checked_whole("num_nodes", nodes)

@@ -1,4 +1,4 @@
-"""Reads what recipes say of adapters: PEFT's arguments, and axolotl's and LLaMA-Factory's words.
+"""Reads adapter settings: PEFT's arguments, and the keys of axolotl and LLaMA-Factory.
 
 Left-out ranks are PEFT's and LLaMA-Factory's own, 8. TRL's is 16 (``ModelConfig``).
 """
@@ -9,17 +9,17 @@ from mistlab.core.values import reject
 from mistlab.engines.adapters import Base
 from mistlab.export.found import Found, Section
 
-# What frameworks call adapters of low rank, and those beside a base of few bits.
+# The frameworks' names for low-rank adapters, and for those on a quantised base.
 _LORA = ("lora", "qlora")
 _RANKS = ("lora_r", "lora_rank", "lora_dim", "peft_lora_r")
 _TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_modules")
 _SWITCHES = ("use_peft", "use_lora", "lora_enable", "use_peft_lora", "q_lora", "qlora")
 _FOUR = ("load_in_4bit", "use_4bit_quantization", "q_lora", "qlora")
 _EIGHT = ("load_in_8bit", "use_8bit_quantization")
-# Parts of the names of products outside of attention, and words for all products.
+# Parts of the names of GEMMs outside of attention, and words for all GEMMs.
 _NETWORKS = ("gate", "up_proj", "down_proj", "mlp", "fc", "w1", "w2", "w3", "dense_", "experts")
 _ALL = ("all", "all-linear", "all_linear")
-# Keys that this module asks for.
+# The keys that this module reads.
 KEYS = frozenset(
     (
         *(*_RANKS, *_TARGETS, *_SWITCHES, *_FOUR, *_EIGHT),
@@ -29,7 +29,7 @@ KEYS = frozenset(
 
 
 def read_adapters(top: Section, draft: Found, *, rank: int = 8, usual: bool = False) -> None:
-    """Take adapters, their rank and products, and the bits of the frozen base.
+    """Read adapters: their rank, their GEMMs, and the bits of the frozen base.
 
     Without a word for them all is trained, or adapters if this is ``usual``; a left-out rank is
     ``rank``.
@@ -49,7 +49,7 @@ def read_adapters(top: Section, draft: Found, *, rank: int = 8, usual: bool = Fa
 
 
 def _kind(top: Section) -> str:
-    """The way to tune; refuses those that are not predicted."""
+    """The tuning method; refuses methods that are not predicted."""
     for key in ("adapter", "finetuning_type"):
         word = top.text(key).lower()
         if word not in ("", "none", "full", *_LORA):
@@ -79,8 +79,9 @@ def _check_base(kind: str, base: Base) -> None:
 
 
 def _are_all(top: Section) -> bool:
-    """Whether products of networks have adapters too. PEFT's own choice is attention alone,
-    LLaMA-Factory's is all products."""
+    """Whether feed-forward GEMMs have adapters too. PEFT's default is attention only,
+    LLaMA-Factory's is all GEMMs.
+    """
     if top.switch("lora_target_linear"):
         return True
     names = [name for key in _TARGETS for name in _listed(top, key)]

@@ -1,4 +1,5 @@
-"""Names of arguments of Hugging Face's Trainer and of what is built on it, as files give them.
+"""The arguments of Hugging Face's Trainer and of tools built on it, classified by their effect on
+cost.
 
 They are those of transformers' ``TrainingArguments``, TRL's configurations, LLaMA-Factory and
 axolotl (2026).
@@ -8,11 +9,11 @@ from collections.abc import Mapping
 
 from mistlab.export.found import harmless_names
 
-# Arguments without effect on the cost of a step that a plan could tell.
+# Arguments without effect on the cost of a step that a plan could express.
 HARMLESS = harmless_names("hf_trainer")
-# Beginnings of the names of arguments without such an effect.
+# Prefixes of arguments without such an effect.
 CALM = harmless_names("hf_trainer_beginnings")
-# Arguments that change cost in ways that plans cannot say, and what is taken instead.
+# Arguments whose effect on cost plans cannot express, and the assumption made instead.
 UNSAID: Mapping[str, str] = {
     "use_liger_kernel": "kernels are taken as the model's own",
     "use_liger": "kernels are taken as the model's own",
@@ -38,7 +39,8 @@ UNSAID: Mapping[str, str] = {
     "moe_aux_loss_coef": "",
     "router_aux_loss_coef": "",
 }
-# Arguments of runs that train something else than all weights by the next token, and what it is.
+# Arguments of runs that train something other than all weights on next-token loss, and the kind of
+# training.
 OTHERS: Mapping[str, str] = {
     "rank": "adapters (a rank is given) alone",
     "vision_tower": "a vision-language model",
@@ -63,7 +65,7 @@ OTHERS: Mapping[str, str] = {
     "mlm": "by masked tokens",
     "mlm_probability": "by masked tokens",
 }
-# Words of a training program's name, and what it trains.
+# Words of a training program's name, and the kind of training they indicate.
 PROGRAMS: Mapping[str, str] = {
     "qlora": "adapters on a base of few bits, of which no argument tells",
     "dpo": OTHERS["beta"],

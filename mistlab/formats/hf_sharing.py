@@ -1,4 +1,4 @@
-"""How ranks share the work of Hugging Face's Trainer: by Accelerate, DeepSpeed or FSDP."""
+"""How the ranks of Hugging Face's Trainer share work: by Accelerate, DeepSpeed or FSDP."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ from mistlab.export.nearest import ENGINES, STATES
 from mistlab.formats.launched import Command, known_text, named_text, valued, with_dotted
 from mistlab.shell.session import LaunchFile
 
-# The section of the configuration that has an option of the launcher.
+# The section of the configuration that holds an option of the launcher.
 _SECTIONS = (("fsdp_", "fsdp_config"), ("megatron_lm_", "megatron_lm_config"))
 _DEEPSPEED = (
     *("zero_stage", "offload_optimizer_device", "offload_param_device"),
@@ -35,8 +35,9 @@ _TOP = ("mixed_precision", "num_processes", "num_machines", "use_cpu")
 def accelerate_settings(
     command: Command | None, source: LaunchFile
 ) -> tuple[str, Mapping[str, Any]] | None:
-    """The configuration's path and content for a command of ``accelerate launch``; None for any
-    other."""
+    """The configuration's path and content for a command of ``accelerate launch``; None for other
+    commands.
+    """
     if command is None or command.launch.launcher != "accelerate":
         return None
     word = command.started.get("config_file")
@@ -59,7 +60,7 @@ def accelerate_settings(
 
 
 def _place(name: str) -> str:
-    """Where the configuration has an option; empty for an option that it has not."""
+    """The position of an option in the configuration; empty if it does not occur."""
     if name in _TOP:
         return name
     if name in _DEEPSPEED:
@@ -69,20 +70,21 @@ def _place(name: str) -> str:
     return next((f"{section}.{name}" for start, section in _SECTIONS if name.startswith(start)), "")
 
 
-# How ranks share the work of Hugging Face's Trainer: by DeepSpeed, FSDP or Accelerate.
+# How the ranks of Hugging Face's Trainer share work: by DeepSpeed, FSDP or Accelerate.
 #
-# Values that a DeepSpeed configuration leaves to the Trainer are those of its arguments.
+# Values that a DeepSpeed configuration leaves to the Trainer ("auto") are those of its arguments.
 
 
-# What stands for no configuration at all.
+# Values that mean no configuration.
 _OFF = (None, False, "", "none", "None", "false", "False")
 
 
 def read_sharing(
     top: Section, title: str, source: LaunchFile, given: Given, command: Command | None
 ) -> tuple[str, ...]:
-    """Take how ranks share the work; the engines that may stand for it. The source finds files that
-    a script writes, too."""
+    """Read how ranks share work, and the engines that may represent it; files that a script writes
+    are found too.
+    """
     draft, precision = top.found, top.found.precision
     engines: tuple[str, ...] = ENGINES
     settings = accelerate_settings(command, source)
@@ -113,7 +115,7 @@ def read_sharing(
 
 
 def _deepspeed(top: Section, source: LaunchFile, given: Given, command: Command | None) -> None:
-    """DeepSpeed's configuration, whose automatic values are those of the arguments."""
+    """DeepSpeed's configuration, with "auto" values taken from the arguments."""
     draft, value, name = top.found, top.get("deepspeed"), "deepspeed"
     if value is True:
         value, name = top.text("deepspeed_config"), "deepspeed_config"
@@ -135,7 +137,9 @@ def _deepspeed(top: Section, source: LaunchFile, given: Given, command: Command 
 
 
 def _made_by_program(top: Section) -> None:
-    """ZeRO's level of a program that makes DeepSpeed's configuration itself, by its arguments."""
+    """The ZeRO level of a program that builds DeepSpeed's configuration itself, from its
+    arguments.
+    """
     draft, level = top.found, top.whole("zero_stage", minimum=0)
     if level is None or level > 3:
         reject(
@@ -153,7 +157,9 @@ def _made_by_program(top: Section) -> None:
 
 
 def _tell_of_batches(top: Section, content: Mapping[str, Any], name: str) -> None:
-    """Batches in which a configuration and the arguments differ, which the Trainer refuses."""
+    """Add remarks on batch sizes in which configuration and arguments differ, which the Trainer
+    refuses.
+    """
     pairs = {
         "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
         "gradient_accumulation_steps": "",
@@ -166,13 +172,13 @@ def _tell_of_batches(top: Section, content: Mapping[str, Any], name: str) -> Non
 
 
 def _without_batches(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without batches, which the Trainer's arguments have."""
+    """A configuration without batch sizes, which the Trainer's arguments set."""
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     return {key: value for key, value in content.items() if key not in names and value != "auto"}
 
 
 def _fsdp(top: Section, source: LaunchFile, given: Given, command: Command | None) -> None:
-    """The argument ``fsdp``, words such as full_shard and offload, and ``fsdp_config``."""
+    """The argument ``fsdp``, with words such as full_shard and offload, and ``fsdp_config``."""
     draft, value = top.found, top.get("fsdp")
     flags = value if isinstance(value, list) else str(value).replace(",", " ").split()
     known = [str(word).lower() for word in flags if str(word).lower() not in ("auto_wrap", "")]
@@ -201,7 +207,7 @@ def _fsdp(top: Section, source: LaunchFile, given: Given, command: Command | Non
 
 
 def _either(section: Section, key: str, *, default: bool) -> bool:
-    """A switch of FSDP, which stands with or without the prefix that Accelerate gives it."""
+    """A switch of FSDP, with or without Accelerate's prefix."""
     name = key if key in section.content else f"fsdp_{key}"
     value = section.get(name, default)
     return section.switch(name, default=default) if isinstance(value, bool | str) else default

@@ -49,7 +49,7 @@ _MODELS = (
     *("pretrained_model_name_or_path", "model"),
 )
 _KEYS = {*_BATCHES, "gradient_accumulation_steps"}
-# Arguments that by two tell of a recipe without a batch, which then has the default.
+# Pairs of arguments that identify a recipe without a batch size, which then has the default.
 _OTHER_KEYS = {
     *("num_train_epochs", "per_device_eval_batch_size", "lr_scheduler_type", "warmup_ratio"),
     *("gradient_checkpointing", "gradient_checkpointing_kwargs", "save_strategy", "ddp_timeout"),
@@ -58,7 +58,7 @@ _OTHER_KEYS = {
     *("overwrite_output_dir", "report_to", "push_to_hub", "max_grad_norm", "learning_rate"),
     *("dataloader_num_workers", "optim", "bf16", "fp16"),
 }
-# Arguments whose value has to be known.
+# Arguments whose value must be known.
 _COSTING = {
     *_KEYS,
     *_LENGTHS,
@@ -70,7 +70,7 @@ _COSTING = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
-    """What is built on the Trainer: its title, and where it differs from the Trainer's defaults.
+    """A tool built on the Trainer: its title, and its differences from the Trainer's defaults.
 
     ``names`` are its own words for arguments. ``recomputes`` and ``length`` are its defaults, and
     ``length`` is None where it has none. ``pads`` tells whether its sequences are padded, not
@@ -91,7 +91,7 @@ TRAINER = Trainer(title="Hugging Face's Trainer", rank=16)
 
 
 def recognises(source: LaunchFile) -> bool:
-    """Whether a file is a recipe of the Trainer's arguments, or a script starts with them."""
+    """Whether a file is a recipe of Trainer arguments, or a script passes them."""
     command = command_of(source)
     if command is not None:
         return _is_trainer(command)
@@ -105,7 +105,7 @@ def _is_trainer(command: Command) -> bool:
     names = command.options.keys()
     if names & {*_BATCHES, "model_name_or_path"} and "num_layers" not in names:
         return True
-    # A recipe as the program's first word, or behind --config, as TRL's parser takes it.
+    # A recipe as the program's first word, or after --config, as TRL's parser accepts it.
     return _recipe(command) is not None and command.launch.launcher == "accelerate"
 
 
@@ -126,12 +126,12 @@ def read(source: LaunchFile, given: Given) -> Imported:
 
 
 def arguments_of(command: Command, source: LaunchFile) -> Mapping[str, Any]:
-    """The arguments of a script's command over those of the recipe that it names."""
+    """The arguments of a script's command, merged over those of the recipe that it names."""
     recipe = _recipe(command)
     settings: dict[str, Any] = {}
     if recipe is not None:
         text = named_text(recipe, command, source, "is the run's recipe")
-        # As in PyYAML, the last of keys that stand twice counts.
+        # As in PyYAML, the last of duplicate keys counts.
         settings |= parse_yaml(text, recipe, [])
     for name, word in command.options.items():
         if name != "config" or recipe is None:
@@ -141,14 +141,14 @@ def arguments_of(command: Command, source: LaunchFile) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Unsettled:
-    """A value that cannot be known without running the script, and why."""
+    """A value that cannot be known without running the script, with the reason."""
 
     text: str
     reason: str
 
 
 def _argument(word: Word) -> Any:
-    """A word's value; one that cannot be known counts only where it is asked for."""
+    """A word's value; a value that cannot be known is refused only where it is needed."""
     if word.unknown is not None:
         return _Unsettled(word.text, str(word.unknown))
     return valued(word.text)
@@ -161,7 +161,7 @@ def read_arguments(
     given: Given,
     command: Command | None = None,
 ) -> Imported:
-    """The job of arguments, and of what the script's launcher and configurations say."""
+    """The job of arguments, and of the script's launcher and configurations."""
     draft = Found()
     top = Section(_known(settings, trainer), "", draft)
     _refuse_others(top, trainer, command)
@@ -194,7 +194,7 @@ def read_arguments(
 
 
 def _known(settings: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
-    """Arguments under the Trainer's names. An unknown value of one that costs is refused."""
+    """Arguments under the Trainer's names; an unknown value that affects cost is refused."""
     ours = {theirs: name for name, theirs in trainer.names.items()}
     known: dict[str, Any] = {}
     for key, value in settings.items():
@@ -222,7 +222,7 @@ def _refuse_others(top: Section, trainer: Trainer, command: Command | None) -> N
 
 
 def refuse_program(command: Command) -> None:
-    """Refuse a script whose program trains something else than a decoder by the next token."""
+    """Refuse a script whose program trains something other than a decoder on next-token loss."""
     for program in _programs(command):
         parts = _parts(program)
         reason = next((PROGRAMS[word] for word in parts if word in PROGRAMS), None)
@@ -232,7 +232,7 @@ def refuse_program(command: Command) -> None:
             reject(f"{program}: {reason}: not read here")
 
 
-# Words of the names of programs that train adapters.
+# Words in the names of programs that train adapters.
 _ADAPTING = frozenset(("lora", "peft"))
 
 

@@ -1,4 +1,5 @@
-"""Reads the YAML of axolotl and of LLaMA-Factory; preferences and rewards are refused by name.
+"""Reads the YAML of axolotl and of LLaMA-Factory; preference tuning and rewards are refused by
+name.
 
 Keys are turned into the Trainer's. Left-out keys take the defaults of src/axolotl/utils/schemas
 (2026): one step of accumulation, no recomputation, no packing.
@@ -71,10 +72,10 @@ def _options(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in arguments.items() if value is not True}
 
 
-# Reads LLaMA-Factory's YAML; ways to tune but LoRA and full training are refused by name.
+# Reads LLaMA-Factory's YAML; tuning methods other than LoRA and full training are refused by name.
 #
-# Left-out keys take the defaults of src/llamafactory/hparams (2026): LoRA, 2,048 tokens, and
-# recomputation unless it is turned off.
+# Missing keys have the defaults of src/llamafactory/hparams (2026): LoRA, 2,048 tokens, and
+# recomputation unless it is disabled.
 
 
 _LLAMA_FACTORY = Trainer(title="LLaMA-Factory", recomputes=True, length=2048, adapts=True)
@@ -87,7 +88,7 @@ _STAGES = {
 
 
 def recognises_llama_factory(source: LaunchFile) -> bool:
-    """Whether a file has LLaMA-Factory's way to tune, or a script starts it."""
+    """Whether a file has LLaMA-Factory's tuning method, or a script starts it."""
     command = command_of(source)
     if command is not None:
         return _is_started(command)

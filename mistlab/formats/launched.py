@@ -1,4 +1,6 @@
-"""The command of a script: its options, processes and files, and references between settings."""
+"""The launch command in a script: its options, processes and files; and references between
+settings.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,13 +22,13 @@ from mistlab.shell.shell_text import Word
 
 # Launchers that a program may start.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
-# How many folders above a file are looked into for files that it names.
+# The number of parent folders of a file that are searched for files that it names.
 _HIGHEST = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A launch with its options by name, ``-`` in names as ``_``, and its other words."""
+    """A launch: its options by name, with ``-`` replaced by ``_``, and its other words."""
 
     launch: Launch
     options: Mapping[str, Word | None]
@@ -34,7 +36,7 @@ class Command:
     started: Mapping[str, Word | None]
 
     def text(self, *names: str) -> str | None:
-        """The value of the first of some options that is given; refuses one that is unknown."""
+        """The value of the first given option among some; refuses a value that cannot be known."""
         for name in names:
             word = self.options.get(name)
             if word is not None:
@@ -43,7 +45,7 @@ class Command:
 
 
 def command_of(source: LaunchFile) -> Command | None:
-    """The command of a shell script; None for a text that is no script, or starts nothing."""
+    """The command of a shell script; None for a text that is not a script, or starts nothing."""
     if content_of(source).kind != "shell":
         return None
     settings = tuple(sorted(source.settings.items()))
@@ -60,7 +62,7 @@ def _command(
     arguments: tuple[str, ...] | None,
     line: int | None,
 ) -> Command | None:
-    # Each format asks again: a script is evaluated once.
+    # Each format asks again, so a script is evaluated once and cached.
     source = LaunchFile(
         text=text, name=name, beside=beside, settings=dict(settings), arguments=arguments, line=line
     )
@@ -74,8 +76,9 @@ def _command(
 
 
 def _innermost(launch: Launch) -> Launch:
-    """The launch of a program that another program starts: one that submits jobs has the command
-    among its arguments, as ``submit.py --nodes 2 -- torchrun train.py`` does."""
+    """The launch of a program that another program starts: a job submitter has the command among
+    its arguments, as in ``submit.py --nodes 2 -- torchrun train.py``.
+    """
     names = [PurePath(word.text).name for word in launch.arguments]
     starts = [place for place, name in enumerate(names) if name in _LAUNCHERS]
     if not starts:
@@ -99,7 +102,7 @@ def _innermost(launch: Launch) -> Launch:
 
 
 def _by_name(words: Sequence[Word]) -> tuple[dict[str, Word | None], tuple[Word, ...]]:
-    """Options by name with their first value, and words that belong to none."""
+    """Options by name with their first value, and words that belong to no option."""
     options: dict[str, Word | None] = {}
     others: list[Word] = []
     name = ""
@@ -129,7 +132,7 @@ def known_text(word: Word, name: str) -> str:
 
 
 def take_ranks(command: Command, source: LaunchFile, draft: Found, given: Given) -> None:
-    """Take the numbers of nodes and of processes that launchers are told to start."""
+    """Record the numbers of nodes and processes that launchers are told to start."""
 
     def beside(path: str) -> str | None:
         return _at_hand(path, command, source)
@@ -142,12 +145,12 @@ def take_ranks(command: Command, source: LaunchFile, draft: Found, given: Given)
 
 
 def with_files(source: LaunchFile, command: Command | None) -> LaunchFile:
-    """A source that finds files that its script writes, and files near it, too."""
+    """A source that also finds files that its script writes, and files nearby."""
     return replace(source, beside=lambda path: _at_hand(path, command, source))
 
 
 def near_text(path: str, source: LaunchFile) -> str | None:
-    """The text of a file that a file names: beside it, or below one of the folders above it."""
+    """The text of a file that a file names: beside it, or below one of its parent folders."""
     for ups in range(_HIGHEST + 1):
         text = source.beside(str(PurePath(*[".."] * ups, path)))
         if text is not None:
@@ -156,14 +159,14 @@ def near_text(path: str, source: LaunchFile) -> str | None:
 
 
 def _at_hand(path: str, command: Command | None, source: LaunchFile) -> str | None:
-    """The text of a file that a script writes, or of one near it."""
+    """The text of a file that a script writes, or of one nearby."""
     written = command.launch.written if command else {}
     text = next((body for name, body in written.items() if PurePath(name) == PurePath(path)), None)
     return near_text(path, source) if text is None else text
 
 
 def named_text(path: str, command: Command | None, source: LaunchFile, role: str) -> str:
-    """The text of a file that a script names: one that the script writes, or one beside it."""
+    """The text of a file that a script names: one that it writes, or one beside it."""
     text = _at_hand(path, command, source)
     if text is None:
         reject(f"{path}: {role}, and is not beside it: import that file, or put it there")
@@ -171,7 +174,7 @@ def named_text(path: str, command: Command | None, source: LaunchFile, role: str
 
 
 def valued(text: str) -> Any:
-    """A word of a command line as YAML reads it: a number, a truth value, a list, or text."""
+    """A command-line word as YAML parses it: a number, a boolean, a list, or text."""
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -180,7 +183,7 @@ def valued(text: str) -> Any:
 
 
 def with_dotted(settings: Mapping[str, Any], pairs: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with others put over them, whose keys are paths such as ``training.seq_len``."""
+    """Settings with overrides applied, whose keys are paths such as ``training.seq_len``."""
     merged: dict[str, Any] = dict(settings)
     for path, value in pairs.items():
         inner = merged
@@ -194,8 +197,9 @@ def with_dotted(settings: Mapping[str, Any], pairs: Mapping[str, Any]) -> dict[s
 
 
 def dotted_options(command: Command, calm: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Options whose names are paths, with their values; a bare one is on. An unknown value of a
-    calm one is left out."""
+    """Options whose names are paths, with their values; an option without a value is on. An unknown
+    value of an option that does not affect cost is omitted.
+    """
     for name, word in command.options.items():
         parts = name.split(".")
         if len(parts) > 1 and not (word and word.unknown and {parts[0], parts[-1]} & set(calm)):
@@ -203,7 +207,7 @@ def dotted_options(command: Command, calm: Iterable[str]) -> Iterator[tuple[str,
 
 
 def assignments(command: Command) -> Iterator[tuple[str, Any]]:
-    """Words such as ``model.d_model=64``, as Hydra and OmegaConf read them."""
+    """Words such as ``model.d_model=64``, as Hydra and OmegaConf parse them."""
     for word in command.others:
         name, equals, value = word.text.partition("=")
         if equals and name.lstrip("+").replace(".", "").replace("_", "").isalnum():
@@ -211,16 +215,17 @@ def assignments(command: Command) -> Iterator[tuple[str, Any]]:
             yield name.lstrip("+"), valued(value)
 
 
-# Settings that refer to other settings, or to variables of the environment, made plain.
+# Resolves settings that refer to other settings, or to environment variables.
 #
-# OmegaConf writes ``${model.d_model}``, ``${.hidden_size}`` for a neighbour and ``${multiply:4,
-# ${.hidden_size}}`` for NeMo's resolvers; Primus writes ``${PRIMUS_TP:1}`` with a default. What
-# cannot be resolved stays as it is written, and is refused where its value is needed.
+# OmegaConf writes ``${model.d_model}``, ``${.hidden_size}`` for a sibling and ``${multiply:4,
+# ${.hidden_size}}`` for NeMo's resolvers; Primus writes ``${PRIMUS_TP:1}`` with a default. A
+# reference that cannot be resolved is left as written, and refused where its value is needed.
 
 
 _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 _DEEPEST = 20
-# How many references are followed in a file: one that doubles itself would take hours.
+# The largest number of references that are followed in a file: self-doubling references would take
+# hours.
 _MOST = 10_000
 _OPERATIONS: Mapping[str, Callable[[list[float]], float]] = {
     "multiply": lambda numbers: numbers[0] * numbers[1],
@@ -232,7 +237,7 @@ _Path = tuple[str, ...]
 
 
 def resolved(settings: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
-    """Settings without references, as far as they can be resolved; variables' values win."""
+    """Settings with references resolved as far as possible; values of variables take precedence."""
     try:
         result = _Resolver(settings, variables).value(settings, (), 0)
     except RecursionError:
@@ -243,15 +248,16 @@ def resolved(settings: Mapping[str, Any], variables: Mapping[str, str]) -> dict[
 
 @dataclass(slots=True)
 class _Resolver:
-    """The settings that references look into, values of variables, and how many references were
-    followed."""
+    """The settings that references look up, values of variables, and the count of followed
+    references.
+    """
 
     root: Mapping[str, Any]
     variables: Mapping[str, str]
     followed: int = 0
 
     def value(self, value: Any, path: _Path, depth: int) -> Any:
-        """A value without references, as far as they can be resolved."""
+        """A value with references resolved as far as possible."""
         if depth > _DEEPEST:
             reject(f"{'.'.join(path)}: refers to itself: give a value")
         if isinstance(value, Mapping):
@@ -265,7 +271,9 @@ class _Resolver:
         return value
 
     def _text(self, text: str, path: _Path, depth: int) -> Any:
-        """A text with its references resolved from the inside out; a number where it is one."""
+        """A text with its references resolved from the inside out, converted to a number if it is
+        one.
+        """
         for _ in range(_DEEPEST):
             match = _INNERMOST.search(text)
             if match is None:
@@ -284,7 +292,7 @@ class _Resolver:
         return text
 
     def _meant(self, reference: str, path: _Path) -> tuple[bool, Any]:
-        """Whether it is known what a reference stands for, and what that is."""
+        """Whether a reference can be resolved, and its value."""
         name, colon, rest = reference.partition(":")
         if name == "oc.env":
             name, colon, rest = rest.partition(",")
@@ -297,7 +305,7 @@ class _Resolver:
         return self._looked_up(name, path)
 
     def _looked_up(self, name: str, path: _Path) -> tuple[bool, Any]:
-        """The setting at a path; each dot in front goes one section up."""
+        """The setting at a path; each leading dot goes up one section."""
         inner = name.lstrip(".")
         ups = len(name) - len(inner)
         content: Any = self.root

@@ -40,12 +40,12 @@ _KEYS = {
     *("device_train_microbatch_size", "device_train_batch_size", "global_train_batch_size"),
     *("max_duration", "device_train_grad_accum"),
 }
-# Keys that tell of a file beside its loader of sequences, where batches are left out.
+# Keys that identify a file by its data loader, where batch sizes are missing.
 _OTHER_KEYS = {*_KEYS, "max_seq_len", "fsdp_config", "eval_first", "eval_interval", "algorithms"}
 
 
 def recognises(source: LaunchFile) -> bool:
-    """Whether a file has Composer's batches or loader beside a model, or a script starts it."""
+    """Whether a file has Composer's batch sizes or loader beside a model, or a script starts it."""
     settings = _inner(settings_of(source))
     if isinstance(settings.get("model"), Mapping) and "base_model" not in settings:
         is_loaded = "train_loader" in settings and bool(_OTHER_KEYS & settings.keys())
@@ -71,7 +71,7 @@ def _file(source: LaunchFile) -> str | None:
 
 
 def read(source: LaunchFile, given: Given) -> Imported:
-    """The job of a file, or of the file that a script names, with the script's changes."""
+    """The job of a file, or of the file that a script names, with the script's overrides."""
     draft = Found()
     path, command = _file(source), command_of(source)
     settings = settings_of(source)
@@ -107,7 +107,7 @@ def _variables(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_cluster(settings: Mapping[str, Any], draft: Found) -> None:
-    """The GPUs that a job for MosaicML's clusters asks for."""
+    """The GPUs that a job for MosaicML's clusters requests."""
     compute = settings.get("compute")
     gpus = compute.get("gpus") if isinstance(compute, Mapping) else settings.get("gpu_num")
     if isinstance(gpus, int) and not isinstance(gpus, bool) and gpus > 0:
@@ -199,7 +199,7 @@ def _precision(top: Section, draft: Found) -> None:
 
 
 def _sharding(section: Section, draft: Found, given: Given, model: ModelSpec) -> None:
-    """FSDP as its section says; without one, replicas reduce whole gradients."""
+    """FSDP as its section says; without one, data-parallel replicas all-reduce whole gradients."""
     if not section.content:
         draft.values["zero"] = 0
         return
@@ -242,7 +242,7 @@ def _optimizer(section: Section, draft: Found) -> None:
 
 
 def _loader(section: Section, draft: Found) -> None:
-    """Sequences of fine-tuning are padded, unless several share one."""
+    """Fine-tuning sequences are padded, unless several are packed together."""
     dataset = section.get("dataset")
     packs = isinstance(dataset, Mapping) and dataset.get("packing_ratio")
     if section.text("name") == "finetuning" and not packs:
@@ -266,7 +266,7 @@ def _batch(top: Section, draft: Found, given: Given) -> None:
 
 
 def _cap(draft: Found, given: Given, ranks: int) -> None:
-    """A micro-batch no larger than what a device has of the batch, as Composer takes it."""
+    """The micro-batch size, capped at a device's part of the batch, as in Composer."""
     micro_batch = given.micro_batch or draft.micro_batch
     if draft.global_batch and ranks and micro_batch and draft.micro_batch:
         share = draft.global_batch // (ranks // draft.values.get("tensor_parallel", 1))

@@ -17,7 +17,7 @@ from mistlab.shell.session import LaunchFile
 
 _YAML_SECTIONS = ("language_model", "model_parallel")
 _ACTIVATIONS = {"swiglu": "--swiglu", "squaredrelu": "--squared-relu"}
-# Fields of other names than their options', or of none.
+# Fields whose option has another name, or none.
 _OWN = (
     "activation_func gated_linear_unit params_dtype perform_initialization init_method timers "
     "output_layer_init_method layernorm_zero_centered_gamma bias_activation_fusion "
@@ -27,7 +27,7 @@ _OWN = (
 
 
 def recognises_yaml(source: LaunchFile) -> bool:
-    """Whether a file has both sections."""
+    """Whether a file has both sections of ``--yaml-cfg``."""
     settings = settings_of(source)
     return all(isinstance(settings.get(name), Mapping) for name in _YAML_SECTIONS)
 
@@ -67,7 +67,7 @@ def _put_fields(section: Mapping[str, Any], flags: Flags, where: str) -> None:
 
 GPUS_PER_NODE = 8
 _RANKS = re.compile(r"(\d+)N(\d+)G(?=[/_.]|$)", re.IGNORECASE)
-# Options, or parts of the file's path, that only programs have which train no decoder.
+# Options, or parts of the file's path, of programs that train no decoder.
 _OTHERS: Mapping[str, str] = {
     "--encoder-seq-length": "T5, an encoder with a decoder",
     "--encoder-num-layers": "T5, an encoder with a decoder",
@@ -108,7 +108,8 @@ def read_test(source: LaunchFile, given: Given) -> Imported:
         if value is True or str(value).lower() == "true" or value is None or value == "":
             flags.options[option] = None
         elif value is not False and str(value).lower() != "false":
-            # A shell takes the values: what it would not take as it is stands behind a backslash.
+            # A shell parses the values, so characters that it would interpret are escaped with a
+            # backslash.
             flags.options[option] = re.sub(r"\\(.)", r"\1", str(value))
     _take_ranks(settings, flags, source, given)
     if any(str(key).startswith("MODEL_ARGS_") for key in settings):
@@ -141,7 +142,9 @@ def _check_program(
 def _take_ranks(
     settings: Mapping[str, Any], flags: Flags, source: LaunchFile, given: Given
 ) -> None:
-    """The ranks of the test's environment, of its folder's name, or those that tests have."""
+    """Read the number of ranks from the test's environment, from its folder's name, or from the
+    tests' default.
+    """
     environment = settings.get("ENV_VARS")
     environment = environment if isinstance(environment, Mapping) else {}
     match = _RANKS.search(source.name)
@@ -162,12 +165,12 @@ def _take_ranks(
 
 
 _FLAGSCALE_SECTIONS = ("system", "model", "data")
-# Sections inside, without effect on cost.
+# Subsections that do not affect cost.
 _CALM = ("logging", "checkpoint", "learning_rate_scheduler", "optimizer")
 
 
 def recognises_flagscale(source: LaunchFile) -> bool:
-    """Whether a file has FlagScale's sections with a model's blocks."""
+    """Whether a file has FlagScale's sections with a number of blocks."""
     settings = settings_of(source)
     model = settings.get("model")
     return "system" in settings and isinstance(model, Mapping) and "num_layers" in model

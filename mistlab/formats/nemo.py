@@ -1,4 +1,4 @@
-"""Reads NeMo's YAML of 1.x and Megatron-Bridge's: settings of Megatron-core in sections.
+"""Reads the YAML of NeMo 1.x and of Megatron-Bridge: settings of Megatron-core in sections.
 
 NeMo has trainer, model and exp_manager; Megatron-Bridge prints model, train, optimizer, ddp and
 dataset. Both name Megatron-core's fields, some by other words. Left-out keys take Megatron-core's
@@ -17,7 +17,7 @@ from mistlab.formats.flags import Flags
 from mistlab.formats.launched import resolved
 from mistlab.shell.session import LaunchFile
 
-# Fields of a model that are options of Megatron-LM by their own names.
+# Fields of a model that are options of Megatron-LM under the same names.
 _MODEL = (
     "micro_batch_size global_batch_size tensor_model_parallel_size pipeline_model_parallel_size "
     "context_parallel_size expert_model_parallel_size expert_tensor_parallel_size "
@@ -39,7 +39,7 @@ _OTHER_MODELS = word_set(
     data.image_token_len unet first_stage_config
     """
 )
-# Words of a run's name, by which NeMo tells its programs apart.
+# Words in a run's name that identify other NeMo programs.
 _OTHER_TITLES = word_set("bart bert ner neva retro retrieval t5 ul2 vit clip stable imagen mamba")
 _TUNING = {
     "peft": "adapters (PEFT) alone",
@@ -57,7 +57,7 @@ _TUNING = {
 
 
 def recognises_nemo(source: LaunchFile) -> bool:
-    """Whether a file has NeMo's trainer beside a model with Megatron's degrees."""
+    """Whether a file has NeMo's trainer and a model with Megatron's degrees."""
     settings = settings_of(source)
     trainer, model = settings.get("trainer"), settings.get("model")
     if not isinstance(trainer, Mapping):
@@ -69,7 +69,7 @@ def recognises_nemo(source: LaunchFile) -> bool:
 
 
 def recognises_bridge(source: LaunchFile) -> bool:
-    """Whether a file has Megatron-Bridge's sections, whole or as changes of a recipe."""
+    """Whether a file has Megatron-Bridge's sections, complete or as overrides of a recipe."""
     settings = settings_of(source)
     model, train = settings.get("model"), settings.get("train")
     if "megatron.bridge" in source.text:
@@ -128,7 +128,7 @@ def _refuse(model: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
 
 
 def _check_known(model: Mapping[str, Any], where: str, names: Iterable[str]) -> None:
-    """Refuse a value that still refers to something that is not in the file."""
+    """Refuse a value with a reference that the file does not define."""
     for name in names:
         value = model.get(name)
         if isinstance(value, str) and ("${" in value or value == "???"):
@@ -136,7 +136,7 @@ def _check_known(model: Mapping[str, Any], where: str, names: Iterable[str]) -> 
 
 
 def _query_groups(model: Mapping[str, Any], flags: Flags) -> None:
-    """Grouped queries, where there are fewer groups than heads."""
+    """The number of query groups, where it is smaller than the number of heads."""
     groups = model.get("num_query_groups")
     if groups and groups != model.get("num_attention_heads"):
         flags.put("group_query_attention", True)
@@ -145,7 +145,7 @@ def _query_groups(model: Mapping[str, Any], flags: Flags) -> None:
 
 
 def _kinds(model: Mapping[str, Any], flags: Flags) -> None:
-    """Kinds of norm, activation and position, biases and tying, by NeMo's words."""
+    """Norm, activation, position embedding, biases and tying, from NeMo's keys."""
     if model.get("num_layers") is None:
         for option in ("--num-attention-heads", "--hidden-size", "--ffn-hidden-size"):
             flags.options.pop(option, None)
@@ -225,10 +225,10 @@ def _ranks(nodes: object, gpus: object, flags: Flags) -> None:
         setattr(flags, name, checked_whole(f"trainer.{option}", value))
 
 
-# Reads Megatron-Bridge's YAML: a configuration that it printed, or changes of a recipe.
+# Reads Megatron-Bridge's YAML: a printed configuration, or overrides of a recipe.
 
 
-# Fields of sections that are options of Megatron-LM by their own names.
+# Fields of sections that are options of Megatron-LM under the same names.
 _FIELDS: Mapping[str, str] = {
     "train": "micro_batch_size global_batch_size rampup_batch_size",
     "ddp": "use_distributed_optimizer overlap_grad_reduce overlap_param_gather grad_reduce_in_fp32 "
@@ -269,7 +269,7 @@ _PRECISIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 def read_bridge(source: LaunchFile, given: Given) -> Imported:
-    """The job of a configuration; changes of a recipe alone need more than they say."""
+    """The job of a configuration; overrides of a recipe alone are not enough."""
     settings = resolved(settings_of(source), source.settings)
     if settings.get("peft") is not None:
         reject("peft: trains adapters alone, which is not read here")
@@ -294,7 +294,9 @@ def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _of_recipe(settings: Mapping[str, Any], flags: Flags, given: Given) -> None:
-    """Changes alone: the recipe's model, degrees and batch are Python's, and not in the file."""
+    """Overrides only: the recipe's model, degrees and batch are defined in Python, not in the
+    file.
+    """
     recipe = settings.get("recipe")
     name = f"the recipe {recipe}" if isinstance(recipe, str) else "a recipe in Python"
     if given.model is None:

@@ -1,4 +1,5 @@
-"""Primus's experiments: YAML whose ``modules`` name a framework, a model's preset, and settings.
+"""Reads Primus experiments: YAML whose ``modules`` name a framework, a model's preset, and
+settings.
 
 Settings of Megatron-LM are its options under the names that their values have, those of torchtitan
 its sections. Presets stand in folders of Primus; they are read where they lie beside the file.
@@ -25,7 +26,7 @@ from mistlab.shell.session import LaunchFile
 
 GPUS_PER_NODE = 8
 TRAINERS = ("pre_trainer", "sft_trainer", "post_trainer", "trainer")
-# What trainers set that no override says, as far as it costs.
+# Settings that Primus's trainers have by default and that affect cost.
 _MEGATRON: Mapping[str, Any] = {
     "micro_batch_size": 2,
     "global_batch_size": 16,
@@ -38,7 +39,7 @@ _TORCHTITAN: Mapping[str, Any] = {
     "compile": {"enable": True},
     "activation_checkpoint": {"mode": "none"},
 }
-# Settings of a model's preset. Where the preset is not beside the file, one of them is not enough.
+# Settings of a model's preset; without the preset, one of them alone does not define a model.
 _SHAPE = word_set(
     """
     hidden_size ffn_hidden_size num_attention_heads num_query_groups num_experts
@@ -48,7 +49,7 @@ _SHAPE = word_set(
     """
 )
 _ALL_SHAPE = _SHAPE | {"num_layers", "activation_func", "position_embedding_type", "rotary_base"}
-# Primus's own settings that change cost, and what is taken instead.
+# Primus's own settings that affect cost, and the assumption made instead.
 _OWN_UNSAID: Mapping[str, str] = {
     "use_turbo_attention": "attention is taken as Transformer Engine's",
     "use_turbo_gemm": "products are taken as the vendor's",
@@ -64,7 +65,7 @@ _OWN_UNSAID: Mapping[str, str] = {
     "overlap_moe_expert_parallel_comm": "exchanges of tokens are taken as waited for",
     "num_distributed_optimizer_instances": "states are taken as sharded over all replicas",
 }
-# Primus's own settings without cost, by how they begin.
+# Prefixes of Primus's own settings that do not affect cost.
 _OWN_CALM = word_set(
     """
     turbo_ use_rocm_ stderr_ file_sink_ log_avg_ disable_ mlflow_ auto_continue
@@ -175,12 +176,12 @@ def _put(settings: Mapping[str, Any], flags: Flags, where: str) -> None:
 
 
 def _is_own(name: str) -> bool:
-    """Whether a setting is Primus's own, without cost."""
+    """Whether a setting is Primus's own and does not affect cost."""
     return name not in _KEPT and name.startswith(tuple(_OWN_CALM))
 
 
 def _named(module: Mapping[str, Any], where: str) -> ModelSpec:
-    """The model of a preset's name."""
+    """The model that a preset's name stands for."""
     name = str(module.get("model", ""))
     model = model_named(name)
     if model is None:
@@ -192,7 +193,7 @@ def _named(module: Mapping[str, Any], where: str) -> ModelSpec:
 
 
 def _changed(model: ModelSpec, overrides: Mapping[str, Any], where: str) -> ModelSpec:
-    """A preset's model with the blocks that overrides give it; refuses other changes of shape."""
+    """A preset's model with an overridden number of blocks; refuses other changes of shape."""
     if others := [name for name in sorted(_SHAPE) if overrides.get(name) is not None]:
         reject(
             f"{where}.overrides.{others[0]}: changes the preset's model, which is not beside this "
@@ -203,7 +204,9 @@ def _changed(model: ModelSpec, overrides: Mapping[str, Any], where: str) -> Mode
 
 
 def _take_ranks(draft: Found, given: Given) -> None:
-    """One node of eight GPUs, as Primus's launcher starts, unless options say otherwise."""
+    """The ranks: one node of eight GPUs, as Primus's launcher starts, unless options say
+    otherwise.
+    """
     draft.nodes, draft.gpus_per_node = given.nodes or 1, given.gpus_per_node or GPUS_PER_NODE
     if given.gpus_per_node is None:
         text = f"{draft.nodes} x {GPUS_PER_NODE} GPUs, as Primus starts: --nodes and"
@@ -211,7 +214,7 @@ def _take_ranks(draft: Found, given: Given) -> None:
 
 
 def _preset(name: str, folder: str, source: LaunchFile, depth: int = 0) -> dict[str, Any] | None:
-    """The settings of a preset with those that it extends; None if it is not beside the file."""
+    """The settings of a preset and of those that it extends; None if it is not near the file."""
     text = next(filter(None, map(source.beside, _places(name, folder))), None) if name else None
     if text is None or depth > 10:
         return None
@@ -223,14 +226,14 @@ def _preset(name: str, folder: str, source: LaunchFile, depth: int = 0) -> dict[
 
 
 def _places(name: str, folder: str) -> Iterator[str]:
-    """Where a preset may lie: beside the file, or in Primus's own folders above it."""
+    """The paths at which a preset may be: beside the file, or in Primus's folders above it."""
     yield name
     for ups in range(7):
         yield str(PurePosixPath(*[".."] * ups, "primus", "configs", folder, name))
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Two mappings as one; sections are merged, of other values the second's win."""
+    """Two mappings merged section by section; the second one's values take precedence."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)

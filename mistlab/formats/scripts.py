@@ -1,4 +1,4 @@
-"""Launch scripts of other programs than Megatron-LM's whose sharding is a configuration's.
+"""Reads launch scripts, other than Megatron-LM's, whose sharding is in a configuration file.
 
 A script may start any program by ``accelerate launch`` or ``deepspeed`` with a configuration. The
 configuration is read; the model, its sequences and its batch are asked for by name.
@@ -22,12 +22,12 @@ from mistlab.shell.session import LaunchFile
 
 # Options of a program that name DeepSpeed's configuration.
 _NAMES = ("deepspeed_config", "deepspeed", "ds_config", "deepspeed_config_file")
-# Options that only Megatron-LM and its relatives have.
+# Options that only Megatron-LM and its derivatives have.
 _MEGATRON = {"num_layers", "hidden_size", "tensor_model_parallel_size", "micro_batch_size"}
 
 
 def starts_deepspeed(source: LaunchFile) -> bool:
-    """Whether a script starts a program that is no Megatron with DeepSpeed's configuration."""
+    """Whether a script starts a non-Megatron program with DeepSpeed's configuration."""
     command = command_of(source)
     if command is None or len(_MEGATRON & command.options.keys()) > 1:
         return False
@@ -51,7 +51,7 @@ def starts_accelerate(source: LaunchFile) -> bool:
 
 
 def read_deepspeed(source: LaunchFile, given: Given) -> Imported:
-    """The job of DeepSpeed's JSON, or of a script that names one."""
+    """The job of a DeepSpeed configuration, or of a script that names one."""
     command = command_of(source)
     if command is None:
         return deepspeed_read.read(source.text, given)
@@ -68,7 +68,7 @@ def read_deepspeed(source: LaunchFile, given: Given) -> Imported:
 
 
 def read_accelerate(source: LaunchFile, given: Given) -> Imported:
-    """The job of Accelerate's YAML, or of a script that it starts."""
+    """The job of an Accelerate configuration, or of a script that uses one."""
     command = command_of(source)
     settings = accelerate_settings(command, source)
     near = with_files(source, command)
@@ -92,14 +92,16 @@ def read_accelerate(source: LaunchFile, given: Given) -> Imported:
 
 
 def _check_program(command: Command, path: str) -> None:
-    """Refuse what trains no decoder, or adapters alone, as far as names tell."""
+    """Refuse a program whose name says that it trains no decoder, or only adapters."""
     refuse_program(command)
     if re.search(r"(^|[_\-./])(q?lora|peft)([_\-./]|$)", path.lower()):
         reject(f"{path}: is named after adapters, which are not read here")
 
 
 def _tell_of_options(command: Command, draft: Found) -> None:
-    """The program's own options may say anything, degrees and batches among it."""
+    """Add a remark: the program's own options may change anything, degrees and batch sizes
+    included.
+    """
     names = [f"--{name}" for name in command.options if name not in _NAMES]
     if names:
         program = command.launch.program or "the program"

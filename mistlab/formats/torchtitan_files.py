@@ -50,7 +50,7 @@ def _is_started(command: Command) -> bool:
 
 
 def read(source: LaunchFile, given: Given) -> Imported:
-    """The job of a file, or of what a script starts, with the script's changes."""
+    """The job of a file, or of a script's file, with the script's overrides."""
     draft = Found()
     command = command_of(source)
     if command is None:
@@ -63,7 +63,7 @@ def read(source: LaunchFile, given: Given) -> Imported:
 
 
 def _started(command: Command, source: LaunchFile) -> Mapping[str, Any]:
-    """The sections that a script names: of a TOML, or of a function of a registry."""
+    """The sections that a script names: of a TOML, or of a registry's function."""
     changes = dict(dotted_options(command, torchtitan_read.HARMLESS))
     path = command.text("job.config_file") or _variable(command, "CONFIG_FILE")
     if path is not None:

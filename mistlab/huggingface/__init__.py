@@ -1,1 +1,1 @@
-"""Hugging Face configurations as models: a table of model types, and the reading of files."""
+"""Hugging Face configurations as models: a table of model types, and the reader of files."""

@@ -25,7 +25,7 @@ from mistlab.plan.workload import ModelSpec
 
 Fields = dict[str, Any]
 
-# What lists of blocks call a block without a window, and one with a window.
+# The names of a block without and with a window in lists of block kinds.
 FULL, SLIDING = "full_attention", "sliding_attention"
 _PLAIN = "dense"
 
@@ -50,7 +50,7 @@ def experts_of(keys: TypeKeys) -> Fields:
 
 
 def _router(keys: TypeKeys) -> Fields:
-    """The rule by which tokens choose experts; coefficients of losses are the training's own."""
+    """The rule by which tokens choose experts; loss coefficients belong to the training instead."""
     row = keys.row.experts
     fields: Fields = dict(row.get("router", {}))
     for name, key in row.get("router_keys", {}).items():
@@ -63,7 +63,7 @@ def _router(keys: TypeKeys) -> Fields:
 
 
 def _shared_width(keys: TypeKeys) -> int:
-    """The width of the experts that every token takes, together."""
+    """The total width of the experts that every token uses."""
     row = keys.row.experts
     count = row.get("shared_count", int("shared_ffn" in row))
     count = count if isinstance(count, int) else keys.whole(count, minimum=0) or 0
@@ -72,7 +72,7 @@ def _shared_width(keys: TypeKeys) -> int:
 
 
 def _dense_blocks(keys: TypeKeys) -> int:
-    """The number of blocks at the start that have a plain network in place of experts."""
+    """The number of leading blocks with a plain feed-forward network instead of experts."""
     row = keys.row.experts
     if "types" in row and (kinds := keys.items(row["types"])) is not None:
         return _leading(keys, row["types"], [kind == _PLAIN for kind in kinds])
@@ -92,7 +92,7 @@ def _leading(keys: TypeKeys, key: str, is_dense: Sequence[bool]) -> int:
 
 
 def _check_listed(keys: TypeKeys, every: int) -> None:
-    """Refuse a list of blocks with experts that is not every ``every``-th block."""
+    """Refuse a list of blocks with experts that is not periodic with period ``every``."""
     row = keys.row.experts
     given = keys.items(row["listed"]) if "listed" in row else None
     if given is not None and given != [*range(every - 1, keys.needed("num_hidden_layers"), every)]:
@@ -121,8 +121,9 @@ def latent_of(keys: TypeKeys) -> Fields:
 
 
 def window_of(keys: TypeKeys) -> tuple[Mapping[str, int] | None, str]:
-    """The sliding window of a model's blocks, if it has one, and a remark where blocks with a
-    window lie otherwise than the description says."""
+    """The sliding window of a model's blocks, if it has one, with a remark where the description
+    places windows in other blocks.
+    """
     row = keys.row.window
     size = keys.whole(row["size"], minimum=0)
     if not size or ("when" in row and not keys.flag(row["when"])):
@@ -142,7 +143,7 @@ _REMEDY = "give sliding_window: null for full attention, or trace the model"
 
 
 def _windowed(keys: TypeKeys) -> list[bool]:
-    """Whether each block has a window: as the file lists it, or as its type has it."""
+    """Whether each block has a window, as the file lists it or as its type defines it."""
     row, layers = keys.row.window, keys.needed("num_hidden_layers")
     kinds = keys.items("layer_types") if row.get("types") else None
     if kinds is not None:
@@ -161,7 +162,7 @@ def _windowed(keys: TypeKeys) -> list[bool]:
 
 
 def _stated_turn(keys: TypeKeys, key: str) -> int:
-    """The number of blocks of which one has no window; or a text with L for each that has one."""
+    """The period of blocks without a window; or a text with L for each block that has one."""
     value = keys.get(key)
     if isinstance(value, str) and value and set(value[:-1]) <= {"L"} and value[-1] in "LG":
         return len(value) if value.endswith("G") else 0
@@ -169,8 +170,9 @@ def _stated_turn(keys: TypeKeys, key: str) -> int:
 
 
 def _turns(windowed: Sequence[bool]) -> tuple[int | None, bool]:
-    """Of how many blocks one has no window (0 if all have one), and whether it is the last of them;
-    None if blocks do not take turns evenly."""
+    """The period of blocks without a window (0 if all have one), and whether such a block is the
+    last of a period; None if blocks are not periodic.
+    """
     if all(windowed):
         return 0, True
     full = [block for block, has_window in enumerate(windowed) if not has_window]
@@ -184,12 +186,12 @@ def _turns(windowed: Sequence[bool]) -> tuple[int | None, bool]:
 # The patterns of hybrid models, whose blocks are of several kinds.
 
 
-# Channels of a mixer's convolution that the layer graphs have.
+# The width of a mixer's convolution in the layer graphs.
 _TAPS = 4
 
 
 def delta_net(keys: TypeKeys) -> Fields:
-    """The blocks of Qwen3-Next: gated delta nets, and attention in every fourth block."""
+    """The blocks of Qwen3-Next: gated delta networks, and attention in every fourth block."""
     experts = experts_of(keys) if keys.row.experts else {}
     if experts.get("experts", {}).pop("dense_blocks", 0) or "pattern" in experts:
         problem = "blocks with and without experts take turns, which is not read here"
@@ -218,7 +220,7 @@ def _of_delta_net(keys: TypeKeys) -> str:
 
 
 def mamba(keys: TypeKeys) -> Fields:
-    """The blocks of Nemotron-H: one part each, by letters or by a list."""
+    """The blocks of Nemotron-H, with one part each, given by letters or by a list."""
     _check_taps(keys, "conv_kernel")
     pattern = _of_mamba(keys)
     fields: Fields = {"pattern": pattern, "layers": len(pattern)}
@@ -269,7 +271,7 @@ def _letters(keys: TypeKeys, key: str, kinds: list[Any], letters: Mapping[str, s
 
 
 def _shortest(letters: str) -> str:
-    """The shortest beginning of a text that the whole text repeats."""
+    """The shortest prefix whose repetition is the whole text."""
     for length in range(1, len(letters)):
         if letters == (letters[:length] * len(letters))[: len(letters)]:
             return letters[:length]
@@ -289,8 +291,7 @@ KIND = "model_type"
 TEXT = "text_config"
 TRACE = "trace it (python -m experiments.trace), or write its mapping (docs/reference/plan-file.md)"
 
-# What configurations call activations, and the description's names of them; the others are one
-# kernel each too.
+# The configurations' names of activations, and the description's.
 ACTIVATIONS: Mapping[str, str] = {
     **dict.fromkeys(("silu", "swish"), "silu"),
     **dict.fromkeys(
@@ -299,7 +300,7 @@ ACTIVATIONS: Mapping[str, str] = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
     **{name: name for name in ("relu2", "relu", "quick_gelu", "xielu")},
 }
-# The activation of networks without a gate, and the positions, of each family.
+# The default activation of ungated networks and the position embedding, by family.
 _OF_FAMILY = {"gpt": "gelu_tanh", "bert": "gelu", "falcon": "gelu_tanh", "nemotron": "relu2"}
 _POSITIONS = {
     "gpt": "absolute",
@@ -311,8 +312,9 @@ _POSITIONS = {
 
 
 def model_of_config(config: Mapping[str, Any], name: str, part: str = "") -> ModelSpec:
-    """The model of a configuration's content, or of the ``part`` of it that describes text; where
-    the part is the number of blocks for tokens after the next, with these."""
+    """The model in a configuration's content, or in the ``part`` of it that describes text; if the
+    part is ``LATER``'s key, with multi-token prediction blocks.
+    """
     if part in LATER:
         return _with_later(config, name, part)
     if part:
@@ -324,12 +326,12 @@ def model_of_config(config: Mapping[str, Any], name: str, part: str = "") -> Mod
     return ModelSpec.from_mapping({"name": name, **given, "remarks": [*dict.fromkeys(remarks)]})
 
 
-# What types call the number of their blocks for tokens after the next.
+# The keys of the number of multi-token prediction blocks.
 LATER = ("num_nextn_predict_layers", "num_mtp_layers")
 
 
 def _with_later(config: Mapping[str, Any], name: str, key: str) -> ModelSpec:
-    """The model with its blocks for tokens after the next, which are left out otherwise."""
+    """The model with its multi-token prediction blocks, which are otherwise omitted."""
     keys = TypeKeys(row=_row_of(config), config=config)
     if keys.row.later != key or not (count := keys.whole(key, minimum=0)):
         refuse(key, "the file has no blocks for tokens after the next: name the file alone")
@@ -361,7 +363,7 @@ def _row_of(config: Mapping[str, Any]) -> TypeRow:
 
 
 def _refuse_type(kind: object) -> NoReturn:
-    """Refuse a type without a row: by its reason, or with names that are near to its own."""
+    """Refuse a type without a row, with the reason or with similar names."""
     if isinstance(kind, str) and (reason := refused_types().get(kind)):
         refuse(KIND, f"{shown(kind)} is not read here, because it {reason}: {TRACE}")
     near = near_matches(kind, model_types())
@@ -371,7 +373,7 @@ def _refuse_type(kind: object) -> NoReturn:
 
 
 def _check_required(keys: TypeKeys) -> None:
-    """Refuse a file whose keys say what no row describes."""
+    """Refuse a file with values that no row can describe."""
     for key, value in keys.row.requires.items():
         given = keys.get(key)
         if given is not None and (given != value or isinstance(given, bool) != (value is False)):
@@ -385,7 +387,7 @@ def _check_required(keys: TypeKeys) -> None:
 
 
 def _fields(keys: TypeKeys) -> tuple[Fields, list[str]]:
-    """The fields of a model's description, and its remarks."""
+    """The fields of a model's description, with remarks."""
     row, remarks = keys.row, [*keys.row.remarks]
     fields: Fields = {**_family(keys), **_sizes(keys)}
     fields["activation"], remark = _activation(keys, fields)
@@ -402,19 +404,19 @@ def _fields(keys: TypeKeys) -> tuple[Fields, list[str]]:
     return fields, [remark for remark in remarks if remark]
 
 
-# What norms add before a root, as types call it.
+# The keys of the epsilon of norms.
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
 
 
 def _epsilon(keys: TypeKeys) -> Fields:
-    """What norms add, where a file says it."""
+    """The epsilon of norms, if a file gives it."""
     given = (keys.given(name) for name in _EPSILONS)
     found = next((value for value in given if value is not None), None)
     return {} if found is None else {"norm_epsilon": found}
 
 
 def _dropout(keys: TypeKeys) -> Fields:
-    """The shares that training drops, where a type's are read; attention's if it is another."""
+    """The dropout rates of training, where a type's are read; attention's if it differs."""
     if not keys.row.dropout:
         return {}
     shares = {name: _share(keys, key) for name, key in keys.row.dropout.items()}
@@ -430,13 +432,13 @@ def _share(keys: TypeKeys, key: str) -> float:
 
 
 def _family(keys: TypeKeys) -> Fields:
-    """The fields that all models of the type have, or all whose switches are on."""
+    """The fields that all models of the type have, or all with certain switches on."""
     switched = [own for key, own in keys.row.when.items() if keys.flag(key)]
     return dict(ChainMap(*map(dict, reversed(switched)), dict(keys.row.model)))
 
 
 def _parts(keys: TypeKeys) -> Fields:
-    """The fields of latent attention, experts and unlike blocks."""
+    """The fields of latent attention, experts and kinds of blocks."""
     row = keys.row
     latent = latent_of(keys) if row.latent else {}
     if row.turns:
@@ -461,7 +463,7 @@ def _sizes(keys: TypeKeys) -> Fields:
 
 
 def _kv_heads(keys: TypeKeys) -> int | None:
-    """The heads of keys and values; None for as many as there are heads."""
+    """The number of key and value heads; None if it is the number of heads."""
     row = keys.row
     if not row.shared_heads or (row.unless and keys.flag(row.unless)):
         return keys.whole("num_key_value_heads")
@@ -469,8 +471,9 @@ def _kv_heads(keys: TypeKeys) -> int | None:
 
 
 def _activation(keys: TypeKeys, fields: Fields) -> tuple[str | None, str]:
-    """The activation of the network, None for the family's; and a remark where another's is taken,
-    which runs as many kernels on as many numbers."""
+    """The activation of the network, None for the family's; with a remark where another one with
+    equal cost is used instead.
+    """
     if not keys.has("hidden_act"):
         return None, ""
     name = keys.get("hidden_act")
@@ -486,7 +489,7 @@ def _activation(keys: TypeKeys, fields: Fields) -> tuple[str | None, str]:
 
 
 def _left_out(keys: TypeKeys) -> Iterator[str]:
-    """Remarks on what a file turns on and a description does not have."""
+    """Remarks on features that a file enables and a description lacks."""
     row = keys.row
     yield from (text for key, text in row.lacking.items() if keys.flag(key))
     switched = {key: keys.flag(key) for key in (*row.biases, *row.part_biases)}
@@ -501,7 +504,7 @@ LEFT_OUT = "blocks for tokens after the next are left out"
 
 
 def _rotation(keys: TypeKeys, fields: Fields) -> Fields:
-    """The fields of rotary embedding, where positions are rotated."""
+    """The fields of rotary embedding, where positions are rotary."""
     position = fields.get("position_embedding", _POSITIONS[fields["family"]])
     if position != "rotary":
         return {}
@@ -522,7 +525,7 @@ def _rotation(keys: TypeKeys, fields: Fields) -> Fields:
     return {**base, "rotary_fraction": _fraction(keys, "partial_rotary_factor", rotated, channels)}
 
 
-# Ways to rescale rotary embedding, and what mappings call the numbers of each.
+# The types of rotary scaling, and the keys of each type's parameters.
 SCALINGS: Mapping[str, Mapping[str, str]] = {
     "linear": {},
     "llama3": {"low": "low_freq_factor", "high": "high_freq_factor"},
@@ -534,7 +537,7 @@ _YARN: Fields = {"low": 1.0, "high": 32.0}
 
 
 def scaling_of(keys: TypeKeys, *, is_latent: bool) -> Fields | None:
-    """How rotary embedding is rescaled; None where it is not."""
+    """The scaling of rotary embedding; None if there is none."""
     own = keys.scaling
     kind = scaling_kind(own)
     if kind == UNSCALED:
@@ -561,8 +564,7 @@ def scaling_of(keys: TypeKeys, *, is_latent: bool) -> Fields | None:
 
 
 def _longrope(keys: TypeKeys) -> Fields:
-    """By how much lengths grow, and what rotated channels are multiplied by: a file's own number,
-    or one by which scores of longer sequences are as steep."""
+    """LongRoPE's factor of lengths and its attention scale: the file's own, or the default."""
     positions, longest = keys.rotary(ORIGINAL), keys.whole("max_position_embeddings")
     factor, amplitude = keys.rotary("factor"), keys.rotary("attention_factor")
     if factor is None:
@@ -578,7 +580,7 @@ ORIGINAL = "original_max_position_embeddings"
 
 
 def _steepness(own: Mapping[str, Any], factor: float, *, is_latent: bool) -> Fields:
-    """By how much yarn makes scores steeper: those of rotated channels, or all."""
+    """The factor by which YaRN scales attention scores: those of rotary channels, or all."""
     times, of_all = own.get("mscale"), own.get("mscale_all_dim")
     amplitude = own.get("attention_factor")
     if amplitude is None:
@@ -590,7 +592,7 @@ def _steepness(own: Mapping[str, Any], factor: float, *, is_latent: bool) -> Fie
 
 
 def _fraction(keys: TypeKeys, key: str, rotated: int, channels: int) -> float:
-    """The share of a head's channels that are rotated; refuses channels that do not pair up."""
+    """The share of a head's channels that are rotary; refuses an odd number of channels."""
     if not 0 < rotated <= channels or rotated % 2:
         problem = f"rotates {rotated} of {channels} channels of a head, which do not pair up"
         refuse(keys.name(key), f"{problem}: give what makes an even number of them")

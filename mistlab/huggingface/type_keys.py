@@ -77,7 +77,7 @@ def model_types() -> Mapping[str, TypeRow]:
 
 @cache
 def refused_types() -> Mapping[str, str]:
-    """The types that are refused by name, and the reason of each."""
+    """The types that are refused by name, with the reason for each."""
     file = files(__package__) / FOLDER / REFUSED
     content = parse_yaml(file.read_text(encoding="utf-8"), REFUSED)
     return {kind: reason for reason, kinds in content.items() for kind in kinds}
@@ -89,23 +89,23 @@ def _row(plain: Mapping[str, Any]) -> TypeRow:
     return TypeRow(**{**plain, **lists, "names": names})
 
 
-# The keys of a configuration, each with its type's default where the file leaves it out.
+# The keys of a configuration, each with its type's default where the file omits it.
 
 
-# Mappings with numbers of the rotary embedding, of which later releases have the first.
+# Mappings with the parameters of rotary embedding; later releases use the first.
 _ROPE = ("rope_parameters", "rope_scaling")
-# More than any size of a model: lists with an entry for each block must end.
+# Larger than any size of a model, since a list has an entry for each block.
 _MOST = 10_000_000
-# The kind of blocks whose rotary embedding counts where kinds have their own.
+# The kind of block whose rotary embedding is used, where kinds have their own.
 _FULL = "full_attention"
 
 
-# What mappings call rotary embedding that is not rescaled.
+# The name of rotary embedding without scaling.
 UNSCALED = "default"
 
 
 def scaling_kind(mapping: Mapping[str, Any]) -> Any:
-    """How a mapping of the rotary embedding says that it is rescaled."""
+    """The scaling type in a mapping of rotary parameters."""
     return mapping.get("rope_type", mapping.get("type")) or UNSCALED
 
 
@@ -120,7 +120,7 @@ class TypeKeys:
     config: Mapping[str, Any]
 
     def name(self, key: str) -> str:
-        """The name under which the file has a key, or under which the type has it."""
+        """The key's name in the file, or in its type."""
         names = (*self.row.names.get(key, ()), key)
         known = (name for given in (self.config, self.row.defaults) for name in names)
         where = [name for name in names if name in self.config]
@@ -128,17 +128,17 @@ class TypeKeys:
         return next(iter((*where, *of_type)), names[0])
 
     def get(self, key: str) -> Any:
-        """The content of a key, of any type; the default where the file leaves it out."""
+        """The value of a key, of any type; its default where the file omits it."""
         name = self.name(key)
         return self.config[name] if name in self.config else self.row.defaults.get(name)
 
     def has(self, key: str) -> bool:
-        """Whether the file or its type says something of a key."""
+        """Whether the file or its type defines a key."""
         name = self.name(key)
         return name in self.config or name in self.row.defaults
 
     def whole(self, key: str, minimum: int = 1) -> int | None:
-        """A whole number, or None where the key says nothing."""
+        """An integer, or None where the key is not defined."""
         value = self.get(key)
         if value is None:
             return None
@@ -153,7 +153,7 @@ class TypeKeys:
         return value
 
     def needed(self, key: str, minimum: int = 1) -> int:
-        """A whole number that a model of the type must have."""
+        """An integer that every model of the type must have."""
         value = self.whole(key, minimum)
         if value is None:
             problem = "None is not a whole number" if self.has(key) else "missing"
@@ -161,7 +161,7 @@ class TypeKeys:
         return value
 
     def flag(self, key: str) -> bool:
-        """A switch; nothing is off, as in the code of transformers."""
+        """A switch; an undefined one is off, as in transformers."""
         value = self.get(key)
         if value is None:
             return False
@@ -170,15 +170,16 @@ class TypeKeys:
         return value
 
     def items(self, key: str) -> list[Any] | None:
-        """A list, or None where the key says nothing."""
+        """A list, or None where the key is not defined."""
         value = self.get(key)
         if value is not None and not isinstance(value, list):
             refuse(self.name(key), f"{shown(value)} is not a list: give one entry for each block")
         return value
 
     def rotary(self, key: str) -> float | None:
-        """A number of the rotary embedding, which later releases put into a mapping; the mapping's
-        counts, as in transformers."""
+        """A parameter of rotary embedding, which later releases put into a mapping; the mapping
+        takes precedence, as in transformers.
+        """
         for holder in _ROPE:
             mapping = self._mapping(holder)
             if mapping.get(key) is not None:
@@ -191,12 +192,12 @@ class TypeKeys:
 
     @property
     def scaling(self) -> Mapping[str, Any]:
-        """The mapping that says how rotary embedding is rescaled; empty if it is not."""
+        """The mapping with the scaling of rotary embedding; empty if there is none."""
         mappings = (self._mapping(holder) for holder in _ROPE)
         return next((one for one in mappings if scaling_kind(one) != UNSCALED), {})
 
     def given(self, key: str) -> float | None:
-        """A number that a file gives, whatever its type's default."""
+        """A number that a file gives, without its type's default."""
         value = self.config.get(key)
         return None if value is None else self._number(key, value)
 
