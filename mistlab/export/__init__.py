@@ -1,1 +1,1 @@
-"""Plans in the words of other frameworks: what a target can say of a plan, its text, and back."""
+"""Exports of plans to other frameworks' files, and imports of these files."""

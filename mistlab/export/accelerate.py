@@ -1,4 +1,4 @@
-"""Accelerate's YAML configuration: its reader, and plans as one.
+"""Accelerate's YAML configuration: its reader, and the export of plans to it.
 
 Model, sequences and batches are the training script's. Sharding is that of FSDP version 1 or 2, of
 DeepSpeed's ZeRO, in the file or in a JSON that it names, or of Megatron-LM's plugin. Left-out keys
@@ -34,11 +34,11 @@ from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.shell.session import LaunchFile
 
 HARMLESS = harmless_names("accelerate")
-# The precision of a run for each word for mixed precision.
+# The precision of a run, by Accelerate's word for mixed precision.
 PRECISIONS: Mapping[str, Precision] = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
 KINDS = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "TP", "MULTI_GPU", "NO")
-# ZeRO levels of torch's sharding strategies in the order of their numbers, which begin at 1; the
-# last two shard inside nodes alone.
+# The ZeRO levels of torch's sharding strategies, in the order of their numbers from 1; the last two
+# shard inside nodes only.
 STRATEGIES: Mapping[str, int] = {
     "FULL_SHARD": 3,
     "SHARD_GRAD_OP": 2,
@@ -55,7 +55,7 @@ def read(text: str, given: Given) -> Imported:
 
 
 def read_source(source: LaunchFile, given: Given) -> Imported:
-    """The job of a configuration; model, sequences and batches are given beside it."""
+    """The job of a configuration; model, sequence length and batch are given separately."""
     draft = Found()
     top = Section(parse_yaml(source.text, "the configuration"), "", draft)
     engines = read_choices(top, draft, source, given)
@@ -64,7 +64,7 @@ def read_source(source: LaunchFile, given: Given) -> Imported:
 
 
 def read_choices(top: Section, draft: Found, source: LaunchFile, given: Given) -> tuple[str, ...]:
-    """Take a configuration's choices; the engines that may stand for what it starts."""
+    """Read a configuration's choices, and the engines that may represent what it starts."""
     kind = top.text("distributed_type", "NO").upper()
     if kind not in KINDS:
         reject(f"distributed_type: {kind!r} is not read here: give {', '.join(KINDS)}")
@@ -89,7 +89,9 @@ def read_choices(top: Section, draft: Found, source: LaunchFile, given: Given) -
 
 
 def _processes(top: Section, draft: Found, kind: str) -> None:
-    """All processes, which machines share evenly; a machine's GPUs where the file is silent."""
+    """The number of all processes, divided evenly over machines; a machine's GPUs where the file
+    does not say.
+    """
     machines = top.whole("num_machines") or 1
     processes = 1 if kind == "NO" else None
     processes = top.whole("num_processes") or processes
@@ -106,7 +108,7 @@ def _processes(top: Section, draft: Found, kind: str) -> None:
 
 def _precision(section: Section, draft: Found) -> Precision:
     value = section.get("mixed_precision", "no")
-    # YAML reads a bare no as false.
+    # YAML parses an unquoted no as false.
     word = "no" if value is False or value is None else str(value).lower()
     if word not in PRECISIONS:
         reject(f"mixed_precision: {word!r} is unknown: give {', '.join(PRECISIONS)}")
@@ -123,7 +125,7 @@ def _is_compiled(top: Section) -> bool:
 
 
 def _read_degrees(top: Section, draft: Found, *, shards: bool) -> None:
-    """The degrees of ``parallelism_config``, with or without the prefix that files write."""
+    """The degrees of ``parallelism_config``, with or without its prefix."""
     section = top.section("parallelism_config")
     sizes = {}
     for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp"):
@@ -143,13 +145,13 @@ def _read_degrees(top: Section, draft: Found, *, shards: bool) -> None:
     _check_degrees(section, draft, sizes)
 
 
-# The switch of recipes by which tensor-parallel ranks split tokens too.
+# The switch of recipes that enables sequence parallelism.
 SPLITS_TOKENS = "sequence_parallel"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """How ranks of a recipe share a model.
+    """How the ranks of a recipe share a model.
 
     ``degrees`` are those of tp, cp, ep and dp_replicate, ``level`` is ZeRO's, ``sequences`` are a
     rank's at a time. Blocks may be recomputed, and their inputs, or all states, be offloaded.
@@ -164,7 +166,7 @@ class Sharing:
     offloads_states: bool = False
 
     def take(self, draft: Found, model: ModelSpec) -> None:
-        """Take it for a model's plan."""
+        """Apply the sharing to a model's plan."""
         names = {
             "tp": "tensor_parallel",
             "cp": "context_parallel",
@@ -226,12 +228,12 @@ def _read_version_1(section: Section, draft: Found, given: Given) -> None:
     draft.values["zero"] = STRATEGIES[name]
     nodes = given.nodes or draft.nodes or 1
     if name.startswith("HYBRID") and nodes > 1:
-        # Torch shards inside a node, and keeps a copy of the states on each.
+        # Torch shards inside a node, and keeps a copy of the states on each node.
         draft.values["state_replicas"] = nodes
 
 
 def strategy_of(text: str, where: str) -> str:
-    """The name of a sharding strategy, which files write as a name or as its number from 1."""
+    """The name of a sharding strategy, which files give as a name or as its number from 1."""
     names = tuple(STRATEGIES)
     word = text.upper().removeprefix("SHARDINGSTRATEGY.").lstrip("_")
     if re.fullmatch(r"[1-5]", word):
@@ -266,7 +268,7 @@ def _read_deepspeed(section: Section, draft: Found, source: LaunchFile, given: G
 
 
 def deepspeed_file(path: str, source: LaunchFile, where: str) -> Mapping[str, Any]:
-    """The content of a DeepSpeed JSON that another file names."""
+    """The content of a DeepSpeed configuration that another file names."""
     text = source.beside(path)
     if text is None:
         reject(f"{where}: {path} is not beside this file: put it there, or import that JSON itself")
@@ -275,7 +277,7 @@ def deepspeed_file(path: str, source: LaunchFile, where: str) -> Mapping[str, An
 
 
 def with_precision(content: Mapping[str, Any], precision: str | None) -> Mapping[str, Any]:
-    """A DeepSpeed configuration whose automatic precisions are those of the run."""
+    """A DeepSpeed configuration whose "auto" precisions are the run's."""
     filled = dict(content)
     for name in deepspeed_read.HALVES:
         inner = filled.get(name)
@@ -285,7 +287,7 @@ def with_precision(content: Mapping[str, Any], precision: str | None) -> Mapping
 
 
 def _read_megatron(section: Section, draft: Found, layers: int) -> tuple[str, ...]:
-    """Megatron-LM's plugin; the degrees and savings that it names."""
+    """Read Megatron-LM's plugin: its degrees and memory savings."""
     prefix = "megatron_lm_"
     draft.values["tensor_parallel"] = section.whole(f"{prefix}tp_degree") or 1
     draft.values["sequence_parallel"] = int(section.switch(f"{prefix}sequence_parallelism"))
@@ -308,14 +310,15 @@ def _read_megatron(section: Section, draft: Found, layers: int) -> tuple[str, ..
     return ("megatron", "mistlab")
 
 
-# Plans as the YAML configuration of Hugging Face Accelerate 1.15, which trains by FSDP2 or DDP.
+# Exports plans to the YAML configuration of Hugging Face Accelerate 1.15, which trains with FSDP2
+# or DDP.
 #
-# There are no pipelines. Batch sizes are the training script's, so the file says them in comments
-# alone. FSDP2 recomputes all blocks or none, and can take their kept inputs to the host.
+# There are no pipelines. Batch sizes belong to the training script, so the file has them as
+# comments only. FSDP2 recomputes all blocks or none, and can offload their kept inputs to the host.
 
 
 def _zero(job: Job) -> Job:
-    """FSDP2 also where blocks are recomputed, and where ranks share layers."""
+    """ZeRO levels: FSDP2 also where blocks are recomputed, and where ranks share layers."""
     job = sharded(job)
     first = job.plan.stages[0]
     needs = first.checkpointed_layers > 0 or first.tensor_parallel > 1
@@ -348,7 +351,7 @@ ROWS = (
 
 
 def write(job: Job) -> str:
-    """The configuration as YAML, with the training script's own numbers in comments."""
+    """The configuration as YAML, with the training script's own settings as comments."""
     cluster, stage, workload = job.cluster, job.plan.stages[0], job.workload
     recomputes = stage.checkpointed_layers > 0
     uses_fsdp = stage.zero > 0 or recomputes or offloads(job) or stage.tensor_parallel > 1

@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON configuration: its reader, and plans as one.
+"""DeepSpeed's JSON configuration: its reader, and the export of plans to it.
 
 The file holds batch sizes, precision, ZeRO, offloading, activation checkpointing, tensor and
 sequence parallelism and the pipeline; the model and its sequences are the training script's. Left
@@ -35,9 +35,9 @@ from mistlab.schedule.orders import DEFAULT_ORDER
 
 ENGINES = ("deepspeed", "mistlab")
 HALVES = ("fp16", "bf16")
-# Settings without effect on the cost of a step that a plan could tell.
+# Settings without effect on the cost of a step that a plan could express.
 HARMLESS = harmless_names("deepspeed")
-# Settings that change cost in ways that plans cannot say, and what a prediction takes instead.
+# Settings whose effect on cost plans cannot express, and the assumption made instead.
 UNSAID: Mapping[str, str] = {
     "sparse_attention": "attention is taken as dense",
     "compression_training": "weights are taken as they are, in 16 bits",
@@ -62,7 +62,7 @@ _ADAMS = ("adam", "adamw", "fusedadam", "cpuadam", "deepspeedcpuadam", "torch_ad
 
 
 def read(text: str, given: Given) -> Imported:
-    """The job of a configuration; the model and its sequences are given beside it."""
+    """The job of a configuration; the model and its sequence length are given separately."""
     draft = Found()
     top = Section(parse_json(text), "", draft)
     read_configuration(top, draft, given, given.model)
@@ -71,7 +71,7 @@ def read(text: str, given: Given) -> Imported:
 
 
 def read_configuration(top: Section, draft: Found, given: Given, model: ModelSpec | None) -> None:
-    """Take a configuration's choices, which may be a part of another framework's run."""
+    """Read a configuration's choices, which may be part of another framework's run."""
     draft.precision = _precision(top, given)
     _sums(top, draft)
     draft.values["tensor_parallel"] = (
@@ -92,7 +92,7 @@ def read_configuration(top: Section, draft: Found, given: Given, model: ModelSpe
 
 
 def _precision(top: Section, given: Given) -> Precision:
-    """The precision of products; the training script's, if the file leaves it to the script."""
+    """The precision of GEMMs; the training script's, if the file leaves it open."""
     sections = {name: top.section(name) for name in HALVES}
     if "bfloat16" in top.content:
         sections["bf16"] = top.section("bfloat16")
@@ -113,7 +113,7 @@ def _precision(top: Section, given: Given) -> Precision:
 
 
 def _sums(top: Section, draft: Found) -> None:
-    """The bits in which gradients are summed, over micro-batches and over ranks."""
+    """The bits in which gradients are accumulated over micro-batches and reduced over ranks."""
     summed = top.section("data_types").text("grad_accum_dtype", "")
     reduced = top.text("communication_data_type", "")
     if draft.precision == "fp32" or "fp32" not in (summed, reduced):
@@ -148,7 +148,7 @@ def _batch(top: Section, draft: Found, given: Given) -> None:
 
 
 def _derived(batch: int, steps: int, draft: Found, ranks: int) -> int:
-    """The micro-batch that DeepSpeed derives from the batch and the number of ranks."""
+    """The micro-batch size that DeepSpeed derives from the batch and the number of ranks."""
     data = max(ranks // draft.ranks_of_replica, 1)
     micro_batch, rest = divmod(batch, steps * data)
     if rest or not micro_batch:
@@ -179,7 +179,7 @@ def _activations(top: Section, pipeline: Section, draft: Found, layers: int) -> 
 
 
 def read_states(section: Section, draft: Found) -> None:
-    """ZeRO's level, its overlap and what it offloads, as a configuration's section says."""
+    """Read the ZeRO level, its overlap and its offloading from a configuration's section."""
     level = section.whole("stage", minimum=0) or 0
     if level > 3:
         reject(f"zero_optimization.stage: {level} is unknown: give 0 to 3")
@@ -194,7 +194,7 @@ def read_states(section: Section, draft: Found) -> None:
 
 
 def offload_states(section: Section, level: int, *, optimizer: bool, weights: bool) -> None:
-    """Take the offloading of optimizer state and of weights under a ZeRO level."""
+    """Read the offloading of optimizer states and weights under a ZeRO level."""
     draft = section.found
     if optimizer:
         ratio = section.section("offload_optimizer").number("ratio", 1.0)
@@ -227,17 +227,17 @@ def _optimizer(section: Section, draft: Found) -> None:
         draft.remark("ignored", "optimizer.type", f"{kind}: taken as AdamW")
 
 
-# Plans as the JSON configuration of DeepSpeed 0.19.
+# Exports plans to the JSON configuration of DeepSpeed 0.19.
 #
 # The file holds batch sizes, precision, ZeRO, offloading, activation checkpointing, tensor
-# parallelism and the pipeline; the model and its sequences are the training script's. Offloading
-# the optimizer takes its gradients along. Only ZeRO-3 offloads a fraction of the optimizer (twin-
-# flow), and weights. Kept inputs of recomputed blocks can go to the host, all of them. A pipeline
-# shards optimizer state alone.
+# parallelism and the pipeline; the model and its sequence length belong to the training script.
+# Offloading the optimizer also offloads gradients. Only ZeRO-3 offloads weights, or a fraction of
+# the optimizer (twin-flow). Kept inputs of recomputed blocks can be offloaded, all of them. A
+# pipeline shards optimizer states only.
 
 
 def _meshes(job: Job) -> Job:
-    """Equal degrees, and in a pipeline stages or replicas in place of tensor-parallel ranks."""
+    """Equal degrees; in a pipeline, tensor-parallel ranks become stages or replicas."""
     job = equal_meshes(job)
     is_plain = job.plan.num_stages == 1 or job.plan.stages[0].tensor_parallel == 1
     return job if is_plain else without_tensor_parallel(job)
@@ -266,7 +266,7 @@ def _states_offloaded(job: Job) -> Job:
 
 
 def _can_shard_weights(job: Job) -> bool:
-    """Whether a job has ZeRO-3, or may have it because a single rank shards with nobody."""
+    """Whether a job has ZeRO-3, or may have it because a single rank shards with no other."""
     first = job.plan.stages[0]
     return job.plan.num_stages == 1 and (first.zero == 3 or ranks_of("gather", first.degree) == 1)
 

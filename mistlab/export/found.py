@@ -1,4 +1,4 @@
-"""What an imported file says, and the job that it makes together with what is given beside it."""
+"""The choices that an imported file states, and the job that they form with the user's options."""
 
 import json
 import tomllib
@@ -27,7 +27,7 @@ Content = TypeVar("Content")
 
 @dataclass(slots=True, kw_only=True)
 class Found:
-    """The choices that a file states; None where it states nothing.
+    """The choices that a file states; None where it does not state one.
 
     ``layers`` are the blocks of each stage, if the file divides them itself. ``values`` hold
     dimensions that all stages have in common, by name; a number of treated blocks may exceed the
@@ -66,12 +66,13 @@ class Found:
     remarks: list[Remark] = field(default_factory=list)
 
     def remark(self, kind: Kind, choice: str, text: str) -> None:
-        """Remember what was assumed, ignored or found to contradict itself."""
+        """Record an assumption, an ignored setting or a contradiction."""
         self.remarks.append(Remark(kind=kind, choice=choice, text=text))
 
     def settled(self, name: str, given: Content | None, default: Content | None = None) -> Content:
-        """The option's value, else the file's, else a default; a remark tells where the first two
-        differ."""
+        """The option's value, otherwise the file's, otherwise a default; a remark says where option
+        and file differ.
+        """
         in_file: Content | None = getattr(self, name)
         option = f"--{name.replace('_', '-')}"
         if given is not None:
@@ -87,7 +88,7 @@ class Found:
         return default
 
     def job(self, given: Given, engines: Sequence[str]) -> Imported:
-        """The job, under the first engine that can run its plan; the given one comes first."""
+        """The job, under the first engine that can run its plan; a given engine comes first."""
         wanted = given.engine or self.engine
         engines = engines if wanted is None else (wanted, *engines)
         model = self._model(given)
@@ -124,7 +125,7 @@ class Found:
 
     @property
     def ranks_of_replica(self) -> int:
-        """GPUs that one copy of the model takes."""
+        """The number of GPUs of one model replica."""
         ranks = self.num_stages
         for name, row in DIMENSIONS.items():
             if row.part == "mesh" and name in self.values and _is_degree(name):
@@ -132,13 +133,14 @@ class Found:
         return ranks
 
     def check_stages(self, model: ModelSpec) -> None:
-        """Refuse more stages than there are blocks to divide evenly."""
+        """Refuse more stages than there are blocks."""
         if self.layers is None and self.num_stages > model.layers:
             reject(f"{self.num_stages} stages for {model.layers} blocks: give at most as many")
 
     def settled_model(self, given: Given, read: Callable[[], ModelSpec]) -> ModelSpec:
-        """The given model, else the file's own, which ``read`` gives; a remark tells where a given
-        model differs from the file's, or where the file's cannot be read."""
+        """The given model, otherwise the file's own, which ``read`` returns; a remark says where
+        the two differ, or that the file's cannot be read.
+        """
         if given.model is None:
             self.model = read()
             return self.model
@@ -201,7 +203,7 @@ class Found:
         return batch
 
     def _check_steps(self, micro_batch: int, data: int) -> None:
-        """Tell where a file's steps of accumulation make another batch than the file says."""
+        """Add a remark if a file's gradient accumulation steps contradict its batch."""
         product = (self.steps or 0) * micro_batch * data
         if product and self.global_batch not in (None, product):
             text = (
@@ -237,7 +239,9 @@ class Found:
             self.remark("assumed", "overlap_communication", text)
 
     def _tell_of_graph(self, job: Job) -> None:
-        """Say first that the plan cannot be predicted, if no graph of its model is known."""
+        """Add a first remark that the plan cannot be predicted, if no graph of its model is
+        known.
+        """
         try:
             graph_of(job.workload)
         except InputError as error:
@@ -250,7 +254,7 @@ def _is_degree(name: str) -> bool:
 
 
 def _named(model: ModelSpec) -> ModelSpec:
-    """The model of the catalogue that is equal but for its name, otherwise the model itself."""
+    """The catalogue's model that equals this one except for its name, otherwise this model."""
     for name in catalog.model_names():
         known = catalog.model(name)
         if replace(known, name=model.name, trained=model.trained) == model:
@@ -259,7 +263,7 @@ def _named(model: ModelSpec) -> ModelSpec:
 
 
 def _differences(in_file: ModelSpec, given: ModelSpec) -> list[str]:
-    """The fields in which the model of a file differs from the given one, in words."""
+    """The fields in which a file's model differs from the given one, as text."""
     pairs = [
         (entry.name, getattr(in_file, entry.name), getattr(given, entry.name))
         for entry in fields(in_file)
@@ -271,7 +275,7 @@ def _differences(in_file: ModelSpec, given: ModelSpec) -> list[str]:
 
 
 def checked_whole(where: str, content: object, *, minimum: int = 1) -> int:
-    """A whole number of a file; refuses anything else by its place."""
+    """An integer of a file; refuses other values, naming their position."""
     try:
         number = int(str(content).replace("_", ""))
     except ValueError:
@@ -281,10 +285,11 @@ def checked_whole(where: str, content: object, *, minimum: int = 1) -> int:
     return number
 
 
-# Reads sections of a configuration file: numbers and switches by name, and what is left over.
+# Reads sections of a configuration file: numbers and switches by name, and the settings left
+# unread.
 
 
-# How many unknown settings get a line of their own, and how many names a line lists.
+# The number of unknown settings with a line of their own, and of names that a line lists.
 MOST_NAMED = 3
 MOST_LISTED = 5
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -314,20 +319,20 @@ def parse_toml(text: str) -> Mapping[str, Any]:
 
 
 def harmless_names(framework: str) -> frozenset[str]:
-    """The names of settings without effect on a step's cost, of a framework's file here."""
+    """The names of settings without effect on a step's cost, from a framework's file."""
     file = files("mistlab.export") / "harmless" / f"{framework}.txt"
     return word_set(file.read_text(encoding="utf-8"))
 
 
 class Section:
-    """A section of a configuration; settings that nobody asks for are told of at the end."""
+    """A section of a configuration; settings that were never read are reported at the end."""
 
     def __init__(self, content: Mapping[str, Any], name: str, found: Found) -> None:
         self.content, self.name, self.found = content, name, found
         self._asked: dict[str, Section | None] = {}
 
     def get(self, key: str, default: object = None) -> Any:
-        """A setting as it stands; ``auto`` stands for none."""
+        """A setting as written; ``auto`` counts as missing."""
         self._asked.setdefault(key, None)
         value = self.content.get(key, default)
         if value == "auto":
@@ -337,7 +342,7 @@ class Section:
         return value
 
     def section(self, key: str) -> "Section":
-        """A section of this section; empty if it is not there."""
+        """A subsection; empty if it is missing."""
         if (known := self._asked.get(key)) is not None:
             return known
         content = self.content.get(key)
@@ -350,7 +355,7 @@ class Section:
         return made
 
     def whole(self, key: str, *, minimum: int = 1) -> int | None:
-        """A whole number, if it is there."""
+        """An integer; None if it is missing."""
         value = self.get(key)
         return None if value is None else checked_whole(self.path(key), value, minimum=minimum)
 
@@ -364,7 +369,7 @@ class Section:
         return float(value)
 
     def words(self, key: str) -> list[str]:
-        """A list of words; empty if it is not there."""
+        """A list of words; empty if it is missing."""
         value = self.get(key)
         if value is None:
             return []
@@ -384,12 +389,12 @@ class Section:
         return value
 
     def text(self, key: str, default: str = "") -> str:
-        """A setting as text; a default if it is not there, or null."""
+        """A setting as text; a default if it is missing or null."""
         value = self.get(key)
         return default if value is None else str(value)
 
     def choice(self, key: str, known: Iterable[str], default: str) -> str:
-        """One of some words in lower case; a default if it is not there."""
+        """One of some words in lower case; a default if it is missing."""
         value = self.text(key, default)
         names = tuple(known)
         if value.lower() not in names:
@@ -397,17 +402,18 @@ class Section:
         return value.lower()
 
     def has(self, key: str) -> bool:
-        """Whether a setting is there, and says something."""
+        """Whether a setting exists and has a value."""
         return self.get(key) is not None
 
     def take_all(self) -> None:
-        """Ask for every setting: nothing of the section is told of any more."""
+        """Mark every setting as read, so that none is reported."""
         for key in self.content:
             self._asked.setdefault(str(key), None)
 
     def unsaid(self, taken: Mapping[str, str]) -> None:
-        """Remark on settings that change cost in ways that plans cannot say: what is taken instead,
-        by key."""
+        """Add remarks on settings whose effect on cost plans cannot express, with the assumption
+        made instead, by key.
+        """
         for key, instead in taken.items():
             value = self.get(key)
             off = (None, False, 0, "", "none", "None", "no", "false", "False")
@@ -417,12 +423,13 @@ class Section:
             self.found.remark("ignored", self.path(key), f"{prefix}{instead}")
 
     def path(self, key: str) -> str:
-        """The place of a setting in the file."""
+        """The path of a setting in the file."""
         return f"{self.name}.{key}" if self.name else key
 
     def tell_of_rest(self, harmless: Iterable[str]) -> None:
-        """Remark on all settings that nobody asked for, sections of sections included: settings
-        that change no cost in one remark, unknown settings each, the first few of them."""
+        """Add remarks on all unread settings, subsections included: one remark for those that do
+        not affect cost, and one for each of the first few unknown ones.
+        """
         names = frozenset(harmless)
         left = list(self._left())
         calm = [path for key, path in left if key in names]
@@ -438,7 +445,7 @@ class Section:
             self.found.remark("noted", "settings", text)
 
     def _left(self) -> Iterator[tuple[str, str]]:
-        """Keys and paths of settings that nobody asked for and that say something."""
+        """The keys and paths of unread settings with a value."""
         for key, value in self.content.items():
             name = str(key)
             if name in self._asked:
@@ -450,7 +457,7 @@ class Section:
 
 
 def listed(names: Sequence[str], between: str = " ") -> str:
-    """Names with blanks, or other marks, between them; of many their number, and the first few.
+    """Names joined by a separator; if there are many, their number and the first few.
 
     >>> listed(["lr", "seed"])
     'lr seed'

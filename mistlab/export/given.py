@@ -1,4 +1,4 @@
-"""The options that a user gives beside a file to import, and remarks on what became of it.
+"""The options that a user gives beside an imported file, and remarks on choices.
 
 A remark names a choice and says in words what became of it.
 """
@@ -14,15 +14,15 @@ from mistlab.plan.dimensions import DIMENSIONS, amount_words
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Attention, ModelSpec, Workload
 
-# An export loses a choice, approximates it, or notes what comes with it. An import assumes what a
-# file does not say, ignores what plans cannot say, finds what contradicts itself, and notes what
-# changes no cost.
+# Kinds of remarks. An export loses a choice, approximates it, or notes a consequence. An import
+# assumes a missing choice, ignores one that plans cannot express, reports contradictions, and notes
+# settings that do not affect cost.
 Kind = Literal["lost", "approximated", "noted", "assumed", "ignored", "contradicting"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
-    """A remark on a choice: it was changed, ignored or assumed, in words."""
+    """A remark on a choice that was changed, ignored or assumed."""
 
     kind: Kind
     choice: str
@@ -33,7 +33,7 @@ class Remark:
 
 
 def changes(before: Job, after: Job, because: str) -> Iterator[Remark]:
-    """Remarks on every choice in which two jobs differ; ``because`` says why they differ.
+    """Remarks on every choice in which two jobs differ; ``because`` is the reason.
 
     A choice is lost if no stage makes it any more, otherwise it is approximated.
     """
@@ -90,7 +90,7 @@ def choice_of(name: str) -> str:
 
 
 def values_words(name: str, values: Sequence[float]) -> str:
-    """The values of a dimension on all stages: once if they are equal, else stage by stage."""
+    """A dimension's values on all stages: one value if they are equal, otherwise stage by stage."""
     amounts = [
         amount_words(name, DIMENSIONS[name].number(value)) or ("on" if value else "off")
         for value in values
@@ -98,12 +98,12 @@ def values_words(name: str, values: Sequence[float]) -> str:
     return amounts[0] if len(set(amounts)) == 1 else " ".join(amounts)
 
 
-# The options that a user gives beside a file to import, and the job made of both.
+# The options that a user gives beside a file to import, and the resulting job.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """The options given beside a file; None leaves a choice to the file, or to a default.
+    """The given options; None leaves a choice to the file, or to a default.
 
     An option wins over the file, and a remark tells where the two differ.
     """
@@ -123,7 +123,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """The job of a file, and what was assumed, ignored or found to contradict itself."""
+    """The job of a file, with remarks on assumptions, ignored settings and contradictions."""
 
     job: Job
     remarks: tuple[Remark, ...]

@@ -1,4 +1,6 @@
-"""The nearest job that a target, or FSDP2, can say, row by row, and what was lost on the way."""
+"""The nearest job that a target (or FSDP2) can express, row by row, and the choices that were
+lost.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -18,25 +20,26 @@ from mistlab.plan.workload import Workload
 from mistlab.reduction.reduction_costs import PLAIN_REDUCTION
 from mistlab.schedule.orders import DEFAULT_ORDER, is_order_path
 
-# The engine that takes every plan. Jobs change under it, and get the target's engine at the end.
+# The engine that accepts every plan. Jobs are changed under it, and get the target's engine at the
+# end.
 ANY_PLAN = "mistlab"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nearest:
-    """The nearest job that a target can say, and what became of the choices that it cannot say."""
+    """The nearest job that a target can express, with remarks on the choices that it cannot."""
 
     job: Job
     remarks: tuple[Remark, ...]
 
     @property
     def is_exact(self) -> bool:
-        """Whether the target says every choice of the plan."""
+        """Whether the target expresses every choice of the plan."""
         return not any(remark.kind in ("lost", "approximated") for remark in self.remarks)
 
 
 def nearest(job: Job, target: Target) -> Nearest:
-    """The nearest job that a target can say."""
+    """The nearest job that a target can express."""
     wanted = job
     remarks: list[Remark] = []
     workload = _sayable_workload(job.workload, target)
@@ -70,12 +73,12 @@ def nearest(job: Job, target: Target) -> Nearest:
 
 
 def axes_without_row(target: Target) -> list[str]:
-    """The degrees of axes that a target cannot say."""
+    """The degrees of axes that a target cannot express."""
     return [name for name in dimensions_of_axes() if name not in target.said]
 
 
 def under_any_engine(job: Job) -> Job:
-    """A job under the engine that takes every plan, which has products of 16 bits at least."""
+    """A job under the engine that accepts every plan, with GEMMs of at least 16 bits."""
     plan = replace(job.plan, engine=ANY_PLAN, overlap_communication=True)
     return replace(job, workload=_with_wide_products(job.workload), plan=plan)
 
@@ -86,8 +89,9 @@ def _with_wide_products(workload: Workload) -> Workload:
 
 
 def _sayable_workload(workload: Workload, target: Target) -> Workload:
-    """The workload without what a target's text has no words for. No text says how evenly a router
-    spreads its tokens."""
+    """The workload without settings that a target's text cannot express. No text expresses a
+    router's balance.
+    """
     if workload.precision not in target.precisions:
         workload = _with_wide_products(workload)
     if workload.optimizer not in target.optimizers:
@@ -112,8 +116,9 @@ def with_engine(
     job: Job, engines: Sequence[str], *, overlaps: bool, precision: Precision | None = None
 ) -> Job:
     """A job under the first of some engines that can run it, otherwise under the one that can run
-    every plan; it overlaps communication or not, as far as the engine leaves the choice. Products
-    of few bits (``precision``) come back with an engine that has them."""
+    every plan; it overlaps communication as far as the engine allows. Low-precision GEMMs
+    (``precision``) are restored with an engine that has them.
+    """
     narrow = (precision,) if precision in NARROW else ()
     for products in (*narrow, job.workload.precision):
         workload = replace(job.workload, precision=products)
@@ -131,8 +136,8 @@ def with_engine(
 
 
 def canonical(job: Job, *, shares_experts: bool = True) -> Job:
-    """A job in which a choice that ranks share, such as a ZeRO level, has its default wherever a
-    single rank has nobody to share with.
+    """A job in which a choice on a communication group, such as a ZeRO level, has its default
+    wherever the group has a single rank.
 
     Experts' states are shared by other ranks than all else: on one replica, by those that divide
     layers. Frameworks for which that is not so (``shares_experts``) share with replicas alone.
@@ -150,7 +155,7 @@ def canonical(job: Job, *, shares_experts: bool = True) -> Job:
 
 
 def _is_alone(row: Dimension, stage: StagePlan, *, has_experts: bool) -> bool:
-    """Whether every rank of a stage has nobody to share a choice with, nor that of its experts."""
+    """Whether every rank of a stage, also among experts, is alone in the group of a choice."""
     groups = [row.shared_by]
     if has_experts and row.experts_shared_by:
         groups.append(row.experts_shared_by)
@@ -158,7 +163,7 @@ def _is_alone(row: Dimension, stage: StagePlan, *, has_experts: bool) -> bool:
 
 
 def without(job: Job, names: Sequence[str]) -> Job:
-    """A job with some dimensions at their defaults."""
+    """A job with some dimensions reset to their defaults."""
     defaults = {name: DIMENSIONS[name].default for name in names}
     stages = [stage.with_values(defaults) if names else stage for stage in job.plan.stages]
     return replace(job, plan=replace(job.plan, stages=tuple(stages)))
@@ -170,7 +175,7 @@ def _workload_remarks(wanted: Job, workload: Workload, target: Target) -> Iterat
 
 
 def _precision_remark(wanted: Precision, job: Job) -> Iterator[Remark]:
-    """What became of products of few bits that no engine has beside the plan's other choices."""
+    """A remark on low-precision GEMMs that no engine supports with the plan's other choices."""
     now = job.workload.precision
     if wanted in NARROW and now != wanted:
         text = f"{wanted} -> {now}: no engine predicts such products with what else the plan has"
@@ -189,7 +194,7 @@ def _overlap_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
 
 
 def _idle_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
-    """GPUs that the wanted plan uses, and the nearest one leaves idle."""
+    """A remark on GPUs that the wanted plan uses and the nearest one leaves idle."""
     was, now = wanted.plan.num_gpus, job.plan.num_gpus
     if now < was:
         text = f"{was} -> {now} GPUs: no degrees that {target.title} can say use all of them"
@@ -206,22 +211,23 @@ def _engine_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
         yield Remark(kind="noted", choice="engine", text=text)
 
 
-# What PyTorch's FSDP2 can say of a plan, for the targets that are built on it.
+# The choices that PyTorch's FSDP2 can express, for the targets built on it.
 #
-# FSDP2 shards weights, gradients and optimizer state. It gathers weights again for the backward
-# pass, as ZeRO-3 does, or keeps them gathered from the forward pass on, as ZeRO-2 does. Without it
-# replicas reduce whole gradients. Offloading takes weights, gradients and optimizer state to the
-# host, all of them.
+# FSDP2 shards weights, gradients and optimizer states. It gathers weights again for the backward
+# pass, as ZeRO-3 does, or keeps them gathered after the forward pass, as ZeRO-2 does. Without it
+# replicas all-reduce whole gradients. Offloading moves weights, gradients and optimizer states to
+# the host, all of them.
 
 
 STATES = ("offload_weights", "offload_gradients", "offload_optimizer")
-# An engine of its own, if there is one; otherwise this package's, which streams layers as well.
+# FSDP's own engine if possible; otherwise this package's, which streams layers as well.
 ENGINES = ("fsdp", "mistlab")
 
 
 def sharded(job: Job) -> Job:
-    """ZeRO-0, 2 or 3, alike on all stages: ZeRO-1 becomes 2, and 0 too where states are
-    offloaded. A single replica shards nothing, its experts neither."""
+    """ZeRO-0, 2 or 3, equal on all stages: ZeRO-1 becomes 2, and so does 0 where states are
+    offloaded. A single replica shards nothing.
+    """
     level = int(highest(job, "zero"))
     if level == 1 or (level == 0 and offloads(job)):
         level = 2
@@ -229,7 +235,7 @@ def sharded(job: Job) -> Job:
 
 
 def states_offloaded(job: Job) -> Job:
-    """All states offloaded, or none."""
+    """All states are offloaded, or none."""
     return with_values(job, dict.fromkeys(STATES, float(offloads(job))))
 
 
@@ -239,7 +245,7 @@ def offloads(job: Job) -> bool:
 
 
 def fewest_replicas(job: Job) -> Job:
-    """All stages have as many replicas of states as the stage with the fewest, if they shard."""
+    """All stages have the number of state replicas of the stage with the fewest, if they shard."""
     first, *_ = stages = job.plan.stages
     fewest = min(stage.state_replicas for stage in stages) if first.zero else 1
     return with_values(job, {"state_replicas": math.gcd(fewest, first.data_parallel)})

@@ -1,4 +1,4 @@
-"""Rules that several targets share: they bring a job closer to what a framework can say."""
+"""Rules that several targets share: each moves a job towards what a framework can express."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -35,11 +35,11 @@ def with_workload(job: Job, **values: Any) -> Job:
     return replace(job, workload=replace(job.workload, **values))
 
 
-# Rules for the ranks that divide experts: jobs come closer to what a framework can say.
+# Rules for expert parallelism: each moves a job towards what a framework can express.
 
 
 def same_experts(job: Job) -> Job:
-    """All stages divide experts as the stage does that divides them most.
+    """All stages divide experts as the stage with the largest division does.
 
     Stages have equally many GPUs.
     """
@@ -49,7 +49,7 @@ def same_experts(job: Job) -> Job:
 
 
 def whole_experts(job: Job) -> Job:
-    """Every rank has its experts whole: what ranks had in parts is divided among as many ranks."""
+    """Experts are not split: ranks that divided each expert divide the experts instead."""
     experts = job.workload.model.experts
     assert experts is not None
     stages = [
@@ -62,8 +62,9 @@ def whole_experts(job: Job) -> Job:
 
 
 def dividing_experts(stage: StagePlan) -> dict[str, int]:
-    """The stage's degrees of experts, lowered so that their product divides its GPUs, or those of
-    each replica of its states."""
+    """The stage's expert degrees, lowered so that their product divides its GPUs, or those of each
+    state replica.
+    """
     ranks = stage.num_gpus // stage.state_replicas
     parts = math.gcd(stage.expert_tensor_parallel, ranks)
     return {
@@ -73,7 +74,7 @@ def dividing_experts(stage: StagePlan) -> dict[str, int]:
 
 
 def split_sequences(job: Job) -> Job:
-    """Tensor-parallel ranks split sequences too, if blocks have experts."""
+    """Tensor-parallel ranks use sequence parallelism, if blocks have experts."""
     if job.workload.model.experts is None:
         return job
     stages = []
@@ -96,13 +97,14 @@ def _parts(stage: StagePlan) -> int:
 
 # Rules for ranks that a framework cannot use as a plan does: they become replicas, or stages.
 #
-# No rank is left idle if the batch divides over all of them, for a launcher counts every process:
+# No rank stays idle if the batch divides over all of them, since a launcher counts every process:
 # DeepSpeed refuses a batch that is not micro-batch x steps x replicas of all its processes.
 
 
 def as_replicas(job: Job, name: str) -> Job:
-    """The job with the ranks along an axis as replicas: as many as divide the batch, with
-    micro-batches no larger."""
+    """The job with the ranks of an axis as replicas: as many as divide the batch, with
+    micro-batches no larger.
+    """
     if all(stage.degree(name) == 1 for stage in job.plan.stages):
         return job
     alike = {
@@ -112,7 +114,7 @@ def as_replicas(job: Job, name: str) -> Job:
 
 
 def _alike(job: Job, name: str) -> Job:
-    """Stages with equal degrees: micro-batches may become fewer."""
+    """For stages with equal degrees: the number of micro-batches may shrink."""
     first, batch = job.plan.stages[0], job.workload.global_batch
     data = _most_dividing(batch, first.data_parallel * first.degree(name))
     micro_batch = _most_dividing(batch // data, first.micro_batch)
@@ -121,7 +123,7 @@ def _alike(job: Job, name: str) -> Job:
 
 
 def _unlike(job: Job, name: str) -> Job:
-    """Stages with unlike degrees: the number of micro-batches stays."""
+    """For stages with different degrees: the number of micro-batches is unchanged."""
     sequences = job.workload.global_batch // job.plan.micro_batches
     stages = []
     for stage in job.plan.stages:
@@ -142,12 +144,12 @@ def _on_ranks(stage: StagePlan, name: str, data: int, micro_batch: int) -> Stage
 
 
 def _most_dividing(number: int, most: int) -> int:
-    """The largest divisor of a number that is no larger than another one."""
+    """The largest divisor of a number that does not exceed another number."""
     return max(divisor for divisor in range(1, most + 1) if number % divisor == 0)
 
 
 def without_tensor_parallel(job: Job) -> Job:
-    """A pipeline of stages with equal degrees in which no ranks share layers.
+    """A pipeline of stages with equal degrees, without tensor parallelism.
 
     Its tensor-parallel ranks become stages if blocks divide over these: every rank then has as much
     of the model as before. Else they become replicas if the batch divides over them, or stages with
@@ -179,10 +181,10 @@ def _as_stages(job: Job, num_stages: int) -> Job:
     return with_stages(job, stages)
 
 
-# Rules that several targets share: they bring a job closer to what a framework can say.
+# Rules that several targets share: each moves a job towards what a framework can express.
 #
-# A rule takes a job and returns the nearest one. Where memory is saved more on one stage than on
-# another, the nearest job saves the most on all, so that whatever fitted still fits.
+# A rule takes a job and returns the nearest one. Where stages save different amounts of memory, the
+# nearest job saves the largest amount on all, so that a plan that fitted still fits.
 
 
 Rule = Callable[[Job], Job]
@@ -206,13 +208,14 @@ def same(*names: str) -> Rule:
 
 
 def dropped(*names: str) -> Rule:
-    """Dimensions go back to their defaults."""
+    """Dimensions are reset to their defaults."""
     return lambda job: with_values(job, {name: DIMENSIONS[name].default for name in names})
 
 
 def equal_blocks(name: str) -> Rule:
     """All stages treat the highest number of blocks of any stage, or all blocks if they have
-    fewer."""
+    fewer.
+    """
 
     def rule(job: Job) -> Job:
         most = highest(job, name)
@@ -239,16 +242,18 @@ def none_or_all_blocks(name: str) -> Rule:
 
 
 def even_layers(job: Job) -> Job:
-    """Stages have equal numbers of blocks; the first stages take the rest. A stage that treated all
-    of its blocks in one way treats all of them again."""
+    """Stages have equal numbers of blocks; the remainder goes to the first stages. A stage that
+    treated all of its blocks in one way still does.
+    """
     even = even_shares(job.plan.layers, job.plan.num_stages)
     stages = zip(even, job.plan.stages, strict=True)
     return with_stages(job, [stage.resized(layers) for layers, stage in stages])
 
 
 def equal_meshes(job: Job) -> Job:
-    """All stages have the degrees and the micro-batch of one of them, or the nearest degrees of
-    equally many GPUs; there are more or fewer stages where only these would use all GPUs."""
+    """All stages have the degrees and the micro-batch size of one of them, or the nearest degrees
+    on equally many GPUs; the number of stages changes only if that is needed to use all GPUs.
+    """
     stages = job.plan.stages
     axes = dimensions_of_axes()
     if len({tuple(stage.value(name) for name in (*axes, "micro_batch")) for stage in stages}) == 1:
@@ -259,7 +264,7 @@ def equal_meshes(job: Job) -> Job:
         for number in range(1, job.plan.layers + 1)
         if number == wanted or job.plan.num_gpus % number == 0
     ]
-    # GPUs left idle count first, then stages more or fewer.
+    # Idle GPUs count first, then the change in the number of stages.
     _, number, values = min(
         ((job.plan.num_gpus - used, away), number, values)
         for (used, values), away, number in ways
@@ -269,8 +274,9 @@ def equal_meshes(job: Job) -> Job:
 
 
 def _equal_mesh(job: Job, num_stages: int) -> tuple[int, tuple[tuple[str, int], ...]]:
-    """The nearest degrees and micro-batch that so many stages can have alike, and the GPUs that
-    they use; none if there are none."""
+    """The nearest degrees and micro-batch size that this many equal stages can have, and the GPUs
+    that they use; None if there are none.
+    """
     stages = job.plan.stages
     sequences = job.workload.global_batch // job.plan.micro_batches
     axes = dimensions_of_axes()
@@ -293,7 +299,7 @@ def _equal_mesh(job: Job, num_stages: int) -> tuple[int, tuple[tuple[str, int], 
 
 
 def _tensor_problem(job: Job, degree: int) -> str:
-    """Why a job's stages cannot have this degree of tensor parallelism; empty if they can."""
+    """The reason why a job's stages cannot have this tensor-parallel degree; empty if they can."""
     if job.workload.model.experts is not None and job.workload.sequence_length % degree:
         return "blocks with experts divide sequences"
     return degree_problem(job.workload.model, degree)
@@ -305,8 +311,9 @@ def _on_mesh(job: Job, values: Mapping[str, Any]) -> Job:
 
 
 def _with_degrees(stage: StagePlan, values: Mapping[str, Any]) -> StagePlan:
-    """The stage with other degrees, and as many of its replicas of states, and of its parts of
-    experts, as divide them."""
+    """The stage with other degrees, and with as many state replicas and expert parts as divide
+    them.
+    """
     data = values.get("data_parallel", stage.data_parallel)
     replicas = math.gcd(stage.state_replicas, data)
     changed = stage.with_values({**values, "state_replicas": replicas})
@@ -314,8 +321,9 @@ def _with_degrees(stage: StagePlan, values: Mapping[str, Any]) -> StagePlan:
 
 
 def equal_nodes(job: Job) -> Job:
-    """A job on nodes with equally many processes each, its cluster no larger than its plan; with
-    fewer replicas, or fewer stages, where its ranks do not divide so."""
+    """A job on nodes with equally many processes each, on a cluster no larger than its plan; with
+    fewer replicas or stages where ranks do not divide.
+    """
     cluster, plan = job.cluster, job.plan
     sequences = job.workload.global_batch // plan.micro_batches
     first = plan.stages[0]
@@ -339,7 +347,7 @@ def equal_nodes(job: Job) -> Job:
 
 
 def _nodes_for(ranks: int, job: Job) -> int:
-    """The fewest nodes of a job's cluster with equally many of some ranks; none for 0."""
+    """The fewest nodes of a job's cluster with equally many of some ranks each; 0 if impossible."""
     for nodes in range(1, job.cluster.nodes + 1):
         in_node, rest = divmod(ranks, nodes)
         if not rest and in_node <= job.cluster.gpus_per_node:
@@ -348,8 +356,9 @@ def _nodes_for(ranks: int, job: Job) -> int:
 
 
 def _of_stages(job: Job, num_stages: int, degrees: Mapping[str, Any]) -> Job:
-    """The job with another number of stages, whose blocks are divided evenly, and of whose choices
-    the highest counts; with other degrees on all of them."""
+    """The job with another number of stages, with evenly divided blocks, the highest of the old
+    stages' choices, and other degrees.
+    """
     if num_stages == job.plan.num_stages:
         return _on_mesh(job, degrees)
     values = {name: highest(job, name) for name in DIMENSIONS}
@@ -363,8 +372,9 @@ def _of_stages(job: Job, num_stages: int, degrees: Mapping[str, Any]) -> Job:
 def _distance(
     mesh: tuple[int, int], gpus: int, stages: Sequence[StagePlan]
 ) -> tuple[int, float, float]:
-    """How far a mesh is from those of stages: GPUs left idle first, then doublings of degrees; of
-    equals the one that is closer to the first stage."""
+    """The distance of a mesh from those of stages: idle GPUs first, then doublings of degrees; ties
+    are broken by the first stage.
+    """
     data, tensor = mesh
     far = [
         abs(math.log2(data / stage.data_parallel)) + abs(math.log2(tensor / stage.tensor_parallel))
@@ -374,7 +384,7 @@ def _distance(
 
 
 def one_stage(job: Job) -> Job:
-    """A job without a pipeline: all GPUs divide all blocks, in micro-batches no larger."""
+    """A job without a pipeline: all GPUs share all blocks, in micro-batches no larger."""
     plan, first = job.plan, job.plan.stages[0]
     if plan.num_stages == 1:
         return job
@@ -395,8 +405,9 @@ def one_stage(job: Job) -> Job:
 
 
 def _whole_mesh(job: Job) -> tuple[int, int]:
-    """The degrees of data and tensor parallelism on all GPUs: the nearest tensor degree with which
-    fewest GPUs are left idle, for replicas have to divide the batch."""
+    """The data- and tensor-parallel degrees on all GPUs: the nearest tensor-parallel degree with
+    fewest idle GPUs, since replicas have to divide the batch.
+    """
     first, batch = job.plan.stages[0], job.workload.global_batch
     others = first.num_gpus // (first.data_parallel * first.tensor_parallel)
     gpus = job.plan.num_gpus // others
@@ -411,7 +422,9 @@ def _whole_mesh(job: Job) -> tuple[int, int]:
 
 
 def among_orders(known: Collection[str]) -> Rule:
-    """The order of passes becomes 1F1B if the framework does not know it, or without a pipeline."""
+    """The order of passes becomes 1F1B if the framework does not support it, or without a
+    pipeline.
+    """
 
     def rule(job: Job) -> Job:
         is_known = job.plan.num_stages > 1 and job.plan.order in known

@@ -1,4 +1,4 @@
-"""An export target: a framework, which choices of a plan it can say, and the text of its file."""
+"""An export target: a framework, the choices of a plan that it can express, and its file's text."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,13 +9,13 @@ from mistlab.export.given import Given, Imported
 from mistlab.job.job import Job
 from mistlab.plan.workload import ModelSpec
 
-# Products of few bits, beside which everything else has 16 or 32.
+# Low precisions of GEMMs, with all else in 16 or 32 bits.
 NARROW: tuple[Precision, ...] = ("fp8", "fp4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """How a target says some choices of a plan.
+    """How a target expresses some choices of a plan.
 
     ``nearest`` gives the nearest job whose ``choices`` the target can say; ``because`` says in
     words why a job may have to change. Choices are names of dimensions, of fields of a plan, or of
@@ -29,7 +29,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A framework to which plans go, and from which they come back.
+    """A framework to which plans are exported, and from which they are imported.
 
     ``rows`` are taken in order; a dimension without a row cannot be said. ``engines`` are the
     engines that may stand for the framework when its plans are predicted, the best first. ``write``
@@ -62,7 +62,7 @@ class Target:
     beside: tuple[str, ...] = ()
 
     def engines_for(self, job: Job) -> tuple[str, ...]:
-        """The engines that may stand for the framework where a job is exported."""
+        """The engines that may represent the framework for an exported job."""
         own_engine = self.own_engines.get(job.plan.engine)
         engines = (own_engine, *self.engines) if own_engine is not None else self.engines
         if own_engine is None and is_of_today(job.workload.model, job.workload.precision):
@@ -76,17 +76,18 @@ class Target:
 
 
 def is_of_today(model: ModelSpec, precision: Precision | None) -> bool:
-    """Whether a model has experts, latent attention, windows, sinks or further tokens, or its
-    products have 8 or 4 bits."""
+    """Whether a model has experts, latent attention, windows, sinks or multi-token prediction, or
+    its GEMMs have 8 or 4 bits.
+    """
     parts = (model.experts, model.latent, model.window, model.sinks, model.further_tokens)
     return any(parts) or precision in NARROW
 
 
-# Reads an export back: what a framework's file says, and beside it what no such file says.
+# Re-imports an export: the choices in a framework's file, completed by those that no such file has.
 
 
 def read_back(target: Target, text: str, job: Job) -> Job:
-    """The job that a target's text says; what the text does not hold is that of ``job``."""
+    """The job of a target's text; choices that the text lacks are those of ``job``."""
     values: dict[str, Any] = {
         "model": job.workload.model,
         "nodes": job.cluster.nodes,

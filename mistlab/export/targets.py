@@ -12,6 +12,6 @@ TARGETS: dict[str, Target] = {
 
 
 def target_for(engine: str) -> Target:
-    """The framework that stands behind an engine; Megatron-LM for engines that have none."""
+    """The framework that an engine belongs to; Megatron-LM for engines without one."""
     targets = (row for row in TARGETS.values() if engine in (row.engines[0], *row.own_engines))
     return next(targets, MEGATRON)

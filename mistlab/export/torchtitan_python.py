@@ -1,4 +1,5 @@
-"""torchtitan's registries of 0.3: Python functions that build configurations, read and never run.
+"""Reads registries of torchtitan 0.3, Python functions that build configurations, without running
+them.
 
 A function makes a ``Trainer.Config`` of dataclasses, and may first take another's and change its
 fields. Read are plain values, products and quotients of numbers, and the names of dataclasses;
@@ -23,7 +24,7 @@ from mistlab.job.job import Job
 from mistlab.plan.workload import ModelSpec
 from mistlab.schedule.context_ways import GATHER, RING
 
-# What a registry's functions return.
+# The return type of a registry's functions.
 NAMES = re.compile(r"->\s*(\w+\.)*(Trainer|\w*Trainer)\.Config\b")
 _KINDS = re.compile(r"(llama3|llama4|qwen3|deepseek_v3|gpt_oss|kimi_k2|flux|muse_glimmer)")
 _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -32,7 +33,7 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
 }
-# Ways to recompute, by the dataclass that a configuration names.
+# Kinds of recomputation, by the dataclass that a configuration names.
 _RECOMPUTED: Mapping[str, Mapping[str, str]] = {
     "FullAC": {"mode": "full"},
     "SelectiveAC": {"mode": "selective", "selective_ac_option": "op"},
@@ -43,14 +44,14 @@ _DEEPEST = 10
 
 
 class _NotRead:
-    """The value of an expression that is not read; whoever needs it refuses."""
+    """The value of an expression that is not evaluated; using it raises a refusal."""
 
 
 _UNREAD = _NotRead()
 
 
 def sections_of(text: str, name: str, wanted: str | None) -> dict[str, Any]:
-    """The sections of a registry's function, as a TOML would have them."""
+    """The sections of a registry's function, in the form of a TOML file."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -146,7 +147,7 @@ class _Registry:
 
 
 def _changes_nothing(statement: ast.stmt) -> bool:
-    """Whether a statement leaves a configuration as it is: a text, a check, an import."""
+    """Whether a statement leaves a configuration unchanged: a text, a check, an import."""
     plain = (ast.Assert, ast.Import, ast.ImportFrom, ast.Pass, ast.AnnAssign)
     is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
     return is_text or isinstance(statement, plain)
@@ -182,7 +183,7 @@ def _converter(entry: Any) -> str:
 
 
 def _fields(value: Any, where: str) -> dict[str, Any]:
-    """A dataclass's fields; refuses one whose value is not known and may cost."""
+    """A dataclass's fields; refuses an unknown value that may affect cost."""
     fields = dict(value) if isinstance(value, dict) else {}
     fields.pop("", None)
     fields.pop("()", None)
@@ -192,14 +193,14 @@ def _fields(value: Any, where: str) -> dict[str, Any]:
     return fields
 
 
-# Reads a registry of torchtitan 0.3, a Python module, without running it: settings that stand in
-# it as literals become those of the TOML that earlier versions read.
+# Reads a registry of torchtitan 0.3, a Python module, without running it: literal settings become
+# those of the TOML of earlier versions.
 #
-# A text that is no Python is read as that TOML.
+# A text that is not Python is read as TOML.
 
 
 _PACKAGE = "torchtitan.models."
-# Settings of 0.3 that change nothing that a plan says.
+# Settings of 0.3 that do not affect a plan.
 _CALM = ("disable_cuda_graphs", "spmd_backend")
 
 
@@ -225,7 +226,7 @@ def read_registry(text: str, given: Given) -> Imported:
 
 
 def _brought(section: Mapping[str, object]) -> ModelSpec | None:
-    """The model of a flavour; None if torchtitan does not bring it."""
+    """The model of a flavour; None if torchtitan does not include it."""
     flavour = section["name"], section["flavor"]
     name = next((name for name, known in BROUGHT_TODAY.items() if known == flavour), None)
     return None if name is None else catalog.model(name)
@@ -295,7 +296,7 @@ def _recomputation(module: ast.Module) -> Mapping[str, object]:
     for name in ("FullAC", "SelectiveAC"):
         if next(_calls(module, f"{name}.Config"), None) is not None:
             return _RECOMPUTED[name]
-    # Without a word torchtitan's default counts.
+    # Without a value torchtitan's default applies.
     says_none = any(
         word.arg == "activation_checkpoint"
         for call in _calls(module, "Trainer.Config")

@@ -1,4 +1,4 @@
-"""Reads torchtitan's configurations: TOML of 0.1 and 0.2, and the same sections from elsewhere.
+"""Reads torchtitan's configurations: TOML of 0.1 and 0.2, and the same sections from other sources.
 
 Keys have moved between versions: degrees from ``training`` and ``experimental`` to ``parallelism``,
 ``training.batch_size`` to ``local_batch_size``, and then to tokens of a micro-batch. Each is read
@@ -20,7 +20,7 @@ from mistlab.export.torchtitan_rules import BROUGHT, read_stages
 from mistlab.plan.workload import ModelSpec
 
 HARMLESS = harmless_names("torchtitan")
-# The model of the catalogue for each model and flavour; those that files are written for, and more.
+# The catalogue's model for each model and flavour.
 FLAVOURS: Mapping[tuple[str, str], str] = {
     **{(kind, flavour.lower()): name for name, (kind, flavour) in BROUGHT.items()},
     ("llama3", "1b"): "llama3.2-1b",
@@ -35,12 +35,12 @@ FLAVOURS: Mapping[tuple[str, str], str] = {
     ("qwen3", "32b"): "qwen3-32b",
     ("deepseek_v3", "16b"): "deepseek-v2-lite",
 }
-# Llama's flavour for debugging, which is in no catalogue.
+# Llama's debug flavour, which is not in the catalogue.
 _DEBUG = ModelSpec.of(
     family="llama", hidden=256, layers=6, heads=16, ffn=768, vocab=2048, rotary_base=500_000.0
 )
 _KINDS = re.compile(r"llama2|llama3|llama4|qwen3|deepseek_v3|gpt_oss")
-# Endings of flavours that differ in attention's kernels alone.
+# Suffixes of flavours that differ only in attention kernels.
 _VARIANT = re.compile(r"_(flex|varlen|irope|flex_attn|varlen_attn)$")
 _UNSAID = {
     "enable_async_tensor_parallel": "tensor communication is taken as the engine overlaps it",
@@ -48,7 +48,7 @@ _UNSAID = {
     "enable_fsdp_symm_mem": "collectives are taken as NCCL's",
     "enable_compiled_autograd": "passes are taken as autograd runs them",
 }
-# The precision of products for each word for a converter.
+# The precision of GEMMs, by the word for a converter.
 _NARROW: Mapping[str, Precision] = {"float8": "fp8", "mxfp8": "fp8", "mx": "fp8", "nvfp4": "fp4"}
 
 
@@ -58,10 +58,10 @@ def read(text: str, given: Given) -> Imported:
 
 
 def read_mapping(content: Mapping[str, Any], given: Given, draft: Found) -> Imported:
-    """The job of a configuration's sections; ``found`` may know the ranks that it starts."""
+    """The job of a configuration's sections; ``found`` may have the number of ranks."""
     top = Section(content, "", draft)
     model = _settled_model(top.section("model"), draft, given)
-    # The sections that had degrees, those of today first.
+    # The sections that have contained degrees, current ones first.
     homes = [top.section(name) for name in ("parallelism", "training", "experimental")]
     engines = _read_products(top, draft)
     _read_degrees(homes, draft, model)
@@ -102,7 +102,7 @@ def _model(section: Section) -> ModelSpec:
 
 
 def _degree(homes: list[Section], *names: str, minimum: int = 1) -> int | None:
-    """A whole number under one of some names, in the first section that has it."""
+    """An integer under one of some names, in the first section that has it."""
     numbers = [section.whole(name, minimum=minimum) for name in names for section in homes]
     return next((number for number in numbers if number is not None), None)
 
@@ -137,7 +137,7 @@ def _read_degrees(homes: list[Section], draft: Found, model: ModelSpec) -> None:
 
 
 def _with_pipeline(homes: list[Section]) -> Section:
-    """The section that tells of the pipeline's schedule."""
+    """The section with the pipeline schedule."""
     names = ("pipeline_parallel_schedule", "pipeline_parallel_degree")
     return next(
         (section for section in homes if any(name in section.content for name in names)), homes[0]
@@ -174,7 +174,7 @@ def _read_batch(training: Section, homes: list[Section], draft: Found, given: Gi
 
 
 def _size_in_pipeline(homes: list[Section], local: int, draft: Found) -> int:
-    """The sequences of a micro-batch; 0.1 gave the number of micro-batches instead."""
+    """The micro-batch size; 0.1 gave the number of micro-batches instead."""
     size = homes[0].whole("pipeline_parallel_microbatch_size")
     count = _degree(homes, "pipeline_parallel_microbatches")
     is_old = "pipeline_parallel_degree" in homes[2].content
@@ -202,7 +202,7 @@ def _tell_of_drained(draft: Found, given: Given, local: int, total: int | None) 
 
 
 def _read_tokens(training: Section, parallelism: Section, draft: Found) -> None:
-    """Batches of 0.3, which are counted in tokens."""
+    """Batch sizes of 0.3, which are in tokens."""
     length = training.whole("max_context_length") or 2048
     tokens = training.whole("num_tokens_per_microbatch_per_dp_rank") or 16384
     draft.sequence_length = length
@@ -232,7 +232,7 @@ def _read_precision(training: Section, draft: Found) -> None:
 
 
 def _read_products(top: Section, draft: Found) -> tuple[str, ...]:
-    """Compilation and narrow products; the engines that may stand for both."""
+    """Compilation and low-precision GEMMs, and the engines that may represent both."""
     converters = [word.lower() for word in top.section("model").words("converters")]
     if any("lora" in word for word in converters):
         reject("model.converters: lora trains adapters alone, which is not read here")

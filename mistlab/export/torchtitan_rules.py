@@ -1,4 +1,5 @@
-"""What torchtitan can say: its models, up to 0.2 and from 0.3 on, its pipelines, its rules.
+"""The choices that torchtitan can express: its models, pipelines and rules, up to 0.2 and from 0.3
+on.
 
 Up to 0.2 Qwen and gpt-oss models have no pipelines, and the attention of DeepSeek and gpt-oss
 models (FlexAttention) has no context parallelism. Experts are divided among data-parallel ranks,
@@ -33,7 +34,7 @@ from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, TURNING, order_o
 from mistlab.schedule.placement import Placement, even_shares, loop, turning
 from mistlab.stages.stage_shape import parts_of_plan
 
-# By name in the catalogue: the model's name and its flavour.
+# The models that torchtitan includes, by catalogue name: the model's name and its flavour.
 BROUGHT: Mapping[str, tuple[str, str]] = {
     "llama3-8b": ("llama3", "8B"),
     "llama3-70b": ("llama3", "70B"),
@@ -59,19 +60,19 @@ BROUGHT_TODAY: Mapping[str, tuple[str, str]] = {
 }
 _WITHOUT_PIPELINES = ("qwen3", "gpt_oss")
 _WITHOUT_CONTEXT = ("deepseek_v3", "gpt_oss")
-# Their attention is of variable length, which has no context parallelism.
+# Their variable-length attention has no context parallelism.
 _WITHOUT_CONTEXT_TODAY = ("gpt_oss",)
 
 Brought = Mapping[str, tuple[str, str]]
 
 
 def words_of(model: ModelSpec, brought: Brought = BROUGHT) -> tuple[str, str]:
-    """The name and the flavour of a model; one that is not brought is a Llama's flavour."""
+    """The name and the flavour of a model; a model that is not included becomes a Llama flavour."""
     return brought.get(model.name, ("llama3", model.name or "mine"))
 
 
 def check_brought(model: ModelSpec, brought: Brought = BROUGHT) -> None:
-    """Refuse a model with parts that are only those of brought models."""
+    """Refuse a model with parts that only included models have."""
     parts = (model.experts, model.latent, model.further_tokens, model.window, model.pattern)
     has_parts = any(parts) or model.post_norms
     if has_parts and (model.name not in brought or catalog.model(model.name) != model):
@@ -83,15 +84,16 @@ def check_brought(model: ModelSpec, brought: Brought = BROUGHT) -> None:
 
 
 def without_pipeline(job: Job) -> Job:
-    """A single stage for models that torchtitan does not cut."""
+    """A single stage for models that torchtitan cannot divide."""
     name, _ = words_of(job.workload.model)
     _check_context(job, is_lacking=name in _WITHOUT_CONTEXT)
     return one_stage(job) if name in _WITHOUT_PIPELINES else job
 
 
 def without_pipeline_today(job: Job) -> Job:
-    """A single stage for models that torchtitan does not cut from 0.3 on: those whose head is their
-    embedding."""
+    """A single stage for models that torchtitan cannot divide from 0.3 on: those with tied
+    embeddings.
+    """
     name, _ = words_of(job.workload.model, BROUGHT_TODAY)
     _check_context(job, is_lacking=name in _WITHOUT_CONTEXT_TODAY)
     return one_stage(job) if job.workload.model.tied_embeddings else job
@@ -104,14 +106,16 @@ def _check_context(job: Job, *, is_lacking: bool) -> None:
 
 
 def whole_experts_divided(job: Job) -> Job:
-    """Experts divided in the nearest way that torchtitan knows from 0.3 on: whole, or undivided
-    among ranks and in as many parts as layers."""
+    """Experts divided in the nearest way that torchtitan supports from 0.3 on: not at all, or
+    undivided among ranks and into as many parts as layers.
+    """
     return divided_experts(job, in_parts=False)
 
 
 def divided_experts(job: Job, *, in_parts: bool = True) -> Job:
-    """Experts divided in the nearest way that torchtitan knows, alike on all stages: whole, or
-    ``in_parts`` too."""
+    """Experts divided in the nearest way that torchtitan supports, equally on all stages: not
+    split, or ``in_parts`` too.
+    """
     experts = job.workload.model.experts
     if experts is None:
         return job
@@ -128,8 +132,9 @@ def divided_experts(job: Job, *, in_parts: bool = True) -> Job:
     ranks, parts = stage.expert_parallel, stage.expert_tensor_parallel
 
     def distance(way: tuple[int, int]) -> tuple[float, float]:
-        """How far a rank's share of the experts is from the wanted one, then the number of
-        ranks."""
+        """The distance of a rank's share of the experts from the wanted one, then the number of
+        ranks.
+        """
         product = way[0] * way[1] / (ranks * parts)
         return abs(log(product)), abs(log(way[0] / ranks))
 
@@ -138,7 +143,7 @@ def divided_experts(job: Job, *, in_parts: bool = True) -> Job:
 
 
 def _ways(stage: StagePlan, experts: Experts) -> Iterator[tuple[int, int]]:
-    """The degrees of experts, and of their parts, that torchtitan can have on a stage."""
+    """The degrees of experts, and of their parts, that torchtitan supports on a stage."""
     tensor = stage.tensor_parallel
     gpus = stage.num_gpus // stage.state_replicas
     for parts in sorted({1, tensor}):
@@ -151,7 +156,7 @@ def _ways(stage: StagePlan, experts: Experts) -> Iterator[tuple[int, int]]:
 
 
 def has_to_shard(stage: StagePlan) -> bool:
-    """Whether experts lie on more ranks than those of one replica, which FSDP2 then shards over."""
+    """Whether experts span more ranks than one replica has, which FSDP2 then shards over."""
     in_replica = stage.num_gpus // stage.data_parallel
     return bool(in_replica % (stage.expert_parallel * stage.expert_tensor_parallel))
 
@@ -169,8 +174,9 @@ SCHEDULES: Mapping[str, str] = {
 
 
 def pipeline_settings(job: Job, head: str = "output") -> dict[str, object]:
-    """The settings of a job's pipeline, in whose model the head has this name; empty if there is
-    none."""
+    """The settings of a job's pipeline, given the module name of the head; empty if there is
+    none.
+    """
     plan = job.plan
     if plan.num_stages == 1:
         return {}
@@ -192,7 +198,7 @@ def _placement(order: str, num_stages: int, chunks: int = 1) -> Placement:
 
 
 def read_stages(section: Section, draft: Found, layers: int) -> None:
-    """The order and the blocks of the stages that a section says."""
+    """The order and the blocks of stages in a section."""
     parts = section.get("module_fqns_per_model_part")
     schedule = section.get("pipeline_parallel_schedule", "1F1B")
     names = {name: order for order, name in SCHEDULES.items()}
@@ -240,19 +246,20 @@ def _of_stages(blocks: Sequence[int], placement: Placement) -> list[int]:
 
 
 def _weighted(layers: int, stages: int, first: int, last: int) -> list[int]:
-    """Blocks of stages (or parts) where embedding and head count as so many blocks."""
+    """The blocks of stages (or parts) if embedding and head count as this many blocks."""
     counts = [*even_shares(layers + first + last, stages)]
     counts[0] -= first
     counts[-1] -= last
     return counts
 
 
-# Rules for torchtitan: they bring a job closer to what its configurations can say.
+# Rules for torchtitan: each moves a job towards what its configurations can express.
 
 
 def sayable_workload(job: Job, brought: Brought = BROUGHT) -> Job:
-    """The job in bf16 or fp32 with fused attention; refused if torchtitan does not bring its
-    model."""
+    """The job in bf16 or fp32 with fused attention; refused if torchtitan does not include its
+    model.
+    """
     model = job.workload.model
     if model.graph_file is not None:
         problem = "is traced from code of its own: export a plan of a model of the catalogue"
@@ -263,8 +270,9 @@ def sayable_workload(job: Job, brought: Brought = BROUGHT) -> Job:
 
 
 def recomputed(job: Job) -> Job:
-    """All blocks, none, or every n-th: the rarest that recomputes as many as every stage wants. Or
-    every second product of all blocks, if a stage recomputes products."""
+    """Recompute all blocks, none, or every n-th, with the largest n that recomputes as many as
+    every stage wants; or every second GEMM of all blocks, if a stage recomputes GEMMs.
+    """
     stages = job.plan.stages
     if recomputes_products(job):
         return with_stages(
@@ -283,19 +291,19 @@ def recomputed(job: Job) -> Job:
 
 
 def recomputed_today(job: Job) -> Job:
-    """All blocks, none, or every second product of all: from 0.3 on."""
+    """Recompute all blocks, none, or every second GEMM of all: from 0.3 on."""
     if recomputes_products(job):
         return recomputed(job)
     return none_or_all_blocks("checkpointed_layers")(job)
 
 
 def recomputes_products(job: Job) -> bool:
-    """Whether blocks recompute every second product."""
+    """Whether blocks recompute every second GEMM."""
     return any(stage.products_recomputed_layers for stage in job.plan.stages)
 
 
 def blocks_apart(job: Job) -> int:
-    """How many blocks apart recomputed blocks are; none for 0."""
+    """The distance between recomputed blocks; None for 0."""
     pairs = [(stage.layers, stage.checkpointed_layers) for stage in job.plan.stages]
     if not any(count for _, count in pairs):
         return 0
@@ -314,7 +322,7 @@ def with_sequences_split(job: Job) -> Job:
 
 
 def sharded_states(job: Job) -> Job:
-    """FSDP2 also shards along the ranks that share sequences, whether replicas shard or not."""
+    """FSDP2 also shards along context-parallel ranks, whether replicas shard or not."""
     job = sharded(job)
     first = job.plan.stages[0]
     has_to = first.context_parallel > 1 or has_to_shard(first)
@@ -322,12 +330,12 @@ def sharded_states(job: Job) -> Job:
 
 
 def offloaded_states(job: Job) -> Job:
-    """FSDP2 offloads where it shards: with several ranks."""
+    """FSDP2 offloads only where it shards: with several ranks."""
     alone = ranks_of("gather", job.plan.stages[0].degree) == 1
     return dropped(*STATES)(job) if alone else states_offloaded(job)
 
 
-# Rows of both kinds of files.
+# The rows of both kinds of files.
 ORDERED = Row(
     choices=("order",),
     nearest=among_orders(SCHEDULES),

@@ -1,4 +1,4 @@
-"""Plans as configurations of torchtitan: TOML up to 0.2.2, a registry in Python from 0.3 on.
+"""Exports plans to torchtitan's configurations: TOML up to 0.2.2, a Python registry from 0.3 on.
 
 Any division of blocks can be said, by module names. States are sharded by FSDP2. Recomputed are
 all blocks of a stage, or every n-th, or every second product of all. Models are chosen by a
@@ -111,7 +111,9 @@ def _sharding(job: Job) -> dict[str, object]:
 
 
 def _parallelism_of_toml(job: Job) -> dict[str, object]:
-    """The degrees; those of experts where they are divided: otherwise torchtitan reads none."""
+    """The degrees; those of experts only where they are divided, since torchtitan reads none
+    otherwise.
+    """
     stage = job.plan.stages[0]
     settings = {
         **_sharding(job),
@@ -130,7 +132,7 @@ def _notes_of_toml(job: Job) -> Iterator[str]:
 
 
 def _flavour_notes(model: ModelSpec, models: str) -> Iterator[str]:
-    """What a model needs that torchtitan does not bring."""
+    """Notes on the parts that a model that torchtitan does not include needs."""
     yield (
         f"add the flavour {model.name or 'mine'!r} to {models}: dim={model.hidden}, "
         f"n_layers={model.layers}, n_heads={model.heads}, n_kv_heads={model.kv_heads}, "
@@ -156,13 +158,13 @@ TORCHTITAN_TOML = Target(
 )
 
 
-# Plans as a registry of torchtitan 0.3: a Python module whose function ``plan`` makes a
+# Exports plans to a registry of torchtitan 0.3: a Python module whose function ``plan`` builds a
 # configuration.
 #
-# Beside what the TOML of earlier versions says, all models but those whose head is their embedding
-# can be cut into stages, and sequences need not be split where layers are. Context-parallel ranks
-# gather keys. Blocks are recomputed all or none, or every second product of all. CUDA graphs are
-# switched off, as predictions have none.
+# In addition to the TOML of earlier versions, all models except those with tied embeddings can be
+# divided into stages, and tensor parallelism does not require sequence parallelism.
+# Context-parallel ranks gather keys. Blocks are recomputed all or none, or every second GEMM of
+# all. CUDA graphs are disabled, since predictions have none.
 
 
 def _keys_gathered(job: Job) -> Job:
@@ -260,7 +262,7 @@ def _lines(settings: Mapping[str, object]) -> str:
 
 
 def _recomputation(job: Job) -> str:
-    """The class that recomputes what a job recomputes; empty for nothing."""
+    """The class for the job's recomputation; empty if there is none."""
     if recomputes_products(job):
         return "SelectiveAC"
     return "FullAC" if job.plan.stages[0].checkpointed_layers else ""

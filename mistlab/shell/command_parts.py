@@ -20,12 +20,12 @@ from mistlab.shell.syntax import (
 _NUMBERS = re.compile(r"(-?\d{1,9})\.\.(-?\d{1,9})(?:\.\.(-?\d{1,9}))?")
 _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.(-?\d{1,9}))?")
 _MOST, _MOST_STEPS = 10_000, 1_000_000
-# A unit is an unquoted character, or a part that stays whole.
+# An unquoted character, or a part of a word that is not divided.
 Unit = str | WordPart
 
 
 def unbraced(word: RawWord) -> tuple[RawWord, ...]:
-    """The words that a word with braces stands for, in order."""
+    """The words that brace expansion gives, in order."""
     if not any(_may_have_braces(part) for part in word.parts):
         return (word,)
     units: list[Unit] = []
@@ -63,7 +63,7 @@ def _expanded_word(units: list[Unit], word: RawWord) -> RawWord:
 
 
 def _alternatives(units: list[Unit], line: int, depth: int) -> Iterator[list[Unit]]:
-    """All words that units stand for."""
+    """All words that units expand to."""
     if depth > 20:
         raise LineError(line, "braces are nested too deep: write the words instead")
     for start, unit in enumerate(units):
@@ -90,7 +90,7 @@ def _closing(units: list[Unit], start: int) -> int:
 
 
 def _choices(inner: list[Unit], line: int, depth: int) -> Iterator[list[Unit]] | None:
-    """What stands between two braces, or None where they are no braces of an expansion."""
+    """The alternatives between two braces, or None if the braces are literal."""
     text = "".join(unit if isinstance(unit, str) else "\0" for unit in inner)
     if match := _NUMBERS.fullmatch(text):
         return _numbers(*match.groups())
@@ -150,7 +150,7 @@ def read_assignment(lexer: Lexer, blanks: Callable[[], None]) -> Assignment | No
 
 
 def _key(lexer: Lexer) -> RawWord | None:
-    """A key between brackets, or None where they do not close on the line."""
+    """A key between brackets, or None if they do not close on the line."""
     stop = lexer.text.find("\n", lexer.at, lexer.end)
     line_end = lexer.end if stop < 0 else stop
     if "]" not in lexer.text[lexer.at : line_end]:
@@ -202,7 +202,7 @@ _BINARY = re.compile(r"==|=~|!=|=|<|>|-(?:eq|ne|lt|le|gt|ge|nt|ot|ef)(?=\s)")
 
 
 def read_condition(lexer: Lexer, line: int) -> Comparison:
-    """The test from behind ``[[`` to behind ``]]``."""
+    """The test between ``[[`` and ``]]``."""
     condition = _any(lexer, line)
     _blanks(lexer)
     if not lexer.starts("]]"):
@@ -278,7 +278,7 @@ def _word(lexer: Lexer, line: int) -> RawWord:
 
 
 def _pattern(lexer: Lexer, line: int) -> RawWord:
-    """A pattern or a regular expression, which may have parentheses and bars inside of them."""
+    """A pattern or a regular expression, which may contain parentheses and bars."""
     start, parts, level = lexer.at, list[WordPart](), 0
     while (letter := lexer.peek()) and not (level == 0 and letter in " \t\n)"):
         if letter in "()|<>&; \t":

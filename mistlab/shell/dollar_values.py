@@ -1,4 +1,4 @@
-"""The values of ``$name`` and ``${...}``, and the pieces that an expanded word is made of."""
+"""The values of ``$name`` and ``${...}``, and the pieces of an expanded word."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
@@ -27,7 +27,7 @@ _WHITE = " \t\n"
 
 
 class Piece(NamedTuple):
-    """A part of an expanded word; one that ``splits`` is divided into fields at blanks.
+    """A part of an expanded word; if it ``splits``, it is divided into fields at blanks.
 
     One that ``ends`` only parts two fields, as between the values of ``"$@"``.
     """
@@ -42,7 +42,7 @@ BOUNDARY = Piece(Text(), ends=True)
 
 
 class Expanding(Protocol):
-    """What expansions of variables ask of the expansion of words."""
+    """The operations that variable expansion needs from word expansion."""
 
     session: Session
     state: State
@@ -51,7 +51,7 @@ class Expanding(Protocol):
         """A word as one text."""
 
     def pattern(self, word: RawWord) -> Text:
-        """A word as a pattern, in which quoted characters stand for themselves."""
+        """A word as a pattern, in which quoted characters are literal."""
 
     def pieces(self, word: RawWord, *, splits: bool) -> list[Piece]:
         """A word's pieces."""
@@ -191,7 +191,7 @@ def _element(words: Expanding, dollar: Dollar, subscript: RawWord, variable: Var
 
 
 def key_of(words: Expanding, name: str, subscript: RawWord) -> Key | Text:
-    """An array's index or key; an unknown text where it is not known."""
+    """An array's index or key; an unknown text if it is not known."""
     variable = words.state.variables.get(name)
     if variable is not None and variable.is_map:
         text = words.text(subscript)
@@ -226,7 +226,7 @@ def _count(words: Expanding, dollar: Dollar) -> Text:
 
 
 def _unknown(words: Expanding, dollar: Dollar, *texts: Text) -> Text | None:
-    """The expansion as unknown, where a text that it depends on is."""
+    """An unknown text, if a text that the expansion depends on is unknown."""
     unknown = words.session.first_unknown(*texts)
     if unknown is None:
         return None
@@ -234,7 +234,7 @@ def _unknown(words: Expanding, dollar: Dollar, *texts: Text) -> Text | None:
 
 
 def _present(words: Expanding, dollar: Dollar, value: Value) -> Text:
-    """A value where no operator takes care of its absence."""
+    """The value, if the expansion has no operator for a missing one."""
     if isinstance(value, Text):
         return value
     if value is Absence.EMPTY:
@@ -242,7 +242,7 @@ def _present(words: Expanding, dollar: Dollar, value: Value) -> Text:
     if dollar.name.isdigit():
         return unset_argument(words.session, int(dollar.name), dollar.source, dollar.line)
     if words.session.assigned.get(dollar.name) == dollar.line:
-        # What a variable is assigned from itself at first is what a user may set.
+        # A variable whose first assignment refers to itself may be set by the user.
         return Text(assumed=taken_as(words.session, dollar.name, dollar.line, "not set"))
     return unset_text(words.session, dollar.name, dollar.source, dollar.line)
 
@@ -254,7 +254,7 @@ def _length(words: Expanding, dollar: Dollar, value: Value) -> Text:
 
 
 def _chosen(words: Expanding, dollar: Dollar, value: Value, *, splits: bool) -> list[Piece]:
-    """The value, or the word that an operator gives for one that is not there."""
+    """The value, or the word that an operator gives for a missing one."""
     operator, argument = dollar.operator.lstrip(":"), dollar.argument
     assert argument is not None
     is_empty = isinstance(value, Absence) or (dollar.operator[0] == ":" and not value)
@@ -286,7 +286,7 @@ def _word(words: Expanding, dollar: Dollar, splits: bool) -> list[Piece]:
 
 
 def _notes(words: Expanding, dollar: Dollar, taken: Text | None = None) -> frozenset[str]:
-    """The note on a variable that nobody sets, and on what is taken in its place."""
+    """The note on a variable that is set nowhere, and on the value assumed."""
     if dollar.name.isdigit():
         return without_arguments(words.session, dollar.line, dollar.source)
     if taken is None:
@@ -296,7 +296,7 @@ def _notes(words: Expanding, dollar: Dollar, taken: Text | None = None) -> froze
 
 
 def _demanded(words: Expanding, dollar: Dollar, value: Value) -> Text:
-    """``${x:?message}`` of a variable without a value."""
+    """``${x:?message}`` for a variable without a value."""
     assert dollar.argument is not None
     message = words.session.rendered(words.text(dollar.argument)) or "must be given"
     if value is Absence.UNSET:
@@ -320,7 +320,7 @@ def _changed(words: Expanding, dollar: Dollar, text: Text) -> Text:
     pattern = words.pattern(dollar.argument) if dollar.argument else Text()
     if unknown := _unknown(words, dollar, pattern):
         return unknown
-    # Matching takes as many steps as the square of a text's length.
+    # Matching takes time proportional to the square of a text's length.
     words.session.spend(dollar.line, len(text) ** 2 * len(pattern) // 32)
     return _matched(words, dollar, text, pattern)
 
@@ -339,7 +339,7 @@ def _matched(words: Expanding, dollar: Dollar, text: Text, pattern: Text) -> Tex
 
 
 def _known_end(words: Expanding, dollar: Dollar, text: Text) -> Text | None:
-    """The name of a file in an unknown folder, or the folder of a known name."""
+    """The file name in an unknown folder, or the folder of a known name."""
     argument = dollar.argument.bare if dollar.argument else None
     cut = text.chars.rfind("/")
     if cut < 0 or not text.part(cut).is_known:
@@ -386,7 +386,7 @@ def _replaced(words: Expanding, dollar: Dollar, text: Text, pattern: str) -> Tex
 
 
 def _ended(operator: str, by: Text, rest: Text) -> Text:
-    """A text with another one before it (``/#``) or behind it (``/%``)."""
+    """A text with another one added before it (``/#``) or after it (``/%``)."""
     return joined((by, rest) if operator == "/#" else (rest, by))
 
 
@@ -422,7 +422,7 @@ def _indirect(words: Expanding, dollar: Dollar, *, splits: bool) -> list[Piece]:
 
 
 def words_of_key(key: str, line: int) -> RawWord:
-    """A key that is known already as a word."""
+    """A known key as a word."""
     return RawWord(parts=(Literal(text=key, line=line),), line=line, source=key)
 
 
@@ -480,7 +480,7 @@ def _values(words: Expanding, dollar: Dollar) -> tuple[list[Text], frozenset[str
 
 
 def _sliced(words: Expanding, dollar: Dollar, values: list[Text]) -> list[Text]:
-    """A slice of an array; arguments count from 1."""
+    """A slice of an array; arguments are numbered from 1."""
     if dollar.name in ("@", "*"):
         name = argument_of(words.session, words.state, 0, dollar.line)
         values = [name if isinstance(name, Text) else Text(), *values]

@@ -1,4 +1,4 @@
-"""Evaluates a script without running a program: simple commands, and those in its structures."""
+"""Evaluates a shell script without running programs: simple commands and control structures."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -88,7 +88,7 @@ def _called(
 
 
 def _set(runner: Runner, state: State, texts: Mapping[str, Text]) -> dict[str, Variable | None]:
-    """Set variables for one command; what they were before."""
+    """Set variables for one command; returns their previous values."""
     before = {name: state.variables.get(name) for name in texts}
     for name, text in texts.items():
         runner.session.spend(text.line, len(text))
@@ -110,7 +110,7 @@ def run_call(call: Call) -> None:
 
 
 def _past(call: Call) -> None:
-    """``command name``: no function of this name; ``command -v name`` asks for a program."""
+    """``command name``: bypass functions; ``command -v name`` asks for a program."""
     first = call.arguments[0].chars
     if first in ("-v", "-V"):
         text = call.session.unknown_at(call.line, call.command.source, "is not run")
@@ -146,18 +146,18 @@ def _function(call: Call) -> None:
     session.callers.pop()
 
 
-# Evaluates a script without running a program: the commands that stand in its structures.
+# Evaluates a shell script without running programs: the commands in control structures.
 
 
 class Evaluator:
-    """Evaluates commands in a state; each one changes the state and sets its status."""
+    """Evaluates commands in a state; each command changes the state and sets its status."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         session.run = self.run
 
     def run(self, script: Script, state: State) -> None:
-        """Evaluate commands one after another until one leaves them."""
+        """Run commands in sequence until one leaves the sequence (exit, return, break)."""
         for command in script.commands:
             if state.flow:
                 return
@@ -242,7 +242,7 @@ class Evaluator:
         self.session.assumed |= words.assumed
 
     def test(self, script: Script, state: State) -> tuple[Maybe, frozenset[str]]:
-        """Whether a condition holds, and what this rests on."""
+        """Whether a condition holds, and the assumptions that its truth depends on."""
         before, self.session.assumed = self.session.assumed, frozenset()
         self.session.tests += 1
         self.session.asks += 1
@@ -255,7 +255,7 @@ class Evaluator:
     def condition(
         self, line: int, source: str, cause: Maybe = True, assumed: frozenset[str] = frozenset()
     ) -> Guard:
-        """A condition as others are told of it."""
+        """A condition as shown to users."""
         source = " ".join(source.rstrip(";").split())[:80]
         if not isinstance(cause, Unknown):
             return Guard(line=line, source=source, assumed=assumed)
@@ -291,7 +291,7 @@ class Evaluator:
         self.run(body, state)
 
     def _assume(self, command: Command, state: State, assumed: frozenset[str]) -> None:
-        """Let variables rest on what a condition rests on that decides on them."""
+        """Add a deciding condition's assumptions to the variables assigned under it."""
         if not assumed:
             return
         for name in assigned_names(command):
@@ -308,7 +308,7 @@ class Evaluator:
         self.session.assumed |= before
 
     def _rest(self, command: AndOr, number: int, state: State) -> None:
-        """The commands behind an operator, by the status of those before it."""
+        """The commands after an operator, run or skipped by the status so far."""
         if state.flow or number == len(command.operators):
             return
         value = truth(state)
@@ -328,7 +328,7 @@ class Evaluator:
         )
 
     def _next(self, command: AndOr, number: int, status: int, state: State) -> None:
-        """The command behind an operator, where its status asks for it, and all behind it."""
+        """The command after an operator, if its status asks for it, and all commands after it."""
         if (truth(state) is True) != (status == 0):
             state.status = status
         if (status == 0) == (command.operators[number] == "&&"):
@@ -394,7 +394,7 @@ class Evaluator:
     def _arms(
         self, arms: Sequence[Arm], number: int, state: State, subject: Text, words: Words
     ) -> None:
-        """An arm's commands and those of the arms that follow by ``;&`` and ``;;&``."""
+        """The commands of an arm and of the arms that follow by ``;&`` and ``;;&``."""
         self._body(arms[number].body, state)
         ending = arms[number].ending
         for after in range(number + 1, len(arms)):
@@ -436,7 +436,7 @@ def _is_negated(command: Command) -> bool:
 
 
 def _return(state: State, child: State) -> None:
-    """What a subshell leaves behind: its status, its output and files."""
+    """The effects of a subshell on its parent: status, output and files."""
     state.status = child.status
     state.written.update(child.written)
     if state.output is not None:

@@ -1,4 +1,4 @@
-"""Expands words and redirections: variables, substitutions and arithmetic, then fields."""
+"""Expands words and redirections: variables, substitutions and arithmetic, then field splitting."""
 
 from collections.abc import Callable, Iterable, Sequence
 from posixpath import dirname, normpath
@@ -32,7 +32,7 @@ _MOST_FIELDS = 20_000
 
 
 class Words:
-    """Expands words in a state; ``assumed`` are the notes that all of them rest on.
+    """Expands words in a state; ``assumed`` are notes that apply to all of them.
 
     ``status`` is that of the last command that was substituted.
     """
@@ -44,7 +44,7 @@ class Words:
         self.status: Status | None = None
 
     def fields(self, words: Iterable[RawWord]) -> list[Text]:
-        """Words as the arguments of a command."""
+        """Words expanded to the arguments of a command."""
         ends, fields = separators(self.state), list[Text]()
         for word in words:
             fields += fields_of(self.pieces(word, splits=True), ends)
@@ -54,11 +54,11 @@ class Words:
         return fields
 
     def text(self, word: RawWord) -> Text:
-        """A word as one text, as assignments take it."""
+        """A word expanded to one text, as in assignments."""
         return one_text(self.pieces(word, splits=False))
 
     def pattern(self, word: RawWord) -> Text:
-        """A word as a pattern, in which quoted characters stand for themselves."""
+        """A word as a pattern, in which quoted characters are literal."""
         return one_pattern(self.pieces(word, splits=False))
 
     def pieces(self, word: RawWord, *, splits: bool) -> list[Piece]:
@@ -135,7 +135,7 @@ class Words:
         return unknown
 
     def _read(self, name: str, key: str | None, line: int) -> str:
-        """A variable's text in arithmetic, where one that the script counts up starts at 0."""
+        """A variable's text in arithmetic; a counter of the script starts at 0."""
         session, state = self.session, self.state
         if key is not None and name in state.variables:
             index = key_of(self, name, words_of_key(key, line))
@@ -160,7 +160,7 @@ class Words:
         assign(self.session, self.state, name, text, index)
 
 
-# Follows redirections: here-documents and files that the script writes itself.
+# Applies redirections: here-documents, and files that the script writes itself.
 
 
 _WRITES = (">", ">>", ">|", "&>", "&>>")
@@ -169,7 +169,7 @@ _WRITES = (">", ">>", ">|", "&>", "&>>")
 def redirected(
     session: Session, state: State, redirects: Sequence[Redirect], way: Callable[[State], None]
 ) -> None:
-    """Follow a way with its input and output redirected."""
+    """Run a continuation with its input and output redirected."""
     if not redirects:
         way(state)
         return
@@ -202,7 +202,7 @@ def _is_to_errors(redirect: Redirect) -> bool:
 
 
 def _write(session: Session, state: State, path: str, text: Text, *, appends: bool) -> None:
-    """Keep a written text; what a program prints that is not run is no text of the script's."""
+    """Record a written text; the output of a program that is not run is excluded."""
     unknown = session.first_unknown(text)
     if unknown is not None and len(text) == 1:
         return
@@ -225,7 +225,7 @@ def _input(session: Session, state: State, words: Words, redirect: Redirect) -> 
 
 
 def text_of_file(session: Session, state: State, path: Text) -> Text | None:
-    """The text of a file that the script wrote, or that is at hand beside it."""
+    """The text of a file that the script wrote, or that is beside it."""
     shown = normpath(session.rendered(path))
     if shown in state.written:
         return state.written[shown]
@@ -234,7 +234,7 @@ def text_of_file(session: Session, state: State, path: Text) -> Text | None:
 
 
 def beside(session: Session, path: Text) -> str | None:
-    """The text of a file beside the script; a folder that is not known is taken as the script's."""
+    """The text of a file beside the script; an unknown folder is assumed to be the script's."""
     known = known_path(path)
     if not known:
         return None
@@ -247,7 +247,7 @@ def beside(session: Session, path: Text) -> str | None:
 
 
 def known_path(path: Text) -> str:
-    """A path without its folders that are not known, which are taken as the script's."""
+    """A path without unknown folders, which are assumed to be the script's."""
     known = path.chars
     while known and not plain(known).is_known:
         known = known.partition("/")[2]

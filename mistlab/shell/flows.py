@@ -1,4 +1,4 @@
-"""Ways that a script may take beside one another: run apart, and their states merged."""
+"""Alternative control flows of a script: run separately, then merged into one state."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,7 @@ _BLANKS = " \t\n"
 
 
 def merge(session: Session, state: State, other: State, cause: Unknown) -> None:
-    """Make ``state`` hold for either of two ways that a script may take.
+    """Make ``state`` valid for both of two control flows.
 
     ``cause`` is why it is not known which way is taken.
     """
@@ -36,7 +36,7 @@ def merge(session: Session, state: State, other: State, cause: Unknown) -> None:
 
 
 def _merge_streams(session: Session, state: State, other: State, cause: Unknown) -> None:
-    """Join what was printed and what is left to read."""
+    """Merge outputs and remaining inputs."""
     if state.output != other.output and state.output is not None and other.output is not None:
         state.output = _text(session, "the output", (state.output, other.output), cause)
     if state.input != other.input and state.input is not None:
@@ -75,7 +75,7 @@ def _map(
 def _text(
     session: Session, expression: str, pair: tuple[Text | None, Text | None], cause: Unknown
 ) -> Text:
-    """What two texts have in common, with one unknown part in between."""
+    """The common prefix and suffix of two texts, with one unknown part in between."""
     first, second = (each or Text() for each in pair)
     if first == second and None not in pair:
         return first
@@ -84,7 +84,7 @@ def _text(
     head = _alike(first.chars, second.chars, min(len(first), len(second)))
     rest = min(len(first), len(second)) - head
     tail = _alike(first.chars[::-1], second.chars[::-1], rest)
-    # The unknown part is whole words.
+    # The unknown part covers whole words.
     while head and not _parts_at(first.chars, second.chars, head):
         head -= 1
     while tail and not _parts_at(first.chars[::-1], second.chars[::-1], tail):
@@ -96,19 +96,19 @@ def _text(
 
 
 def _alike(first: str, second: str, most: int) -> int:
-    """How many characters two texts have in common at their beginning."""
+    """The length of the common prefix of two texts."""
     return next((at for at in range(most) if first[at] != second[at]), most)
 
 
 def _parts_at(first: str, second: str, offset: int) -> bool:
-    """Whether two texts that are alike up to an offset both part words there."""
+    """Whether an offset is a word boundary in both of two texts that agree up to it."""
     if first[offset - 1] in _BLANKS:
         return True
     return all(text[offset : offset + 1] in ("", *_BLANKS) for text in (first, second))
 
 
 def _spaced(pieces: list[Text], middles: list[Text]) -> list[Text]:
-    """The pieces with blanks between them where a middle has some."""
+    """Join pieces with blanks, if the middle contains blanks."""
     blank = Text(" ")
     starts = any(middle.chars[:1] in tuple(_BLANKS) for middle in middles)
     stops = any(middle.chars[-1:] in tuple(_BLANKS) for middle in middles)
@@ -119,7 +119,7 @@ def _spaced(pieces: list[Text], middles: list[Text]) -> list[Text]:
 def _sequence(
     session: Session, expression: str, first: Sequence[Text], second: Sequence[Text], cause: Unknown
 ) -> tuple[Text, ...]:
-    """What two lists have in common at their ends, with one unknown part in between."""
+    """The common prefix and suffix of two lists, with one unknown part in between."""
     shorter = min(len(first), len(second))
     head = next((at for at in range(shorter) if first[at].chars != second[at].chars), shorter)
     rest = shorter - head
@@ -132,7 +132,7 @@ def _sequence(
 def _either(
     session: Session, expression: str, middles: Sequence[Sequence[Text]], cause: Unknown
 ) -> Text:
-    """An unknown part that is one of two lists of words."""
+    """An unknown part that is one of two word lists."""
     choices = [_choices(session, words) for words in middles]
     known = [choice for each in choices if each is not None for choice in each]
     either = tuple(dict.fromkeys(known)) if None not in choices and len(known) <= _MOST else ()
@@ -143,31 +143,31 @@ def _either(
 
 
 def depends(cause: Unknown) -> str:
-    """Why a part is unknown that was assigned under a condition."""
+    """The reason why a part that was assigned under a condition is unknown."""
     line = f"line {cause.line} of {cause.file}" if cause.file else f"line {cause.line}"
     return f"depends on {line}: {cause.expression}, which is not known"
 
 
 def _choices(session: Session, words: Sequence[Text]) -> list[str] | None:
-    """The texts that words may be; their own choices where they are one unknown part."""
+    """The possible texts of words; their own choices if they are one unknown part."""
     if len(words) == 1 and len(words[0]) == 1 and (unknown := session.first_unknown(*words)):
         return list(unknown.either) or None
     return [" ".join(session.rendered(word) for word in words).strip(_BLANKS)]
 
 
-# Runs parts of a script apart from the rest, and ways that it may take beside one another.
+# Runs parts of a script separately, and alternative control flows.
 
 
 Way = Callable[[State], None]
 
 
 def run_apart(session: Session, script: Script, child: State) -> None:
-    """Run a script in a subshell's state; what leaves it leaves no more than the subshell."""
+    """Run a script in a subshell's state; an exit leaves only the subshell."""
     apart(session, child, lambda state: session.run(script, state))
 
 
 def apart(session: Session, child: State, way: Way) -> None:
-    """Follow a way in a subshell's state."""
+    """Run a continuation in a subshell's state."""
     parked, session.parked = session.parked, []
     loops, session.loops = session.loops, list(session.loops)
     way(child)
@@ -178,7 +178,7 @@ def apart(session: Session, child: State, way: Way) -> None:
 def divided(
     session: Session, state: State, cause: Unknown, ways: Sequence[Way], condition: Guard
 ) -> None:
-    """Follow several ways from one state, and go on with all that they agree on.
+    """Run several control flows from one state, and continue with everything they agree on.
 
     A way that ends the script is left out: the user wants the training that the others start.
     """
@@ -205,7 +205,7 @@ def divided(
 
 
 def guarded(session: Session, state: State, ways: Sequence[Way], condition: Guard) -> None:
-    """Follow the first of two ways, which a condition asks for.
+    """Run the first of two control flows, as a condition selects it.
 
     Where the condition rests on what is taken for granted and the script would end, as a guard
     against a variable that is not set ends it, what was taken for granted does not hold.
@@ -227,7 +227,7 @@ def _launches(session: Session, started: int) -> bool:
 
 
 def park(session: Session, state: State, cause: Unknown) -> None:
-    """Keep a state that leaves a function or a loop early until its end is reached."""
+    """Store a state that leaves a function or a loop early, until its end is reached."""
     kind = "function" if state.flow == RETURN else "loop"
     for name, states in reversed(session.parked):
         if name != kind:
@@ -241,7 +241,7 @@ def park(session: Session, state: State, cause: Unknown) -> None:
 
 
 def collected(session: Session, state: State, flows: Sequence[str]) -> None:
-    """Join the states that were parked with one of some flows to the state at hand."""
+    """Merge the states stored for some kinds of exits into the current state."""
     _, states = session.parked[-1]
     for parked in [each for each in states if each[0].flow in flows]:
         states.remove(parked)

@@ -1,4 +1,4 @@
-"""Evaluates arithmetic of the shell: whole numbers of 64 bits with C's operators."""
+"""Evaluates shell arithmetic: 64-bit integers with C's operators."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -50,7 +50,7 @@ class NotKnownError(Exception):
 
 
 class Names:
-    """How an expression reads and assigns variables, by name and the text of an index."""
+    """Reads and assigns variables in an expression, by name and index text."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ def number_of(text: str, names: Names, line: int, depth: int = 0) -> int:
 
 
 def wrapped(value: int) -> int:
-    """A value in 64 bits with a sign."""
+    """A value wrapped to a signed 64-bit integer."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -114,14 +114,14 @@ def _tokens(text: str) -> Iterator[tuple[str, str, int]]:
         token, at = match[kind], match.end()
         counts = before == "name" or _NAME.match(text, at)
         if token in ("++", "--") and not counts:
-            # Two signs, where no variable is beside them to be counted.
+            # Two separate signs, since there is no variable to increment.
             token, at = token[0], at - 1
         yield kind, token, at
         before = "name" if token == "]" else kind
 
 
 class _Expression:
-    """An expression that is evaluated while it is parsed; ``_idle`` counts parts to skip."""
+    """An expression that is evaluated while it is parsed; ``_idle`` counts nested parts to skip."""
 
     def __init__(self, text: str, names: Names, line: int, depth: int) -> None:
         self._text = text

@@ -1,4 +1,4 @@
-"""The one command of a script that starts training, chosen among those that it starts."""
+"""Selects the one command of a script that starts training, among all commands that it starts."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ _HELPERS = re.compile(
 )
 _TRAINS = re.compile(r"train|finetun|fine_tun|fine-tun|sft|dpo|ppo|grpo|run_clm|run_mlm|lora", re.I)
 _OPTION = re.compile(r"--?[A-Za-z]")
-# Values of options that name things, and change no cost.
+# Values of options that name things and do not affect cost.
 _NAMING_OPTIONS = re.compile(
     r"port|addr|rank|path|dir|name|save|load|log|data|seed|id$|wandb|project|host|file|output|run|rdzv|"
     r"prompt|tag|exp"
@@ -48,7 +48,7 @@ _OTHER_PROGRAMS = word_set(
 
 
 class Candidate:
-    """A command that may start training, with its program taken apart from its launcher."""
+    """A command that may start training, with its program separated from its launcher."""
 
     def __init__(self, session: Session, started: Started, parts: CommandParts) -> None:
         self.started = started
@@ -60,12 +60,12 @@ class Candidate:
 
     @property
     def options(self) -> int:
-        """How many options the command has."""
+        """The number of the command's options."""
         return sum(bool(_OPTION.match(word)) for word in self.words)
 
     @property
     def rank(self) -> tuple[bool, bool, bool]:
-        """How sure it is that the command trains; higher is surer."""
+        """The confidence that the command trains; higher is surer."""
         trains = bool(_TRAINS.search(self.program))
         near = "/".join(self.program.split("/")[-2:])
         helps = bool(_HELPERS.search(near)) and not _TRAINS.search(name_of(self.program))
@@ -73,7 +73,7 @@ class Candidate:
 
     @property
     def signature(self) -> tuple[str, ...]:
-        """What commands that train alike have in common: all but names, paths and ports."""
+        """The part of a command that affects training: everything except names, paths and ports."""
         kept, is_name = list[str](), False
         for word in self.words[self.parts.start :]:
             option, equals, value = word.partition("=")
@@ -86,14 +86,14 @@ class Candidate:
         return tuple(kept)
 
     def stands_at(self, session: Session, line: int) -> bool:
-        """Whether the command stands at a line of the script, or is reached from it."""
+        """Whether the command is on a line of the script, or reached from it."""
         simple = self.started.simple
         is_here = session.place(simple.line)[1] == ""
         return (is_here and simple.line <= line <= simple.last_line) or line in self.started.callers
 
 
 def chosen(session: Session) -> Candidate | None:
-    """The command that trains; None where the script starts none; refuses where several may."""
+    """The command that trains; None if the script starts none; refuses if several may."""
     candidates = list(_candidates(session))
     if session.source.line is not None:
         return _at_line(session, candidates, session.source.line)
@@ -131,7 +131,7 @@ def _candidates(session: Session) -> Iterable[Candidate]:
 
 
 def _may_train(started: Started) -> bool:
-    """Whether a program that is not known has options as those that train do."""
+    """Whether an unknown program has options like those of training programs."""
     program = name_of(started.words[0].chars)
     options = sum(word.chars.startswith("--") for word in started.words)
     return options > 0 and program not in _OTHER_PROGRAMS
@@ -177,7 +177,7 @@ def _shown(candidates: Sequence[Candidate], line: int) -> str:
 
 
 def _by_loop(session: Session, candidates: Sequence[Candidate]) -> str | None:
-    """Which loop makes the commands differ."""
+    """The loop that makes the commands differ."""
     for name, line, _ in candidates[0].started.loops:
         values = list(
             dict.fromkeys(
@@ -198,7 +198,7 @@ def _by_loop(session: Session, candidates: Sequence[Candidate]) -> str | None:
 
 
 def _differ_by(candidates: Sequence[Candidate], name: str, line: int) -> bool:
-    """Whether commands of one value of a loop's variable differ less than all of them."""
+    """Whether commands with one value of a loop's variable differ less than all of them."""
     by_value: dict[str, set[tuple[str, ...]]] = {}
     for each in candidates:
         for other, at, value in each.started.loops:
@@ -209,7 +209,7 @@ def _differ_by(candidates: Sequence[Candidate], name: str, line: int) -> bool:
 
 
 def _by_condition(session: Session, candidates: Sequence[Candidate]) -> str | None:
-    """Which condition that is not known decides between the commands."""
+    """The unknown condition that decides between the commands."""
     for each in candidates:
         for condition in each.started.conditions:
             if condition.cause is not None:
@@ -227,12 +227,12 @@ def _asked(session: Session, condition: Guard, candidates: Sequence[Candidate]) 
     )
 
 
-# The one command of a script that starts training, and the files that the script wrote before.
+# The one command of a script that starts training, and the files that the script wrote before it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A command that starts training, taken apart.
+    """A command that starts training, separated into its parts.
 
     ``program`` is the training script or module (``pretrain_gpt.py``), empty for a line that has
     options alone. ``launcher`` is the innermost program that starts processes (``torchrun``,
@@ -282,7 +282,7 @@ def launch_of(source: LaunchFile) -> Launch:
 
 
 def _evaluate(evaluator: Evaluator, script: Script, state: State) -> None:
-    """Evaluate a script; one that goes on for long behind its launch is followed to there."""
+    """Evaluate a script; one that continues long after its launch is evaluated only up to it."""
     session = evaluator.session
     try:
         evaluator.run(script, state)
@@ -308,7 +308,7 @@ def _check_settings(session: Session) -> None:
 
 
 def _nothing(session: Session) -> str:
-    """Why a script starts no training."""
+    """The reason why a script starts no training."""
     for each in session.started:
         notes = sorted(frozenset().union(*(word.assumed for word in each.words)))
         if is_launcher(each.words[0].chars) and notes and not each.is_captured:
@@ -363,7 +363,7 @@ def _unknown_in(session: Session, written: Mapping[str, Text]) -> dict[str, Unkn
 
 
 def _notes(session: Session, candidate: Candidate) -> tuple[str, ...]:
-    """What was taken for granted on the way to a command, in the order of lines."""
+    """The assumptions made up to a command, in the order of lines."""
     started = candidate.started
     notes = {note for word in (*started.outer, *started.words) for note in word.assumed}
     notes |= {note for condition in started.conditions for note in condition.assumed}

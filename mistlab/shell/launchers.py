@@ -1,4 +1,4 @@
-"""Programs that start training: launchers of processes, and where their options end."""
+"""Programs that start training: process launchers, and where their options end."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -43,14 +43,14 @@ _MODULES = frozenset(("-m", "--module", "--module_mode"))
 # Words behind a launcher's name that belong to it.
 _VERBS = {"accelerate": "launch", "colossalai": "run", "lightning": "run", "fabric": "run"}
 _VERBS |= {"coverage": "run"}
-# Programs that start others, and whose options are many.
+# Programs that start other programs and have many options.
 _WRAPPERS = frozenset(
     (
         *("srun", "mpirun", "mpiexec", "mpiexec.hydra", "aprun", "jsrun", "prun", "orterun"),
         *("numactl", "docker", "singularity", "apptainer", "timeout", "taskset"),
     )
 )
-# Programs that train by a word of their own: the program and the words that do.
+# Programs with a subcommand that trains, and the subcommands.
 _TRAINERS: Mapping[str, frozenset[str]] = {
     "llamafactory-cli": frozenset(("train",)),
     "xtuner": frozenset(("train",)),
@@ -96,7 +96,7 @@ def is_launcher(word: str) -> bool:
 
 
 class CommandParts:
-    """A command taken apart: words up to its program, and those behind it."""
+    """A command separated into the words up to its program, and those after it."""
 
     def __init__(self, launcher: str, at: int, first: int, start: int = 0) -> None:
         self.launcher = launcher
@@ -106,7 +106,7 @@ class CommandParts:
 
 
 def parts_of(words: Sequence[Text]) -> CommandParts | None:
-    """Where a command's training program stands, None for a command that starts none.
+    """The position of a command's training program; None if the command starts none.
 
     ``at`` is its index, -1 for none; ``first`` the index of its first argument; ``start`` that of
     its launcher.
@@ -124,7 +124,7 @@ def parts_of(words: Sequence[Text]) -> CommandParts | None:
 
 
 def _launchers(words: Sequence[Text]) -> list[tuple[int, str]]:
-    """The launchers among a command's words, each started by the one before."""
+    """The launchers among a command's words, each started by the previous one."""
     launchers, number = list[tuple[int, str]](), 0
     while number < len(words):
         chars = words[number].chars
@@ -140,12 +140,12 @@ def _launchers(words: Sequence[Text]) -> list[tuple[int, str]]:
 
 
 def _ends(words: Sequence[Text], number: int) -> bool:
-    """Whether a module is named here, behind which are its own arguments."""
+    """Whether a module is named here; the words after it are the module's arguments."""
     return words[number - 1].chars in _MODULES
 
 
 def _without_launcher(words: Sequence[Text]) -> CommandParts | None:
-    """A program that is named alone, or options alone."""
+    """A program that is named without a launcher, or options only."""
     is_wrapped = name_of(words[0].chars) in _WRAPPERS
     for number, word in enumerate(words):
         if word.chars.startswith("-") and not is_wrapped:
@@ -156,7 +156,7 @@ def _without_launcher(words: Sequence[Text]) -> CommandParts | None:
 
 
 def _program(words: Sequence[Text], start: int, launcher: str) -> int | None:
-    """The index of a launcher's program; -1 where it has options alone, None where it has none."""
+    """The index of a launcher's program; -1 for options only, None if there is none."""
     if launcher in _TRAINERS:
         verb = words[start].chars if start < len(words) else ""
         return start if verb in _TRAINERS[launcher] else None
@@ -184,11 +184,11 @@ def _program(words: Sequence[Text], start: int, launcher: str) -> int | None:
 
 
 def _goes_on(words: Sequence[Text], number: int) -> bool:
-    """Whether a program follows an unknown word, which is options then."""
+    """Whether a program follows an unknown word, which then stands for options."""
     return any(word.chars.endswith(".py") or word.chars in _MODULES for word in words[number + 1 :])
 
 
 def _taken(words: Sequence[Text], number: int) -> int:
-    """The words that an option takes: itself, and its value where one follows."""
+    """The number of words of an option: itself, and its value if one follows."""
     after = words[number + 1].chars if number + 1 < len(words) else "-"
     return 1 if after.startswith("-") or after.endswith(".py") else 2

@@ -1,4 +1,4 @@
-"""Reads words of a shell script: quotes, variables and what is substituted."""
+"""Reads the words of a shell script: quotes, variables and substitutions."""
 
 import re
 from bisect import bisect_right
@@ -130,7 +130,7 @@ BLANKS = " \t"
 WORD_ENDS = " \t\n;&|<>()"
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9]|[@*#?$!-]", re.ASCII)
 _PLAIN = re.compile(r"[\w./,:=+%@^~\-\[\]*?]+")
-# <Specify path>: what a script's reader is to fill in.
+# A placeholder such as <Specify path>, which the user has to replace.
 BLANK = re.compile(r"<[A-Za-z](?:[^<>\n;&|$\"'()]*[^\s<>;&|$\"'()])?>(?=[\s/;)]|$)")
 _DEEPEST = 40
 _LONGEST_SUM = 20_000
@@ -164,7 +164,7 @@ class Lexer:
         return self.text[self.at + ahead] if self.at + ahead < self.end else ""
 
     def starts(self, prefix: str) -> bool:
-        """Whether the text goes on with a prefix."""
+        """Whether the text continues with a prefix."""
         return self.text.startswith(prefix, self.at, self.end)
 
     def fail(self, problem: str, line: int | None = None) -> NoReturn:
@@ -176,25 +176,25 @@ class Lexer:
         self.fail(f"{opening} is never closed: close it", line)
 
     def close(self, letter: str, opening: str, line: int) -> None:
-        """Take the character that closes a bracket, or refuse the script."""
+        """Consume the character that closes a bracket, or refuse the script."""
         if self.peek() != letter:
             self.unclosed(opening, line)
         self.at += 1
 
     def inside(self, start: int, stop: int) -> "Lexer":
-        """A lexer of a part of the text."""
+        """A lexer for a part of the text."""
         part = Lexer(self.text, self.line_of, self.script, self.depth)
         part.at, part.end = start, stop
         return part
 
     def deeper(self) -> None:
-        """Count a level of nesting."""
+        """Count a nesting level."""
         self.depth += 1
         if self.depth > _DEEPEST:
             self.fail(f"is nested deeper than {_DEEPEST} levels: write it flatter")
 
     def word(self, ends: str = WORD_ENDS, *, double: bool = False) -> RawWord:
-        """A word up to an unquoted character of ``ends``, or as if between double quotes."""
+        """A word up to an unquoted character of ``ends``, or as if in double quotes."""
         start, parts = self.at, Parts(self)
         while letter := self.peek():
             if letter not in ends:
@@ -255,7 +255,7 @@ class Lexer:
         self.at += 1
 
     def in_double(self, parts: "Parts", escapes: str = '$`"\\') -> None:
-        """Read one part between double quotes or in a here-document."""
+        """Read one part inside double quotes or a here-document."""
         letter = self.peek()
         if letter == "\\":
             after = self.peek(1)
@@ -357,7 +357,7 @@ class Lexer:
         return Substitution(script=script, line=line, source=source, quoted=quoted)
 
     def _angled(self, letter: str) -> WordPart | None:
-        """``<(...)``, or what is left to be filled in: ``<path to data>``."""
+        """``<(...)``, or a placeholder such as ``<path to data>``."""
         if letter in "<>" and self.peek(1) == "(":
             return self._pipe()
         if match := BLANK.match(self.text, self.at, self.end):
@@ -399,7 +399,7 @@ class Lexer:
             for first, stop in kept:
                 parts.add_lines(self.text[first:stop], first)
         else:
-            # One lexer for all lines: what is substituted may go over several.
+            # One lexer for all lines, since a substitution may span several.
             text = "".join(self.text[first:stop] for first, stop in kept)
             starts, length = [], 0
             for first, stop in kept:
@@ -416,7 +416,7 @@ class Lexer:
 
 
 class Parts:
-    """Parts of a word; characters of one line and quoting are one literal."""
+    """The parts of a word; characters with equal line and quoting form one literal."""
 
     def __init__(self, lexer: Lexer) -> None:
         self._lexer = lexer
@@ -425,7 +425,7 @@ class Parts:
         self._kind = (0, False)
 
     def add(self, letters: str, quoted: bool) -> None:
-        """Append characters that stand for themselves."""
+        """Append literal characters."""
         kind = (self._lexer.line, quoted)
         if kind != self._kind:
             self._flush()
@@ -446,7 +446,7 @@ class Parts:
         self._kind = (0, False)
 
     def join(self, part: WordPart) -> None:
-        """Append a part that is expanded when the word is used, such as ``$x``, to the word."""
+        """Append a part that is expanded when the word is used, such as ``$x``."""
         self._flush()
         self._kind = (0, False)
         self._parts.append(part)
@@ -470,5 +470,5 @@ def lexer_of(text: str, base: int, script: Callable[[Lexer, str], Script]) -> Le
 
 
 def lexer_of_value(text: Text, script: Callable[[Lexer, str], Script]) -> Lexer:
-    """A lexer of a text that the script made itself, whose lines are those that wrote it."""
+    """A lexer for a text that the script constructed; its lines are those that wrote it."""
     return Lexer(text.chars, text.line_at, script)

@@ -1,4 +1,6 @@
-"""Evaluates tests and loops: turn by turn where all is known, all turns at once where not."""
+"""Evaluates tests and loops: iteration by iteration if everything is known, otherwise all
+iterations at once.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +59,7 @@ _MOST_STEPS = 3_000_000
 
 
 class Tester:
-    """Evaluates tests that stand on a line."""
+    """Evaluates the tests on a line."""
 
     def __init__(self, words: Words, line: int) -> None:
         self._words = words
@@ -134,14 +136,14 @@ class Tester:
         return bool(rest)
 
     def _without_absent(self, text: Text) -> Text:
-        """A text without the variables that nobody sets."""
+        """A text without variables that are set nowhere."""
         if text.is_known:
             return text
         absent = self._session.absent
         return replace(text, chars="".join(each for each in text.chars if each not in absent))
 
     def _assume(self, text: Text) -> None:
-        """Note that the variables of a text are taken as not set."""
+        """Add a note that a text's variables are assumed to be unset."""
         for letter in text.chars:
             name = self._session.absent.get(letter)
             if name is not None and name.startswith("$"):
@@ -165,7 +167,9 @@ class Tester:
         return bool(path) and self._session.source.beside(path) is not None
 
     def _equal(self, left: Text, right: Text, *, is_pattern: bool) -> Maybe:
-        """Whether texts are equal; variables that nobody sets are empty if this makes them so."""
+        """Whether texts are equal; variables that are set nowhere are assumed empty if that makes
+        them equal.
+        """
         if not left.is_known and right.is_known and not right.chars.strip("*"):
             rest = self._without_absent(left)
             if rest.is_known and not right.chars:
@@ -224,13 +228,13 @@ class Tester:
 
 
 def _python(pattern: str) -> str:
-    """A POSIX regular expression as one of Python's."""
+    """A POSIX regular expression in Python's syntax."""
     inner = re.sub(r"\[:(\w+):\]", lambda match: _POSIX.get(match[1], ""), pattern)
     return inner.replace("(?", "(\\?")
 
 
 def negated(value: Maybe) -> Maybe:
-    """The opposite of a test's value."""
+    """The negation of a test's value."""
     return value if isinstance(value, Unknown) else not value
 
 
@@ -292,11 +296,11 @@ def either(first: Maybe, second: Maybe) -> Maybe:
     return first if isinstance(first, Unknown) else second
 
 
-# Evaluates loops: turn by turn where all is known, and all turns at once where it is not.
+# Evaluates loops: iteration by iteration if everything is known, otherwise all iterations at once.
 
 
 class Runner(Protocol):
-    """What parts of the evaluation ask of the evaluator."""
+    """The operations of the evaluator that loops need."""
 
     session: Session
 
@@ -307,16 +311,16 @@ class Runner(Protocol):
         """Evaluate a command."""
 
     def test(self, script: Script, state: State) -> tuple[Maybe, frozenset[str]]:
-        """Whether a condition holds, and what this rests on."""
+        """Whether a condition holds, and the assumptions that its truth depends on."""
 
     def condition(
         self, line: int, source: str, cause: Maybe = True, assumed: frozenset[str] = frozenset()
     ) -> Guard:
-        """A condition as others are told of it."""
+        """A condition as shown to users."""
 
 
 def run_for_in(runner: Runner, command: ForIn, state: State) -> None:
-    """Evaluate ``for name in words``; a value that the user gives is the only one."""
+    """Evaluate ``for name in words``; if the user gives the variable, its value is the only one."""
     session, words = runner.session, Words(runner.session, state)
     values = list(state.arguments) if command.words is None else words.fields(command.words)
     if command.name in session.source.settings:
@@ -402,13 +406,13 @@ def _while_way(runner: Runner, command: While, state: State) -> None:
 
 
 def _is_same(before: State, after: State) -> bool:
-    """Whether a turn changed nothing, so that all others are like it."""
+    """Whether an iteration changed nothing, so that all later ones are equal."""
     names = ("variables", "arguments", "input", "written", "functions")
     return all(getattr(before, name) == getattr(after, name) for name in names)
 
 
 def _stop_endless(session: Session, command: While, state: State, *, launches: bool) -> None:
-    """Leave a loop whose turns are all alike, by what may end it."""
+    """Leave a loop whose iterations are all equal, by whatever can end it."""
     _, parked = session.parked[-1]
     if any(each.flow == BREAK for each, _ in parked) or launches:
         state.flow = EXIT
@@ -421,13 +425,13 @@ def _begin(session: Session) -> None:
 
 
 def _end(session: Session, state: State) -> None:
-    """Leave a loop, with the states that left it early."""
+    """Leave a loop, and merge the states that left it early."""
     collected(session, state, (BREAK, CONTINUE))
     session.parked.pop()
 
 
 def _turn(runner: Runner, body: Script, state: State) -> bool:
-    """One turn of a loop; whether another may follow."""
+    """Run one iteration of a loop; returns whether another may follow."""
     runner.run(body, state)
     collected(runner.session, state, (CONTINUE,))
     if state.flow not in (BREAK, CONTINUE):
@@ -441,7 +445,9 @@ def _turn(runner: Runner, body: Script, state: State) -> bool:
 
 
 def _unknown_loop(runner: Runner, state: State, condition: Guard, way: Way) -> None:
-    """A loop of which it is not known how often it runs: what it changes becomes unknown."""
+    """A loop with an unknown number of iterations: every variable that it changes becomes
+    unknown.
+    """
     session = runner.session
     assert condition.cause is not None
     cause = condition.cause
@@ -474,7 +480,7 @@ def _unknown_loop(runner: Runner, state: State, condition: Guard, way: Way) -> N
     lose_changed(state)
 
 
-# A command that is called: its words, after expansion, and where it runs.
+# A command call: its expanded words, and where it runs.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -505,5 +511,5 @@ class Call:
 
     @property
     def plain_arguments(self) -> list[str]:
-        """The arguments' characters."""
+        """The arguments as plain strings."""
         return [text.chars for text in self.arguments]

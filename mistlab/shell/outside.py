@@ -1,4 +1,6 @@
-"""What programs print that only change texts and numbers: ``echo``, ``printf``, ``sed``, others."""
+"""The output of programs that only transform texts and numbers: ``echo``, ``printf``, ``sed`` and
+others.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +33,7 @@ def echoed(arguments: Sequence[Text]) -> Text:
 def printed(
     session: Session, arguments: Sequence[Text], line: int, number: Callable[[Text], int]
 ) -> Text:
-    """What ``printf`` prints; a format is used again while arguments are left."""
+    """The output of ``printf``; the format is reused while arguments remain."""
     if not arguments:
         return Text()
     template, rest = arguments[0], list(arguments[1:])
@@ -92,7 +94,7 @@ def _requoted(text: str) -> str:
     return re.sub(r"([^\w@%+=:,./-])", r"\\\1", text, flags=re.ASCII) or "''"
 
 
-# Programs whose output is known without running them: those that only change texts and numbers.
+# Programs whose output is known without running them: those that only transform texts and numbers.
 
 
 Program = Callable[[Sequence[str], str], str | None]
@@ -100,7 +102,7 @@ _MOST = 10_000
 
 
 def output_of(program: str, arguments: Sequence[Text], given: Text | None) -> Text | None:
-    """What a program prints, None where only the program itself knows it."""
+    """The output of a program; None if it cannot be known without running it."""
     run = PROGRAMS.get(program)
     texts = [*arguments, *([given] if given is not None else [])]
     if run is None:
@@ -116,7 +118,7 @@ def output_of(program: str, arguments: Sequence[Text], given: Text | None) -> Te
 
 
 def _last_part(program: str, arguments: Sequence[Text]) -> Text | None:
-    """A path's last part, which may be known in an unknown folder."""
+    """The last part of a path, which may be known in an unknown folder."""
     if program != "basename" or len(arguments) != 1:
         return None
     text = arguments[0]
@@ -140,13 +142,13 @@ def _dirname(arguments: Sequence[str], _: str) -> str | None:
 
 
 def _realpath(arguments: Sequence[str], _: str) -> str | None:
-    """A path without ``..``; one that begins nowhere stays so, and is found beside the script."""
+    """A path without ``..``; a relative path stays relative, and is resolved beside the script."""
     paths = [each for each in arguments if not each.startswith("-")]
     return f"{normpath(paths[0])}\n" if len(paths) == 1 and paths[0] else None
 
 
 def _readlink(arguments: Sequence[str], given: str) -> str | None:
-    """A path that links are followed from, as far as it is written."""
+    """A path with links left unresolved."""
     follows = any(each in ("-f", "-e", "-m") for each in arguments)
     return _realpath(arguments, given) if follows else None
 
@@ -260,7 +262,7 @@ def _wc(arguments: Sequence[str], given: str) -> str | None:
 
 
 def _tr(arguments: Sequence[str], given: str) -> str | None:
-    """Single characters or ranges replaced or deleted."""
+    """Single characters or ranges, replaced or deleted."""
     if len(arguments) != 2 or any("[:" in each and each not in _SETS for each in arguments):
         return None
     if arguments[0] == "-d":
@@ -330,34 +332,34 @@ PROGRAMS: Mapping[str, Program] = {
     "tail": _tail,
     "xargs": _xargs,
 }
-# Those that read what is piped to them, which must be known, too.
+# Programs that read standard input, which must be known as well.
 READERS = frozenset(("bc", "wc", "tr", "cut", "head", "tail", "xargs"))
 
 
-# ``sed``: replacements of plain texts, by which scripts make a configuration from a template.
+# ``sed`` with literal replacements, by which scripts make a configuration from a template.
 
 
-# A pattern with such a character means more than its letters.
+# Characters that make a pattern more than literal text.
 _MEANS_MORE = re.compile(r"[\\.\[\]*^$]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Replacement:
-    """A command ``s/old/new/g`` whose old text stands for itself."""
+    """A command ``s/old/new/g`` with a literal old text."""
 
     old: str
     new: str
     everywhere: bool
 
     def of(self, text: str) -> str:
-        """A text with the first old text of each line replaced, or all of them."""
+        """A text in which the first, or every, occurrence of the old text per line is replaced."""
         count = -1 if self.everywhere else 1
         lines = text.split("\n")
         return "\n".join(line.replace(self.old, self.new, count) for line in lines)
 
 
 def run_sed(call: Call) -> bool:
-    """Print the input, or a file at hand, with texts replaced; whether that can be done exactly."""
+    """Print the input, or a file, with texts replaced; returns whether that is exact."""
     commands, paths = _taken_apart(call.arguments)
     replacements = [_replacement(text.chars) for text in commands]
     if not commands or len(paths) > 1 or any(each is None for each in replacements):
@@ -377,7 +379,7 @@ def run_sed(call: Call) -> bool:
 
 
 def _taken_apart(arguments: Sequence[Text]) -> tuple[list[Text], list[Text]]:
-    """The commands and the files of the arguments; no commands where an option is not known."""
+    """The commands and the files among the arguments; no commands if an option is unknown."""
     commands: list[Text] = []
     others: list[Text] = []
     words = iter(arguments)
@@ -392,7 +394,7 @@ def _taken_apart(arguments: Sequence[Text]) -> tuple[list[Text], list[Text]]:
 
 
 def _replacement(command: str) -> _Replacement | None:
-    """A command's replacement; None for one that a plain replacement is not."""
+    """A command's replacement; None if it is not a literal one."""
     if len(command) < 4 or command[0] != "s":
         return None
     parts = command[2:].split(command[1])

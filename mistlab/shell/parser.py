@@ -47,7 +47,7 @@ class Cursor:
         return self.reserved() in CLOSING
 
     def reserved(self) -> str:
-        """The word at the position where it may be a reserved one, else empty."""
+        """The word at the position if it may be reserved, otherwise empty."""
         lexer = self._lexer
         match = RESERVED.match(lexer.text, lexer.at, lexer.end)
         return match[0] if match else ""
@@ -67,7 +67,7 @@ class Cursor:
                 return
 
     def lines(self) -> None:
-        """Skip blanks and ends of lines, with the here-documents that follow them."""
+        """Skip blanks and line ends, with the here-documents that follow."""
         self.blanks()
         while self._lexer.peek() == "\n":
             self._lexer.at += 1
@@ -76,7 +76,7 @@ class Cursor:
             self.blanks()
 
     def expect(self, word: str, opening: str, line: int) -> None:
-        """Take a reserved word, or refuse the construct that lacks it."""
+        """Consume a reserved word, or refuse the construct that lacks it."""
         self.lines()
         if self.reserved() != word:
             self._lexer.fail(f"{opening} has no {word}: write it", line)
@@ -140,7 +140,7 @@ _LONGEST = 1 << 17
 
 
 def parsed(text: str, base: int = 0) -> Script:
-    """The commands of a file's text; ``base`` is added to its lines' numbers."""
+    """The commands of a file's text; ``base`` is added to line numbers."""
     if len(text) > _LONGEST:
         raise LineError(base + 1, "the file is longer than 128 KiB: give the launch line alone")
     if any(ord(letter) >= 0xF0000 for letter in text if not letter.isascii()):
@@ -187,7 +187,7 @@ class Parser:
         return Script(commands=tuple(commands), source=lexer.text[start : lexer.at].strip())
 
     def _and_or(self) -> Command:
-        """Commands joined by ``&&`` and ``||``, with the ``;``, ``&`` or newline behind them."""
+        """Commands joined by ``&&`` and ``||``, with the ``;``, ``&`` or newline after them."""
         lexer, line = self._lexer, self._lexer.line
         start = lexer.at
         commands, operators = [self._pipeline()], list[str]()

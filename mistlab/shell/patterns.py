@@ -1,11 +1,11 @@
-"""Patterns of the shell, ``*``, ``?``, ``[...]`` and ``extglob`` lists, matched in bounded time."""
+"""Matches shell patterns (``*``, ``?``, ``[...]`` and ``extglob`` lists) in bounded time."""
 
 import re
 from dataclasses import dataclass, field
 
 from mistlab.shell.shell_text import Text
 
-# A backslash makes the character behind it stand for itself.
+# A backslash makes the next character literal.
 _SPECIAL = re.compile(r"[\\*?\[\]()|+@!]")
 _CLASSES = {
     "alpha": "a-zA-Z",
@@ -23,7 +23,7 @@ _CLASSES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Token:
-    """A pattern's item: a character, a class, any text, or a list of alternatives."""
+    """An item of a pattern: a character, a class, any text, or a list of alternatives."""
 
     kind: str
     letter: str = ""
@@ -32,7 +32,7 @@ class _Token:
 
 
 def quoted(text: str) -> str:
-    """A pattern that matches a text alone."""
+    """A pattern that matches only the given text."""
     return _SPECIAL.sub(r"\\\g<0>", text)
 
 
@@ -46,7 +46,7 @@ def matches(pattern: str, text: str) -> bool:
 
 
 def ends_from(pattern: str, text: str, start: int) -> list[int]:
-    """Where matches of a pattern end that begin at an offset, in ascending order."""
+    """The ends of a pattern's matches that begin at an offset, ascending."""
     return sorted(_ends(_tokens(pattern), text, {start}))
 
 
@@ -67,7 +67,7 @@ def without(text: Text, pattern: str, operator: str) -> Text:
 
 
 def spans(pattern: str, text: str, *, every: bool) -> list[tuple[int, int]]:
-    """Where a pattern's longest matches lie: the first one, or all one after another."""
+    """The spans of a pattern's longest matches: the first one, or all without overlap."""
     tokens, found, start = _tokens(pattern), list[tuple[int, int]](), 0
     while start < len(text):
         stop = max(_ends(tokens, text, {start}), default=start)
@@ -80,7 +80,7 @@ def spans(pattern: str, text: str, *, every: bool) -> list[tuple[int, int]]:
 
 
 def _ends(tokens: list[_Token], text: str, starts: set[int]) -> set[int]:
-    """Where a match may end that begins at one of ``starts``."""
+    """The possible ends of a match that begins at one of ``starts``."""
     at = starts
     for token in tokens:
         if not at:
@@ -157,7 +157,7 @@ def _list(pattern: str, at: int) -> tuple[_Token, int]:
 
 
 def _class(pattern: str, at: int) -> tuple[_Token, int]:
-    """A bracket expression; a bracket that never closes stands for itself."""
+    """A bracket expression; an unclosed bracket is literal."""
     stop = at + 1
     negated = pattern[stop : stop + 1] in ("!", "^")
     stop += negated

@@ -1,4 +1,4 @@
-"""Programs that are not run: scripts that they start, launches, headers for a queue."""
+"""Programs that are not run: their inner scripts, launches, and batch-system directives."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,10 +27,10 @@ from mistlab.shell.shell_text import LineError, Text, joined
 from mistlab.shell.syntax import Script, assigned_names
 
 _SBATCH = re.compile(r"[ \t]*#SBATCH[ \t]+(?P<words>.*?)[ \t]*(?:[ \t]#.*)?$")
-# A header ends with the first command; a text inside a script (a here-document) has one of its own.
+# Directives end at the first command; a here-document has directives of its own.
 _COMMAND = re.compile(r"[ \t]*[^#\s]")
 _BEGINNING = re.compile(r"#!|[^#]*<<")
-# A value that stands behind a space begins with no dash.
+# A value after a space does not begin with a dash.
 _OPTION = re.compile(r"(?<!\S)(?:(--[\w-]+)(?:=|[ \t]+(?!-)|(?!\S))|(-[A-Za-z])[= \t]*)([^\s#]*)")
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "--nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
@@ -49,8 +49,9 @@ Fact = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directive:
-    """The options of an ``#SBATCH`` line. Slurm passes over a line behind the first command, which
-    is not ``read``."""
+    """The options of an ``#SBATCH`` line. Slurm ignores such a line after the first command; it is
+    then not ``read``.
+    """
 
     line: int
     words: str
@@ -70,7 +71,7 @@ def directives(text: str) -> Iterator[Directive]:
 
 
 def facts_of(text: str, session: Session, base: int) -> dict[str, Fact]:
-    """Values of Slurm's variables by a script's header, each with a note."""
+    """The values of Slurm's variables from a script's directives, each with a note."""
     facts: dict[str, Fact] = {}
     for directive in directives(text):
         if not directive.read:
@@ -100,7 +101,7 @@ def _value(name: str, text: str) -> str:
 
 
 def _multiply(facts: dict[str, Fact]) -> None:
-    """All tasks, where those of a node and the nodes are given."""
+    """The number of all tasks, from the tasks per node and the nodes."""
     parts = [facts.get(name) for name in ("SLURM_NNODES", "SLURM_NTASKS_PER_NODE")]
     if None in parts or "SLURM_NTASKS" in facts:
         return
@@ -110,14 +111,14 @@ def _multiply(facts: dict[str, Fact]) -> None:
     facts["SLURM_NTASKS"] = facts["SLURM_NPROCS"] = (number, f"{note}: --set SLURM_NTASKS=VALUE")
 
 
-# Follows texts and files that a script hands to a shell: ``eval``, ``source``, ``bash -c``.
+# Evaluates texts and files that a script passes to a shell: ``eval``, ``source``, ``bash -c``.
 
 
 _MOST_FILES = 50
 
 
 def parsed_file(session: Session, text: str, name: str) -> Script:
-    """A file's commands; the names that it assigns are known from here on."""
+    """A file's commands; the names that it assigns are known from then on."""
     if len(session.files) >= _MOST_FILES:
         raise LineError(0, f"the script reads more than {_MOST_FILES} files: give the launch line")
     number = len(session.files)
@@ -135,7 +136,7 @@ def _know(session: Session, script: Script) -> None:
 
 
 def evaluated(call: Call, text: Text) -> None:
-    """``eval``: a text's commands in the state at hand."""
+    """``eval``: run a text's commands in the current state."""
     call.session.spend(call.line, len(text))
     script = parsed_value(text)
     _know(call.session, script)
@@ -147,7 +148,9 @@ def evaluated(call: Call, text: Text) -> None:
 
 
 def sourced(call: Call) -> int | None:
-    """``source file arguments``: a file's commands in the state at hand; None if it is missing."""
+    """``source file arguments``: run a file's commands in the current state; None if it is
+    missing.
+    """
     state, session, path = call.state, call.session, call.arguments[0]
     text = text_of_file(session, state, path)
     if text is None:
@@ -170,7 +173,7 @@ def sourced(call: Call) -> int | None:
 
 
 def _file(session: Session, text: Text, path: Text) -> Script:
-    """The commands of a file at hand, or of one that the script wrote itself."""
+    """The commands of a file beside the script, or of one that the script wrote."""
     if text.is_known and len(text.marks) <= 1:
         return parsed_file(
             session, text.chars, normpath(known_path(path) or session.rendered(path))
@@ -181,7 +184,7 @@ def _file(session: Session, text: Text, path: Text) -> Script:
 
 
 def run_text(call: Call, text: Text, arguments: Sequence[Text], outer: Sequence[Text]) -> None:
-    """``bash -c text name arguments``: a text's commands in a shell of its own."""
+    """``bash -c text name arguments``: run a text's commands in a separate shell."""
     call.session.spend(call.line, len(text))
     script = parsed_value(text)
     _know(call.session, script)
@@ -191,12 +194,12 @@ def run_text(call: Call, text: Text, arguments: Sequence[Text], outer: Sequence[
 
 
 def _handed(call: Call, text: Text) -> Guard:
-    """A text's commands rest on what the text rests on."""
+    """A text's assumptions apply to its commands."""
     return Guard(line=call.line, source="", assumed=text.assumed)
 
 
 def run_file(call: Call, text: Text, words: Sequence[Text], outer: Sequence[Text]) -> None:
-    """``bash file arguments``: a file's commands in a shell of its own.
+    """``bash file arguments``: run a file's commands in a separate shell.
 
     A script that starts itself with the arguments that it has, such as to submit itself to a queue,
     comes to the same place again: what it starts is taken as done.
@@ -233,7 +236,7 @@ def _run_child(call: Call, script: Script, words: Sequence[Text], outer: Sequenc
 
 
 def exported(variables: Mapping[str, Variable], session: Session) -> dict[str, Variable]:
-    """The variables that a program sees: exported ones, and those that the user gives."""
+    """The variables that a program sees: exported ones, and those given by the user."""
     given = session.source.settings
     return {
         name: replace(variable, is_list=False)
@@ -242,19 +245,19 @@ def exported(variables: Mapping[str, Variable], session: Session) -> dict[str, V
     }
 
 
-# Programs that are not run: what they print if it is known, scripts that they start, launches.
+# Programs that are not run: their output if it is known, their inner scripts, launches.
 
 
 _SHELLS = frozenset(("bash", "sh", "zsh", "dash", "ksh"))
 _QUEUES = frozenset(("sbatch", "qsub", "bsub"))
-# Their status is what a script wants to know from them.
+# Programs that scripts run for their exit status.
 _ASKED = word_set(
     """
     grep egrep fgrep cmp diff command which type pgrep ping nc test-path timeout curl
     """
 )
 _PREFIXES = frozenset(("env", "nohup", "exec", "sudo", "nice", "time", "stdbuf", "setsid"))
-# They take a script as a file, and do not start it.
+# Programs that take a script as a file without starting it.
 _FILERS = frozenset(
     [
         *("chgrp", "chmod", "chown", "cp", "dos2unix", "file", "grep", "head", "install", "less"),
@@ -268,7 +271,7 @@ _ENVIRONMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL | re.ASCII)
 
 
 def run_program(call: Call) -> None:
-    """Evaluate a command that is no function and no builtin."""
+    """Evaluate a command that is neither a function nor a builtin."""
     state, name = call.state, name_of(call.program)
     if name == "exec" and not call.arguments:
         state.status = 0
@@ -337,7 +340,9 @@ def _tee(call: Call) -> None:
 
 
 def _inner(call: Call) -> bool:
-    """Follow the shell, the script or the function that a program starts; whether it starts one."""
+    """Evaluate the shell, script or function that a program starts; returns whether it starts
+    one.
+    """
     words = call.fields
     if name_of(call.program) in _FILERS:
         return False
@@ -355,7 +360,7 @@ def _inner(call: Call) -> bool:
 
 
 def _starter(call: Call, number: int) -> Callable[[Call, int], bool] | None:
-    """How to follow a word that starts a shell or a script; None for another word."""
+    """How to evaluate a word that starts a shell or a script; None for other words."""
     chars = call.fields[number].chars
     if name_of(chars) in _SHELLS:
         return _shell
@@ -371,7 +376,7 @@ def _named(call: Call, number: int) -> bool:
 
 
 def _is_value(words: Sequence[Text], number: int) -> bool:
-    """Whether a word seems to be an option's value."""
+    """Whether a word looks like an option's value."""
     return (
         number > 1
         and words[number - 1].chars.startswith("--")
@@ -400,7 +405,7 @@ def _shell(call: Call, number: int) -> bool:
 
 
 def _script(call: Call, words: Sequence[Text], outer: Sequence[Text]) -> bool:
-    """Follow a script file with its arguments."""
+    """Evaluate a script file with its arguments."""
     session = call.session
     text = text_of_file(session, call.state, words[0])
     if text is None or session.captures:
@@ -431,7 +436,7 @@ def _wrap(call: Call, number: int) -> bool:
 
 
 def _remote(call: Call, number: int) -> bool:
-    """``ssh host command``: the command's words are one text for a shell there."""
+    """``ssh host command``: the command's words form one text for a remote shell."""
     words, at = call.fields, number + 1
     while at < len(words) and words[at].chars.startswith("-"):
         at += 2 if words[at].chars in ("-p", "-i", "-o", "-l", "-F", "-J") else 1
@@ -446,7 +451,7 @@ def _remote(call: Call, number: int) -> bool:
 
 
 def _prefixed(call: Call) -> bool:
-    """``env A=1 command``, ``nohup command``: the command itself, with more variables."""
+    """``env A=1 command``, ``nohup command``: the command itself, with further variables."""
     rest, texts = list(call.arguments), dict(call.environment)
     while rest:
         match = _ENVIRONMENT.fullmatch(rest[0].chars)
@@ -477,7 +482,7 @@ def _prefixed(call: Call) -> bool:
 
 
 def _outside(call: Call, name: str) -> None:
-    """A program of which nothing is known but its words."""
+    """A program of which only its words are known."""
     session, state = call.session, call.state
     session.spend(call.line, 1024)
     variables = exported(state.variables, session)
@@ -498,13 +503,13 @@ def _outside(call: Call, name: str) -> None:
     )
     text = _printed(call)
     state.print(text)
-    # Alone or before && and ||, a program is taken to do its work; conditions ask whether it does.
+    # Alone, or before && and ||, a program is assumed to succeed; conditions ask for its status.
     is_asked = session.asks > 0 or name in _ASKED
     state.status = (session.first_unknown(text) or 0) if is_asked else 0
 
 
 def _printed(call: Call) -> Text:
-    """What a program prints that is not run."""
+    """The output of a program that is not run."""
     source = " ".join(call.command.source.split())[:80]
     reason = "is not known, since nothing is run"
     return call.session.unknown_at(call.line, f"$({source})", reason)

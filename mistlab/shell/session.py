@@ -1,4 +1,4 @@
-"""What an evaluation knows: the text and what is given, the variables, and what is left to do."""
+"""The state of an evaluation: its text, the given variables, and the work left to do."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -20,11 +20,11 @@ from mistlab.shell.syntax import Command, Script, Simple
 
 
 def nothing_beside(path: str) -> None:
-    """No file: for texts that come without a folder."""
+    """A loader that finds no file, for texts without a folder."""
     del path
 
 
-# A folder that only a running script knows, at the beginning of a path.
+# A folder at the beginning of a path that only a running script knows.
 _UNKNOWN_FOLDER = re.compile(r"^(?:`[^`]*`|\$\([^()]*\)|\$\{?\w+\}?)/")
 
 
@@ -39,7 +39,7 @@ def known_part(path: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchFile:
-    """The text of a file to import, and how to find what the file refers to.
+    """The text of a file to import, with a loader for the files that it refers to.
 
     ``name`` is the file's path. ``beside`` gives the text of another file by the path that the file
     writes, or None where there is no such file. ``settings`` are values of variables that the user
@@ -60,7 +60,7 @@ class LaunchFile:
 
 
 Key = int | str
-# How a command leaves the commands around it.
+# The ways in which a command leaves the commands around it.
 NORMAL, BREAK, CONTINUE, RETURN, EXIT = "", "break", "continue", "return", "exit"
 Status = int | Unknown
 
@@ -93,13 +93,13 @@ class Variable:
         return next((text.line for text in self.items.values()), 0)
 
     def is_same(self, other: "Variable | None") -> bool:
-        """Whether another variable has the same values, whichever lines wrote them."""
+        """Whether another variable has the same values, whatever lines wrote them."""
         if other is None or self.items.keys() != other.items.keys():
             return False
         return all(text.chars == other.items[key].chars for key, text in self.items.items())
 
     def assuming(self, notes: frozenset[str]) -> "Variable":
-        """The variable, its values resting on further notes."""
+        """The variable with further assumptions attached to its values."""
         return replace(self, items={key: each.assuming(notes) for key, each in self.items.items()})
 
     @property
@@ -115,7 +115,7 @@ def scalar(text: Text, *, exported: bool = False) -> Variable:
 
 @dataclass(slots=True, kw_only=True)
 class State:
-    """All that a command can read and change.
+    """Everything that a command can read and change.
 
     ``name`` is the script's own (``$0``). ``folder`` is the one that the script has entered by a
     path that is known, None where it is in the folder that it was started from. ``frames`` hold,
@@ -138,7 +138,7 @@ class State:
     levels: int = 0
 
     def copy(self) -> "State":
-        """A state that changes apart from this one."""
+        """A copy that changes independently."""
         made = replace(self)
         made.variables = dict(self.variables)
         made.functions = dict(self.functions)
@@ -147,12 +147,12 @@ class State:
         return made
 
     def take(self, other: "State") -> None:
-        """Become another state."""
+        """Replace the contents by another state's."""
         for name in State.__slots__:
             setattr(self, name, getattr(other, name))
 
     def print(self, text: Text) -> None:
-        """Append to the output, where it is read."""
+        """Append to the output, if something reads it."""
         if self.output is not None:
             self.output = joined((self.output, text))
 
@@ -162,7 +162,7 @@ class State:
             self.frames[-1][name] = self.variables.get(name)
 
     def restore(self, before: Mapping[str, Variable | None]) -> None:
-        """Give variables the values that they had before, None for none."""
+        """Restore variables to previous values; None unsets a variable."""
         for name, variable in before.items():
             if variable is None:
                 self.variables.pop(name, None)
@@ -170,22 +170,25 @@ class State:
                 self.variables[name] = variable
 
 
-# What an evaluation knows besides its state: what is given, unknown, and left to do.
+# The knowledge of an evaluation besides its state: what is given, what is unknown, and the work
+# left to do.
 
 
-# Lines of the files that a script reads are told apart by thousands of millions.
+# An offset that distinguishes the line numbers of a script's files.
 FILE = 10_000_000
 _STEPS = 60_000
 _DEEPEST = 25
 
 
 class StepsError(LineError):
-    """A script that takes too many steps to follow."""
+    """A script takes too many evaluation steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """A condition under which commands run; ``cause`` is why it is not known, None if it is."""
+    """A condition under which commands run; ``cause`` says why it is unknown, None if it is
+    known.
+    """
 
     line: int
     source: str
@@ -275,7 +278,7 @@ class Session:
         return plain(chr(FIRST_PLACEHOLDER + number), unknown.line)
 
     def first_unknown(self, *texts: Text) -> Unknown | None:
-        """What is unknown in texts, None where all is known."""
+        """The first unknown part in texts; None if everything is known."""
         for text in texts:
             if not text.is_known:
                 letter = next(filter(_is_placeholder, text.chars))
@@ -283,7 +286,7 @@ class Session:
         return None
 
     def rendered(self, text: Text) -> str:
-        """The characters of a text, with unknown parts as the script writes them."""
+        """The characters of a text; unknown parts are shown as the script writes them."""
         if text.is_known:
             return text.chars
         return "".join(
@@ -294,7 +297,9 @@ class Session:
         )
 
     def rendered_in_file(self, text: Text) -> str:
-        """A file's characters; unknown parts stand without quotes, which would end a text of it."""
+        """A file's characters; unknown parts are unquoted, since quotes would end a text of the
+        file.
+        """
         if text.is_known:
             return text.chars
         return "".join(
@@ -316,7 +321,7 @@ class Session:
         return line, self.files[number] if number else ""
 
     def at(self, line: int) -> str:
-        """How a line is told to the user."""
+        """A line as shown to the user."""
         number, file = self.place(line)
         return f"line {number} of {file}" if file else f"line {number}"
 
@@ -328,7 +333,7 @@ class Session:
         remedy: str = "",
         either: tuple[str, ...] = (),
     ) -> Text:
-        """A text of one unknown part, told at its line."""
+        """A text of one unknown part, reported at its line."""
         number, file = self.place(line)
         return self.unknown(
             Unknown(
@@ -342,10 +347,10 @@ class Session:
         )
 
 
-# Reads and assigns variables: given ones win, and those that nobody sets are unknown.
+# Reads and assigns variables: given ones take precedence, and those set nowhere are unknown.
 
 
-# Every shell has these, with values of its own.
+# Variables that every shell sets itself.
 ALWAYS_SET = frozenset(
     (
         *("HOME", "PATH", "PWD", "OLDPWD", "USER", "LOGNAME", "HOSTNAME", "SHELL", "LANG"),
@@ -356,7 +361,7 @@ ALWAYS_SET = frozenset(
 
 
 class Absence(Enum):
-    """Why a variable has no value."""
+    """The reason why a variable has no value."""
 
     EMPTY = "the script leaves it without a value"
     UNSET = "neither the script nor the user sets it"
@@ -378,7 +383,9 @@ def value_of(session: Session, state: State, name: str, line: int) -> Text | Abs
 
 
 def absence_of(session: Session, name: str, line: int) -> Text | Absence:
-    """Why a variable is not set; an unknown text for those that a shell or a job always has."""
+    """The reason why a variable is unset; an unknown text for variables that a shell or a job
+    always sets.
+    """
     remedy = f"give --set {name}=VALUE"
     value, note = session.facts.get(name, ("", ""))
     if value:
@@ -395,7 +402,7 @@ def absence_of(session: Session, name: str, line: int) -> Text | Absence:
 
 
 def unset_text(session: Session, name: str, source: str, line: int) -> Text:
-    """The unknown value of a variable that nobody sets."""
+    """The unknown value of a variable that is set nowhere."""
     reason = "is not set in the script"
     if session.missing:
         at, path = session.missing[-1]
@@ -406,12 +413,12 @@ def unset_text(session: Session, name: str, source: str, line: int) -> Text:
 
 
 def taken_as(session: Session, name: str, line: int, taken: str) -> frozenset[str]:
-    """The note on a variable that is taken for granted."""
+    """The note on a variable whose value is assumed."""
     return frozenset((f"{session.at(line)}: {name} is taken as {taken}: --set {name}=VALUE",))
 
 
 def assign(session: Session, state: State, name: str, text: Text, key: Key | None = None) -> None:
-    """Give a variable a value; values that the user gives win."""
+    """Assign a variable; values given by the user take precedence."""
     session.mentioned.add(name)
     if name in session.source.settings:
         return
@@ -447,7 +454,7 @@ def assign_all(
 
 
 def append(session: Session, state: State, name: str, text: Text, key: Key | None = None) -> None:
-    """Lengthen a variable's value."""
+    """Append to a variable's value."""
     old = state.variables.get(name)
     at: Key = key if key is not None else ("0" if old is not None and old.is_map else 0)
     before = old.items.get(at) if old is not None else None
@@ -455,7 +462,7 @@ def append(session: Session, state: State, name: str, text: Text, key: Key | Non
 
 
 def named(session: Session, name: str, text: Text) -> Text:
-    """The text, where its unknown part gets a remedy from the variable that it is assigned to."""
+    """The text, where the remedy for its unknown part names the assigned variable."""
     unknown = session.first_unknown(text)
     if unknown is None or unknown.remedy:
         return text
@@ -482,7 +489,7 @@ def unknown_path(session: Session, line: int) -> Text:
 
 
 def knows_arguments(session: Session, state: State) -> bool:
-    """Whether ``$1`` and others are those of a call, of ``set --`` or of the user."""
+    """Whether ``$1`` and others are known: from a call, ``set --`` or the user."""
     if session.source.arguments is not None or session.callers or state.arguments:
         return True
     return "arguments" in state.options
@@ -499,7 +506,7 @@ def unset_argument(session: Session, number: int, source: str, line: int) -> Tex
 
 
 def without_arguments(session: Session, line: int, source: str) -> frozenset[str]:
-    """The note on a script that is taken as started without arguments."""
+    """The note that a script is assumed to be started without arguments."""
     where = f"{session.at(line)}: {source}"
     note = f"{where}: the script is taken as started without arguments: -- ARG1 ..."
     return frozenset((note,))

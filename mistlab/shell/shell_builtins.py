@@ -33,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def run_assignment(words: Words, item: Assignment, *, is_map: bool = False) -> None:
-    """Carry out an assignment."""
+    """Execute an assignment."""
     session, state = words.session, words.state
     if isinstance(item.value, tuple):
         _assign_list(words, item, is_map=is_map)
@@ -89,7 +89,7 @@ def _assign_list(words: Words, item: Assignment, *, is_map: bool) -> None:
 
 
 def run_declaration(words: Words, program: str, items: Sequence[RawWord | Assignment]) -> int:
-    """Carry out ``export``, ``declare``, ``typeset``, ``local`` or ``readonly``."""
+    """Execute ``export``, ``declare``, ``typeset``, ``local`` or ``readonly``."""
     options = ""
     for item in items:
         if isinstance(item, Assignment):
@@ -117,7 +117,7 @@ def _declare(words: Words, program: str, options: str, name: str, item: Assignme
     text: Text | None = None
     if is_local and state.frames and not is_given:
         if item is not None and isinstance(item.value, RawWord) and item.subscript is None:
-            # The value is of before: local x=$x.
+            # The value is evaluated before the declaration: local x=$x.
             text = words.text(item.value)
         state.hide(name)
         if before is not None:
@@ -157,7 +157,7 @@ def _mark(words: Words, name: str, options: str, program: str) -> None:
 
 
 def run_unset(words: Words, arguments: Sequence[Text]) -> int:
-    """Carry out ``unset``."""
+    """Execute ``unset``."""
     state = words.state
     for text in arguments:
         name, _, key = text.chars.partition("[")
@@ -167,7 +167,7 @@ def run_unset(words: Words, arguments: Sequence[Text]) -> int:
             state.variables.pop(name, None)
             if not text.chars.startswith("-"):
                 state.functions.pop(name, None)
-            # What is unset is empty from here on.
+            # An unset variable is empty from here on.
             words.session.assigned.setdefault(name, 0)
             words.session.assigned[name] = 0
         elif (old := state.variables.get(name)) is not None:
@@ -178,7 +178,7 @@ def run_unset(words: Words, arguments: Sequence[Text]) -> int:
 
 
 def assigned_texts(words: Words, items: Sequence[Assignment]) -> dict[str, Text]:
-    """Assignments before a command, which hold for the command alone."""
+    """The assignments before a command, which apply to that command only."""
     texts: dict[str, Text] = {}
     for item in items:
         if isinstance(item.value, tuple):
@@ -197,7 +197,7 @@ def assigned_texts(words: Words, items: Sequence[Assignment]) -> dict[str, Text]
 
 
 def run_getopts(call: Call) -> Status:
-    """Read the next option into a variable; ``OPTIND`` and ``OPTARG`` tell how it goes on."""
+    """Parse the next option into a variable; ``OPTIND`` and ``OPTARG`` hold the position."""
     if len(call.arguments) < 2:
         return 2
     name = call.arguments[1].chars
@@ -217,7 +217,7 @@ def run_getopts(call: Call) -> Status:
 def _option(
     call: Call, name: str, arguments: tuple[Text, ...], position: tuple[int, int]
 ) -> Status:
-    """Take the option at a place: an argument's number and an offset inside of it."""
+    """Parse the option at a position: an argument's index and an offset inside it."""
     index, inner = position
     letters, current = call.arguments[0].chars, arguments[index - 1]
     letter = current.chars[inner]
@@ -261,12 +261,12 @@ def _take(call: Call, name: str, letter: str, value: Text | None) -> Status:
     return 0
 
 
-# The builtins of the shell that change what a launch is.
+# The builtins of the shell that affect a launch.
 
 
 Builtin = Callable[[Call], Status]
 _OPTIONS = {"e": "errexit", "a": "allexport"}
-# Files that set up a machine, and no options of a training.
+# Files that set up a machine, without training options.
 _OF_MACHINES = re.compile(
     r"activate|bashrc|bash_profile|profile|conda\.sh|/etc/|setvars|set_env\.sh|modules?\b|venv|/init/"
     r"|\.cargo|\.env$|vars\.sh"
@@ -339,7 +339,7 @@ def _shift(call: Call) -> Status:
     text = call.arguments[0] if call.arguments else plain("1")
     number = call.words.number_in(text.chars, call.line)
     if unknown := call.session.first_unknown(*state.arguments[:number]):
-        # What is shifted away may be several arguments, or none.
+        # An unknown shift may drop several arguments, or none.
         reason, remedy = unknown.reason, unknown.remedy
         state.arguments = (call.session.unknown_at(call.line, '"$@"', reason, remedy),)
         return 0
@@ -434,7 +434,7 @@ def _read_options(call: Call) -> tuple[list[str], str, str]:
 
 
 def _fields(line: Text, most: int, ends: str) -> list[Text]:
-    """A line's fields; the last of ``most`` is all that is left."""
+    """A line's fields; the last of ``most`` fields takes the rest."""
     fields, at, chars = list[Text](), 0, line.chars.rstrip("".join(set(ends) & set(" \t\n")))
     while at < len(chars):
         while at < len(chars) and chars[at] in ends and chars[at] in " \t\n":
@@ -467,7 +467,7 @@ def _mapfile(call: Call) -> Status:
 
 
 def _cd(call: Call) -> Status:
-    """``cd``: a folder whose path is known, mostly the script's own."""
+    """``cd``: enter a folder with a known path, usually the script's own."""
     state = call.state
     paths = [text for text in call.arguments if not text.chars.startswith("-")]
     folder = paths[0] if len(paths) == 1 and paths[0].is_known and paths[0].chars else None
@@ -482,7 +482,7 @@ def _cd(call: Call) -> Status:
 
 
 def _pwd(call: Call) -> Status:
-    """``pwd``: the folder that the script has entered; unknown where it was started from."""
+    """``pwd``: the folder that the script has entered; the start folder is unknown."""
     text = call.state.folder
     if text is None:
         text = call.session.unknown_at(call.line, "$(pwd)", "is known only where the script runs")

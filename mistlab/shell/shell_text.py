@@ -51,14 +51,14 @@ class Word:
 # Texts of an evaluated script: characters with their lines, unknown parts as placeholders.
 
 
-# A part that is not known stands in a text as one character of this private plane, so that texts
-# are joined, split and taken apart like any other; ``Session.unknowns`` tells what it stands for.
+# An unknown part is represented in a text by one character of this private-use plane, so that texts
+# can be joined, split and compared as usual; ``Session.unknowns`` maps it to its meaning.
 FIRST_PLACEHOLDER, LAST_PLACEHOLDER = 0xF0000, 0xFFFFD
 LONGEST = 1 << 18
 
 
 class LineError(InputError):
-    """A script that cannot be followed at a line."""
+    """A script cannot be evaluated at a line."""
 
     def __init__(self, line: int, problem: str) -> None:
         super().__init__(problem)
@@ -67,7 +67,7 @@ class LineError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Characters of a script with the lines that wrote them.
+    """Characters of a script, with the lines that wrote them.
 
     ``marks`` are offsets with the line from there on, in ascending order. ``assumed`` are notes on
     what was taken for granted on the way to the text.
@@ -117,11 +117,11 @@ class Text:
         return Text(self.chars[start:stop], marks, self.assumed)
 
     def with_chars(self, chars: str) -> "Text":
-        """Other characters that come from this text."""
+        """Other characters attributed to this text's lines."""
         return Text(chars, ((0, self.line),) if self.line else (), self.assumed)
 
     def assuming(self, notes: frozenset[str]) -> "Text":
-        """The text, resting on further notes."""
+        """The text with further assumptions attached."""
         if notes <= self.assumed:
             return self
         return Text(self.chars, self.marks, self.assumed | notes)
@@ -138,7 +138,7 @@ def plain(chars: str, line: int = 0) -> Text:
 
 
 def joined(parts: Iterable[Text], separator: str = "") -> Text:
-    """Texts one after another."""
+    """Concatenate texts."""
     chars: list[str] = []
     marks: list[tuple[int, int]] = []
     assumed: frozenset[str] = frozenset()

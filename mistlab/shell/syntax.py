@@ -1,4 +1,4 @@
-"""The syntax tree of a shell script, and the names that a script assigns somewhere.
+"""The syntax tree of a shell script, and the names that a script assigns.
 
 Lines count from 1; ``source`` is a part as it is written.
 """
@@ -11,14 +11,14 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntaxNode:
-    """A part of a script, on a line."""
+    """A node of a script's syntax tree, with its line."""
 
     line: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expanded(SyntaxNode):
-    """A part of a word in whose place a value stands after expansion."""
+    """A part of a word that expansion replaces by a value."""
 
     source: str
     quoted: bool = False
@@ -26,7 +26,7 @@ class Expanded(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Literal(SyntaxNode):
-    """Characters that stand for themselves; patterns and splitting look at unquoted ones alone."""
+    """Literal characters; patterns and splitting apply only to unquoted ones."""
 
     text: str
     quoted: bool = False
@@ -60,7 +60,7 @@ class Arithmetic(Expanded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipe(SyntaxNode):
-    """``<(...)`` or ``>(...)``, a path of a running shell; or ``<path>``, to be filled in."""
+    """``<(...)`` or ``>(...)``, a path in a running shell; or ``<path>``, a placeholder."""
 
     source: str
     quoted: bool = True
@@ -78,7 +78,7 @@ class RawWord(SyntaxNode):
 
     @property
     def bare(self) -> str | None:
-        """The word's text where it has no quotes and nothing to expand."""
+        """The word's text if it has no quotes and no expansions."""
         if all(isinstance(part, Literal) and not part.quoted for part in self.parts):
             return "".join(part.text for part in self.parts if isinstance(part, Literal))
         return None
@@ -125,7 +125,7 @@ class Simple(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline(SyntaxNode):
-    """Commands joined by ``|``, or one after ``!``."""
+    """Commands joined by ``|``, or a command after ``!``."""
 
     commands: tuple["Command", ...]
     negated: bool = False
@@ -142,7 +142,7 @@ class AndOr(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """Commands one after another."""
+    """Commands in sequence."""
 
     commands: tuple["Command", ...]
     source: str = ""
@@ -263,7 +263,7 @@ class Redirected(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Background(SyntaxNode):
-    """A command after which stands ``&``."""
+    """A command followed by ``&``."""
 
     command: "Command"
 
@@ -286,7 +286,7 @@ Command: TypeAlias = (
 )
 
 
-# The names that a script assigns somewhere, with the first line that does.
+# The names that a script assigns, with the first line that assigns each.
 
 
 _SETTERS = frozenset(("read", "mapfile", "readarray", "getopts", "printf", "let", "local"))

@@ -1,1 +1,1 @@
-"""Megatron-LM's options - plans as a launch line, and launch lines as jobs."""
+"""Megatron-LM's options: plans as launch lines, and launch lines as jobs."""

@@ -1,4 +1,6 @@
-"""Ranks of a launch command, the programs that train a decoder, and hints where one is refused."""
+"""The ranks of a launch command, the programs that train a decoder, and hints where one is
+refused.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,7 +15,7 @@ from mistlab.shell.programs import directives
 from mistlab.shell.session import LaunchFile
 from mistlab.shell.shell_text import Word
 
-# Parts of a program's path, and why it is no pre-training of a decoder.
+# Parts of a program's path, and the reason why it does not pre-train a decoder.
 _OTHERS: Mapping[str, str] = {
     r"bert|biencoder|realm|\bict\b": "trains an encoder",
     r"\bt5\b|ul2": "trains an encoder beside a decoder",
@@ -39,7 +41,7 @@ _PLAIN = frozenset(("finetune", "sft", "posttrain", "pretrain"))
 
 
 def refusal_of(program: str) -> str | None:
-    """Why a program is no pre-training of a decoder; None where it may be one."""
+    """The reason why a program does not pre-train a decoder; None if it may."""
     for part in _names_in_program(program):
         for pattern, reason in _OTHERS.items():
             if re.search(pattern, part):
@@ -54,19 +56,19 @@ def is_decoder(program: str) -> bool:
 
 
 def _names_in_program(program: str) -> list[str]:
-    """The words of the program's own name, and of the folder or package right above it."""
+    """The words of the program's name, and of its folder or package."""
     path = PurePath(program)
     parts = [*path.parts[:-1], path.stem] if path.suffix == ".py" else program.split(".")
     return [re.sub(r"[_\-.]", " ", part.lower()) for part in reversed(parts[-2:])]
 
 
-# What to give, where a launch script is refused for what its evaluation took for granted.
+# Hints for a launch script that is refused because of an assumption of its evaluation.
 
 
-# A note on a variable that has its default, in the words of the evaluation of scripts.
+# A note on a variable with its default value, as the script evaluation writes it.
 _DEFAULT = re.compile(r"^(line \d+[^:]*): (\w+) is taken as (.+), its default: ")
 _WITHOUT_ARGUMENTS = "the script is taken as started without arguments"
-# Names of variables that count nodes or the processes on them, and how refusals speak of these.
+# Names of variables that count nodes or processes, and the words for these in refusals.
 _COUNTS_NODES = re.compile(r"NODE|HOST|WORKER", re.IGNORECASE)
 _COUNTS_RANKS = re.compile(r"GPU|NPU|DEVICE|PROC|TASK|RANK|WORLD", re.IGNORECASE)
 _OF_RANKS = re.compile(r"\bGPUs\b|\bnodes\b|\bdata_parallel\b")
@@ -75,7 +77,7 @@ _READS_ARGUMENTS = re.compile(r"^(?!\s*#).*(?:\bgetopts\s|\$#|\$\{#\}|\bshift\b)
 
 
 def with_hints(error: InputError, launch: Launch, source: LaunchFile, given: Given) -> InputError:
-    """A refusal of a script, with what was taken for granted of the numbers that it is about."""
+    """A script's refusal, extended by the assumptions about the numbers that it mentions."""
     message = str(error)
     hints: list[str] = []
     if _OF_RANKS.search(message):
@@ -86,7 +88,7 @@ def with_hints(error: InputError, launch: Launch, source: LaunchFile, given: Giv
 
 
 def _of_ranks(launch: Launch, given: Given) -> Iterator[str]:
-    """Hints on counts of nodes and GPUs that are a variable's default and not given."""
+    """Hints on numbers of nodes and GPUs that are defaults of variables, not given."""
     for note in launch.notes:
         if (match := _DEFAULT.match(note)) is None:
             continue
@@ -100,7 +102,7 @@ def _of_ranks(launch: Launch, given: Given) -> Iterator[str]:
 
 
 def _of_arguments(launch: Launch, source: LaunchFile) -> Iterator[str]:
-    """A hint on arguments that a script reads and is not given."""
+    """A hint on arguments that a script reads but was not given."""
     match = _READS_ARGUMENTS.search(source.text)
     if match is not None:
         line = source.text.count("\n", 0, match.end()) + 1
@@ -109,14 +111,14 @@ def _of_arguments(launch: Launch, source: LaunchFile) -> Iterator[str]:
     yield from (note for note in launch.notes if _WITHOUT_ARGUMENTS in note)
 
 
-# Nodes and GPUs a node of a launch command, from the words of its launchers.
+# The nodes and GPUs per node of a launch command, from its launchers' options.
 #
-# The innermost launcher that says a number counts: ``torchrun`` before ``srun``, and that before
-# the lines with which a script asks its batch system for nodes.
+# The innermost launcher with a number takes precedence: ``torchrun`` over ``srun``, and that over a
+# script's batch-system directives.
 
 
-# Options of launchers by what they count: nodes, processes on a node, processes of all nodes, or
-# ranks by the places where they run.
+# Launcher options by the number they give: nodes, processes per node, all processes, or ranks by
+# location.
 _NODES, _IN_NODE, _ALL, _HOSTS = "nodes", "gpus_per_node", "processes", "hosts"
 _TORCHRUN = {"--nnodes": _NODES, "--nproc-per-node": _IN_NODE}
 _OPTIONS: Mapping[str, Mapping[str, str]] = {
@@ -154,15 +156,14 @@ _OPTIONS: Mapping[str, Mapping[str, str]] = {
     },
 }
 _ALIASES = {"mpiexec": "mpirun", "mpirun_rsh": "mpirun", "sbatch": "srun", "salloc": "srun"}
-# Options of one letter, with their value attached.
+# A one-letter option with its value attached.
 _ATTACHED = re.compile(r"(-[A-Za-z])([\d$].*)", re.DOTALL)
 _DIRECT = ("nodes", "gpus_per_node")
 
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """A number that a launcher says: the word, and the option before it; Slurm's if it is
-    ``by_slurm``."""
+    """A number from a launcher: its word, and the option before it; ``by_slurm`` marks Slurm's."""
 
     option: str
     word: Word
@@ -172,7 +173,7 @@ class _Said:
 def read_ranks(
     launch: Launch, text: str, draft: Found, given: Given, beside: Callable[[str], str | None]
 ) -> None:
-    """Set the nodes and the GPUs of a node, as far as launchers say them."""
+    """Read the number of nodes and of GPUs per node, as far as launchers give them."""
     _tell_of_unread(text, draft)
     counts = _counts(launch, text)
     _places(counts, draft, beside)
@@ -193,7 +194,9 @@ def read_ranks(
 
 
 def _tell_of_unread(text: str, draft: Found) -> None:
-    """Tell of numbers on lines of a batch system that stand where it does not read them."""
+    """Add a remark on batch-system directives at positions where the batch system does not read
+    them.
+    """
     for directive in directives(text):
         directive_words = [Word(text=part) for part in directive.words.split()]
         if not directive.read and _options_of(directive_words, _OPTIONS["srun"]):
@@ -203,7 +206,9 @@ def _tell_of_unread(text: str, draft: Found) -> None:
 
 
 def _tell_of_tasks(counts: Mapping[str, _Said], draft: Found, kind: str) -> None:
-    """Tell where a batch system's tasks are taken as GPUs, unless it says as many GPUs."""
+    """Add a remark if a batch system's tasks are assumed to be GPUs, unless it states as many
+    GPUs.
+    """
     tasks, gpus = counts.get(kind), counts.get("gpus")
     if tasks is None or not tasks.by_slurm:
         return
@@ -221,7 +226,7 @@ def _by_torch(started: Iterable[Word]) -> bool:
 
 
 def _counts(launch: Launch, text: str) -> dict[str, _Said]:
-    """What launchers count, the innermost first; a batch system fills what they leave unknown."""
+    """The launchers' numbers, innermost first; a batch system's fill the unknown ones."""
     counts: dict[str, _Said] = {}
     for name, launcher_words in reversed(_launchers(launch.started)):
         for kind, stated in _options_of(launcher_words, _OPTIONS[name]):
@@ -235,7 +240,7 @@ def _counts(launch: Launch, text: str) -> dict[str, _Said]:
 
 
 def _starts_starters(name: str, kind: str, stated: _Said) -> bool:
-    """Whether a batch system starts one task on a node, which starts the processes of its GPUs."""
+    """Whether a batch system starts one task per node, which starts the processes of its GPUs."""
     is_batch = name == "srun" and stated.option in _OPTIONS["srun"]
     return is_batch and kind in (_IN_NODE, _ALL) and stated.word.text == "1"
 
@@ -250,7 +255,7 @@ def _launchers(started: Iterable[Word]) -> list[tuple[str, list[Word]]]:
             parts.append((name, []))
         elif parts:
             parts[-1][1].append(word)
-    # A line of options alone is read as torchrun's.
+    # A line with options only is read as torchrun's.
     return parts or [("torchrun", list(started))]
 
 
@@ -264,7 +269,7 @@ def _batch_words(text: str) -> list[Word]:
 
 
 def _options_of(words: Iterable[Word], known: Mapping[str, str]) -> list[tuple[str, _Said]]:
-    """The options of a launcher that give a number of nodes or ranks, and the words they are in."""
+    """The options of a launcher that give a number of nodes or ranks, with their words."""
     counted: list[tuple[str, _Said]] = []
     waiting, by_slurm = "", known is _OPTIONS["srun"]
     for word in words:
@@ -282,7 +287,7 @@ def _options_of(words: Iterable[Word], known: Mapping[str, str]) -> list[tuple[s
 
 
 def _parts_of(text: str) -> tuple[str, str | None]:
-    """An option's name, and the value that stands in the same word; None for none."""
+    """An option's name, and the value in the same word; None if there is none."""
     if (attached := _ATTACHED.fullmatch(text)) is not None:
         return attached[1], attached[2]
     name, equals, value = text.partition("=")
@@ -290,7 +295,7 @@ def _parts_of(text: str) -> tuple[str, str | None]:
 
 
 def _places(counts: dict[str, _Said], draft: Found, beside: Callable[[str], str | None]) -> None:
-    """Numbers of ranks by the hosts, slots and generic resources that launchers name."""
+    """Numbers of ranks from the hosts, slots and generic resources that launchers name."""
     if (stated := counts.get(_HOSTS)) is not None and stated.word.unknown is None:
         hosts = stated.word.text.split("@")
         draft.nodes = len(hosts)
@@ -315,7 +320,7 @@ def _places(counts: dict[str, _Said], draft: Found, beside: Callable[[str], str 
 
 
 def _settle(name: str, stated: _Said, draft: Found, given: int | None) -> None:
-    """A number that a launcher says; refuses an unknown one unless it is given."""
+    """A number from a launcher; refuses an unknown one unless the user gives it."""
     word = stated.word
     if getattr(draft, name) is not None:
         return
@@ -328,7 +333,7 @@ def _settle(name: str, stated: _Said, draft: Found, given: int | None) -> None:
 
 
 def _divide(stated: _Said, draft: Found, given: Given) -> None:
-    """Processes of all nodes, divided among the nodes."""
+    """The number of all processes, divided by the nodes."""
     word, nodes = stated.word, given.nodes or draft.nodes
     in_node = given.gpus_per_node or draft.gpus_per_node
     if nodes is not None and in_node is not None:

@@ -1,4 +1,4 @@
-"""What DeepSpeed does in a launch line of Megatron-DeepSpeed: its configuration file and options.
+"""DeepSpeed's part of a Megatron-DeepSpeed launch line: its configuration file and options.
 
 The file's ZeRO level counts, whatever ``--zero-stage`` says: the option only decides where weights
 are first made (Megatron-DeepSpeed, ``pretrain_gpt.py``). Batches and precision stand in both.
@@ -18,14 +18,14 @@ from mistlab.shell.shell_text import Unknown
 ENGINES = ("deepspeed", "mistlab")
 _CONFIG, _STAGE = "--deepspeed-config", "--zero-stage"
 _HALVES = ("fp16", "bf16")
-# Sections of the file without effect on a plan, beside those of plain DeepSpeed.
+# Sections of the file without effect on a plan, in addition to plain DeepSpeed's.
 _HARMLESS = HARMLESS | harmless_names("megatron_deepspeed")
 _LEVELS = range(4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
-    """Where the files are that a launch line names: those that its script writes come first.
+    """The files that a launch line names: those that its script writes take precedence.
 
     ``unknown`` tells of such files what is not known of their text.
     """
@@ -35,12 +35,12 @@ class Files:
     unknown: Mapping[str, Unknown] = field(default_factory=dict)
 
     def text(self, path: str) -> str | None:
-        """The text of a file; None where it is not at hand."""
+        """The text of a file; None if it is not available."""
         written = self._as_written(path, self.written)
         return self.source.beside(known_part(path)) if written is None else self.written[written]
 
     def unknown_in(self, path: str) -> Unknown | None:
-        """What is not known of the text of a file that the script writes."""
+        """The unknown parts of a file that the script writes."""
         written = self._as_written(path, self.unknown)
         return None if written is None else self.unknown[written]
 
@@ -50,12 +50,14 @@ class Files:
 
 
 def is_by_deepspeed(options: Options) -> bool:
-    """Whether DeepSpeed's engine runs the steps of a launch line."""
+    """Whether a launch line trains with DeepSpeed's engine."""
     return options.has("--deepspeed")
 
 
 def read_deepspeed(options: Options, draft: Found, files: Files) -> None:
-    """ZeRO, offloading, batches and precision of a line that DeepSpeed's engine runs."""
+    """Read ZeRO, offloading, batch sizes and precision of a line that trains with DeepSpeed's
+    engine.
+    """
     draft.overlaps = False
     level = options.whole(_STAGE, minimum=0)
     if level is not None and level not in _LEVELS:
@@ -73,7 +75,7 @@ def read_deepspeed(options: Options, draft: Found, files: Files) -> None:
 
 
 def read_ulysses(options: Options, draft: Found) -> None:
-    """Ranks that exchange tokens for heads, by DeepSpeed's name for their number."""
+    """Read the ranks that exchange tokens for heads (DeepSpeed-Ulysses)."""
     ranks = options.whole("--ds-sequence-parallel-size")
     if ranks is not None and ranks > 1:
         draft.values["context_parallel"] = ranks
@@ -81,7 +83,7 @@ def read_ulysses(options: Options, draft: Found) -> None:
 
 
 def _configuration(options: Options, files: Files) -> tuple[str, str | None]:
-    """The name of DeepSpeed's configuration, and its text if it is at hand."""
+    """The name of DeepSpeed's configuration, and its text if it is available."""
     if _CONFIG not in options:
         return "", None
     option = options.given[_CONFIG]
@@ -92,7 +94,7 @@ def _configuration(options: Options, files: Files) -> tuple[str, str | None]:
 
 
 def _without_configuration(options: Options, draft: Found, name: str, level: int | None) -> None:
-    """ZeRO by the option alone, told as assumed; refuses where not even the option is given."""
+    """ZeRO from the option alone, with a remark; refuses a line without even the option."""
     del options
     missing = f"{name} is not at hand" if name else f"{_CONFIG} is not given"
     if level is None:
@@ -137,7 +139,7 @@ def _with_configuration(text: str, name: str, draft: Found, level: int | None) -
 
 
 def _tell_of_rest(top: Section, name: str, draft: Found) -> None:
-    """Tell of settings that nobody reads; of those that cost nothing only how many they are."""
+    """Report unread settings; for those that do not affect cost only their number."""
     aside = len(draft.remarks)
     top.tell_of_rest(_HARMLESS)
     settings = draft.remarks[aside:]
@@ -151,7 +153,7 @@ def _tell_of_rest(top: Section, name: str, draft: Found) -> None:
 
 
 def _batches(top: Section, name: str, draft: Found) -> None:
-    """Batches of the file where the line says none; the line's count where the two differ."""
+    """Batch sizes from the file where the line has none; the line's take precedence."""
     pairs = (
         ("train_batch_size", "global_batch", "--global-batch-size"),
         ("train_micro_batch_size_per_gpu", "micro_batch", "--micro-batch-size"),
@@ -167,7 +169,7 @@ def _batches(top: Section, name: str, draft: Found) -> None:
 
 
 def _offloads(options: Options, draft: Found) -> None:
-    """What the line's own options put on the host."""
+    """The offloading that the line's own options enable."""
     if options.has("--cpu-optimizer") and not draft.values.get("offload_optimizer"):
         text = "--cpu-optimizer, but the configuration offloads no optimizer: taken as offloaded"
         draft.remark("contradicting", "offload.optimizer", text)

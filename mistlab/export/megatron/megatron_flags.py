@@ -1,4 +1,4 @@
-"""Megatron-LM's options as a launch line gives them, and those that no plan can say."""
+"""Megatron-LM's options on a launch line, and the options that plans cannot express."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ _KEPT_WHOLE = "kept inputs are taken whole on every rank"
 _BF16_PRODUCTS = "attention's own products are taken in 16 bits"
 _NO_OVERLAP = "communication is taken as the engine overlaps it"
 
-# What a prediction takes instead of an option's choice.
+# The assumption that a prediction makes instead of an option's value.
 UNSAID: Mapping[str, str] = {
     "--moe-layer-recompute": "experts are taken as kept, not recomputed",
     "--moe-shared-expert-overlap": "shared experts are taken as run before the exchange",
@@ -162,7 +162,7 @@ _STREAMS = "has several residual streams, which no model here says"
 _WEIGHT_SHARDS = "shards weights along another axis, which no plan says"
 _REINFORCED = "trains by preferences or rewards, whose further passes no plan says"
 
-# Why an import stops at an option that makes another model or another task of it.
+# The reason why an import refuses an option that changes the model or the task.
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
         (
@@ -228,29 +228,29 @@ REFUSED: Mapping[str, str] = {
     "--expert-tensor-parallel-num-weight-shards": _WEIGHT_SHARDS,
     "--output-bert-embeddings": _ENCODER,
 }
-# Values with which an option that would be refused says nothing.
+# Values with which a refused option has no effect.
 IDLE = frozenset(("0", "1", "false", "none", "null", ""))
 
 
-# Megatron-LM's options as a launch line gives them: each with its words, its line and what is
-# unknown of it.
+# Megatron-LM's options on a launch line: each with its words, its line number and its unknown
+# parts.
 #
-# Names are read as Megatron-LM's ``argparse`` reads them: dashes for underscores, a beginning that
-# only one option has, ``--no-X`` for a switch X; the last of several counts.
+# Names are parsed as by Megatron-LM's ``argparse``: dashes for underscores, unique prefixes,
+# ``--no-X`` for a switch X; the last of several occurrences counts.
 
 
 KNOWN = HARMLESS | TELLING | UNSAID.keys() | REFUSED.keys()
 _SPELT = KNOWN | RENAMED.keys()
-# Values of switches, as other files write them.
+# Values of switches in other files.
 _ON, _OFF = frozenset(("true", "1", "yes", "on")), frozenset(("false", "0", "no", "off"))
-# A value that stands for none.
+# Values that mean None.
 _NONE = frozenset(("None", "null", "~"))
 _SHORTEST = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """An option of a launch line: its words, its line, and the first part that is unknown."""
+    """An option of a launch line: its words, its line number, and its first unknown part."""
 
     words: tuple[str, ...]
     line: int = 0
@@ -259,7 +259,7 @@ class Option:
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    """The options of a launch line by name; the last of several counts.
+    """The options of a launch line by name; the last of several occurrences counts.
 
     ``repeated`` holds the words of those before the last. ``strays`` are unknown words where an
     option could stand, such as ``$EXTRA_ARGS``. ``shortened`` are abbreviations with the names that
@@ -320,17 +320,17 @@ class Options:
         return None if option.words[0] in _NONE else option.words[0]
 
     def all_words(self, name: str) -> tuple[str, ...]:
-        """All words of an option; none where it is not given."""
+        """All words of an option; empty if it is not given."""
         option = self._asked(name)
         return () if option is None else option.words
 
     def whole(self, name: str, *, minimum: int = 1) -> int | None:
-        """A whole number, if the option is given."""
+        """An integer; None if the option is not given."""
         text = self.text(name)
         return None if text is None else checked_whole(self.where(name), text, minimum=minimum)
 
     def number(self, name: str, default: float, *, maximum: float | None = None) -> float:
-        """A number that is not negative, or a default."""
+        """A non-negative number, or a default."""
         text = self.text(name)
         try:
             number = default if text is None else float(text)
@@ -342,7 +342,7 @@ class Options:
         return number
 
     def choice(self, name: str, known: Sequence[str]) -> str | None:
-        """One of some words, in small letters or as they are, if the option is given."""
+        """One of some words, in lower case or unchanged; None if the option is not given."""
         text = self.text(name)
         if text is None or text in known:
             return text
@@ -353,12 +353,12 @@ class Options:
 
     @property
     def harmless(self) -> list[str]:
-        """Options that say nothing about cost."""
+        """The options that do not affect cost."""
         return [name for name in self.given if _is_harmless(name)]
 
     @property
     def unknown(self) -> list[str]:
-        """Options that no relative of Megatron-LM has, as far as is known here."""
+        """The options that no known derivative of Megatron-LM has."""
         return [name for name in self.given if name not in KNOWN and not _is_harmless(name)]
 
     def _asked(self, name: str) -> Option | None:
@@ -377,7 +377,7 @@ def _is_harmless(name: str) -> bool:
 
 
 class _OptionReader:
-    """Takes the words of a launch line one by one."""
+    """Parses the words of a launch line one by one."""
 
     def __init__(self) -> None:
         self.given: dict[str, Option] = {}
@@ -388,7 +388,7 @@ class _OptionReader:
         self._name = ""
 
     def take(self, word: Word) -> None:
-        """Take the next word: an option, or a value of the last one."""
+        """Parse the next word: an option, or a value of the last one."""
         name, equals, value = word.text.partition("=")
         if name.startswith("--") and len(name) > len("--") and "$" not in name:
             self._begin(name, word)
@@ -446,7 +446,7 @@ class _OptionReader:
         return bool(self.given[self._name].words)
 
 
-# Options that Megatron-DeepSpeed alone has.
+# Options that only Megatron-DeepSpeed has.
 _OF_DEEPSPEED = (
     *("--deepspeed", "--deepspeed-config", "--zero-stage", "--ds-sequence-parallel-size"),
     *("--no-pipeline-parallel", "--create-moe-param-group", "--deepspeed-activation-checkpointing"),
@@ -454,10 +454,10 @@ _OF_DEEPSPEED = (
 
 
 def is_of_deepspeed(options: Options) -> bool:
-    """Whether a line is Megatron-DeepSpeed's, which has defaults of its own."""
+    """Whether a line is Megatron-DeepSpeed's, which has other defaults."""
     return any(name in options for name in _OF_DEEPSPEED)
 
 
 def is_of_epfl(options: Options) -> bool:
-    """Whether a line is that of EPFL's Megatron-LLM, which has no biases unless it is told to."""
+    """Whether a line is EPFL Megatron-LLM's, which has no biases by default."""
     return "--model-name" in options or "--use-bias" in options

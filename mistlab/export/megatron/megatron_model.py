@@ -25,16 +25,16 @@ from mistlab.export.rules import with_workload
 from mistlab.job.job import Job
 from mistlab.plan.workload import ROTARY_BASE, VOCAB_MULTIPLE, Family, ModelSpec
 
-# Types of tokenizers that fix the vocabulary, with the source of the number.
+# Types of tokenizers with a fixed vocabulary, and the source of the number.
 BY_TYPE: Mapping[str, int] = {
     # OpenAI's gpt2 vocab.json: 50,000 merges, 256 bytes and the end of a text.
     "GPT2BPETokenizer": 50257,
     # The released tokenizer.model of Llama and Llama 2 (SentencePiece).
     "Llama2Tokenizer": 32000,
-    # Megatron-LM's fallback of its TikTokenizer, 2 ** 17.
+    # The fallback of Megatron-LM's TikTokenizer, 2 ** 17.
     "TikTokenizer": 131072,
 }
-# Types of Pai-Megatron-Patch (``--patch-tokenizer-type``): the vocabulary before
+# Tokenizer types of Pai-Megatron-Patch (``--patch-tokenizer-type``), with the vocabulary before
 # ``--extra-vocab-size``, which is not padded (``megatron_patch/tokenizer/__init__.py``).
 BY_PATCH_TYPE: Mapping[str, int] = {
     "LLamaTokenizer": 32000,
@@ -50,7 +50,7 @@ BY_PATCH_TYPE: Mapping[str, int] = {
     "StarcoderTokenizerFromHF": 49152,
     "BloomTokenizerFromHF": 250880,
 }
-# Patterns of names of models and tokenizers, with the number of tokens of the released tokenizer.
+# Patterns of model and tokenizer names, with the number of tokens of the released tokenizer.
 _BY_NAME: Mapping[str, int] = {
     # Meta's releases: SentencePiece models, CodeLlama's with 16 more; tiktoken of Llama 3 and 4.
     r"code-?llama": 32016,
@@ -92,7 +92,7 @@ _BY_NAME: Mapping[str, int] = {
 
 
 def size_by_name(name: str) -> int | None:
-    """The number of tokens of a tokenizer, by the name of its folder, file or model."""
+    """The number of tokens of a tokenizer, from the name of its folder, file or model."""
     parts = [part for part in re.split(r"[/\\]", name.lower()) if part]
     for part in reversed(parts[-3:]):
         for pattern, size in _BY_NAME.items():
@@ -101,14 +101,15 @@ def size_by_name(name: str) -> int | None:
     return None
 
 
-# The vocabulary that a launch line of Megatron-LM or a relative trains with, by its tokenizer.
+# The vocabulary size with which a launch line of Megatron-LM or a derivative trains, from its
+# tokenizer.
 
 
 _NULL = ("NullTokenizer", "NullMultimodalTokenizer")
 _GPT2 = "GPT2BPETokenizer"
 _OF_ENCODERS = "BertWordPiece"
 _LLAMA2 = "Llama2Tokenizer"
-# Names of files, and of folders that say nothing of the tokenizer in them.
+# Names of files, and of folders that do not identify the tokenizer inside.
 _GPT2_FILES, _LLAMA_FILES = ("vocab.json", "encoder.json"), ("tokenizer.model",)
 _PLAIN_FOLDERS = frozenset(
     ("", "data", "dataset", "datasets", "tokenizer", "tokenizers", "vocab", "models", "assets")
@@ -117,8 +118,9 @@ _NAMES = ("--tokenizer-model", "--tokenizer-name-or-path")
 
 
 def vocab_of(options: Options, draft: Found, given: int | None = None) -> int:
-    """The vocabulary in training, padded as Megatron-LM does unless plans would pad it so
-    themselves; ``given`` is what a user says beside the file."""
+    """The vocabulary size in training, padded as by Megatron-LM unless plans would pad it equally;
+    ``given`` is the user's value.
+    """
     if given is not None:
         return _padded(options, given)
     if (whole := options.whole("--padded-vocab-size", minimum=0)) is not None and whole > 0:
@@ -129,7 +131,7 @@ def vocab_of(options: Options, draft: Found, given: int | None = None) -> int:
 
 
 def _patched(options: Options) -> int | None:
-    """The vocabulary of Pai-Megatron-Patch's tokenizers; None for any other line."""
+    """The vocabulary of Pai-Megatron-Patch's tokenizers; None for other lines."""
     kind = options.text("--patch-tokenizer-type")
     extra = options.whole("--extra-vocab-size", minimum=0)
     if kind is not None and kind in BY_PATCH_TYPE:
@@ -142,7 +144,7 @@ def _patched(options: Options) -> int | None:
 
 
 def _tokens(options: Options, draft: Found) -> int:
-    """The tokens of a line's tokenizer, special ones included."""
+    """The number of tokens of a line's tokenizer, special tokens included."""
     stated, kind = options.whole("--vocab-size"), options.text("--tokenizer-type")
     if kind is not None and kind.startswith(_OF_ENCODERS):
         where = options.where("--tokenizer-type")
@@ -168,7 +170,7 @@ def _tokens(options: Options, draft: Found) -> int:
 
 
 def _known(options: Options, kind: str | None) -> int | None:
-    """The size of a well-known tokenizer; None if a type or a name is said and not known."""
+    """The size of a well-known tokenizer; None if a type or name is given but unknown."""
     names = [name for name in _NAMES if name in options]
     if kind is None and not names and "--vocab-size" in options:
         return None
@@ -186,8 +188,9 @@ def _known(options: Options, kind: str | None) -> int | None:
 def _by_file(
     options: Options, option: str, usual: int | None, files: tuple[str, ...]
 ) -> int | None:
-    """The size of a tokenizer by the file that holds it: a well-known one, or the ``usual`` one if
-    the file's name is unknown or says nothing else."""
+    """The size of a tokenizer from the file that holds it: a well-known one, or the ``usual`` size
+    if the file's name is uninformative.
+    """
     name = _name_of(options, option)
     if (size := size_by_name(name)) is not None:
         return size
@@ -199,7 +202,7 @@ def _by_file(
 
 
 def _name_of(options: Options, option: str) -> str:
-    """A tokenizer's name or path as far as it is known, unknown parts as the script writes them."""
+    """A tokenizer's name or path; unknown parts are shown as the script writes them."""
     options.taken.add(option)
     words = options.words.get(option, ())
     return words[0] if words else ""
@@ -217,7 +220,7 @@ def _padded(options: Options, vocab: int) -> int:
 
 
 def _words(options: Options, kind: str | None) -> str:
-    """A line's tokenizer in words."""
+    """A line's tokenizer as text."""
     given = [f"--tokenizer-type {kind}"] if kind else []
     for name in (*_NAMES, "--vocab-file"):
         given += [f"{name} {word}" for word in options.words.get(name, ())[:1]]
@@ -235,16 +238,16 @@ def _unknown(options: Options, kind: str | None) -> InputError:
 
 # A model's shape as Megatron-LM's options, and back.
 #
-# Megatron-LM's options choose norm, activation and position embedding of all blocks alike; parts
-# that only some models have are those of ``megatron_parts``. It pads vocabularies to a multiple,
-# and takes a dropout of a tenth unless it is told otherwise.
+# Megatron-LM's options set norm, activation and position embedding of all blocks alike; optional
+# parts of models are in ``megatron_parts``. It pads vocabularies to a multiple, and has a dropout
+# of 0.1 by default.
 
 
 DROPOUT = 0.1
 
 _NORMS = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
 _POSITIONS = {"learned_absolute": "absolute", "rope": "rotary", "none": "none"}
-# Other words of older versions and relatives.
+# The words of older versions and derivatives.
 _READ_POSITIONS = {
     **_POSITIONS,
     "absolute": "absolute",
@@ -263,7 +266,7 @@ _STRUCTURES: Mapping[Family, Mapping[str, Any]] = {
 
 
 def sayable_model(job: Job) -> Job:
-    """The job with the nearest model that Megatron-LM builds."""
+    """The job with the nearest model that Megatron-LM can build."""
     model = job.workload.model
     if model.graph_file is not None:
         problem = (
@@ -288,7 +291,7 @@ def sayable_model(job: Job) -> Job:
 
 
 def model_options(model: ModelSpec, tensor_parallel: int) -> Iterator[str]:
-    """The options of a model that ``sayable_model`` gave, without its sequence length."""
+    """The options of a model from ``sayable_model``, without its sequence length."""
     yield f"--num-layers {model.layers}"
     yield f"--hidden-size {model.hidden}"
     yield f"--ffn-hidden-size {model.ffn}"
@@ -310,7 +313,7 @@ def model_options(model: ModelSpec, tensor_parallel: int) -> Iterator[str]:
 
 
 def _kinds(model: ModelSpec) -> Iterator[str]:
-    """The options for kinds of norms, activations and positions."""
+    """The options for norm, activation and position embedding."""
     if model.norm == "rmsnorm":
         yield "--normalization RMSNorm"
     if model.mlp_type == "gated_mlp":
@@ -329,7 +332,7 @@ def _kinds(model: ModelSpec) -> Iterator[str]:
 def model_of(
     options: Options, draft: Found, vocab: int | None = None, program: str = ""
 ) -> ModelSpec:
-    """The model that options describe; ``vocab`` is a vocabulary that is given beside them."""
+    """The model that options describe; ``vocab`` is a separately given vocabulary."""
     hidden, heads = _needed(options, "--hidden-size"), _needed(options, "--num-attention-heads")
     layers, hybrid = _layers_of(options, hidden, program)
     gated = _is_gated(options, draft)
@@ -369,7 +372,7 @@ def model_of(
 
 
 def _layers_of(options: Options, hidden: int, program: str) -> tuple[int, dict[str, Any]]:
-    """The number of blocks, and the fields of a hybrid model; none for any other."""
+    """The number of blocks, and the fields of a hybrid model; none for other models."""
     layers = options.whole("--num-layers") or options.whole("--encoder-num-layers")
     if is_hybrid(options, program):
         fields = hybrid_parts(options, layers, hidden)
@@ -384,7 +387,7 @@ def _check_hybrid(parts: dict[str, Any]) -> None:
 
 
 def _family(fields: Mapping[str, Any]) -> Family:
-    """The family whose structure a model has; ``gpt`` for a structure that no family has."""
+    """The family whose structure a model has; ``gpt`` for a structure of no family."""
     for family, structure in _STRUCTURES.items():
         if all(fields[name] == value for name, value in structure.items()):
             return family
@@ -392,7 +395,7 @@ def _family(fields: Mapping[str, Any]) -> Family:
 
 
 def _is_gated(options: Options, draft: Found) -> bool:
-    """Whether the network has a gate; a gate of another kind than SwiGLU's is told."""
+    """Whether the network is gated; a gate other than SwiGLU gets a remark."""
     word = options.choice("--glu-activation", ("swiglu", "geglu", "reglu", "liglu"))
     if options.has("--swiglu") or word == "swiglu":
         return True
@@ -435,10 +438,10 @@ def _key_heads(options: Options, draft: Found, heads: int) -> int:
 
 
 def _has_biases(options: Options, draft: Found) -> bool:
-    """Whether products have biases."""
+    """Whether GEMMs have biases."""
     without = [name for name in _WITHOUT_SOME_BIASES if options.has(name)]
     if without and not options.has("--disable-bias-linear"):
-        # Pai-Megatron-Patch's switches leave biases to queries, keys and values at least.
+        # Pai-Megatron-Patch's switches keep at least the biases of queries, keys and values.
         all_but_those = len(without) == len(_WITHOUT_SOME_BIASES)
         taken_in = "none" if all_but_those else "all products"
         text = f"biases are taken in {taken_in}, though some products alone have them"
@@ -452,7 +455,7 @@ def _has_biases(options: Options, draft: Found) -> bool:
 
 
 def _default_ffn(options: Options, hidden: int) -> int:
-    """The width that Megatron-LM takes where none is given: two thirds for SwiGLU.
+    """Megatron-LM's default feed-forward width: two thirds for SwiGLU.
 
     FlagScale multiplies two thirds by a number, and rounds them up to a multiple.
     """
@@ -492,8 +495,9 @@ def _position(options: Options, draft: Found) -> str:
 
 
 def _dropout(options: Options, draft: Found) -> dict[str, float]:
-    """Dropout of tokens, and of attention's shares if it is another; a model without the first has
-    none of the second."""
+    """Dropout of hidden states, and of attention probabilities if it differs; a model without the
+    first has none of the second.
+    """
     names = ("--attention-dropout", "--hidden-dropout")
     silent = [name for name in names if name not in options.words]
     attention, hidden = (options.number(name, DROPOUT, maximum=1) for name in names)

@@ -1,4 +1,5 @@
-"""Parts of models as Megatron-LM's options, and back: patterns, experts, latent attention, windows.
+"""Optional parts of models as Megatron-LM's options, and back: patterns, experts, latent attention,
+windows.
 
 The grammar is that of ``--hybrid-layer-pattern`` (core 0.17): a letter a block, ``|`` between
 stages, ``/`` before the blocks of further tokens. Older lines give shares of attention and of
@@ -23,7 +24,7 @@ from mistlab.schedule.placement import even_shares
 PATTERN = "--hybrid-layer-pattern"
 # Megatron-LM's defaults.
 STATES, CHANNELS, GROUPS, EXPAND = 128, 64, 8, 2
-# Its letters for blocks that models here have; its G, D and + are parts that they have not.
+# Megatron-LM's letters for kinds of blocks that models here have; its G, D and + are other parts.
 _LETTERS = "M*-E"
 _MEANINGS = {
     "G": "a gated delta net without a network",
@@ -34,7 +35,7 @@ _SWITCHES = ("--is-hybrid-model", "--hybrid-attention-ratio", "--hybrid-mlp-rati
 
 
 def is_hybrid(options: Options, program: str = "") -> bool:
-    """Whether options, or the program, build blocks of a pattern."""
+    """Whether options, or the program, build blocks from a pattern."""
     name = program.lower()
     builds = "pretrain_mamba" in name or "pretrain_hybrid" in name
     return builds or PATTERN in options or any(options.has(name) for name in _SWITCHES)
@@ -50,7 +51,9 @@ def hybrid_parts(options: Options, layers: int | None, hidden: int) -> dict[str,
 
 
 def segments_of(options: Options, layers: int | None) -> list[str]:
-    """The blocks of each part of a pipeline by a pattern's bars; without bars all of them."""
+    """The numbers of blocks in the pipeline parts of a pattern, separated by bars; without bars a
+    single number.
+    """
     text = options.text(PATTERN)
     if text is None:
         return [_by_shares(options, layers)]
@@ -73,7 +76,7 @@ def segments_of(options: Options, layers: int | None) -> list[str]:
 
 
 def shortest(pattern: str) -> str:
-    """The shortest pattern that makes the same blocks when it takes turns.
+    """The shortest pattern whose repetition gives the same blocks.
 
     >>> shortest("DADA")
     'DA'
@@ -85,13 +88,14 @@ def shortest(pattern: str) -> str:
 
 
 def _by_shares(options: Options, layers: int | None) -> str:
-    """Blocks of state spaces with attention and networks at even distances, by their shares."""
+    """State-space blocks with attention and networks at even distances, from their shares."""
     if layers is None:
         reject("--num-layers: is missing: give it, or --hybrid-layer-pattern")
     attention = round(layers * options.number("--hybrid-attention-ratio", 0.0, maximum=1))
     networks = round(layers * options.number("--hybrid-mlp-ratio", 0.0, maximum=1))
     blocks = ["M"] * layers
-    # Attention between sections of equal length; networks among what is left, the first one late.
+    # Attention is placed between sections of equal length; networks among the remaining blocks, the
+    # first one late.
     _spread(blocks, "*", (layers - attention) / (attention + 1))
     if networks:
         _spread(blocks, "-", (layers - attention - networks) / networks)
@@ -99,7 +103,7 @@ def _by_shares(options: Options, layers: int | None) -> str:
 
 
 def _spread(blocks: list[str], letter: str, distance: float) -> None:
-    """Turn the mixer after every so many mixers into another kind of block."""
+    """Replace the mixer after each section of this many mixers by another kind of block."""
     left = distance
     for index, block in enumerate(blocks):
         if block != "M":
@@ -126,11 +130,11 @@ def _state_space(options: Options, hidden: int) -> StateSpace:
 
 # Hybrid models as Megatron-LM's options: a letter for each block, and the state-space mixer.
 #
-# Its letters are those of patterns here: ``M`` the mixer of Mamba-2, ``*`` attention, ``-`` the
-# network, ``E`` experts. A plain pattern is what core 0.16 and all later ones take, beside other
-# numbers of blocks of the first and the last stage. One that is cut into segments, for stages that
-# are unlike otherwise or have several chunks, is what core 0.17 and later take. Whole blocks are
-# recomputed from core 0.18 on; before, the option is taken and ignored.
+# Letters are those of patterns here: ``M`` is the Mamba-2 mixer, ``*`` attention, ``-`` the
+# network, ``E`` experts. Core 0.16 and later accept a plain pattern, with options for the blocks of
+# the first and last stage. Core 0.17 and later also accept a pattern divided into segments, for
+# other uneven stages or several chunks. Whole blocks are recomputed from core 0.18 on; before, the
+# option is accepted and ignored.
 
 
 _KINDS_OF_BLOCKS = frozenset("M*-E")
@@ -182,14 +186,15 @@ def hybrid_options(job: Job) -> Iterator[str]:
 
 
 def is_cut(plan: Plan) -> bool:
-    """Whether a pattern has to say where stages begin: those between the first and the last are
-    unlike, or stages have chunks."""
+    """Whether a pattern has to mark where stages begin: middle stages differ, or stages have
+    chunks.
+    """
     inner = {stage.layers for stage in plan.stages[1:-1]}
     return len(inner) > 1 or plan.order in INTERLEAVED
 
 
 def _ends(plan: Plan) -> Iterator[str]:
-    """The options for the blocks of the first and the last stage, where stages are unlike."""
+    """The options for the blocks of the first and the last stage, where stages differ."""
     layers = [stage.layers for stage in plan.stages]
     if len(set(layers)) > 1:
         yield f"--decoder-first-pipeline-num-layers {layers[0]}"
@@ -197,7 +202,9 @@ def _ends(plan: Plan) -> Iterator[str]:
 
 
 def segment_sizes(plan: Plan) -> list[int]:
-    """The number of blocks in each part of the model: first chunks of all stages, then second."""
+    """The number of blocks in each part of the model: the first chunks of all stages, then the
+    second.
+    """
     chunks = INTERLEAVED.get(plan.order, 1)
     parts = [even_shares(stage.layers, chunks) for stage in plan.stages]
     return [parts[stage][chunk] for chunk in range(chunks) for stage in range(plan.num_stages)]
@@ -211,7 +218,7 @@ def _cut(letters: str, sizes: Sequence[int]) -> Iterator[str]:
 
 
 def hybrid_notes(job: Job) -> Iterator[str]:
-    """The versions of Megatron-core that a hybrid's line needs."""
+    """The versions of Megatron-core that a hybrid model's line requires."""
     if not job.workload.model.pattern:
         return
     if is_cut(job.plan):
@@ -220,23 +227,24 @@ def hybrid_notes(job: Job) -> Iterator[str]:
         yield "blocks of hybrids are recomputed from Megatron-core 0.18 on; 0.16 and 0.17 keep all"
 
 
-# Parts of models of today as Megatron-LM's options, and back: experts, latent attention, windows.
+# Current parts of models as Megatron-LM's options, and back: experts, latent attention, windows.
 #
-# Latent vectors are normalised if ``--qk-layernorm`` is given, as DeepSeek's are; their rotary
-# embedding is YaRN's, which costs what the plain one costs. ``--window-size N,0`` stands for the
-# last N tokens, as Megatron-LM's own launch lines of gpt-oss give its window.
+# Latent vectors are normalised if ``--qk-layernorm`` is given, as in DeepSeek; their rotary
+# embedding is YaRN's, which costs the same as the plain one. ``--window-size N,0`` is a window of
+# the last N tokens, as in Megatron-LM's own launch lines of gpt-oss.
 
 
 # Megatron-LM's defaults.
 ACTIVE, KEY_RANK, HEAD_DIM, ROTATED, VALUE_DIM = 2, 32, 128, 64, 128
 DELTA_KEY_HEADS, DELTA_VALUE_HEADS, DELTA_CHANNELS = 16, 32, 128
-# Shares of rotated channels are told with so many digits, as in configurations that are read.
+# The number of digits to which shares of rotary channels are rounded, as in configurations that are
+# read.
 _DIGITS = 12
 _MOST_BLOCKS = 10_000
 
 
 def sayable_parts(model: ModelSpec) -> ModelSpec:
-    """The model with the nearest parts that Megatron-LM builds."""
+    """The model with the nearest parts that Megatron-LM can build."""
     if model.latent is None:
         return model
     if not model.rotated_channels:
@@ -247,7 +255,7 @@ def sayable_parts(model: ModelSpec) -> ModelSpec:
 
 
 def part_options(model: ModelSpec) -> Iterator[str]:
-    """The options of a model's parts, but for experts' ranks and exchange."""
+    """The options of a model's parts, without the ranks and the exchange of experts."""
     if model.latent is not None:
         yield from _latent_options(model, model.latent)
     elif model.qk_norm:
@@ -312,7 +320,7 @@ def _further_tokens(options: Options) -> int:
 
 
 def _beside_pattern(parts: dict[str, Any]) -> str | None:
-    """The option of a part that no block of a pattern has; None where there is none."""
+    """The option of a part that no block of a pattern has; None if there is none."""
     options = {
         "latent": "--multi-latent-attention",
         "window": "--window-size",
@@ -323,7 +331,7 @@ def _beside_pattern(parts: dict[str, Any]) -> str | None:
 
 
 def _turns_of(options: Options, blocks: list[int], layers: int) -> dict[str, Any]:
-    """The pattern of blocks that take turns: with and without experts, or with delta nets."""
+    """The pattern of alternating blocks: with and without experts, or with delta networks."""
     if (deltas := _delta_nets(options, layers)) is not None:
         if 0 in blocks:
             reject(
@@ -338,7 +346,7 @@ def _turns_of(options: Options, blocks: list[int], layers: int) -> dict[str, Any
 
 
 def _delta_nets(options: Options, layers: int) -> dict[str, Any] | None:
-    """Gated delta nets in place of attention in most blocks, as Qwen3-Next has them."""
+    """Gated delta networks in place of attention in most blocks, as in Qwen3-Next."""
     variant = options.text("--experimental-attention-variant")
     if variant is None:
         return None
@@ -367,7 +375,7 @@ def _delta_nets(options: Options, layers: int) -> dict[str, Any] | None:
 
 
 def _linear_blocks(every: int, layers: int) -> list[int]:
-    """Which blocks are linear, where every so many-th one attends."""
+    """The blocks with linear attention, where every n-th block has full attention."""
     return [int((block + 1) % every != 0) for block in range(layers)]
 
 
@@ -407,7 +415,7 @@ def _window_of(options: Options, draft: Found) -> Window | None:
 
 
 def _tell_of_window(options: Options, draft: Found, choice: str, size: int, every: str) -> None:
-    """A remark on a window that plans cannot say, unless it holds the whole sequence."""
+    """Add a remark on a window that plans cannot express, unless it holds the whole sequence."""
     length = options.whole("--seq-length")
     if length is None or size < length:
         text_of_remark = (
@@ -478,7 +486,7 @@ def _count_of(options: Options, draft: Found) -> int | None:
 
 
 def _shared_of(options: Options, draft: Found, width: int, ffn: int) -> int:
-    """The width of the experts that every token takes."""
+    """The width of the experts that every token uses."""
     shared = options.whole("--moe-shared-expert-intermediate-size")
     number = options.whole("--num-shared-experts")
     if options.choice("--mlp-type", ("standard", "residual")) == "residual":
@@ -515,7 +523,7 @@ def _expert_blocks(options: Options, layers: int) -> list[int]:
 
 
 def pattern_of(text: str) -> list[int]:
-    """The list that an expression of lists makes, as Megatron-LM's frequencies are given.
+    """The list that an expression of lists evaluates to, as in Megatron-LM's frequency options.
 
     >>> pattern_of("([0]*2+[1]*3)")
     [0, 0, 1, 1, 1]

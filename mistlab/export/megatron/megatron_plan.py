@@ -1,4 +1,4 @@
-"""A plan as Megatron-LM's options: stages, states, experts and precisions, and back."""
+"""Plans as Megatron-LM's options, and back: stages, states, experts and precisions."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,7 +59,9 @@ def _order(options: Options, chunks: int, draft: Found) -> None:
 
 
 def _of_parts(parts: Sequence[int], option: str, draft: Found) -> int:
-    """Set the blocks of stages by those of the parts of a pipeline; gives chunks of a stage."""
+    """Set the blocks of stages from those of the parts of a pipeline; returns the chunks per
+    stage.
+    """
     if len(parts) % draft.num_stages:
         reject(
             f"{option}: {len(parts)} parts are no multiple of {draft.num_stages} stages: give a "
@@ -70,7 +72,7 @@ def _of_parts(parts: Sequence[int], option: str, draft: Found) -> int:
 
 
 def _listed(options: Options, draft: Found, layers: int) -> Sequence[int] | None:
-    """Blocks stage by stage, as some relatives of Megatron-LM list them."""
+    """The blocks of each stage, as some derivatives of Megatron-LM list them."""
     numbers = ",".join(options.all_words("--num-layer-list")).split(",")
     if numbers == [""]:
         return None
@@ -85,7 +87,9 @@ def _listed(options: Options, draft: Found, layers: int) -> Sequence[int] | None
 
 
 def _beside_ends(options: Options, num_stages: int, layers: int) -> Sequence[int] | None:
-    """Blocks of stages, where embedding and head count as blocks of the first and the last."""
+    """The blocks of stages, where embedding and head count as blocks of the first and the last
+    stage.
+    """
     method = options.text("--pp-partition-method") or ""
     both = "embed" in method
     at_start = both or options.has("--account-for-embedding-in-pipeline-split")
@@ -129,7 +133,7 @@ def _chunks(options: Options, draft: Found, layers: int) -> int:
 def _with_ends(
     num_stages: int, layers: int, first: int | None, last: int | None
 ) -> Sequence[int] | None:
-    """Blocks of stages, of which the first and the last may have numbers of their own."""
+    """The blocks of stages, of which the first and the last may have their own numbers."""
     inner = num_stages - (first is not None) - (last is not None)
     left = layers - (first or 0) - (last or 0)
     if inner < 0 or left < 0 or (inner and left % inner) or (not inner and left):
@@ -167,7 +171,7 @@ def parts_of_layout(layout: str) -> list[int]:
     return [part.count("t") for part in text.split("|")]
 
 
-# States and activations of Megatron-LM's options: sharding, offloading, recomputation.
+# States and activations as Megatron-LM's options: sharding, offloading, recomputation.
 
 
 # Megatron-FSDP's strategies by ZeRO level.
@@ -177,7 +181,7 @@ _OFFLOADING = "hybridadam"
 
 
 def read_states(options: Options, draft: Found) -> None:
-    """How Megatron-LM's own optimizer shards and offloads states."""
+    """Read how Megatron-LM's optimizer shards and offloads states."""
     level = _level(options, draft)
     draft.values["zero"] = level
     replicas = options.whole("--num-distributed-optimizer-instances")
@@ -188,7 +192,7 @@ def read_states(options: Options, draft: Found) -> None:
 
 
 def read_optimizer(options: Options, draft: Found) -> None:
-    """Tell of an optimizer whose moments are not Adam's."""
+    """Add a remark on an optimizer whose moments are not Adam's."""
     stated = options.text("--optimizer")
     if stated is not None and stated not in (*_ADAMS, _OFFLOADING):
         draft.remark(
@@ -210,7 +214,7 @@ def _level(options: Options, draft: Found) -> int:
 
 
 def _offload(options: Options, draft: Found, level: int) -> None:
-    # Pai-Megatron-Patch's optimizer offloads a half unless it is told another share.
+    # Pai-Megatron-Patch's optimizer offloads half unless it is told another share.
     patched = options.text("--optimizer") == _OFFLOADING
     policy = options.text("--optimizer-offload-policy")
     fraction = options.number("--optimizer-offload-fraction", 0.5 if patched else 1.0, maximum=1)
@@ -238,7 +242,7 @@ def _overlap(options: Options, draft: Found, level: int) -> None:
 
 
 def read_activations(options: Options, draft: Found, layers: int) -> None:
-    """Which blocks are recomputed or offloaded, and what of them."""
+    """Read which blocks are recomputed or offloaded, and which of their tensors."""
     granularity = options.choice("--recompute-granularity", ("full", "selective"))
     method = options.choice("--recompute-method", ("uniform", "block"))
     count = options.whole("--recompute-num-layers", minimum=0)
@@ -295,25 +299,25 @@ def _activations_offloaded(options: Options, draft: Found, layers: int) -> None:
         draft.values["offload_activations"] = 1.0
 
 
-# How Megatron-LM's options divide experts among ranks and send tokens to them, and back.
+# Expert parallelism as Megatron-LM's options, and back.
 #
-# Whatever the options say, routing is taken as even: a loss for balance, which they switch on,
-# makes it nearly so. Tokens are sent by the plain exchange (``alltoall``).
+# Routing is always assumed to be even; the auxiliary loss that the options enable makes it nearly
+# so. Tokens are sent by the plain exchange (``alltoall``).
 
 
-# Where experts are not divided otherwise, tensor-parallel ranks divide each expert.
+# By default, tensor-parallel ranks divide each expert.
 _PARTS, _RANKS = "--expert-tensor-parallel-size", "--expert-model-parallel-size"
 _CAPACITY = "--moe-expert-capacity-factor"
-# MindSpeed's switch for tensor-parallel ranks that divide experts, not each expert.
+# MindSpeed's switch by which tensor-parallel ranks divide the experts, not each expert.
 _EXPERTS_DIVIDED = "--moe-tp-extend-ep"
-# Megatron-core's (0.8 to 0.9) for ranks of both degrees that divide each expert
+# Megatron-core's switch (0.8 to 0.9) by which ranks of both degrees divide each expert
 # (megatron/core/transformer/moe/moe_layer.py and experts.py).
 _EXPERT_DIVIDED = "--moe-extended-tp"
 _EXCHANGES = ("allgather", "alltoall", "alltoall_seq", "flex")
 
 
 def expert_options(job: Job) -> Iterator[str]:
-    """The options of a job's experts beyond their sizes."""
+    """The options of a job's experts, without their sizes."""
     stage, workload = job.plan.stages[0], job.workload
     if workload.model.experts is None:
         return
@@ -348,13 +352,13 @@ def read_experts(options: Options, draft: Found, *, has_experts: bool) -> None:
         draft.remark("contradicting", "sequence_parallel", f"{text}: taken on")
         draft.values["sequence_parallel"] = 1
     if not of_deepspeed:
-        # DeepSpeed has one exchange, and balances by a loss of its own.
+        # DeepSpeed has one exchange, and an auxiliary loss of its own.
         _remark_exchange(options, draft)
         _remark_balance(options, draft)
 
 
 def _divisions(options: Options, draft: Found) -> tuple[int, int]:
-    """Ranks that divide the experts, and ranks that divide each expert."""
+    """The ranks that divide the experts, and the ranks that divide each expert."""
     tensor = draft.values["tensor_parallel"]
     ranks = options.whole(_RANKS) or 1
     if options.has(_EXPERTS_DIVIDED):
@@ -369,7 +373,7 @@ def _divisions(options: Options, draft: Found) -> tuple[int, int]:
 
 
 def _capacity(options: Options) -> tuple[float, bool]:
-    """The capacity factor of experts, 0 for none, and whether experts are filled up to it."""
+    """The capacity factor of experts, 0 for none, and whether experts are padded to it."""
     if is_of_deepspeed(options):
         if options.has("--disable-moe-token-dropping"):
             return 0.0, False
@@ -393,10 +397,10 @@ def _remark_exchange(options: Options, draft: Found) -> None:
 
 
 def _remark_balance(options: Options, draft: Found) -> None:
-    """Tell of routing that nothing balances, which is taken as even all the same."""
+    """Add a remark on unbalanced routing, which is still assumed to be even."""
     kind = options.text("--moe-router-load-balancing-type")
     weight = options.number("--moe-aux-loss-coeff", 0.0)
-    # The bias and forced routing balance without a loss.
+    # The expert bias and forced routing balance without a loss.
     switches = [
         options.has(f"--moe-router-{name}")
         for name in ("enable-expert-bias", "force-load-balancing")
@@ -407,29 +411,29 @@ def _remark_balance(options: Options, draft: Found) -> None:
         draft.remark("assumed", "expert_imbalance", text)
 
 
-# Precisions as Megatron-LM's options, and back: of products, and of an optimizer's moments.
+# Precisions as Megatron-LM's options, and back: of GEMMs, and of an optimizer's moments.
 #
-# Products of 8 bits are scaled by blocks where the tensor cores do that (GPUs with products of 4
-# bits), and by tensors elsewhere. Weights stay in 16 bits.
+# 8-bit GEMMs are scaled per block where tensor cores support that (GPUs with 4-bit GEMMs), and per
+# tensor elsewhere. Weights stay in 16 bits.
 
 
-# How products of 8 bits are scaled: by the tensor cores, by blocks of 32; or by whole tensors.
+# The scaling of 8-bit GEMMs: per block of 32 by the tensor cores, or per tensor.
 BY_BLOCKS, BY_TENSORS = "mxfp8", "tensorwise"
 _RECIPES = ("tensorwise", "delayed", "mxfp8", "blockwise", "custom")
 _NOT_SAID = "delayed"
 _MOMENTS: Mapping[Optimizer, str] = {"adamw": "fp32", "adamw-bf16": "bf16", "adamw-8bit": "fp8"}
 _SUMS_IN_FP32, _SUMS_IN_BF16 = "--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16"
-# Megatron-LM's optimizer for moments of few bits.
+# Megatron-LM's optimizer with low-precision moments.
 PRECISION_AWARE = "--use-precision-aware-optimizer"
 
 
 def recipe_for(hardware: Hardware) -> str:
-    """The recipe of 8-bit products that a machine's tensor cores are made for."""
+    """The recipe of 8-bit GEMMs for a machine's tensor cores."""
     return BY_BLOCKS if hardware.gpu.peak_tflops.fp4 is not None else BY_TENSORS
 
 
 def precision_options(workload: Workload, hardware: Hardware) -> Iterator[str]:
-    """The options for the precision of products."""
+    """The options for the precision of GEMMs."""
     match workload.precision:
         case "fp8":
             yield f"--bf16 --fp8-format hybrid --fp8-recipe {recipe_for(hardware)}"
@@ -449,7 +453,7 @@ def moment_options(optimizer: Optimizer) -> Iterator[str]:
 
 
 def sum_options(workload: Workload) -> Iterator[str]:
-    """The option for gradients that are summed in other bits than Megatron-LM does by itself."""
+    """The option for gradients accumulated in other bits than Megatron-LM's default."""
     if workload.gradients == "32bit" and workload.precision == "fp16":
         yield _SUMS_IN_FP32
     elif workload.gradients == "16bit":
@@ -457,7 +461,7 @@ def sum_options(workload: Workload) -> Iterator[str]:
 
 
 def read_precision(options: Options, draft: Found, hardware: Hardware) -> None:
-    """The precision of products and of moments."""
+    """Read the precision of GEMMs and of moments."""
     halves = [name for name in ("bf16", "fp16") if options.has(f"--{name}")]
     if len(halves) > 1:
         draft.remark("contradicting", "precision", "--bf16 and --fp16 are both given: took bf16")

@@ -43,9 +43,9 @@ from mistlab.shell.launch import Launch, launch_of
 from mistlab.shell.session import LaunchFile
 from mistlab.shell.shell_text import Word
 
-# How far a misspelt name may be from the one that was meant, and from how long names on.
+# The largest edit distance of a misspelt name, and the shortest name for which it is tried.
 _FARTHEST, _SHORTEST = 2, 10
-# Parts of names that tell of cost.
+# Parts of names that suggest an effect on cost.
 _COSTLY = re.compile(
     r"parallel|expert|moe|layer|head|hidden|zero|offload|swap|recompute|checkpoint-act|shard|seq"
     r"|batch|precision|quant|fp8|lora|freeze|stage|pipeline|chunk|attention|attn|window|vocab|mamba"
@@ -56,8 +56,9 @@ _CALM = "without effect on a step's cost"
 
 @dataclass(slots=True, kw_only=True)
 class OptionRemarks:
-    """Remarks on options: ``first`` those that may hide what costs, then what is not ``said`` in
-    plans, then ``unknown`` names, and a ``count`` of the rest."""
+    """Remarks on options: ``first`` those that may hide a cost, then those that plans cannot
+    express (``said``), then ``unknown`` names, and the ``count`` of the others.
+    """
 
     first: list[Remark] = field(default_factory=list)
     said: list[Remark] = field(default_factory=list)
@@ -66,7 +67,7 @@ class OptionRemarks:
 
     @classmethod
     def of(cls, options: Options) -> "OptionRemarks":
-        """All remarks that options themselves call for."""
+        """All remarks on the options themselves."""
         return cls(
             first=[_of_stray(word) for word in options.strays],
             said=[*_of_spellings(options), *_unsaid(options), *_repeated(options)],
@@ -75,12 +76,12 @@ class OptionRemarks:
         )
 
     def around(self, remarks: Sequence[Remark]) -> tuple[Remark, ...]:
-        """All remarks in order, with those that were made while options were read."""
+        """All remarks in order, with those made while options were read."""
         return (*self.first, *remarks, *self.said, *self.unknown, *self.count)
 
 
 def check_refused(options: Options) -> None:
-    """Refuse options that make another model or another task of a line."""
+    """Refuse options that change a line's model or task."""
     for name, reason in REFUSED.items():
         option = options.given.get(name)
         if option is None or (option.words and option.words[0].lower() in IDLE):
@@ -129,7 +130,9 @@ def _repeated(options: Options) -> Iterator[Remark]:
 
 
 def _unknown(options: Options) -> Iterator[Remark]:
-    """At most three lines: a misspelt name, names that sound as if they cost, and all others."""
+    """At most three lines: a misspelt name, names that suggest an effect on cost, and all
+    others.
+    """
     costly: list[str] = []
     others: list[str] = []
     near = None
@@ -155,7 +158,7 @@ def _count(options: Options) -> Iterator[Remark]:
 
 
 def nearest_name(name: str) -> str | None:
-    """The known option that a misspelt name is nearest to, if it is near.
+    """The known option nearest to a misspelt name, if it is near.
 
     >>> nearest_name("--micro-bath-size")
     '--micro-batch-size'
@@ -174,7 +177,7 @@ def nearest_name(name: str) -> str | None:
 
 
 def _distance(name: str, other: str) -> int:
-    """The number of letters to add, drop or change that makes one name of another."""
+    """The edit distance of two names: letters to add, drop or change."""
     row = list(range(len(other) + 1))
     for index, letter in enumerate(name, 1):
         before, row[0] = row[0], index
@@ -185,37 +188,38 @@ def _distance(name: str, other: str) -> int:
     return row[-1]
 
 
-# Reads launch lines of Megatron-LM and its relatives: options become a job.
+# Reads launch lines of Megatron-LM and its derivatives: options become a job.
 #
-# ``read_launch`` takes a command that is taken apart already, ``read_options`` options alone, as
-# other files of Megatron-LM spell them; ``read`` takes the text of a launch line or a script.
+# ``read_launch`` takes a parsed command, ``read_options`` options alone, as in other files of
+# Megatron-LM; ``read`` takes the text of a launch line or a script.
 
 
-# What predictions are made with: Megatron-LM's own engine, or one that takes every plan.
+# The engines of predictions: Megatron-LM's own, or one that accepts every plan.
 ENGINES = ("megatron", "mistlab")
-# Those that have what models and machines of today have come before them.
+# The engines that support current models and machines, which are preferred.
 ENGINES_OF_TODAY = ("megatron-core", "megatron-fsdp")
-# A plan's engine, where a launch line alone would be taken for another's.
+# A plan's engine, where a launch line alone would be read as another's.
 _ENGINE = re.compile(r"^# predicted under engine ([\w-]+)$", re.MULTILINE)
-# What evaluating a script assumed of addresses, ranks and accounts, on which no cost depends.
+# Assumptions of a script's evaluation about addresses, ranks and accounts, which do not affect
+# cost.
 _IDLE_NOTE = re.compile(
     r"^line \d+: (MASTER_ADDR|MASTER_PORT|NODE_RANK|RANK|LOCAL_RANK|PYTHONPATH|HOME|USER|WANDB_\w+)"
     " is taken as"
 )
-# How context-parallel ranks exchange keys, by the word for ``--cp-comm-type``.
+# How context-parallel ranks exchange keys, by the value of ``--cp-comm-type``.
 EXCHANGES: Mapping[str, int] = {"p2p": RING, "all_gather": GATHER, "a2a": HEADS}
-# The same by MindSpeed's word for ``--context-parallel-algo``.
+# The same, by the value of MindSpeed's ``--context-parallel-algo``.
 _ALGORITHMS: Mapping[str, int] = {
     "megatron_cp_algo": RING,
     "kvallgather_cp_algo": GATHER,
     "ulysses_cp_algo": HEADS,
 }
-# Options of which a launch line of Megatron-LM or a relative has one at least.
+# Options of which a launch line of Megatron-LM or a derivative has at least one.
 _SHAPE = (
     *("--num-layers", "--hidden-size", "--num-attention-heads", "--hybrid-layer-pattern"),
     *("--use-checkpoint-args", "--encoder-num-layers"),
 )
-# Options whose value a user gives in place of the file's.
+# Options whose value the user gives in place of the file's.
 _EXCUSES: Mapping[str, tuple[str, ...]] = {
     "sequence_length": ("--seq-length", "--encoder-seq-length"),
     "global_batch": ("--global-batch-size",),
@@ -226,7 +230,7 @@ _EXCUSES: Mapping[str, tuple[str, ...]] = {
 
 
 def read(text: str, given: Given) -> Imported:
-    """The job of a launch line or a script, and what was assumed."""
+    """The job of a launch line or a script, with its assumptions."""
     source = LaunchFile(text=text)
     return read_launch(launch_of(source), source, given)
 
@@ -238,15 +242,16 @@ def read_options(
     launch: Launch | None = None,
     source: LaunchFile | None = None,
 ) -> Imported:
-    """The job of options that stand alone, as in the YAML of Megatron-LM's tests; ``launch`` tells
-    of the launcher and of files that were written, as far as anything is known of them."""
+    """The job of stand-alone options, as in the YAML of Megatron-LM's tests; ``launch`` has the
+    launcher and the written files, if they are known.
+    """
     words = tuple(word if isinstance(word, Word) else Word(text=word) for word in options)
     launch = replace(launch or Launch(), arguments=words)
     return read_launch(launch, source or LaunchFile(text=""), given)
 
 
 def read_launch(launch: Launch, source: LaunchFile, given: Given) -> Imported:
-    """The job of a command that starts training, and what was assumed."""
+    """The job of a command that starts training, with its assumptions."""
     try:
         return _read_launch(launch, source, given)
     except InputError as error:
@@ -285,12 +290,12 @@ def _read_launch(launch: Launch, source: LaunchFile, given: Given) -> Imported:
 
 
 def engines_for(model: ModelSpec, precision: Precision | None) -> tuple[str, ...]:
-    """The engines that may stand for a launch line of a model, the best first."""
+    """The engines that may represent a launch line of a model, best first."""
     return (*ENGINES_OF_TODAY, *ENGINES) if is_of_today(model, precision) else ENGINES
 
 
 def engine_line(engine: str) -> str:
-    """A comment that keeps the engine of a plan."""
+    """A comment that records the engine of a plan."""
     return f"# predicted under engine {engine}\n"
 
 
@@ -301,7 +306,7 @@ def _excused(given: Given) -> Iterable[str]:
 
 
 def _check_program(launch: Launch, draft: Found) -> None:
-    """Refuse programs that train no decoder; tell of those that nobody knows."""
+    """Refuse programs that train no decoder; add a remark on unknown ones."""
     program = launch.program
     if not program:
         return
@@ -314,7 +319,7 @@ def _check_program(launch: Launch, draft: Found) -> None:
 
 
 def _check_stage(options: Options) -> None:
-    """Refuse what MindSpeed-LLM trains after fine-tuning, by its name for it."""
+    """Refuse MindSpeed-LLM's training after fine-tuning, by its name of the stage."""
     stage = options.text("--stage")
     if stage not in (None, "sft", "pretrain", "pt"):
         reject(
@@ -324,7 +329,7 @@ def _check_stage(options: Options) -> None:
 
 
 def _check_shape(launch: Launch, options: Options) -> None:
-    """Refuse a program of another framework, which has none of the options of a model."""
+    """Refuse a program of another framework, recognised by the lack of all model options."""
     if launch.program and not options.strays and not any(name in options for name in _SHAPE):
         line = f"line {launch.line}: " if launch.line else ""
         reject(
@@ -345,7 +350,7 @@ def _world(options: Options, draft: Found) -> None:
 
 
 def _model(options: Options, draft: Found, given: Given, program: str) -> ModelSpec:
-    """The given model, or that of the options; of both the first, if the options are whole."""
+    """The given model, or the options' model; the given one takes precedence."""
     if given.model is None:
         draft.model = model_of(options, draft, given.vocab_size, program)
         if options.has("--use-checkpoint-args"):
@@ -357,7 +362,7 @@ def _model(options: Options, draft: Found, given: Given, program: str) -> ModelS
         try:
             draft.model = model_of(options, aside, given.vocab_size, program)
         except InputError:
-            # What the options leave open is not asked for: the given model counts.
+            # A given model makes missing options unnecessary.
             return given.model
         draft.remarks += aside.remarks
     return given.model
@@ -373,7 +378,7 @@ def _degrees(options: Options, draft: Found) -> None:
 
 
 def _exchange(options: Options, draft: Found) -> None:
-    """How context-parallel ranks exchange keys, where layers do it alike."""
+    """How context-parallel ranks exchange keys, if all layers do it alike."""
     algorithm = options.text("--context-parallel-algo")
     stated = {*options.all_words("--cp-comm-type")} or {"p2p"}
     word = stated.pop() if len(stated) == 1 else " ".join(sorted(stated))
@@ -417,7 +422,7 @@ def _length(options: Options, draft: Found) -> int | None:
 
 
 def _attention(options: Options, draft: Found, launch: Launch) -> None:
-    """Whether attention is one kernel, by options or by Transformer Engine's own variables."""
+    """Whether attention is fused, by options or by Transformer Engine's environment variables."""
     backend = options.choice("--attention-backend", ("flash", "fused", "unfused", "local", "auto"))
     is_flash = options.has("--use-flash-attn")
     implementation = options.text("--transformer-impl")
@@ -446,14 +451,16 @@ def _attention(options: Options, draft: Found, launch: Launch) -> None:
 
 
 def _is_written_out(options: Options, launch: Launch) -> bool:
-    """Whether Transformer Engine runs attention, and its variables switch all its kernels off."""
+    """Whether Transformer Engine runs unfused attention, because its variables disable all fused
+    kernels.
+    """
     is_local = options.text("--transformer-impl") == "local" or options.has("--use-legacy-models")
     is_other = is_of_deepspeed(options) or is_of_epfl(options)
     return not (is_local or is_other) and _attention_by_variables(launch) == "math"
 
 
 def _attention_by_variables(launch: Launch) -> Attention | None:
-    """What Transformer Engine's variables leave: kernels that are switched on, or off."""
+    """The attention kernels that Transformer Engine's variables enable."""
     words = [launch.environment.get(name) for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN")]
     switches = [word.text for word in words if word is not None and word.unknown is None]
     if "1" in switches:
@@ -462,7 +469,7 @@ def _attention_by_variables(launch: Launch) -> Attention | None:
 
 
 def _engine_s_states(options: Options, draft: Found, files: Files) -> None:
-    """States as DeepSpeed's engine keeps them, or Megatron-LM's own optimizer."""
+    """States as DeepSpeed's engine keeps them, or as Megatron-LM's own optimizer does."""
     read_optimizer(options, draft)
     if is_by_deepspeed(options):
         read_deepspeed(options, draft, files)

@@ -1,4 +1,4 @@
-"""Routers as Megatron-LM's options: how tokens choose experts, and what keeps the choice even.
+"""Routers as Megatron-LM's options: how tokens choose experts, and how load is balanced.
 
 Its sigmoid's weights are normalised where a token takes several experts, and as they are for one; a
 softmax is over the chosen, or with ``--moe-router-pre-softmax`` over all experts, as it is. A group
@@ -13,9 +13,9 @@ from mistlab.export.megatron.megatron_flags import Options, is_of_deepspeed
 from mistlab.plan.routers import PLAIN_ROUTER, Router
 from mistlab.plan.workload import Experts
 
-# The loss for balance, and its strength, that Megatron-LM recommends to begin with.
+# The auxiliary loss and its coefficient that Megatron-LM recommends as a start.
 BALANCE = "--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.01"
-# By how much a step moves corrections where no option says it.
+# The default update rate of the expert bias.
 _RATE = 0.001
 
 
@@ -43,7 +43,7 @@ def router_options(experts: Experts) -> Iterator[str]:
 
 
 def router_of(options: Options, active: int) -> Router:
-    """The rule that options give to experts of which a token takes so many ``active`` ones."""
+    """The router's rule from options, for experts of which a token uses ``active`` ones."""
     if is_of_deepspeed(options):
         return PLAIN_ROUTER
     is_sigmoid = options.text("--moe-router-score-function") == "sigmoid"
@@ -70,8 +70,9 @@ def router_of(options: Options, active: int) -> Router:
 
 
 def balance_options(router: Router) -> str:
-    """The options that balance the load of experts: a sequence's auxiliary loss, or the experts'
-    bias alone; Megatron-LM's default where a router has neither."""
+    """The options that balance expert load: a sequence's auxiliary loss, or the expert bias only;
+    Megatron-LM's default where a router has neither.
+    """
     if router.balance_loss:
         coefficient = f"--moe-aux-loss-coeff {router.balance_loss!r}"
         return f"--moe-router-load-balancing-type seq_aux_loss {coefficient}"
@@ -81,7 +82,7 @@ def balance_options(router: Router) -> str:
 
 
 def router_notes(experts: Experts | None) -> Iterator[str]:
-    """What of a router no option says."""
+    """The properties of a router that no option expresses."""
     if experts is None or experts.router == PLAIN_ROUTER:
         return
     router, active = experts.router, experts.active

@@ -1,4 +1,4 @@
-"""Plans as the launch line of Megatron-LM at core 0.16.
+"""Exports plans to a launch line of Megatron-LM at core 0.16.
 
 Stages share degrees, also of experts, ZeRO level and the number of recomputed blocks. Blocks are
 divided by a layout. What is offloaded of the optimizer is stepped by the host; activations of whole
@@ -67,7 +67,7 @@ def _zero(job: Job) -> Job:
 
 
 def _experts(job: Job) -> Job:
-    """Experts divided alike on all stages; those with biases are whole."""
+    """Experts are divided equally on all stages; experts with biases are not split."""
     job, model = same_experts(job), job.workload.model
     return whole_experts(job) if model.experts is not None and model.biases else job
 
@@ -77,14 +77,18 @@ def _sequence_parallel(job: Job) -> Job:
 
 
 def _core_recomputed(job: Job) -> Job:
-    """Attention's core of all blocks or none, and none where whole blocks are recomputed."""
+    """The attention core of all blocks is recomputed, or of none; none where whole blocks are
+    recomputed.
+    """
     if highest(job, "checkpointed_layers"):
         return dropped("core_recomputed_layers")(job)
     return none_or_all_blocks("core_recomputed_layers")(job)
 
 
 def _activations_offloaded(job: Job) -> Job:
-    """Whole blocks' activations, where nothing is recomputed and there is no pipeline."""
+    """Activations are offloaded for whole blocks, where none are recomputed and there is no
+    pipeline.
+    """
     layers, ratio = job.workload.model.layers, highest(job, "offload_activations")
     recomputes = any(highest(job, f"{what}_layers") for what in ("checkpointed", "core_recomputed"))
     keeps = job.plan.num_stages > 1 or recomputes
@@ -156,7 +160,7 @@ ROWS = (
 
 
 def write(job: Job) -> str:
-    """The launch line, an option a line."""
+    """The launch line, with one option per line."""
     cluster = job.cluster
     started = f"--nnodes {cluster.nodes} --nproc-per-node {cluster.gpus_per_node}"
     lines = [
@@ -173,7 +177,7 @@ def write(job: Job) -> str:
 
 
 def _engine(job: Job) -> str:
-    """The plan's engine, where the launch line would be taken for another's."""
+    """The plan's engine, where the launch line would be read as another's."""
     workload, plan = job.workload, job.plan
     engines = engines_for(workload.model, workload.precision)
     taken = with_engine(
@@ -218,8 +222,9 @@ def _batch(job: Job) -> Iterator[str]:
 
 
 def _backend(workload: Workload) -> str:
-    """Who computes attention in one kernel. Flash-attention has no sinks, and no values of another
-    width than keys; Transformer Engine's fused attention has both."""
+    """The backend of fused attention. FlashAttention has neither sinks nor values of another width
+    than keys; Transformer Engine's fused attention has both.
+    """
     if workload.attention != "flash":
         return "unfused"
     model = workload.model

@@ -1,4 +1,5 @@
-"""Options of Megatron-LM and its relatives: whose value an import reads, and the harmless ones.
+"""Options of Megatron-LM and its derivatives: those that an import reads, and those that do not
+affect cost.
 
 Names are those of NVIDIA/Megatron-LM (``megatron/training/arguments.py`` from 1.0 to core 0.19), of
 Microsoft's and BigScience's Megatron-DeepSpeed, Alibaba's Pai-Megatron-Patch, EPFL's Megatron-LLM,
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from mistlab.core.values import word_set
 from mistlab.export.found import harmless_names
 
-# Other spellings, and the name that stands for them here.
+# Other spellings of options, and the name used here.
 RENAMED: Mapping[str, str] = {
     "--model-parallel-size": "--tensor-model-parallel-size",
     "--batch-size": "--micro-batch-size",
@@ -90,7 +91,7 @@ SWITCHES = word_set(
     """
 )
 
-# Options of which a word alone does not say the value: they take as many words as stand there.
+# Options with a variable number of words.
 MANY = word_set(
     """
     --num-experts --recompute-modules --window-size --num-layer-list --cp-comm-type
@@ -104,7 +105,7 @@ MANY = word_set(
     """
 )
 
-# Options that change what a step costs, or what a plan is; each is read.
+# Options that affect a step's cost or a plan; each is read.
 TELLING = SWITCHES | word_set(
     """
     --tensor-model-parallel-size --pipeline-model-parallel-size --context-parallel-size
@@ -142,15 +143,15 @@ TELLING = SWITCHES | word_set(
 )
 
 
-# Options of Megatron-LM and its relatives that say nothing of what a step costs.
+# Options of Megatron-LM and its derivatives that do not affect the cost of a step.
 #
-# They name data, learning rates, logs, checkpoints, inference, or choices of kernels that plans do
-# not have.
+# They concern data, learning rates, logs, checkpoints, inference, or choices of kernels that plans
+# do not have.
 
 
-# Beginnings of names whose options cost nothing, whatever follows: they tell of logs, checkpoints,
-# learning rates, positions and inference, or of what is refused as a whole (retrieval, rewards).
-# An option of a family that also has costs is in a table by its whole name.
+# Prefixes of options that do not affect cost: logs, checkpoints, learning rates, positions and
+# inference, and tasks that are refused as a whole (retrieval, rewards). An option of such a family
+# that does affect cost is in a table by its full name.
 FAMILIES = tuple(
     sorted(
         word_set(
