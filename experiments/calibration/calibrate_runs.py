@@ -1,6 +1,7 @@
 """Constants fitted to tables of whole runs, the errors of groups left out, and the new file."""
 
 import argparse
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,10 +25,14 @@ from mistlab.calibration.run_constants import (
 from mistlab.core.arrays import Floats
 from mistlab.core.files import about, write_yaml
 from mistlab.core.values import InputError, near_matches, reject, to_mapping
+from mistlab.cost.confidence import bounds_of, known_sureness
 from mistlab.engines.engine import ENGINES, Engine
 from mistlab.job.job import Job
-from mistlab.machine.hardware import Hardware, Source
+from mistlab.machine.hardware import Hardware, OwnRuns, Source
 from simulators.symbolic import SymbolicPredictor
+
+# The share of the peak at which bounds are told.
+_AT_MFU = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +49,9 @@ def calibrate_runs(options: argparse.Namespace) -> int:
 
     Tables are those of predict_runs (docs/reference/measured-runs.md). For each group that
     --leave-out names, the constants are fitted without it and the errors on its runs are
-    printed; what is written is fitted on all runs. Constants of the engine are printed alone:
-    they belong into its row, and those of a cluster's profile into its file.
+    printed; what is written is fitted on all runs, and with it how far they lie off as a
+    whole: bounds of further runs of this engine narrow. Constants of the engine are printed
+    alone: they belong into its row, and those of a cluster's profile into its file.
     """
     hardware = catalog.hardware(options.hardware)
     with as_options():
@@ -69,14 +75,44 @@ def calibrate_runs(options: argparse.Namespace) -> int:
     fitted_setting = _fit(setting, runs, options)
     rows.append(_told("all runs", _errors(fitted_setting, runs), options))
     constants = {name: values_of(fitted_setting)[name] for name in options.fit}
+    own = _own_runs(fitted_setting, runs, constants=len(options.fit))
     if options.json:
-        print_json({"errors": rows, "constants": constants})
+        print_json({"errors": rows, "constants": constants, "own_runs": to_mapping(own)})
     else:
         for name, number in constants.items():
             print(f"{name:22} {number:10.4g}  {CONSTANTS[name].words}")
+        print(_narrowed(runs[0].job, own))
     if options.out is not None:
-        _write(fitted_setting.hardware, runs, options)
+        _write(fitted_setting.hardware, runs, own, options)
     return DONE
+
+
+def _own_runs(setting: ConstantSetting, runs: Sequence[MeasuredRun], *, constants: int) -> OwnRuns:
+    """How far runs lie from predictions as a whole; each fitted constant uses up one of them."""
+    kind = bounds_of(runs[0].job.workload, runs[0].job.cluster, setting.engine.name).kind
+    found: list[float] = []
+    for run in runs:
+        cluster = replace(run.job.cluster, hardware=setting.hardware, profile=setting.profile)
+        one = SymbolicPredictor(workload=run.job.workload, cluster=cluster).predict(run.job.plan)
+        found.append(math.log(run.seconds / one.iteration_s) / math.sqrt(kind.way(one.mfu)))
+    return OwnRuns(
+        engine=setting.engine.family,
+        offset=round(float(np.mean(found)), 4),
+        runs=max(0, len(runs) - constants),
+    )
+
+
+def _narrowed(job: Job, own: OwnRuns) -> str:
+    """What the runs do to bounds of further ones at half of the peak rate, in words."""
+    kind = bounds_of(job.workload, job.cluster, own.engine).kind
+    way = kind.way(_AT_MFU)
+    before, after = (
+        known_sureness().spread(kind, job.plan.num_gpus, own=one).around(way) for one in (None, own)
+    )
+    return (
+        f"bounds of further runs at {_AT_MFU:.0%} of the peak: {after[0]:.2f} to {after[1]:.2f} "
+        f"times the prediction, {before[0]:.2f} to {before[1]:.2f} without these runs"
+    )
 
 
 def _engine(name: str) -> Engine:
@@ -209,7 +245,9 @@ def _told(name: str, errors: Floats, options: argparse.Namespace) -> Mapping[str
     return row
 
 
-def _write(hardware: Hardware, runs: Sequence[MeasuredRun], options: argparse.Namespace) -> None:
+def _write(
+    hardware: Hardware, runs: Sequence[MeasuredRun], own: OwnRuns, options: argparse.Namespace
+) -> None:
     """Write the hardware with its new constants and their source."""
     gpus = sorted(run.job.plan.num_gpus for run in runs)
     names = ", ".join(sorted({path.stem for path in options.tables}))
@@ -220,6 +258,8 @@ def _write(hardware: Hardware, runs: Sequence[MeasuredRun], options: argparse.Na
     )
     source = Source(kind="measured", source=text)
     provenance = replace(hardware.provenance, compute=source, transfers=source)
+    others = (one for one in hardware.own_runs if one.engine != own.engine)
+    hardware = replace(hardware, provenance=provenance, own_runs=(*others, own))
     path = writable(options.out, "path of a hardware file")
-    write_yaml(to_mapping(replace(hardware, provenance=provenance), omit_defaults=True), path)
+    write_yaml(to_mapping(hardware, omit_defaults=True), path)
     progress(f"{path} written")

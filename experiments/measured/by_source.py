@@ -2,22 +2,17 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import mean, median
-from typing import Any
 
-from experiments.measured.predict_runs import RowPredictor
 from experiments.pages.study import beside
 from experiments.pages.tables import narrow, number
 from experiments.runs.dialects.dialect import row_of
-from experiments.runs.judged import Judged, judged, separation
+from experiments.runs.judged import Judged, separation
 from experiments.runs.run_sureness import Held, Miss, left_out
-from mistlab import catalog
-from mistlab.catalog.completed import completed
-from mistlab.cost.confidence import Shares
+from mistlab.cost.confidence import Spread
 from mistlab.engines.engine import ENGINES
-from mistlab.machine.hardware import LENT, Hardware, can_lend
 
 # Tables that gather the pages of many writers: each page is a source. Other tables are a source
 # each, but for rows that name a group.
@@ -141,10 +136,10 @@ Known = tuple[str, Judged, Miss | None]
 def errors_by_source(known: Sequence[Known]) -> list[SourceErrors]:
     """The sources of rows, with bounds from all other sources; those that err most come first."""
     misses = [miss for *_, miss in known if miss is not None]
-    shares = iter(left_out(misses, [miss.source for miss in misses]))
+    spreads = iter(left_out(misses, [miss.source for miss in misses]))
     groups: dict[tuple[str, str], list[tuple[Judged, Held | None]]] = defaultdict(list)
     for source, row, miss in known:
-        held = _held(row, next(shares)) if miss is not None else None
+        held = _held(row, next(spreads)) if miss is not None else None
         groups[source, apart_of(row.row.cells)].append((row, held))
     sources = [
         SourceErrors(
@@ -158,11 +153,11 @@ def errors_by_source(known: Sequence[Known]) -> list[SourceErrors]:
     return sorted(sources, key=lambda one: (bool(one.apart), -(one.mean_time or 0.0)))
 
 
-def _held(row: Judged, shares: Shares | None) -> Held | None:
+def _held(row: Judged, spread: Spread | None) -> Held | None:
     doubt = row.answer.doubt
-    if shares is None or doubt is None or row.measured_s is None:
+    if spread is None or doubt is None or row.measured_s is None:
         return None
-    return Held.of(row.measured_s, doubt.range.bounds_s(shares))
+    return Held.of(row.measured_s, doubt.range.bounds_s(spread))
 
 
 def by_source_lines(known: Sequence[Known]) -> Iterator[str]:
@@ -233,7 +228,7 @@ def _of_known_kinds(sources: Sequence[SourceErrors]) -> Iterator[Sequence[Held]]
     for source in sources:
         for one in source.rows:
             if one.answer.doubt is not None and one.measured_s is not None:
-                of_kind[one.answer.doubt.kind.of_any_software[0]].add(source.name)
+                of_kind[one.answer.doubt.kind.names[0]].add(source.name)
     for source in sources:
         pairs = zip(source.rows, source.held, strict=True)
         yield [
@@ -241,65 +236,5 @@ def _of_known_kinds(sources: Sequence[SourceErrors]) -> Iterator[Sequence[Held]]
             for one, held in pairs
             if held is not None
             and one.answer.doubt is not None
-            and len(of_kind[one.answer.doubt.kind.of_any_software[0]]) >= ENOUGH_SOURCES
+            and len(of_kind[one.answer.doubt.kind.names[0]]) >= ENOUGH_SOURCES
         ]
-
-
-# GPUs that were measured, predicted as if they were not: from the datasheet, and rates of others.
-
-
-def as_of_datasheet(name: str) -> Hardware:
-    """The hardware of the catalogue with what its datasheet says, completed from others' rates:
-    those of GPUs of another architecture."""
-    stated = catalog.stated_hardware(name)
-    nothing: dict[str, Any] = dict.fromkeys(LENT)
-    provenance = replace(stated.provenance, **nothing)
-    bare = replace(stated, **nothing, provenance=provenance, measured_with=None)
-    every = map(catalog.stated_hardware, catalog.calibrated_names())
-    mine = stated.gpu.architecture
-    return completed(bare, [one for one in every if can_lend(one) and one.gpu.architecture != mine])
-
-
-DATASHEET_HEAD = ("", "rates of", "runs", "median, own rates", "median", "bias", "in bounds")
-
-
-def datasheet_lines(known: Sequence[Known]) -> Iterator[str]:
-    """The section of a page: runs on each measured GPU, predicted from its datasheet alone."""
-    of_gpu: dict[str, list[Judged]] = defaultdict(list)
-    for _, row, miss in known:
-        if miss is not None and not apart_of(row.row.cells) and is_published(row):
-            of_gpu[miss.kind.hardware].append(row)
-    lines: list[list[object]] = []
-    sizes: list[float] = []
-    inside: list[bool] = []
-    for name in catalog.calibrated_names():
-        if name not in of_gpu or catalog.stated_hardware(name).provenance.compute is None:
-            continue
-        hardware = as_of_datasheet(name)
-        lender = hardware.provenance.compute
-        assert lender is not None
-        answers = RowPredictor(hardware=hardware).answers_of(one.row for one in of_gpu[name])
-        again = [judged(one.row, one.answer) for one in answers]
-        errors = [one.time_error for one in again if one.time_error is not None]
-        own = [one.time_error for one in of_gpu[name] if one.time_error is not None]
-        bounded = [one.is_inside for one in again if one.is_inside is not None]
-        sizes += map(abs, errors)
-        inside += bounded
-        figures = (_median_size(own), _median_size(errors))
-        lines.append(
-            [
-                name,
-                lender.source,
-                len(errors),
-                *(number(one, ".1%", none="") for one in figures),
-                f"{median(errors):+.1%}",
-                f"{mean(bounded):.0%}",
-            ]
-        )
-    yield "\n\n".join(beside("report_runs-datasheets")) + "\n"
-    if sizes:
-        yield (
-            f"All {len(sizes)} runs: median error {median(sizes):.1%}, {mean(inside):.0%} within "
-            "bounds.\n"
-        )
-    yield from (*narrow(DATASHEET_HEAD, lines), "")

@@ -4,13 +4,20 @@ import argparse
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from statistics import mean, median
 
 from experiments.cli.commandline import DONE, as_options, progress, writable
-from experiments.measured.by_source import by_source_lines, datasheet_lines, source_of
+from experiments.measured.by_source import by_source_lines, source_of
 from experiments.measured.errors import ERROR_FORMS, error_cells
+from experiments.measured.from_datasheets import (
+    LentRun,
+    datasheet_kind,
+    datasheet_lines,
+    runs_from_datasheets,
+)
 from experiments.measured.group_errors import group_lines
 from experiments.measured.predict_runs import RowPredictor
 from experiments.pages.page_tables import IN_A_FILE, write_page
@@ -33,7 +40,7 @@ from experiments.runs.runs_table import TableRow
 from mistlab import catalog
 from mistlab.core.files import naming, write_yaml
 from mistlab.core.values import to_mapping
-from mistlab.cost.confidence import Shares
+from mistlab.cost.confidence import Spread
 
 # The picture of measured runs: predicted over measured seconds, each table with its own look.
 
@@ -121,9 +128,10 @@ def report(options: argparse.Namespace) -> int:
     page = [f"{words}\n", *_summary("All tables", plain), *left_out_lines(plain)]
     known = _known(plain)
     page += by_source_lines(known)
-    page += datasheet_lines(known)
+    lent = runs_from_datasheets(known)
+    page += datasheet_lines(known, lent)
     if options.sureness is not None:
-        write_sureness(plain, options.sureness)
+        write_sureness(plain, lent, options.sureness)
     if profile is not None:
         pairs = zip(options.tables, plain, strict=True)
         of_cluster = [path for path, table in pairs if _of_profiles([table])]
@@ -326,7 +334,7 @@ def _fault(refused: str) -> str:
     return re.sub(r"( \(did you mean .*?\?\))?: (give|predict) .*", "", reason).replace("|", "\\|")
 
 
-# The bounds of runs that were left out by groups, and the shares of all kinds of runs.
+# The bounds of runs that were left out by groups, and the spreads of all kinds of runs.
 
 
 # What is left out at once: the runs of one software with an equal cell, or all of a table.
@@ -362,19 +370,19 @@ def left_out_lines(tables: Sequence[tuple[str, Sequence[Judged]]]) -> Iterator[s
     yield from (*narrow(("", "runs", *told), lines), "")
 
 
-def _cells(rows: Sequence[Judged], shares: Sequence[Shares | None]) -> list[str]:
-    held = [_held(row, some) for row, some in zip(rows, shares, strict=True) if some is not None]
+def _cells(rows: Sequence[Judged], spreads: Sequence[Spread | None]) -> list[str]:
+    held = [_held(row, some) for row, some in zip(rows, spreads, strict=True) if some is not None]
     if not held:
         return [""] * 3
     inside, score = (mean(getattr(one, name) for one in held) for name in ("is_inside", "score"))
     return [f"{inside:.0%}", f"{median(one.width for one in held):.2f}", f"{score:.2f}"]
 
 
-def _held(row: Judged, shares: Shares) -> Held:
+def _held(row: Judged, spread: Spread) -> Held:
     doubt = row.answer.doubt
     assert doubt is not None
     assert row.measured_s is not None
-    return Held.of(row.measured_s, doubt.range.bounds_s(shares))
+    return Held.of(row.measured_s, doubt.range.bounds_s(spread))
 
 
 def _known(tables: Tables) -> list[tuple[str, Judged, Miss | None]]:
@@ -401,16 +409,19 @@ def _with_misses(table: str, rows: Sequence[Judged]) -> Iterator[tuple[Judged, M
                 source=source_of(table, row.row.cells),
                 model=row.row.cells.get("model", ""),
                 gpus=doubt.gpus,
-                share=doubt.range.miss(row.measured_s),
+                roots=doubt.range.miss(row.measured_s),
             )
         yield row, miss
 
 
-def write_sureness(tables: Sequence[tuple[str, Sequence[Judged]]], path: Path) -> None:
-    """Write the shares of all kinds of runs in tables, for the catalogue."""
+def write_sureness(
+    tables: Sequence[tuple[str, Sequence[Judged]]], lent: Sequence[LentRun], path: Path
+) -> None:
+    """Write the spreads of all kinds of runs in tables, for the catalogue."""
     misses = [miss for name, rows in tables for _, miss in _misses(name, rows)]
     names = ", ".join(name for name, rows in tables if any(True for _ in _misses(name, rows)))
     source = f"{len(misses)} measured runs of tables {names} by experiments.report_runs"
-    path = writable(path, "path of a file of shares")
-    write_yaml(to_mapping(sureness_of(misses, source)), path)
+    path = writable(path, "path of a file of spreads")
+    sureness = replace(sureness_of(misses, source), datasheet=datasheet_kind(lent))
+    write_yaml(to_mapping(sureness), path)
     progress(f"{path} written")

@@ -17,7 +17,7 @@ from experiments.runs.runs_table import TableRow
 from experiments.runs.shapes import Shape, replicated, shape_of
 from mistlab import catalog
 from mistlab.core.values import FieldError, refuse, shown
-from mistlab.cost.confidence import BITS, Blocks, RunKind
+from mistlab.cost.confidence import BITS, Blocks, Purpose, RunKind
 from mistlab.engines.adapters import Base, Loss, States, Train
 from mistlab.engines.engine import ENGINES, Optimizer, Precision
 from mistlab.plan.workload import AdapterTargets, Attention, ModelSpec
@@ -209,8 +209,15 @@ def _kind(row: RunRow, shape: Shape, gpus: Gpus, precision: Precision, engine: s
         hardware=gpus.hardware,
         blocks="adapters" if row.adapters else blocks,
         bits=BITS[precision],
-        is_benchmark=row.benchmark,
+        purpose=_purpose(row),
     )
+
+
+def _purpose(row: RunRow) -> Purpose:
+    """What a row's run is for: only functional tests tell all of Megatron's arguments."""
+    if row.arguments:
+        return "functional test"
+    return "benchmark" if row.benchmark else "training"
 
 
 def _at_first(engine: str, degrees: Mapping[str, int]) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -10,15 +10,17 @@ import numpy as np
 
 from experiments.runs.run_jobs import RunJob
 from experiments.runs.run_row import PeakOf
+from mistlab.calibration.fitted_sureness import SourceSpreads, spreads_of_kinds
+from mistlab.core.arrays import Ints
 from mistlab.core.units import GIB_BYTES, MIB_BYTES
 from mistlab.cost.confidence import (
+    SOURCES_OF_WIDER,
     TAIL,
     KnownKind,
     RunKind,
-    Shares,
+    Spread,
     Sureness,
     bounds_of,
-    known_sureness,
 )
 from mistlab.cost.memory import room_bytes, room_of_plan
 from mistlab.engines.engine import ENGINES
@@ -26,30 +28,19 @@ from mistlab.job.job import Job
 from mistlab.job.prediction import Prediction, StagePrediction
 from mistlab.plan.plan import reader_of_degrees
 
-# Kinds of runs and their shares, from measured runs: how far each lies from its prediction.
-#
-# The runs of one group, a model of one software or a source, are alike: a new model is like a new
-# draw of models, not of rows. So in each kind a group counts as the root of its number of runs. In
-# kinds of one software groups are its models, in kinds of an engine or of any engine they are
-# sources: tables, or the pages that a table gathers.
-
-
-# A kind of more runs is told by as many shares, each of which stands for as many runs.
-MOST_SHARES = 40
-# Sums of weights are rounded by less.
-ROUNDING = 1e-9
+# How far measured runs lie from predictions, by kinds of runs and their sources.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Miss:
-    """How far a measured run lies outside of what is predicted, as a share of its way: below 0 for
-    a run that is faster."""
+    """How far a measured run lies outside of what is predicted, in roots of its way: below 0 for a
+    run that is faster."""
 
     kind: RunKind
     source: str
     model: str
     gpus: int
-    share: float
+    roots: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,71 +60,73 @@ class Range:
         return cls(least_s=least_s, longest_s=longest_s, way=way)
 
     def miss(self, measured_s: float) -> float:
-        """The share of the way by which a measurement lies outside, below 0 if it is faster."""
+        """How far a measurement lies outside, in roots of the way; below 0 if it is faster."""
         nearest_s = min(max(measured_s, self.least_s), self.longest_s)
-        return math.log(measured_s / nearest_s) / self.way
+        return math.log(measured_s / nearest_s) / math.sqrt(self.way)
 
-    def bounds_s(self, shares: Shares) -> tuple[float, float]:
-        """Bounds that lie shares of the way outside of the range."""
-        below, above = shares.around(self.way)
+    def bounds_s(self, spread: Spread) -> tuple[float, float]:
+        """Bounds that lie around the range as far as runs are spread."""
+        below, above = spread.around(self.way)
         return self.least_s * below, self.longest_s * above
 
-    def bounded(self, prediction: Prediction, shares: Shares) -> Prediction:
-        """A prediction with bounds that lie shares of the way outside of the range."""
-        low_s, high_s = self.bounds_s(shares)
+    def bounded(self, prediction: Prediction, spread: Spread) -> Prediction:
+        """A prediction with bounds that lie around the range as far as runs are spread."""
+        low_s, high_s = self.bounds_s(spread)
         return replace(prediction, iteration_s_low=low_s, iteration_s_high=high_s)
 
 
-def sureness_of(misses: Iterable[Miss], source: str = "") -> Sureness:
+def sureness_of(misses: Sequence[Miss], source: str = "") -> Sureness:
     """The kinds of runs that are known from measured ones."""
+    spreads = _spreads(misses, np.full(len(misses), -1))
+    return Sureness(source=source, kinds=_kinds(misses, spreads, 0))
+
+
+def left_out(misses: Sequence[Miss], groups: Sequence[str]) -> Iterator[Spread | None]:
+    """For each run the spread that is known from the runs of other groups, if there are any."""
+    names, folds = np.unique(groups, return_inverse=True)
+    if len(names) < 2:
+        yield from (None for _ in misses)
+        return
+    spreads = _spreads(misses, folds)
+    without = [
+        Sureness(source="", kinds=_kinds(of_others, spreads, fold))
+        for fold in range(len(names))
+        for of_others in [[m for m, own in zip(misses, folds, strict=True) if own != fold]]
+    ]
+    for one, fold in zip(misses, folds, strict=True):
+        yield without[fold].spread(one.kind, one.gpus)
+
+
+def _spreads(misses: Sequence[Miss], folds: Ints) -> Mapping[str, SourceSpreads]:
+    return spreads_of_kinds(
+        np.array([one.roots for one in misses]),
+        [one.kind.names for one in misses],
+        np.unique([one.source for one in misses], return_inverse=True)[1],
+        folds,
+        SOURCES_OF_WIDER,
+    )
+
+
+def _kinds(
+    misses: Sequence[Miss], spreads: Mapping[str, SourceSpreads], fold: int
+) -> tuple[KnownKind, ...]:
+    """The kinds of some runs with their spreads in a fold."""
     together: dict[str, list[Miss]] = defaultdict(list)
-    of_software = set[str]()
     for one in misses:
-        of_software.update(one.kind.of_software)
         for name in one.kind.names:
             together[name].append(one)
-    kinds = tuple(
-        _known(name, alike, of_sources=name not in of_software)
+    return tuple(
+        KnownKind(
+            name=name,
+            offset=round(float(spreads[name].offset[fold]), 4),
+            between=round(float(spreads[name].between[fold]) ** 0.5, 4),
+            within=round(float(spreads[name].within[fold]) ** 0.5, 4),
+            runs=len(alike),
+            sources=len({one.source for one in alike}),
+            most_gpus=max(one.gpus for one in alike),
+        )
         for name, alike in sorted(together.items())
     )
-    return Sureness(source=source, kinds=kinds)
-
-
-def _known(name: str, misses: Sequence[Miss], *, of_sources: bool) -> KnownKind:
-    """The kind of runs whose groups are sources, or models."""
-    models = {(one.kind.software, one.model) for one in misses}
-    groups = [one.source if of_sources else one.model for one in misses]
-    return KnownKind(
-        name=name,
-        shares=_equally_likely([one.share for one in misses], groups),
-        runs=len(misses),
-        models=len(models),
-        groups=len(set(groups)),
-        most_gpus=max(one.gpus for one in misses),
-    )
-
-
-def _equally_likely(shares: Sequence[float], groups: Sequence[str]) -> tuple[float, ...]:
-    """At most so many shares that are as likely: the quantiles in the middle of equal parts of all
-    runs, where a group counts as the root of its number of runs."""
-    _, group, runs = np.unique(groups, return_inverse=True, return_counts=True)
-    order = np.argsort(shares, kind="stable")
-    passed = np.cumsum((runs**-0.5)[group][order])
-    parts = min(MOST_SHARES, len(shares))
-    middles = (np.arange(parts) + 0.5) / parts * passed[-1]
-    places = np.searchsorted(passed, middles - ROUNDING)
-    return tuple(np.take(shares, order[places]).round(4).tolist())
-
-
-def left_out(misses: Sequence[Miss], groups: Sequence[str]) -> Iterator[Shares | None]:
-    """For each run the shares that are known from the runs of other groups, if there are any."""
-    without = {
-        group: sureness_of(m for m, own in zip(misses, groups, strict=True) if own != group)
-        for group in set(groups)
-    }
-    for one, group in zip(misses, groups, strict=True):
-        known = without[group]
-        yield known.shares(one.kind, one.gpus) if known.kinds else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,10 +238,11 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
     if found.unrunnable:
         prediction = replace(prediction, fits=False)
         more.append(found.unrunnable)
+    # Of the run's own kind, not of a plan's.
+    bounds = replace(bounds, kind=found.kind)
     return RunAnswer(
-        prediction=around.bounded(prediction, known_sureness().shares(found.kind, gpus)),
-        # Of the run's own kind, not of a plan's.
-        notes=(*notes, *replace(bounds, kind=found.kind).notes(gpus), *more),
+        prediction=around.bounded(prediction, bounds.spread(gpus)),
+        notes=(*notes, *bounds.notes(gpus), *more),
         doubt=Doubt(kind=found.kind, gpus=gpus, range=around),
         sequences=workload.global_batch * found.times,
         outside_bytes=outside_bytes(found.job),

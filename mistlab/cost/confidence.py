@@ -1,59 +1,52 @@
-"""Prediction bounds: how far measured runs lie from their predictions, by kind of run.
+"""How far a source's measured runs lie from their predictions, and the bounds that follow.
 
-What a prediction can be wrong about is the time in which GPUs do not compute the model: slow
-kernels, messages, bubbles, hosts. So bounds are counted on the way from the predicted time to the
-time of the model's arithmetic at the GPUs' peak rate, in logarithms. A run at 50 % of the peak has
-a short way (a factor of 2); a tiny model that waits for its host has a long one (a factor of 50).
-A bound lies a *share* of this way below or above the prediction: never below the arithmetic itself.
+A source is a cluster, a stack and a writer. It is off as a whole, and its rows scatter around that:
+what a further source's runs are is said by both, learned over all sources that were measured. What
+a prediction can be wrong about is the time in which GPUs do not compute the model: slow kernels,
+messages, bubbles, hosts. So both are counted in roots of the *way*, the logarithm of the predicted
+time over that of the model's arithmetic at the GPUs' peak rate. A run at 50 % of the peak has a
+short way (a factor of 2); a tiny model that waits for its host has a long one (a factor of 50).
 
-Shares belong to the kind of run, which is known before it runs: its software, the engine that it is
-predicted as, its GPUs, the kinds of its blocks, the bits of its products, and whether it is a
-benchmark or training as users do it. A run is expected to be like the measured runs of its kind, or
-like those of the next wider kind, and so on: the less of its own kind was measured, the more the
-wider kinds count. 5 % of what is expected lie below the lower bound, 5 % above the upper one.
+Both belong to the kind of run, which is known before it runs: the engine that it is predicted as,
+the kinds of its blocks, the bits of its products, and what it is run for. A kind is told by its own
+sources, and by the next wider kind as by a few sources more. A source's own runs tell how far it is
+off, in closed form: bounds of its further runs narrow to their scatter.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any, Literal, Self
 
 from mistlab import catalog
 from mistlab.core.values import Checked, bounded, from_mapping
 from mistlab.engines.engine import ENGINES, Engine, Precision
 from mistlab.machine.cluster import Cluster
-from mistlab.machine.hardware import EngineCalibration, Hardware, MeasuredAt
+from mistlab.machine.hardware import EngineCalibration, Hardware, MeasuredAt, OwnRuns
 from mistlab.plan.workload import Workload
 
 Blocks = Literal["dense", "experts", "hybrid", "adapters"]
+# What a run is for: to be timed, to train as users do (on real data, from a checkpoint, with unlike
+# experts), or to test that a tiny model's loss stays as it was.
+Purpose = Literal["benchmark", "training", "functional test"]
 
-# The factor on observed errors, because engine constants were fitted to all measured runs. With a
-# model left out of the fit, errors were 1.03 to 1.68 times as large (mean of four: 1.3).
-STRETCH = 1.3
-# The additional factor for each doubling of GPUs beyond the largest measured run of a kind: without
-# it, runs on more GPUs than any known run lie outside bounds too often (docs/decisions/0041).
-STRETCH_A_DOUBLING = 0.1
-# The weight of all wider kinds together, in groups (models of one software, else tables); a kind's
-# own weight is its number of groups.
-GROUPS_OF_WIDER = 8
-# The weight, in tables, of runs unlike any measured one.
-NEW_TABLES = 1
-# The share of measured times below the lower bound, and above the upper bound: by definition.
+# Bounds reach so many of a kind's spreads to each side. Of sources that were left out, so many hold
+# 94 % of rows, and of a source's rows 91 % in the mean of sources (docs/results/runs.md).
+REACH = 1.9
+# The same for each doubling of the GPUs beyond the most that were measured of a kind: without it,
+# runs on more GPUs than all known ones lie within bounds too rarely (docs/decisions/0041).
+STRETCH_A_DOUBLING = 0.08
+# The wider kind counts as this many sources.
+SOURCES_OF_WIDER = 4
+# The share of measured times below the lower bound, and above the upper one: by definition.
 TAIL = 0.05
-# The smallest half-width: repeated measurements of one run differ by a few hundredths
-# (docs/results/runs.md).
-LEAST_SHARE = 0.05
-# The largest believable multiple of a prediction: a run that takes longer is stuck, not slow.
+# Equal runs that were measured again differ by a few hundredths (docs/results/runs.md).
+LEAST_LOG = 0.03
+# No run is known to take longer than about this multiple of its prediction: it is stuck, not slow.
 MOST_TIMES = 30.0
 # The largest believable MFU: no measured run exceeds it; set by hand.
 MOST_UTILISED = 0.8
-# The additional factor where rates are scaled by datasheets from another GPU: H100, A100 and B200,
-# each predicted from another, take 0.87 to 1.2 times as long as by their own rates
-# (docs/results/predictor-error.md).
-WIDER_WHERE_SCALED = 1.2
 # The kind that all runs belong to.
 ANY = "any"
 # Bits of the operands of products, by precision.
@@ -64,9 +57,9 @@ BITS: Mapping[Precision, int] = {"fp4": 4, "fp8": 8, "fp16": 16, "bf16": 16, "fp
 class RunKind:
     """The properties of a run, known before it runs, that its bounds depend on.
 
-    ``software`` is empty for a plan, which no software ran yet. ``engine`` is the engine whose
-    calibration the prediction has; it is empty where the engine is only assumed. ``is_benchmark``
-    is not so for runs that train as users do: with unlike experts, on real data, from a checkpoint.
+    ``software`` is empty for a plan, which no software ran yet; bounds do not depend on it.
+    ``engine`` is the engine whose calibration the prediction has; it is empty where the engine is
+    only assumed.
     """
 
     software: str
@@ -74,37 +67,17 @@ class RunKind:
     hardware: str
     blocks: Blocks
     bits: int
-    is_benchmark: bool
+    purpose: Purpose = "benchmark"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the kinds that contain the run, narrowest first: those of its software, then
-        those of any software.
-        """
-        return (*self.of_software, *self.of_any_software)
-
-    @property
-    def of_software(self) -> tuple[str, ...]:
-        """The names of the kinds of the run's own software; empty if it is unknown."""
-        if not self.software:
-            return ()
-        software = f"{self.software}{self._use}"
-        blocks = f"{self.blocks}, {self.bits} bits"
-        return f"{software}: {blocks}, {self.hardware}", f"{software}: {blocks}", f"{software}: any"
-
-    @property
-    def of_any_software(self) -> tuple[str, ...]:
-        """The names of kinds of any software; the last two span all engines. Across engines, models
-        with experts and hybrid models are one kind.
-        """
+        """The names of kinds that the run belongs to, the narrowest first; the last two are of any
+        engine. Experts and hybrid blocks are one kind."""
         blocks = "not dense" if self.blocks in ("experts", "hybrid") else self.blocks
-        alike = f"{self._use}: {blocks}, {'16 bits' if self.bits >= 16 else 'fewer bits'}"
+        purpose = "" if self.purpose == "benchmark" else f", {self.purpose}"
+        alike = f"{purpose}: {blocks}, {'16 bits' if self.bits >= 16 else 'fewer bits'}"
         of_engine = (f"engine {self.engine}{alike}",) if self.engine else ()
         return (*of_engine, f"{ANY}{alike}", ANY)
-
-    @property
-    def _use(self) -> str:
-        return "" if self.is_benchmark else ", as users train"
 
     def way(self, mfu: float) -> float:
         """The log of the predicted time over the time of the model's arithmetic at peak rate, from
@@ -114,103 +87,108 @@ class RunKind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownKind(Checked):
-    """A measured kind of runs: ``shares`` are equally likely relative errors (as shares of
-    ``way``), ascending.
+class Spread:
+    """How a source's runs are expected to lie around predictions, in roots of their ways.
 
-    Shares are below 0 for runs that are faster than predicted. ``groups`` are the models of one
-    software, or the tables of a kind of any software.
+    A source lies ``offset`` above its predictions, give or take ``between``; its rows lie
+    ``within`` of that. Bounds reach ``stretch`` times as far as for as many GPUs as were measured.
     """
 
-    name: str
-    shares: tuple[float, ...]
-    runs: int = field(metadata=bounded(minimum=1))
-    models: int = field(metadata=bounded(minimum=1))
-    groups: int = field(metadata=bounded(minimum=1))
-    most_gpus: int = field(metadata=bounded(minimum=1))
+    offset: float
+    between: float
+    within: float
+    stretch: float = 1.0
+
+    def around(self, way: float) -> tuple[float, float]:
+        """The multiples of a prediction between which 90 % of measurements lie."""
+        root = math.sqrt(way)
+        reach = REACH * self.stretch * math.hypot(self.between, self.within)
+        below = min(-LEAST_LOG, (self.offset - reach) * root)
+        above = max(LEAST_LOG, (self.offset + reach) * root)
+        return math.exp(max(-way, below)), min(MOST_TIMES, math.exp(above))
+
+    def knowing(self, own: OwnRuns | None) -> Self:
+        """The spread of a source of which some runs are known: its offset is normal, and so are
+        rows around it, so precisions add up."""
+        if own is None or own.runs == 0:
+            return self
+        prior, told = self.between**-2, own.runs * self.within**-2
+        offset = (prior * self.offset + told * own.offset) / (prior + told)
+        return replace(self, offset=offset, between=(prior + told) ** -0.5)
+
+    def beside(self, other: "Spread") -> Self:
+        """The spread of the sum of two independent misses."""
+        return replace(
+            self,
+            offset=self.offset + other.offset,
+            between=math.hypot(self.between, other.between),
+            within=math.hypot(self.within, other.within),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
-    """The distances of the lower and the upper bound from a prediction, as shares of its
-    ``way``.
-    """
+class KnownKind(Checked):
+    """A kind of runs that was measured, and what its sources and the wider kinds tell of it."""
 
-    below: float
-    above: float
+    name: str
+    offset: float
+    between: float = field(metadata=bounded(above=0))
+    within: float = field(metadata=bounded(above=0))
+    runs: int = field(metadata=bounded(minimum=0))
+    sources: int = field(metadata=bounded(minimum=0))
+    most_gpus: int = field(metadata=bounded(minimum=1))
 
-    def around(self, way: float) -> tuple[float, float]:
-        """The multiples of a prediction that contain 90 % of measurements."""
-        return math.exp(-self.below * way), min(MOST_TIMES, math.exp(self.above * way))
+    @property
+    def spread(self) -> Spread:
+        """The kind's spread."""
+        return Spread(offset=self.offset, between=self.between, within=self.within)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sureness:
-    """All measured kinds of runs, and the source of the measurements."""
+    """The kinds of runs that were measured, and the source of the measurements.
+
+    ``datasheet`` says how far predictions by rates of another GPU, scaled by datasheets, lie from
+    those by a GPU's own rates; its sources are GPUs.
+    """
 
     source: str
     kinds: tuple[KnownKind, ...]
+    datasheet: KnownKind | None = None
 
     @cached_property
     def _known(self) -> Mapping[str, KnownKind]:
         return {one.name: one for one in self.kinds}
 
-    @cached_property
-    def _found(self) -> dict[tuple[str, ...], tuple[Shares, int]]:
-        """Cached shares, and the largest number of GPUs of the narrowest kind, by kinds."""
-        return {}
-
-    def shares(self, kind: RunKind, gpus: int) -> Shares:
-        """The shares of ``way`` within which 90 % of a run's measurements lie."""
-        if kind.names not in self._found:
-            known = self._kinds_of(kind)
-            self._found[kind.names] = _expected(known), known[0].most_gpus
-        shares, most_gpus = self._found[kind.names]
-        stretch = STRETCH + STRETCH_A_DOUBLING * max(0.0, math.log2(gpus / most_gpus))
-        return Shares(
-            below=min(1.0, max(LEAST_SHARE, shares.below * stretch)),
-            above=max(LEAST_SHARE, shares.above * stretch),
-        )
+    def spread(
+        self, kind: RunKind, gpus: int, *, own: OwnRuns | None = None, scaled: bool = False
+    ) -> Spread:
+        """How a run's measurement is expected to lie around its prediction; with what is known of
+        its source, and wider where rates of another GPU were scaled."""
+        known = self._kind_of(kind)
+        doublings = max(0.0, math.log2(gpus / known.most_gpus))
+        spread = replace(known.spread.knowing(own), stretch=1 + STRETCH_A_DOUBLING * doublings)
+        is_wider = scaled and self.datasheet is not None and (own is None or not own.runs)
+        return spread.beside(self.datasheet.spread) if is_wider and self.datasheet else spread
 
     def words(self, kind: RunKind) -> str:
-        """A sentence saying which measured runs the bounds come from: the narrowest kind's, and
-        their weight beside wider kinds.
-        """
-        narrowest, *wider = self._kinds_of(kind)
+        """Which measured runs a run's bounds are from: those of its narrowest kind, and how much
+        its sources count beside wider kinds."""
+        narrowest = self._kind_of(kind)
         runs = f"{_counted(narrowest.runs, 'measured run')} of kind {narrowest.name!r}"
-        runs += f" ({_counted(narrowest.models, 'model')})"
-        if not wider:
+        runs += f" ({_counted(narrowest.sources, 'source')})"
+        if narrowest.name == ANY:
             return f"bounds are those of {runs}"
-        return f"bounds count {runs} for {_part(narrowest):.0%}, and runs of wider kinds"
+        part = narrowest.sources / (narrowest.sources + SOURCES_OF_WIDER)
+        return f"bounds count {runs} for {part:.0%}, and runs of wider kinds"
 
-    def _kinds_of(self, kind: RunKind) -> tuple[KnownKind, ...]:
-        """The measured kinds that contain a run, narrowest first."""
-        return tuple(self._known[name] for name in kind.names if name in self._known)
-
-
-def _part(known: KnownKind) -> float:
-    """The weight of a kind relative to all wider kinds."""
-    return known.groups / (known.groups + (NEW_TABLES if known.name == ANY else GROUPS_OF_WIDER))
+    def _kind_of(self, kind: RunKind) -> KnownKind:
+        """The narrowest known kind of a run."""
+        return next(self._known[name] for name in kind.names if name in self._known)
 
 
-def _counted(number: int, name: str) -> str:
-    return f"{number:,} {name}{'s' * (number != 1)}"
-
-
-def _expected(kinds: Sequence[KnownKind]) -> Shares:
-    """The shares that are expected to contain 90 % of runs, given their kinds, narrowest first."""
-    left, shares, weights = 1.0, list[float](), list[float]()
-    for known in kinds:
-        part = left * _part(known)
-        shares += known.shares
-        weights += [part / len(known.shares)] * len(known.shares)
-        left -= part
-    # The remaining weight is for runs unlike any measured one: half of it below all shares, half
-    # above.
-    order = np.argsort(shares, kind="stable")
-    passed = left / 2 + np.cumsum(np.take(weights, order))
-    low, high = np.searchsorted(passed, (TAIL, 1 - TAIL)).clip(max=len(order) - 1)
-    return Shares(below=-shares[order[low]], above=shares[order[high]])
+def _counted(number: int, one: str, several: str = "") -> str:
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
 
 
 @cache
@@ -250,6 +228,8 @@ class PredictionBounds:
     engine: str
     hardware: str
     calibration: EngineCalibration | None
+    # What runs of the user's own source told of this engine.
+    own: OwnRuns | None = None
     kind: RunKind
     hidden: int
     sequence_length: int
@@ -267,8 +247,11 @@ class PredictionBounds:
         the predicted MFU.
         """
         widths = [one._on(gpus).around(one.kind.way(mfu)) for one in (self, *self.others)]
-        wider = WIDER_WHERE_SCALED if self.scaled else 1.0
-        return min(below for below, _ in widths) / wider, max(above for _, above in widths) * wider
+        return min(below for below, _ in widths), max(above for _, above in widths)
+
+    def spread(self, gpus: int) -> Spread:
+        """How runs of the plans' kind are expected to lie around predictions."""
+        return known_sureness().spread(self.kind, gpus, own=self.own, scaled=bool(self.scaled))
 
     def notes(self, gpus: int) -> tuple[str, ...]:
         """The assumptions of a prediction on ``gpus`` GPUs that no measurement covers."""
@@ -284,11 +267,16 @@ class PredictionBounds:
         return self._known[gpus]
 
     def _worked_out(self, gpus: int) -> "_Sure":
-        if self.calibration is None:
-            known = known_sureness()
-            note = f"engine {self.engine} is not calibrated on {self.hardware}: "
-            note += known.words(self.kind)
-            return _Sure(shares=known.shares(self.kind, gpus), notes=(note,))
+        if self.calibration is None or self.own is not None or self.scaled:
+            note = known_sureness().words(self.kind)
+            if self.own is not None:
+                runs = _counted(self.own.runs, "run of your own", "runs of your own")
+                note = f"{note}, narrowed by {runs} of engine {self.engine}"
+            else:
+                figures = "such figures of " if self.calibration is not None else ""
+                where = f"{figures}{self.hardware}"
+                note = f"engine {self.engine} is not calibrated on {where}: {note}"
+            return _Sure(spread=self.spread(gpus), notes=(note,))
         asked_at = MeasuredAt(hidden=self.hidden, gpus=gpus, sequence_length=self.sequence_length)
         nearest = min(self.calibration.at, key=asked_at.doublings)
         return _Sure(
@@ -303,17 +291,16 @@ class PredictionBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sure:
-    """The confidence of predictions for one number of GPUs, with notes: a half-width from measured
-    runs near them, or shares of ``way`` from runs of their kind.
-    """
+    """How sure predictions for one number of GPUs are, and their notes: a half-width of measured
+    runs near them, or the spread of runs of their kind."""
 
     half_width: float = 0.0
-    shares: Shares | None = None
+    spread: Spread | None = None
     notes: tuple[str, ...]
 
     def around(self, way: float) -> tuple[float, float]:
-        if self.shares is not None:
-            return self.shares.around(way)
+        if self.spread is not None:
+            return self.spread.around(way)
         return max(0.0, 1 - self.half_width), 1 + self.half_width
 
 
@@ -335,10 +322,12 @@ def bounds_of(workload: Workload, cluster: Cluster, engine: str) -> PredictionBo
 
 def _bounds_of(workload: Workload, cluster: Cluster, engine: str) -> PredictionBounds:
     calibrations = {c.engine: c for c in cluster.hardware.engines or ()}
+    family = ENGINES[engine].family
     return PredictionBounds(
         engine=engine,
         hardware=cluster.hardware.name,
-        calibration=calibrations.get(ENGINES[engine].family),
+        calibration=calibrations.get(family),
+        own=next((one for one in cluster.hardware.own_runs if one.engine == family), None),
         kind=_kind_of(workload, cluster, engine),
         scaled=_scaled_rates(cluster.hardware),
         curves_win=_curves_that_win(cluster.hardware),
@@ -386,7 +375,6 @@ def _kind_of(workload: Workload, cluster: Cluster, engine: str) -> RunKind:
         hardware=cluster.hardware.name,
         blocks="adapters" if workload.train == "adapters" else blocks,
         bits=BITS[workload.precision],
-        is_benchmark=True,
     )
 
 

@@ -279,6 +279,19 @@ class EngineCalibration:
             refuse("far_half_width", problem)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnRuns(Checked):
+    """How far runs of a user's own cluster and stack lie from their predictions as a whole.
+
+    ``offset`` is their mean, in roots of their ways (``mistlab.cost.confidence``); above 0 they are
+    slower. ``runs`` count those that no fitted constant has used up.
+    """
+
+    engine: str = field(metadata=name_in(names_for_plans))
+    offset: float
+    runs: int = field(metadata=bounded(minimum=0))
+
+
 # The hardware of a machine: figures of its GPU and its node, with sources.
 #
 # Fields have the units of datasheets, as hardware files do. Properties have SI units.
@@ -481,6 +494,7 @@ class Hardware:
     compute: Compute | None = None
     allocator: Allocator | None = None
     engines: tuple[EngineCalibration, ...] | None = None
+    own_runs: tuple[OwnRuns, ...] = ()
     provenance: Provenance
 
     def __post_init__(self) -> None:

@@ -8,12 +8,12 @@ import pytest
 from experiments.measured.by_source import (
     Known,
     apart_of,
-    as_of_datasheet,
     by_source_lines,
     errors_by_source,
     is_published,
     source_of,
 )
+from experiments.measured.from_datasheets import as_of_datasheet
 from experiments.runs.judged import Judged
 from experiments.runs.run_sureness import Doubt, Miss, Range, RunAnswer
 from experiments.runs.runs_table import TableRow
@@ -28,7 +28,6 @@ KIND = RunKind(
     hardware="h100-80gb",
     blocks="dense",
     bits=16,
-    is_benchmark=True,
 )
 
 
@@ -40,8 +39,8 @@ def known(source: str, *errors: float, **cells: str) -> list[Known]:
         assert one.predicted_s is not None
         around = Range(least_s=one.predicted_s, longest_s=one.predicted_s, way=1.0)
         answer = replace(one.answer, doubt=Doubt(kind=KIND, gpus=8, range=around))
-        share = around.miss(10.0)
-        miss = Miss(kind=KIND, source=source, model=f"m{place}", gpus=8, share=share)
+        roots = around.miss(10.0)
+        miss = Miss(kind=KIND, source=source, model=f"m{place}", gpus=8, roots=roots)
         found.append((source, replace(one, answer=answer), miss))
     return found
 

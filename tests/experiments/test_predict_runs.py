@@ -349,8 +349,31 @@ def test_errors_of_a_fit_are_one_object(tmp_path: Path, capsys: pytest.CaptureFi
     assert 0 < found["constants"]["sustained"] <= 1
     assert run(calibrate_runs.main, [path, *options]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 5
     assert f"bias {found['errors'][2]['bias']:+6.1%}" in lines[2]
+
+
+def test_a_file_fitted_to_own_runs_narrows_the_bounds_of_further_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three runs that take 1.3 times as long as predicted, and a constant fitted to none."""
+    seconds = answers(capsys, str(table(tmp_path / "own.csv", {})))[0]["iteration_s"]
+    path = str(table(tmp_path / "own.csv", *[{"step_s": f"{1.3 * seconds:.4f}"}] * 3))
+    out = tmp_path / "mine.yaml"
+    assert run(calibrate_runs.main, [path, "--out", str(out), "--json"]) == 0
+    own = json.loads(capsys.readouterr().out)["own_runs"]
+    assert (own["engine"], own["runs"]) == ("nanotron", 3)
+    assert own["offset"] > 0
+    plain = answers(capsys, path)[0]
+    told = answers(capsys, path, "--hardware", str(out))[0]
+    assert told["iteration_s"] == plain["iteration_s"]
+    widths = [one["iteration_s_high"] / one["iteration_s_low"] for one in (plain, told)]
+    assert widths[1] < 0.9 * widths[0]
+    assert told["iteration_s_low"] > plain["iteration_s_low"]
+    # A constant that is fitted uses up a run.
+    fitted = ["--fit", "sustained", "--evaluations", "1", "--json"]
+    assert run(calibrate_runs.main, [path, *fitted]) == 0
+    assert json.loads(capsys.readouterr().out)["own_runs"]["runs"] == 2
 
 
 def test_tables_whose_rows_are_all_refused_have_no_answer(

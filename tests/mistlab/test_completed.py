@@ -181,7 +181,7 @@ def test_its_bounds_are_wider_and_a_note_says_why() -> None:
         predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
         answers.append(predictor.predict(job.plan))
     widths = [answer.iteration_s_high / answer.iteration_s_low for answer in answers]
-    assert widths[1] > 1.3 * widths[0]
+    assert widths[1] > 1.2 * widths[0]
     note = "nobody measured h800-80gb: rates of h100-80gb, scaled by datasheets"
     assert note in answers[1].notes
     assert note not in answers[0].notes

@@ -8,184 +8,235 @@ import numpy as np
 import pytest
 
 from experiments.runs.run_jobs import job_of
-from experiments.runs.run_sureness import MOST_SHARES, Held, Miss, Range, left_out, sureness_of
+from experiments.runs.run_sureness import Held, Miss, Range, left_out, sureness_of
+from mistlab.calibration.fitted_sureness import (
+    UNKNOWN_BETWEEN,
+    UNKNOWN_WITHIN,
+    spreads_of_kinds,
+)
 from mistlab.cost.confidence import (
     ANY,
-    GROUPS_OF_WIDER,
-    LEAST_SHARE,
+    LEAST_LOG,
     MOST_TIMES,
-    STRETCH,
+    REACH,
+    SOURCES_OF_WIDER,
+    STRETCH_A_DOUBLING,
     KnownKind,
     RunKind,
-    Shares,
+    Spread,
     Sureness,
     bounds_of,
     known_sureness,
 )
+from mistlab.machine.hardware import OwnRuns
 from simulators.symbolic import SymbolicPredictor
 from tests.mistlab.test_runs import run
 
-KIND = RunKind(
-    software="nemo",
-    engine="megatron",
-    hardware="h100-80gb",
-    blocks="dense",
-    bits=16,
-    is_benchmark=True,
-)
-OWN, OF_ENGINE, ALIKE = "nemo: any", "engine megatron: dense, 16 bits", "any: dense, 16 bits"
+KIND = RunKind(software="nemo", engine="megatron", hardware="h100-80gb", blocks="dense", bits=16)
+OF_ENGINE, ALIKE = "engine megatron: dense, 16 bits", "any: dense, 16 bits"
 
 
-def misses(
-    *shares: float, kind: RunKind = KIND, model: str = "", table: str = "docs"
+def misses(*roots: float, kind: RunKind = KIND, source: str = "docs") -> list[Miss]:
+    return [Miss(kind=kind, source=source, model="m", gpus=8, roots=one) for one in roots]
+
+
+def drawn(
+    sources: int,
+    between: float,
+    within: float,
+    *,
+    runs: int = 40,
+    offset: float = 0.0,
+    seed: int = 0,
 ) -> list[Miss]:
+    """Runs of sources that are off as a whole, and scatter."""
+    random = np.random.default_rng(seed)
     return [
-        Miss(kind=kind, source=table, model=model or f"model {place % 2}", gpus=8, share=share)
-        for place, share in enumerate(shares)
+        one
+        for number, off in enumerate(random.normal(offset, between, sources))
+        for one in misses(*random.normal(off, within, runs).tolist(), source=f"source {number}")
     ]
 
 
-def known(groups: int = 2, **shares: tuple[float, ...]) -> Sureness:
-    names = {"own": OWN, "of_engine": OF_ENGINE, "alike": ALIKE, "anything": ANY}
-    kinds = (
-        KnownKind(name=names[name], shares=some, runs=20, models=2, groups=groups, most_gpus=8)
-        for name, some in shares.items()
+def of_kind(some: list[Miss], name: str = OF_ENGINE) -> KnownKind:
+    return next(one for one in sureness_of(some).kinds if one.name == name)
+
+
+def known(**kinds: KnownKind) -> Sureness:
+    return Sureness(source="", kinds=tuple(kinds.values()))
+
+
+def told(name: str, **others: float) -> KnownKind:
+    figures = {"offset": 0.0, "between": 0.1, "within": 0.1, **others}
+    return KnownKind(name=name, runs=20, sources=3, most_gpus=8, **figures)
+
+
+def test_sources_are_off_as_a_whole_beside_how_far_their_rows_scatter() -> None:
+    found = of_kind(drawn(400, 0.3, 0.1, offset=0.2))
+    # Tails count less than a normal distribution's, so figures are a little smaller than drawn.
+    assert found.offset == pytest.approx(0.2, abs=0.05)
+    assert 0.22 < found.between < 0.33
+    assert 0.08 < found.within < 0.11
+    assert (found.runs, found.sources) == (16_000, 400)
+    other_way = of_kind(drawn(400, 0.05, 0.3))
+    assert 0.03 < other_way.between < 0.08
+    assert 0.25 < other_way.within < 0.33
+
+
+def test_a_source_counts_once_however_many_runs_it_has() -> None:
+    few, many = (
+        of_kind([*drawn(20, 0.05, 0.02), *misses(*[0.3, 0.31] * repeats, source="one")])
+        for repeats in (1, 500)
     )
-    return Sureness(source="", kinds=tuple(kinds))
+    assert many.offset == pytest.approx(few.offset, abs=0.002)
+    assert many.between == pytest.approx(few.between, rel=0.02)
 
 
-def shares_of(some: list[Miss], name: str = OWN) -> tuple[float, ...]:
-    return next(one.shares for one in sureness_of(some).kinds if one.name == name)
+def test_one_source_unlike_all_others_hardly_widens_a_kind() -> None:
+    plain = drawn(30, 0.05, 0.02)
+    near, far = (of_kind([*plain, *misses(off, source="odd")]) for off in (0.0, 3.0))
+    assert far.between < 1.3 * near.between
 
 
-def test_a_kind_keeps_the_shares_of_its_runs_below_and_above() -> None:
-    assert shares_of(misses(0.3, -0.1, 0.2, 0.0)) == (-0.1, 0.0, 0.2, 0.3)
-
-
-def test_a_long_kind_is_told_by_shares_that_are_as_likely() -> None:
-    found = shares_of(misses(*np.linspace(0, 1, 4001), table="t"))
-    assert len(found) == MOST_SHARES
-    assert found == pytest.approx([(i + 0.5) / MOST_SHARES for i in range(MOST_SHARES)], abs=1e-3)
-
-
-def test_the_runs_of_a_group_count_as_the_root_of_their_number() -> None:
-    """Hundred runs of one model beside 25 of another: two of three shares are of the first."""
-    of_models = [*misses(*[0.1] * 100, model="long"), *misses(*[0.4] * 25, model="short")]
-    assert np.mean(np.array(shares_of(of_models)) == 0.1) == pytest.approx(2 / 3, abs=0.02)
-    # Between engines tables are the groups.
-    of_tables = [
-        *misses(*[0.1] * 100, table="long"),
-        *misses(*[0.4] * 25, kind=replace(KIND, software="other"), table="short"),
+def test_a_kind_of_few_sources_falls_back_on_the_wider_kind() -> None:
+    """One source of an engine beside forty of others: the kind is told mostly by those."""
+    other = replace(KIND, engine="fsdp")
+    of_others = [replace(one, kind=other) for one in drawn(40, 0.02, 0.02)]
+    alone = of_kind([*of_others, *misses(0.2, 0.22, source="one")])
+    assert 0 < alone.offset < 0.2 / 2
+    # Of several times as many sources as the wider kind counts for, most is their own.
+    own = [
+        one
+        for number in range(3 * SOURCES_OF_WIDER)
+        for one in misses(0.2, 0.22, source=f"own {number}")
     ]
-    found = shares_of(of_tables, ALIKE)
-    assert np.mean(np.array(found) == 0.1) == pytest.approx(2 / 3, abs=0.02)
-    assert sureness_of(of_tables).kinds[0].groups == 2
+    wide = of_kind([*of_others, *own], ALIKE)
+    assert of_kind([*of_others, *own]).offset > (0.21 + wide.offset) / 2
 
 
-def test_new_tables_lie_within_bounds_if_long_ones_are_the_surest() -> None:
-    random = np.random.default_rng(0)
-    spreads = np.exp(random.normal(-2.5, 0.5, 40))
-    every = []
-    for number, spread in enumerate(spreads):
-        runs = 400 if spread < np.quantile(spreads, 0.25) else 16
-        kind = replace(KIND, software=f"software {number}", engine="")
-        shares = random.normal(0, spread, runs).tolist()
-        every += misses(*shares, kind=kind, table=f"table {number}")
-    tables = [one.source for one in every]
+def test_without_any_source_bounds_are_those_of_the_unknown() -> None:
+    found = of_kind(misses(0.0))
+    assert found.between < UNKNOWN_BETWEEN
+    assert found.within == pytest.approx(UNKNOWN_WITHIN, rel=0.01)
+
+
+def test_nine_in_ten_runs_of_new_sources_lie_within_bounds() -> None:
+    every = drawn(60, 0.15, 0.1, seed=3)
+    sources = [one.source for one in every]
     inside: dict[str, list[bool]] = defaultdict(list)
-    for table, one, shares in zip(tables, every, left_out(every, tables), strict=True):
-        assert shares is not None
-        inside[table].append(-shares.below <= one.share <= shares.above)
-    assert 0.88 < np.mean([np.mean(some) for some in inside.values()]) < 0.97
+    for one, spread in zip(every, left_out(every, sources), strict=True):
+        assert spread is not None
+        reach = REACH * math.hypot(spread.between, spread.within)
+        inside[one.source].append(abs(one.roots - spread.offset) <= reach)
+    assert 0.86 < np.mean([np.mean(some) for some in inside.values()]) < 0.97
 
 
-def test_between_engines_experts_and_hybrid_blocks_are_one_kind() -> None:
+def test_folds_say_what_fits_without_their_runs_say() -> None:
+    """Sums without a fold are those of the other runs: the same figures as from them alone."""
+    every = [*drawn(6, 0.2, 0.1, runs=5), *misses(0.4, 0.5, source="last")]
+    sources = np.unique([one.source for one in every], return_inverse=True)[1]
+    roots, names = np.array([one.roots for one in every]), [one.kind.names for one in every]
+    folds = spreads_of_kinds(roots, names, sources, sources, SOURCES_OF_WIDER)[OF_ENGINE]
+    for fold in range(7):
+        alone = of_kind([m for m, own in zip(every, sources, strict=True) if own != fold])
+        assert folds.offset[fold] == pytest.approx(alone.offset, abs=1e-4)
+        assert folds.between[fold] ** 0.5 == pytest.approx(alone.between, abs=1e-4)
+        assert folds.within[fold] ** 0.5 == pytest.approx(alone.within, abs=1e-4)
+
+
+def test_between_experts_and_hybrid_blocks_no_kind_differs_but_functional_tests_are_their_own() -> (
+    None
+):
     experts, hybrid = (replace(KIND, blocks=blocks).names for blocks in ("experts", "hybrid"))
     assert (
-        experts[3:]
-        == hybrid[3:]
-        == (
-            "engine megatron: not dense, 16 bits",
-            "any: not dense, 16 bits",
-            ANY,
-        )
+        experts == hybrid == ("engine megatron: not dense, 16 bits", "any: not dense, 16 bits", ANY)
     )
-    assert not {*experts[:2]} & {*hybrid[:2]}
-
-
-def test_a_run_is_expected_to_be_like_its_kind_or_like_wider_ones() -> None:
-    """Below 19 times as many groups as wider kinds count for, one run in twenty is like theirs."""
-    sure = known(19 * GROUPS_OF_WIDER + 1, own=(0.1,), alike=(0.5,), anything=(0.9,))
-    assert sure.shares(KIND, 8).above == pytest.approx(0.1 * STRETCH)
-    unsure = known(19 * GROUPS_OF_WIDER - 1, own=(0.1,), alike=(0.5,), anything=(0.9,))
-    assert unsure.shares(KIND, 8).above == pytest.approx(0.5 * STRETCH)
+    tests = replace(KIND, purpose="functional test").names
+    assert tests[0] == "engine megatron, functional test: dense, 16 bits"
+    assert {*tests} & {*KIND.names} == {ANY}
+    assert (
+        run(notes="transformer-impl=local", engine="Megatron-LM").kind.purpose == "functional test"
+    )
 
 
 def test_a_system_that_is_only_predicted_as_an_engine_is_like_any_engine() -> None:
-    some = known(999, own=(0.1,), of_engine=(0.2,), alike=(0.4,), anything=(0.9,))
-    shares = [
-        some.shares(one, 8).above
-        for one in (
-            KIND,
-            replace(KIND, software="other"),
-            replace(KIND, software="jax", engine=""),
-            replace(KIND, software="other", engine="", blocks="adapters"),
-        )
+    some = known(
+        own=told(OF_ENGINE, offset=0.1), alike=told(ALIKE, offset=0.2), any=told(ANY, offset=0.3)
+    )
+    offsets = [
+        some.spread(one, 8).offset
+        for one in (KIND, replace(KIND, engine=""), replace(KIND, engine="", blocks="adapters"))
     ]
-    assert shares == pytest.approx([0.1 * STRETCH, 0.2 * STRETCH, 0.4 * STRETCH, 0.9 * STRETCH])
+    assert offsets == [0.1, 0.2, 0.3]
 
 
 def test_runs_that_are_slower_than_predicted_make_the_upper_bound_alone() -> None:
-    shares = sureness_of(misses(*np.linspace(0.2, 0.4, 500))).shares(KIND, 8)
-    assert shares.below == LEAST_SHARE
-    assert shares.above > 0.4
-    mirrored = sureness_of(misses(*-np.linspace(0.2, 0.4, 500))).shares(KIND, 8)
-    assert (mirrored.below, mirrored.above) == pytest.approx((shares.above, shares.below))
+    below, above = Spread(offset=0.3, between=0.02, within=0.02).around(1.0)
+    assert below == pytest.approx(math.exp(-LEAST_LOG))
+    assert above > math.exp(0.3)
+    mirrored = Spread(offset=-0.3, between=0.02, within=0.02).around(1.0)
+    assert mirrored == pytest.approx((1 / above, 1 / below))
+
+
+def test_bounds_grow_with_the_root_of_the_way() -> None:
+    spread = Spread(offset=0.0, between=0.1, within=0.1)
+    near, far = (math.log(spread.around(way)[1]) for way in (1.0, 4.0))
+    assert far == pytest.approx(2 * near)
 
 
 def test_bounds_say_which_runs_they_count_and_how_much() -> None:
-    some = sureness_of([*misses(0.1, 0.2), *misses(0.1, model="one", kind=replace(KIND, bits=8))])
-    narrow = "'nemo: dense, 8 bits, h100-80gb' (1 model)"
+    some = sureness_of([*misses(0.1, 0.2), *misses(0.1, kind=replace(KIND, bits=8))])
     assert some.words(replace(KIND, bits=8)) == (
-        f"bounds count 1 measured run of kind {narrow} for 11%, and runs of wider kinds"
+        "bounds count 1 measured run of kind 'engine megatron: dense, fewer bits' (1 source) for "
+        "20%, and runs of wider kinds"
     )
     strange = replace(KIND, software="other", engine="", blocks="adapters")
-    assert some.words(strange) == "bounds are those of 3 measured runs of kind 'any' (3 models)"
-
-
-def test_one_run_in_a_hundred_that_waits_for_its_cluster_widens_no_bound() -> None:
-    tables = [one for table in "abcdefghij" for one in misses(*[0.1] * 99, 5.0, table=table)]
-    assert sureness_of(tables).shares(KIND, 8).above == pytest.approx(0.1 * STRETCH)
-
-
-def test_of_one_table_nobody_knows_how_the_next_one_is() -> None:
-    """One table more than those that are known might lie anywhere."""
-    one = misses(*[0.0] * 38, 0.6)
-    assert sureness_of(one).shares(KIND, 8).above == pytest.approx(0.6 * STRETCH)
+    assert some.words(strange) == "bounds are those of 3 measured runs of kind 'any' (1 source)"
 
 
 def test_more_gpus_than_were_measured_widen_bounds() -> None:
-    some = known(anything=(0.4,))
-    assert some.shares(KIND, 4) == some.shares(KIND, 8)
-    assert some.shares(KIND, 32).above == pytest.approx(0.4 * (STRETCH + 0.2))
+    some = known(any=told(ANY))
+    assert some.spread(KIND, 4) == some.spread(KIND, 8)
+    (_, near), (_, far) = (some.spread(KIND, gpus).around(1.0) for gpus in (8, 32))
+    assert math.log(far) == pytest.approx(math.log(near) * (1 + 2 * STRETCH_A_DOUBLING))
 
 
-def test_a_group_that_is_left_out_says_nothing_about_itself() -> None:
-    alike, far = misses(*[0.1] * 10), misses(0.9, 0.9)
-    found = [*left_out([*alike, *far], ["near"] * 10 + ["far"] * 2)]
-    assert [one and one.above for one in found] == pytest.approx([0.9 * STRETCH] * 10 + [0.13] * 2)
+def test_own_runs_narrow_bounds_to_their_scatter_around_their_offset() -> None:
+    """Precisions add up: by one run as sure as the kind, offset and variance halve."""
+    some = known(any=told(ANY, between=0.1, within=0.1))
+
+    def with_own(runs: int) -> Spread:
+        return some.spread(KIND, 8, own=OwnRuns(engine="megatron", offset=0.2, runs=runs))
+
+    assert with_own(0) == some.spread(KIND, 8)
+    assert with_own(1).offset == pytest.approx(0.1)
+    assert with_own(1).between == pytest.approx(0.1 / math.sqrt(2))
+    assert with_own(10_000).offset == pytest.approx(0.2, abs=1e-3)
+    assert with_own(10_000).between < 0.002
+    assert with_own(10_000).within == 0.1
+
+
+def test_rates_of_another_gpu_add_what_lending_costs_until_own_runs_are_known() -> None:
+    some = replace(known(any=told(ANY)), datasheet=told("datasheet", offset=0.05, between=0.2))
+    lent = some.spread(KIND, 8, scaled=True)
+    assert lent.offset == pytest.approx(0.05)
+    assert lent.between == pytest.approx(math.hypot(0.1, 0.2))
+    assert lent.within == pytest.approx(math.hypot(0.1, 0.1))
+    own = OwnRuns(engine="megatron", offset=0.0, runs=3)
+    assert some.spread(KIND, 8, own=own, scaled=True).between < 0.1
 
 
 def test_nothing_is_known_where_all_runs_are_left_out() -> None:
     assert [*left_out(misses(0.1, 0.2), ["all", "all"])] == [None, None]
 
 
-@pytest.mark.parametrize("share", [-3.0, 0.0, 3.0])
+@pytest.mark.parametrize("offset", [-3.0, 0.0, 3.0])
 @pytest.mark.parametrize("mfu", [0.9, 0.4, 0.01, 1e-4])
-def test_no_bound_is_absurd(share: float, mfu: float) -> None:
+def test_no_bound_is_absurd(offset: float, mfu: float) -> None:
     """However far known runs lie from their predictions, none is expected to be faster than its
     arithmetic at peak rate, nor to take hundreds of times as long as predicted."""
-    below, above = known(anything=(share,)).shares(KIND, 1 << 20).around(KIND.way(mfu))
+    spread = known(any=told(ANY, offset=offset)).spread(KIND, 1 << 20)
+    below, above = spread.around(KIND.way(mfu))
     assert min(mfu, 0.8) - 1e-9 <= below < 1 < above <= MOST_TIMES
 
 
@@ -205,7 +256,7 @@ def test_a_way_leads_to_the_model_s_arithmetic_at_peak_rate() -> None:
     assert KIND.way(1.0) == KIND.way(0.9) > 0
 
 
-def test_bounds_of_a_row_lie_a_share_of_the_way_around_the_range_that_is_predicted() -> None:
+def test_bounds_of_a_row_lie_around_the_range_that_is_predicted() -> None:
     found = job_of(run())
     job = found.job
     predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
@@ -213,11 +264,13 @@ def test_bounds_of_a_row_lie_a_share_of_the_way_around_the_range_that_is_predict
     bounds = bounds_of(job.workload, job.cluster, job.plan.engine)
     _, above = bounds.around(job.plan.num_gpus, prediction.mfu)
     around = Range.of(prediction, above, way=math.log(16))
-    bounded = around.bounded(prediction, Shares(below=0.25, above=0.5))
-    assert bounded.iteration_s_low == pytest.approx(prediction.iteration_s / 2)
-    assert bounded.iteration_s_high == pytest.approx(4 * around.longest_s)
-    assert around.miss(prediction.iteration_s / 4) == pytest.approx(-0.5)
-    assert around.miss(around.longest_s * 4) == pytest.approx(0.5)
+    spread = Spread(offset=0.0, between=0.1, within=0.0)
+    bounded = around.bounded(prediction, spread)
+    reach = math.exp(REACH * 0.1 * math.sqrt(math.log(16)))
+    assert bounded.iteration_s_low == pytest.approx(prediction.iteration_s / reach)
+    assert bounded.iteration_s_high == pytest.approx(reach * around.longest_s)
+    assert around.miss(prediction.iteration_s / 4) == pytest.approx(-math.sqrt(math.log(16)) / 2)
+    assert around.miss(around.longest_s * 4) == pytest.approx(math.sqrt(math.log(16)) / 2)
     assert around.miss(prediction.iteration_s) == 0
 
 
@@ -227,9 +280,9 @@ def test_an_engine_that_is_only_assumed_is_no_part_of_a_run_s_kind() -> None:
     assert run(engine="MaxText (JAX)").kind.engine == ""
 
 
-def test_the_catalogue_has_shares_for_any_run() -> None:
+def test_the_catalogue_knows_any_run() -> None:
     strange = replace(KIND, software="other", engine="", hardware="none", blocks="hybrid")
-    shares = known_sureness().shares(strange, 8)
-    assert 0 < shares.below <= 1
-    # Runs are slower than predicted more often than they are faster.
-    assert shares.below < shares.above < 2
+    below, above = known_sureness().spread(strange, 8).around(1.0)
+    assert 1 < 1 / below < above < 3
+    lent = known_sureness().spread(strange, 8, scaled=True).around(1.0)
+    assert lent[0] < below < above < lent[1]

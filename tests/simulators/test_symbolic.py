@@ -7,11 +7,16 @@ import pytest
 
 from mistlab import catalog
 from mistlab.core.values import InputError
-from mistlab.cost.confidence import GROUPS_OF_WIDER, PredictionBounds, bounds_of, known_sureness
+from mistlab.cost.confidence import (
+    SOURCES_OF_WIDER,
+    PredictionBounds,
+    bounds_of,
+    known_sureness,
+)
 from mistlab.graph.stage_model import StageModel
 from mistlab.job.prediction import Prediction, compared
 from mistlab.machine.cluster import Cluster
-from mistlab.machine.hardware import EngineCalibration, MeasuredAt
+from mistlab.machine.hardware import EngineCalibration, MeasuredAt, OwnRuns
 from mistlab.plan.plan import Offload, Plan, StagePlan
 from mistlab.plan.workload import Workload
 from mistlab.stages.stage_batch import StageBatch, StageFigures
@@ -172,13 +177,13 @@ def test_an_unmeasured_engine_has_the_bounds_of_runs_of_its_kind_and_says_so() -
     prediction = predictor(replace(CLUSTER, hardware=bare)).predict(PLAN)
     # No run of this engine is in the tables: bounds are those of dense models of any engine.
     (known,) = (one for one in known_sureness().kinds if one.name == "any: dense, 16 bits")
-    runs = f"{known.runs:,} measured runs of kind {known.name!r} ({known.models} models)"
+    runs = f"{known.runs:,} measured runs of kind {known.name!r} ({known.sources} sources)"
     words = f"engine mistlab is not calibrated on {bare.name}: bounds count {runs}"
-    count = known.groups / (known.groups + GROUPS_OF_WIDER)
+    count = known.sources / (known.sources + SOURCES_OF_WIDER)
     assert prediction.notes == (f"{words} for {count:.0%}, and runs of wider kinds",)
     bounds = bounds_of(WORK, replace(CLUSTER, hardware=bare), "mistlab")
-    shares = known_sureness().shares(bounds.kind, PLAN.num_gpus)
-    below, above = (prediction.mfu**share for share in (shares.below, -shares.above))
+    spread = known_sureness().spread(bounds.kind, PLAN.num_gpus)
+    below, above = spread.around(-np.log(prediction.mfu))
     assert prediction.iteration_s_low == pytest.approx(prediction.iteration_s * below)
     assert prediction.iteration_s_high == pytest.approx(prediction.iteration_s * above)
     assert 1.05 < 1 / below < above < 3
@@ -188,9 +193,23 @@ def test_bounds_of_an_unmeasured_engine_are_wider_where_gpus_compute_less_of_the
     h100 = Cluster(hardware=catalog.hardware("h100-80gb"), nodes=1, gpus_per_node=4)
     bounds = bounds_of(WORK, h100, "mistlab")
     (_, busy), (_, idle) = (bounds.around(4, mfu) for mfu in (0.5, 0.01))
-    assert idle == pytest.approx(busy ** (np.log(0.01) / np.log(0.5)))
+    assert idle == pytest.approx(busy ** np.sqrt(np.log(0.01) / np.log(0.5)))
     # Megatron's runs elsewhere tell more of Megatron than those of all engines do.
     assert bounds_of(WORK, h100, "megatron").around(4, 0.5) != bounds.around(4, 0.5)
+
+
+def test_own_runs_of_a_hardware_file_narrow_the_bounds_of_their_engine_and_say_so() -> None:
+    hardware = catalog.hardware("h100-80gb")
+    own = OwnRuns(engine="megatron", offset=0.1, runs=6)
+    h100 = Cluster(hardware=hardware, nodes=1, gpus_per_node=4)
+    known = replace(h100, hardware=replace(hardware, own_runs=(own,)))
+    for engine, is_narrower in (("megatron", True), ("fsdp", False)):
+        plain, told = (bounds_of(WORK, one, engine) for one in (h100, known))
+        widths = [one.around(4, 0.4)[1] / one.around(4, 0.4)[0] for one in (plain, told)]
+        assert (widths[1] < 0.95 * widths[0]) == is_narrower
+        assert (
+            any("narrowed by 6 runs of your own" in note for note in told.notes(4)) is is_narrower
+        )
 
 
 def test_bounds_widen_with_the_distance_to_what_was_measured_and_say_by_what() -> None:

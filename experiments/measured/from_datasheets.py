@@ -1,0 +1,175 @@
+"""Measured GPUs predicted as if nobody had measured them: by datasheets, and other GPUs' rates."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean, median
+from typing import Any
+
+import numpy as np
+
+from experiments.measured.by_source import Known, apart_of, is_published
+from experiments.measured.predict_runs import RowPredictor
+from experiments.pages.study import beside
+from experiments.pages.tables import narrow, number
+from experiments.runs.judged import Judged, judged
+from experiments.runs.run_sureness import Held, Miss, left_out
+from mistlab import catalog
+from mistlab.calibration.fitted_sureness import SourceSpreads, spreads_of_kinds
+from mistlab.catalog.completed import completed
+from mistlab.cost.confidence import KnownKind, Spread
+from mistlab.machine.hardware import LENT, Hardware, can_lend
+
+# The unknown kind counts as one GPU.
+GPUS_OF_UNKNOWN = 1
+DATASHEET = "datasheet"
+
+
+def as_of_datasheet(name: str) -> Hardware:
+    """The hardware of the catalogue with what its datasheet says, completed from others' rates:
+    those of GPUs of another architecture."""
+    stated = catalog.stated_hardware(name)
+    nothing: dict[str, Any] = dict.fromkeys(LENT)
+    provenance = replace(stated.provenance, **nothing)
+    bare = replace(stated, **nothing, provenance=provenance, measured_with=None)
+    every = map(catalog.stated_hardware, catalog.calibrated_names())
+    mine = stated.gpu.architecture
+    return completed(bare, [one for one in every if can_lend(one) and one.gpu.architecture != mine])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LentRun:
+    """A run on a measured GPU, predicted by another GPU's rates; ``place`` is the row's in all."""
+
+    place: int
+    gpu: str
+    lender: str
+    own: Judged
+    lent: Judged
+    miss: Miss
+
+    @property
+    def roots(self) -> float:
+        """How much longer it takes by the GPU's own rates, in roots of the way."""
+        assert self.own.predicted_s is not None
+        assert self.lent.predicted_s is not None
+        doubt = self.lent.answer.doubt
+        assert doubt is not None
+        return math.log(self.own.predicted_s / self.lent.predicted_s) / math.sqrt(doubt.range.way)
+
+
+def runs_from_datasheets(known: Sequence[Known]) -> list[LentRun]:
+    """Published runs on measured GPUs, each GPU left out whole."""
+    of_gpu: dict[str, list[tuple[int, Judged, Miss]]] = defaultdict(list)
+    for place, (_, row, miss) in enumerate(known):
+        if miss is not None and not apart_of(row.row.cells) and is_published(row):
+            of_gpu[miss.kind.hardware].append((place, row, miss))
+    found: list[LentRun] = []
+    for name in catalog.calibrated_names():
+        if name not in of_gpu or catalog.stated_hardware(name).provenance.compute is None:
+            continue
+        hardware = as_of_datasheet(name)
+        lender = hardware.provenance.compute
+        assert lender is not None
+        answers = RowPredictor(hardware=hardware).answers_of(row.row for _, row, _ in of_gpu[name])
+        found += (
+            LentRun(
+                place=place,
+                gpu=name,
+                lender=lender.source,
+                own=own,
+                lent=judged(one.row, one.answer),
+                miss=miss,
+            )
+            for (place, own, miss), one in zip(of_gpu[name], answers, strict=True)
+            if one.answer.prediction is not None
+        )
+    return found
+
+
+def _spreads(lent: Sequence[LentRun], *, by_gpu: bool) -> SourceSpreads:
+    """How far predictions by lent rates lie from those by own ones; in folds, without each GPU."""
+    _, gpus = np.unique([one.gpu for one in lent], return_inverse=True)
+    folds = gpus if by_gpu else np.full(len(lent), -1)
+    roots = np.array([one.roots for one in lent])
+    return spreads_of_kinds(roots, [(DATASHEET,)] * len(lent), gpus, folds, GPUS_OF_UNKNOWN)[
+        DATASHEET
+    ]
+
+
+def _of_fold(spreads: SourceSpreads, fold: int) -> Spread:
+    return Spread(
+        offset=round(float(spreads.offset[fold]), 4),
+        between=round(float(spreads.between[fold]) ** 0.5, 4),
+        within=round(float(spreads.within[fold]) ** 0.5, 4),
+    )
+
+
+def datasheet_kind(lent: Sequence[LentRun]) -> KnownKind | None:
+    """How far predictions by lent rates lie from those by own ones, for the catalogue."""
+    if not lent:
+        return None
+    spread = _of_fold(_spreads(lent, by_gpu=False), 0)
+    return KnownKind(
+        name=DATASHEET,
+        offset=spread.offset,
+        between=spread.between,
+        within=spread.within,
+        runs=len(lent),
+        sources=len({one.gpu for one in lent}),
+        most_gpus=max(one.miss.gpus for one in lent),
+    )
+
+
+def _held(known: Sequence[Known], lent: Sequence[LentRun]) -> list[Held]:
+    """How measurements lie to bounds of lent rates, without a run's GPU in what lending costs, nor
+    its source in what runs of its kind are."""
+    misses = [(place, miss) for place, (*_, miss) in enumerate(known) if miss is not None]
+    spreads = left_out([miss for _, miss in misses], [miss.source for _, miss in misses])
+    of_place = dict(zip((place for place, _ in misses), spreads, strict=True))
+    costs = _spreads(lent, by_gpu=True)
+    _, folds = np.unique([one.gpu for one in lent], return_inverse=True)
+    found: list[Held] = []
+    for one, fold in zip(lent, folds, strict=True):
+        spread, doubt = of_place[one.place], one.lent.answer.doubt
+        assert doubt is not None
+        assert one.lent.measured_s is not None
+        cost = _of_fold(costs, fold)
+        wider = cost if spread is None else spread.beside(cost)
+        found.append(Held.of(one.lent.measured_s, doubt.range.bounds_s(wider)))
+    return found
+
+
+HEAD = ("", "rates of", "runs", "median, own rates", "median", "bias", "in bounds", "width")
+
+
+def datasheet_lines(known: Sequence[Known], lent: Sequence[LentRun]) -> Iterator[str]:
+    """The section of a page: runs on each measured GPU, predicted from its datasheet alone."""
+    yield "\n\n".join(beside("report_runs-datasheets")) + "\n"
+    if lent:
+        held = _held(known, lent)
+        errors = [one.lent.time_error or 0.0 for one in lent]
+        yield (
+            f"All {len(lent)} runs: median error {median(map(abs, errors)):.1%}, "
+            f"{mean(one.is_inside for one in held):.0%} within bounds, of which the upper one is "
+            f"{median(one.width for one in held):.2f} times the lower one in the median.\n"
+        )
+        names = dict.fromkeys(one.gpu for one in lent)
+        yield from (*narrow(HEAD, (_cells(name, lent, held) for name in names)), "")
+
+
+def _cells(name: str, lent: Sequence[LentRun], held: Sequence[Held]) -> list[object]:
+    some = [(one, its) for one, its in zip(lent, held, strict=True) if one.gpu == name]
+    own = [abs(one.own.time_error or 0.0) for one, _ in some]
+    errors = [one.lent.time_error or 0.0 for one, _ in some]
+    return [
+        name,
+        some[0][0].lender,
+        len(some),
+        number(median(own), ".1%", none=""),
+        number(median(map(abs, errors)), ".1%", none=""),
+        f"{median(errors):+.1%}",
+        f"{mean(its.is_inside for _, its in some):.0%}",
+        f"{median(its.width for _, its in some):.2f}",
+    ]
