@@ -55,11 +55,12 @@ class PlanRun:
 
     With ``serialises`` no two of its tasks overlap; a ``stage`` runs by itself. One that is
     ``strict`` gives the same bits whenever it computes the same; ``with_norms`` it tells norms of
-    gradients.
+    gradients. It takes so many ``gpus``.
     """
 
     plan: Path
     steps: int
+    gpus: int = 1
     serialises: bool = False
     stage: int | None = None
     strict: bool = False
@@ -115,6 +116,44 @@ class WorkerRunner:
         if self._worker is not None:
             self._worker.close()
         self._worker = None
+
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+RUN_PLAN = ("-m", "experiments.run_plan")
+
+
+class NodeRunner:
+    """Runs of one GPU share a process; each of several GPUs has a torchrun of its own.
+
+    The process ends before a torchrun starts, as it holds memory of the first GPU.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._alone = WorkerRunner(device)
+
+    def __call__(self, run: PlanRun, seconds: float) -> Said | None:
+        """Run; a failure is the line in which a rank says what was wrong."""
+        if run.gpus == 1:
+            return self._alone(run, seconds)
+        self.close()
+        command = [*TORCHRUN, str(run.gpus), *RUN_PLAN, *run.words, "--device", self._device]
+        done = ended_within(command, seconds)
+        if done is None:
+            return None
+        if done.returncode:
+            return {"error": last_words(done.stderr, silent(done.returncode))}
+        outcome: Said = json.loads(done.stdout.strip().splitlines()[-1])
+        return outcome
+
+    def close(self) -> None:
+        """End the process of runs of one GPU, if there is one."""
+        self._alone.close()
+
+
+def silent(status: int) -> str:
+    """The error of a run that ended without a word."""
+    return f"it ended with status {status}, without a word"
 
 
 class _Worker:

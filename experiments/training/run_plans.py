@@ -2,10 +2,8 @@
 
 import argparse
 import hashlib
-import json
 import math
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -19,13 +17,10 @@ from experiments.cli.rundir import read_rows
 from experiments.pages.charts import Bars
 from experiments.pages.study import Report, Study, beside
 from experiments.pages.tables import TIMING, Row, gib, table_of
-from experiments.training.plan_runs import ERROR, PlanRun, WorkerRunner, ended_within, last_words
+from experiments.training.plan_runs import ERROR, NodeRunner, PlanRun
 from experiments.training.run_results import WARM_UP
 from mistlab.core.values import InputError, near_matches, reject
 from mistlab.job.job import Job, load_job
-
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
-RUN_PLAN = ("-m", "experiments.run_plan")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,13 +34,13 @@ class Launcher:
     device: str
     seed: int
     seconds: float
-    _worker: WorkerRunner = field(init=False)
+    _runner: NodeRunner = field(init=False)
 
     def __enter__(self) -> Self:
         if self.device == "cpu":
             # As torchrun has it for its own: as many threads a process, whoever starts it.
             os.environ.setdefault("OMP_NUM_THREADS", "1")
-        self._worker = WorkerRunner(self.device)
+        self._runner = NodeRunner(self.device)
         return self
 
     def __exit__(
@@ -54,38 +49,20 @@ class Launcher:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._worker.close()
+        self._runner.close()
 
     def run(self, plan: Path, gpus: int) -> Mapping[str, Any]:
         """The output of ``run_plan --json`` for a plan, or a mapping with ``error``."""
-        run = PlanRun(plan=plan, steps=self.steps, seed=self.seed)
+        if gpus > 1 and find_spec("torch") is None:
+            return {"error": str(missing("torch"))}
+        run = PlanRun(plan=plan, steps=self.steps, gpus=gpus, seed=self.seed)
         try:
-            outcome = self._alone(run) if gpus == 1 else self._together(run, gpus)
+            outcome = self._runner(run, self.seconds)
         except InputError as error:
             return {"error": str(error).removeprefix(f"{plan}: ").removeprefix(ERROR)}
         if outcome is None:
             return {"error": f"it took more than {self.seconds:g} s: give more --seconds"}
         return outcome
-
-    def _alone(self, run: PlanRun) -> Mapping[str, Any] | None:
-        return self._worker(run, self.seconds)
-
-    def _together(self, run: PlanRun, gpus: int) -> Mapping[str, Any] | None:
-        if find_spec("torch") is None:
-            return {"error": str(missing("torch"))}
-        command = [*TORCHRUN, str(gpus), *RUN_PLAN, *run.words, "--device", self.device]
-        done = ended_within(command, self.seconds)
-        if done is None:
-            return None
-        if done.returncode:
-            return {"error": last_words(done.stderr, silent(done.returncode))}
-        outcome: Mapping[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-        return outcome
-
-
-def silent(status: int) -> str:
-    """The error of a run that ended without a word."""
-    return f"it ended with status {status}, without a word"
 
 
 # Of each folder of plan files, the first few are run in haste.

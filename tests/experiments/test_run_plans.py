@@ -11,8 +11,8 @@ import pytest
 from experiments import run_plans
 from experiments.cli.commandline import PLANS, run
 from experiments.training import run_plans as plan_folders
-from experiments.training.plan_runs import last_words
-from experiments.training.run_plans import Launcher, silent
+from experiments.training.plan_runs import last_words, silent
+from experiments.training.run_plans import Launcher
 
 TINY = PLANS.resolve() / "tiny"
 SECONDS = {"plain": 0.2, "recomputed": 0.25, "two-stages": 0.1}
