@@ -1,6 +1,7 @@
 """CUDA devices, as ``torch.cuda`` drives them, and the table of devices."""
 
 import os
+import re
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any, final
@@ -23,6 +24,16 @@ CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 # lanes of messages (docs/decisions/0011-communicators.md).
 SETTINGS = {CONNECTIONS: "32", "TORCH_NCCL_HIGH_PRIORITY": "1"}
 
+# By the major version of CUDA: the driver that it needs, and a build of ``TESTED_TORCH`` for it
+# (docs.nvidia.com/deploy/cuda-compatibility).
+NEEDED_DRIVERS = {"13": ("580", "cu130"), "12": ("525", "cu126")}
+TESTED_TORCH = "2.13.0"
+NO_PEERS = "NCCL_P2P_DISABLE"
+_LOST = (
+    "messages go through the host's memory and not from GPU to GPU, several times slower than "
+    "predicted for NVLink"
+)
+
 
 def shared_connections() -> str | None:
     """A warning if the user has set fewer connections than a rank has lanes, else None."""
@@ -44,19 +55,36 @@ def why_no_gpu() -> str:
     else:
         return ""
     if "too old" in message:
-        built = torch.version.cuda
-        return (
-            f"{message}; torch {torch.__version__} was built for CUDA {built}: update the driver, "
-            "or install a torch that was built for an older CUDA (pytorch.org/get-started)"
-        )
+        return _old_driver(message)
     if "not compiled" in message:
         return f"torch {torch.__version__} is a build for CPUs: install one for CUDA"
     return message
 
 
+def _old_driver(message: str) -> str:
+    """Words on a driver that is too old for the installed torch: both versions, and what to
+    install."""
+    built = str(torch.version.cuda)
+    found = re.search(r"found version (\d+)", message)
+    major, minor = divmod(int(found[1]), 1000) if found else (0, 0)
+    has = f"knows CUDA {major}.{minor // 10} at most" if found else "is of an older CUDA"
+    needed = NEEDED_DRIVERS.get(built.partition(".")[0], ("newer", ""))[0]
+    words = (
+        f"the NVIDIA driver is too old: it {has}, torch {torch.__version__} was built for CUDA "
+        f"{built}, which needs driver {needed} or newer: update the driver"
+    )
+    if str(major) not in NEEDED_DRIVERS:
+        return words
+    _, build = NEEDED_DRIVERS[str(major)]
+    index = f"https://download.pytorch.org/whl/{build}"
+    return f"{words}, or pip install torch=={TESTED_TORCH} --index-url {index}"
+
+
 def peers_apart(ranks: int) -> str | None:
-    """A warning if two of the GPUs that ``ranks`` of this node use cannot reach each other's
-    memory, else None."""
+    """A warning if GPUs that ``ranks`` of this node use do not reach each other's memory, or are
+    not let to, else None."""
+    if ranks > 1 and os.environ.get(NO_PEERS) == "1":
+        return f"{NO_PEERS}=1: {_LOST}: unset it, if the GPUs have peer access"
     gpus = range(min(DRIVERS["cuda"].count(), ranks))
     apart = [
         (gpu, other)
@@ -69,9 +97,9 @@ def peers_apart(ranks: int) -> str | None:
     gpu, other = apart[0]
     more = f", as {len(apart) - 1} more pairs" if len(apart) > 1 else ""
     return (
-        f"GPUs {gpu} and {other} of this node have no peer access{more}: messages between them go "
-        "through the host's memory, several times slower than predicted: see 'nvidia-smi topo -p2p "
-        "r' (access control of PCIe, a virtual machine), or plan with less tensor parallelism"
+        f"GPUs {gpu} and {other} of this node have no peer access{more}: {_LOST}: see "
+        "'nvidia-smi topo -p2p r' (access control of PCIe, a virtual machine), or plan with less "
+        f"tensor parallelism; if NCCL hangs at its first message, {NO_PEERS}=1 keeps it from trying"
     )
 
 

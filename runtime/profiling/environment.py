@@ -14,7 +14,7 @@ from mistlab.core.values import reject
 from mistlab.engines.engine import Precision
 from mistlab.job.prediction import Clocks, Environment
 from runtime.devices import outside
-from runtime.devices.cuda import DRIVERS, driver_of
+from runtime.devices.cuda import DRIVERS, driver_of, why_no_gpu
 from runtime.threads import allowed_cores, cores_of_device, on_cores
 
 # Asks nvidia-smi, the command of NVIDIA's driver, about a GPU.
@@ -97,9 +97,10 @@ def devices_of(kind: DeviceKind | None, count: int | None) -> Devices:
             reject(f"--gpus-per-node: {count} is above the {cores} cores: give fewer")
         return Devices(kind=kind, count=count, threads=max(1, cores // count))
     if not present:
+        why = why_no_gpu() if kind == "cuda" else ""
         reject(
-            f"--device cuda: torch {torch.__version__} finds no GPU: install a CUDA build of torch "
-            "and NVIDIA's driver (nvidia-smi shows it), or give --device cpu"
+            f"--device {kind}: torch finds no GPU ({why or 'none is visible: see nvidia-smi'}); "
+            "or give --device cpu"
         )
     if (count or present) > present:
         reject(f"--gpus-per-node: {count} is above the {present} that are there: give fewer")

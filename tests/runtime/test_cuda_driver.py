@@ -1,6 +1,8 @@
 """What the driver asks of ``torch.cuda``, on a stand-in that notes it; and its use by ranks."""
 
+import tomllib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +14,13 @@ from mistlab.machine.slowdowns import STREAMS  # noqa: E402
 from mistlab.schedule.stage_passes import LANES  # noqa: E402
 from runtime.comm import processes  # noqa: E402
 from runtime.comm.processes import World, abandon, device_of  # noqa: E402
-from runtime.devices.cuda import CudaDriver, check_device, peers_apart  # noqa: E402
+from runtime.devices.cuda import TESTED_TORCH, CudaDriver, check_device, peers_apart  # noqa: E402
 from runtime.devices.driver import lend  # noqa: E402
 from runtime.engine.streams.device_streams import CudaStreams  # noqa: E402
 from runtime.profiling.side_by_side import StreamLanes  # noqa: E402
 from tests.runtime.worlds import workload  # noqa: E402
 
+ROOT = Path(__file__).parents[2]
 APART = ("can_device_access_peer",)
 GPU = torch.device("cuda", 2)
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
@@ -182,13 +185,20 @@ def test_a_profile_has_streams_as_urgent_as_a_run(cuda: StubCuda) -> None:
     [
         (
             "The NVIDIA driver on your system is too old (found version 11040). Please update",
-            r"too old \(found version 11040\); torch .* update the driver, or install a torch",
+            r"knows CUDA 11.4 at most, torch .* needs driver 580 or newer: update the driver\)$",
+        ),
+        (
+            "The NVIDIA driver on your system is too old (found version 12020). Please update",
+            r"12.2 at most, .* was built for CUDA 13.0, .* pip install torch==2.13.0 \S+ \S+cu126",
         ),
         ("Torch not compiled with CUDA enabled", "is a build for CPUs: install one for CUDA"),
         ("Found no NVIDIA driver on your system. Please check", "no NVIDIA driver on your system"),
     ],
 )
-def test_why_there_is_no_gpu_is_told(said: str, told: str, cuda: StubCuda) -> None:
+def test_why_there_is_no_gpu_is_told(
+    said: str, told: str, cuda: StubCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     cuda.answers |= {"is_available": False, "init": RuntimeError(said)}
     with pytest.raises(InputError, match=told):
         device_of("cuda", World(rank=0, size=1, local_rank=0))
@@ -212,3 +222,21 @@ def test_gpus_that_cannot_reach_each_other_are_told(cuda: StubCuda) -> None:
     assert words is not None
     assert words.startswith("GPUs 0 and 3 of this node have no peer access, as 1 more pairs")
     assert "nvidia-smi topo" in words
+    assert "through the host's memory" in words
+    assert "NCCL_P2P_DISABLE=1 keeps it from trying" in words
+
+
+def test_messages_that_the_user_keeps_off_peer_access_are_told(
+    cuda: StubCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    words = peers_apart(4)
+    assert words is not None
+    assert words.startswith("NCCL_P2P_DISABLE=1: messages go through the host's memory")
+    assert cuda.calls == []
+    assert peers_apart(1) is None
+
+
+def test_the_torch_that_is_advised_is_the_one_that_tests_run_with() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert f"torch=={TESTED_TORCH}" in project["project"]["optional-dependencies"]["dev"]
