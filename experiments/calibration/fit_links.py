@@ -49,7 +49,8 @@ def bandwidth(path: Path, campaign: str | None) -> Step:
 
 
 def collectives(path: Path, table_hardware: str | None) -> Step:
-    """Reduce-scatters and all-reduces inside a node, and all-gathers where there are none."""
+    """Reduce-scatters and all-reduces, inside a node or across some, and all-gathers where there
+    are none."""
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         table = read_collective_table(path, hardware=table_hardware)

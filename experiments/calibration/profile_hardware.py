@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from experiments.calibration.noted_machine import Machine, noted_machine
-from experiments.cli.commandline import DONE, print_json, writable
+from experiments.cli.commandline import DONE, print_json, progress, writable
 from mistlab.job.job import stated_hardware
 
 
@@ -18,10 +18,20 @@ def profile(options: argparse.Namespace) -> int:
     in --tables; what is there already is not measured again. Each device is driven by a process
     of its own. On a CPU processes stand in for GPUs, and the file says so. Measuring needs
     torch, fitting SciPy: --only does either half on the machine that can.
+
+    With --between-nodes, under a torchrun on each of two or more nodes, collectives and sends
+    between them go to the tables of the first node, which has measured itself before; then the
+    file has the network too.
     """
     out = writable(options.out, "file")
     tables = options.tables or out.with_name(f"{out.stem}-tables")
-    machine = noted_machine(tables) if options.only == "fit" else _measured(tables, options)
+    if options.between_nodes:
+        between = import_module("experiments.calibration.between_nodes")
+        if not between.measured(tables, options.device, quick=options.quick):
+            return DONE
+        machine = noted_machine(tables)
+    else:
+        machine = noted_machine(tables) if options.only == "fit" else _measured(tables, options)
     if options.only == "measure":
         if options.json:
             print_json({"measured": str(tables)})
@@ -46,6 +56,10 @@ def _measured(tables: Path, options: argparse.Namespace) -> Machine:
     device = import_module("runtime.profiling.environment")
     sizes = import_module("experiments.calibration.profiling").SIZES
     devices = device.devices_of(options.device, options.gpus_per_node)
+    if devices.kind == "cuda":
+        warning = import_module("runtime.devices.cuda").peers_apart(devices.count)
+        if warning:
+            progress(f"warning: {warning}")
     machine: Machine = import_module("experiments.calibration.profiling").measured(
         tables,
         devices,

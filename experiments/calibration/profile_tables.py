@@ -80,6 +80,7 @@ class Tables:
     launches: ResumedTable
     copies: ResumedTable
     collectives: ResumedTable
+    network: ResumedTable
     sends: ResumedTable
     streams: ResumedTable
 
@@ -102,6 +103,9 @@ class Tables:
             copies=table("copies.csv", (*GROUP, "kind", "bytes"), "latency_ms"),
             collectives=table(
                 "collectives.csv", ("hardware", "gpus", "collective", "full_mib"), "time_ms"
+            ),
+            network=table(
+                "network.csv", ("hardware", "gpus", "nodes", "collective", "full_mib"), "time_ms"
             ),
             sends=table("sends.csv", ("hardware", "link", "mib"), "time_ms"),
             streams=table("streams.csv", (*GROUP, "levels"), "latency_ms", *ALONE),

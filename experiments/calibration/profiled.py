@@ -36,13 +36,15 @@ def profiled(request: Request, machine: Machine) -> tuple[Hardware, list[fits.Fi
 
 
 def _steps(tables: Tables, machine: Machine, seed: int) -> list[fits.Step]:
+    of_node = len(tables.collectives) > 0
     together = [
-        fit_links.collectives(tables.collectives.path, None),
+        *([fit_links.collectives(tables.collectives.path, None)] if of_node else []),
         fit_links.point_to_point(tables.sends.path, None),
     ]
     return [
         fit_links.bandwidth(tables.copies.path, None),
-        *(together if machine.environment.num_devices > 1 else []),
+        *(together if machine.environment.num_devices > 1 or len(tables.sends) else []),
+        *([fit_links.collectives(tables.network.path, None)] if len(tables.network) else []),
         fit_links.streams(tables.streams.path, None, seed),
         operator_rates(
             tables.operators.path,
@@ -87,12 +89,15 @@ def _gpu(machine: Machine, datasheet: Hardware | None) -> tuple[Gpu, Source]:
 def _node(machine: Machine, tables: Tables, datasheet: Hardware | None) -> tuple[Node, Source]:
     copies_gbytes_per_s = min(_longest(tables.copies, kind, 1) for kind in KINDS.values())
     between, notes = copies_gbytes_per_s, ["longest copies and sends"]
-    if len(tables.sends):
+    if machine.environment.num_devices > 1:
         between = _longest(tables.sends, "intra_node", MIB_BYTES)
     else:
         notes.append("between GPUs the host link's rate, not measured")
     network = ASSUMED_NETWORK_GBYTES_PER_S
-    if datasheet is not None:
+    if len(tables.network):
+        network = round(network_gbytes_per_s(tables.network), 4)
+        notes.append("network by the longest all-gather between nodes, all GPUs at once")
+    elif datasheet is not None:
         network = datasheet.node.inter_node_gbytes_per_s
         notes.append(f"network of {datasheet.name}")
     else:
@@ -114,6 +119,20 @@ def _longest(table: ResumedTable, kind: str, unit_bytes: int) -> float:
     row = max(rows, key=lambda row: float(row[size]))
     seconds = float(row[table.values[0]]) * MILLISECONDS
     return float(row[size]) * unit_bytes / seconds / GBYTES
+
+
+def network_gbytes_per_s(table: ResumedTable) -> float:
+    """GB/s that leave a node in the longest all-gather of groups with one GPU of each node: a rank
+    sends all other ranks' nodes one part each, on a ring."""
+    gathers = [row for row in table.rows if row["collective"] == "all_gather"]
+    row = max(
+        (row for row in gathers if row["gpus"] == row["nodes"]),
+        key=lambda row: float(row["full_mib"]),
+    )
+    nodes = int(row["nodes"])
+    gpus = max(int(one["gpus"]) for one in gathers) // nodes
+    sent = float(row["full_mib"]) * MIB_BYTES * (nodes - 1) / nodes
+    return gpus * sent / (float(row["time_ms"]) * MILLISECONDS) / GBYTES
 
 
 def _host_bytes(machine: Machine) -> int:

@@ -129,7 +129,8 @@ def _overlap_rows(values: Sequence[tuple[float, ...]]) -> OverlapRows:
 
 
 def read_collective_table(path: Path, *, hardware: str | None) -> TransferTable:
-    """Read a table of collectives inside a node; a row without a kind is an all-reduce.
+    """Read a table of collectives; a row without a kind is an all-reduce, one without ``nodes`` is
+    of one node.
 
     The columns for size and time are ``full_mib`` and ``time_ms``, or ``bytes`` and ``time_ns``.
     """
@@ -139,7 +140,12 @@ def read_collective_table(path: Path, *, hardware: str | None) -> TransferTable:
         kind = row.get("collective") or "all_reduce"
         if kind not in COLLECTIVES or row.get("failed_or_skipped") == "1":
             continue
-        shape = GroupShape(gpus_in_node=round(positive(where, row, "gpus")), nodes=1)
+        gpus, nodes = positive(where, row, "gpus"), 1.0
+        if row.get("nodes"):
+            nodes = positive(where, row, "nodes")
+        if gpus % nodes:
+            refuse_row(where, "gpus", f"{gpus:g} are not as many in each of {nodes:g} nodes")
+        shape = GroupShape(gpus_in_node=round(gpus / nodes), nodes=round(nodes))
         if "time_ns" in row:
             values = positive(where, row, BYTES), positive(where, row, "time_ns") * NANOSECONDS
         else:

@@ -46,20 +46,21 @@ class CopyCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendCase:
-    """A message from one device to another."""
+    """A message from the first rank's device to another's, its ``peer``."""
 
     size_bytes: int
+    peer: int = 1
 
     def measured(self, rank: Rank) -> Timing:
-        """Half the time of a message there and back, between the first two ranks."""
+        """Half the time of a message there and back."""
         message = _values(self.size_bytes, rank)
 
         def there_and_back() -> None:
-            if rank.rank > 1:
+            if rank.rank not in (0, self.peer):
                 return
             ways = (distributed.send, distributed.recv)
             for way in ways if rank.rank == 0 else reversed(ways):
-                way(message, 1 - rank.rank)
+                way(message, self.peer - rank.rank)
 
         both = rank.timed(there_and_back)
         return Timing(median_s=both.median_s / 2, spread=both.spread)

@@ -197,7 +197,7 @@ class Rank:
                         groups[size] = group
         return cls(
             rank=rank,
-            clock=clock_of(device, partial(_together, talk)),
+            clock=clock_of(device, partial(together, talk)),
             precision=devices.precision,
             repetitions=repetitions,
             groups=groups,
@@ -214,7 +214,7 @@ class Rank:
 
     def together(self) -> None:
         """Wait until every process is here."""
-        _together(self.talk)
+        together(self.talk)
 
     def timed(self, work: TimedWork) -> Timing:
         """Time work that all processes do at once."""
@@ -222,7 +222,8 @@ class Rank:
         return Timing.of(self.slowest(self.clock.samples_s(work, self.repetitions)))
 
 
-def _together(talk: ProcessGroup | None) -> None:
+def together(talk: ProcessGroup | None) -> None:
+    """Wait until all processes that talk are here; a process without others goes on."""
     if talk is not None:
         distributed.barrier(talk)
 

@@ -1,0 +1,82 @@
+"""Collectives and messages between nodes, measured into the tables of the first node's profile."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from experiments.calibration.noted_machine import noted_machine
+from experiments.calibration.profile_tables import SPREAD, Key, ResumedTable, Tables
+from experiments.calibration.profiling import SIZES, ProfileSizes
+from experiments.cli.commandline import Countdown
+from mistlab.core.units import MIB_BYTES, MILLISECONDS
+from mistlab.core.values import reject
+from runtime.comm.processes import gathered, world_of_launcher
+from runtime.devices.cuda import DRIVERS
+from runtime.profiling.links import Collective, CollectiveCase, SendCase
+from runtime.profiling.network import NodesOfRun, rank_of_nodes
+from runtime.profiling.timing import Timing
+
+Case = CollectiveCase | SendCase
+KINDS: tuple[Collective, ...] = ("all_gather", "reduce_scatter", "all_reduce")
+
+
+def measured(folder: Path, device: str | None, *, quick: bool) -> bool:
+    """Measure what the tables lack of the network; whether this process keeps the tables."""
+    of = NodesOfRun.of_launcher()
+    kind = device or ("cuda" if DRIVERS["cuda"].count() else "cpu")
+    sizes = SIZES[kind, quick]
+    # Refused before the others are met, or they would wait for this process.
+    tables = _tables(folder, of) if world_of_launcher().rank == 0 else None
+    with rank_of_nodes(of, kind, sizes.repetitions) as rank:
+        places = {} if tables is None else _places(tables, of, sizes)
+        missing = [case for case, (table, key) in places.items() if not table.has(key)]
+        missing = gathered(missing)[0]
+        countdown = Countdown(what="between nodes", total=len(missing))
+        for case in missing:
+            timing = case.measured(rank)
+            if tables is not None:
+                table, key = places[case]
+                table.add(key, _values(timing))
+                countdown.step()
+    return tables is not None
+
+
+def _tables(folder: Path, of: NodesOfRun) -> Tables:
+    """The tables of the first node; refuses those of another number of GPUs."""
+    machine = noted_machine(folder)
+    count = machine.environment.num_devices
+    if count != of.gpus:
+        reject(
+            f"--tables {folder}: are of a node of {count} devices, torchrun started {of.gpus} "
+            f"processes on each: give it --nproc-per-node {count}"
+        )
+    return Tables.of(folder, machine.environment.device)
+
+
+def _places(
+    tables: Tables, of: NodesOfRun, sizes: ProfileSizes
+) -> dict[Case, tuple[ResumedTable, Key]]:
+    """Each case, with the table of its row and the row's key."""
+    return dict(_listed(tables, of, sizes))
+
+
+def _listed(
+    tables: Tables, of: NodesOfRun, sizes: ProfileSizes
+) -> Iterator[tuple[Case, tuple[ResumedTable, Key]]]:
+    for size in sizes.transfer_bytes:
+        send = SendCase(size_bytes=size, peer=of.gpus)
+        yield send, _place(tables.sends, tables.name, "inter_node", size / MIB_BYTES)
+    for in_node in of.shapes:
+        gpus = in_node * of.nodes
+        for kind in KINDS:
+            for size in sizes.transfer_bytes:
+                case = CollectiveCase(kind=kind, gpus=gpus, size_bytes=size)
+                row = (tables.name, gpus, of.nodes, kind, size / MIB_BYTES)
+                yield case, _place(tables.network, *row)
+
+
+def _place(table: ResumedTable, *values: object) -> tuple[ResumedTable, Key]:
+    return table, dict(zip(table.keys, values, strict=True))
+
+
+def _values(timing: Timing) -> dict[str, object]:
+    return {"time_ms": timing.median_s / MILLISECONDS, SPREAD: round(timing.spread, 4)}
