@@ -34,6 +34,7 @@ from pip._vendor.packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 PINS = ROOT / "constraints.txt"
+CONTAINERFILE = ROOT / "Containerfile"
 MAKEFILE = ROOT / "Makefile"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 INSTALLS = (
@@ -42,6 +43,8 @@ INSTALLS = (
 )
 # Compiled on the machine that trains, for its CUDA; no pins are kept for them.
 UNPINNED = ("flash", "baselines")
+# What may be added to the image of the Containerfile, whose torch is another than the pins'.
+ADDED_TO_IMAGE = ("base", "runtime", "kernels", "megatron")
 SIZED = ("base", "dev", "runtime")
 SHOWN = ("numpy", "torch", "triton", "ray", "transformers", "megatron-core")
 # Share by which a figure of the Makefile may be off: it has one decimal, and platforms differ.
@@ -147,8 +150,37 @@ def admitted() -> list[str]:
 
 
 def checked(name: str, python: str) -> list[str]:
-    """Lines about a machine: all installs at once, or one by one if they do not resolve."""
+    """Lines about a machine: all installs at once, or one by one if they do not resolve; on the
+    image's platform also what may be added to the image."""
     platform, where = PLATFORMS[name], f"{name}, Python {python}"
+    in_image = [*_in_image(where, platform, python)] if platform.sys_platform == "linux" else []
+    return [*_of_pins(where, platform, python), *in_image]
+
+
+def _in_image(where: str, platform: Platform, python: str) -> Iterator[str]:
+    """A line about the Containerfile's image: what resolves with its torch and its pins."""
+    with tempfile.TemporaryDirectory() as folder:
+        pins = Path(folder, "pins.txt")
+        pins.write_text("\n".join(image_pins()), encoding="utf-8")
+        packages, errors = resolved(ADDED_TO_IMAGE, platform, python, pins)
+    versions = {_name(package): package["metadata"]["version"] for package in packages}
+    shown = ", ".join(f"{name} {versions[name]}" for name in SHOWN if name in versions)
+    yield from (f"{where}: the image FAILS: {error}" for error in errors)
+    if not errors:
+        yield f"{where}: the image: {shown}"
+
+
+def image_pins() -> list[str]:
+    """The image's torch, and the pins that the Containerfile keeps."""
+    text = CONTAINERFILE.read_text(encoding="utf-8")
+    torch = re.findall(r"^ARG TORCH=(\S+)$", text, re.M)[0]
+    left_out = re.compile(re.findall(r"grep -vE '([^']+)' constraints.txt", text)[0])
+    pins = PINS.read_text(encoding="utf-8").splitlines()
+    return [f"torch=={torch}", *(line for line in pins if not left_out.match(line))]
+
+
+def _of_pins(where: str, platform: Platform, python: str) -> list[str]:
+    """Lines about all installs at once, or one by one if they do not resolve."""
     packages, errors = resolved(INSTALLS, platform, python)
     if not errors:
         told = _told(where, packages, platform.markers(python))
@@ -162,16 +194,16 @@ def checked(name: str, python: str) -> list[str]:
 
 
 def resolved(
-    installs: Sequence[str], platform: Platform, python: str
+    installs: Sequence[str], platform: Platform, python: str, pins: Path = PINS
 ) -> tuple[list[Package], list[str]]:
-    """What pip would install, and its errors."""
+    """What pip would install under pins, and its errors."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
         command = [sys.executable, "-c", MARKERS, json.dumps(platform.markers(python)), "install"]
         command += ["--dry-run", "--ignore-installed", "--target", str(Path(folder, "target"))]
         command += ["--python-version", python, "--only-binary=:all:", "--use-feature=fast-deps"]
         command += [f"--platform={tag}" for tag in platform.tags]
-        command += ["--constraint", str(PINS), "--report", str(report)]
+        command += ["--constraint", str(pins), "--report", str(report)]
         command += sorted({line for install in installs for line in requirements(install)})
         done = subprocess.run(
             command, env=reaching(), capture_output=True, text=True, check=False, timeout=600

@@ -65,6 +65,14 @@ def test_every_install_is_checked_or_named_as_unpinned(pins: ModuleType) -> None
     assert pins.admitted() == ["3.11", "3.12", "3.13", "3.14"]
 
 
+def test_the_image_keeps_all_pins_but_those_that_its_own_torch_makes(pins: ModuleType) -> None:
+    torch, *kept = pins.image_pins()
+    assert f"ARG {torch.replace('==', '=').upper()}" in pins.CONTAINERFILE.read_text("utf-8")
+    names = {line.partition("==")[0] for line in kept}
+    assert {"numpy", "sympy", "megatron-core"} <= names
+    assert not {"torch", "triton", "cuda-toolkit", "nvidia-nccl-cu13"} & names
+
+
 def test_contributors_are_promised_the_downloads_of_the_makefile() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     figures = dict(re.findall(r"^(GB_\w+) := (.*)$", makefile, re.MULTILINE))
