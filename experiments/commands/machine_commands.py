@@ -52,6 +52,7 @@ MACHINE_COMMANDS: dict[str, Group] = {
             option(
                 "--only", "fill the tables alone, or fit to those alone", choices=("measure", "fit")
             ),
+            flag("--between-nodes", "measure the network, started by torchrun on each node"),
             examples={
                 "this machine": "--out my-box.yaml",
                 "peaks from a datasheet": "--datasheet h100-80gb --out my-box.yaml",
@@ -144,7 +145,7 @@ MACHINE_COMMANDS: dict[str, Group] = {
         ),
         "gpu_report": command(
             "experiments.gpu_reports.gpu_report:work",
-            {"quick": False, "json": False},
+            {"gpus_per_node": 1, "quick": False, "json": False},
             option("--out", "the folder of the report", Path("runs/gpu_report"), metavar="DIR"),
             option("--minutes", "time limit of this call", MINUTES),
             option("--device", "the device that runs plans", "cuda", choices=DEVICES),
@@ -156,7 +157,10 @@ MACHINE_COMMANDS: dict[str, Group] = {
             ),
             flag("--dry-run", "tell the order and the estimate; run nothing"),
             flag("--draw", "page and pictures of what there is; run nothing"),
-            examples={"without a GPU, to see what it does": "--dry-run"},
+            examples={
+                "without a GPU, to see what it does": "--dry-run",
+                "a node of eight GPUs": "--gpus-per-node 8 --out runs/node",
+            },
         ),
     },
     "Models": {

@@ -1,4 +1,4 @@
-"""Fills the folder of a report on one GPU in calls of some minutes, and packs it as one file."""
+"""Fills the folder of a report on a GPU or a node in calls of some minutes, and packs it."""
 
 import argparse
 import sys
@@ -11,16 +11,17 @@ from pathlib import Path
 
 from experiments.calibration.noted_machine import noted_machine
 from experiments.cli.commandline import DONE, NO_ANSWER, check_torch, print_json, progress, writable
+from experiments.gpu_reports.node_plans import plans_of
 from experiments.gpu_reports.report_checks import checks_of, machine_of
 from experiments.gpu_reports.report_page import Figures, figures_of, is_profiled
-from experiments.gpu_reports.report_plans import PLANS, ReportPlan
+from experiments.gpu_reports.report_plans import PlanOfReport
 from experiments.gpu_reports.report_rows import steps_of
 from experiments.training.plan_runs import (
+    NodeRunner,
     PlanRun,
     PlanRunner,
     RunRows,
     Said,
-    WorkerRunner,
     ended_within,
 )
 from experiments.training.run_results import prediction_of
@@ -40,8 +41,9 @@ from mistlab.machine.hardware import Hardware, Line
 SLOWER, STRICT = 1.2, 2.0
 # One task after another, over tasks side by side.
 SERIALISED = 1.5
-# A process: interpreter, torch, the GPU's context, libraries.
-PROCESS_S = 20.0
+# A process: interpreter, torch, the GPU's context, libraries. Of several, one for each GPU, groups
+# that connect too.
+PROCESS_S, PROCESSES_S = 20.0, 35.0
 # A run: its model, rings, streams and groups, weights drawn on the device and copied, two readings
 # of the clocks, what is said of it.
 RUN_S = 4.0
@@ -85,8 +87,9 @@ class PinnedMemory:
 
 REFERENCE = "h100-80gb"
 LINK_SHARE, LINK_LATENCY_US = 0.5, 20.0
-# All tables: two to three thousand short measurements, and processes for copies and streams.
-PROFILE_S = 240.0
+# All tables: two to three thousand short measurements, and processes for copies and streams; then
+# collectives, and streams beside them, for each further size of groups of GPUs.
+PROFILE_S, GROUPS_S = 240.0, 120.0
 # The end of a call: fits, predictions, the page.
 CALL_S = 20.0
 
@@ -101,15 +104,22 @@ class Estimate:
     seconds: float
 
 
-def estimates(plans: Sequence[ReportPlan], *, profiles: bool = True) -> list[Estimate]:
+def estimates(plans: Sequence[PlanOfReport], *, profiles: bool = True) -> list[Estimate]:
     """Each step in the order in which it runs."""
     first = [plan for plan in plans if plan.comes_first]
     others = [plan for plan in plans if not plan.comes_first]
     hardware = reference_hardware()
     pinned = PinnedMemory()
     steps = [_run(plan, hardware, pinned) for plan in first]
-    steps += [Estimate(name=PROFILE, seconds=PROFILE_S)] if profiles else []
+    gpus = max((plan.gpus for plan in plans), default=1)
+    steps += [Estimate(name=PROFILE, seconds=profile_s(gpus))] if profiles else []
     return steps + [_run(plan, hardware, pinned) for plan in others]
+
+
+def profile_s(gpus: int) -> float:
+    """Seconds to profile so many GPUs of a node, by estimate."""
+    sizes = sum(gpus % size == 0 for size in range(2, gpus + 1))
+    return PROFILE_S + max(0, sizes - 1) * GROUPS_S
 
 
 def total_s(steps: Iterable[Estimate], minutes: float) -> float:
@@ -132,13 +142,18 @@ def reference_hardware() -> Hardware:
     return replace(hardware, transfers=replace(hardware.transfers, groups=groups))
 
 
-def _run(plan: ReportPlan, hardware: Hardware, pinned: PinnedMemory) -> Estimate:
+def _run(plan: PlanOfReport, hardware: Hardware, pinned: PinnedMemory) -> Estimate:
     job = plan.job(hardware)
     prediction = prediction_of(job, plan.stage)
-    (stage,) = prediction.stages
+    gib = sum(stage.host_bytes for stage in prediction.stages) / GIB_BYTES
+    starting_s = (
+        pinned.seconds(gib, is_strict=plan.is_check)
+        if plan.gpus == 1
+        else PROCESSES_S + PIN_S_A_GIB * gib
+    )
     seconds = run_seconds(
         steps_of(plan) * prediction.iteration_s,
-        pinned.seconds(stage.host_bytes / GIB_BYTES, is_strict=plan.is_check),
+        starting_s,
         is_strict=plan.is_check,
         is_serialised=plan.is_serialised,
     )
@@ -221,7 +236,7 @@ class ReportFolder:
     """
 
     folder: Path
-    plans: Sequence[ReportPlan]
+    plans: Sequence[PlanOfReport]
     runner: PlanRunner
     profiler: Profiler
     seconds: float
@@ -251,7 +266,7 @@ class ReportFolder:
         return False
 
     def _run(
-        self, plans: Sequence[ReportPlan], runs: RunRows, call: "_Call", *, others: int
+        self, plans: Sequence[PlanOfReport], runs: RunRows, call: "_Call", *, others: int
     ) -> bool:
         """Run what did not run yet; whether all did."""
         missing = [plan for plan in plans if plan.name not in runs.said]
@@ -281,14 +296,17 @@ class ReportFolder:
             progress(f"warning: {difference.words}: {', '.join(difference.plans)}")
         if not checks.differences and all(plan.name in runs.said for plan in strict):
             progress(f"{checks.strict} groups of strict runs: equal to the bit")
+            if checks.layouts:
+                progress(f"{checks.layouts} strict runs in unlike layouts: losses agree")
 
-    def _prepared(self, plan: ReportPlan) -> PlanRun:
+    def _prepared(self, plan: PlanOfReport) -> PlanRun:
         """A plan's file, and how it is run. A run needs only its memory's cap of the hardware."""
         path = writable(self.folder / "plans" / f"{plan.name}.yaml", "folder")
         dump_job(plan.job(catalog.hardware(REFERENCE)), path)
         return PlanRun(
             plan=path,
             steps=steps_of(plan),
+            gpus=plan.gpus,
             serialises=plan.is_serialised,
             stage=plan.stage,
             strict=plan.is_check,
@@ -323,8 +341,8 @@ class _Call:
 
 
 def work(options: argparse.Namespace) -> int:
-    """Predicted beside measured on one GPU: profile it, calibrate, run plans that were never
-    fitted.
+    """Predicted beside measured on one GPU, or on a node of them: profile it, calibrate, run plans
+    that were never fitted.
 
     Works in calls of a few minutes that go on where the last one ended, in the same folder.
     First come short strict runs, whose losses must not depend on what is offloaded, then timed
@@ -332,25 +350,31 @@ def work(options: argparse.Namespace) -> int:
     README.md and the pictures show what there is, report.zip holds everything. Exit status 1:
     not done yet, run the same command again.
 
+    With --gpus-per-node 8 (or 2, or 4) plans run on all of them, each under a torchrun of its own:
+    strict runs of one workload in unlike layouts, whose losses must agree, then collectives and
+    messages of NCCL, then tensor parallelism, pipelines, ZeRO levels and combinations, timed.
+
     --dry-run tells the order and how long it takes by estimate, and runs nothing. --draw makes
     page and pictures of what there is, on any machine: it needs no GPU and no torch.
     """
     if options.dry_run:
         return _tell_estimates(options)
+    plans = plans_of(options.gpus_per_node)
     if not options.draw:
         check_torch()
+        _check_gpus(options)
     folder = writable(options.out / "x", "folder").parent
     begin(folder, options.packed)
-    done = True if options.draw else _work(folder, options)
-    figures = figures_of(folder, PLANS, RunRows(path=folder / "runs.jsonl").said)
+    done = True if options.draw else _work(folder, plans, options)
+    figures = figures_of(folder, plans, RunRows(path=folder / "runs.jsonl").said)
     progress(f"packed: {pack(folder)}")
     return _tell(figures, options) if done else NO_ANSWER
 
 
-def profiled_in_process(device: str, out: Path, seconds: float, *, quick: bool) -> bool:
-    """The profiler of one device; its tables go on where they were."""
+def profiled_in_process(device: str, gpus: int, out: Path, seconds: float, *, quick: bool) -> bool:
+    """The profiler of so many devices; its tables go on where they were."""
     command = [sys.executable, "-m", "experiments.profile_hardware", "--out", str(out)]
-    command += ["--only", "measure", "--device", device, "--gpus-per-node", "1"]
+    command += ["--only", "measure", "--device", device, "--gpus-per-node", str(gpus)]
     command += ["--tables", str(out.parent / "tables"), *(["--quick"] if quick else [])]
     progress("profiling; what was measured is kept when the time is over")
     done = ended_within(command, seconds)
@@ -359,16 +383,35 @@ def profiled_in_process(device: str, out: Path, seconds: float, *, quick: bool) 
     return done is not None
 
 
-def _work(folder: Path, options: argparse.Namespace) -> bool:
+def _check_gpus(options: argparse.Namespace) -> None:
+    """Refuse a machine that cannot run the plans, and say what makes it slow, before any runs."""
+    from runtime.devices.cuda import DRIVERS, peers_apart  # noqa: PLC0415 (needs torch)
+    from runtime.profiling.environment import devices_of  # noqa: PLC0415
+
+    if options.device == "cpu":
+        return
+    devices = devices_of(options.device, options.gpus_per_node)
+    if devices.precision != "bf16":
+        name = DRIVERS[devices.kind].name(devices.first)
+        reject(
+            f"--device {devices.kind}: all plans of the report train in bf16, and {name} has no "
+            "bfloat16 arithmetic of its own: take GPUs of compute capability 8.0 or above"
+        )
+    if warning := peers_apart(devices.count):
+        progress(f"warning: {warning}")
+
+
+def _work(folder: Path, plans: Sequence[PlanOfReport], options: argparse.Namespace) -> bool:
     """Run and measure for some minutes; whatever ends that, what there is is packed."""
-    runner = WorkerRunner(options.device)
+    gpus = options.gpus_per_node
+    runner = NodeRunner(options.device)
     report = ReportFolder(
         folder=folder,
-        plans=PLANS,
+        plans=plans,
         runner=runner,
-        profiler=partial(profiled_in_process, options.device, quick=options.quick),
+        profiler=partial(profiled_in_process, options.device, gpus, quick=options.quick),
         seconds=60 * options.minutes,
-        expected_s={one.name: one.seconds for one in estimates(PLANS)},
+        expected_s={one.name: one.seconds for one in estimates(plans)},
     )
     try:
         return report.work()
@@ -388,7 +431,8 @@ def _tell(figures: Figures, options: argparse.Namespace) -> int:
 def _tell_estimates(options: argparse.Namespace) -> int:
     """What is left to do, in its order."""
     outcomes = RunRows(path=options.out / "runs.jsonl").said
-    left = [plan for plan in PLANS if plan.name not in outcomes]
+    plans = plans_of(options.gpus_per_node)
+    left = [plan for plan in plans if plan.name not in outcomes]
     steps = estimates(left, profiles=not is_profiled(options.out))
     seconds = total_s(steps, options.minutes)
     if options.json:
@@ -396,7 +440,10 @@ def _tell_estimates(options: argparse.Namespace) -> int:
         print_json({"steps": rows, "total_s": seconds})
     else:
         print("\n".join(_table(steps)))
-        print(f"{seconds / 60:.1f} minutes with the ends of calls, by estimate for one H100")
+        print(
+            f"{seconds / 60:.1f} minutes with the ends of calls, by estimate for "
+            f"{'one H100' if options.gpus_per_node == 1 else f'{options.gpus_per_node} H100'}"
+        )
     return DONE
 
 

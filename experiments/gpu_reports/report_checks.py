@@ -2,15 +2,19 @@
 
 Strict runs of twins must have equal losses, and equal norms of gradients if they report norms. Of
 timed runs only the first losses must be equal: there, gradients of fused attention add up in any
-order (docs/decisions/0010-equal-losses.md).
+order (docs/decisions/0010-equal-losses.md). Runs of one workload in unlike layouts of a node's GPUs
+have losses that agree up to rounding: all losses of strict runs, the first of timed ones.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from experiments.gpu_reports.report_plans import ReportPlan
+import numpy as np
+
+from experiments.gpu_reports.report_plans import SERIALISED_NAME, PlanOfReport
 from experiments.gpu_reports.report_rows import median_s
+from experiments.speedup import same_training
 from experiments.training.moved_clocks import moved_words
 from experiments.training.plan_runs import Said
 from mistlab.core.values import from_mapping
@@ -19,6 +23,8 @@ from mistlab.job.prediction import Clocks
 # Of a loss: more than twice what two roundings of every gradient of the queries make of it, and
 # less than a gradient does that is lost (tests/runtime/test_equal_losses.py).
 LOSS_TOLERANCE = 1e-4
+# Of a loss in another layout, where sums of 16 bits are taken in another order.
+ROUNDING = same_training.ROUNDING["bf16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +47,12 @@ class Difference:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checks:
     """The outcome of comparing runs. ``strict`` and ``timed`` count the groups of twins that were
-    compared; ``failed_checks`` are the checks whose run failed."""
+    compared, ``layouts`` the plans that were held against another layout's; ``failed_checks`` are
+    the checks whose run failed."""
 
     strict: int
     timed: int
+    layouts: int
     differences: tuple[Difference, ...]
     failed_checks: tuple[Difference, ...]
     overlaps: tuple[Overlap, ...]
@@ -52,16 +60,19 @@ class Checks:
     machines: tuple[str, ...]
 
 
-def checks_of(plans: Sequence[ReportPlan], outcomes: Mapping[str, Said]) -> Checks:
+def checks_of(plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]) -> Checks:
     """The checks of all runs so far."""
     checks = [plan for plan in plans if plan.is_check]
     timed = [plan for plan in plans if not plan.is_check]
     strict_twins, timed_twins = (_twins(some, outcomes) for some in (checks, timed))
     differences = [_difference(names, outcomes, is_strict=True) for names in strict_twins]
     differences += [_difference(names, outcomes, is_strict=False) for names in timed_twins]
+    layouts = [*_layouts(plans, outcomes)]
+    differences += [_apart(one, outcomes) for one in layouts]
     return Checks(
         strict=len(strict_twins),
         timed=len(timed_twins),
+        layouts=sum(len(one) for one in layouts),
         differences=tuple(one for one in differences if one is not None),
         failed_checks=tuple(
             Difference(plans=(plan.name,), words=outcomes[plan.name]["error"])
@@ -82,13 +93,37 @@ def machine_of(outcome: Said) -> str:
     return ", ".join(f"{name}{word}" for name, word in named if word)
 
 
-def _twins(plans: Sequence[ReportPlan], outcomes: Mapping[str, Said]) -> list[tuple[str, ...]]:
+def _twins(plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]) -> list[tuple[str, ...]]:
     """Groups of plans that differ in offloading or in overlapping alone, and that ran."""
     groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for plan in plans:
         if "losses" in outcomes.get(plan.name, {}):
             groups[plan.twins].append(plan.name)
     return [tuple(names) for names in groups.values() if len(names) > 1]
+
+
+def _layouts(
+    plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]
+) -> Iterator[list[PlanOfReport]]:
+    """Groups of plans of one workload in unlike layouts that ran, a plan of each layout."""
+    groups: dict[tuple[object, ...], dict[tuple[object, ...], PlanOfReport]] = defaultdict(dict)
+    for plan in plans:
+        if "losses" in outcomes.get(plan.name, {}):
+            groups[plan.trains].setdefault(plan.twins, plan)
+    yield from ([*group.values()] for group in groups.values() if len(group) > 1)
+
+
+def _apart(plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]) -> Difference | None:
+    """The plans of a group whose losses are not those of most, up to rounding."""
+    steps = None if plans[0].is_check else 1
+    losses = np.array([_numbers(outcomes[plan.name]["losses"])[:steps] for plan in plans])
+    usual = np.median(losses, axis=0)
+    drifts = np.abs(losses / usual - 1).max(axis=1)
+    apart = [plan.name for plan, drift in zip(plans, drifts, strict=True) if not drift <= ROUNDING]
+    if not apart:
+        return None
+    words = f"losses are {drifts.max():.1e} off those of other layouts"
+    return Difference(plans=tuple(apart), words=words)
 
 
 def _difference(
@@ -115,10 +150,10 @@ def _numbers(losses: Sequence[float | None]) -> list[float]:
     return [loss for loss in losses if loss is not None]
 
 
-def _overlaps(plans: Sequence[ReportPlan], outcomes: Mapping[str, Said]) -> tuple[Overlap, ...]:
+def _overlaps(plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]) -> tuple[Overlap, ...]:
     """The plans that were timed both ways."""
-    serialised = [plan for plan in plans if plan.is_serialised and not plan.is_check]
-    pairs = [(replace(plan, is_serialised=False).name, plan.name) for plan in serialised]
+    serialised = [plan.name for plan in plans if plan.is_serialised and not plan.is_check]
+    pairs = [(name.removesuffix(f"-{SERIALISED_NAME}"), name) for name in serialised]
     return tuple(
         Overlap(
             plan=plan_name,

@@ -1,4 +1,4 @@
-"""The report on one GPU as a page and as pictures."""
+"""The report on a GPU, or on a node, as a page and as pictures."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,14 @@ from pathlib import Path
 from experiments.calibration.noted_machine import noted_machine
 from experiments.calibration.published import END_TO_END, GRADIENTS, PRECISION
 from experiments.cli.commandline import progress
-from experiments.gpu_reports.report_checks import LOSS_TOLERANCE, Checks, Difference, checks_of
-from experiments.gpu_reports.report_plans import ReportPlan
+from experiments.gpu_reports.report_checks import (
+    LOSS_TOLERANCE,
+    ROUNDING,
+    Checks,
+    Difference,
+    checks_of,
+)
+from experiments.gpu_reports.report_plans import PlanOfReport
 from experiments.gpu_reports.report_rows import (
     ERRORS,
     TIMED,
@@ -41,7 +47,7 @@ def page_of(
     left_out: Sequence[str],
 ) -> str:
     """The report, in words and as tables: losses, whole plans, then stages by themselves."""
-    name = "one GPU" if hardware is None else hardware.name
+    name = "this machine" if hardware is None else hardware.name
     lines = [f"# {name}: predicted beside measured", ""]
     lines += [f"- left out here: {one}" for one in left_out]
     lines += [f"- run on {one}" for one in checks.machines]
@@ -93,11 +99,13 @@ def _losses(checks: Checks) -> list[str]:
     """Which groups of plans were compared, and which of them differ."""
     strict = "losses, and gradients where they are told, must be equal to the bit"
     timed = f"first losses must be equal, later ones within {LOSS_TOLERANCE:.0e}"
+    layouts = f"losses of one workload must agree within {ROUNDING:.0e}"
     return [
         "Of plans that differ in offloading or in overlapping alone:",
         "",
         f"- {checks.strict} groups ran strictly: {strict}",
         f"- {checks.timed} groups were timed: {timed}",
+        *([f"- {checks.layouts} plans in unlike layouts: {layouts}"] if checks.layouts else []),
         *map(_of_plans, checks.failed_checks),
         *(map(_of_plans, checks.differences) if checks.differences else ["- none differ"]),
     ]
@@ -176,7 +184,9 @@ class Figures:
         }
 
 
-def figures_of(folder: Path, plans: Sequence[ReportPlan], outcomes: Mapping[str, Said]) -> Figures:
+def figures_of(
+    folder: Path, plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]
+) -> Figures:
     """Fit what can be fitted, and write page and pictures."""
     left_out: list[str] = []
     hardware = _hardware(folder, plans, outcomes, left_out)
@@ -206,7 +216,7 @@ def figures_of(folder: Path, plans: Sequence[ReportPlan], outcomes: Mapping[str,
 
 
 def _hardware(
-    folder: Path, plans: Sequence[ReportPlan], outcomes: Mapping[str, Said], left_out: list[str]
+    folder: Path, plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said], left_out: list[str]
 ) -> Hardware | None:
     """The profile with what the fitted runs say; the profile itself until all of them ran."""
     try:
@@ -242,7 +252,7 @@ def is_profiled(folder: Path) -> bool:
 
 
 def _calibrated(
-    folder: Path, plans: Sequence[ReportPlan], profile: Hardware, outcomes: Mapping[str, Said]
+    folder: Path, plans: Sequence[PlanOfReport], profile: Hardware, outcomes: Mapping[str, Said]
 ) -> Hardware:
     if any(plan.name not in outcomes for plan in plans):
         return profile
@@ -264,7 +274,7 @@ def _calibrated(
 
 
 def _rows(
-    plans: Sequence[ReportPlan], hardware: Hardware, outcomes: Mapping[str, Said]
+    plans: Sequence[PlanOfReport], hardware: Hardware, outcomes: Mapping[str, Said]
 ) -> list[ReportRow]:
     """The rows of plans that ran."""
     return [

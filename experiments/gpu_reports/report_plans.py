@@ -13,6 +13,7 @@ profiled, and the others follow.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from mistlab import catalog
 from mistlab.job.job import Job
@@ -105,6 +106,60 @@ PIPELINES: tuple[tuple[int, tuple[int, ...], Row], ...] = (
     (4, (0, 3), ("gpt3-22b", 2048, 80, 1, 8, 6, STATES)),
 )
 
+# The end of the name of a plan that runs one task after another.
+SERIALISED_NAME = "serialised"
+
+
+class PlanOfReport(Protocol):
+    """A plan as a report runs it: on so many ``gpus`` of a node, or one ``stage`` by itself."""
+
+    @property
+    def name(self) -> str:
+        """Its file's stem, and its row's key."""
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+
+    @property
+    def gpus(self) -> int:
+        """The GPUs that take part."""
+
+    @property
+    def stage(self) -> int | None:
+        """The stage that runs by itself; None for all of them."""
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether numbers are fitted to it."""
+
+    @property
+    def is_serialised(self) -> bool:
+        """Whether one task runs after another."""
+
+    @property
+    def is_check(self) -> bool:
+        """Whether it runs strictly, and its losses are compared."""
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether a prediction stands beside its figures in the report."""
+
+    @property
+    def comes_first(self) -> bool:
+        """Whether it runs before the machine is profiled."""
+
+    @property
+    def twins(self) -> tuple[object, ...]:
+        """What plans share whose losses must be equal: to the bit, if they are checks."""
+
+    @property
+    def trains(self) -> tuple[object, ...]:
+        """What plans share whose losses agree up to rounding."""
+
+    def job(self, hardware: Hardware) -> Job:
+        """The plan on a hardware."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportPlan:
@@ -127,13 +182,23 @@ class ReportPlan:
         parts = [f"{model}-s{sequence}-{cap}gb-b{batch}x{batches}-c{again}-o{offload}"]
         parts += [] if self.stage is None else [f"stage{self.stage}of{self.num_stages}"]
         parts += ["check"] if self.is_check else []
-        parts += ["serialised"] if self.is_serialised else []
+        parts += [SERIALISED_NAME] if self.is_serialised else []
         return "-".join(parts)
 
     @property
     def model(self) -> str:
         """The model's name."""
         return self.row[0]
+
+    @property
+    def gpus(self) -> int:
+        """One, whatever part of a pipeline it is."""
+        return 1
+
+    @property
+    def trains(self) -> tuple[object, ...]:
+        """What plans share whose losses agree: no more than twins do."""
+        return self.twins
 
     @property
     def is_compared(self) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from experiments.gpu_reports.report_plans import ReportPlan
+from experiments.gpu_reports.report_plans import PlanOfReport
 from experiments.training.plan_runs import Said
 from mistlab.core.units import MIB_BYTES
 from mistlab.job.job import Job
@@ -22,19 +22,18 @@ ERRORS = {
 ReportRow = Mapping[str, Any]
 
 
-def steps_of(plan: ReportPlan) -> int:
+def steps_of(plan: PlanOfReport) -> int:
     """The iterations that a plan runs for."""
     return CHECKED if plan.is_check else WARM_UPS + TIMED
 
 
-def row_of(plan: ReportPlan, prediction: Prediction, outcome: Said) -> ReportRow:
-    """One plan as predicted and as run; of a run that failed only why."""
-    (stage,) = prediction.stages
+def row_of(plan: PlanOfReport, prediction: Prediction, outcome: Said) -> ReportRow:
+    """One plan as predicted and as run, of its fullest GPU; of a run that failed only why."""
     row: dict[str, Any] = {
         "plan": plan.name,
         "predicted_s": prediction.iteration_s,
-        "predicted_allocated_bytes": stage.peak_allocated_bytes,
-        "predicted_reserved_bytes": stage.peak_reserved_bytes,
+        "predicted_allocated_bytes": max(one.peak_allocated_bytes for one in prediction.stages),
+        "predicted_reserved_bytes": prediction.peak_reserved_bytes,
     }
     if "error" in outcome:
         return {**row, "error": outcome["error"]}

@@ -306,7 +306,9 @@ class TinyPlan(ReportPlan):
     def job(self, hardware: Hardware) -> Job:
         job = super().job(hardware)
         model = ModelSpec.of(family="gpt", hidden=64, layers=24, heads=4, vocab=96)
-        workload = replace(job.workload, model=model, sequence_length=32, precision="fp32")
+        workload = replace(
+            job.workload, model=model, sequence_length=32, precision="fp32", gradients="usual"
+        )
         return replace(job, workload=workload)
 
 

@@ -1,0 +1,118 @@
+"""The plans that a report on a node of several GPUs runs: rows of a file, each of which is a job.
+
+Checks all train one workload, so their losses must agree, whatever the layout. Plans on one GPU go
+along, because what whole steps sustain is fitted to those.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.gpu_reports.report_plans import PLANS, PlanOfReport
+from mistlab.core.files import read_yaml
+from mistlab.core.values import reject
+from mistlab.job.job import Job, model_from
+from mistlab.machine.cluster import Cluster
+from mistlab.machine.hardware import Hardware
+from mistlab.plan.dimensions import DIMENSIONS, dimensions_of_axes
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.workload import Workload
+
+NODE_PLANS = Path(__file__).with_suffix(".yaml")
+# Of workloads that say nothing else.
+USUAL: Mapping[str, Any] = {"precision": "bf16", "attention": "flash"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodePlan:
+    """A row, and the workload that it trains on the ``gpus`` of a node. The losses of one that
+    ``is_check`` are compared; others are timed."""
+
+    workload: Mapping[str, Any]
+    row: Mapping[str, Any]
+    gpus: int
+    is_check: bool
+    is_fitted: bool = False
+    is_serialised: bool = False
+    stage: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Its file's stem, and its row's key: the row by the symbols of its dimensions."""
+        work, stages = self.workload, self.row.get("stages", 1)
+        parts = [self.model, f"s{work['sequence_length']}", f"x{work['global_batch']}"]
+        parts += [f"pp{stages}"] if stages > 1 else []
+        parts += [f"{DIMENSIONS[name].symbol}{value:g}" for name, value in self._values.items()]
+        parts += [self.row["order"]] if "order" in self.row else []
+        return "-".join([*parts, *(["check"] if self.is_check else [])])
+
+    @property
+    def model(self) -> str:
+        """The model's name, or its family."""
+        model = self.workload["model"]
+        return model if isinstance(model, str) else str(model["family"])
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether a prediction stands beside its figures in the report."""
+        return not self.is_check
+
+    @property
+    def comes_first(self) -> bool:
+        """Whether it runs before the machine is profiled."""
+        return self.is_check
+
+    @property
+    def twins(self) -> tuple[object, ...]:
+        """What plans share that are the same work on the same ranks: all but what is offloaded."""
+        stays = {name: of for name, of in self.row.items() if not DIMENSIONS.get(name, _AS_IS).path}
+        return ("node", self.gpus, self.is_check, str(sorted(stays.items())))
+
+    @property
+    def trains(self) -> tuple[object, ...]:
+        """What plans share whose losses agree up to rounding."""
+        return ("node", self.is_check, str(sorted(self.workload.items(), key=str)))
+
+    def job(self, hardware: Hardware) -> Job:
+        """The plan on a node of a hardware."""
+        model = model_from(self.workload["model"], Path())
+        stages = self.row.get("stages", 1)
+        of_stage = dict.fromkeys(dimensions_of_axes(), 1) | self._values
+        stage = StagePlan.of_values({**of_stage, "layers": model.layers // stages})
+        order = {"order": self.row["order"]} if "order" in self.row else {}
+        return Job(
+            workload=Workload(**{**USUAL, **self.workload, "model": model}),
+            cluster=Cluster(hardware=hardware, nodes=1, gpus_per_node=self.gpus),
+            plan=Plan(micro_batches=self.row["micro_batches"], stages=(stage,) * stages, **order),
+        )
+
+    @property
+    def _values(self) -> dict[str, float]:
+        return {name: value for name, value in self.row.items() if name in DIMENSIONS}
+
+
+_AS_IS = DIMENSIONS["layers"]
+
+
+def plans_of(gpus: int, path: Path = NODE_PLANS) -> Sequence[PlanOfReport]:
+    """The plans of a report on so many GPUs of a node, in their order."""
+    if gpus == 1:
+        return PLANS
+    listed = read_yaml(path)
+    rows = listed["gpus"].get(gpus)
+    if rows is None:
+        known = ", ".join(map(str, listed["gpus"]))
+        reject(f"--gpus-per-node: there are no plans for {gpus} GPUs: give 1, or one of {known}")
+    made = [
+        NodePlan(
+            workload=listed["workloads"][row.get("of", "checked")],
+            row=row,
+            gpus=gpus,
+            is_check=is_check,
+        )
+        for is_check in (True, False)
+        for row in rows["checks" if is_check else "timed"]
+    ]
+    checks, timed = ([one for one in made if one.is_check is of] for of in (True, False))
+    return [*checks, *(plan for plan in PLANS if plan.is_fitted), *timed]
