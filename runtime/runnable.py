@@ -25,8 +25,6 @@ def check_started(job: Job, stage: int | None, started: int) -> None:
     check_runnable(job)
     ranks = job.plan.num_gpus
     if stage is not None:
-        if not job.workload.reduces_plainly:
-            reject(f"--stage {stage}: it has no ranks to average with: leave reduction out")
         _check_alone(job.plan, stage, started)
     elif started != ranks:
         were = "1 was" if started == 1 else f"{started} were"
@@ -70,7 +68,7 @@ def check_runnable(job: Job) -> None:
         _check_own_model(job.plan, job.workload)
     _check_tokens(job.plan)
     check_model(job.workload)
-    _check_reduction(job.workload)
+    _check_reduction(job.plan, job.workload)
     _check_context(job.plan, job.workload)
     _check_encoder(job.plan, job.workload)
     _check_experts(job.plan, job.workload)
@@ -81,18 +79,36 @@ def check_runnable(job: Job) -> None:
         _check_chunks(job.plan, job.workload)
 
 
-def _check_reduction(workload: Workload) -> None:
-    """Refuse a loss scale beside what ranks remember, or decide, by themselves, and servers that
-    step in the order in which ranks happen to come."""
-    if workload.reduction.asynchronous:
+def _check_reduction(plan: Plan, workload: Workload) -> None:
+    """Refuse what a server that steps with one rank's gradients alone cannot know."""
+    how = workload.reduction
+    if not how.asynchronous:
+        return
+    if how.shards > 1:
         reject(
-            "workload.reduction.asynchronous: the server's steps can be predicted and played, and "
-            "not yet trained: leave it out"
+            f"workload.reduction.shards: {how.shards} asynchronous servers, each with a part of "
+            "the optimizer's states, can be predicted and played, and not yet trained: give 1"
         )
-    if not workload.reduces_plainly and workload.precision == "fp16":
+    if workload.precision == "fp16":
         reject(
-            f"workload.precision: fp16 scales its loss, and workload.reduction is "
-            f"{workload.reduction.kind}: give bf16 or fp32"
+            "workload.precision: fp16 scales its loss, and an asynchronous server steps with each "
+            "layer before a rank knows whether others overflow: give bf16 or fp32"
+        )
+    for number, stage in enumerate(plan.stages):
+        if (ranks := ranks_of("context", stage.degree)) > 1:
+            reject(
+                f"plan.stages[{number}]: {ranks} ranks share a sequence, and an asynchronous "
+                "server gives them unlike weights: give 1 as the degree of context parallelism"
+            )
+
+
+def check_norms(workload: Workload, asked_by: str) -> None:
+    """Refuse norms of gradients, by the option that asks for them, with a server that steps before
+    all gradients are there."""
+    if workload.reduction.asynchronous and asked_by:
+        reject(
+            f"{asked_by}: an asynchronous server steps with each layer before a rank knows the "
+            "norm of all its gradients: leave it out"
         )
 
 

@@ -39,7 +39,7 @@ from runtime.engine.training import Training
 from runtime.failure import let_go
 from runtime.models.attention_kernel import AttentionKernel, check_kernel, settle_kernel
 from runtime.profiling.environment import clocks_of
-from runtime.runnable import check_started
+from runtime.runnable import check_norms, check_started
 from runtime.threads import with_share
 
 KIBIBYTE = 1024
@@ -131,6 +131,7 @@ class Session:
         """Join the other processes, and part from them at the end, also after an error."""
         world = world_of_launcher()
         check_started(job, settings.stage, world.size)
+        check_norms(job.workload, settings.training.norm_option)
         if settings.weights is not None:
             check_checkpoint(job.workload, TensorFolder(settings.weights))
         check_kernel(

@@ -9,6 +9,9 @@ from mistlab.engines.engine import Engine
 from mistlab.reduction.compression import VALUE_BYTES
 from mistlab.reduction.reduction_costs import Reduction
 
+# The precision whose loss is scaled: what ranks remember is kept twice, once as before a step that
+# may be skipped.
+SCALED = "fp16"
 # Values of candidates, an array; this package is imported without NumPy.
 Column = Any
 
@@ -23,7 +26,7 @@ def reducing(engine: Engine, how: Reduction) -> Engine:
     memory = {
         name: replace(
             row,
-            remembered=VALUE_BYTES * how.vectors_kept(),
+            remembered=VALUE_BYTES * how.vectors_kept() * (2 if name == SCALED else 1),
             outer=VALUE_BYTES * how.outer_vectors,
             arriving=VALUE_BYTES if how.kind == "gossip" or how.trimmed else 0,
         )

@@ -33,7 +33,6 @@ from runtime.engine.work.gradient_averages import GradientAverages
 from runtime.engine.work.layer_passes import LAYER_RUNS, Passes, layer_treatments
 from runtime.engine.work.optimizer import (
     FrozenSwaps,
-    Scaling,
     Stepper,
     Swaps,
     Works,
@@ -43,6 +42,7 @@ from runtime.engine.work.own_layers import own_layers
 from runtime.engine.work.parameters import Parameters, Squares
 from runtime.engine.work.products import add_up_inside, add_up_shared
 from runtime.engine.work.router_notes import Lopsided, RouterNotes, routers_of
+from runtime.engine.work.scaling import Scaling
 from runtime.engine.work.stage_modules import (
     HOST,
     LayerModule,
@@ -50,6 +50,7 @@ from runtime.engine.work.stage_modules import (
     let_attend_in_place,
     let_draw,
 )
+from runtime.engine.work.turn_server import TurnServer
 from runtime.engine.work.weight_averages import WeightAverages
 from runtime.models.config import TYPE_OF_PRECISION, sums_of
 from runtime.models.dropout import Draws
@@ -65,7 +66,8 @@ Batches = Sequence[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The results of an iteration, the same on every rank.
+    """The results of an iteration, the same on every rank; replicas that average weights scale
+    losses by themselves.
 
     The norm is missing where it was not asked for, or where gradients overflowed and the step is
     left out. The loss is missing where a stage without the head ran by itself. Routers' losses,
@@ -95,6 +97,8 @@ def _shape_of(workload: Workload, plan: Plan, stage: int, training: Training) ->
 
 class Executor:
     """One rank of a plan."""
+
+    _replica_counts: Tensor | None = None
 
     def __init__(
         self,
@@ -232,20 +236,30 @@ class Executor:
     def kept_by_averages(self) -> Iterator[tuple[str, Tensor]]:
         """What averages keep between steps, by the names that a checkpoint has for it."""
         for section, one in enumerate(self.averages):
+            one.settle()
             for name, vector in one.named():
                 yield f"remembered.{section}.{name}", vector
         if self.weight_averages is not None:
             self.weight_averages.begin()
             for name, vector in self.weight_averages.named():
                 yield f"outer.{name}", vector
+            if self.training.loss_scale is not None:
+                # Replicas skip steps of their own.
+                self._replica_counts = self.counts()
+                yield "counts", self._replica_counts
 
     def _average_weights(self) -> None:
         averages, peers = self.weight_averages, self.connections.peers
         if averages is None:
             return
-        said = torch.stack([self._reported[0], self.scaling.norm])
+        # The mean of losses, and of the norms of replicas that step.
+        steps = 1 - self.scaling.overflow
+        norm = torch.where(steps > 0, self.scaling.norm, 0.0)
+        said = torch.stack([self._reported[0], norm, steps])
         finished(peers.all_reduce(said))
-        self._reported[0], self.scaling.norm = (said / peers.size).unbind()
+        loss, norms, stepping = said.unbind()
+        self._reported[0] = loss / peers.size
+        self.scaling.norm.copy_(norms / stepping.clamp(min=1))
         if averages.is_due(self.steps):
             self.issued = [*self.issued, *self.flushing]
             self.flush()
@@ -271,7 +285,12 @@ class Executor:
         return torch.cat([torch.tensor([float(self.steps)]), done, scaling]).double()
 
     def set_counts(self, counts: Tensor) -> None:
-        """Go on from what ``counts`` gave."""
+        """Go on from what ``counts`` gave, or from what was read of the rank's replica."""
+        if self._replica_counts is not None:
+            counts = self._replica_counts
+        for one in self.averages:
+            if isinstance(one, TurnServer):
+                one.take_up()
         steps, done, scale, good_steps = counts.tolist()
         self.steps = int(steps)
         for section in self.state.sections:
@@ -279,6 +298,7 @@ class Executor:
                 layer.step.fill_(done)
                 layer.host_step.fill_(done)
         self.scaling.scale.fill_(scale)
+        self.scaling.overflow.zero_()
         self.scaling.good_steps.fill_(int(good_steps))
 
     def held_bytes(self) -> dict[str, int]:
@@ -456,6 +476,9 @@ class Executor:
         }
 
     def _learn_at(self, rate: float | None) -> None:
+        if any(isinstance(one, TurnServer) for one in self.averages):
+            # The server has stepped; weights that it sent are only rounded.
+            rate = None
         for stepper in self.steppers:
             stepper.learning_rate = rate
 
@@ -463,27 +486,43 @@ class Executor:
         """The sections of the state, and the ranks that divide each."""
         return zip(self.state.sections, self.connections.sharers, strict=True)
 
-    def _averages_of(self, how: Reduction) -> tuple[list[GradientAverages], WeightAverages | None]:
+    def _averages_of(
+        self, how: Reduction
+    ) -> tuple[Sequence[GradientAverages | TurnServer], WeightAverages | None]:
         """What averages compressed gradients of each section, or those of servers, and what
         averages weights of replicas; nothing where gradients are summed as they are."""
         if how.is_apart and self.connections.peers.size > 1:
             peers = self.connections.peers
             return [], WeightAverages(how=how, peers=peers, sections=self.state.sections)
-        if how.is_plain or how.is_apart:
+        if how.is_plain or how.is_apart or self.shape.replicas == 1:
             return [], None
+        if how.asynchronous:
+            servers = [
+                TurnServer(
+                    how=how,
+                    group=sharers.reduce,
+                    section=section,
+                    training=self.training,
+                    device=self.device,
+                )
+                for section, sharers in self._owned()
+            ]
+            return servers, None
         found = [
             GradientAverages(
                 how=how,
                 group=sharers.reduce,
                 sizes={layer: one.layout.numel for layer, one in section.layers.items()},
                 device=self.device,
+                scaling=None if self.training.loss_scale is None else self.scaling,
             )
             for section, sharers in self._owned()
         ]
         return found, None
 
     def _swaps(self) -> list[Swaps]:
-        averages: list[GradientAverages | None] = [*self.averages] or [None] * len(self.squares)
+        averages: list[GradientAverages | TurnServer | None]
+        averages = [*self.averages] or [None] * len(self.squares)
         swaps = [
             Swaps(*owned, squares, self.streams, own)
             for owned, squares, own in zip(self._owned(), self.squares, averages, strict=True)

@@ -42,7 +42,14 @@ class Training(Checked):
     @property
     def needs_norm(self) -> bool:
         """Whether a step must wait for the norm of all gradients."""
-        return self.clip_norm is not None or self.loss_scale is not None
+        return bool(self.norm_option)
+
+    @property
+    def norm_option(self) -> str:
+        """The option for which a step must wait for the norm of all gradients; empty without."""
+        if self.clip_norm is not None:
+            return "--clip-norm"
+        return "" if self.loss_scale is None else "--loss-scale"
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of a step; steps count from zero."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mistlab.plan.workload import Workload
+from mistlab.reduction.compressors import compressed
 from mistlab.reduction.feedbacks import Averaging, averaging
 from mistlab.reduction.graphs import matrix_of
 from mistlab.reduction.neighbours import offsets_of
@@ -131,6 +132,33 @@ class PlainWorkers:
                 for name, begin in names.items():
                     mean = torch.from_numpy(rows[0, begin : begin + own[name].numel()]).float()
                     own[name].grad.copy_(mean.view_as(own[name]))
+
+    def serve(self, step: int, layers: LayerNames) -> None:
+        """Steps of the first worker's weights with the gradients of every worker in turn, its own
+        last; each goes on from the weights of then."""
+        how, count = self.work.reduction, self.count
+        server, optimizer = self.weights[0], self.optimizers[0]
+        sent = [self._compressed(step, worker, layers) for worker in range(count)]
+        for worker in (*range(1, count), 0):
+            for name, weights in server.items():
+                weights.grad = sent[worker][name] * (-10 if worker in how.liars else 1)
+            optimizer.step()
+            with torch.no_grad():
+                for name, weights in self.weights[worker].items():
+                    weights.copy_(server[name])
+
+    def _compressed(self, step: int, worker: int, layers: LayerNames) -> dict[str, Tensor]:
+        """A worker's gradients as the server reads them."""
+        own, found = self.weights[worker], {}
+        for layer, (names, size) in layers.items():
+            row = np.zeros(size)
+            for name, begin in names.items():
+                row[begin : begin + own[name].numel()] = own[name].grad.flatten().numpy()
+            read = compressed(self.work.reduction.compressor, row, Draws([(step, layer, worker)]))
+            for name, begin in names.items():
+                part = torch.from_numpy(read[begin : begin + own[name].numel()]).float()
+                found[name] = part.view_as(own[name])
+        return found
 
     def _draws(self, step: int, layer: int) -> Draws:
         how = self.work.reduction

@@ -15,8 +15,9 @@ from runtime.engine.storage.state import Split  # noqa: E402
 from runtime.engine.streams.device_streams import CudaStreams  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
 from runtime.engine.work.layer_passes import Passes  # noqa: E402
-from runtime.engine.work.optimizer import Scaling, Stepper  # noqa: E402
+from runtime.engine.work.optimizer import Stepper  # noqa: E402
 from runtime.engine.work.parameters import Squares  # noqa: E402
+from runtime.engine.work.scaling import Scaling  # noqa: E402
 from runtime.models.parallel import TokenLosses  # noqa: E402
 from tests.runtime.planted import Fault, plant  # noqa: E402
 from tests.runtime.worlds import MIXED, stage, workload  # noqa: E402

@@ -29,7 +29,7 @@ from runtime.engine.executor import Executor, Report  # noqa: E402
 from runtime.engine.streams.device_streams import SimulatedStreams  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
 from runtime.engine.work.compressed import message_of, packed, unpacked, vector_of  # noqa: E402
-from runtime.engine.work.gradient_averages import drawing  # noqa: E402
+from runtime.engine.work.gradient_averages import GradientAverages, drawing  # noqa: E402
 from tests.runtime.plain_reductions import Draws, LayerNames, PlainWorkers  # noqa: E402
 from tests.runtime.thread_ranks import Meeting, run_threads  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
@@ -172,6 +172,99 @@ def test_gradients_that_are_sent_less_train_as_plain_loops(
     assert_weights(ran.weights(), workers.weights[0])
 
 
+SCALED = [
+    "all_reduce:compressor=qsgd,feedback=memory",
+    "all_reduce:compressor=top_k,share=0.1,feedback=double",
+    "all_reduce:compressor=sign,feedback=memory",
+    "all_reduce:compressor=power,rank=2,feedback=double",
+    "all_reduce:compressor=top_k,share=0.2,feedback=ef21",
+    "server:shards=2,compressor=sign,feedback=neolithic",
+    "server:shards=3",
+]
+
+
+@pytest.mark.parametrize("text", sweep(SCALED, first=3))
+def test_a_step_whose_gradients_overflow_leaves_what_ranks_remember(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank's gradients of one layer overflow in the second step, which all ranks skip; training
+    is that of plain loops without a loss scale that leave the step out."""
+    ranks = 3
+    work, plan = work_of(text), plan_of(ranks)
+    average = GradientAverages.average
+
+    def poisoned(own: GradientAverages, layer: int, whole: Tensor) -> Any:
+        if (own.group.rank, layer, own.step) == (1, max(own.sizes), 1):
+            whole[3] = float("inf")
+        return average(own, layer, whole)
+
+    monkeypatch.setattr(GradientAverages, "average", poisoned)
+    ran = Ran(work, plan, replace(TRAINING, loss_scale=2.0**8), steps=4)
+    assert [report.skipped for report in ran.reports[0]] == [False, True, False, False]
+    assert ran.reports[0][-1].loss_scale == 2.0**7
+    workers = PlainWorkers(work, ranks, plan.micro_batches, TRAINING)
+    for step in (0, 1, 2, 3):
+        workers.gradients(step)
+        if step != 1:
+            workers.reduce(step, ran.layers)
+            workers.step()
+    np.testing.assert_allclose(ran.losses, workers.losses, rtol=TOLERANCE)
+    assert_weights(ran.weights(), workers.weights[0])
+
+
+def test_a_replica_skips_steps_of_its_own_also_after_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, plan, share = work_of("local:every=2"), plan_of(3), Executor._share
+    training = replace(TRAINING, loss_scale=2.0**8)
+
+    def poisoned(own: Executor) -> Tensor:
+        overflows = (own.connections.peers.rank, own.steps) == (1, 1)
+        return share(own) * (float("inf") if overflows else 1.0)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(Executor, "_share", poisoned)
+        ran = Ran(work, plan, training, steps=3)
+    skipped = [[report.skipped for report in reports] for reports in ran.reports]
+    assert skipped == [[False] * 3, [False, True, False], [False] * 3]
+    workers = PlainWorkers(work, 3, plan.micro_batches, TRAINING)
+    for step in range(3):
+        workers.gradients(step)
+        for worker, optimizer in enumerate(workers.optimizers):
+            if (worker, step) != (1, 1):
+                optimizer.step()
+        if step == 1:
+            complete = reduction_named("gossip:topology=complete")
+            workers.work = replace(work, reduction=complete)
+            workers.mix(step)
+    np.testing.assert_allclose([one.loss for one in ran.reports[0]], workers.losses, rtol=TOLERANCE)
+    for replica in range(3):
+        assert_weights(ran.weights(replica), workers.weights[replica])
+    path = written(ran, tmp_path, monkeypatch)
+    again = Ran(work, plan, training, steps=0, begin=lambda own: read(own, path))
+    for own, before in zip(again.executors, ran.executors, strict=True):
+        assert torch.equal(own.counts(), before.counts())
+    scales = [own.scaling.scale.item() for own in again.executors]
+    assert scales == [2.0**8, 2.0**7, 2.0**8]
+
+
+TURNS = ["server:asynchronous=true", "server:asynchronous=true,compressor=qsgd,levels=9,liars=2"]
+
+
+@pytest.mark.parametrize("text", sweep(TURNS, first=1))
+def test_a_server_that_waits_for_no_rank_steps_with_each_in_turn(text: str) -> None:
+    work, plan = work_of(text), plan_of(3)
+    ran = Ran(work, plan, steps=4)
+    workers = PlainWorkers(work, 3, plan.micro_batches, TRAINING)
+    for step in range(4):
+        workers.gradients(step)
+        workers.serve(step, ran.layers)
+    np.testing.assert_allclose(ran.losses, workers.losses, rtol=TOLERANCE)
+    for rank, own in enumerate(ran.executors):
+        of_rank = whole_weights(work, [own])
+        assert_weights(of_rank, workers.weights[rank])
+
+
 AVERAGED = [
     ("gossip:topology=one_peer", 3),
     ("outer:every=4,fragments=2,delay=1,mixed=0.25", 2),
@@ -292,6 +385,7 @@ KEPT = [
     "all_reduce:compressor=top_k,share=0.1,feedback=double",
     "outer:every=4,fragments=2,delay=1",
     "server:compressor=sign,feedback=memory",
+    "server:asynchronous=true,compressor=top_k,share=0.3",
     "local:every=3",
 ]
 
@@ -318,7 +412,7 @@ def test_a_checkpoint_without_what_ranks_remember_is_refused(
 ) -> None:
     plain = Ran(work_of("all_reduce"), plan_of(2), steps=1)
     path = written(plain, tmp_path, monkeypatch)
-    for text in KEPT[:3]:
+    for text in KEPT[:4]:
         own = Ran(work_of(text), plan_of(2), steps=0).executors[1]
         problem = checkpoint._problem_of(own, path)
         assert isinstance(problem, InputError)

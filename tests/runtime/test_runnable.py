@@ -10,11 +10,13 @@ pytest.importorskip("torch")
 from benchmarks.trained_models import PAGE, page
 from mistlab import catalog
 from mistlab.core.values import InputError
-from mistlab.plan.plan import StagePlan
+from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import ModelSpec, Workload
+from mistlab.reduction.reduction_text import reduction_named
 from runtime.baselines.baseline import FirstWeights
+from runtime.engine.training import Training
 from runtime.engine.work.layer_passes import layer_treatments
-from runtime.runnable import check_model, trains_here
+from runtime.runnable import _check_reduction, check_model, check_norms, trains_here
 
 
 def workload(model: ModelSpec) -> Workload:
@@ -78,3 +80,28 @@ def test_blocks_that_cannot_be_trained_are_refused_with_what_to_give(name: str) 
     words = "give 0, and as many more checkpointed_layers, which keep less"
     with pytest.raises(InputError, match=f"{name}: .*{words}"):
         layer_treatments(stage, range(2))
+
+
+@pytest.mark.parametrize(
+    ("reduction", "precision", "context", "words"),
+    [
+        ("server:asynchronous=true,shards=2", "bf16", 1, "reduction.shards: 2 asynchronous"),
+        ("server:asynchronous=true", "fp16", 1, "workload.precision: fp16 scales its loss"),
+        ("server:asynchronous=true", "bf16", 2, r"stages\[0\]: 2 ranks share"),
+    ],
+)
+def test_what_a_server_that_waits_for_no_rank_cannot_know_is_refused(
+    reduction: str, precision: Any, context: int, words: str
+) -> None:
+    how = reduction_named(reduction)
+    plain = workload(catalog.model("llama-7b"))
+    work = replace(plain, precision=precision, reduction=how)
+    fields = {"layers": 32, "data_parallel": 2, "tensor_parallel": 1, "micro_batch": 1}
+    plan = Plan(micro_batches=4, stages=(StagePlan(**fields, context_parallel=context),))
+    with pytest.raises(InputError, match=f"{words}.*give"):
+        _check_reduction(plan, work)
+    with pytest.raises(InputError, match=r"--clip-norm: an asynchronous server.*leave it out"):
+        check_norms(work, Training(clip_norm=1.0).norm_option)
+    _check_reduction(plan, plain)
+    check_norms(plain, Training(clip_norm=1.0).norm_option)
+    check_norms(work, Training().norm_option)

@@ -19,6 +19,7 @@ from runtime.engine.work.compressed import (
     orthogonal,
     vector_of,
 )
+from runtime.engine.work.scaling import Scaling
 
 Answer = TypeVar("Answer")
 # Work that waits for the collectives that it gives, one after another, and then has its answer.
@@ -37,19 +38,33 @@ def drawing(device: torch.device, step: int, layer: int, rank: int) -> torch.Gen
 @dataclass(slots=True, kw_only=True, eq=False)
 class Remembered:
     """The vectors of a layer's section that a rank keeps between steps: its ``own``, and those of
-    the ``mean`` if it has the mean before it is sent; empty where there are none."""
+    the ``mean`` if it has the mean before it is sent; empty where there are none. Where steps can
+    be skipped, ``before`` has both as they were before the last step."""
 
     own: Tensor
     mean: Tensor
+    before: tuple[Tensor, Tensor] | None = None
 
     @classmethod
-    def of(cls, how: Reduction, group: Group, size: int, device: torch.device) -> "Remembered":
+    def of(
+        cls, how: Reduction, group: Group, size: int, device: torch.device, *, skips: bool
+    ) -> "Remembered":
         """Zeros, as a run begins."""
         kept_size = size if VECTORS_KEPT[how.feedback] and group.size > 1 else 0
         mean = size if OF_THE_MEAN[how.feedback] and group.size > 1 else 0
         if how.kind == "server":
             mean = len(range(size)[_part(size, how.shards, group.rank)]) if mean else 0
-        return cls(own=torch.zeros(kept_size, device=device), mean=torch.zeros(mean, device=device))
+        own, of_mean = (torch.zeros(one, device=device) for one in (kept_size, mean))
+        before = (own.clone(), of_mean.clone()) if skips else None
+        return cls(own=own, mean=of_mean, before=before)
+
+    def settle(self, overflow: Tensor) -> None:
+        """Take back what the last step changed if it was skipped, and note what there is now."""
+        if self.before is None:
+            return
+        for now, earlier in zip((self.own, self.mean), self.before, strict=True):
+            now.copy_(torch.where(overflow > 0, earlier, now))
+            earlier.copy_(now)
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """The vectors that there are, by name."""
@@ -60,7 +75,8 @@ class Remembered:
     @property
     def nbytes(self) -> int:
         """Bytes that they take."""
-        return sum(vector.nbytes for _, vector in self.named())
+        nbytes = sum(vector.nbytes for _, vector in self.named())
+        return nbytes if self.before is None else 2 * nbytes
 
 
 def _part(size: int, shards: int, shard: int) -> slice:
@@ -72,24 +88,38 @@ def _part(size: int, shards: int, shard: int) -> slice:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class GradientAverages:
-    """Averages the gradients of a section's layers over ``group``."""
+    """Averages the gradients of a section's layers over ``group``.
+
+    Gradients of a scaled loss are averaged without the scale, which may be another in the next
+    step: what is remembered is always of the loss itself. A rank whose gradients overflow says so
+    with every value, and what a skipped step changed is taken back.
+    """
 
     how: Reduction
     group: Group
     sizes: Mapping[int, int]
     device: torch.device
+    scaling: Scaling | None = None
     step: int = 0
     remembered: dict[int, Remembered] = field(init=False)
 
     def __post_init__(self) -> None:
+        skips = self.scaling is not None
         self.remembered = {
-            layer: Remembered.of(self.how, self.group, size, self.device)
+            layer: Remembered.of(self.how, self.group, size, self.device, skips=skips)
             for layer, size in self.sizes.items()
         }
 
     def average(self, layer: int, whole: Tensor) -> Exchange[None]:
-        """Replace a layer's gradients, each rank's share of a sum, by that sum as it arrives."""
+        """Replace a layer's gradients, each rank's share of a sum, by that sum as it arrives; a
+        rank by itself sends nothing, and keeps its own."""
+        if self.group.size == 1:
+            return
         wanted, kept = whole.float() * self.group.size, self.remembered[layer]
+        if self.scaling is not None:
+            kept.settle(self.scaling.overflow)
+            wanted /= self.scaling.scale
+            wanted = torch.where(wanted.isfinite().all(), wanted, torch.nan)
         if self.group.rank in self.how.liars:
             wanted *= LIE
         feedback = self.how.feedback
@@ -102,7 +132,13 @@ class GradientAverages:
             sent_here, mean = yield from self._sent(layer, wanted, kept)
             if kept.own.numel():
                 torch.sub(wanted, sent_here, out=kept.own)
-        whole.copy_(mean)
+        whole.copy_(mean if self.scaling is None else mean * self.scaling.scale)
+
+    def settle(self) -> None:
+        """Take back what the last step changed if it was skipped: what is remembered is final."""
+        if self.scaling is not None:
+            for kept in self.remembered.values():
+                kept.settle(self.scaling.overflow)
 
     def _sent(
         self, layer: int, wanted: Tensor, kept: Remembered

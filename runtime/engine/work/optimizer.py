@@ -14,6 +14,8 @@ from runtime.engine.streams.lanes import LaneWork, Streams
 from runtime.engine.training import Training
 from runtime.engine.work.gradient_averages import GradientAverages
 from runtime.engine.work.parameters import Squares
+from runtime.engine.work.scaling import Scaling
+from runtime.engine.work.turn_server import TurnServer
 
 # The optimizer's step of one layer, one iteration after its gradients: the task S.
 #
@@ -24,41 +26,8 @@ from runtime.engine.work.parameters import Squares
 # Makes a task's work when the task is issued; by the names of tasks.
 MakeWork = Callable[[Op], LaneWork]
 Works = Mapping[str, MakeWork]
-GROWTH, BACKOFF = 2.0, 0.5
 # So many elements are stepped at once, to limit the 32-bit copy of their gradients.
 CHUNK = 2**24
-
-
-class Scaling:
-    """The loss scale, and the norm and overflow of the last gradients."""
-
-    def __init__(self, training: Training, device: torch.device) -> None:
-        self._training = training
-        self.scale = torch.full((), training.loss_scale or 1.0, device=device)
-        self.good_steps = torch.zeros((), dtype=torch.int32, device=device)
-        # The divisor of gradients in the step, and whether the step is skipped.
-        self.divisor = torch.ones((), device=device)
-        self.overflow = torch.zeros((), device=device)
-        self.norm = torch.zeros((), device=device)
-
-    def judge(self, squares: Tensor) -> None:
-        """Set divisor, overflow and loss scale from the sum of squares of all scaled gradients."""
-        training = self._training
-        self.norm.copy_(squares.sqrt() / self.scale)
-        self.overflow.copy_(~squares.isfinite())
-        self.divisor.copy_(self.scale)
-        if training.clip_norm is not None:
-            # As torch.nn.utils.clip_grad_norm_ has it.
-            self.divisor.div_((training.clip_norm / (self.norm + 1e-6)).clamp(max=1.0))
-        if training.loss_scale is not None:
-            torch._amp_update_scale_(
-                *(self.scale, self.good_steps, self.overflow),
-                *(GROWTH, BACKOFF, training.growth_interval),
-            )
-
-    def said(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Divisor and overflow as tensors on a device, for a step on this device."""
-        return self.divisor.to(device), self.overflow.to(device)
 
 
 class Stepper:
@@ -160,7 +129,7 @@ class Swaps:
         sharers: Sharers,
         squares: Squares,
         streams: Streams,
-        averages: GradientAverages | None = None,
+        averages: GradientAverages | TurnServer | None = None,
     ) -> None:
         self.state, self.averages = state, averages
         self.gatherers, self.reducers = sharers.gather, sharers.reduce
