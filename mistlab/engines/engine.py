@@ -196,10 +196,11 @@ BATCHED_PRODUCTS = ("aten.bmm", "aten.baddbmm")
 class KernelRule:
     """The bytes that an engine moves for each byte in the graph, for matching operators.
 
-    The first eight fields choose operators; "" and None match any. ``broadcasts`` says whether an
+    The first nine fields choose operators; "" and None match any. ``broadcasts`` says whether an
     operand has fewer dimensions than another, as a bias does. ``adds`` says whose gradients the
     operator adds: those of a linear layer's ``weight``, of a ``vector``, or of a ``table``.
-    ``makes`` is ``weight`` for products that make gradients of weights.
+    ``makes`` is ``weight`` for products that make gradients of weights. ``behind`` names what comes
+    right before the operator in its pass and makes a tensor of the same shape, of whole operands.
 
     The operator moves ``bytes_factor`` times the graph's bytes, in ``kernels`` kernels; operators
     ``together`` are one kernel in a layer's pass. ``copies_of_batches`` adds bytes at the memory's
@@ -218,6 +219,7 @@ class KernelRule:
     adds: str = ""
     broadcasts: bool | None = None
     makes: str = ""
+    behind: str = ""
     bytes_factor: float = 1.0
     copies_of_batches: float = 0.0
     fused_for: int = 1

@@ -91,6 +91,28 @@ _KERNELS = (
         KernelRule(name=name, module="attention", bytes_own_keys=1.0, kernels_a_sequence=1)
         for name in BATCHED_PRODUCTS
     ),
+    # runtime.models.residuals fuses bias, dropout, residual addition and the norm after it, which
+    # does not read the sum again; the backward kernel of a norm reads and adds the residual's
+    # gradient. Norms of lean blocks are separate.
+    KernelRule(name="aten.add", module="", phase="forward", broadcasts=True, bytes_factor=0.0),
+    *(
+        rule
+        for name in ("aten.native_layer_norm", "mistlab.rms_norm")
+        for rule in (
+            KernelRule(name=name, behind="aten.add", bytes_factor=0.5, kernels=0),
+            KernelRule(
+                name="aten.add",
+                phase="backward",
+                behind=f"{name}_backward",
+                bytes_factor=1 / 3,
+                kernels=0,
+            ),
+        )
+    ),
+    *(
+        KernelRule(name=name, module="dropout", phase="forward", bytes_factor=0.0)
+        for name in ("aten.native_dropout", "mistlab.keep")
+    ),
     # runtime.models.dropout regenerates masks, so it moves values of 2 bytes only, where a graph
     # moves one more byte for each. The backward pass applies attention dropout twice.
     KernelRule(

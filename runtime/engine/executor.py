@@ -54,8 +54,8 @@ from runtime.engine.work.turn_server import TurnServer
 from runtime.engine.work.weight_averages import WeightAverages
 from runtime.models.config import TYPE_OF_PRECISION, sums_of
 from runtime.models.dropout import Draws
-from runtime.models.lean_blocks import make_lean
-from runtime.models.transformer import with_further
+from runtime.models.lean_operators import make_lean
+from runtime.models.transformer import let_fuse, with_further
 
 # How many layers' first weights are drawn at once; each takes 8 bytes a parameter meanwhile.
 MOST_DRAWN = 4
@@ -179,6 +179,7 @@ class Executor:
             add_up_inside(module, ranks)
             multiply_frozen(module, self.layers[layer].packings, ranks)
             let_attend_in_place(module)
+            let_fuse(module)
             if LAYER_RUNS[treatments.get(layer, PLAIN)].is_lean:
                 make_lean(module, SETS[self.own.degree(CHOICE)])
         passes = Passes(self.state, modules, treatments, ranks, self.streams, self.device)

@@ -216,6 +216,18 @@ def dropped_shares(shares: Tensor, rows: MaskRows, share: float) -> Tensor:
     return dropped(by_head, rows.numbers(by_head.shape[0]), share, rows.key).view(shares.shape)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Drop:
+    """Dropout of a ``share`` of a part (B, S, columns), drawn by the place of its rows."""
+
+    rows: MaskRows
+    share: float
+
+    def of(self, x: Tensor) -> Tensor:
+        """A part, or its gradient, with dropout."""
+        return dropped(x, self.rows.numbers(x.shape[0]), self.share, self.rows.key)
+
+
 class Dropout(nn.Module):
     """Dropout of the embedding, and of what the halves of a block add to the residual."""
 
@@ -224,9 +236,26 @@ class Dropout(nn.Module):
         self.probability = probability
         self.draws: LayerDraws | None = None
 
+    @property
+    def drops(self) -> bool:
+        """Whether values are dropped."""
+        return self.training and self.probability != 0.0
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether what is dropped, if anything, follows from position."""
+        return not self.drops or self.draws is not None
+
+    def drawn(self, mask: int) -> Drop | None:
+        """The dropout of a mask by position; None where nothing is dropped."""
+        if not self.drops:
+            return None
+        assert self.draws is not None
+        return Drop(rows=self.draws.of_tokens(mask), share=self.probability)
+
     def forward(self, x: Tensor, mask: int = FIRST_HALF) -> Tensor:
         """Drop values while training."""
-        if self.probability == 0.0 or not self.training:
+        if not self.drops:
             return x
         if self.draws is None:
             return torch.native_dropout(x, self.probability, True)[0]

@@ -1,5 +1,5 @@
-"""Causal softmax, SwiGLU, rotary embedding, dropout by position and a token's loss as one Triton
-kernel each, where torch runs several.
+"""Causal softmax, SwiGLU, rotary embedding, dropout by position, a token's loss, and sums with a
+residual and the norm behind them as one Triton kernel each, where torch runs several.
 
 Each program reads what it needs once and writes its result once; between the two it computes in 32
 bits. ``runtime.models.operators`` calls these kernels on GPUs and checks shapes.
@@ -17,6 +17,9 @@ from triton import language as tl
 PART = 1024
 # Logits of a program that goes through a token's row.
 PART_OF_ROW = 4096
+# Columns of the widest row that one program holds, and programs that share the rows of a norm's
+# backward pass: about two for each multiprocessor of a large GPU.
+WIDEST, PROGRAMS = 8192, 256
 # Heads of a program that turns them: all heads of a large model would not fit its registers.
 HEADS = 8
 
@@ -71,9 +74,90 @@ def dropped(x: Tensor, hashes: Tensor, key: int, threshold: int, factor: float) 
     """Rows (R, columns) times ``factor`` where ``runtime.models.dropout`` keeps them, else 0; with
     hashes of rows (R) and the key of columns."""
     result = torch.empty_like(x)
-    words = (one - (one >> 31 << 32) for one in (key, threshold))
-    _dropped[_parts(x)](result, x, hashes, *words, factor, x.shape[-1], PART)
+    _dropped[_parts(x)](result, x, hashes, *_words(key, threshold), factor, x.shape[-1], PART)
     return result
+
+
+def _words(key: int, threshold: int) -> tuple[int, int]:
+    """Numbers of 32 bits as signed ones, which kernels take."""
+    return key - (key >> 31 << 32), threshold - (threshold >> 31 << 32)
+
+
+# Hashes of rows, the key of columns, the threshold and the factor of dropout.
+Drop = tuple[Tensor, int, int, float]
+
+
+def added(x: Tensor, part: Tensor, bias: Tensor | None, drop: Drop | None) -> Tensor:
+    """``x`` and a part with its bias and dropout, as ``runtime.models.residuals`` adds them."""
+    x, part = x.contiguous(), part.contiguous()
+    result = torch.empty_like(x)
+    _add[_parts(x)](result, x, part, *_of_part(part, bias, drop), x.shape[-1], PART)
+    return result
+
+
+def added_and_normed(
+    x: Tensor,
+    part: Tensor,
+    bias: Tensor | None,
+    drop: Drop | None,
+    weight: Tensor,
+    shift: Tensor | None,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``added``, its norm, and each row's mean and reciprocal deviation, or root mean square."""
+    x, part = x.contiguous(), part.contiguous()
+    *rows, columns = x.shape
+    result, normal = torch.empty_like(x), torch.empty_like(x)
+    mean, reciprocal = (x.new_empty((*rows, 1), dtype=torch.float32) for _ in range(2))
+    made = (result, normal, mean, reciprocal)
+    norm = (weight, weight if shift is None else shift, epsilon, shift is not None)
+    width = triton.next_power_of_2(columns)
+    _add_and_norm[reciprocal.numel(),](
+        *(*made, x, part, *_of_part(part, bias, drop), *norm, columns, width),
+        num_warps=_warps(width),
+    )
+    return made
+
+
+def norm_backward(
+    gradient: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    reciprocal: Tensor,
+    weight: Tensor,
+    residual: Tensor | None,
+    *,
+    centers: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of a norm's input, with that of the ``residual`` added, of its weight and of its
+    bias; a norm that ``centers`` has one."""
+    gradient, x = gradient.contiguous(), x.contiguous()
+    rows, columns = reciprocal.numel(), x.shape[-1]
+    programs = min(rows, PROGRAMS)
+    of_x = torch.empty_like(x)
+    sums = x.new_empty((2 if centers else 1, programs, columns), dtype=torch.float32)
+    width = triton.next_power_of_2(columns)
+    _norm_backward[programs,](
+        *(of_x, sums, gradient, x, mean, reciprocal, weight),
+        gradient if residual is None else residual.contiguous(),
+        *(rows, triton.cdiv(rows, programs), columns, centers, residual is not None, width),
+        num_warps=_warps(width),
+    )
+    of_vectors = sums.sum(1).to(weight.dtype)
+    return of_x, of_vectors[0], of_vectors[-1]
+
+
+def _of_part(part: Tensor, bias: Tensor | None, drop: Drop | None) -> tuple[object, ...]:
+    """Bias and dropout of a part, as kernels take them; tensors that are not read are any."""
+    hashes, key, threshold, factor = (part, 0, 0, 1.0) if drop is None else drop
+    words = _words(key, threshold)
+    own = part if bias is None else bias
+    return own, hashes, *words, factor, bias is not None, drop is not None
+
+
+def _warps(width: int) -> int:
+    """Warps among whose registers a row is spread, so that none are spilled."""
+    return 32 if width == WIDEST else max(1, width // 512)
 
 
 def sum_rows(found: Tensor, logits: Tensor, targets: Tensor, first: int, used: int) -> None:
@@ -185,6 +269,156 @@ def _dropped(result, x, hashes, key, threshold, factor, columns, part: tl.conste
     value = tl.load(x + row * columns + column, mask=inside).to(tl.float32)
     value = tl.where(chance >= threshold.to(tl.uint32), value * factor, 0.0)
     tl.store(result + row * columns + column, value.to(result.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _with_bias(
+    part,
+    bias,
+    hashes,
+    row,
+    column,
+    inside,
+    place,
+    key,
+    threshold,
+    factor,
+    has_bias: tl.constexpr,
+    drops: tl.constexpr,
+):
+    value = tl.load(part + place, mask=inside, other=0.0).to(tl.float32)
+    if has_bias:
+        value += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    if drops:
+        of_column = _hash(column.to(tl.uint32) ^ key.to(tl.uint32))
+        chance = _hash(of_column ^ tl.load(hashes + row).to(tl.uint32))
+        value = tl.where(chance >= threshold.to(tl.uint32), value * factor, 0.0)
+    return value
+
+
+@triton.jit(do_not_specialize=["key", "threshold"])
+def _add(
+    result,
+    x,
+    part,
+    bias,
+    hashes,
+    key,
+    threshold,
+    factor,
+    has_bias: tl.constexpr,
+    drops: tl.constexpr,
+    columns,
+    width: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * width + tl.arange(0, width)
+    inside = column < columns
+    place = row * columns + column
+    value = _with_bias(
+        part, bias, hashes, row, column, inside, place, key, threshold, factor, has_bias, drops
+    )
+    value += tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(result + place, value.to(result.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["key", "threshold"])
+def _add_and_norm(
+    result,
+    normal,
+    mean,
+    reciprocal,
+    x,
+    part,
+    bias,
+    hashes,
+    key,
+    threshold,
+    factor,
+    has_bias: tl.constexpr,
+    drops: tl.constexpr,
+    weight,
+    shift,
+    epsilon,
+    centers: tl.constexpr,
+    columns,
+    width: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, width)
+    inside = column < columns
+    place = row * columns + column
+    value = _with_bias(
+        part, bias, hashes, row, column, inside, place, key, threshold, factor, has_bias, drops
+    )
+    value += tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    # The norm is of the sum as it is kept, which the backward pass reads.
+    kept = value.to(result.dtype.element_ty)
+    tl.store(result + place, kept, mask=inside)
+    value = kept.to(tl.float32)
+    if centers:
+        middle = tl.sum(value, axis=0) / columns
+        tl.store(mean + row, middle)
+        value = tl.where(inside, value - middle, 0.0)
+    root = 1.0 / tl.sqrt(tl.sum(value * value, axis=0) / columns + epsilon)
+    tl.store(reciprocal + row, root)
+    made = value * root * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    if centers:
+        made += tl.load(shift + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(normal + place, made.to(normal.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _norm_backward(
+    of_x,
+    sums,
+    gradient,
+    x,
+    mean,
+    reciprocal,
+    weight,
+    residual,
+    rows,
+    each,
+    columns,
+    centers: tl.constexpr,
+    adds: tl.constexpr,
+    width: tl.constexpr,
+):
+    first = tl.program_id(0) * each
+    column = tl.arange(0, width)
+    inside = column < columns
+    start = first.to(tl.int64) * columns
+    of_gain = tl.zeros((width,), tl.float32)
+    of_shift = tl.zeros((width,), tl.float32)
+    for number in range(each):
+        is_row = first + number < rows
+        here = inside & is_row
+        place = start + column
+        slope = tl.load(gradient + place, mask=here, other=0.0).to(tl.float32)
+        value = tl.load(x + place, mask=here, other=0.0).to(tl.float32)
+        root = tl.load(reciprocal + first + number, mask=is_row, other=0.0)
+        if centers:
+            value = tl.where(
+                here, value - tl.load(mean + first + number, mask=is_row, other=0.0), 0.0
+            )
+            of_shift += slope
+        value *= root
+        of_gain += slope * value
+        # Loaded anew for each row, from a cache: registers are full of what is summed.
+        slope *= tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+        made = slope - value * (tl.sum(slope * value, axis=0) / columns)
+        if centers:
+            made -= tl.sum(slope, axis=0) / columns
+        made *= root
+        if adds:
+            made += tl.load(residual + place, mask=here, other=0.0).to(tl.float32)
+        tl.store(of_x + place, made.to(of_x.dtype.element_ty), mask=here)
+        start += columns
+    own = sums + tl.program_id(0) * columns + column
+    tl.store(own, of_gain, mask=inside)
+    if centers:
+        tl.store(own + tl.num_programs(0) * columns, of_shift, mask=inside)
 
 
 @triton.jit

@@ -7,14 +7,17 @@ plain operators, to rounding.
 """
 
 import math
-from functools import cache
+from collections.abc import Collection
+from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mistlab.graph.lean import KEPT_CHANNELS
+from runtime.models.operators import LayerNorm
 from runtime.models.ranks import operator
+from runtime.models.transformer import MLP
 
 # Nodes of the table of GELU's slope, for each side of its minimum: a straight line between two is
 # nearer to the slope than a number of 32 bits tells.
@@ -245,3 +248,31 @@ def lean_core(
     """Softmax of scores (..., S, S), dropout of all but ``kept``, and the product with values."""
     mixed: Tensor = LeanCore.apply(scores, value, kept, share)
     return mixed
+
+
+# Blocks of a model whose operators keep less for their backward pass.
+
+
+def make_lean(block: nn.Module, kinds: Collection[str]) -> None:
+    """Let a block's operators of these kinds (``mistlab.plan.lean_sets``) keep less.
+
+    Norms of what attention and the network make are left: no product keeps what they give.
+    """
+    for name, module in block.named_modules():
+        if isinstance(module, MLP) and "gelu" in kinds:
+            module.gelu = lean_gelu
+        elif isinstance(module, LayerNorm) and "norms" in kinds and not name.endswith("post_norm"):
+            module.normalise = partial(_normalise, channels=KEPT_CHANNELS)
+
+
+def keep_lost_channels(block: nn.Module) -> None:
+    """Let lean norms keep the values of all channels that their outputs do not tell, as their gains
+    are now; the host waits for the device."""
+    for norm in block.modules():
+        if isinstance(norm, LayerNorm) and norm.normalise is not None:
+            lost = lost_channels(norm.weight)
+            norm.normalise = partial(_normalise, channels=max(KEPT_CHANNELS, lost))
+
+
+def _normalise(x: Tensor, norm: LayerNorm, *, channels: int) -> Tensor:
+    return lean_layer_norm(x, norm.weight, norm.bias, norm.epsilon, channels)

@@ -31,6 +31,7 @@ from runtime.models.parallel import (
     without,
 )
 from runtime.models.ranks import CountedRanks, OneRank, TensorParallel, construction
+from runtime.models.residuals import added, added_and_normed, is_plain, normed_beside
 from runtime.models.state_space import SquaredRelu, StateSpace
 
 # How often the mean loss of further tokens counts: DeepSeek V3's weight for two thirds of its
@@ -151,41 +152,49 @@ class Block(nn.Module):
         if structure.shared_experts:
             self.shared = MLP(dataclasses.replace(config, ffn=config.shared_ffn), structure, ranks)
         self.dropout = Dropout(config.dropout)
+        # Whether sums with the residual, and norms of it, are operators of ``residuals``.
+        self.fuses = False
 
     def forward(self, x: Tensor) -> Tensor:
         """One layer of the model; input and output are (batch, sequence, hidden)."""
         if self.encodes:
             return self._encoded(x)
-        if self.attention is not None:
-            inner = self.attention_norm(x)
-            if not isinstance(self.attention, LatentAttention):
-                inner = enter(inner, self.ranks)
-            of_attention = self.attention.output.bias
-            if self.mlp is not None and self.mlp_norm is None:
-                biases = of_attention, self.mlp.down.bias
-                return x + self._complete(self.attention(inner) + self.mlp(inner), *biases)
-            # No name holds what attention makes: it would stay in memory until the block ends.
-            norm = self.attention_post_norm
-            x = x + self._complete(self.attention(inner), of_attention, norm=norm)
-        return x if self.mlp_norm is None else self._through_network(x, self.mlp_norm(x))
+        if self.attention is None:
+            assert self.mlp_norm is not None
+            return self._through_network(*self._normed(x, self.mlp_norm))
+        x, inner = self._normed(x, self.attention_norm)
+        if not isinstance(self.attention, LatentAttention):
+            inner = enter(inner, self.ranks)
+        bias = self.attention.output.bias
+        if self.mlp is not None and self.mlp_norm is None:
+            biases = bias, self.mlp.down.bias
+            return self._added(x, self.attention(inner) + self.mlp(inner), *biases)
+        # No name holds what attention makes: it would stay in memory until the block ends.
+        post = self.attention_post_norm
+        if self.mlp_norm is None:
+            return self._added(x, self.attention(inner), bias, post=post)
+        return self._through_network(
+            *self._added_and_normed(x, self.attention(inner), bias, self.mlp_norm, post=post)
+        )
 
     def _encoded(self, x: Tensor) -> Tensor:
         assert isinstance(self.attention, Attention)
         assert self.mlp is not None
         assert self.mlp_norm is not None
+        bias = self.attention.output.bias
         made = self.attention(enter(x, self.ranks))
-        x = self.attention_norm(x + self._complete(made, self.attention.output.bias))
-        made = self.mlp(enter(x, self.ranks))
-        return self.mlp_norm(x + self._complete(made, self.mlp.down.bias, mask=SECOND_HALF))
+        x = self._added_and_normed(x, made, bias, self.attention_norm)[1]
+        bias, made = self.mlp.down.bias, self.mlp(enter(x, self.ranks))
+        return self._added_and_normed(x, made, bias, self.mlp_norm, mask=SECOND_HALF)[1]
 
     def _through_network(self, x: Tensor, inner: Tensor) -> Tensor:
         """The residual with what the network, or the experts, make of its norm."""
+        post = self.mlp_post_norm
         if self.mlp is not None:
-            return x + self._complete(
-                self.mlp(enter(inner, self.ranks)),
-                self.mlp.down.bias,
-                norm=self.mlp_post_norm,
-                mask=SECOND_HALF,
+            # No name holds what the network makes, either.
+            bias = self.mlp.down.bias
+            return self._added(
+                x, self.mlp(enter(inner, self.ranks)), bias, post=post, mask=SECOND_HALF
             )
         assert self.experts is not None
         made = self.experts(inner)
@@ -193,21 +202,70 @@ class Block(nn.Module):
             of_all = leave(self.shared(enter(inner, self.ranks)), self.ranks)
             bias = self.shared.down.bias
             made = made + (of_all if bias is None else of_all + bias)
-        if self.mlp_post_norm is not None:
-            made = self.mlp_post_norm(made)
-        return x + self.dropout(made, SECOND_HALF)
+        if post is not None:
+            made = post(made)
+        return self._sum(x, made, None, SECOND_HALF)
 
-    def _complete(
+    def _normed(self, x: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
+        """The residual and its norm."""
+        if self.fuses and is_plain(norm):
+            return normed_beside(x, norm)
+        return x, norm(x)
+
+    def _added(
         self,
+        x: Tensor,
         part: Tensor,
         *biases: Tensor | None,
-        norm: nn.Module | None = None,
+        post: nn.Module | None = None,
         mask: int = FIRST_HALF,
     ) -> Tensor:
-        whole = leave(part, self.ranks)
-        for bias in biases:
-            whole = whole if bias is None else whole + bias
-        return self.dropout(whole if norm is None else norm(whole), mask)
+        """The residual with a part, after the sum over ranks: its biases, norm and dropout."""
+        part, bias = self._whole(part, biases, post)
+        return self._sum(x, part, bias, mask)
+
+    def _added_and_normed(
+        self,
+        x: Tensor,
+        part: Tensor,
+        bias: Tensor | None,
+        norm: nn.Module,
+        *,
+        post: nn.Module | None = None,
+        mask: int = FIRST_HALF,
+    ) -> tuple[Tensor, Tensor]:
+        """``_added``, and its norm."""
+        part, bias = self._whole(part, (bias,), post)
+        if self.fuses and is_plain(norm) and self.dropout.is_drawn:
+            return added_and_normed(x, part, bias, self.dropout.drawn(mask), norm)
+        x = self._sum(x, part, bias, mask)
+        # No name holds a part that has been added.
+        del part
+        return x, norm(x)
+
+    def _whole(
+        self, part: Tensor, biases: Sequence[Tensor | None], post: nn.Module | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """What all ranks make of a part, and the bias that is still to be added."""
+        part = leave(part, self.ranks)
+        given = [one for one in biases if one is not None]
+        if self.fuses and post is None:
+            return part, sum(given[1:], start=given[0]) if given else None
+        for bias in given:
+            part = part + bias
+        return part if post is None else post(part), None
+
+    def _sum(self, x: Tensor, part: Tensor, bias: Tensor | None, mask: int) -> Tensor:
+        if self.fuses and self.dropout.is_drawn:
+            return added(x, part, bias, self.dropout.drawn(mask))
+        return x + self.dropout(part if bias is None else part + bias, mask)
+
+
+def let_fuse(module: nn.Module) -> None:
+    """Let blocks add to their residuals, and norm them, by one operator each."""
+    for one in module.modules():
+        if isinstance(one, Block):
+            one.fuses = True
 
 
 def _mixer(

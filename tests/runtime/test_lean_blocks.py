@@ -26,7 +26,7 @@ from mistlab.plan.plan import Plan  # noqa: E402
 from mistlab.plan.workload import Workload  # noqa: E402
 from mistlab.stages.stage_batch import StageBatch  # noqa: E402
 from mistlab.stages.stage_program import Op  # noqa: E402
-from runtime.models.lean_blocks import make_lean  # noqa: E402
+from runtime.models.lean_operators import make_lean  # noqa: E402
 from runtime.models.transformer import Transformer  # noqa: E402
 from runtime.tracing import traced_families  # noqa: E402
 from runtime.tracing.traced_families import trace_variant  # noqa: E402

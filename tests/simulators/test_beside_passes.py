@@ -12,8 +12,7 @@ from mistlab.plan.plan import Offload, Plan, StagePlan
 from mistlab.plan.workload import Workload
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
-from tests.simulators.eager_loss import add_engine
-from tests.workloads import workload_of
+from tests.workloads import with_long_head, workload_of
 
 WORK = workload_of("gpt3-1.3b", 2048, 32)
 PLAIN = StagePlan(layers=24, data_parallel=1, tensor_parallel=1, micro_batch=1)
@@ -63,12 +62,10 @@ def test_weights_are_gathered_when_they_came_from_the_host(hardware: str) -> Non
 
 
 @pytest.mark.parametrize(("hardware", "nodes"), [("a100-40gb", 2), ("h100-80gb", 4)])
-def test_the_first_layer_s_weights_are_gathered_beside_a_send(
-    hardware: str, nodes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_layer_s_weights_are_gathered_beside_a_send(hardware: str, nodes: int) -> None:
     stage = replace(PLAIN, layers=24 // nodes, data_parallel=8, zero=3)
     work, plan = replace(WORK, global_batch=128), Plan(stages=(stage,) * nodes, micro_batches=16)
-    plan = replace(plan, engine=add_engine(monkeypatch))
+    work = with_long_head(work)
     closed_s, played_s = times_of(work, cluster_of(hardware, nodes), plan)
     assert closed_s == pytest.approx(played_s, rel=2e-3)
 

@@ -21,7 +21,6 @@ from searchers.savings import contains
 from searchers.strategy import StrategySearcher
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
-from tests.simulators.eager_loss import add_engine
 from tests.workloads import workload_of
 
 CLUSTER = Cluster(hardware=catalog.hardware("a100-80gb"), nodes=1, gpus_per_node=8)
@@ -93,22 +92,20 @@ def test_parts_without_blocks_are_predicted_and_played() -> None:
         assert one.peak_allocated_bytes == pytest.approx(other.peak_allocated_bytes, rel=0.01)
 
 
-def test_gradients_of_experts_weights_have_passes_of_their_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine = add_engine(monkeypatch)
-    ours = replace(plan("zb-h1", 8), engine=engine, stages=(replace(STAGE, layers=8),) * 4)
+def test_gradients_of_experts_weights_have_passes_of_their_own() -> None:
+    ours = replace(plan("zb-h1", 8), engine="mistlab", stages=(replace(STAGE, layers=8),) * 4)
     workload = replace(work(8), model=catalog.model("mixtral-8x7b"))
     given = {"workload": workload, "cluster": CLUSTER}
     closed = SymbolicPredictor(**given).predict(ours)  # type: ignore[arg-type]
     simulation = EventSimulator(**given).simulate(ours)  # type: ignore[arg-type]
     assert closed.iteration_s == pytest.approx(simulation.iteration_s, rel=0.01)
-    # Nearly a third of all computing, and nothing else.
+    # A gradient of weights takes as long as one of the same product's input, which is not all that
+    # passes for inputs compute.
     busy = dict.fromkeys("FBW", 0.0)
     for task in simulation.tasks():
         if task.action.kind in busy:
             busy[task.action.kind] += task.end_s - task.start_s
-    assert 0.2 < busy["W"] / sum(busy.values()) < 1 / 3
+    assert 0.2 * sum(busy.values()) < busy["W"] < busy["B"]
 
 
 def test_interleaving_fills_the_bubble_and_holds_more() -> None:

@@ -13,8 +13,7 @@ from mistlab.plan.plan import Offload, Plan, StagePlan
 from mistlab.plan.workload import Workload
 from simulators.events import EventSimulator, Simulation
 from simulators.symbolic import SymbolicPredictor
-from tests.simulators.eager_loss import add_engine
-from tests.workloads import workload_of
+from tests.workloads import with_long_head, workload_of
 
 WORK = workload_of("gpt3-1.3b", 2048, 32)
 TIED = replace(WORK, model=replace(WORK.model, name="", tied_embeddings=True))
@@ -64,12 +63,9 @@ def test_sends_of_neighbours_at_one_time_share_their_nodes_network(engine: str) 
     assert 1.3 < max(shares) <= 2 * (1 + 1e-9)
 
 
-def test_without_neighbours_sends_take_what_they_take_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_neighbours_sends_take_what_they_take_alone() -> None:
     """One goes out of a node while another comes in; the last one goes beside a reduction."""
-    plan = replace(PLAN, engine=add_engine(monkeypatch))
-    *shares, last = stretches(played(plan, apart(TWO_NODES)))
+    *shares, last = stretches(played(PLAN, apart(TWO_NODES), with_long_head(WORK)))
     assert shares == pytest.approx([1] * 31, rel=1e-9)
     assert last == pytest.approx(2)
     assert not played(PLAN, ONE_NODE).graph.networks

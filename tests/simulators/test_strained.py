@@ -10,7 +10,7 @@ from mistlab.plan.plan import Offload, Plan, StagePlan
 from mistlab.plan.workload import Workload
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
-from tests.simulators.eager_loss import add_engine
+from tests.workloads import with_long_head
 
 SMALL = Workload(
     model=catalog.model("gpt3-1.3b"),
@@ -226,14 +226,14 @@ V_PLANS = {
 
 
 @pytest.mark.parametrize("case", V_PLANS)
-def test_orders_in_a_v_across_nodes(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orders_in_a_v_across_nodes(case: str) -> None:
     model, hardware, nodes, gpus, order, stages, micro_batches, tensor, zero = V_PLANS[case]
     cluster = Cluster(hardware=catalog.hardware(hardware), nodes=nodes, gpus_per_node=gpus)
     data = nodes * gpus // stages // tensor
     batch = data * micro_batches
     workload = replace(SMALL, model=catalog.model(model), sequence_length=2048, global_batch=batch)
     # As when the plans were found.
-    workload = replace(workload, gradients="16bit")
+    workload = with_long_head(replace(workload, gradients="16bit"))
     stage = StagePlan(
         layers=workload.model.layers // stages,
         data_parallel=data,
@@ -242,7 +242,7 @@ def test_orders_in_a_v_across_nodes(case: str, monkeypatch: pytest.MonkeyPatch) 
         zero=zero,
     )
     plan = Plan(
-        engine=add_engine(monkeypatch),
+        engine="mistlab",
         micro_batches=micro_batches,
         order=order,
         stages=(stage,) * stages,

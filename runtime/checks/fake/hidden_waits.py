@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime.checks.fake.fake_driver import FakeDriver
 from runtime.checks.fake.watch import Kind, Watch
-from runtime.models import operators
+from runtime.models import operators, residuals
 
 aten = torch.ops.aten
 # Kinds of devices that are no stand-in for a GPU.
@@ -46,7 +46,7 @@ class HiddenWaits(TorchDispatchMode):
         self._driver, self._watch, self._ways = driver, watch, ways
         self._bodies: dict[OpOverload, Callable[..., Any]] = {
             made._opoverload: made._init_fn
-            for one in vars(operators).values()
+            for one in (*vars(operators).values(), *vars(residuals).values())
             if isinstance(made := getattr(one, "operator", None), CustomOpDef)
         }
 

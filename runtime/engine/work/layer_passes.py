@@ -26,7 +26,7 @@ from runtime.engine.storage.state import ParameterPlaces, StageState
 from runtime.engine.streams.lanes import LaneWork, StreamedRanks, Streams
 from runtime.engine.work.shared_vectors import SharedVectors
 from runtime.models.experts import Experts
-from runtime.models.lean_blocks import keep_lost_channels
+from runtime.models.lean_operators import keep_lost_channels
 
 
 class _Boundary(torch.autograd.Function):

@@ -1,0 +1,312 @@
+"""What a block adds to its residual, and the norms at the residual, as one operator each.
+
+A part's bias, dropout and sum with the residual are one operator; where a norm is behind the sum,
+the norm too. The backward pass of a norm adds the residual's gradient. On GPUs with Triton each is
+a kernel (``runtime.models.kernels``); elsewhere torch runs several. What is kept for the backward
+pass is what sums and norms apart keep.
+"""
+
+# ruff: noqa: PLR0913, PLR0917
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runtime.models.dropout import Drop, dropped, hashes_of_rows, threshold_of
+from runtime.models.operators import LayerNorm, RMSNorm, kernels_for, rms_norm, rms_norm_backward
+from runtime.models.ranks import direct
+
+# Columns of the widest row that a kernel of a norm holds; a wider row has kernels apart.
+WIDEST = 8192
+
+
+# What an operator takes of dropout: numbers of rows, the share, and the keys of rows and columns.
+_Drawn = tuple[Tensor | None, float, int, int]
+
+
+def _drawn(drop: Drop | None, x: Tensor) -> _Drawn:
+    if drop is None:
+        return None, 0.0, 0, 0
+    return drop.rows.numbers(x.shape[0]), drop.share, *drop.rows.key
+
+
+def _sum(x: Tensor, part: Tensor, bias: Tensor | None, drawn: _Drawn) -> Tensor:
+    rows, share, *key = drawn
+    if bias is None and rows is None:
+        return x + part
+    whole = part if bias is None else part + bias
+    if rows is not None:
+        whole = dropped(whole, rows, share, (key[0], key[1]))
+    return whole.add_(x)
+
+
+def _for_kernels(drawn: _Drawn) -> tuple[Tensor, int, int, float] | None:
+    rows, share, of_rows, of_columns = drawn
+    if rows is None:
+        return None
+    hashes = hashes_of_rows(rows.reshape(-1), (of_rows, of_columns))
+    return hashes, of_columns, threshold_of(share), 1 / (1 - share)
+
+
+def _add_part(
+    x: Tensor,
+    part: Tensor,
+    bias: Tensor | None,
+    rows: Tensor | None,
+    share: float,
+    row_key: int,
+    column_key: int,
+) -> Tensor:
+    """``x`` and a part, with the part's bias and dropout."""
+    drawn = (rows, share, row_key, column_key)
+    if kernels := kernels_for(x):
+        made: Tensor = kernels.added(x, part, bias, _for_kernels(drawn))
+        return made
+    return _sum(x, part, bias, drawn)
+
+
+_add_part_operator = torch.library.custom_op("mistlab::add_part", _add_part, mutates_args=())
+add_part = direct(_add_part_operator, _add_part)
+
+
+@_add_part_operator.register_fake
+def _(x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _add_part_and_norm(
+    x: Tensor,
+    part: Tensor,
+    bias: Tensor | None,
+    rows: Tensor | None,
+    share: float,
+    row_key: int,
+    column_key: int,
+    weight: Tensor,
+    shift: Tensor | None,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``add_part``, its norm, and each row's mean and reciprocal deviation; without ``shift`` the
+    norm is by the root mean square, whose reciprocal stands for both."""
+    drawn = (rows, share, row_key, column_key)
+    if x.shape[-1] <= WIDEST and (kernels := kernels_for(x)):
+        made: tuple[Tensor, Tensor, Tensor, Tensor] = kernels.added_and_normed(
+            *(x, part, bias, _for_kernels(drawn), weight, shift, epsilon)
+        )
+        return made
+    whole = _sum(x, part, bias, drawn)
+    return whole, *_norm(whole, weight, shift, epsilon)
+
+
+def _norm(
+    x: Tensor, weight: Tensor, shift: Tensor | None, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    if shift is None:
+        normal, reciprocal = rms_norm(x, weight, epsilon)
+        return normal, x.new_empty(0), reciprocal
+    normal, mean, reciprocal = torch.native_layer_norm(x, (x.shape[-1],), weight, shift, epsilon)
+    return normal, mean, reciprocal
+
+
+_norm_operator = torch.library.custom_op(
+    "mistlab::add_part_and_norm", _add_part_and_norm, mutates_args=()
+)
+add_part_and_norm = direct(_norm_operator, _add_part_and_norm)
+
+
+@_norm_operator.register_fake
+def _(x: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    has_mean, rows = arguments[-2] is not None, (*x.shape[:-1], 1)
+    wide = x.new_empty(rows, dtype=torch.float32)
+    mean = torch.empty_like(wide) if has_mean else x.new_empty(0)
+    return x.new_empty(x.shape), x.new_empty(x.shape), mean, wide
+
+
+def _norm_and_add_backward(
+    gradient: Tensor,
+    x: Tensor,
+    mean: Tensor | None,
+    reciprocal: Tensor,
+    weight: Tensor,
+    shift: Tensor | None,
+    residual: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of a norm's input, with the ``residual``'s added, of its weight and its bias; a
+    norm without a mean has none, and gives any tensor."""
+    if x.shape[-1] <= WIDEST and (kernels := kernels_for(x)):
+        found: tuple[Tensor, Tensor, Tensor] = kernels.norm_backward(
+            *(gradient, x, reciprocal if mean is None else mean, reciprocal, weight, residual),
+            centers=mean is not None,
+        )
+        return found
+    if mean is None:
+        of_x, of_weight = rms_norm_backward(gradient, x, reciprocal, weight)
+        of_shift = x.new_empty(0)
+    else:
+        of_x, of_weight, of_shift = torch.ops.aten.native_layer_norm_backward(
+            *(gradient, x, (x.shape[-1],), mean, reciprocal, weight, shift), [True, True, True]
+        )
+    if residual is not None:
+        of_x.add_(residual)
+    return of_x, of_weight, of_shift
+
+
+_backward_operator = torch.library.custom_op(
+    "mistlab::norm_and_add_backward", _norm_and_add_backward, mutates_args=()
+)
+norm_and_add_backward = direct(_backward_operator, _norm_and_add_backward)
+
+
+@_backward_operator.register_fake
+def _(gradient: Tensor, x: Tensor, mean: Tensor | None, *others: Any) -> tuple[Tensor, ...]:
+    _, weight, *_ = others
+    of_shift = x.new_empty(0) if mean is None else weight.new_empty(weight.shape)
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), of_shift
+
+
+# With their gradients.
+
+
+class AddedPart(torch.autograd.Function):
+    """``x`` and a part with its bias and dropout; keeps nothing."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, part: Tensor, bias: Tensor | None, drop: Drop | None
+    ) -> Tensor:
+        """The sum."""
+        ctx.drop = drop
+        return add_part(x, part, bias, *_drawn(drop, part))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the residual, the part and the bias."""
+        (gradient,) = gradients
+        of_part, of_bias = _of_part(ctx, gradient)
+        return gradient, of_part, of_bias, None
+
+
+class NormOfSum(torch.autograd.Function):
+    """``x`` and a part with its bias and dropout, and the norm of the sum; keeps the sum, and a
+    number or two for each row."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        part: Tensor,
+        bias: Tensor | None,
+        drop: Drop | None,
+        weight: Tensor,
+        shift: Tensor | None,
+        epsilon: float,
+    ) -> tuple[Tensor, Tensor]:
+        """The sum and its norm."""
+        ctx.drop, ctx.has_shift = drop, shift is not None
+        drawn = _drawn(drop, part)
+        whole, normal, mean, reciprocal = add_part_and_norm(
+            x, part, bias, *drawn, weight, shift, epsilon
+        )
+        ctx.set_materialize_grads(False)
+        _keep(ctx, whole, mean, reciprocal, weight, shift)
+        return whole, normal
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, of_whole: Tensor | None, of_normal: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of the residual, the part, its bias, and the norm's weight and bias."""
+        of_x, *of_norm = norm_and_add_backward(of_normal, *_kept(ctx), of_whole)
+        of_part, of_bias = _of_part(ctx, of_x)
+        return of_x, of_part, of_bias, None, *_wanted(ctx, of_norm), None
+
+
+class NormBeside(torch.autograd.Function):
+    """The residual as it is, and its norm; keeps the residual, and a number or two a row."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, shift: Tensor | None, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """The residual and its norm."""
+        ctx.has_shift = shift is not None
+        normal, mean, reciprocal = _norm(x, weight, shift, epsilon)
+        ctx.set_materialize_grads(False)
+        _keep(ctx, x, mean, reciprocal, weight, shift)
+        return x.view_as(x), normal
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, of_x: Tensor | None, of_normal: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of the residual, and of the norm's weight and bias."""
+        of_residual, *of_norm = norm_and_add_backward(of_normal, *_kept(ctx), of_x)
+        return of_residual, *_wanted(ctx, of_norm), None
+
+
+def _of_part(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Gradients of a part and of its bias, from that of the sum."""
+    of_part = gradient if ctx.drop is None else ctx.drop.of(gradient)
+    if not ctx.needs_input_grad[2]:
+        return of_part, None
+    return of_part, of_part.sum(tuple(range(of_part.dim() - 1)))
+
+
+def _keep(
+    ctx: Any, x: Tensor, mean: Tensor, reciprocal: Tensor, weight: Tensor, shift: Tensor | None
+) -> None:
+    ctx.save_for_backward(
+        *((x, reciprocal, weight) if shift is None else (x, mean, reciprocal, weight, shift))
+    )
+
+
+def _kept(ctx: Any) -> tuple[Tensor | None, ...]:
+    """What a norm has kept: its input, mean, reciprocal, weight and bias."""
+    if ctx.has_shift:
+        kept: tuple[Tensor, ...] = ctx.saved_tensors
+        return kept
+    x, reciprocal, weight = ctx.saved_tensors
+    return x, None, reciprocal, weight, None
+
+
+def _wanted(ctx: Any, of_norm: list[Tensor]) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of a norm's weight and bias, where there are these and they are trained."""
+    *_, wants_weight, wants_shift, _ = ctx.needs_input_grad
+    of_weight, of_shift = of_norm
+    return of_weight if wants_weight else None, of_shift if wants_shift else None
+
+
+# As a block calls them.
+
+
+def added(x: Tensor, part: Tensor, bias: Tensor | None, drop: Drop | None) -> Tensor:
+    """A residual with a part, its bias and dropout."""
+    if bias is None and drop is None:
+        return x + part
+    made: Tensor = AddedPart.apply(x, part, bias, drop)
+    return made
+
+
+def added_and_normed(
+    x: Tensor, part: Tensor, bias: Tensor | None, drop: Drop | None, norm: nn.Module
+) -> tuple[Tensor, Tensor]:
+    """``added``, and its norm."""
+    made: tuple[Tensor, Tensor] = NormOfSum.apply(x, part, bias, drop, *_vectors(norm))
+    return made
+
+
+def normed_beside(x: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """A residual and its norm, whose backward pass adds the residual's gradient."""
+    made: tuple[Tensor, Tensor] = NormBeside.apply(x, *_vectors(norm))
+    return made
+
+
+def _vectors(norm: nn.Module) -> tuple[Tensor, Tensor | None, float]:
+    assert isinstance(norm, LayerNorm | RMSNorm)
+    return norm.weight, norm.bias if isinstance(norm, LayerNorm) else None, norm.epsilon
+
+
+def is_plain(norm: nn.Module) -> bool:
+    """Whether a norm is worked out as torch does, and so may be one with a sum."""
+    return not isinstance(norm, LayerNorm) or norm.normalise is None
