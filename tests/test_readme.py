@@ -22,6 +22,9 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 GRAPHS = (ROOT / "docs" / "reference" / "layer-graphs.md").read_text(encoding="utf-8")
 QUESTIONS = (ROOT / "docs" / "questions.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+PAGES = "\n".join(
+    [README, CONTRIBUTING, *(p.read_text("utf-8") for p in (ROOT / "docs").rglob("*.md"))]
+)
 BLOCKS = re.findall(r"```python\n(.*?)```", GRAPHS, re.DOTALL)
 PROGRAMS = [
     block.replace("\\\n", " ").replace("#", "\n#").splitlines()
@@ -47,7 +50,7 @@ def test_the_second_program_is_the_tested_example() -> None:
 
 
 @pytest.mark.parametrize(
-    "target", sorted(set(re.findall(r"`make ([a-z-]+)\b", README + CONTRIBUTING + QUESTIONS)))
+    "target", sorted(set(re.findall(r"(?:`|^)make ([a-z-]+)(?:`|$)", PAGES, re.MULTILINE)))
 )
 def test_every_target_is_in_the_makefile(target: str) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -55,7 +58,12 @@ def test_every_target_is_in_the_makefile(target: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", sorted(set(re.findall(r"python -m (experiments\.[a-z_]+)", README + QUESTIONS)))
+    "command",
+    # ``squares`` is the command that a page writes as an example.
+    sorted(
+        set(re.findall(r"python -m ((?:experiments|benchmarks|tests)\.[a-z_]+)", PAGES))
+        - {"experiments.squares"}
+    ),
 )
 def test_every_command_exists(command: str) -> None:
     assert importlib.util.find_spec(command) is not None
