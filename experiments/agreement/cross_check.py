@@ -14,6 +14,7 @@ from experiments.bench.strained_plans import strained_plans, strained_strata
 from experiments.bench.wide_plans import wide_plans, wide_strata
 from experiments.pages.charts import Drawn
 from experiments.pages.groups import grouped
+from experiments.pages.page_tables import IN_A_FILE
 from experiments.pages.study import Report, Study, beside
 from experiments.pages.tables import Row, number, table, table_of
 from experiments.prediction import plots
@@ -311,6 +312,7 @@ def _words(summary: Mapping[str, Any], wanted: int, population: Population) -> I
         "The largest differences, each with the one thing without which the two differ least (if "
         "that takes half of the difference away):"
     )
+    yield IN_A_FILE
     yield _worst_table(summary["worst"])
 
 

@@ -165,7 +165,10 @@ def predict_collectives(options: argparse.Namespace) -> int:
         texts = list(_report(rows, options))
         print("\n\n".join(texts))
         if options.page:
-            write_page(options.page, "\n\n".join([*_head(options), *texts]) + "\n")
+            page = [*_head(options), *texts[:-1]]
+            if len(known) < len(rows):
+                page += ["Rows that are not predicted:", _refusal_table(rows)]
+            write_page(options.page, "\n\n".join(page) + "\n")
     is_answered = bool(known) and len(known) == len(rows) and not unreadable
     return batch_status(len(options.tables), unreadable, all_answered=is_answered)
 
@@ -246,6 +249,13 @@ def _report(
         f"{number} rows, the first {first[problem]}: {problem}"
         for problem, number in problems.most_common()
     )
+
+
+def _refusal_table(rows: Sequence[CollectiveRow | RefusedCollective]) -> str:
+    """What is not predicted, without the remedies that the command's messages have."""
+    refused = (row for row in rows if isinstance(row, RefusedCollective))
+    problems = Counter(row.problem.partition(": give")[0] for row in refused)
+    return table(["rows", "reason"], [(count, told) for told, count in problems.most_common()])
 
 
 def _errors(apart: ClustersLeftOut, bounds: Mapping[str, tuple[float, float]]) -> str:

@@ -431,6 +431,7 @@ def _searched_words(
 ) -> Iterator[str]:
     rows = [*chapters["weak"], *(r for r in chapters["strong"] if r["slower_network"] == 1)]
     yield f"## Searched plans of {options.model} on {options.hardware}"
+    yield IN_A_FILE
     yield table_of(
         rows,
         ("scaling", "{chapter}"),

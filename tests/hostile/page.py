@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from experiments.cli.rundir import revision
+from experiments.pages.page_tables import IN_A_FILE
 from tests.hostile.case import Case
 from tests.hostile.run import Outcome
 
@@ -66,7 +67,22 @@ def page(findings: Sequence[Finding], options: argparse.Namespace) -> str:
     )
     by_command = _table("command", findings, lambda one: one.case.command)
     by_kind = _table("kind", findings, lambda one: one.case.kind)
-    words = ["# Hostile inputs", "", made, "", result, "", *by_command, "", *by_kind, "", most, ""]
+    apart = [IN_A_FILE, "", *by_command]
+    words = [
+        "# Hostile inputs",
+        "",
+        made,
+        "",
+        result,
+        "",
+        *by_kind,
+        "",
+        most,
+        "By command:",
+        "",
+        *apart,
+        "",
+    ]
     return "\n".join(words)
 
 
