@@ -28,6 +28,8 @@ MICRO_BATCHES = 8
 ASSUMED_MICRO_BATCH = "micro_batch is empty: 1 assumed"
 # GPUs of a node where neither the table nor the hardware is known to differ.
 GPUS_OF_A_NODE = 8
+# The ZeRO level that shards weights too.
+WHOLE_SHARDED = 3
 # Systems that split sequences among tensor-parallel ranks where a row does not say.
 SEQUENCE_PARALLEL = ("nanotron", "fsdp", "megatron", "megatron-core", "megatron-bridge")
 
@@ -181,9 +183,14 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
         loss=row.loss,
         states=row.states,
         optimizer=_optimizer(row, engine),
-        elsewhere=KeptElsewhere.of_row(row, of_step),
+        elsewhere=KeptElsewhere.of_row(row, of_step, _shards(data * degrees["cp"], replicas, zero)),
         unsaid=() if is_assumed or order else unsaid_of(row, engine, degrees["pp"]),
     )
+
+
+def _shards(ranks: int, replicas: int, zero: int) -> int:
+    """The parts in which weights lie: one but for ZeRO-3."""
+    return ranks // replicas if zero >= WHOLE_SHARDED else 1
 
 
 def _rank(row: RunRow, shape: Shape) -> int | None:

@@ -1,8 +1,7 @@
-"""What measured runs keep on their hosts, or for a shorter time, than the plan that stands for
-them."""
+"""What runs keep on their hosts, or for another time than the plan that stands for them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from experiments.runs.run_row import RunRow
 from mistlab.job.prediction import Prediction, StagePrediction
@@ -22,6 +21,10 @@ class KeptElsewhere:
     most, if a step is one micro-batch. An optimizer that steps in the backward pass frees each as
     it comes, as one on the host does. One that ``pages`` has as much of its state on the host as a
     GPU lacks room for.
+
+    Of states in ``shards``, a run that ``loads_whole`` gathers all weights beside its shard as it
+    reads a checkpoint, and one with ``whole_gradients`` reduces gradients after its last
+    micro-batch alone (``no_sync``), so that each rank has all of them until then.
     """
 
     weights: bool = False
@@ -30,11 +33,16 @@ class KeptElsewhere:
     activations: bool = False
     late_gradients: bool = False
     pages: bool = False
+    loads_whole: bool = False
+    whole_gradients: bool = False
+    shards: int = 1
 
     @classmethod
-    def of_row(cls, row: RunRow, micro_batches: int) -> "KeptElsewhere":
-        """What a row says of it."""
+    def of_row(cls, row: RunRow, micro_batches: int, shards: int) -> "KeptElsewhere":
+        """What a row says of it, whose states lie in so many shards."""
         is_late = row.late_gradients and micro_batches == 1
+        is_whole = shards > 1 and row.loads_whole
+        is_summed = shards > 1 and row.whole_gradients and micro_batches > 1
         return cls(
             weights=row.weights_on_host,
             gradients=row.gradients_on_host or row.steps_in_backward,
@@ -42,6 +50,9 @@ class KeptElsewhere:
             activations=row.activations_on_host,
             late_gradients=is_late,
             pages=row.pages_optimizer,
+            loads_whole=is_whole,
+            whole_gradients=is_summed,
+            shards=shards if is_whole or is_summed else 1,
         )
 
     @property
@@ -52,7 +63,7 @@ class KeptElsewhere:
     @property
     def is_plain(self) -> bool:
         """Whether the plan keeps what the run does."""
-        return not any(getattr(self, one.name) for one in fields(self))
+        return self == ALL_KEPT
 
     @property
     def of_stages(self) -> Mapping[str, float]:
@@ -79,11 +90,16 @@ class KeptElsewhere:
         if self.pages and not self.optimizer:
             lacking = max(0, stage.peak_reserved_bytes - gone - int(room))
             gone += min(lacking, stage.memory.optimizer)
-        gone = min(gone, peak)
+        peak -= min(gone, peak)
+        if self.whole_gradients:
+            peak += (self.shards - 1) * stage.memory.gradients
+        if self.loads_whole:
+            peak = max(peak, (self.shards + 1) * stage.memory.weights)
+        more = peak - stage.peak_allocated_bytes
         return replace(
             stage,
-            peak_allocated_bytes=peak - gone,
-            peak_reserved_bytes=max(stage.peak_reserved_bytes - gone, 0),
+            peak_allocated_bytes=peak,
+            peak_reserved_bytes=max(stage.peak_reserved_bytes + more, 0),
         )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from experiments.runs.attention_kernels import AttentionKernel, with_kernel
 from experiments.runs.configuration import ASSUMED_MICRO_BATCH, GPUS_OF_A_NODE, Configuration
+from experiments.runs.copy_engines import with_copy_engines
 from experiments.runs.dialects.gpu_names import Gpus
 from experiments.runs.kept_elsewhere import ALL_KEPT, KeptElsewhere
 from experiments.runs.shapes import Shape
@@ -210,6 +211,8 @@ def _told(way: Configuration, unsaid: tuple[str, ...]) -> tuple[str, ...]:
 # A measured run's configuration as a job: a workload, a cluster and a plan of this package.
 
 
+# Engines whose GPUs of a node send by their copy engines.
+BY_COPY_ENGINES = ("llmq",)
 # Runs take so many GPUs of a rack.
 RACK = 64
 # Nodes with less of a network for each GPU have fewer adapters than GPUs.
@@ -261,9 +264,10 @@ def job_of(
         for layers in blocks
     )
     network = run.node_gbytes_per_s
-    kernel = run.attention_kernel, ENGINES[run.engine].shares(run.gpus.hardware)[1]
+    share = ENGINES[run.engine].shares(run.gpus.hardware)[1]
+    kernels = run.attention_kernel, share, run.engine in BY_COPY_ENGINES
     cluster = _cluster(
-        run.gpus, run.num_gpus, run.gpus_per_node, network, profile, hardware, kernel
+        run.gpus, run.num_gpus, run.gpus_per_node, network, profile, hardware, kernels
     )
     waits = run.otherwise and not host_is_ahead(run, blocks, cluster)
     plan = Plan(
@@ -370,14 +374,17 @@ def _cluster(
     node_gbytes_per_s: float | None,
     profile: Profile | None,
     of_caller: Hardware | None,
-    kernel: tuple[AttentionKernel, float],
+    kernels: tuple[AttentionKernel, float, bool],
 ) -> Cluster:
-    """The fewest whole nodes that hold the GPUs."""
+    """The fewest whole nodes that hold the GPUs; ``kernels`` are attention's, the engine's share of
+    its rate, and whether GPUs send by their copy engines."""
     if of_caller is not None and of_caller.name == gpus.hardware:
         hardware = of_caller
     else:
         hardware = _with_products(catalog.hardware(gpus.hardware), gpus.products_share)
-    hardware = with_kernel(hardware, *kernel)
+    hardware = with_kernel(hardware, *kernels[:2])
+    if kernels[2]:
+        hardware = with_copy_engines(hardware)
     in_node = RACK if hardware.node.is_rack else gpus_per_node or hardware.node.gpus
     used = min(num_gpus, in_node, hardware.node.gpus)
     return Cluster(

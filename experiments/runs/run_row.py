@@ -111,6 +111,9 @@ class RunRow:
     late_gradients: bool = False
     steps_in_backward: bool = False
     pages_optimizer: bool = False
+    # Weights that are whole on each GPU as they are read, and gradients until the last micro-batch.
+    loads_whole: bool = False
+    whole_gradients: bool = False
     # How lengths are known, in tables that tell it: exactly, or otherwise.
     lengths: Lengths = ""
     # The longest sample of usual data sets, where a row tells only what lengths are cut off at.
@@ -153,6 +156,8 @@ class RunRow:
     dropout: float | None = None
     noted_dropout: float | None = None
     usual_tied: bool | None = None
+    # Of a released model that is trained further.
+    tied_as_released: bool = False
     usual_vocab: int | None = None
 
     # Gbit/s of the network of a node, or of one of its links, or of one GPU.

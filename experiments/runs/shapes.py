@@ -163,6 +163,8 @@ def _shares_table(row: RunRow, family: str) -> bool:
         return row.tied
     if row.usual_tied is not None:
         return row.usual_tied
+    if row.tied_as_released and row.text("method"):
+        return True
     return family == "gpt" and row.shares_as_gpt
 
 

@@ -13,11 +13,11 @@ Base = Literal["16bit", "8bit", "4bit"]
 Loss = Literal["whole", "chunked"]
 States = Literal["mixed", "16bit"]
 
+# What blocks keep whose operators torch runs one by one (``EngineMemory.kept_by``).
+ONE_BY_ONE = ("eager", "autocast")
 # Where everything has 16 bits, a step reads a gradient, and reads and writes a weight and two
 # moments.
 _MOVED_IN_16_BITS = 2 + 2 * 3 * 2
-# Tokens whose logits are there at once where the loss is computed in chunks.
-CHUNK_TOKENS = 4096
 
 # Bytes of a frozen weight of a block. Eight bits have a 32-bit scale of 4,096 weights. Four bits
 # (NF4, Dettmers et al. 2023, arXiv 2305.14314) have an 8-bit scale of 64 weights, of which 256
@@ -38,6 +38,10 @@ _FROZEN = (
     KernelRule(kind="matmul", phase="backward", makes="weight", runs=False),
     KernelRule(kind="accumulate", runs=False),
 )
+
+
+# Scales and sums of adapters are part of their thin products where kernels are fused.
+_FUSED_ADAPTERS = KernelRule(name="mistlab.adapter", bytes_factor=0.5)
 
 
 @lru_cache(maxsize=256)
@@ -61,7 +65,7 @@ def training(
         engine = engine.summing(sums)
     if loss == "chunked":
         memory = {
-            name: replace(row, loss_tokens=CHUNK_TOKENS, loss_again=engine.recomputes_loss)
+            name: replace(row, loss_tokens=engine.chunk_tokens, loss_again=engine.recomputes_loss)
             for name, row in engine.memory.items()
         }
         engine = replace(engine, memory=memory)
@@ -72,16 +76,28 @@ def training(
     frozen = 0.0 if base == "16bit" else BASE_BYTES[base]
     return replace(
         engine,
-        kernels=(*_FROZEN, *engine.kernels),
+        kernels=(*_FROZEN, *_of_adapters(engine), *engine.kernels),
         memory={
             name: replace(
-                row, gradient=0, reduced=0, optimizer=0, step_scratch=0, frozen_weight=frozen
+                row,
+                gradient=0,
+                reduced=0,
+                optimizer=0,
+                step_scratch=0,
+                frozen_weight=frozen,
+                quantised_inputs=0 if base == "16bit" else row.quantised_inputs,
             )
             for name, row in engine.memory.items()
         },
         step_moved=dict.fromkeys(engine.step_moved, 0),
         optimizers=("adamw", "adamw-bf16", "adamw-8bit"),
     )
+
+
+def _of_adapters(engine: Engine) -> tuple[KernelRule, ...]:
+    """The rules of an engine's operators beside adapted products: none where all run one by one."""
+    is_eager = any(row.kept_by in ONE_BY_ONE for row in engine.memory.values())
+    return () if is_eager else (_FUSED_ADAPTERS,)
 
 
 def _in_16_bits(engine: Engine, optimizer: Optimizer) -> Engine:

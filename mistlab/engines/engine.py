@@ -61,8 +61,10 @@ class EngineMemory:
     ``compiled``). Workspaces and buckets take ``fixed_mib`` whatever the plan. Frozen weights of
     blocks take ``frozen_weight`` bytes, if not as many as others. Logits are those of
     ``loss_tokens`` tokens at once, if this is not 0; with ``loss_again`` none are kept for the
-    backward pass, which works them out again. An engine that ``fuses_loss`` goes through
-    the logits once forward and once backward, and writes their gradient over them.
+    backward pass, which works them out again. Products with frozen weights of few bits keep their
+    inputs of ``quantised_inputs`` micro-batches, though nothing needs them. An engine that
+    ``fuses_loss`` goes through the logits once forward and once backward, and writes their gradient
+    over them.
 
     Where data-parallel ranks communicate less, ``remembered`` bytes are kept of what was cut off of
     whole gradients, ``outer`` ones of outer steps, divided as optimizer state is, and there is room
@@ -85,6 +87,7 @@ class EngineMemory:
     wide_logits: int = 0
     whole_logits: bool = False
     frozen_weight: float = 0.0
+    quantised_inputs: int = 0
     loss_tokens: int = 0
     loss_again: bool = False
     fuses_loss: bool = False
@@ -189,6 +192,9 @@ class ExpertExchange:
 
 AT_ONCE = ExpertExchange()
 
+# Tokens whose logits are there at once where this package's runtime computes the loss in chunks.
+CHUNK_TOKENS = 4096
+
 BATCHED_PRODUCTS = ("aten.bmm", "aten.baddbmm")
 
 
@@ -282,8 +288,8 @@ class Engine:
     With ``steps_apart`` no stage waits for another one's step: stages that begin late go on late,
     and an iteration takes as long as the stage that is longest at it.
     ``keeps_masks`` says whether blocks keep the masks of dropout, or draw them again,
-    ``recomputes_loss`` whether a loss in chunks runs the head again in its backward pass; others
-    make gradients of logits in the forward pass.
+    ``recomputes_loss`` whether a loss in chunks, of ``chunk_tokens`` each, runs the head again in
+    its backward pass; others make gradients of logits in the forward pass.
     ``parts_ends`` says whether the last stages of a pipeline may lack blocks, ``orders_axes``
     whether tensor ranks may be the furthest apart, ``runs_lean`` whether
     blocks may have operators that keep less, ``runs_here`` whether this package's runtime executes
@@ -319,6 +325,7 @@ class Engine:
     orders: tuple[str, ...] = ()
     keeps_masks: bool = True
     recomputes_loss: bool = False
+    chunk_tokens: int = CHUNK_TOKENS
     parts_ends: bool = False
     steps_apart: bool = False
     slowest: str = ""
@@ -469,8 +476,8 @@ _ROWS = (
     ("fsdp", ("fsdp-eager", "fsdp-compiled", "fsdp-compiled-blocks")),
     ("fsdp", ("fsdp-eager-whole-logits", "fsdp-compiled-blocks-whole-logits")),
     ("fsdp", ("fsdp-eager-rowwise", "fsdp-compiled-rowwise", "fsdp-compiled-blocks-rowwise")),
-    ("trainers", ("trainer", "trainer-fused", "trainer-tiled", "deepspeed-trainer")),
-    ("trainers", ("trainer-c", "llmq")),
+    ("trainers", ("trainer", "trainer-loop", "trainer-wide-logits", "trainer-autocast")),
+    ("trainers", ("deepspeed-trainer", "trainer-fused", "trainer-tiled", "trainer-c", "llmq")),
     ("mistlab", ("mist",)),
 )
 

@@ -176,7 +176,8 @@ FSDP_EAGER_ROWWISE, FSDP_COMPILED_ROWWISE, FSDP_COMPILED_BLOCKS_ROWWISE = (
 
 # llm-foundry's loss is flash-attention's: one kernel, which leaves the gradient of 16-bit logits in
 # their place.
-FSDP_FUSED_LOSS = replace(FSDP, name="fsdp-fused-loss", **_keeping("", 0))
+# A loss in chunks is the cut cross-entropy of AutoModel then, which has a block of logits at once.
+FSDP_FUSED_LOSS = replace(FSDP, name="fsdp-fused-loss", chunk_tokens=256, **_keeping("", 0))
 # Where DTensor's plans give each tensor-parallel rank the logits of the whole vocabulary.
 FSDP_EAGER_WHOLE_LOGITS, FSDP_COMPILED_BLOCKS_WHOLE_LOGITS = (
     replace(

@@ -19,7 +19,8 @@ from mistlab.engines.megatron_core import MEGATRON_CORE
 # torchtitan's.
 # Of sharded weights those of the root, embedding and head, stay gathered beside a block and the
 # next one: about as many as DeepSpeed's ``stage3_max_live_parameters``.
-_MEMORY = replace(FSDP_EAGER.memory["bf16"], gathered_elements=1_000_000_000)
+# bitsandbytes' products with weights of few bits keep their inputs.
+_MEMORY = replace(FSDP_EAGER.memory["bf16"], gathered_elements=1_000_000_000, quantised_inputs=1)
 _PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "fp4")
 _STEP_MOVED = dict.fromkeys(_PRECISIONS, FSDP.step_moved["bf16"])
 _OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "adamw-bf16", "adamw-8bit")
@@ -29,8 +30,12 @@ _PRODUCTS, _, _MOVED = FSDP_EAGER.shares("")
 _SHARES_ON = {
     name: (products, 1.0, moved) for name, (products, _, moved) in FSDP_EAGER.shares_on.items()
 }
+# A loss in chunks has few tokens at once: an eighth of some thousand (torchtune), as many as make
+# logits no larger than their input (Liger), 256 (TRL).
+_CHUNK_TOKENS = 1024
 TRAINER = replace(
     FSDP_EAGER,
+    chunk_tokens=_CHUNK_TOKENS,
     name="trainer",
     system="trainer",
     family="trainer",
@@ -43,6 +48,31 @@ TRAINER = replace(
     memory_share=_MOVED,
     shares_on=_SHARES_ON,
     runs_lean=False,
+)
+
+# A script's loop holds on to its last loss until it has the next one, and so to what its products
+# keep outside of autograd's own saved tensors: bitsandbytes' inputs, of two micro-batches then.
+TRAINER_LOOP = replace(
+    TRAINER,
+    name="trainer-loop",
+    memory=dict.fromkeys(_PRECISIONS, replace(_MEMORY, quantised_inputs=2)),
+)
+
+# Until the end of 2024 the logits that Hugging Face's models gave back had 32 bits, and stayed
+# beside the logarithms of shares, their gradient and that of the logits.
+_WIDE = replace(_MEMORY, wide_logits=6)
+TRAINER_WIDE_LOGITS = replace(
+    TRAINER, name="trainer-wide-logits", memory=dict.fromkeys(_PRECISIONS, _WIDE)
+)
+
+# Models loaded in 32 bits under torch's autocast: weights are kept and gathered in 32 bits.
+TRAINER_AUTOCAST = replace(
+    TRAINER,
+    name="trainer-autocast",
+    memory=dict.fromkeys(
+        _PRECISIONS,
+        replace(_WIDE, weight=4, optimizer=8, kept_by="autocast", gathered_elements=500_000_000),
+    ),
 )
 
 # DeepSpeed's ZeRO over these models: its states, buckets and reductions, and their operators.
@@ -62,20 +92,22 @@ DEEPSPEED_TRAINER = replace(
     shares_on=TRAINER.shares_on,
 )
 
+# Its own products with weights of few bits keep nothing.
+_FUSED = replace(_MEMORY, quantised_inputs=0)
 # Norms, rotary embedding, gates and the loss are one kernel each, as Unsloth and Liger have them;
 # Python issues them through the modules of adapters.
 TRAINER_FUSED = replace(
     TRAINER,
     name="trainer-fused",
     kernels=MEGATRON_CORE.kernels,
-    memory=dict.fromkeys(_PRECISIONS, replace(_MEMORY, kept_by="", wide_logits=1)),
+    memory=dict.fromkeys(_PRECISIONS, replace(_FUSED, kept_by="", wide_logits=0, fuses_loss=True)),
     host=HostTime(**fitted("trainer-fused")["host"]),
 )
 # Networks run tile by tile over the sequence, besides.
 TRAINER_TILED = replace(
     TRAINER_FUSED,
     name="trainer-tiled",
-    memory=dict.fromkeys(_PRECISIONS, replace(_MEMORY, kept_by="tiled", wide_logits=1)),
+    memory=dict.fromkeys(_PRECISIONS, replace(_FUSED, kept_by="tiled", wide_logits=1)),
 )
 
 # llm.c: weights and gradients have 16 bits, masters and moments 32.

@@ -28,9 +28,11 @@ _OF_FEW_BITS, _OF_ADAPTERS = (DTYPE, DTYPE_OF_4), "bfloat16"
 
 
 @made_once
-def with_adapters(stored: StoredGraph, targets: str, *, is_gated: bool) -> StoredGraph:
+def with_adapters(
+    stored: StoredGraph, targets: str, *, is_gated: bool, kept_inputs: int = 0
+) -> StoredGraph:
     """The graph of a model with adapters on the GEMMs of its blocks: on all of them, or on those of
-    ``attention``.
+    ``attention``. GEMMs with frozen weights keep their inputs of ``kept_inputs`` micro-batches.
     """
     graph = stored.mapping
     parts = (ATTENTION,) if targets == "attention" else (ATTENTION, *NETWORKS)
@@ -38,11 +40,13 @@ def with_adapters(stored: StoredGraph, targets: str, *, is_gated: bool) -> Store
     mapping = {
         **graph,
         "embedding": {**graph["embedding"], "saved": []},
-        "block": _adapted(graph["block"], parts, gates),
+        "block": _adapted(graph["block"], parts, kept_inputs, gates),
         "head": {**graph["head"], "saved": [*_kept(graph["head"], ())]},
     }
     if further := graph.get("further_blocks"):
-        mapping["further_blocks"] = [_adapted(block, parts, gates) for block in further]
+        mapping["further_blocks"] = [
+            _adapted(block, parts, kept_inputs, gates) for block in further
+        ]
     return StoredGraph.of(mapping, stored.where)
 
 
@@ -59,45 +63,97 @@ def with_loss_again(stored: StoredGraph) -> StoredGraph:
     return StoredGraph.of({**graph, "head": head}, stored.where)
 
 
-def _adapted(block: Plain, parts: tuple[str, ...], gates: int) -> Plain:
-    """A block with adapters beside the GEMMs of these parts."""
-    more = [*_thin(block, parts, gates)]
+def _adapted(block: Plain, parts: tuple[str, ...], kept_inputs: int, gates: int) -> Plain:
+    """A block with adapters beside the GEMMs of these parts, and inputs of all GEMMs of
+    ``kept_inputs`` micro-batches."""
+    keeping = (ATTENTION, *NETWORKS) if kept_inputs else parts
+    before = [{**one, "is_input": False} for one in _inputs(block)] * max(0, kept_inputs - 1)
+    more = [*_thin(block, parts, gates), *before]
     sizes = " + ".join(one["size_bytes"] for one in more)
     peaks = [{**one, "size_bytes": f"{one['size_bytes']} + {sizes}"} for one in block["peaks"]]
+    operators = [*block["operators"], *_beside(block, parts, gates)]
     return {
         **block,
-        "saved": [*_kept(block, parts), *more],
+        "operators": operators,
+        "saved": [*_kept(block, keeping), *more],
         "peaks": peaks if more else block["peaks"],
     }
 
 
+# What adapters of a product move, in passes over its input and its output. Forward one reads the
+# input, writes the wide result, scales it and adds it to the product's; backward it scales the
+# gradient, reads it for either thin matrix, reads the input, and adds to the input's gradient.
+_ADAPTER_MOVES = {"forward": ((1, 0), (2, 4)), "backward": ((4, 1), (3, 1))}
+ADAPTER = "mistlab.adapter"
+
+
+def _beside(block: Plain, parts: tuple[str, ...], gates: int) -> Iterator[Plain]:
+    """The operators by which adapters stand beside their products: thin products as what they move,
+    which is all of their time."""
+    for one, side_by_side in _adapted_products(block, parts, gates):
+        wide, result = next(shape for shape in one["inputs"] if len(shape) > 1), one["outputs"][0]
+        for phase, moves in _ADAPTER_MOVES.items():
+            read, written = (
+                f"{2 * side_by_side * of_input}*{numel(wide)} + {2 * of_result}*{numel(result)}"
+                for of_input, of_result in zip(*moves, strict=True)
+            )
+            yield {
+                "name": ADAPTER,
+                "kind": "elementwise",
+                "phase": phase,
+                "module": one["module"],
+                "dtype": _OF_ADAPTERS,
+                "inputs": [wide],
+                "outputs": [result],
+                "flop": "0",
+                "read_bytes": read,
+                "written_bytes": written,
+            }
+
+
+def _adapted_products(
+    block: Plain, parts: tuple[str, ...], gates: int
+) -> Iterator[tuple[Plain, int]]:
+    """The forward products that have adapters, and how many stand side by side in each."""
+    matrices = {
+        one["name"].removesuffix(".weight") for one in block["parameters"] if len(one["shape"]) > 1
+    }
+    for one in block["operators"]:
+        module = one["module"]
+        is_product = one["phase"] == "forward" and one["kind"] == "matmul" and module in matrices
+        if is_product and module.startswith(parts) and not module.endswith(".router"):
+            splits_rows = module.endswith((_QUERIES[0], _FIRST))
+            yield one, _QUERIES[1] if module == _QUERIES[0] else gates if splits_rows else 1
+
+
 def _kept(layer: Plain, parts: tuple[str, ...]) -> Iterator[Plain]:
     """The tensors that a layer keeps, without the inputs of frozen GEMMs that have no adapter."""
+    inputs = [*_inputs(layer)]
+    for tensor in layer["saved"]:
+        if tensor["module"].startswith(parts) or tensor not in inputs:
+            yield tensor
+
+
+def _inputs(layer: Plain) -> Iterator[Plain]:
+    """The inputs that GEMMs keep; routers are trained."""
     matrices = {
         one["name"].removesuffix(".weight") for one in layer["parameters"] if len(one["shape"]) > 1
     }
     for tensor in layer["saved"]:
         module = tensor["module"]
         is_of_product = module in matrices and tensor["dtype"] in (*_WIDTHS, *_OF_FEW_BITS)
-        if module.startswith(parts) or not is_of_product or module.endswith(".router"):
+        if is_of_product and not module.endswith(".router"):
             yield tensor
 
 
 def _thin(block: Plain, parts: tuple[str, ...], gates: int) -> Iterator[Plain]:
     """The low-rank products that adapters keep."""
-    matrices = {
-        one["name"].removesuffix(".weight") for one in block["parameters"] if len(one["shape"]) > 1
-    }
     own_tokens = next(one["shape"][:-1] for one in block["saved"] if one["is_input"])
-    for one in block["operators"]:
+    for one, side_by_side in _adapted_products(block, parts, gates):
         module = one["module"]
-        is_product = one["phase"] == "forward" and one["kind"] == "matmul" and module in matrices
-        if not (is_product and module.startswith(parts)) or module.endswith(".router"):
-            continue
         # A bias is the first input.
         rows = next(shape[0] for shape in one["inputs"] if len(shape) > 1)
         splits_rows = module.endswith((_QUERIES[0], _FIRST))
-        side_by_side = _QUERIES[1] if module == _QUERIES[0] else gates if splits_rows else 1
         own = [*own_tokens] if splits_rows and not module.startswith("experts.") else [rows]
         shape = [*own, f"{side_by_side}*{RANK}" if side_by_side > 1 else RANK]
         dtype = _OF_ADAPTERS if one["dtype"] in _OF_FEW_BITS else one["dtype"]
@@ -119,6 +175,9 @@ def _thin(block: Plain, parts: tuple[str, ...], gates: int) -> Iterator[Plain]:
 # operators are recomputed. Both repeat keys and values to as many heads as there are queries, and
 # keep the copies. Inputs of 8-bit GEMMs are kept in 16 bits (torchao's ``float8_linear.py``).
 #
+# Under ``autocast`` (32-bit weights, GEMMs in 16 bits) blocks pass on 32 bits, as norms do: each
+# GEMM casts its own copy.
+#
 # ``tiled`` blocks run their feed-forward network on a tile of tokens at a time, as many tokens as
 # the model is wide (Snowflake's TiledMLP), so that only one tile of the network's wide tensors
 # exists at any moment.
@@ -128,6 +187,7 @@ def _thin(block: Plain, parts: tuple[str, ...], gates: int) -> Iterator[Plain]:
 
 
 EAGER = "eager"
+AUTOCAST = "autocast"
 TILED = "tiled"
 # The sizes of tensors as wide as the network, or as the experts of a token, and the sizes of a tile
 # of them.
@@ -135,6 +195,9 @@ _TILES = (("b*f*s", "f*h"), ("A*b*j*s", "A*j*h"))
 
 # Bytes per value of the result: a 32-bit input and a 16-bit result, minus the 16-bit input.
 _OF_NORM = 4
+# Under autocast its 32-bit input and 32-bit result, and a 16-bit copy for each GEMM but one: two
+# for attention, one for the network, in the mean.
+_OF_CAST_NORM = 9
 # The activation's 16-bit result, as wide as the gate.
 _OF_GATE = 2
 
@@ -157,6 +220,8 @@ def _keeping(layer: Plain, kept_by: str) -> Plain:
     """A layer that keeps some further tensors."""
     forward = [one for one in layer["operators"] if one["phase"] == "forward"]
     kept = [tensor for one in forward for tensor in _kept_more(one, kept_by)]
+    if kept_by == AUTOCAST:
+        layer = {**layer, "input_bytes": f"2*({layer['input_bytes']})"}
     if not kept:
         return layer
     more = " + ".join(tensor["size_bytes"] for tensor in kept)
@@ -178,9 +243,11 @@ def _tiled(layer: Plain) -> Plain:
 
 def _kept_more(operator: Plain, kept_by: str) -> Iterator[Plain]:
     """The tensors that an operator of a forward pass keeps in addition to those of its graph."""
-    if kept_by == EAGER and operator["name"] == "mistlab.rms_norm":
-        yield _tensor(operator, operator["outputs"][0], _OF_NORM)
-    if kept_by == EAGER and operator["name"] == "mistlab.swiglu":
+    is_eager = kept_by in (EAGER, AUTOCAST)
+    if is_eager and operator["name"] == "mistlab.rms_norm":
+        width = _OF_CAST_NORM if kept_by == AUTOCAST else _OF_NORM
+        yield _tensor(operator, operator["outputs"][0], width)
+    if is_eager and operator["name"] == "mistlab.swiglu":
         yield _tensor(operator, operator["outputs"][0], _OF_GATE)
     if operator["kind"] == "attention":
         queries, *others = operator["inputs"][:3]

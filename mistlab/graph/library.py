@@ -372,7 +372,13 @@ def _stored(variant: Variant) -> StoredGraph:
     return StoredGraph.of(json.loads(text), variant.name)
 
 
-def graph_of(workload: Workload, kept_by: str = "", *, fuses_loss: bool = False) -> StoredGraph:
+def graph_of(
+    workload: Workload,
+    kept_by: str = "",
+    *,
+    fuses_loss: bool = False,
+    quantised_inputs: int = 0,
+) -> StoredGraph:
     """The graph of a workload: a shipped graph, or the graph of its traced model. ``kept_by`` names
     the kernels whose kept tensors apply, if not the graph's own. A model's own code brings its own
     loss; all other models may have a fused one.
@@ -383,11 +389,15 @@ def graph_of(workload: Workload, kept_by: str = "", *, fuses_loss: bool = False)
         traced = _traced(workload, precision)
         return _kept_by(traced, workload, kept_by)
     found = _of_family(workload, precision, sequence_parallel=False, kept_by=kept_by)
-    return as_trained(found, workload, fuses_loss=fuses_loss)
+    return as_trained(found, workload, fuses_loss=fuses_loss, quantised_inputs=quantised_inputs)
 
 
 def sequence_graph_of(
-    workload: Workload, kept_by: str = "", *, fuses_loss: bool = False
+    workload: Workload,
+    kept_by: str = "",
+    *,
+    fuses_loss: bool = False,
+    quantised_inputs: int = 0,
 ) -> StoredGraph | None:
     """The graph of a workload with sequence parallelism; None if its model was traced without
     it.
@@ -396,7 +406,7 @@ def sequence_graph_of(
         return None
     precision = "single" if workload.precision == "fp32" else "half"
     found = _of_family(workload, precision, sequence_parallel=True, kept_by=kept_by)
-    return as_trained(found, workload, fuses_loss=fuses_loss)
+    return as_trained(found, workload, fuses_loss=fuses_loss, quantised_inputs=quantised_inputs)
 
 
 def _kept_by(found: StoredGraph, workload: Workload, kept_by: str) -> StoredGraph:
@@ -405,7 +415,9 @@ def _kept_by(found: StoredGraph, workload: Workload, kept_by: str) -> StoredGrap
     return kept_by_torch(made, kept_by) if kept_by else made
 
 
-def as_trained(found: StoredGraph, workload: Workload, *, fuses_loss: bool) -> StoredGraph:
+def as_trained(
+    found: StoredGraph, workload: Workload, *, fuses_loss: bool, quantised_inputs: int = 0
+) -> StoredGraph:
     """A family's graph with the engine's loss, multi-token prediction heads, and adapters."""
     model = workload.model
     made = with_fused_loss(found) if fuses_loss else found
@@ -414,7 +426,9 @@ def as_trained(found: StoredGraph, workload: Workload, *, fuses_loss: bool) -> S
     if workload.train == "all":
         return made
     is_gated = model.mlp_type == "gated_mlp"
-    return with_adapters(made, workload.adapter_targets, is_gated=is_gated)
+    return with_adapters(
+        made, workload.adapter_targets, is_gated=is_gated, kept_inputs=quantised_inputs
+    )
 
 
 @cache

@@ -86,8 +86,9 @@ class StageModel:
         memory, seen = _memory_of(workload, engine), workload
         if not ENGINES[engine].keeps_masks:
             seen = replace(workload, model=without_dropout(workload.model))
-        graph = graph_of(seen, memory.kept_by, fuses_loss=memory.fuses_loss)
-        split = sequence_graph_of(seen, memory.kept_by, fuses_loss=memory.fuses_loss)
+        kept_by, fuses, inputs = memory.kept_by, memory.fuses_loss, memory.quantised_inputs
+        graph = graph_of(seen, kept_by, fuses_loss=fuses, quantised_inputs=inputs)
+        split = sequence_graph_of(seen, kept_by, fuses_loss=fuses, quantised_inputs=inputs)
         treatments, names = tuple(TREATMENTS.items()), size_names()
         return cls(
             workload=workload,

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from experiments.runs.configuration import Configuration, configuration_of
@@ -47,7 +46,12 @@ def predicted(**cells: str) -> tuple[Prediction, Prediction]:
     ("engine", "more", "name"),
     [
         ("HF PEFT 0.19", {}, "trainer"),
-        ("litgpt (Fabric)", {}, "trainer"),
+        ("litgpt (Fabric)", {}, "trainer-loop"),
+        ("Surogate", {"precision": "QoNF4"}, "trainer-fused"),
+        ("Surogate", {"precision": "BF16 products"}, "llmq"),
+        ("TRL SFT", {"date": "2024-03"}, "trainer-wide-logits"),
+        ("TRL SFT", {"date": "2025-03"}, "trainer"),
+        ("atorch FSDP", {"precision": "bf16 (amp: fp32 weights)"}, "trainer-autocast"),
         ("Unsloth", {}, "trainer-fused"),
         ("torchtune", {}, "trainer"),
         ("torchtune", {"compiled": "yes"}, "fsdp-compiled"),
@@ -141,7 +145,7 @@ def stage_of(one: Configuration) -> float:
 
 
 @pytest.mark.parametrize(
-    ("kind", "tokens"), [("cap; variable (dataset of the notebook)", 1024), ("exact", 8192)]
+    ("kind", "tokens"), [("cap; variable (dataset of the notebook)", 1304), ("exact", 8192)]
 )
 def test_a_cap_is_no_length(kind: str, tokens: int) -> None:
     assert run(sequence_length="8192", length_kind=kind).sequence_length == tokens
@@ -174,15 +178,21 @@ def test_engines_of_trainers_differ_in_their_facts() -> None:
         ENGINES[name].memory["bf16"] for name in ("trainer", "trainer-fused", "trainer-tiled")
     )
     assert (eager.kept_by, fused.kept_by, tiled.kept_by) == ("eager", "", "tiled")
-    assert replace(tiled, kept_by="") == fused
+    assert replace(tiled, kept_by="", wide_logits=0, fuses_loss=True) == fused
+    # Of weights of few bits only products in torch's own operators keep inputs, and a script's loop
+    # those of the micro-batch before.
+    inputs = [
+        one.quantised_inputs for one in (eager, fused, ENGINES["trainer-loop"].memory["bf16"])
+    ]
+    assert inputs == [1, 0, 2]
     # Weights, gradients and moments of 16 bits.
     own = ENGINES["llmq"].memory["bf16"]
     assert (own.weight, own.gradient, own.optimizer) == (2, 2, 4)
 
 
 def test_newer_gpus_of_a_line_make_more_of_a_watt() -> None:
-    """A card of the next generation with all of an L4's figures four times over: four times as
-    fast, and the root of a generation's gain more."""
+    """A card of the next generation with an L4's figures several times over: as much faster, and a
+    part of a generation's gain more."""
     own = catalog.hardware("rtx-pro-6000-96gb")
     assert own.provenance.compute is not None
     assert own.provenance.compute.source == "l4-24gb"
@@ -194,7 +204,7 @@ def test_newer_gpus_of_a_line_make_more_of_a_watt() -> None:
     watts = (own.gpu.board_watts or 0) / (lender.gpu.board_watts or 1)
     assert rates[0] is not None
     assert rates[1] is not None
-    assert rates[0] / rates[1] == pytest.approx(np.sqrt(peaks * watts * 1.36), rel=1e-3)
+    assert rates[0] / rates[1] == pytest.approx(peaks**0.43 * (watts * 1.36) ** 0.57, rel=1e-3)
 
 
 def test_a_peak_is_near_a_published_one() -> None:

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from mistlab.core.values import InputError  # noqa: E402
-from mistlab.engines.adapters import CHUNK_TOKENS  # noqa: E402
+from mistlab.engines.engine import CHUNK_TOKENS  # noqa: E402
 from mistlab.graph.stage_model import StageModel  # noqa: E402
 from mistlab.job.job import Job  # noqa: E402
 from mistlab.plan.plan import Plan  # noqa: E402

@@ -12,7 +12,7 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from mistlab.engines.adapters import CHUNK_TOKENS
+from mistlab.engines.engine import CHUNK_TOKENS
 from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.stages.stage_shape import StageShape
 from runtime.comm.group import Group

@@ -1,0 +1,38 @@
+"""Nodes whose GPUs exchange weights and gradients by their copy engines, in place of NCCL."""
+
+from dataclasses import replace
+
+from mistlab.machine.hardware import GroupTransfers, Hardware, Line
+
+# The share of PCIe's rate that copies reach, as far as large ones of datasheets' links do.
+OF_LINK = 0.7
+# Where links are faster, GPUs reach one another without their host.
+NVLINK_GBYTES_PER_S = 100.0
+
+
+def with_copy_engines(hardware: Hardware) -> Hardware:
+    """A hardware whose GPUs of a node send at the rate of their links to the host.
+
+    NCCL's rates of GPUs that do not reach one another were measured on virtual machines, whose
+    host copies each message once more; an all-reduce is a reduction and a gather.
+    """
+    transfers, node = hardware.transfers, hardware.node
+    if transfers is None or node.intra_node_gbytes_per_s > NVLINK_GBYTES_PER_S:
+        return hardware
+    rate = OF_LINK * node.intra_node_gbytes_per_s
+
+    def line(one: Line | None, share: float) -> Line | None:
+        return one and replace(one, gbytes_per_s=max(one.gbytes_per_s, share * rate))
+
+    def group(one: GroupTransfers) -> GroupTransfers:
+        if one.nodes > 1:
+            return one
+        return replace(
+            one,
+            all_gather=line(one.all_gather, 1.0),
+            reduce_scatter=line(one.reduce_scatter, 1.0),
+            all_reduce=line(one.all_reduce, 0.5),
+        )
+
+    groups = tuple(map(group, transfers.groups))
+    return replace(hardware, transfers=replace(transfers, groups=groups))
