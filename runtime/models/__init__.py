@@ -1,1 +1,1 @@
-"""Transformers with any sizes, on one tensor-parallel rank, and the operators that they need."""
+"""Transformers of any size, on one tensor-parallel rank, and the operators that they need."""

@@ -1,4 +1,4 @@
-"""Attention split over tensor-parallel ranks, with gates of its output.
+"""Attention split over tensor-parallel ranks, with optional gates of its output.
 
 Axes: B batch, S sequence, H the rank's query heads, D channels of a head.
 """
@@ -28,7 +28,7 @@ from runtime.models.parallel import ColumnLinear, RowLinear
 from runtime.models.ranks import Size, TensorParallel, carried, operator, value_of
 from runtime.models.wide_attention import WideAttention
 
-# Gates of what attention gives, channel by channel; a trace sees one operator in each pass.
+# Gates of attention's output, per channel; a trace sees one operator in each pass.
 #
 # Axes: B batch, S sequence, H the rank's query heads, D channels of a head.
 
@@ -48,11 +48,11 @@ def output_gate_backward(gradient: Tensor, x: Tensor, gate: Tensor) -> tuple[Ten
 
 
 class OutputGate(torch.autograd.Function):
-    """Gated results of attention; keeps both operands."""
+    """The gated output of attention; keeps both operands."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate: Tensor) -> Tensor:
-        """The gated results."""
+        """The gated output."""
         ctx.save_for_backward(x, gate)
         return output_gate(x, gate)
 
@@ -62,28 +62,28 @@ class OutputGate(torch.autograd.Function):
         return output_gate_backward(gradient, *ctx.saved_tensors)
 
 
-# Causal self-attention, either fused in one kernel (``flash``) or written out (``math``).
+# Causal self-attention, either fused in one kernel (``flash``) or unfused (``math``).
 #
-# Axes: B batch, S sequence, H the rank's query heads, K its key and value heads, D channels a
+# Axes: B batch, S sequence, H the rank's query heads, K its key and value heads, D channels per
 # head.
 
 
 # Computes attention (B, S, H, D) of queries, keys and values (B, S, H + 2 K, D). A model has a
-# function of its own; the executor of a plan may put another in its place.
+# default function; the executor of a plan may substitute another.
 Attend = Callable[[Tensor, "Attention"], Tensor]
-# Sizes of a tensor by heads: B, S, its number of heads, D.
+# The sizes of a tensor by heads: B, S, its number of heads, D.
 HeadsShape = tuple[Size, Size, Size, Size]
 
 
 class KeptKeys(Protocol):
-    """Keys and values of tokens that an attention has seen before."""
+    """The key-value cache of an attention layer: keys and values of earlier tokens."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Keep the new tokens' keys and values, and attend to all that their sequences have."""
+        """Cache the new tokens' keys and values, and attend to all tokens of their sequences."""
 
 
 class RotaryTables(nn.Module):
-    """Cosines and sines (positions, rotated / 2), shared by all blocks of a model."""
+    """Cosines and sines (positions, rotary channels / 2), shared by all blocks of a model."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class RotaryTables(nn.Module):
 
 
 class Attention(nn.Module):
-    """Query, key and value in one product, attention over heads, and the output product.
+    """Query, key and value in one GEMM, attention over heads, and the output GEMM.
 
     Works between ``enter`` and ``leave`` of ``runtime.models.parallel``: its output is this rank's
     summand, and the sum over the ranks is the result. With ``gates`` the first product makes as
@@ -128,14 +128,14 @@ class Attention(nn.Module):
         self.gates = gates
         self.is_causal = not sees_all
         self.attend: Attend = _attend_to_parts
-        # Ranks that have the other tokens of each sequence, if there are any.
+        # The context-parallel ranks that hold the other tokens of each sequence, if there are any.
         self.context: ContextRanks | None = None
-        # What masks of shares follow from, where they follow from position.
+        # The source of dropout masks for attention probabilities, where masks depend on position.
         self.draws: LayerDraws | None = None
-        # Lengths of the documents that lie one behind the other in every sequence, if there are
-        # any: tokens see those of their own alone.
+        # The lengths of packed documents in every sequence, if there are any: tokens attend only
+        # within their document.
         self.documents: Sequence[int] = ()
-        # Keys and values of earlier tokens, where a model serves.
+        # The key-value cache, when the model serves.
         self.kept: KeptKeys | None = None
         self.rotary = rotary
         self.ranks = ranks
@@ -151,15 +151,16 @@ class Attention(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attend; input and output are (B, S, hidden), the input with this rank's tokens alone if
-        the ranks split tokens."""
+        """Attend; input and output are (B, S, hidden), the input with this rank's tokens only under
+        sequence parallelism.
+        """
         qkv, shape = self._projected(x)
         qkv = self._rotated(qkv, shape, self.heads + self.kv_heads)
         mixed = self.attend(qkv.view(shape), self)
         return self.output(mixed.reshape(*shape[:2], self.heads * self.config.head_dim))
 
     def mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention (B, S, H, D) on the keys of all tokens, those of other ranks too."""
+        """Attention (B, S, H, D) on the keys of all tokens, including other ranks'."""
         if self.kept is not None:
             return self.kept.attend(query, key, value)
         if self.documents:
@@ -184,23 +185,27 @@ class Attention(nn.Module):
         return attend(query, key, value, dropout, is_causal=False)
 
     def rows_of_shares(self) -> MaskRows:
-        """The rows of the mask of this rank's shares, where masks follow from position."""
+        """The row numbers of the dropout mask for this rank's attention probabilities, where masks
+        depend on position.
+        """
         assert self.draws is not None
         first = self.ranks.rank * self.heads
         return self.draws.of_shares(range(first, first + self.heads), self.config.heads)
 
     def _projected(self, x: Tensor) -> tuple[Tensor, HeadsShape]:
-        """Queries, keys and values of all tokens by one product, and their shape by heads."""
+        """Queries, keys and values of all tokens in one GEMM, and their shape by heads."""
         batch, sequence, _ = x.shape
         if self.ranks.splits_tokens:
             sequence = sequence * self.ranks.size
-        # For flat tokens the product is no view of another tensor, so it can be rotated in place.
+        # For flattened tokens the GEMM's result is not a view, so it can be rotated in place.
         qkv = self.qkv(x if self.ranks.splits_tokens else x.flatten(0, 1))
         heads = self.heads * (2 if self.gates else 1) + 2 * self.kv_heads
         return qkv, (batch, sequence, heads, self.config.head_dim)
 
     def _rotated(self, x: Tensor, shape: HeadsShape, heads: Size) -> Tensor:
-        """``x`` with the first ``heads`` of its heads rotated, in place, if positions rotate."""
+        """``x`` with rotary embedding applied in place to its first ``heads`` heads, if the model
+        has any.
+        """
         if self.rotary is None:
             return x
         tables = self.rotary.cosine[: shape[1]], self.rotary.sine[: shape[1]]
@@ -209,8 +214,7 @@ class Attention(nn.Module):
 
 
 class PartedAttention(Attention):
-    """Attention whose queries and keys are normalised, whose results are gated, or whose scores
-    have sinks or a window.
+    """Attention with normalised queries and keys, a gated output, sinks, or a window.
 
     With ``sees_window`` a token attends to the last ``config.window`` tokens alone.
     """
@@ -232,7 +236,7 @@ class PartedAttention(Attention):
             self.sinks = nn.Parameter(torch.empty(self.heads, dtype=config.dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attend, as ``Attention``."""
+        """Attend, like ``Attention``."""
         qkv, shape = self._projected(x)
         batch, sequence, _, channels = shape
         if self.query_norm is None:
@@ -250,7 +254,7 @@ class PartedAttention(Attention):
         return self.output(mixed.reshape(batch, sequence, self.heads * channels))
 
     def mixed_here(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention as ``Attention``'s, with sinks and a window where there are any."""
+        """Attention like ``Attention``'s, with sinks and a window where there are any."""
         if self.sinks is None and not self.sees_window:
             return super().mixed_here(query, key, value)
         window = self.config.window if self.sees_window else 0
@@ -269,7 +273,7 @@ def _attend_to_parts(qkv: Tensor, of: Attention) -> Tensor:
 def fused(
     query: Tensor, key: Tensor, value: Tensor, dropout: float, *, is_causal: bool = True
 ) -> Tensor:
-    """Attention of (B, S, H, D) on (B, S, K, D) by one kernel, which never stores the scores."""
+    """Attention of (B, S, H, D) on (B, S, K, D) in one kernel, which never stores the scores."""
     of_package = settled_kernel() == "flash-attn"
     return (_by_package if of_package else _by_torch)(query, key, value, dropout, is_causal)
 
@@ -283,8 +287,8 @@ def written_out(
     *,
     is_causal: bool = True,
 ) -> Tensor:
-    """Attention as ``fused``, by two products around a softmax of the scores (B K, H/K S, S), whose
-    dropout draws by the numbers of ``rows`` if they are given.
+    """Attention like ``fused``, by two GEMMs around a softmax of the scores (B K, H/K S, S);
+    dropout uses the row numbers ``rows`` if they are given.
 
     Copies are made with ``clone``, not left to ``contiguous``, so that the same operators run even
     if a size is one.
@@ -298,7 +302,7 @@ def written_out(
         _copy(t.transpose(1, 2)).view(batch * kv_heads, sequence, channels) for t in (key, value)
     )
     nothing = query.new_zeros(1).expand(batch * kv_heads, group * sequence, sequence)
-    # The factor is a plain number even if channels are a symbol, because no size depends on it.
+    # The factor is a plain number even if channels are a symbol, since no size depends on it.
     factor = 1 / math.sqrt(value_of(channels))
     scores = torch.baddbmm(nothing, query, key.transpose(1, 2), beta=0.0, alpha=factor)
     shares = CausalSoftmax.apply(scores, sequence) if is_causal else torch.softmax(scores, -1)
@@ -320,7 +324,7 @@ def _swapped(mixed: Tensor) -> Tensor:
 
 
 def _by_torch(query: Tensor, key: Tensor, value: Tensor, dropout: float, is_causal: bool) -> Tensor:
-    """PyTorch's fused attention, by the backend that ``settle_kernel`` has chosen."""
+    """PyTorch's fused attention, with the backend that ``settle_kernel`` has chosen."""
     query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
     grouped = bool(query.shape[1] != key.shape[1])
     mixed = scaled_dot_product_attention(

@@ -1,4 +1,4 @@
-"""The configuration of a transformer: its sizes, its structure and its split over ranks.
+"""The configuration of a transformer: its sizes, its structure and its division over ranks.
 
 A size is an ``int`` or a ``torch.SymInt``, so the same model code builds a real model and a model
 whose sizes are symbols. Sizes are those of the whole model; each rank builds its share.
@@ -20,19 +20,19 @@ TYPE_OF_PRECISION = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torc
 
 
 def sums_of(workload: Workload) -> torch.dtype:
-    """The type of numbers in which gradients are summed."""
+    """The data type in which gradients are accumulated."""
     memory = workload.trained_by(ENGINES["mistlab"]).memory_in(workload.precision)
     dtype = TYPE_OF_PRECISION[workload.precision]
     return dtype if memory.gradient == dtype.itemsize else torch.float32
 
 
-# The target of a token that was not hidden: an encoder has no loss there.
+# The target of a token that was not masked: an encoder has no loss there.
 NOT_HIDDEN = -100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structure:
-    """The parts of a block and how they are wired, whatever their sizes.
+    """The parts of a block and their connections, independent of sizes.
 
     A block that ``mixes`` has attention or a state-space mixer; one that ``has_network`` has a
     feed-forward network or experts. Most blocks have both. In an ``encoder`` tokens attend to all
@@ -63,7 +63,7 @@ class Structure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertRanks:
-    """The ranks that share the experts of a block, as a trace counts them.
+    """The ranks that share the experts of a block, as counted in a trace.
 
     ``parallel`` ranks have different experts, ``tensor`` ranks parts of the same ones; this rank is
     ``rank`` and ``tensor_rank`` among them. The experts of the busiest rank take ``taken`` copies
@@ -132,14 +132,14 @@ class ModelConfig:
 
     @property
     def dropped_shares(self) -> float:
-        """The probability of dropping one of attention's shares."""
+        """The dropout probability of attention probabilities."""
         return self.dropout if self.attention_dropout is None else self.attention_dropout
 
 
 def config_with(
     *, hidden: Size, heads: Size, tensor_parallel: Size = 1, **others: Any
 ) -> ModelConfig:
-    """A configuration made from its main sizes; the other sizes follow from them.
+    """A configuration from its main sizes, from which the others follow.
 
     Heads divide the hidden size, the feed-forward network is four times as wide, and there are
     2,048 positions. If a main size is a symbol, the vocabulary is the symbol ``V``, which stands
@@ -239,7 +239,7 @@ def structure_of(spec: ModelSpec) -> Structure:
 
 
 def structure_of_block(spec: ModelSpec, block: int) -> Structure:
-    """The structure of a model's block, counted from the first: kinds of blocks take turns."""
+    """The structure of a block of a model, by its index; kinds of blocks alternate."""
     kinds = kinds_of(spec)
     parts = kinds.parts[kinds.pattern[block % len(kinds.pattern)]]
     parts_of_kind: dict[str, Any] = {part: True for part in parts if part in _PARTS_OF_KINDS}
@@ -247,9 +247,9 @@ def structure_of_block(spec: ModelSpec, block: int) -> Structure:
     return replace(structure_of(spec), **parts_of_kind)
 
 
-# Parts of variants that say what a block lacks, and the fields of structures that they turn off.
+# Parts of variants that say what a block lacks, and the fields of structures that they disable.
 LACKING = {"mixer_missing": "mixes", "network_missing": "has_network"}
-# Fields of structures by which blocks of one model may differ.
+# Fields of structures in which the blocks of one model may differ.
 _PARTS_OF_KINDS = (
     *("experts", "shared_experts", "latent_experts", "window", "state_space", "delta_rule"),
 )

@@ -1,5 +1,5 @@
-"""Attention over sequences that context-parallel ranks split: by a ring of keys and values, by
-gathering them, or by exchanging tokens for heads.
+"""Attention over sequences split by context-parallel ranks: with a ring, by gathering keys and
+values, or by exchanging tokens for heads.
 
 A sequence is cut into two chunks for each rank. Rank r of n has chunks r and 2 n - 1 - r, so that
 causal attention is as much work for every rank. Of a rank's tokens the first half comes before the
@@ -23,9 +23,9 @@ from runtime.models.ranks import Carried
 
 # Attention of some queries on some keys.
 #
-# ``mixed`` (B, S, H, C) are the mixed values, ``sums`` (B, H, S) the logarithms of each query's sum
-# of powers. With both, parts of attention over several sets of keys can be joined, and each part's
-# gradients follow from the whole's ``mixed`` and ``sums``.
+# ``mixed`` (B, S, H, C) is the output, ``sums`` (B, H, S) each query's log-sum-exp. With both,
+# partial attention over several sets of keys can be combined, and each part's gradients follow from
+# the whole's ``mixed`` and ``sums``.
 
 
 def attended(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
@@ -50,8 +50,9 @@ def attended_backward(
     *,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the operands: queries, keys and values. ``mixed`` and ``sums`` are those of the
-    queries' attention on all keys, of which these may be a part."""
+    """The gradients of queries, keys and values. ``mixed`` and ``sums`` are those of the queries'
+    attention on all keys, of which these may be a part.
+    """
     query, key, value = operands
     if not _has_kernel(query, value):
         return _written_out_backward(gradient, operands, mixed, sums, causal=causal)
@@ -75,7 +76,7 @@ def attended_backward(
 def joined(
     mixed: Tensor, sums: Tensor, further: Tensor, further_sums: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Attention of the same queries on two sets of keys, from that on each."""
+    """Combine attention of the same queries on two disjoint sets of keys."""
     total = torch.logaddexp(sums, further_sums)
     return mixed * _share(sums, total) + further * _share(further_sums, total), total
 
@@ -85,7 +86,7 @@ def _share(sums: Tensor, total: Tensor) -> Tensor:
 
 
 def _has_kernel(query: Tensor, value: Tensor) -> bool:
-    """Whether torch has a fused kernel that gives the sums as well."""
+    """Whether torch has a fused kernel that also returns the log-sum-exp."""
     if query.shape[-1] != value.shape[-1]:
         return False
     on_gpu = query.device.type == "cuda" and query.dtype != torch.float32
@@ -97,7 +98,9 @@ def _by_head(*tensors: Tensor) -> list[Tensor]:
 
 
 def _ungrouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Heads (B, H, S, D) with keys and values for each query head, which the CPU's kernel needs."""
+    """Heads (B, H, S, D) with keys and values repeated for each query head, as the CPU's kernel
+    requires.
+    """
     group = query.shape[1] // key.shape[1]
     if group == 1:
         return query, key, value
@@ -105,7 +108,7 @@ def _ungrouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
 
 
 def _summed(of_heads: Tensor, shared: Tensor) -> Tensor:
-    """The gradient of shared keys or values, from that of each query head."""
+    """The gradient of shared keys or values, summed over query heads."""
     if of_heads.shape[2] == shared.shape[2]:
         return of_heads
     return of_heads.unflatten(2, (shared.shape[2], -1)).sum(3)
@@ -148,16 +151,17 @@ def _scores(query: Tensor, key: Tensor, *, causal: bool) -> Tensor:
 
 
 def _repeated(shared: Tensor, query: Tensor) -> Tensor:
-    """Keys or values (B, S, H, ..) for each query head, in 32 bits."""
+    """Keys or values (B, S, H, ..) repeated for each query head, in 32 bits."""
     return shared.repeat_interleave(query.shape[2] // shared.shape[2], dim=2).float()
 
 
-# Ranks that split sequences, and the tokens that each has.
+# Context-parallel ranks, and the tokens of each.
 
 
 class ContextRanks(Protocol):
     """The ranks that have parts of the same sequences; they exchange keys in a ``way`` of
-    ``mistlab.schedule.context_ways``."""
+    ``mistlab.schedule.context_ways``.
+    """
 
     way: int
 
@@ -172,21 +176,26 @@ class ContextRanks(Protocol):
     def pass_on(
         self, given: Sequence[Tensor], taken: Sequence[Tensor], work: Callable[[], object]
     ) -> None:
-        """Send tensors to the next rank and receive tensors of the rank before, beside ``work``."""
+        """Send tensors to the next rank and receive from the previous one, overlapped with
+        ``work``.
+        """
 
     def gather(self, flat: Tensor) -> Tensor:
         """The flat tensors of all ranks (N, ..)."""
 
     def scatter(self, whole: Tensor) -> Tensor:
-        """The sum over the ranks of this rank's row of ``whole`` (N, ..), which is overwritten."""
+        """Reduce-scatter: the sum over the ranks of this rank's row of ``whole`` (N, ..), which is
+        overwritten.
+        """
 
     def trade(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> None:
-        """Send row r of each given tensor (N, ..) to rank r, and receive into row r of each taken
-        one what rank r gives."""
+        """All-to-all: row r of each given tensor (N, ..) goes to rank r; row r of each taken tensor
+        comes from rank r.
+        """
 
 
 def chunks_of(rank: int, ranks: int) -> tuple[int, int]:
-    """The two chunks of a sequence that a rank has, of two for each rank.
+    """The two chunks of a sequence that a rank has, of two per rank.
 
     >>> [chunks_of(rank, 2) for rank in range(2)]
     [(0, 3), (1, 2)]
@@ -195,7 +204,7 @@ def chunks_of(rank: int, ranks: int) -> tuple[int, int]:
 
 
 def own_positions(tokens: int, rank: int, ranks: int) -> Tensor:
-    """The positions (S) of a rank's tokens in a sequence of so many tokens.
+    """The positions (S) of a rank's tokens in a sequence of this length.
 
     >>> own_positions(8, 0, 2).tolist()
     [0, 1, 6, 7]
@@ -218,17 +227,19 @@ def by_rank(whole: Tensor, ranks: int) -> Tensor:
 
 
 def attend_in_context(query: Tensor, key: Tensor, value: Tensor, ranks: ContextRanks) -> Tensor:
-    """Causal attention (B, S, H, C) of a rank's queries on the keys of all ranks, which go round a
-    ring or are gathered."""
+    """Causal attention (B, S, H, C) of a rank's queries on the keys of all ranks, by a ring or by
+    gathering.
+    """
     mixed: Tensor = _WAYS[ranks.way].apply(query, key, value, ranks)
     return mixed
 
 
-# Keys and values go round a ring of the ranks, and each rank attends to those that it has.
+# Ring attention: keys and values go round a ring of ranks, and each rank attends to those that it
+# has.
 
 
 class RingAttention(torch.autograd.Function):
-    """Attention by a ring; keeps this rank's operands, ``mixed`` and ``sums``.
+    """Ring attention; keeps this rank's operands, ``mixed`` and ``sums``.
 
     In step t a rank has the keys of rank r - t. Those of an earlier rank are met by all its
     queries, and their first half alone; those of a later rank are met by the second half of the
@@ -237,7 +248,7 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, ranks: ContextRanks) -> Tensor:
-        """``mixed`` of this rank's queries."""
+        """The output of this rank's queries."""
         sofar = _SoFar()
         held: Sequence[Tensor] = [key.contiguous(), value.contiguous()]
         for step in range(ranks.size):
@@ -261,12 +272,12 @@ class RingAttention(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Gradients of this rank's operands: those of keys go round behind the keys."""
+        """The gradients of this rank's operands; those of keys follow the keys round the ring."""
         query, key, value, mixed, sums = ctx.saved_tensors
         ranks: ContextRanks = ctx.ranks
         of_query = torch.zeros_like(query, memory_format=torch.contiguous_format)
         held: list[Tensor] = [key.contiguous(), value.contiguous()]
-        # Gradients of the keys of the step before, which follow them to the next rank.
+        # The gradients of the previous step's keys, on their way to the next rank.
         gone: list[Tensor] = []
         for step in range(ranks.size):
             part = _Part.at(step, ranks, query.shape[1])
@@ -294,17 +305,17 @@ class RingAttention(torch.autograd.Function):
 
 
 def _nothing() -> None:
-    """Nothing to do beside the last messages."""
+    """No work to overlap with the last messages."""
 
 
 class _SoFar:
-    """The attention of a rank's queries on the keys that it has met, in 32 bits."""
+    """The attention of a rank's queries on all keys received so far, in 32 bits."""
 
     mixed: Tensor
     sums: Tensor
 
     def join(self, part: "_Part", mixed: Tensor, sums: Tensor) -> None:
-        """Add the attention of a part's queries; the first part is of all queries."""
+        """Combine with the attention of a part's queries; the first part covers all queries."""
         if part.is_own:
             self.mixed, self.sums = mixed.float(), sums
             return
@@ -314,14 +325,14 @@ class _SoFar:
 
 
 class _Part:
-    """A step of the ring on one rank: which of its queries meet which of the keys it holds."""
+    """A step of the ring on one rank: which queries attend to which of the keys it holds."""
 
     def __init__(self, queries: slice, keys: slice, *, is_own: bool) -> None:
         self.queries, self.keys, self.is_own = queries, keys, is_own
 
     @classmethod
     def at(cls, step: int, ranks: ContextRanks, tokens: int) -> "_Part":
-        """The part in a step, for a rank with so many tokens."""
+        """The part in a step, for a rank with this many tokens."""
         everything, half = slice(0, tokens), tokens // 2
         if step == 0:
             return cls(everything, everything, is_own=True)
@@ -348,7 +359,7 @@ class _Part:
         )
 
 
-# Each rank gathers all keys and values, and keeps its own alone.
+# Gathered attention: each rank gathers all keys and values, and keeps only its own.
 
 
 class GatheredAttention(torch.autograd.Function):
@@ -378,7 +389,7 @@ class GatheredAttention(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Gradients of this rank's operands; those of keys are summed over the ranks."""
+        """The gradients of this rank's operands; those of keys are reduced over the ranks."""
         query, key, value, mixed, sums = ctx.saved_tensors
         ranks: ContextRanks = ctx.ranks
         keys, values = _gathered(ranks, key, value)
@@ -406,7 +417,7 @@ class GatheredAttention(torch.autograd.Function):
 
 
 def _halves(ranks: ContextRanks, tokens: int) -> list[tuple[slice, slice]]:
-    """For each half of a rank's queries, its place and that of the keys up to its last token."""
+    """For each half of a rank's queries, its slice, and the slice of keys up to its last token."""
     half = tokens // 2
     first, second = chunks_of(ranks.rank, ranks.size)
     return [
@@ -416,7 +427,7 @@ def _halves(ranks: ContextRanks, tokens: int) -> list[tuple[slice, slice]]:
 
 
 def _attended_so_far(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention of queries on keys of which the last are of the same tokens."""
+    """Causal attention of queries on keys that end with the same tokens."""
     before = key.shape[1] - query.shape[1]
     mixed, sums = attended(query, key[:, before:], value[:, before:], causal=True)
     if not before:
@@ -426,7 +437,7 @@ def _attended_so_far(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor,
 
 
 def _gathered(ranks: ContextRanks, key: Tensor, value: Tensor) -> list[Tensor]:
-    """Keys and values of all tokens in order, by one gather."""
+    """Keys and values of all tokens in order, with one gather."""
     flat = torch.cat([key.flatten(), value.flatten()])
     of_ranks = ranks.gather(flat).split([key.numel(), value.numel()], 1)
     shapes = (ranks.size, *key.shape), (ranks.size, *value.shape)
@@ -434,7 +445,8 @@ def _gathered(ranks: ContextRanks, key: Tensor, value: Tensor) -> list[Tensor]:
     return [in_order(one.reshape(shape)) for one, shape in parts]
 
 
-# Ranks exchange tokens for heads: each has all tokens of some heads while it attends.
+# Head exchange: ranks exchange tokens for heads, so each has all tokens of some heads during
+# attention.
 
 
 def heads_of_all(ranks: ContextRanks, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""Dropout whose masks follow, by a hash, from seed, step, layer and token alone.
+"""Dropout whose masks are a hash of seed, step, layer and token position.
 
 Any plan draws alike for the tokens that it has, in whatever order, and draws again for the backward
 pass and for recomputation, so nothing is kept. A model without ``Draws``, as in a trace, drops by
@@ -17,22 +17,23 @@ from runtime.models.context import ContextRanks, own_positions
 from runtime.models.operators import kernels_for
 from runtime.models.ranks import TensorParallel, carried
 
-# Multipliers of a hash of 32 bits (lowbias32 of C. Wellons), and the numbers with which the two
-# halves of a key begin.
+# Multipliers of a 32-bit hash (lowbias32 of C. Wellons), and the initial values of a key's two
+# halves.
 MIXERS = (0x7FEB352D, 0x846CA68B)
 BEGINNINGS = (0x9E3779B1, 0x85EBCA77)
 BITS_32 = 0xFFFFFFFF
-# Values of which a CPU holds hashes of 64 bits at once.
+# The number of values whose 64-bit hashes a CPU computes at once.
 AT_ONCE = 2**14
-# Masks of a layer: of its two halves, and of the shares of its attention.
+# The masks of a layer: those of its two residual additions, and that of its attention
+# probabilities.
 FIRST_HALF, SECOND_HALF, SHARES = range(3)
-# A number of 32 bits for rows, and one for columns.
+# A 32-bit number for rows, and one for columns.
 Key = tuple[int, int]
 Number = TypeVar("Number", int, Tensor)
 
 
 def key_of(*numbers: int) -> Key:
-    """The key of a mask, from the numbers that it is of."""
+    """The key of a mask, from the numbers that identify it."""
     rows, columns = BEGINNINGS
     for number in numbers:
         rows = mixed(rows ^ number & BITS_32)
@@ -41,14 +42,14 @@ def key_of(*numbers: int) -> Key:
 
 
 def mixed(x: Number) -> Number:
-    """A hash of whole numbers of 32 bits, value by value."""
+    """An elementwise hash of 32-bit integers."""
     for shift, mixer in zip((16, 15), MIXERS, strict=True):
         x = (x ^ (x >> shift)) * mixer & BITS_32
     return x ^ (x >> 16)
 
 
 def kept_by_position(rows: Tensor, columns: int, share: float, key: Key) -> Tensor:
-    """Which values dropout of a ``share`` keeps: booleans (rows, columns).
+    """The values that dropout with probability ``share`` keeps: booleans (rows, columns).
 
     They follow from the key, the number of each row (of up to 63 bits) and the column alone.
     """
@@ -64,12 +65,14 @@ def hashes_of_rows(rows: Tensor, key: Key) -> Tensor:
 
 
 def threshold_of(share: float) -> int:
-    """The hash from which on values are kept."""
+    """The smallest hash of a kept value."""
     return int(share * (BITS_32 + 1))
 
 
 def dropped(x: Tensor, rows: Tensor, share: float, key: Key) -> Tensor:
-    """``x`` (..., columns) with what is kept larger by what is lost; ``rows`` (...) are numbers."""
+    """``x`` (..., columns) after dropout, with kept values rescaled; ``rows`` (...) are row
+    numbers.
+    """
     columns = x.shape[-1]
     flat, numbers = x.contiguous().view(-1, columns), rows.reshape(-1)
     if kernels := kernels_for(x):
@@ -85,12 +88,12 @@ def dropped(x: Tensor, rows: Tensor, share: float, key: Key) -> Tensor:
     return made.mul_(1 / (1 - share)).view(x.shape)
 
 
-# Where a rank's layers are: the tokens of the micro-batch that they compute now.
+# The position of a rank's layers: the tokens of the micro-batch being computed.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MaskRows:
-    """The rows of a mask: those of some tokens of each sequence, or of each of them in some heads.
+    """The rows of a mask: those of some tokens of each sequence, or of each token in some heads.
 
     Sequences are numbered from ``sequence`` on. Positions are in a sequence of ``length`` tokens.
     ``heads`` are those of this rank among ``all_heads``; without any, rows are of tokens.
@@ -104,7 +107,7 @@ class MaskRows:
     all_heads: int = 1
 
     def numbers(self, batch: int) -> Tensor:
-        """Each row's number (B, S), or of rows in heads (B, H, S)."""
+        """The number of each row (B, S), or of each row in heads (B, H, S)."""
         device = self.positions.device
         row = torch.arange(self.sequence, self.sequence + batch, device=device)[:, None]
         if self.heads:
@@ -115,7 +118,7 @@ class MaskRows:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Draws:
-    """What the masks of a rank follow from, beside layers.
+    """The inputs of a rank's masks, layers aside.
 
     The micro-batch that is computed begins with the sequence of number ``sequence`` of the
     ``step``. Of its tokens the rank has those at ``positions``, of which tensor-parallel ranks may
@@ -138,7 +141,7 @@ class Draws:
         context: ContextRanks,
         device: torch.device,
     ) -> Self:
-        """The draws of a rank that has its part of sequences of ``length`` tokens."""
+        """The mask inputs of a rank that has its part of sequences of ``length`` tokens."""
         if context.size > 1:
             positions = own_positions(length, context.rank, context.size).to(device)
         else:
@@ -148,7 +151,7 @@ class Draws:
         return cls(seed=seed, length=length, positions=positions, own=own)
 
     def rows_of(self, layer: int, mask: int) -> MaskRows:
-        """The rows of a mask of tokens in a layer, in the micro-batch that is computed now."""
+        """The rows of a token mask in a layer, for the current micro-batch."""
         return MaskRows(
             key=key_of(self.seed, self.step, layer, mask),
             sequence=self.sequence,
@@ -157,24 +160,24 @@ class Draws:
         )
 
     def rows_of_shares(self, layer: int, heads: range, all_heads: int) -> MaskRows:
-        """The rows of the mask of attention's shares in some heads of a layer."""
+        """The rows of the attention-probability mask in some heads of a layer."""
         rows = self.rows_of(layer, SHARES)
         return replace(rows, positions=self.positions, heads=heads, all_heads=all_heads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerDraws:
-    """The draws of one layer."""
+    """The mask inputs of one layer."""
 
     draws: Draws
     layer: int
 
     def of_tokens(self, mask: int) -> MaskRows:
-        """The rows of a mask of tokens."""
+        """The rows of a token mask."""
         return self.draws.rows_of(self.layer, mask)
 
     def of_shares(self, heads: range, all_heads: int) -> MaskRows:
-        """The rows of the mask of attention's shares in some heads."""
+        """The rows of the attention-probability mask in some heads."""
         return self.draws.rows_of_shares(self.layer, heads, all_heads)
 
 
@@ -182,7 +185,9 @@ class LayerDraws:
 
 
 def drop(x: Tensor, rows: MaskRows, share: float) -> Tensor:
-    """``x`` (B, S, columns) with dropout of a ``share``, drawn again for the backward pass."""
+    """``x`` (B, S, columns) after dropout with probability ``share``; the mask is regenerated in
+    the backward pass.
+    """
 
     def masked(x: Tensor) -> Tensor:
         return dropped(x, rows.numbers(x.shape[0]), share, rows.key)
@@ -191,18 +196,20 @@ def drop(x: Tensor, rows: MaskRows, share: float) -> Tensor:
 
 
 class MixedByDropped(torch.autograd.Function):
-    """Values mixed by shares with dropout; keeps the shares without, which softmax keeps anyway."""
+    """Values weighted by dropped attention probabilities; keeps the probabilities before dropout,
+    which softmax keeps anyway.
+    """
 
     @staticmethod
     def forward(ctx: Any, shares: Tensor, value: Tensor, rows: MaskRows, share: float) -> Tensor:
-        """Shares (B K, H/K S, T) times values (B K, T, D)."""
+        """Attention probabilities (B K, H/K S, T), after dropout, times values (B K, T, D)."""
         ctx.rows, ctx.share = rows, share
         ctx.save_for_backward(shares, value)
         return torch.bmm(dropped_shares(shares, rows, share), value)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """Gradients of shares and values."""
+        """The gradients of probabilities and values."""
         shares, value = ctx.saved_tensors
         of_value = torch.bmm(dropped_shares(shares, ctx.rows, ctx.share).mT, gradients[0])
         of_shares = torch.bmm(gradients[0], value.mT)
@@ -210,7 +217,7 @@ class MixedByDropped(torch.autograd.Function):
 
 
 def dropped_shares(shares: Tensor, rows: MaskRows, share: float) -> Tensor:
-    """Attention's shares, in any shape with heads in order, with dropout."""
+    """Attention probabilities after dropout, in any shape with heads in order."""
     queries, keys = rows.positions.shape[0], shares.shape[-1]
     by_head = shares.view(-1, len(rows.heads), queries, keys)
     return dropped(by_head, rows.numbers(by_head.shape[0]), share, rows.key).view(shares.shape)
@@ -229,7 +236,7 @@ class Drop:
 
 
 class Dropout(nn.Module):
-    """Dropout of the embedding, and of what the halves of a block add to the residual."""
+    """Dropout of the embedding's output, and of a block's residual additions."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
@@ -254,7 +261,7 @@ class Dropout(nn.Module):
         return Drop(rows=self.draws.of_tokens(mask), share=self.probability)
 
     def forward(self, x: Tensor, mask: int = FIRST_HALF) -> Tensor:
-        """Drop values while training."""
+        """Apply dropout while training."""
         if not self.drops:
             return x
         if self.draws is None:

@@ -1,4 +1,5 @@
-"""Blocks with experts: router, exchange and fused operators; a trace sees each as one operator.
+"""Blocks with experts: router, token exchange and fused operators; a trace sees each as one
+operator.
 
 Axes: T tokens, A experts a token takes, R = T A rows, E experts, G experts on this rank.
 """
@@ -28,15 +29,15 @@ from runtime.models.state_space import SquaredRelu
 
 # Fused operators of blocks with experts; a trace sees each as one operator.
 #
-# Tokens go to experts as copies, one copy for each expert that a token takes. Copies lie in the
-# order of experts, for the products of ``runtime.models.grouped``.
+# Tokens go to experts as copies, one for each expert that a token takes. Copies are sorted by
+# expert, for the grouped GEMMs of ``runtime.models.grouped``.
 #
-# Axes: T tokens, A experts a token takes, R = T A rows, E experts, G experts on this rank.
+# Axes: T tokens, A experts per token, R = T A rows, E experts, G experts on this rank.
 
 
 @torch.library.custom_op("mistlab::route", mutates_args=())
 def route(logits: Tensor, active: int) -> tuple[Tensor, Tensor]:
-    """The experts (T, A) with the largest ``logits`` (T, E), and a softmax over these alone."""
+    """The experts (T, A) with the largest ``logits`` (T, E), and a softmax over these only."""
     largest, chosen = logits.float().topk(active, dim=-1)
     return torch.softmax(largest, dim=-1), chosen
 
@@ -59,7 +60,7 @@ class Route(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, active: int) -> tuple[Tensor, Tensor]:
-        """Weights and numbers (T, A) of the chosen experts."""
+        """The weights and the indices (T, A) of the chosen experts."""
         weights, chosen = route(logits, active)
         ctx.mark_non_differentiable(chosen)
         ctx.save_for_backward(weights, chosen, logits)
@@ -73,8 +74,9 @@ class Route(torch.autograd.Function):
 
 @torch.library.custom_op("mistlab::permute", mutates_args=())
 def permute(tokens: Tensor, weights: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Copies (R, channels) of tokens in the order of experts, each copy's weight, and its place in
-    ``chosen``."""
+    """Copies (R, channels) of tokens sorted by expert, each copy's weight, and its index in
+    ``chosen``.
+    """
     order = chosen.flatten().argsort(stable=True)
     return tokens[order // chosen.shape[1]], weights.flatten()[order], order
 
@@ -104,18 +106,18 @@ def _(rows: Tensor, order: Tensor, tokens: int) -> Tensor:
 
 @operator("like")
 def weights_in_place(gradient: Tensor, order: Tensor, like: Tensor) -> Tensor:
-    """Gradients of copies' weights, back in the places (T, A) of the weights."""
+    """The gradients of copies' weights, back in the layout (T, A) of the weights."""
     return torch.empty_like(like).view(-1).index_copy_(0, order, gradient).view(like.shape)
 
 
 class Permute(torch.autograd.Function):
-    """Copies tokens for their experts; keeps only the copies' places."""
+    """Copies tokens for their experts; keeps only the copies' indices."""
 
     @staticmethod
     def forward(
         ctx: Any, tokens: Tensor, weights: Tensor, chosen: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Copies, their weights and their places."""
+        """The copies, their weights and their indices."""
         rows, of_rows, order = permute(tokens, weights, chosen)
         ctx.mark_non_differentiable(order)
         ctx.save_for_backward(order, weights)
@@ -137,7 +139,7 @@ class Permute(torch.autograd.Function):
 
 @torch.library.custom_op("mistlab::copies", mutates_args=())
 def copies(tokens: Tensor, order: Tensor) -> Tensor:
-    """The rows (R, channels) of tokens (T, channels) in an order of copies."""
+    """The rows (R, channels) of tokens (T, channels) in the order of copies."""
     return tokens[order // (len(order) // len(tokens))]
 
 
@@ -147,18 +149,18 @@ def _(tokens: Tensor, order: Tensor) -> Tensor:
 
 
 class WeightedRows(torch.autograd.Function):
-    """Copies times their weights; keeps these products alone, which the next product keeps too."""
+    """Copies times their weights; keeps only the results, which the next GEMM keeps too."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weights: Tensor) -> Tensor:
-        """Each expert's outputs, times the weights of its tokens in the router."""
+        """The experts' outputs, times the routing weights of their tokens."""
         weighted = rows * weights[:, None].to(rows.dtype)
         ctx.save_for_backward(weighted, weights)
         return weighted
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Gradients of copies and weights; a weight of zero, which no score is, has none."""
+        """The gradients of copies and weights; a weight of zero, which no score gives, has none."""
         weighted, weights = ctx.saved_tensors
         of_weights = (gradient.float() * weighted.float()).sum(-1) / weights
         of_weights = of_weights.masked_fill_(weights == 0, 0.0)
@@ -166,7 +168,7 @@ class WeightedRows(torch.autograd.Function):
 
 
 class Unpermute(torch.autograd.Function):
-    """Adds up what the experts made of a token's copies; keeps only the copies' places."""
+    """Sums the experts' outputs over a token's copies; keeps only the copies' indices."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, order: Tensor, tokens: int) -> Tensor:
@@ -180,17 +182,17 @@ class Unpermute(torch.autograd.Function):
         return copies(gradient, *ctx.saved_tensors), None, None
 
 
-# Copies of tokens of which experts drop some: there are ``rows`` others.
+# Copies of tokens of which some are dropped; ``rows`` are kept.
 
 
 class PermuteKept(torch.autograd.Function):
-    """``Permute``, without copies that are chosen for no expert; these come last."""
+    """Like ``Permute``, with dropped copies, which are chosen for no expert and come last."""
 
     @staticmethod
     def forward(
         ctx: Any, tokens: Tensor, weights: Tensor, chosen: Tensor, rows: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Copies, their weights and their places."""
+        """The copies, their weights and their indices."""
         order = chosen.flatten().argsort(stable=True)[:rows].clone()
         ctx.mark_non_differentiable(order)
         ctx.save_for_backward(order)
@@ -201,18 +203,18 @@ class PermuteKept(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, of_copies: Tensor, of_weights: Tensor, _: Tensor
     ) -> tuple[Tensor, Tensor, None, None]:
-        """The sum of the gradients of a token's copies; none of dropped ones."""
+        """The sum of the gradients of a token's kept copies."""
         (order,) = ctx.saved_tensors
         whole = of_weights.new_zeros(ctx.shape).view(-1).index_copy_(0, order, of_weights)
         return _summed_kept(of_copies, order, ctx.shape), whole.view(ctx.shape), None, None
 
 
 class UnpermuteKept(torch.autograd.Function):
-    """``Unpermute`` of copies of which some were dropped."""
+    """Like ``Unpermute``, for copies of which some were dropped."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, order: Tensor, shape: tuple[int, int]) -> Tensor:
-        """The sum of each token's copies, of choices of a ``shape`` (T, A)."""
+        """The sum of each token's copies, for choices of a ``shape`` (T, A)."""
         ctx.save_for_backward(order)
         ctx.each = shape[1]
         return _summed_kept(rows, order, shape)
@@ -232,19 +234,19 @@ def _summed_kept(rows: Tensor, order: Tensor, shape: tuple[int, int]) -> Tensor:
 
 # The feed-forward part of a block with experts.
 #
-# A router chooses experts for each token. Copies of tokens go to the ranks that have their
-# experts, through two products there, and back, where they are summed. Ranks of a tensor-parallel
+# A router chooses experts for each token. Copies of tokens go to the ranks that have their experts,
+# through two grouped GEMMs there, and back, where they are summed. Ranks of a tensor-parallel
 # group, which have the same tokens, take a part of the tokens each.
 #
 # Axes: B batch, S sequence, T this rank's tokens, R rows that its experts take.
 
 
-# The name of the numbers by which a router's scores are corrected.
+# The name of the bias that corrects a router's scores.
 CORRECTION = "experts.correction"
 
 
 class Experts(nn.Module):
-    """A router, and two grouped products around an activation."""
+    """A router, and two grouped GEMMs around an activation."""
 
     def __init__(self, config: ModelConfig, structure: Structure, ranks: TensorParallel) -> None:
         super().__init__()
@@ -266,9 +268,10 @@ class Experts(nn.Module):
         ranks_of = config.expert_ranks
         self.up = ExpertMatrices(ranks_of, self.own, width, hidden, **kind, blocks=blocks)
         self.down = ExpertMatrices(ranks_of, self.own, hidden, inner, **kind)
-        # How copies of tokens reach their experts, where a model runs on ranks that are there.
+        # How copies of tokens reach their experts, when a model runs on several ranks.
         self.trips: Trips | None = None
-        # Ranks that have the other tokens of each sequence, and who watches the router, if any do.
+        # The ranks that have the other tokens of each sequence, and the observer of the router, if
+        # there are any.
         self.context: ContextRanks | None = None
         self.watch: RouterWatch | None = None
         self.correction: Tensor | None
@@ -277,7 +280,9 @@ class Experts(nn.Module):
         self.register_buffer("correction", torch.zeros(count) if corrects else None)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of what each token's experts make of it; input and output are (B, S, hidden)."""
+        """The weighted sum of the outputs of each token's experts; input and output are (B, S,
+        hidden).
+        """
         tokens = x.flatten(0, 1) if self.ranks.splits_tokens else own_tokens(x, self.ranks)
         made = self._routed(tokens, x.shape[0])
         if self.ranks.splits_tokens:
@@ -314,7 +319,7 @@ class Experts(nn.Module):
             taken = tokens.shape[0] * ranks.taken
             rows, of_rows = (exchanged(each, taken, ranks) for each in (rows, of_rows))
             rows, of_rows = (over_parts(each, ranks) for each in (rows, of_rows))
-            # Copies come by ranks, and the products want them by experts.
+            # Copies arrive sorted by rank, and the grouped GEMMs need them sorted by expert.
             rows, of_rows = rows.clone(), of_rows.clone()
             made = self._made(rows, of_rows, counts)
             made = exchanged(summed_parts(made.clone(), ranks), sent, ranks)
@@ -324,8 +329,9 @@ class Experts(nn.Module):
     def _watched(
         self, weights: Tensor, logits: Tensor, chosen: Tensor, batch: Size
     ) -> tuple[Tensor, Tensor | None]:
-        """The weights, which follow the router's losses, and the choices within the experts'
-        capacity, if they have one."""
+        """The weights, with the router's auxiliary losses attached, and the choices within the
+        experts' capacity, if they have one.
+        """
         config, router = self.config, self.config.router
         assert router is not None
         whose = Whose(batch=value_of(batch), ranks=self.ranks, context=self.context)
@@ -348,8 +354,9 @@ class Experts(nn.Module):
         return weights, kept
 
     def _of_kept(self, tokens: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """The sum of what experts make of a token's kept copies; dropped ones are not sent.
-        ``chosen`` (T, A) has the number of experts in the place of an expert that drops a token."""
+        """The sum of the experts' outputs over a token's kept copies; dropped copies are not sent.
+        In ``chosen`` (T, A) the number of experts marks a dropped copy.
+        """
         if self.trips is not None:
             trip = self.trips.trip(chosen, self.own)
             rows, of_rows, order = PermuteKept.apply(tokens, weights, chosen, trip.rows)
@@ -365,15 +372,15 @@ class Experts(nn.Module):
         return back if self.longer is None else self.longer(back)
 
     def _weighed(self, rows: Tensor, of_rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows that experts take, and the weights of what they make of these."""
+        """The rows that experts take, and the weights of their outputs."""
         if self.config.router is None or not self.config.router.weighs_inputs:
             return rows, of_rows
         return WeightedRows.apply(rows, of_rows), of_rows.new_ones(1).expand(of_rows.shape)
 
     def _made(self, rows: Tensor, of_rows: Tensor, counts: Counts) -> Tensor:
-        """What this rank's experts make of their rows."""
+        """The outputs of this rank's experts for their rows."""
         inner = self.up(rows, counts)
-        # A layer graph adds biases as they are: what rows weigh is nothing beside them.
+        # A layer graph adds biases unweighted: the weighting costs nothing in comparison.
         weights = of_rows if self.config.router is not None else None
         return self.down(self._activated(inner, of_rows), counts, weights)
 
@@ -391,7 +398,7 @@ class Experts(nn.Module):
 
 
 class Trip(Protocol):
-    """The way of a micro-batch's copies to their experts and back."""
+    """The route of a micro-batch's copies to their experts and back."""
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -402,18 +409,21 @@ class Trip(Protocol):
         """The number of copies that this rank sends."""
 
     def there(self, rows: Tensor) -> Tensor:
-        """The rows of this rank's experts, in the order of experts, of copies in that order."""
+        """Send copies, sorted by expert, to this rank's experts; returns their rows, sorted by
+        expert.
+        """
 
     def back(self, rows: Tensor) -> Tensor:
-        """The transpose: what experts made of this rank's copies, in the order of experts."""
+        """The transpose: return the experts' outputs for this rank's copies, sorted by expert."""
 
 
 class Trips(Protocol):
-    """Ranks that have experts, and send one another copies of tokens."""
+    """The ranks that have experts, and exchange copies of tokens."""
 
     def trip(self, chosen: Tensor, each_has: int) -> Trip:
-        """The way of copies to the ``chosen`` experts (T, A), of which each rank has ``own``; no
-        copy goes where a number is that of no expert."""
+        """The route of copies to the ``chosen`` experts (T, A), of which each rank has ``own``; an
+        index beyond the experts marks a copy that is not sent.
+        """
 
 
 def own_tokens(x: Tensor, ranks: TensorParallel) -> Tensor:
@@ -437,7 +447,7 @@ def _of_ranks(ranks: TensorParallel, tokens: Tensor) -> Tensor:
 
 
 def exchanged(x: Tensor, rows: Size, ranks: ExpertRanks) -> Tensor:
-    """All to all: each row goes to the rank that has its expert, or back."""
+    """All-to-all: each row goes to the rank that has its expert, or back."""
     there, back = (partial(_all_to_all, rows=r, ranks=ranks.parallel) for r in (rows, x.shape[0]))
     return carried(x, there, back)
 
@@ -449,7 +459,7 @@ def over_parts(x: Tensor, ranks: ExpertRanks) -> Tensor:
 
 
 def summed_parts(x: Tensor, ranks: ExpertRanks) -> Tensor:
-    """This rank's rows, summed over the ranks that have parts of the same experts."""
+    """This rank's rows, reduced over the ranks that have parts of the same experts."""
     gather, scatter = (partial(one, ranks=ranks.tensor) for one in (_gather_rows, _scatter_rows))
     return carried(x, scatter, gather)
 

@@ -1,4 +1,4 @@
-"""The torch models of all families, and blocks that are recomputed."""
+"""The torch models of all families, adapters, packed documents, and recomputed blocks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
@@ -98,8 +98,9 @@ class Falcon(Transformer):
 def model_of(
     workload: Workload, ranks: TensorParallel | None = None, *, tensor_parallel: int = 1
 ) -> Transformer:
-    """The torch model of a workload, as one tensor-parallel rank holds it; frozen weights are not
-    packed."""
+    """The torch model of a workload on one tensor-parallel rank, with frozen weights
+    unquantised.
+    """
     config, spec = config_of(workload, tensor_parallel=tensor_parallel), workload.model
     blocks = [structure_of_block(spec, block) for block in range(spec.layers)]
     model = Transformer(
@@ -112,25 +113,27 @@ def model_of(
 
 
 def shapes_of_model(workload: Workload) -> dict[str, tuple[int, ...]]:
-    """The shapes of a model's parameters, unsplit, and of routers' corrections; nothing is
-    allocated."""
+    """The shapes of a model's parameters, unsplit, and of its router biases; nothing is
+    allocated.
+    """
     with torch.device("meta"):
         model = model_of(workload)
     named = (*model.named_parameters(), *model.named_corrections())
     return {name: tuple(one.shape) for name, one in named}
 
 
-# Layers whose weights are frozen, with adapters beside the products of blocks.
+# Layers with frozen weights and adapters on the GEMMs of blocks.
 
 
-# What is behind a product's name in the names of its adapter's parameters. Those of ``up`` begin as
-# zeros, so that training starts from the frozen model.
+# The infix and the suffix in the names of adapters' parameters. Those of ``up`` start as zeros, so
+# that training starts from the frozen model.
 ADAPTER, UP = ".adapter.", "up"
 
 
 def freeze(layer: nn.Module, *, rank: int, targets: str) -> None:
-    """Freeze a layer's weights, and give the products of its blocks adapters: all, or those of
-    ``attention`` alone."""
+    """Freeze a layer's weights, and add adapters to the GEMMs of its blocks: to all, or to those of
+    ``attention``.
+    """
     for parameter in layer.parameters():
         parameter.requires_grad_(False)
     kinds = (Attention,) if targets == "attention" else (Attention, MLP)
@@ -143,7 +146,7 @@ def freeze(layer: nn.Module, *, rank: int, targets: str) -> None:
 
 
 def frozen_products(layer: nn.Module) -> Iterator[tuple[str, "ColumnLinear | RowLinear | Down"]]:
-    """A layer's products whose weights are frozen, with their names."""
+    """A layer's frozen GEMMs, by name."""
     for name, product in layer.named_modules():
         if (
             isinstance(product, ColumnLinear | RowLinear | Down)
@@ -153,12 +156,12 @@ def frozen_products(layer: nn.Module) -> Iterator[tuple[str, "ColumnLinear | Row
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter by this name is an adapter's."""
+    """Whether a parameter's name is an adapter's."""
     return ADAPTER in name
 
 
 def begins_as_zeros(name: str) -> bool:
-    """Whether an adapter's parameter by this name begins as zeros."""
+    """Whether an adapter's parameter with this name starts as zeros."""
     return name.partition(ADAPTER)[2].startswith(UP)
 
 
@@ -166,8 +169,9 @@ def begins_as_zeros(name: str) -> bool:
 
 
 def confine(layer: nn.Module, lengths: Sequence[int], rotary: RotaryTables | None) -> None:
-    """Let documents of these lengths, one behind the other in each sequence, be unlike sequences:
-    attention stays within each, and positions begin anew. ``rotary`` has the model's tables."""
+    """Treat documents of these lengths, packed into each sequence, as separate: attention stays
+    within each, and positions restart. ``rotary`` has the model's tables.
+    """
     places = torch.cat([torch.arange(length) for length in lengths])
     own = None if rotary is None else copy(rotary)
     if own is not None and rotary is not None:
@@ -179,7 +183,7 @@ def confine(layer: nn.Module, lengths: Sequence[int], rotary: RotaryTables | Non
             one.places = places
 
 
-# A block whose activations are computed again for the backward pass, by torch's checkpointing.
+# A block whose activations are recomputed for the backward pass, by torch's checkpointing.
 
 
 class Recomputed(nn.Module):

@@ -1,4 +1,5 @@
-"""Products of experts: each group of rows has a matrix of its own; and the matrices of a rank.
+"""Grouped GEMMs of experts, in which each group of rows has its own matrix; and the matrices of a
+rank.
 
 Copies of tokens lie in the order of experts, so each expert's copies are neighbouring rows of one
 matrix. A trace sees each product, and the activation between two of them, as one operator.
@@ -15,16 +16,16 @@ from torch import Tensor, nn
 from runtime.models.config import ExpertRanks
 from runtime.models.ranks import Size, operator
 
-# The numbers of groups' rows: a tensor, or numbers where the host knows them.
+# The numbers of rows of groups: a tensor, or integers where the host knows them.
 Counts = Tensor | tuple[int, ...]
-# Multiplies each group's rows with its own matrix (rows, matrices, numbers of rows). The executor
-# of a plan puts its own function in the place of the default.
+# Multiplies each group's rows by its own matrix (rows, matrices, numbers of rows). The executor of
+# a plan substitutes its own function.
 MultiplyGroups = Callable[[Tensor, Tensor, Counts], Tensor]
 
 
 @torch.library.custom_op("mistlab::grouped_product", mutates_args=())
 def grouped_product(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """Each group's rows (R, inputs) times the group's own matrix (G, outputs, inputs)."""
+    """Each group's rows (R, inputs) times the group's matrix (G, outputs, inputs)."""
     groups = rows.split(counts.tolist())
     return torch.cat([group @ own.t() for group, own in zip(groups, weight, strict=True)])
 
@@ -36,7 +37,7 @@ def _(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 
 @torch.library.custom_op("mistlab::grouped_product_of_rows", mutates_args=())
 def grouped_product_of_rows(gradient: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """Gradient of a grouped product's rows."""
+    """The gradient of a grouped GEMM's rows."""
     groups = gradient.split(counts.tolist())
     return torch.cat([group @ own for group, own in zip(groups, weight, strict=True)])
 
@@ -48,7 +49,7 @@ def _(gradient: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 
 @torch.library.custom_op("mistlab::grouped_product_of_weight", mutates_args=())
 def grouped_product_of_weight(gradient: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
-    """Gradient of a grouped product's matrices."""
+    """The gradient of a grouped GEMM's matrices."""
     sizes = counts.tolist()
     pairs = zip(gradient.split(sizes), rows.split(sizes), strict=True)
     return torch.stack([of_group.t() @ group for of_group, group in pairs])
@@ -60,11 +61,11 @@ def _(gradient: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
 
 
 class GroupedProduct(torch.autograd.Function):
-    """A grouped product; keeps its rows."""
+    """A grouped GEMM; keeps its rows."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-        """The products (R, outputs)."""
+        """The results (R, outputs)."""
         ctx.save_for_backward(rows, weight, counts)
         return grouped_product(rows, weight, counts)
 
@@ -78,7 +79,7 @@ class GroupedProduct(torch.autograd.Function):
 
 @operator(changes=("rows",))
 def add_by_group(rows: Tensor, bias: Tensor, counts: Tensor) -> None:
-    """Add to each group's rows the group's own bias (G, channels), in place."""
+    """Add to each group's rows the group's bias (G, channels), in place."""
     for group, own_bias in zip(rows.split(counts.tolist()), bias, strict=True):
         group.add_(own_bias)
 
@@ -95,11 +96,11 @@ def _(rows: Tensor, counts: Tensor) -> Tensor:
 
 
 class AddByGroup(torch.autograd.Function):
-    """Adds a bias of each group to a fresh product, in place."""
+    """Adds a bias of each group to a newly computed result, in place."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, bias: Tensor, counts: Tensor) -> Tensor:
-        """The rows with their group's bias."""
+        """The rows with their group's bias added."""
         ctx.mark_dirty(rows)
         ctx.save_for_backward(counts)
         add_by_group(rows, bias, counts)
@@ -153,7 +154,7 @@ class WeightedSwiglu(torch.autograd.Function):
         return weighted_swiglu_backward(gradient, *ctx.saved_tensors)
 
 
-# gpt-oss's gate: of cut-off halves, with a steeper sigmoid; the other half is moved by one.
+# gpt-oss's gate: clamped halves, with a steeper sigmoid; one is added to the other half.
 
 
 STEEPNESS = 1.702
@@ -161,7 +162,7 @@ STEEPNESS = 1.702
 
 @torch.library.custom_op("mistlab::limited_swiglu", mutates_args=())
 def limited_swiglu(gate_and_up: Tensor, weights: Tensor, limit: float) -> Tensor:
-    """Gated rows (R, inner) times their weights, where gates and values are cut off at a limit."""
+    """Gated rows (R, inner) times their weights, where gates and values are clamped at a limit."""
     gate, up = gate_and_up.float().chunk(2, dim=-1)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     made = (up + 1) * gate * torch.sigmoid(STEEPNESS * gate) * weights[:, None]
@@ -178,7 +179,7 @@ def _(gate_and_up: Tensor, weights: Tensor, limit: float) -> Tensor:
 def limited_swiglu_backward(
     gradient: Tensor, gate_and_up: Tensor, weights: Tensor, limit: float
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the rows and of their weights; none where values are cut off."""
+    """The gradients of the rows and of their weights; zero where values are clamped."""
     wide = gradient.float()
     gate, up = gate_and_up.float().chunk(2, dim=-1)
     open_gate, open_up = gate <= limit, up.abs() <= limit
@@ -192,8 +193,9 @@ def limited_swiglu_backward(
 
 
 class LimitedSwiglu(torch.autograd.Function):
-    """Gated rows times their weights, where gates and values are cut off at a limit; keeps its
-    input."""
+    """Gated rows times their weights, where gates and values are clamped at a limit; keeps its
+    input.
+    """
 
     @staticmethod
     def forward(ctx: Any, gate_and_up: Tensor, weights: Tensor, limit: float) -> Tensor:
@@ -210,14 +212,15 @@ class LimitedSwiglu(torch.autograd.Function):
 
 
 class AddWeighted(torch.autograd.Function):
-    """Adds each group's bias, times its rows' weights, to a fresh product, in place. Ranks that
-    each have a summand of the products add it once: where ``adds``."""
+    """Adds each group's bias, times its rows' weights, to a newly computed result, in place. If
+    several ranks hold summands of the result, only the one with ``adds`` adds it.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, rows: Tensor, bias: Tensor, counts: tuple[int, ...], weights: Tensor, adds: bool
     ) -> Tensor:
-        """The rows with their group's weighted bias."""
+        """The rows with their group's weighted bias added."""
         ctx.mark_dirty(rows)
         ctx.save_for_backward(bias, weights)
         ctx.counts, ctx.adds = counts, adds
@@ -249,7 +252,7 @@ class AddWeighted(torch.autograd.Function):
 
 
 class ExpertMatrices(nn.Module):
-    """A grouped product with a matrix (``outputs``, ``inputs``) for each of this rank's experts.
+    """A grouped GEMM with a matrix (``outputs``, ``inputs``) for each of this rank's experts.
 
     Ranks with parts of the same experts divide the inputs, or each of the ``blocks`` of outputs.
     Sizes are this rank's.
@@ -273,8 +276,9 @@ class ExpertMatrices(nn.Module):
         self.bias = nn.Parameter(torch.empty(groups, outputs, dtype=dtype)) if biases else None
 
     def forward(self, rows: Tensor, counts: Counts, weights: Tensor | None = None) -> Tensor:
-        """The products (R, outputs), of rows that have these ``weights`` already; biases get them
-        too."""
+        """The results (R, outputs); ``weights`` have been applied to the rows already, and are
+        applied to biases too.
+        """
         made = self.multiply(rows, self.weight, counts)
         if self.bias is None:
             return made
@@ -283,13 +287,13 @@ class ExpertMatrices(nn.Module):
         known = tuple(counts.tolist()) if isinstance(counts, Tensor) else counts
         if weights is None:
             weights = made.new_ones(len(made), dtype=torch.float32)
-        # Where each rank has a summand of all products, one of them adds the bias.
+        # If several ranks hold summands of all results, one of them adds the bias.
         adds = self.splits("bias") or self.ranks.tensor_rank == 0
         whole: Tensor = AddWeighted.apply(made, self.bias, known, weights, adds)
         return whole
 
     def splits(self, leaf: str) -> bool:
-        """Whether ranks with parts of the same experts have unlike parts of a parameter."""
+        """Whether ranks with parts of the same experts have different parts of a parameter."""
         return self.ranks.tensor > 1 and (leaf == "weight" or self.blocks > 0)
 
     def part_of(self, leaf: str, whole: Tensor) -> Tensor:

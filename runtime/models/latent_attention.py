@@ -1,4 +1,4 @@
-"""Latent attention: queries, and keys with values, made of short vectors (DeepSeek-V2).
+"""Multi-head latent attention: queries, and keys with values, from low-rank vectors (DeepSeek-V2).
 
 Axes: B batch, S sequence, H the rank's heads, D channels of queries and keys, R rotated ones among
 them, C channels of values.
@@ -68,7 +68,7 @@ def _(of_keys: Tensor, of_values: Tensor, cosine: Tensor, sine: Tensor) -> tuple
 
 
 class KeysAndValues(torch.autograd.Function):
-    """Keys and values of all heads from the latent vectors' product; keeps nothing."""
+    """Keys and values of all heads from the up-projected latent vectors; keeps nothing."""
 
     @staticmethod
     def forward(
@@ -88,7 +88,8 @@ class KeysAndValues(torch.autograd.Function):
 
 
 class LatentAttention(nn.Module):
-    """Two products down to latent vectors, two up to heads, attention, and the output product.
+    """Two down-projections to latent vectors, two up-projections to heads, attention, and the
+    output GEMM.
 
     With ``structure.whole_queries`` one product makes queries of tokens. Every rank makes all
     latent vectors; heads are split. The output is this rank's summand, as that of
@@ -104,7 +105,7 @@ class LatentAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.ranks, self.rotary = config, ranks, rotary
-        # Ranks that have the other tokens of each sequence, if there are any.
+        # The context-parallel ranks that hold the other tokens of each sequence, if there are any.
         self.context: ContextRanks | None = None
         self.heads = shard(config.heads, ranks.size, "a number of heads of")
         plain = config.head_dim - config.rotated
@@ -138,8 +139,9 @@ class LatentAttention(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attend; input and output are (B, S, hidden), the input with this rank's tokens alone if
-        the ranks split tokens."""
+        """Attend; input and output are (B, S, hidden), the input with this rank's tokens only under
+        sequence parallelism.
+        """
         config, batch, sequence = self.config, x.shape[0], x.shape[1]
         if self.ranks.splits_tokens:
             sequence = sequence * self.ranks.size
@@ -162,7 +164,7 @@ class LatentAttention(nn.Module):
         return self.output(mixed.reshape(batch, sequence, self.heads * config.value_dim))
 
     def _mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention (B, S, H, C) on the keys of all tokens, those of other ranks too."""
+        """Attention (B, S, H, C) on the keys of all tokens, including other ranks'."""
         ranks = self.context
         if ranks is None:
             mixed: Tensor = WideAttention.apply(query, key, value, None, 0)
@@ -173,21 +175,23 @@ class LatentAttention(nn.Module):
         return attend_in_context(query, key, value, ranks)
 
     def _of_queries(self, x: Tensor) -> Tensor:
-        """What queries are made of: latent vectors, or the tokens (B, S, hidden) themselves."""
+        """The input of the query projection: latent vectors, or the tokens (B, S, hidden)
+        themselves.
+        """
         if self.query_down is None or self.query_norm is None:
             return x
         latent: Tensor = self.query_norm(self.query_down(x))
         return latent
 
     def _up(self, product_up: ColumnLinear, latent: Tensor) -> Tensor:
-        """Heads made of latent vectors, which may be changed in place."""
+        """Heads from latent vectors; the latent vectors may be overwritten."""
         if self.ranks.splits_tokens:
             return product_up(latent)
         return product_up(enter(latent, self.ranks).flatten(0, 1))
 
 
 class Down(nn.Module):
-    """A product with a weight that every rank has whole, of all tokens; so is its gradient."""
+    """A GEMM of all tokens with a weight that every rank has whole; so is its gradient."""
 
     def __init__(
         self, inputs: Size, outputs: Size, dtype: torch.dtype, *, biases: bool = False
@@ -198,10 +202,10 @@ class Down(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The product (B, S, outputs)."""
+        """The result (B, S, outputs)."""
         return product(x, self.weight, self.bias, self.multiply)
 
 
 def gathered(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """Whole sequences of parts (B, S / ranks, ..); gradients are summed and scattered."""
+    """Whole sequences from parts (B, S / ranks, ..); gradients are reduce-scattered."""
     return carried(x, ranks.gather_tokens, ranks.scatter_tokens)

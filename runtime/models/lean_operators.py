@@ -19,12 +19,12 @@ from runtime.models.operators import LayerNorm
 from runtime.models.ranks import operator
 from runtime.models.transformer import MLP
 
-# Nodes of the table of GELU's slope, for each side of its minimum: a straight line between two is
-# nearer to the slope than a number of 32 bits tells.
+# The number of nodes in the table of GELU's slope, on each side of its minimum: linear
+# interpolation is exact to 32-bit precision.
 NODES = 8192
-# Inputs beyond this magnitude have a slope of 0 or 1, and so have the table's ends.
+# Inputs beyond this magnitude have a slope of 0 or 1, as at the ends of the table.
 FARTHEST = 9.0
-# A gain below this share of the largest does not give the normal values back.
+# A gain below this share of the largest one cannot be inverted to reconstruct normalised values.
 LEAST_GAIN = 1e-3
 
 
@@ -39,7 +39,7 @@ def _slope(x: Tensor, approximate: str) -> Tensor:
 
 @cache
 def _minimum(approximate: str) -> tuple[float, float]:
-    """Where GELU has its minimum, and the minimum."""
+    """The position of GELU's minimum, and the minimum."""
     low = torch.tensor(-1.5, dtype=torch.float64)
     high = torch.tensor(0.0, dtype=torch.float64)
     for _ in range(80):
@@ -53,8 +53,8 @@ def _minimum(approximate: str) -> tuple[float, float]:
 
 @cache
 def _table(approximate: str, device: torch.device) -> tuple[Tensor, tuple[float, float]]:
-    """GELU's slope on the left and on the right of its minimum, a row each, at equal steps of the
-    root of the height above the minimum; and the last root of each row.
+    """GELU's slope to the left and to the right of its minimum, as rows at equal steps of the
+    square root of the height above the minimum; and the last square root of each row.
 
     The root makes the curve near its minimum a straight line, so the slope has no kink there.
     """
@@ -76,7 +76,7 @@ def _table(approximate: str, device: torch.device) -> tuple[Tensor, tuple[float,
 
 @torch.library.custom_op("mistlab::lean_gelu", mutates_args=())
 def gelu_and_side(x: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
-    """GELU, and a byte a value that tells on which side of GELU's minimum the input is."""
+    """GELU, and a byte per value that says on which side of GELU's minimum the input is."""
     return _gelu(x, approximate), x > _minimum(approximate)[0]
 
 
@@ -87,7 +87,7 @@ def _(x: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
 
 @operator("gradient")
 def lean_gelu_backward(gradient: Tensor, y: Tensor, is_right: Tensor, approximate: str) -> Tensor:
-    """The gradient of GELU's input; the slope is read off by the output's height."""
+    """The gradient of GELU's input, with the slope interpolated from the output."""
     table, ends = _table(approximate, y.device)
     _, least = _minimum(approximate)
     root = (y.float() - least).clamp_(min=0).sqrt_()
@@ -102,11 +102,11 @@ def lean_gelu_backward(gradient: Tensor, y: Tensor, is_right: Tensor, approximat
 
 
 class LeanGelu(torch.autograd.Function):
-    """GELU that keeps its output, and of its input only on which side of the minimum it is."""
+    """GELU that keeps its output, and the side of the minimum on which its input is."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, approximate: str) -> Tensor:
-        """The output; a byte a value tells the side."""
+        """The output; a byte per value records the side."""
         y, is_right = gelu_and_side(x, approximate)
         ctx.approximate = approximate
         ctx.save_for_backward(y, is_right)
@@ -125,20 +125,21 @@ def lean_gelu(x: Tensor, approximate: str = "none") -> Tensor:
     return y
 
 
-# LayerNorm from its output: normal values are (output - bias) / gain.
+# LayerNorm reconstructed from its output: normalised values are (output - bias) / gain.
 #
-# Channels whose gain is nearly 0 do not give their normal values back. Those of the
-# ``KEPT_CHANNELS`` smallest gains are kept in any case, a number that does not depend on values: so
-# no host waits for a device, and bytes are known beforehand. A gain that is lost and has no kept
-# values makes gradients that are no numbers, rather than wrong ones.
+# Channels whose gain is nearly 0 cannot be reconstructed. Those of the ``KEPT_CHANNELS`` smallest
+# gains are always kept, a number independent of values, so that no host waits for a device, and
+# bytes are known in advance. A small gain without kept values gives NaN gradients, rather than
+# wrong ones.
 
 
 @torch.library.custom_op("mistlab::lean_layer_norm", mutates_args=())
 def norm_and_kept(
     x: Tensor, gain: Tensor, bias: Tensor, epsilon: float, channels: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """LayerNorm, the reciprocal deviation of each row, and the normal values of the channels with
-    the smallest gains."""
+    """LayerNorm, the reciprocal standard deviation of each row, and the normalised values of the
+    channels with the smallest gains.
+    """
     y, mean, reciprocal = torch.native_layer_norm(x, (x.shape[-1],), gain, bias, epsilon)
     kept = x.index_select(-1, _smallest(gain, channels))
     return y, reciprocal, ((kept - mean) * reciprocal).to(x.dtype)
@@ -162,7 +163,7 @@ def lean_layer_norm_backward(
     divisor = torch.where(is_lost, math.nan, gain.float()).index_fill_(0, smallest, 1.0)
     normal = ((y.float() - bias.float()) / divisor).to(y.dtype)
     normal.index_copy_(-1, smallest, kept)
-    # The gradient of a LayerNorm whose input has mean 0 and deviation 1 already.
+    # The gradient of a LayerNorm whose input already has mean 0 and deviation 1.
     zeros, ones = torch.zeros_like(reciprocal), torch.ones_like(reciprocal)
     of_x, of_gain, of_bias = torch.ops.aten.native_layer_norm_backward(
         *(gradient.contiguous(), normal, (y.shape[-1],), zeros, ones, gain, bias),
@@ -177,12 +178,16 @@ def _smallest(gain: Tensor, channels: int) -> Tensor:
 
 
 def lost_channels(gain: Tensor) -> int:
-    """How many channels do not give their normal values back; the host waits for the answer."""
+    """The number of channels that cannot be reconstructed; synchronises the host with the
+    device.
+    """
     return int((gain.abs() <= LEAST_GAIN * gain.abs().max()).sum())
 
 
 class LeanLayerNorm(torch.autograd.Function):
-    """LayerNorm that keeps its output, a deviation a row and the values of a few channels."""
+    """LayerNorm that keeps its output, a deviation per row and the normalised values of a few
+    channels.
+    """
 
     @staticmethod
     def forward(
@@ -206,14 +211,15 @@ def lean_layer_norm(
     epsilon: float = 1e-5,
     channels: int = KEPT_CHANNELS,
 ) -> Tensor:
-    """LayerNorm over the last dimension; normal values of so many channels are kept, those with
-    the smallest gains."""
+    """LayerNorm over the last dimension; the normalised values of this many channels, with the
+    smallest gains, are kept.
+    """
     y: Tensor = LeanLayerNorm.apply(x, gain, bias, epsilon, channels)
     return y
 
 
 class LeanCore(torch.autograd.Function):
-    """Attention's written-out core from scores on: softmax, dropout, and the product with values.
+    """The unfused core of attention after the scores: softmax, dropout, and the GEMM with values.
 
     It keeps shares, mask and values; shares after dropout are made again.
     """
@@ -222,7 +228,7 @@ class LeanCore(torch.autograd.Function):
     def forward(
         ctx: Any, scores: Tensor, value: Tensor, kept: Tensor | None, share: float
     ) -> Tensor:
-        """The mixed values."""
+        """The output of attention."""
         shares = torch.softmax(scores, dim=-1)
         ctx.share = share
         ctx.save_for_backward(shares, value, kept)
@@ -245,7 +251,7 @@ class LeanCore(torch.autograd.Function):
 def lean_core(
     scores: Tensor, value: Tensor, kept: Tensor | None = None, share: float = 0
 ) -> Tensor:
-    """Softmax of scores (..., S, S), dropout of all but ``kept``, and the product with values."""
+    """Softmax of scores (..., S, S), dropout of all but ``kept``, and the GEMM with values."""
     mixed: Tensor = LeanCore.apply(scores, value, kept, share)
     return mixed
 

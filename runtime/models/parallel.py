@@ -23,19 +23,19 @@ from runtime.models.operators import (
 )
 from runtime.models.ranks import Size, TensorParallel, carried
 
-# Parameters with a number for each head, which ranks split as they split heads.
+# Parameters with a value per head, which ranks split as they split heads.
 OF_HEADS = ("sinks",)
 # Computes ``x @ weight.T + bias`` of matrices. The default is torch's function; the executor of a
-# plan puts its own there.
+# plan substitutes its own.
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-# Adds to a product of ``x``: takes ``x`` and the product, which it changes.
+# Adds to the result of a GEMM of ``x``, in place: takes ``x`` and the result.
 Adds = Callable[[Tensor, Tensor], Tensor]
-# The same of whole sequences, if ``x`` has this rank's part of each sequence.
+# The same for whole sequences, where ``x`` has this rank's part of each sequence.
 MultiplyGathered = Callable[[Tensor, Tensor, Tensor | None, TensorParallel], Tensor]
-# Takes tokens' rows of a table.
+# Looks up tokens' rows of a table.
 LookUp = Callable[[Tensor, Tensor], Tensor]
-# Each token's loss, of logits (tokens, rank's vocabulary) against targets (tokens), where so many
-# tokens at the end of the whole vocabulary only fill it up.
+# Each token's loss, from logits (tokens, rank's vocabulary) and targets (tokens); the last so many
+# tokens of the vocabulary are padding.
 LossOfTokens = Callable[[Tensor, Tensor, TensorParallel, Size], Tensor]
 
 
@@ -52,7 +52,7 @@ class _Leave(torch.autograd.Function):
 
 
 class _GatheredLinear(torch.autograd.Function):
-    """``x @ weight.T + bias`` of whole sequences, of which each rank has and keeps its part.
+    """``x @ weight.T + bias`` of whole sequences, of which each rank holds and keeps its part.
 
     The backward pass gathers the sequences again, for the weight's gradient, while it computes the
     gradient of the input. It sums and scatters this gradient while it computes the weight's.
@@ -88,7 +88,7 @@ def gathered_linear(
 
 
 def enter(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """Enter the split region: identity forward, sum of the ranks' gradients backward.
+    """Enter the tensor-parallel region: identity forward, all-reduce of gradients backward.
 
     If the ranks split tokens, the product that comes next gathers them.
     """
@@ -96,7 +96,7 @@ def enter(x: Tensor, ranks: TensorParallel) -> Tensor:
         return x
 
     def summed(gradient: Tensor) -> Tensor:
-        # It is fresh from the products' backward pass, so nobody else holds it.
+        # The gradient was just computed by the GEMMs' backward pass, so nothing else refers to it.
         ranks.all_reduce_(gradient)
         return gradient
 
@@ -104,7 +104,7 @@ def enter(x: Tensor, ranks: TensorParallel) -> Tensor:
 
 
 def leave(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """Leave the split region: sum of the ranks' outputs forward, in place; identity backward.
+    """Leave the tensor-parallel region: in-place all-reduce forward, identity backward.
 
     If the ranks split tokens, each gets its part of the sum, and gathers gradients backward.
     """
@@ -117,7 +117,7 @@ def leave(x: Tensor, ranks: TensorParallel) -> Tensor:
 def product(
     x: Tensor, weight: Tensor, bias: Tensor | None, multiply: Multiply = nn.functional.linear
 ) -> Tensor:
-    """``x @ weight.T + bias`` over flat tokens; the result may be changed in place.
+    """``x @ weight.T + bias`` over flattened tokens; the result may be overwritten.
 
     With more than two dimensions torch 2.11 would ask for sizes as numbers, which a trace refuses.
     """
@@ -147,14 +147,14 @@ class ColumnLinear(nn.Module):
         self.ranks = ranks
         self.multiply: Multiply = nn.functional.linear
         self.multiply_gathered: MultiplyGathered = gathered_linear
-        # Adds to the product, where the weight is frozen.
+        # Adds to the result, where the weight is frozen.
         self.adapter: Adds | None = None
         rows = sum(shard(size, ranks.size, "a column-split width of") for size in outputs)
         self.weight = nn.Parameter(torch.empty(rows, inputs, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(rows, dtype=dtype)) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """This rank's columns of the product."""
+        """This rank's columns of the result."""
         made = self._product(x)
         return made if self.adapter is None else self.adapter(x, made)
 
@@ -191,22 +191,24 @@ class RowLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """This rank's summand of the product, without the bias."""
+        """This rank's summand of the result, without the bias."""
         made = product(x, self.weight, None, self.multiply)
         return made if self.adapter is None else self.adapter(x, made)
 
 
 def vectors_of(tokens: Tensor, weight: Tensor, ranks: TensorParallel, look_up: LookUp) -> Tensor:
-    """Each token's vector, of a table whose rows are split over ranks; a rank adds zeros for tokens
-    whose rows it does not have. Tokens below 0 are nobody's: theirs are zeros."""
+    """Each token's vector, from a table whose rows are split over ranks; a rank contributes zeros
+    for rows that it does not have. Tokens below 0 are padding with zero vectors.
+    """
     local, elsewhere = own_rows(tokens, weight.shape[0], ranks.rank)
     vectors = look_up(local, weight).masked_fill_(elsewhere[..., None], 0.0)
     return leave(vectors, ranks)
 
 
 def whole_columns(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """A column-parallel product (B, S, columns), gathered from all ranks; under sequence
-    parallelism, of this rank's tokens alone."""
+    """The gathered result (B, S, columns) of a column-parallel GEMM; under sequence parallelism, of
+    this rank's tokens only.
+    """
     if ranks.size == 1:
         return x
 
@@ -237,7 +239,7 @@ class VocabularyEmbedding(nn.Module):
 
 
 class SmallMatrix(nn.Module):
-    """A product with a matrix that every rank has whole; its gradient is small, like a vector's."""
+    """A GEMM with a matrix that every rank has whole; its gradient is as small as a vector's."""
 
     def __init__(self, outputs: Size, inputs: Size, *, biases: bool, dtype: torch.dtype) -> None:
         super().__init__()
@@ -245,21 +247,23 @@ class SmallMatrix(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The product (T, outputs)."""
+        """The result (T, outputs)."""
         return product(x, self.weight, self.bias)
 
 
-# Adapters (LoRA, Hu et al. 2021): two thin products beside a frozen one.
+# Adapters (LoRA, Hu et al. 2021): two low-rank GEMMs beside a frozen one.
 #
-# A product's adapter adds ``up(down(x))`` to what its frozen weight makes, times 1 (alpha is the
-# rank). Products that are several side by side, as those of queries, keys and values, have an
-# adapter each. Ranks split the factor that touches what they split: where rows of a weight are
-# split, those of ``up``; where columns are, those of ``down``. The other factor is whole on each
-# rank, which has a summand of its gradient.
+# A GEMM's adapter adds ``up(down(x))`` to the result of its frozen weight, times 1 (alpha is the
+# rank). Fused GEMMs, such as those of queries, keys and values, have an adapter for each part.
+# Ranks split the factor that touches the dimension that they split: ``up`` where rows of a weight
+# are split, ``down`` where columns are. The other factor is whole on each rank, which holds a
+# summand of its gradient.
 
 
 class _AddParts(torch.autograd.Function):
-    """Adds parts (T, columns of each) to a fresh product (T, columns), in place; keeps nothing."""
+    """Adds parts (T, columns of each) to a newly computed result (T, columns), in place; keeps
+    nothing.
+    """
 
     @staticmethod
     def forward(ctx: Any, made: Tensor, *parts: Tensor) -> Tensor:
@@ -275,7 +279,7 @@ class _AddParts(torch.autograd.Function):
 
 
 class ColumnAdapter(nn.Module):
-    """The adapters of a product whose rows ranks split: one for each of its blocks of outputs."""
+    """The adapters of a GEMM whose rows ranks split: one for each block of its outputs."""
 
     def __init__(self, of: ColumnLinear, rank: int) -> None:
         super().__init__()
@@ -288,35 +292,36 @@ class ColumnAdapter(nn.Module):
         )
 
     def forward(self, x: Tensor, made: Tensor) -> Tensor:
-        """What the frozen product has made of ``x``, and the adapters beside it."""
+        """The result of the frozen GEMM for ``x``, with those of its adapters added."""
         pairs = zip(self.down, self.up, strict=True)
         added: Tensor = _AddParts.apply(made, *(up(down(x)) for down, up in pairs))
         return added
 
 
 class RowAdapter(nn.Module):
-    """The adapter of a product whose columns ranks split; what it adds is a rank's summand."""
+    """The adapter of a GEMM whose columns ranks split; its result is a rank's summand."""
 
     def __init__(self, of: RowLinear, rank: int) -> None:
         super().__init__()
         outputs, inputs = of.weight.shape
         dtype = of.weight.dtype
-        # A rank's own columns: the module that it belongs to has cut them already.
+        # A rank's own columns: the module that it belongs to has been sharded already.
         self.down = RowLinear(inputs * of.ranks.size, rank, of.ranks, biases=False, dtype=dtype)
         self.up = SmallMatrix(outputs, rank, biases=False, dtype=dtype)
 
     def forward(self, x: Tensor, made: Tensor) -> Tensor:
-        """What the frozen product has made of ``x``, and the adapter beside it."""
+        """The result of the frozen GEMM for ``x``, with that of its adapter added."""
         added: Tensor = _AddParts.apply(made, self.up(self.down(x)))
         return added
 
 
-# Parameters that ranks share, and parts of those that they split.
+# Parameters that all ranks hold whole, and parts of those that they split.
 
 
 def shared_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters that all ranks hold whole; if ranks split tokens, each rank has a summand of
-    their gradients."""
+    """The parameters that all ranks hold whole; under sequence parallelism, each rank has a summand
+    of their gradients.
+    """
     for one in module.modules():
         if isinstance(one, RowLinear):
             if one.bias is not None:
@@ -327,9 +332,10 @@ def shared_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def parameters_of_own_tokens(module: nn.Module, *, splits_tokens: bool) -> Iterator[nn.Parameter]:
-    """The parameters that all ranks hold whole, of whose gradients each rank has a summand: where
-    ranks split tokens, what comes before experts, to which each rank sends its own tokens, and
-    norms of heads, of which each rank has its own."""
+    """The parameters that all ranks hold whole and of whose gradients each rank has a summand:
+    layers before experts, to which each rank sends its own tokens under sequence parallelism, and
+    norms of heads.
+    """
     if splits_tokens:
         yield from shared_parameters(module)
         return
@@ -339,7 +345,9 @@ def parameters_of_own_tokens(module: nn.Module, *, splits_tokens: bool) -> Itera
 
 
 def own_rows(tokens: Tensor, rows: Size, rank: int) -> tuple[Tensor, Tensor]:
-    """Tokens as row numbers of this rank's table, and a mask of tokens that other ranks have."""
+    """Tokens as row numbers of this rank's table, and a mask of tokens whose rows are on other
+    ranks.
+    """
     local = tokens - rank * rows if rank else tokens.clone()
     elsewhere = (local < 0) | (local >= rows)
     return local.masked_fill_(elsewhere, 0), elsewhere
@@ -354,7 +362,7 @@ class VocabularyCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, ranks: TensorParallel) -> Tensor:
-        """Losses of ``logits`` (tokens, rank's vocabulary) against ``targets`` (tokens)."""
+        """The losses, from ``logits`` (tokens, rank's vocabulary) and ``targets`` (tokens)."""
         largest = logits.amax(-1)
         ranks.all_reduce_(largest, "max")
         powers = logits - largest[:, None]
@@ -371,7 +379,7 @@ class VocabularyCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        """The probabilities, less one at the target, times the loss's gradient."""
+        """The probabilities, minus one at the target, times the loss's gradient."""
         of_logits, local, elsewhere = ctx.saved_tensors
         here = (~elsewhere).to(of_logits.dtype)[:, None]
         of_target = of_logits.gather(-1, local[:, None]).sub_(here)
@@ -389,8 +397,9 @@ class TokenLosses(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, ranks: TensorParallel, unused: int
     ) -> Tensor:
-        """Losses of ``logits`` (tokens, rank's vocabulary) against ``targets`` (tokens); of the
-        whole vocabulary the last ``unused`` tokens only fill it up."""
+        """The losses, from ``logits`` (tokens, rank's vocabulary) and ``targets`` (tokens); the
+        last ``unused`` tokens of the vocabulary are padding.
+        """
         columns = logits.shape[-1]
         first = ranks.rank * columns
         used = min(max(ranks.size * columns - unused - first, 0), columns)
@@ -410,7 +419,7 @@ class TokenLosses(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, None, None, None]:
-        """The gradient of the logits, in their place."""
+        """The gradient of the logits, written over them."""
         logits, targets, totals = ctx.saved_tensors
         of_logits: Tensor = logits.detach()
         to_gradient_(of_logits, gradient, totals, targets, ctx.first, ctx.used)
@@ -424,13 +433,13 @@ def token_losses(logits: Tensor, targets: Tensor, ranks: TensorParallel, unused:
 
 
 def eager_losses(logits: Tensor, targets: Tensor, ranks: TensorParallel, unused: Size) -> Tensor:
-    """Each token's loss in torch's own operators, as a trace records it."""
+    """Each token's loss by torch's operators, as a trace records it."""
     losses: Tensor = VocabularyCrossEntropy.apply(without(logits, ranks, unused), targets, ranks)
     return losses
 
 
 def without(logits: Tensor, ranks: TensorParallel, unused: Size) -> Tensor:
-    """Logits (.., rank's vocabulary), minus infinity for the tokens that only fill it up."""
+    """Logits (.., rank's vocabulary), with minus infinity for padding tokens of the vocabulary."""
     if not unused:
         return logits
     columns = logits.shape[-1]
@@ -439,13 +448,15 @@ def without(logits: Tensor, ranks: TensorParallel, unused: Size) -> Tensor:
     return logits.masked_fill(tokens >= used, -math.inf)
 
 
-# Cuts one tensor-parallel rank's part out of a whole model's tensors.
+# Shards tensors of a whole model for one tensor-parallel rank.
 
 
 def shard_of(
     model: nn.Module, tensors: Mapping[str, Tensor], *, rank: int, ranks: int
 ) -> dict[str, Tensor]:
-    """A rank's part of each tensor; ``tensors`` are like parameters of the unsplit ``model``."""
+    """A rank's shard of each tensor; ``tensors`` correspond to parameters of the unsplit
+    ``model``.
+    """
     modules = dict(model.named_modules())
     parts = {}
     for name, tensor in tensors.items():
@@ -465,8 +476,9 @@ def _part(module: nn.Module, leaf: str, tensor: Tensor, rank: int, ranks: int) -
 
 
 def split_of(module: nn.Module, leaf: str, shape: Sequence[int]) -> tuple[int, list[int]] | None:
-    """The axis along which ranks split a parameter, and the blocks on it that are each split by
-    themselves; None if each rank has the parameter whole. ``shape`` is that of the whole."""
+    """The axis along which ranks split a parameter, and the blocks on it that are each split
+    separately; None if each rank has the parameter whole. ``shape`` is that of the whole.
+    """
     if isinstance(module, ColumnLinear):
         return 0, list(module.blocks)
     if isinstance(module, RowLinear) and leaf == "weight":

@@ -1,4 +1,4 @@
-"""Sizes of a model on ranks that split it: numbers, or symbols while a model is traced."""
+"""Sizes of a model as numbers or symbols, and the ranks that split it."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,11 +11,11 @@ from torch import Tensor
 
 # Sizes of a model: numbers, or symbols while a model is traced.
 #
-# The module that makes symbols (``runtime.tracing.symbolic_sizes``) takes seconds to import.
-# Nothing here imports it, so that processes that train start quickly.
+# The module that makes symbols (``runtime.tracing.symbolic_sizes``) takes seconds to import. This
+# module does not import it, so that training processes start quickly.
 
 
-# A torch.SymInt passes for an int everywhere; PyTorch's own annotations say int.
+# A torch.SymInt is accepted everywhere as an int; PyTorch's own annotations say int.
 Size = int
 
 
@@ -26,7 +26,7 @@ class Space(Protocol):
     fake_mode: Any
 
     def size(self, name: str, value: int) -> Size:
-        """A new symbol ``name``; ``value`` stands for it where code needs a number."""
+        """A new symbol ``name``; code that needs a number gets ``value``."""
 
     def refuse_fixed(self, culprit: str, where: str = "") -> None:
         """Raise if traced code has fixed a symbol to a number, or to another symbol."""
@@ -53,8 +53,8 @@ def value_of(size: Size) -> int:
     return size if isinstance(size, int) else int(size.node.hint)
 
 
-# Operators that a trace records as one; and some that nobody runs, collectives of ranks that are
-# only counted.
+# Operators that a trace records as one, among them collectives of counted ranks, which are never
+# run.
 
 
 Arguments = ParamSpec("Arguments")
@@ -64,7 +64,8 @@ Results = TypeVar("Results")
 def operator(
     *like: str, changes: Sequence[str] = ()
 ) -> Callable[[Callable[Arguments, Results]], Callable[Arguments, Results]]:
-    """Make the operator ``mistlab::NAME`` of a function, which writes to the arguments ``changes``.
+    """Register a function as the operator ``mistlab::NAME``, which writes to the arguments
+    ``changes``.
 
     Its results are contiguous, and of the sizes and types of the arguments ``like``.
     """
@@ -85,12 +86,14 @@ def operator(
     return made_of
 
 
-# How a tensor's class sends its operators; another way has who watches or stands for tensors.
+# The default dispatch of tensors; observers and tensor stand-ins override it.
 _OWN_DISPATCH = Tensor.__torch_dispatch__
 
 
 def is_watched(tensor: Tensor) -> bool:
-    """Whether somebody sees operators on a tensor: a trace, a check, or a tensor without values."""
+    """Whether operators on a tensor are observed: by a trace, a check, or because the tensor has no
+    values.
+    """
     return (
         torch._C._len_torch_dispatch_stack() > 0
         or type(tensor).__torch_dispatch__ is not _OWN_DISPATCH
@@ -100,8 +103,9 @@ def is_watched(tensor: Tensor) -> bool:
 def direct(
     made: Callable[Arguments, Results], function: Callable[Arguments, Results]
 ) -> Callable[Arguments, Results]:
-    """The operator ``made`` of a function, which is called itself where nobody would see the
-    operator: the way through torch's dispatcher takes longer than a small kernel."""
+    """The operator ``made`` of a function, which is called directly unless operators are observed:
+    torch's dispatcher takes longer than a small kernel.
+    """
 
     @wraps(function)
     def called(*arguments: Arguments.args, **named: Arguments.kwargs) -> Results:
@@ -133,21 +137,21 @@ def counted(
     return made
 
 
-# Maps between tensors of ranks, and gradients that go the other way.
+# Linear maps between tensors of ranks, whose transpose carries gradients.
 
 
 class Carried(torch.autograd.Function):
-    """What a linear map makes of tensors; its transpose carries the gradients ``back``."""
+    """A linear map of tensors; its transpose carries the gradients ``back``."""
 
     @staticmethod
     def forward(ctx: Any, there: Callable[..., Any], back: Callable[..., Any], *x: Tensor) -> Any:
-        """The tensors at the other end."""
+        """The mapped tensors."""
         ctx.back = back
         return there(*x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        """The gradients where the tensors came from."""
+        """The gradients of the original tensors."""
         given = ctx.back(*gradients)
         return None, None, *((given,) if isinstance(given, Tensor) else given)
 
@@ -155,12 +159,14 @@ class Carried(torch.autograd.Function):
 def carried(
     x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """What the linear map ``there`` makes of a tensor; its transpose carries gradients ``back``."""
+    """The image of a tensor under the linear map ``there``; its transpose carries gradients
+    ``back``.
+    """
     made: Tensor = Carried.apply(there, back, x)
     return made
 
 
-# Tensor-parallel ranks as a model sees them: one rank, or counted ranks.
+# Tensor-parallel ranks as a model sees them: a single rank, or counted ranks.
 
 
 class TensorParallel(Protocol):
@@ -176,8 +182,9 @@ class TensorParallel(Protocol):
 
     @property
     def splits_tokens(self) -> bool:
-        """Whether each rank has only its part of each sequence, outside products (sequence
-        parallelism)."""
+        """Whether each rank has only its part of each sequence outside GEMMs (sequence
+        parallelism).
+        """
 
     def all_reduce_(self, tensor: Tensor, operation: str = "sum") -> None:
         """Reduce ``tensor`` over the ranks, in place; ``operation`` is ``sum`` or ``max``."""
@@ -186,12 +193,14 @@ class TensorParallel(Protocol):
         """Concatenate the ranks' tensors along the last dimension."""
 
     def gather_tokens(self, tensor: Tensor, *, again: bool = False) -> Tensor:
-        """Concatenate the ranks' parts of sequences (batch, tokens, ..); ``again`` marks a tensor
-        that was gathered in the forward pass already."""
+        """Gather the ranks' parts of sequences (batch, tokens, ..); ``again`` marks a tensor that
+        was already gathered in the forward pass.
+        """
 
     def scatter_tokens(self, tensor: Tensor, *, of_input: bool = False) -> Tensor:
-        """Sum whole sequences over the ranks, and keep this rank's part; ``of_input`` marks the
-        gradient of a product's input."""
+        """Reduce-scatter whole sequences over the ranks; ``of_input`` marks the gradient of a
+        GEMM's input.
+        """
 
 
 class OneRank:
@@ -202,7 +211,7 @@ class OneRank:
     splits_tokens = False
 
     def all_reduce_(self, tensor: Tensor, operation: str = "sum") -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """The tensor itself."""
@@ -218,7 +227,7 @@ class OneRank:
 
 
 class CountedRanks:
-    """Ranks of a model that is traced: collectives are recorded as operators, never run."""
+    """Ranks of a traced model: collectives are recorded as operators, never run."""
 
     rank = 0
 
@@ -227,22 +236,22 @@ class CountedRanks:
         self.splits_tokens = splits_tokens
 
     def all_reduce_(self, tensor: Tensor, operation: str = "sum") -> None:
-        """Let the trace record a reduction."""
+        """Record an all-reduce."""
         _all_reduce_(tensor, operation)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Let the trace record a concatenation."""
+        """Record an all-gather."""
         gathered: Tensor = _all_gather(tensor, self.size)
         return gathered
 
     def gather_tokens(self, tensor: Tensor, *, again: bool = False) -> Tensor:
-        """Let the trace record that sequences are gathered, for the first time or again."""
+        """Record a gather of sequences, for the first time or again."""
         gather = _gather_again if again else _gather_tokens
         gathered: Tensor = gather(tensor, self.size)
         return gathered
 
     def scatter_tokens(self, tensor: Tensor, *, of_input: bool = False) -> Tensor:
-        """Let the trace record that sequences are summed and scattered."""
+        """Record a reduce-scatter of sequences."""
         scatter = _scatter_gradient if of_input else _scatter_tokens
         scattered: Tensor = scatter(tensor, self.size)
         return scattered

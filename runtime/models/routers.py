@@ -1,4 +1,4 @@
-"""Routers of other rules than a softmax over the chosen experts, and the losses that balance them.
+"""Routers with other rules than a softmax over the chosen experts, and their auxiliary losses.
 
 A sequence's tokens may lie on several ranks: what is said of whole sequences is gathered first, and
 no plan changes it.
@@ -17,7 +17,7 @@ from mistlab.plan.routers import Router
 from runtime.models.context import ContextRanks, by_rank, in_order
 from runtime.models.ranks import TensorParallel
 
-# Weights that are divided by their sum have so much added to it, as DeepSeek's code does.
+# Added to the sum by which weights are normalised, as in DeepSeek's code.
 TINY = 1e-20
 
 
@@ -28,8 +28,9 @@ def scores_of(logits: Tensor, router: Router) -> Tensor:
 
 
 def choice_of(scores: Tensor, correction: Tensor | None, router: Router, active: int) -> Tensor:
-    """The experts (T, A) with the largest scores, corrected ones if there are corrections, in the
-    best groups of experts."""
+    """The experts (T, A) with the largest scores (biased, if there are biases) within the best
+    groups of experts.
+    """
     by = scores if correction is None else scores + correction
     if router.groups > 1:
         grouped = by.unflatten(-1, (router.groups, -1))
@@ -47,7 +48,7 @@ class RouteBy(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, correction: Tensor | None, router: Router, active: int
     ) -> tuple[Tensor, Tensor]:
-        """Weights and numbers (T, A) of the chosen experts."""
+        """The weights and the indices (T, A) of the chosen experts."""
         scores = scores_of(logits, router)
         chosen = choice_of(scores, correction, router, active)
         weights = scores.gather(-1, chosen)
@@ -60,7 +61,7 @@ class RouteBy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
-        """The derivative of the weights, at the chosen experts and, in a softmax, at all."""
+        """The gradient of the weights, at the chosen experts or, for a softmax, at all."""
         logits, chosen = ctx.saved_tensors
         router: Router = ctx.router
         scores = scores_of(logits, router)
@@ -80,13 +81,14 @@ def of_logits(of_scores: Tensor, scores: Tensor, router: Router) -> Tensor:
     return scores * (of_scores - (of_scores * scores).sum(-1, keepdim=True))
 
 
-# What belongs to the tokens of whole sequences, of which ranks have parts.
+# Quantities of the tokens of whole sequences, of which ranks have parts.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Whose:
-    """Which tokens of ``batch`` sequences go to experts from this rank: a part of those that it
-    shares with tensor-parallel ``ranks``, which are a part of those of context-parallel ones."""
+    """The tokens of ``batch`` sequences that this rank routes: its part among tensor-parallel
+    ``ranks``, which have a part among context-parallel ones.
+    """
 
     batch: int
     ranks: TensorParallel
@@ -98,7 +100,9 @@ class Whose:
         return 1 if self.context is None else self.context.size
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """What belongs to all tokens (B, S, ..) of the sequences, of a rank's ``own`` (T, ..)."""
+        """The values (B, S, ..) of all tokens of the sequences, from this rank's values ``own`` (T,
+        ..).
+        """
         width = tensor.shape[-1]
         size = int(self.ranks.size)
         if size > 1:
@@ -119,7 +123,7 @@ class Whose:
         return whole.flatten(0, 1).chunk(int(self.ranks.size))[self.ranks.rank]
 
     def sequences(self, tokens: int, device: torch.device) -> Tensor:
-        """The sequences (T) of this rank's tokens, of which there are so many."""
+        """The sequence index (T) of each of this rank's tokens."""
         if self.ranks.splits_tokens:
             first, total = 0, tokens
         else:
@@ -129,7 +133,7 @@ class Whose:
 
 
 def shares_of_choices(chosen: Tensor, experts: int) -> Tensor:
-    """For each sequence (B, E), the share of each expert in its choices (B, S, A), times E."""
+    """The frequency of each expert among each sequence's choices (B, S, A), times E: (B, E)."""
     batch = chosen.shape[0]
     flat = chosen.flatten(1).long()
     counts = flat.new_zeros(batch, experts, dtype=torch.float32)
@@ -138,14 +142,15 @@ def shares_of_choices(chosen: Tensor, experts: int) -> Tensor:
 
 
 def within_capacity(weights: Tensor, chosen: Tensor, experts: int, most: int) -> Tensor:
-    """Which choices (B, S, A) experts take, where each takes ``most`` of a sequence at most: those
-    with the largest weights, and of equal ones the first."""
+    """The choices (B, S, A) that experts accept, where each accepts at most ``most`` per sequence:
+    those with the largest weights, ties in order.
+    """
     batch = chosen.shape[0]
     places = torch.arange(batch, device=chosen.device)[:, None]
     group = (chosen.flatten(1).long() + places * experts).flatten()
     falling = weights.flatten().argsort(descending=True, stable=True)
     order = falling[group[falling].argsort(stable=True)]
-    # ``bincount`` would make the host wait.
+    # ``bincount`` would synchronise the host.
     counts = group.new_zeros(batch * experts).scatter_add_(0, group, torch.ones_like(group))
     ends = counts.cumsum(0)
     begins = torch.cat([ends.new_zeros(1), ends[:-1]])
@@ -154,23 +159,25 @@ def within_capacity(weights: Tensor, chosen: Tensor, experts: int, most: int) ->
     return kept.view(chosen.shape)
 
 
-# Losses beside that of the model: their gradients are followed where the router is.
+# Auxiliary losses of routers: their gradients are added where the router's are computed.
 
 
 class RouterWatch(Protocol):
-    """What a training run has to do with a block's router."""
+    """The actions of a training run on a block's router."""
 
     def share(self) -> Tensor:
-        """The factor of a micro-batch's mean loss on this rank, with which gradients begin."""
+        """The factor of a micro-batch's mean loss on this rank, by which gradients are scaled."""
 
     def note(self, counts: Tensor, loss: Tensor) -> None:
-        """Take note of how many tokens (E) chose each expert in a micro-batch on this rank, and of
-        the rank's summand of the router's losses."""
+        """Record the number of tokens (E) per expert in a micro-batch on this rank, and the rank's
+        summand of the router's losses.
+        """
 
 
 class Following(NamedTuple):
-    """What a router's losses are made of besides its logits: its rule, the tokens' sequences, and
-    who begins their gradients."""
+    """The inputs of a router's losses besides its logits: its rule, the tokens' sequences, and the
+    scale of gradients.
+    """
 
     router: Router
     whose: Whose
@@ -178,8 +185,9 @@ class Following(NamedTuple):
 
 
 class Watched(torch.autograd.Function):
-    """Weights of chosen experts, unchanged; the backward pass adds gradients of the router's losses
-    to those of its logits, and notes what was chosen. A block that is recomputed has one."""
+    """The weights of chosen experts, unchanged; the backward pass adds gradients of the router's
+    losses to those of its logits, and records the choices. A recomputed block has one.
+    """
 
     @staticmethod
     def forward(
@@ -190,7 +198,7 @@ class Watched(torch.autograd.Function):
         shares: Tensor | None,
         following: Following,
     ) -> Tensor:
-        """The weights; ``shares`` (B, E) are experts' shares in each sequence's choices."""
+        """The weights; ``shares`` (B, E) are experts' frequencies among each sequence's choices."""
         ctx.save_for_backward(logits, chosen, shares)
         ctx.following = following
         return weights.view_as(weights)
@@ -214,8 +222,9 @@ class Watched(torch.autograd.Function):
 def _losses(
     logits: Tensor, shares: Tensor | None, router: Router, whose: Whose
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of logits by a rank's summand of the losses, and the summand: a mean over the
-    tokens that it shares with tensor-parallel ranks, of its own."""
+    """The gradient of logits from a rank's summand of the losses, and the summand: a mean over the
+    tokens that it shares with tensor-parallel ranks, for its own tokens.
+    """
     wide = logits.float()
     tokens = len(wide) * int(whose.ranks.size)
     made, loss = torch.zeros_like(wide), wide.new_zeros(())

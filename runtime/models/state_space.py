@@ -18,14 +18,14 @@ from runtime.models.ranks import Size, TensorParallel, operator
 # Fused operators of state-space blocks; a trace sees each as one operator.
 #
 # A state-space block reads a sequence into states of fixed size, head by head (Mamba-2, Dao and Gu
-# 2024). Kernels take the sequence in chunks: products inside a chunk, and a state that is passed
-# from chunk to chunk. The gated delta rule (Yang et al. 2024) also takes back from a state what
-# the state already says about a key.
+# 2024). Kernels take the sequence in chunks: GEMMs inside a chunk, and a state passed from chunk to
+# chunk. The gated delta rule (Yang et al. 2024) also removes from a state its previous value for a
+# key.
 #
-# The text here is for the CPU, and small; it goes through a sequence token by token.
+# This is a small CPU reference, which processes a sequence token by token.
 #
-# Axes: B batch, S sequence, H heads, P channels of a head, G groups, N channels of a state.
-# Queries and keys (N each) belong to groups, values (P) to heads.
+# Axes: B batch, S sequence, H heads, P channels of a head, G groups, N channels of a state. Queries
+# and keys (N each) belong to groups, values (P) to heads.
 
 
 EPSILON = 1e-5
@@ -39,7 +39,7 @@ def _convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _parts(mixed: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Values (B, S, H, P), keys and queries (B, S, H, N) of a tensor that has all three."""
+    """Values (B, S, H, P), keys and queries (B, S, H, N) from a tensor with all three."""
     groups, channels, states = sizes
     width = groups * states
     values, keys, queries = mixed.split([mixed.shape[2] - 2 * width, width, width], dim=-1)
@@ -54,7 +54,7 @@ def _parts(mixed: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor, Tensor]:
 def _scanned(
     mixed: Tensor, steps: Tensor, decay: Tensor, shift: Tensor, skip: Tensor, sizes: list[int]
 ) -> Tensor:
-    """Mamba-2's recurrence; ``steps`` (B, S, H) says how far each head's state moves."""
+    """Mamba-2's recurrence; ``steps`` (B, S, H) are the step sizes of each head's state."""
     values, keys, queries = _parts(mixed, sizes)
     moved = torch.nn.functional.softplus(steps + shift)
     kept = torch.exp(-moved * torch.exp(decay))
@@ -70,7 +70,7 @@ def _scanned(
 def _by_delta_rule(
     mixed: Tensor, steps: Tensor, decay: Tensor, shift: Tensor, sizes: list[int]
 ) -> Tensor:
-    """The gated delta rule's recurrence; ``steps`` (B, S, 2H) has rates and forgetting."""
+    """The gated delta rule's recurrence; ``steps`` (B, S, 2H) has rates and decays."""
     values, keys, queries = _parts(mixed, sizes)
     keys, queries = (torch.nn.functional.normalize(one, dim=-1) for one in (keys, queries))
     rates, forgotten = steps.chunk(2, dim=-1)
@@ -95,7 +95,7 @@ def _gated(x: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
 def _gradients(
     forward: Callable[..., Tensor], gradient: Tensor, *inputs: Tensor
 ) -> tuple[Tensor, ...]:
-    """Gradients of the inputs, as torch derives them from a plain text.
+    """The gradients of the inputs, by autograd of a reference implementation.
 
     Inside of an operator torch records nothing; in a thread of its own it does.
     """
@@ -213,7 +213,7 @@ def gated_norm_backward(
 
 @operator("x")
 def squared_relu(x: Tensor, weights: Tensor | None) -> Tensor:
-    """The square of what is above 0, times each row's weight if rows have weights."""
+    """Squared ReLU, times each row's weight if rows have weights."""
     made = torch.relu(x).square_()
     return made if weights is None else made.mul_(weights[:, None])
 
@@ -253,21 +253,22 @@ class SquaredRelu(torch.autograd.Function):
         return of_x, None if weights is None else of_weights
 
 
-# A state-space mixer: what a block may have in place of attention (Mamba-2; gated delta nets).
+# A state-space mixer, in place of attention (Mamba-2; gated delta networks).
 #
-# One product makes a gate, values, keys, queries and steps. A short convolution mixes neighbouring
-# tokens, a scan reads them into states and asks the states, a gated norm and a product come last.
-# Heads and groups are split over tensor-parallel ranks.
+# One GEMM computes gate, values, keys, queries and steps. A short convolution mixes neighbouring
+# tokens, a scan reads them into states and queries the states, then a gated norm and a GEMM. Heads
+# and groups are split over tensor-parallel ranks.
 #
-# Kernels keep the product's result and the scan's, and convolve again in the backward pass.
+# Kernels keep the results of the first GEMM and of the scan, and recompute the convolution in the
+# backward pass.
 
 
-# Tokens that a convolution sees, as all published models have it.
+# The number of tokens of a convolution's window, as in all published models.
 CONVOLVED = 4
 
 
 class StateSpace(nn.Module):
-    """A scan between two products, on one tensor-parallel rank."""
+    """A scan between two GEMMs, on one tensor-parallel rank."""
 
     def __init__(self, config: ModelConfig, structure: Structure, ranks: TensorParallel) -> None:
         super().__init__()
@@ -311,7 +312,7 @@ class StateSpace(nn.Module):
 
 
 class _Core(torch.autograd.Function):
-    """Everything between the two products; keeps the first product's result and the scan's."""
+    """All operators between the two GEMMs; keeps the first GEMM's result and the scan's."""
 
     @staticmethod
     def forward(ctx: Any, made: Tensor, *inputs: Any) -> Tensor:
@@ -348,6 +349,6 @@ class _Core(torch.autograd.Function):
 
 
 def _split(made: Tensor, norm: Tensor, convolution: Tensor) -> tuple[Tensor, ...]:
-    """Gate, what is convolved, and steps, as parts of the first product's result."""
+    """The gate, the convolution's input, and the steps, as parts of the first GEMM's result."""
     inner, mixed = norm.shape[0], convolution.shape[0]
     return made.split([inner, mixed, made.shape[2] - inner - mixed], dim=-1)

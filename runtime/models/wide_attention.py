@@ -1,4 +1,4 @@
-"""Fused causal attention with sliding windows, sinks, and values of a width of their own.
+"""Fused causal attention with sliding windows, sinks, and values of another width than keys.
 
 PyTorch's fused attention has none of the three on every device. A trace sees one operator, which
 keeps what a fused GPU kernel keeps: its operands, its result, and one number for each query.
@@ -20,7 +20,7 @@ from runtime.models.ranks import operator
 def attention(
     query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, window: int
 ) -> tuple[Tensor, Tensor]:
-    """Attention (B, S, H, C), and the logarithm of each query's sum of powers (B, H, S).
+    """Attention (B, S, H, C), and each query's log-sum-exp (B, H, S).
 
     A token attends to the last ``window`` tokens, itself included; 0 stands for all tokens so far.
     A head's sink is one more score in its sum, without a value.
@@ -55,7 +55,7 @@ def attention_backward(
     total: Tensor,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values; the scores are computed again."""
+    """The gradients of queries, keys and values; the scores are recomputed."""
     shares = (_scores(query, key, window) - total[..., None]).exp()
     of_mixed, keys, values = gradient.float(), _repeated(key, query), _repeated(value, query)
     of_shares = torch.einsum("bshc,bthc->bhst", of_mixed, values.float())
@@ -82,7 +82,7 @@ class WideAttention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, window: int
     ) -> Tensor:
-        """The mixed values (B, S, H, C)."""
+        """The output (B, S, H, C)."""
         mixed, total = attention(query, key, value, sinks, window)
         ctx.save_for_backward(query, key, value, sinks, mixed, total)
         ctx.window = window
@@ -100,7 +100,7 @@ class WideAttention(torch.autograd.Function):
 
 
 def _scores(query: Tensor, key: Tensor, window: int) -> Tensor:
-    """Scaled scores (B, H, S, S) in 32 bits; those that a token does not see are -inf."""
+    """Scaled scores (B, H, S, S) in 32 bits; masked ones are -inf."""
     sequence, channels = query.shape[1], query.shape[-1]
     scores = torch.einsum("bshd,bthd->bhst", query.float(), _repeated(key, query).float())
     positions = torch.arange(sequence, device=query.device)
@@ -110,7 +110,7 @@ def _scores(query: Tensor, key: Tensor, window: int) -> Tensor:
 
 
 def _repeated(shared: Tensor, query: Tensor) -> Tensor:
-    """Keys or values (B, S, H, ..) for each query head."""
+    """Keys or values (B, S, H, ..) repeated for each query head."""
     return shared.repeat_interleave(query.shape[2] // shared.shape[2], dim=2)
 
 

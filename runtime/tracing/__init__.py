@@ -1,1 +1,1 @@
-"""Executing torch models with symbolic sizes, without a GPU and without their tensors."""
+"""Executes torch models with symbolic sizes, without a GPU and without allocating tensors."""

@@ -1,5 +1,6 @@
-"""Hugging Face's causal language models without memory: their configurations' defaults, and their
-parameters, counted on torch's meta device."""
+"""Builds Hugging Face's causal language models on torch's meta device: configuration defaults, and
+parameter counts.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -21,17 +22,17 @@ logging.set_verbosity(logging.CRITICAL)
 
 
 def causal_types() -> tuple[str, ...]:
-    """The model types that the library has a causal language model for, in alphabetical order."""
+    """The model types that have a causal language model in the library, alphabetically."""
     return tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 
 
 def configuration(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of the config.json that the library writes for these keys: with all defaults."""
+    """The content of the config.json that the library writes for these keys, with all defaults."""
     return dict(json.loads(json.dumps(_made(kind, given).to_dict(), default=str)))
 
 
 def parameters(kind: str, given: Mapping[str, Any]) -> int:
-    """The number of parameters of the model that the library builds for these keys."""
+    """The number of parameters of the library's model for these keys."""
     made = _made(kind, given)
     try:
         with torch.device("meta"):
@@ -56,7 +57,7 @@ def _unbuilt(kind: str, error: Exception) -> InputError:
 # Makes factories of Hugging Face models from a ``config.json``; nothing is downloaded.
 
 
-# The library's name for each way to compute attention.
+# The library's name for each attention implementation.
 IMPLEMENTATIONS: Mapping[str, str] = {"flash": "sdpa", "math": "eager"}
 
 
@@ -66,7 +67,7 @@ def factory_from(content: Mapping[str, Any], where: Path, attention: str) -> Fac
     implementation = IMPLEMENTATIONS[attention]
 
     def factory() -> nn.Module:
-        # A model in training generates no text, so it keeps no keys and values for later tokens.
+        # Training generates no text, so no key-value cache is needed.
         config.use_cache = False
         model: nn.Module = AutoModelForCausalLM.from_config(
             config, attn_implementation=implementation, dtype=torch.get_default_dtype()
@@ -78,7 +79,7 @@ def factory_from(content: Mapping[str, Any], where: Path, attention: str) -> Fac
 
 @contextmanager
 def unpacked_sequences() -> Iterator[None]:
-    """Within the ``with`` block, let the library treat every row of tokens as one sequence.
+    """Within the ``with`` block, make the library treat every row of tokens as one sequence.
 
     In training each row is one sequence, and the library finds it out from the values of positions.
     Fake tensors have no values; then the library writes out a mask, which a real step does not do.

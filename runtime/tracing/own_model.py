@@ -1,4 +1,4 @@
-"""Traces a user's own model: takes a factory of an ``nn.Module``, gives a custom model.
+"""Traces a user's own model: takes a factory of an ``nn.Module``, returns a custom model.
 
 Batch and sequence length are symbols; the factory chooses all other sizes. A factory with an
 argument ``tensor_parallel`` gets the degree as a symbol; without it the model is not split. A
@@ -35,7 +35,7 @@ LARGEST_DEGREE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandIns:
-    """The numbers behind the symbols, which decide the branches of the model's code."""
+    """The numbers behind the symbols, which decide branches in the model's code."""
 
     batch: int = 4
     sequence_length: int = 128
@@ -105,13 +105,13 @@ def trace_factory(
 
 @dataclass(slots=True)
 class _Step:
-    """One training step of the model, and the sizes that it shows on the way."""
+    """One training step of the model, and the sizes found during it."""
 
     tokens: Tensor
     sizes: dict[str, int] = field(default_factory=dict)
 
     def see_block(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        """Note the hidden size; a forward hook of the block."""
+        """Forward hook of the block: record the hidden size."""
         hidden = output if isinstance(output, Tensor) else output[0]
         self.sizes["hidden"] = value_of(hidden.shape[-1])
 
@@ -194,7 +194,7 @@ def _default_type(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep PyTorch from logging the traceback of an error that this module will explain."""
+    """Silence PyTorch's log of the traceback of an error that this module will explain."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before = log.disabled
     log.disabled = True
@@ -230,7 +230,7 @@ def _spec(name: str, layers: int, step: _Step, model: nn.Module) -> ModelSpec:
 
 
 def _rotary(config: Any) -> dict[str, Any]:
-    """The rotary settings in a configuration of Hugging Face; empty if it has none."""
+    """The rotary settings in a Hugging Face configuration; empty if it has none."""
     given = getattr(config, "rope_parameters", None)
     given = given if isinstance(given, Mapping) else {}
     base = given.get("rope_theta", getattr(config, "rope_theta", None))
@@ -245,7 +245,7 @@ def _rotary(config: Any) -> dict[str, Any]:
 
 
 def _with_degrees(traced: OwnModel, *, splits: bool) -> OwnModel:
-    """The model with its possible degrees of tensor parallel.
+    """The model with its possible tensor-parallel degrees.
 
     Assumptions that hold for all of these degrees are dropped.
     """

@@ -1,4 +1,6 @@
-"""Symbols for sizes of a model in which PyTorch computes, and what tracing assumes of them."""
+"""Named symbols for the sizes of a model with which PyTorch computes, and the assumptions of a
+trace.
+"""
 
 import traceback
 from collections.abc import Iterable, Sequence
@@ -16,28 +18,30 @@ from mistlab.core.values import InputError
 from mistlab.graph.symbols import size_symbol
 from runtime.models.ranks import Size, value_of
 
-# Symbols with names for the sizes of a model, in a form that PyTorch can compute with.
+# Named symbols for the sizes of a model, with which PyTorch computes.
 #
-# A ``SizeSpace`` is PyTorch's shape environment, with names for its symbols and a fake-tensor
-# mode. A model built with these sizes has parameters of symbolic shape, without storage.
+# A ``SizeSpace`` is PyTorch's shape environment, with names for its symbols and a fake-tensor mode.
+# A model built with these sizes has parameters of symbolic shape, without storage.
 
 
 class TraceError(InputError):
-    """A model cannot be traced; the message names the operator or size, the place and a remedy."""
+    """A model cannot be traced; the message names the operator or size, the position and a
+    remedy.
+    """
 
 
 class SizeSpace(ShapeEnv):
-    """Named sizes of one trace; each has a value that decides the branches of traced code."""
+    """The named sizes of one trace; each has a value that decides branches in traced code."""
 
     def __init__(self) -> None:
-        # An operator whose result depends on values is refused, by name, where it is called.
+        # An operator whose result depends on values is refused by name, where it is called.
         super().__init__(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         self.fake_mode = FakeTensorMode(shape_env=self, allow_non_fake_inputs=False)
         self.names: dict[sympy.Symbol, sympy.Expr] = {}
         self.conditions: list[tuple[sympy.Expr, sympy.Expr]] = []
 
     def size(self, name: str, value: int) -> Size:
-        """A new symbol ``name``; ``value`` stands for it where code needs a number."""
+        """A new symbol ``name``; code that needs a number gets ``value``."""
         return self._symbol(size_symbol(name), value)
 
     def multiple(self, name: str, value: int, of: Size) -> Size:
@@ -56,7 +60,7 @@ class SizeSpace(ShapeEnv):
         return other + self._symbol(difference, value - value_of(other))
 
     def _symbol(self, name: sympy.Expr, value: int) -> Size:
-        # With symbols, finding out that an operator ran before takes longer than running it again.
+        # With symbols, looking up an operator in the cache takes longer than running it.
         self.fake_mode.cache_enabled = False
         source = ConstantSource(str(name))
         symbol = self.create_symbol(
@@ -115,7 +119,7 @@ def _larger(*terms: sympy.Expr) -> sympy.Expr:
     return others[0] if len(others) == 1 else sympy.Max(*others)
 
 
-# Errors of a trace that cannot go on: they name the operator and the line of the user's code.
+# Errors that end a trace, with the operator and the line of the user's code.
 
 
 _OURS = Path(__file__).resolve().parents[1]
@@ -160,11 +164,11 @@ def _place(frames: Iterable[traceback.FrameSummary]) -> str:
     return ""
 
 
-# Finds the comparisons of sizes on which traced code branched, and the divisions it relied on.
+# Extracts the comparisons of sizes on which traced code branched, and its divisibility assumptions.
 #
-# PyTorch notes a guard for each comparison. Most guards hold for all sizes (a product of sizes is
-# not less than one of them) and are dropped. The others say for which sizes the graph is valid,
-# and are kept with the graph.
+# PyTorch records a guard for each comparison. Most guards hold for all sizes (a product of sizes is
+# at least each of them) and are dropped. The others say for which sizes the graph is valid, and are
+# kept with the graph.
 
 
 def assumptions_of(space: SizeSpace) -> list[str]:
@@ -175,7 +179,7 @@ def assumptions_of(space: SizeSpace) -> list[str]:
 
 
 def conditions_of(space: SizeSpace) -> list[tuple[sympy.Expr, sympy.Expr]]:
-    """The divisions that must have no remainder: pairs of a size and its divisor."""
+    """The divisibility conditions: pairs of a size and its divisor."""
     divisions = list(space.conditions)
     for guard in space.guards:
         if isinstance(guard.expr, sympy.Eq) and isinstance(guard.expr.lhs, Mod | PythonMod):
@@ -190,7 +194,7 @@ def _stated(space: SizeSpace) -> set[str]:
 
 
 def always(guard: sympy.Basic, *, at_least: int) -> bool:
-    """Whether a comparison is known to hold for all sizes from ``at_least`` on."""
+    """Whether a comparison provably holds for all sizes from ``at_least`` on."""
     if not isinstance(guard, sympy.core.relational.Relational):
         return bool(guard == sympy.true)
     left, right = (_without_remainders(side) for side in (guard.lhs, guard.rhs))
@@ -199,7 +203,7 @@ def always(guard: sympy.Basic, *, at_least: int) -> bool:
     if difference == 0:
         return isinstance(guard, sympy.Eq | sympy.Ge | sympy.Le)
     signs = {sympy.sign(c) for c in difference.as_coefficients_dict().values()}
-    # All terms have one sign, and one term has no symbol: the difference is never zero.
+    # All terms have one sign, and one term is a constant: the difference is never zero.
     apart = len(signs) == 1 and difference.subs(dict.fromkeys(difference.free_symbols, 0)) != 0
     if isinstance(guard, sympy.Ne):
         return apart

@@ -1,4 +1,4 @@
-"""Traces a layer of a torch model into a layer graph with expressions for sizes."""
+"""Traces a layer of a torch model to a layer graph with expressions for sizes."""
 
 import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -56,7 +56,7 @@ from runtime.tracing.traced_operators import (
 
 
 class ModulePaths:
-    """Follows the calls of a model's modules.
+    """Tracks the calls of a model's modules.
 
     An operator of the backward pass belongs to the module whose forward made its autograd node.
     Autograd numbers nodes in order of creation. For each forward operator the number at the time of
@@ -91,7 +91,7 @@ class ModulePaths:
         return self._stack[-1]
 
     def forward_path(self) -> str:
-        """The path of the innermost running module; it is noted for the backward pass."""
+        """The path of the innermost running module, recorded for the backward pass."""
         self._numbers.append(torch._C._autograd._get_sequence_nr())
         self._paths.append(self.running)
         return self.running
@@ -103,7 +103,8 @@ class ModulePaths:
             return ""
         if node.name() == "torch::autograd::AccumulateGrad":
             return self._owner.get(id(node.variable), "")  # type: ignore[attr-defined]
-        # A node is made just before its operator runs, so the operator's noted number is one more.
+        # A node is made just before its operator runs, so the operator's recorded number is one
+        # more.
         index = bisect.bisect_right(self._numbers, node._sequence_nr())
         return self._paths[index] if index < len(self._paths) else ""
 
@@ -114,15 +115,15 @@ class ModulePaths:
         self._stack.pop()
 
 
-# Records every operator of a running model, and the memory that is alive while it runs.
+# Records every operator of a running model, and the memory allocated while it runs.
 #
-# Bytes are counted by storage, not by tensor: views share a storage. A storage is gone when its
-# last tensor is gone, exactly as in eager execution.
+# Bytes are counted by storage, not by tensor: views share a storage. A storage is freed with its
+# last tensor, exactly as in eager execution.
 
 
 @dataclass(slots=True)
 class Storage:
-    """A piece of memory in the trace, and the layer that it counts for.
+    """A storage of the trace, and the layer that it counts for.
 
     ``kept_by`` is the module that first kept it for the backward pass, if one did.
     """
@@ -138,7 +139,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class RecordedOperator:
-    """One operator of the trace; ``alive`` has the sizes of its layer's living storages."""
+    """One operator of the trace; ``alive`` has the sizes of its layer's allocated storages."""
 
     layer: str
     phase: Phase
@@ -169,13 +170,13 @@ class OperatorRecorder(TorchDispatchMode):
         self.storages: dict[int, Storage] = {}
         self._space = space
         self._paths = paths
-        # The weak references also keep the addresses of storages from being used again.
+        # The weak references also keep the addresses of storages from being reused.
         self._constants = {
             key_of(tensor): StorageWeakRef(tensor.untyped_storage()) for tensor in constants
         }
 
     def adopt(self, tensor: Tensor) -> None:
-        """Count a tensor that another layer made for this layer.
+        """Attribute a tensor made by another layer to this layer.
 
         It is the layer's input in the forward pass, its output's gradient in the backward pass.
         """
@@ -264,7 +265,7 @@ class OperatorRecorder(TorchDispatchMode):
         return self.storages[key]
 
 
-# Turns the recorded operators of a layer into a layer graph with expressions for sizes.
+# Converts the recorded operators of a layer to a layer graph with expressions for sizes.
 
 
 def layer_graph(
@@ -334,17 +335,18 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-# Cuts a model into embedding, block and head, and runs each forward and backward by itself.
+# Divides a model into embedding, block and head, and runs the forward and backward pass of each
+# separately.
 #
-# The cut is made while the model runs: the block's input and output are detached. So each part has
-# an autograd graph of its own, as it has when a plan is executed.
+# The model is divided while it runs: the block's input and output are detached. Each part then has
+# an autograd graph of its own, as when a plan is executed.
 
 
 EMBEDDING, BLOCK, HEAD = "embedding", "block", "head"
 
 
 def find_blocks(model: nn.Module, path: str | None = None) -> str:
-    """The path of a model's list of blocks: ``path`` if given, else that of the largest list."""
+    """The path of a model's list of blocks: ``path`` if given, otherwise the largest list."""
     lists = {name: m for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and m}
     if path is not None and path not in lists:
         message = f"no list of blocks at {path!r}: the model has {', '.join(lists) or 'none'}"
@@ -467,7 +469,7 @@ def _settings(block: nn.Module) -> dict[str, object]:
     }
 
 
-# Traces one training step of a torch model, and makes graphs of its layers from it.
+# Traces one training step of a torch model, and derives graphs of its layers.
 
 
 def trace(
@@ -491,7 +493,7 @@ def trace(
     constants = [*model.parameters(), *model.buffers()]
     with space.fake_mode, torch.no_grad():
         for parameter in model.parameters():
-            # With gradients in place the first micro-batch accumulates, as later ones do.
+            # With existing gradients the first micro-batch accumulates, as later ones do.
             parameter.grad = torch.zeros_like(parameter)
             constants.append(parameter.grad)
     names = {module: _name_in_block(path, name) for name, module in model.named_modules()}
@@ -519,7 +521,7 @@ def trace(
 
 
 class AsOnGPU(TorchFunctionMode):
-    """Sends causal attention to its fused operator even with dropout, as a GPU does.
+    """Sends causal attention to its fused operator even with dropout, as on a GPU.
 
     On a CPU torch writes attention out if there is dropout. The fused operator keeps the same
     tensors with and without dropout, because it draws dropout again from a seed.

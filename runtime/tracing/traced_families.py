@@ -38,7 +38,7 @@ class Sizes:
     f: Size
     V: Size
     tp: Size
-    # Of windows, latent attention, experts and state spaces, where a model has them.
+    # Sizes of windows, latent attention, experts and state spaces, where a model has them.
     w: Size = 1
     u: Size = 1
     m: Size = 1
@@ -58,7 +58,7 @@ class Sizes:
 
 
 def symbolic_sizes(space: SizeSpace, variant: Variant | None = None) -> Sizes:
-    """A symbol for every size; the numbers behind the symbols only have to differ."""
+    """A symbol for every size; the numbers behind the symbols only have to be distinct."""
     tp = space.size("tp", 2)
     k = space.multiple("k", 6, tp)
     parts = () if variant is None else variant.parts
@@ -70,7 +70,7 @@ def symbolic_sizes(space: SizeSpace, variant: Variant | None = None) -> Sizes:
         "n": space.multiple("n", 24, k),
     }
     if "latent" in parts:
-        # Some channels are rotated, and others are there besides.
+        # Some channels are rotary, and there are others.
         r = space.multiple("r", 32, 2)
         d = space.beyond("d", 64, r)
     else:
@@ -142,7 +142,7 @@ def structure_with(variant: Variant) -> Structure:
     return replace(STRUCTURES[variant.family], **parts)
 
 
-# Parts by which blocks are built otherwise than their family's, and the fields of structures.
+# Parts in which blocks differ from their family's, and the fields of structures that they set.
 _OTHERWISE: Mapping[str, Mapping[str, Any]] = {
     "rotary": {"position": "rotary"},
     "positionless": {"position": "none"},
@@ -172,7 +172,7 @@ def trace_sizes(
 
 
 def run_sizes(variant: Variant, sizes: Sizes, space: SizeSpace, blocks: int) -> None:
-    """Run a training step of a variant with all its blocks, on tensors without contents.
+    """Run a training step of a variant with all its blocks, on tensors without values.
 
     Nothing is recorded: any analysis that runs a whole model takes at least this long.
     """

@@ -1,4 +1,4 @@
-"""The operations and bytes of traced operators, scans over a sequence among them."""
+"""The operations and bytes of traced operators, including scans over a sequence."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,23 +13,23 @@ from torch.utils.flop_counter import flop_registry
 from mistlab.graph.graph import Kind, Phase
 from runtime.models.ranks import Size, value_of
 
-# The cost of scans over a sequence: of their products, and of the states that chunks pass on.
+# The cost of scans over a sequence: their GEMMs, and the states passed between chunks.
 #
 # Kernels take a sequence in chunks (Dao and Gu 2024, section 6). In a chunk of Q tokens each group
 # multiplies its keys with its queries, each head multiplies these scores with its values, and each
-# head writes to a state and asks it. A token sees no later ones, so half of the scores is counted.
+# head updates and queries a state. The mask is causal, so half of the scores is counted.
 #
-# The gated delta rule (Yang et al. 2024, section 3.3) adds, for each head, the products that take
-# back what a state says already: of keys with keys, and of their inverse with keys and values.
+# The gated delta rule (Yang et al. 2024, section 3.3) adds, for each head, the GEMMs that remove a
+# state's previous values: keys with keys, and their inverse with keys and values.
 
 
-# Tokens of a chunk: as Nemotron's configurations and as kernels of the delta rule have it.
+# The tokens of a chunk, as in Nemotron's configurations and in kernels of the delta rule.
 CHUNK, CHUNK_OF_DELTA_RULE = 128, 64
-# Passes over the states of all chunks, which are in 32 bits. Forward they are made, passed on (read
-# and written) and asked; backward this happens again, to gradients too, which are read twice.
+# The number of passes over the states of all chunks, in 32 bits. Forward they are computed, passed
+# on (read and written) and queried; backward likewise, also for gradients, which are read twice.
 READ: dict[Phase, int] = {"forward": 2, "backward": 5}
 WRITTEN: dict[Phase, int] = {"forward": 2, "backward": 4}
-# A product has two gradients.
+# A GEMM has two gradients.
 PRODUCTS: dict[Phase, int] = {"forward": 1, "backward": 3}
 
 
@@ -60,8 +60,8 @@ def state_bytes(tokens: Size, heads: Size, sizes: list[Size], *, by_delta_rule: 
 # The cost of each operator of a trace: its kind, its operations and the bytes that it moves.
 
 
-# Keys are names of operators without their overload. Pointwise operators that are not listed are
-# known by their tag.
+# Keys are names of operators without overload. Pointwise operators that are not listed are
+# recognised by their tag.
 KIND_OF_OPERATOR: Mapping[str, Kind] = {
     "aten.mm": "matmul",
     "aten.addmm": "matmul",
@@ -170,7 +170,7 @@ KIND_OF_OPERATOR: Mapping[str, Kind] = {
     "mistlab.scatter_rows": "collective",
 }
 
-# Operators that do no work: they allocate, or ask about a tensor.
+# Operators without work: they allocate, or query a tensor.
 IDLE = {
     "aten.empty",
     "aten.empty_like",
@@ -189,13 +189,13 @@ ROWS_OF = {
     "aten.nll_loss_forward": "self",
 }
 
-# Collectives whose message, which ``read_bytes`` counts, is their result.
+# Collectives whose message, counted by ``read_bytes``, is their result.
 GATHERS = {"mistlab.gather_tokens", "mistlab.gather_again", "mistlab.gather_rows"}
 
-# Operators that read only past positions, which are half of each square of scores.
+# Operators that read only past positions, half of each square of scores.
 READ_HALVES = {"mistlab.causal_softmax", "mistlab.causal_softmax_backward"}
 
-# Operators that write to an argument and do not read it, with this argument.
+# Operators that write an argument without reading it, with this argument.
 OVERWRITES = {
     "aten.copy_": "self",
     "aten.scatter_": "self",
@@ -251,14 +251,14 @@ class TracedCall:
 
     @property
     def works(self) -> bool:
-        """Whether the operator computes or moves anything, and does not only make views."""
+        """Whether the operator computes or moves data, rather than only making views."""
         given = {key_of(tensor) for tensor in self.inputs}
         is_view = not self.changed and all(key_of(tensor) in given for tensor in self.outputs)
         return not is_view and self.name not in IDLE
 
 
 def key_of(tensor: Tensor) -> int:
-    """A key that is the same for all tensors on one storage."""
+    """A key that is equal for all tensors on one storage."""
     return tensor.untyped_storage()._cdata
 
 
@@ -272,7 +272,7 @@ def kind_of(call: TracedCall) -> Kind:
 
 
 def flop_of(call: TracedCall) -> Size:
-    """Floating-point operations: PyTorch's formulas for products, else one for each element."""
+    """Floating-point operations: PyTorch's formulas for GEMMs, otherwise one per element."""
     kind = kind_of(call)
     if call.name in _FLOP:
         return _FLOP[call.name](call)
@@ -289,7 +289,7 @@ def flop_of(call: TracedCall) -> Size:
 
 
 def read_bytes(call: TracedCall) -> Size:
-    """Bytes read: each input once, but of a table only the rows that are fetched."""
+    """Bytes read: each input once; of a table only the rows that are looked up."""
     if kind_of(call) == "fill":
         return 0
     if call.name in GATHERS:
@@ -331,18 +331,18 @@ def size_bytes(tensor: Tensor) -> Size:
 
 
 def _grouped_flop(call: TracedCall) -> Size:
-    """Operations of a product of each group's rows with the group's own matrix.
+    """The operations of a grouped GEMM.
 
     The sizes of the groups do not matter, because together they have all rows.
     """
     left, right = call.argument("self").shape, call.argument("mat2").shape
     each = 2 * left[-2] * left[-1] * right[-1]
-    # If groups have equally many rows, both arguments have the groups as their first dimension.
+    # If groups have equally many rows, groups are the first dimension of both arguments.
     return left[0] * each if len(left) == len(right) == 3 else each
 
 
 def _grouped_product_flop(call: TracedCall) -> Size:
-    """Operations of ``mistlab::grouped_product`` and its gradients: all rows take part once."""
+    """The operations of ``mistlab::grouped_product`` and its gradients: every row counts once."""
     first, second, *_ = call.inputs
     inner: Size = prod(second.shape[1:])
     # The gradient of matrices has rows on both sides: as many as the first operand's columns.
@@ -354,12 +354,13 @@ def _names(call: TracedCall) -> list[str]:
 
 
 def _wide_attention_flop(call: TracedCall) -> Size:
-    """Operations of ``mistlab::attention`` and its gradient, of the pairs of tokens that see one
-    another (half of a pair's products are counted at the diagonal)."""
+    """The operations of ``mistlab::attention`` and its gradient, for the unmasked pairs of tokens
+    (half at the diagonal).
+    """
     batch, sequence, heads, channels = call.argument("query").shape
     values, window = call.argument("value").shape[-1], call.argument("window")
-    # Scores and mixture forward; backward scores again, and gradients of shares, values, queries
-    # and keys.
+    # Forward: scores and output. Backward: scores again, and gradients of probabilities, values,
+    # queries and keys.
     products = 3 * channels + 2 * values if "gradient" in _names(call) else channels + values
     pairs = 2 * sequence * window - window * window if _is_given(window) else sequence * sequence
     return products * batch * heads * pairs
@@ -370,7 +371,7 @@ def _phase(call: TracedCall) -> Phase:
 
 
 def _of_scan(call: TracedCall) -> tuple[Size, Size, list[Size], bool]:
-    """Tokens, heads, sizes, and whether a scan is by the delta rule."""
+    """The tokens, heads and sizes of a scan, and whether it follows the delta rule."""
     mixed, heads = call.argument("mixed").shape, call.argument("shift").shape[0]
     by_delta_rule = call.name.startswith("mistlab.delta_rule")
     return mixed[0] * mixed[1], heads, call.argument("sizes"), by_delta_rule
@@ -382,7 +383,7 @@ def _scan_flop(call: TracedCall) -> Size:
 
 
 def _state_bytes(call: TracedCall, passes: Mapping[Phase, int]) -> Size:
-    """Bytes of the states that a scan passes from chunk to chunk; other operators have none."""
+    """The bytes of the states that a scan passes between chunks; zero for other operators."""
     if kind_of(call) != "scan":
         return 0
     tokens, heads, sizes, by_delta_rule = _of_scan(call)
@@ -411,9 +412,9 @@ def _attention_flop(call: TracedCall) -> Size:
     backward = call.name.endswith("_backward")
     batch, heads, rows, channels = call.argument("query").shape
     columns = call.argument("key").shape[2]
-    # Forward: scores and mixture. Backward: scores again, then the gradients of the shares, the
-    # values, the queries and the keys.
+    # Forward: scores and output. Backward: scores again, then the gradients of probabilities,
+    # values, queries and keys.
     products = 5 if backward else 2
     multiply_adds = products * batch * heads * rows * columns * channels
-    # Under a causal mask half of the square of scores is never computed.
+    # Under a causal mask half of the square of scores is not computed.
     return multiply_adds if call.argument("is_causal") else 2 * multiply_adds

@@ -1,4 +1,4 @@
-"""Runs a model on tokens of symbolic shape, to see the shape of its output."""
+"""Runs a model on tokens of symbolic shape, to derive the shape of its output."""
 
 from dataclasses import dataclass
 
