@@ -1,4 +1,5 @@
-"""Groups of ranks, the collectives that a group's ranks call together, and how to wait for one.
+"""Groups of ranks: their collectives, handles of started collectives, connecting, and out-of-memory
+errors.
 
 Starting a collective returns a ``Pending`` if somebody has to wait for it. It returns None if the
 collective is done already, or if the CUDA stream that it was started on keeps the order.
@@ -14,24 +15,24 @@ from torch import Tensor, distributed
 
 
 class RankLostError(RuntimeError):
-    """Another rank is gone, or has not come in time."""
+    """Another rank has terminated, or has not arrived in time."""
 
 
 class Pending(Protocol):
     """A collective that has been started."""
 
     def is_ready(self) -> bool:
-        """Whether the collective has ended, so that ``finish`` would not wait."""
+        """Whether the collective has ended, so that ``finish`` would not block."""
 
     def wait_a_moment(self) -> None:
-        """Wait until the collective may have ended, or until a moment has passed."""
+        """Block until the collective may have ended, or until a moment has passed."""
 
     def finish(self) -> None:
-        """Bring the result to its place; called once, when the collective is ready."""
+        """Put the result in its place; called once, when the collective is ready."""
 
 
 class Channel(Protocol):
-    """Ranks of two neighbouring stages, which exchange messages."""
+    """The ranks of two neighbouring stages, which exchange messages."""
 
     def exchange(
         self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]
@@ -60,29 +61,31 @@ class Group(Channel, Protocol):
         """
 
     def reduce_scatter(self, whole: Tensor, into: Tensor | None = None) -> Pending | None:
-        """Sum ``whole`` over the ranks; each rank gets only its own part of the sum: in ``into``,
-        or, without it, in its place of ``whole``."""
+        """Reduce-scatter ``whole`` over the ranks; each rank gets only its part of the sum: in
+        ``into``, or otherwise in its place of ``whole``.
+        """
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, from_each: Sequence[int], to_each: Sequence[int]
     ) -> Pending | None:
-        """Send each rank its neighbouring rows of ``sent``, and fill ``received`` with everybody's.
+        """Send consecutive rows of ``sent`` to each rank, and fill ``received`` with the rows from
+        each rank.
 
         ``to_each`` and ``from_each`` are the numbers of rows in order of rank.
         """
 
 
 class Alone:
-    """A group of one rank, with nobody to communicate with."""
+    """A group of one rank, without communication."""
 
     size = 1
     rank = 0
 
     def all_reduce(self, tensor: Tensor, operation: str = "sum") -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     def all_gather(self, whole: Tensor, part: Tensor) -> None:
-        """Copy ``own`` into ``whole`` unless it lies there already."""
+        """Copy ``own`` into ``whole``, unless it is there already."""
         # Tensors without memory have no address.
         places = [(one.untyped_storage()._cdata, one.storage_offset()) for one in (part, whole)]
         if places[0] != places[1]:
@@ -101,22 +104,22 @@ class Alone:
         received.copy_(sent)
 
     def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
-        """Refuse any message: there is nobody to send to."""
+        """Refuse any message: there is no other rank."""
         assert not sends
         assert not receives
 
 
-# Makes the group of a name and its ranks; None for a group that the calling rank is not in.
+# Makes the group with a name and ranks; None if the calling rank is not in it.
 GroupMaker = Callable[[str, Sequence[int]], Group | None]
 
 
 def own_part(whole: Tensor, group: Group) -> Tensor:
-    """This rank's part of a flat tensor that is cut into one equal part for each rank."""
+    """This rank's part of a flat tensor that is divided evenly over the ranks."""
     return whole.chunk(group.size)[group.rank]
 
 
 class Then:
-    """A started collective, with a function to call when the collective has ended."""
+    """A started collective, with a function to call when it has ended."""
 
     def __init__(self, pending: Pending, follow: Callable[[], object]) -> None:
         self._pending = pending
@@ -137,7 +140,7 @@ class Then:
 
 
 def finished(pending: Pending | None) -> None:
-    """Wait for a collective and finish it; do nothing where streams keep the order (None)."""
+    """Wait for a collective and finish it; does nothing where streams order the work (None)."""
     if pending is not None:
         while not pending.is_ready():
             pending.wait_a_moment()
@@ -145,7 +148,7 @@ def finished(pending: Pending | None) -> None:
 
 
 class Together:
-    """Collectives that have been started, as one."""
+    """Several started collectives as one."""
 
     def __init__(self, pending: Sequence[Pending]) -> None:
         self._pending = pending
@@ -165,13 +168,13 @@ class Together:
 
 
 def together(started: Iterable[Pending | None]) -> Pending | None:
-    """Several started collectives as one; None where streams keep the order."""
+    """Several started collectives as one; None where streams order the work."""
     pending = [one for one in started if one is not None]
     return Together(pending) if pending else None
 
 
 class InTurn:
-    """Collectives each of which is started when the one before it has ended, as one."""
+    """Collectives that are started one after another, as one."""
 
     def __init__(self, steps: Iterator[Pending | None]) -> None:
         self._steps = steps
@@ -183,7 +186,7 @@ class InTurn:
         return self._current is None
 
     def is_ready(self) -> bool:
-        """Whether all have ended; starts the next one where one has."""
+        """Whether all have ended; starts the next one when the current one has."""
         while self._current is not None:
             if not self._current.is_ready():
                 return False
@@ -192,45 +195,47 @@ class InTurn:
         return True
 
     def wait_a_moment(self) -> None:
-        """Wait for the one that is under way."""
+        """Wait for the current collective."""
         if self._current is not None:
             self._current.wait_a_moment()
 
     def finish(self) -> None:
-        """Nothing is left to do."""
+        """Does nothing: everything has been finished."""
         assert self.is_done
 
     def _next(self) -> Pending | None:
-        """The next collective that somebody has to wait for."""
+        """The next collective that must be waited for."""
         return next((one for one in self._steps if one is not None), None)
 
 
 def in_turn(steps: Iterator[Pending | None]) -> Pending | None:
-    """Collectives one after another as one; None where streams keep the order."""
+    """Collectives one after another, as one; None where streams order the work."""
     turns = InTurn(steps)
     return None if turns.is_done else turns
 
 
 def then(pending: Pending | None, follow: Callable[[], object]) -> Pending | None:
-    """Call ``follow`` when a collective has ended; at once where streams keep the order (None)."""
+    """Call ``follow`` when a collective has ended; immediately where streams order the work
+    (None).
+    """
     if pending is None:
         follow()
         return None
     return Then(pending, follow)
 
 
-# Calls every group of ranks once, before training, so that all ranks connect in the same order.
+# Calls every group of ranks once before training, so that all ranks connect in the same order.
 #
-# NCCL makes a group's communicator at the group's first call, and holds every rank there until all
-# ranks of the group have come. A batch of messages may be the first call only if every rank of the
-# group sends or receives in it. Likewise, the first message between two ranks makes their
-# channels, and holds one rank until the other comes. So every group is called here, and ranks of
+# NCCL makes a group's communicator at the group's first call, and blocks every rank there until all
+# ranks of the group have arrived. A batch of messages may be the first call only if every rank of
+# the group sends or receives in it. Likewise, the first message between two ranks makes their
+# channels, and blocks one rank until the other arrives. So every group is called here, and ranks of
 # neighbouring stages exchange a message, before a rank issues anything else. Afterwards no rank
-# waits for a connection, and the memory that communicators need is already taken.
+# waits for a connection, and the memory of communicators is already allocated.
 
 
 def enter(groups: Iterable[Group], device: torch.device) -> None:
-    """Call each group once; every rank must give its groups in the same order."""
+    """Call each group once; every rank must pass its groups in the same order."""
     for group in groups:
         if group.size > 1:
             finished(group.all_reduce(_smallest(device)))
@@ -250,7 +255,7 @@ def greet(
 
 
 def greet_all(group: Group, device: torch.device) -> None:
-    """Send one number to each rank of a group, and receive one of each."""
+    """Exchange one number with each rank of a group."""
     if group.size > 1:
         each = [1] * group.size
         sent, received = (torch.zeros(group.size, device=device) for _ in range(2))
@@ -261,11 +266,11 @@ def _smallest(device: torch.device) -> Tensor:
     return torch.zeros(1, device=device)
 
 
-# Errors that say where memory ran out: on which stage, at which task, with how much held.
+# Out-of-memory errors that name the stage, the task and the allocated bytes.
 
 
-# Words in the errors of other allocators than torch's: the host's; CUDA's, which its libraries use;
-# NCCL's (src/include/alloc.h); the allocators of cuBLAS and cuDNN.
+# Texts of out-of-memory errors from allocators other than torch's: the host's; CUDA's, which its
+# libraries use; NCCL's (src/include/alloc.h); those of cuBLAS and cuDNN.
 _WORDS = (
     "can't allocate memory",
     "out of memory",
@@ -293,7 +298,7 @@ class Shortage:
 
 
 class ShortageError(RuntimeError):
-    """Memory of a device or of the host ran out."""
+    """The memory of a device or of the host ran out."""
 
     def __init__(self, shortage: Shortage) -> None:
         super().__init__(f"stage {shortage.stage} is out of memory at {shortage.doing}")
@@ -302,7 +307,7 @@ class ShortageError(RuntimeError):
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Within the ``with`` block, turn every allocator's error into a ``MemoryError``."""
+    """Within the ``with`` block, convert every allocator's error to a ``MemoryError``."""
     try:
         yield
     except RuntimeError as error:
@@ -313,7 +318,7 @@ def refusals() -> Iterator[None]:
 
 
 def refusal_in(error: BaseException) -> str | None:
-    """The line of an error in which an allocator refuses memory; None for any other error.
+    """The line of an error in which an allocator reports lack of memory; None for other errors.
 
     This project's own errors about a shortage, on this rank or another, do not count.
     """

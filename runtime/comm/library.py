@@ -1,4 +1,4 @@
-"""The calls of ``torch.distributed`` that groups of processes make, behind one interface.
+"""The functions of ``torch.distributed`` that groups of processes call, behind one interface.
 
 So a check can run the groups' own code over a library that only notes its calls, where
 ``torch.distributed`` would need the other processes and, for NCCL, their GPUs.
@@ -10,43 +10,42 @@ from typing import Any, Protocol, final
 
 from torch import Tensor, distributed
 
-# Messages between stages take as many of a GPU's multiprocessors at most: what is received early is
-# a kernel that spins beside computing. NCCL's own choice for a group may be 32.
+# The maximum number of multiprocessors for messages between stages: an early receive is a kernel
+# that spins while others compute. NCCL's own choice for a group may be 32.
 LINK_CTAS = 4
 
 
 class Work(Protocol):
-    """A call that runs by itself."""
+    """An asynchronous call."""
 
     def wait(self) -> Any:
-        """NCCL: let the current stream wait for the call's end. Gloo: wait for it."""
+        """NCCL: make the current stream wait for the call's end. Gloo: block until it."""
 
 
 class Library(Protocol):
-    """The part of ``torch.distributed`` that groups use, with the names and arguments there."""
+    """The part of ``torch.distributed`` that groups use, with its names and arguments."""
 
     def new_group(
         self, ranks: Any, timeout: Any = None, *, pg_options: Any = None, group_desc: Any = None
     ) -> Any:
-        """A group of some processes, made by all."""
+        """A group of some processes; all processes must call this."""
 
     def world(self) -> Any:
         """The group of all processes."""
 
     def link_options(self) -> Any:
-        """The options of a group of neighbouring stages; None if the library has none."""
+        """The options of a group of neighbouring stages; None if the backend has none."""
 
     def get_process_group_ranks(self, group: Any) -> list[int]:
         """The ranks of a group among all processes."""
 
     def get_backend(self, group: Any) -> str:
-        """The name of the library behind a group."""
+        """The name of a group's backend."""
 
     def all_reduce(
         self, tensor: Tensor, op: Any = ..., group: Any = None, async_op: bool = False
     ) -> Work | None:
-        """Reduce over the group, in place; a call that is not ``async_op`` runs on the current
-        stream, and its end is not told."""
+        """Reduce over the group, in place; without ``async_op`` it runs on the current stream."""
 
     def all_gather_single(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any = None, async_op: bool = False
@@ -61,7 +60,7 @@ class Library(Protocol):
         group: Any = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Sum over the group, and keep this rank's part."""
+        """Reduce-scatter: sum over the group, and keep this rank's part."""
 
     def all_to_all_single(
         self,
@@ -72,13 +71,13 @@ class Library(Protocol):
         group: Any = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Send each rank its rows of the input, and receive everybody's in the output."""
+        """All-to-all: send each rank its rows of the input, and receive its rows in the output."""
 
     def message(self, *, is_sent: bool, tensor: Tensor, peer: int, group: Any) -> Any:
-        """A message to or from a rank of the world, for ``batch_isend_irecv``."""
+        """A message to or from a global rank, for ``batch_isend_irecv``."""
 
     def batch_isend_irecv(self, p2p_op_list: list[Any]) -> Sequence[Work]:
-        """Send and receive messages at once; NCCL does so on a stream of its own."""
+        """Send and receive messages as one batch; NCCL does so on its own stream."""
 
 
 @final
@@ -89,7 +88,7 @@ class TorchLibrary:
     get_process_group_ranks = staticmethod(distributed.get_process_group_ranks)
     get_backend = staticmethod(distributed.get_backend)
     all_reduce = staticmethod(distributed.all_reduce)
-    # Torch 2.13 gives these functions new names, and warns of the names that 2.11 has.
+    # Torch 2.13 renames these functions, and warns about the names of 2.11.
     all_gather_single = staticmethod(
         getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
     )
@@ -106,7 +105,7 @@ class TorchLibrary:
         return group
 
     def link_options(self) -> Any:
-        """NCCL's options with few multiprocessors; None where gloo connects the processes."""
+        """NCCL's options with few multiprocessors; None with gloo."""
         if distributed.get_backend() != "nccl":
             return None
         options = distributed.ProcessGroupNCCL.Options()

@@ -1,4 +1,4 @@
-"""The processes of a run: their groups, objects they exchange, and attempts that begin again."""
+"""The processes of a run: their groups, exchanged objects, and restarted attempts."""
 
 import os
 import re
@@ -34,20 +34,20 @@ from runtime.comm.group import (
 from runtime.comm.library import TORCH, Library, Work, with_timeout
 from runtime.devices.cuda import driver_of, why_no_gpu
 
-# Gives the processes of one attempt a store of their own, when torchrun starts them repeatedly.
+# Gives the processes of one attempt a store of their own, since torchrun may restart them.
 #
-# torchrun lends the processes its own store. The store outlives them: after a restart it still
-# holds the addresses of processes that are gone, and a process that reads such an address fails to
-# connect or waits (pytorch #135712). The number of restarts differs from node to node, so it
-# cannot name the attempt. Instead, each process greets rank 0 with a random word of its own, and
-# rank 0 answers every greeting with the name of the attempt.
+# torchrun lends the processes its own store, which outlives them: after a restart it still holds
+# the addresses of terminated processes, and a process that reads such an address fails to connect
+# or blocks (pytorch #135712). The number of restarts differs from node to node, so it cannot
+# identify the attempt. Instead, each process sends rank 0 a random word, and rank 0 answers every
+# word with the name of the attempt.
 
 
 MOMENT_S = 0.01
 
 
 def attempt_store(rank: int, size: int, timeout_s: float) -> Store | None:
-    """A store that only this attempt uses; None if the launcher lends no store."""
+    """A store that only this attempt uses; None if the launcher provides no store."""
     said = os.environ
     if said.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
@@ -61,7 +61,7 @@ def attempt_store(rank: int, size: int, timeout_s: float) -> Store | None:
 
 
 def attempt_name(store: Store, rank: int, size: int, timeout_s: float) -> str:
-    """A name that all processes of this attempt agree on, and that no other attempt has."""
+    """A name on which all processes of this attempt agree, and that no other attempt has."""
     own = uuid4().hex
     if rank == 0:
         _answer_all(store, own, size, timeout_s)
@@ -73,7 +73,7 @@ def attempt_name(store: Store, rank: int, size: int, timeout_s: float) -> str:
 
 
 def _answer_all(store: Store, name: str, size: int, timeout_s: float) -> None:
-    """Answer every greeting until all ranks have come.
+    """Answer until all ranks have asked.
 
     Greetings of processes that are gone are answered too: nobody can tell them apart.
     """
@@ -106,16 +106,14 @@ def _presence(name: str, rank: int) -> str:
     return f"{name}: {rank} is here"
 
 
-# Ranks that are processes: they communicate by torch.distributed, over NCCL or gloo.
-#
-# NCCL connects GPUs, gloo connects CPUs.
+# Ranks as processes, which communicate by torch.distributed over NCCL (GPUs) or gloo (CPUs).
 
 REDUCTIONS = {"sum": distributed.ReduceOp.SUM, "max": distributed.ReduceOp.MAX}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """This process's place among the processes that a launcher started."""
+    """This process's rank among the processes that a launcher started."""
 
     rank: int
     size: int
@@ -123,7 +121,7 @@ class World:
 
 
 def world_of_launcher() -> World:
-    """The world in torchrun's environment variables; a single process if they are not set."""
+    """The world in torchrun's environment variables; a single process if they are unset."""
     said = os.environ
     return World(
         rank=int(said.get("RANK", "0")),
@@ -133,7 +131,7 @@ def world_of_launcher() -> World:
 
 
 def device_of(name: str, world: World) -> torch.device:
-    """This rank's own device of the kind ``name``; refuses a GPU that is not there."""
+    """This rank's device of the kind ``name``; refuses a GPU that does not exist."""
     driver = driver_of(torch.device(name))
     if driver is None:
         return torch.device(name)
@@ -152,7 +150,7 @@ def device_of(name: str, world: World) -> torch.device:
 
 
 def join(world: World, device: torch.device, timeout_s: float) -> None:
-    """Meet the other processes; a process that waits longer than the timeout gives up.
+    """Connect to the other processes; raises after the timeout.
 
     The process group is bound to the device. NCCL then makes the communicator of all processes
     here, and a group's communicator when the group is made, with all processes taking part. So each
@@ -173,13 +171,13 @@ def join(world: World, device: torch.device, timeout_s: float) -> None:
 
 
 def leave(world: World) -> None:
-    """Part from the other processes."""
+    """Disconnect from the other processes."""
     if world.size > 1:
         distributed.destroy_process_group()
 
 
 def abandon() -> None:
-    """Part from the other processes without waiting for them, after this process has failed.
+    """Disconnect without waiting for other processes, after this process has failed.
 
     NCCL's communicators are aborted: otherwise their unfinished work would keep the device. Gloo's
     connections are left open, because torch would wait for unfinished work before it closes them.
@@ -190,22 +188,22 @@ def abandon() -> None:
 
 
 def meet() -> None:
-    """Wait until all processes are here."""
+    """A barrier of all processes."""
     if distributed.is_initialized():
         with heard_from(range(distributed.get_world_size())):
             distributed.barrier()
 
 
 def maker(world: World, timeout_s: float, library: Library = TORCH) -> GroupMaker:
-    """A function that makes groups; all processes must make the same groups in one order."""
-    # A group does not inherit the world's timeout; torch would give it its default.
+    """A function that makes groups; all processes must make the same groups in the same order."""
+    # A group does not inherit the world's timeout; torch would use its default.
     timeout = timedelta(seconds=timeout_s)
 
     def make(name: str, ranks: Sequence[int]) -> Group | None:
         if len(ranks) == 1:
             return Alone()
         if name == "world":
-            # A second communicator for all processes would take memory of every device.
+            # A second communicator for all processes would use memory on every device.
             return everybody(library)
         is_link = name.startswith(("forward", "backward"))
         options = with_timeout(library.link_options(), timeout) if is_link else None
@@ -220,7 +218,7 @@ def maker(world: World, timeout_s: float, library: Library = TORCH) -> GroupMake
 
 @contextmanager
 def heard_from(ranks: Sequence[int]) -> Iterator[None]:
-    """Turn torch.distributed's error about lost ranks into a ``RankLostError``.
+    """Convert torch.distributed's error about lost ranks to a ``RankLostError``.
 
     An error that says that memory ran out stays as it is: then no rank is lost.
     """
@@ -254,7 +252,8 @@ class ProcessGroup:
 
     def all_gather(self, whole: Tensor, own: Tensor) -> Pending | None:
         """Fill ``whole`` with every rank's part in order of rank."""
-        # Gloo may write others' parts into ``whole`` before it has read this rank's part of it.
+        # Gloo may write other ranks' parts into ``whole`` before it has read this rank's part of
+        # it.
         own = own if self._is_ordered else own.clone()
         with heard_from(self._ranks):
             work = self._library.all_gather_single(
@@ -263,7 +262,7 @@ class ProcessGroup:
         return self._started(work)
 
     def reduce_scatter(self, whole: Tensor, into: Tensor | None = None) -> Pending | None:
-        """Sum everybody's tensor; keep this rank's part of it."""
+        """Reduce-scatter over the group."""
         own = own_part(whole, self) if into is None else into
         result = own if self._is_ordered else torch.empty_like(own)
         with heard_from(self._ranks):
@@ -276,7 +275,7 @@ class ProcessGroup:
     def all_to_all(
         self, received: Tensor, sent: Tensor, from_each: Sequence[int], to_each: Sequence[int]
     ) -> Pending | None:
-        """Send rows to each rank, and receive rows of each."""
+        """All-to-all over the group."""
         with heard_from(self._ranks):
             work = self._library.all_to_all_single(
                 *(received, sent, list(from_each), list(to_each)),
@@ -288,7 +287,7 @@ class ProcessGroup:
     def exchange(
         self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]
     ) -> Pending | None:
-        """Send and receive all messages at once."""
+        """Send and receive all messages as one batch."""
         operations = [
             self._library.message(
                 is_sent=is_sent, tensor=tensor, peer=self._ranks[peer], group=self._group
@@ -312,12 +311,12 @@ class ProcessGroup:
 
 
 def everybody(library: Library = TORCH) -> ProcessGroup:
-    """The group of all processes; it exists once they have joined."""
+    """The group of all processes; it exists once they have connected."""
     return ProcessGroup(library.world(), library)
 
 
 class _PendingWorks:
-    """Collectives of gloo that are under way, and the tensors that must live until they end.
+    """Gloo's running collectives, with the tensors that must live until they end.
 
     Some of gloo's collectives end only while somebody waits for them, so a thread waits.
     """
@@ -335,7 +334,7 @@ class _PendingWorks:
         return not self._waiter.is_alive()
 
     def wait_a_moment(self) -> None:
-        """Let gloo's threads run."""
+        """Let gloo's threads run for a moment."""
         self._waiter.join(MOMENT_S)
 
     def finish(self) -> None:
@@ -352,7 +351,7 @@ class _PendingWorks:
 
 
 def _lost_error(ranks: Sequence[int], error: RuntimeError) -> RankLostError:
-    """The error to raise when one of ``ranks`` does not answer; nobody knows which one."""
+    """The error to raise when some of ``ranks`` does not answer; which one is unknown."""
     own = distributed.get_rank() if distributed.is_initialized() else None
     others = [str(rank) for rank in ranks if rank != own]
     who = f"rank {others[0]}" if len(others) == 1 else f"one of ranks {', '.join(others)}"
@@ -362,19 +361,19 @@ def _lost_error(ranks: Sequence[int], error: RuntimeError) -> RankLostError:
     return RankLostError(f"{by}{who} is gone, or has not come in time ({reason})")
 
 
-# Exchanges Python objects between all processes of a run; any object that can be pickled.
+# Exchanges picklable Python objects between all processes of a run.
 
 
 T = TypeVar("T")
 
 
 def is_distributed() -> bool:
-    """Whether this process has joined other processes."""
+    """Whether this process has connected to other processes."""
     return bool(distributed.is_initialized())
 
 
 def gathered(own: T) -> list[T]:
-    """The objects of all processes, in order of rank; just ``own`` for a process without others."""
+    """The objects of all processes, in order of rank; only ``own`` for a single process."""
     if not is_distributed():
         return [own]
     size = distributed.get_world_size()

@@ -1,4 +1,5 @@
-"""Replicas of a run: parts of its ranks that each train by the plan, and average weights at times.
+"""Replicas of a run: parts of its ranks that each train by the plan, and periodically average
+weights.
 
 Data-parallel ranks of every stage are cut into as many runs of neighbours as there are replicas. A
 replica's ranks form the groups of a plan with fewer data-parallel ranks. Ranks with the same part
@@ -19,7 +20,7 @@ from runtime.comm.topology import CPU, Connections, connected
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaRanks:
-    """The ranks of a run's replicas: ``plan`` is what each replica trains by."""
+    """The ranks of a run's replicas; each replica trains by ``plan``."""
 
     whole: Plan
     plan: Plan
@@ -27,12 +28,12 @@ class ReplicaRanks:
 
     @classmethod
     def of(cls, plan: Plan, workload: Workload) -> Self:
-        """The replicas of a workload's reduction among a plan's ranks; one if it has none."""
+        """The replicas among a plan's ranks for a workload's reduction; one if it has none."""
         count = workload.reduction.replicas_of(plan.data_ranks[0])
         return cls(whole=plan, plan=plan.of_replica(count), count=count)
 
     def place(self, rank: int) -> tuple[int, int]:
-        """The replica of a rank of the run, and its rank there."""
+        """The replica of a global rank, and the rank inside the replica."""
         before = 0
         for stage in self.plan.stages:
             if rank < self.count * stage.num_gpus:
@@ -43,7 +44,7 @@ class ReplicaRanks:
         raise AssertionError
 
     def rank(self, replica: int, rank: int) -> int:
-        """The rank in the run of a replica's rank."""
+        """The global rank of a rank inside a replica."""
         before = 0
         for stage in self.plan.stages:
             if rank < stage.num_gpus:
@@ -53,7 +54,7 @@ class ReplicaRanks:
         raise AssertionError
 
     def sequences_of(self, replica: int, stage: int, data: int) -> int:
-        """The data-parallel rank in the run of a replica's data-parallel rank."""
+        """The global data-parallel rank of a replica's data-parallel rank."""
         return replica * self.plan.data_ranks[stage] + data
 
 
@@ -65,8 +66,9 @@ def connected_replicas(
     *,
     device: torch.device = CPU,
 ) -> Connections:
-    """The groups of a rank's replica, and the group of its peers in the others; those of the plan
-    itself where there is one replica."""
+    """The groups of a rank's replica, and the group of its peers in other replicas; the plan's own
+    groups for a single replica.
+    """
     tied, experts = workload.model.head_has_table, workload.model.experts is not None
     replicas = ReplicaRanks.of(plan, workload)
     if replicas.count == 1:
@@ -74,7 +76,7 @@ def connected_replicas(
     replica, inner = replicas.place(rank)
 
     def make_each(name: str, ranks: Sequence[int]) -> Group | None:
-        """A group in each replica: all ranks of the run make all groups, in one order."""
+        """A group in each replica: all ranks of the run make all groups, in the same order."""
         called = "replica" if name == "world" else name
         groups = [
             make(called, [replicas.rank(number, one) for one in ranks])

@@ -1,4 +1,4 @@
-"""The ranks of a plan's stages, the groups that they form, and who sends which sequences to whom.
+"""The ranks of a plan's stages, their groups, and the senders and receivers of sequences.
 
 Ranks count along the axes of ``mistlab.plan.dimensions``, stage after stage. Sequences of a
 micro-batch go to data-parallel ranks in order. So ranks of stages with different degrees exchange
@@ -24,13 +24,13 @@ from runtime.devices.cuda import generator_of
 CPU = torch.device("cpu")
 # The runtime has one replica of states, so it needs no groups of replicas.
 GROUPS_HERE = [name for name in GROUPS if name != "state replicas"]
-# Groups that gather states, which are divided from ZeRO-1 on.
+# Groups that gather states, which are sharded from ZeRO-1 on.
 _GATHERING = ("gather", "gather experts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPosition:
-    """Where a rank is in a plan."""
+    """The position of a rank in a plan."""
 
     stage: int
     data: int
@@ -40,8 +40,9 @@ class RankPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """Sequences of a micro-batch that this rank sends or receives, by its own count, and the
-    world's rank at the other end."""
+    """A range of a micro-batch's sequences that this rank sends or receives, by its own numbering,
+    and the peer's global rank.
+    """
 
     begin: int
     end: int
@@ -50,8 +51,9 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """The ranks of a plan; ``tied`` if its model's embedding and head have the same weights,
-    ``experts`` if it has any."""
+    """The ranks of a plan; ``tied`` if embedding and head share weights, ``experts`` if the model
+    has any.
+    """
 
     plan: Plan
     tied: bool = True
@@ -73,7 +75,7 @@ class Topology:
         return before + rank_of(position, own.degree)
 
     def sequences(self, place: RankPosition, micro_batch: int) -> int:
-        """The number, within the batch, of a position's first sequence of a micro-batch."""
+        """The index, within the batch, of the first sequence of a micro-batch at a position."""
         own = self.plan.stages[place.stage]
         return (micro_batch * own.data_parallel + place.data) * own.micro_batch
 
@@ -106,8 +108,7 @@ class Topology:
 
     @property
     def exchanges_tables(self) -> bool:
-        """Whether embedding and head each have a copy of one table, whose gradients are added
-        up."""
+        """Whether embedding and head each have a copy of one table, whose gradients are summed."""
         return self.tied and not shares_table(self.plan)
 
     def ends(self) -> list[int]:
@@ -123,7 +124,7 @@ class Topology:
             yield link_of("B", below, above), ranks
 
     def neighbours(self, stage: int) -> list[int]:
-        """The stages with which a stage exchanges messages."""
+        """The stages that a stage exchanges messages with."""
         pairs = pairwise(placement_of_plan(self.plan).stages)
         return sorted({one for pair in pairs if stage in pair for one in pair} - {stage})
 
@@ -137,7 +138,7 @@ class Topology:
             low = max(begin, data * other.micro_batch)
             high = min(begin + own.micro_batch, (data + 1) * other.micro_batch)
             for tensor in range(other.tensor_parallel):
-                # Each receiver has one sender: all ranks of a tensor group have the same
+                # Each receiver has one sender: all ranks of a tensor-parallel group have the same
                 # activations.
                 if receives:
                     matches = tensor == place.tensor % other.tensor_parallel
@@ -150,7 +151,8 @@ class Topology:
 
     def context_peers(self, rank: int) -> tuple[list[int], list[int]]:
         """The ranks to which a rank sends keys and values, or heads, inside attention, and those
-        that send it any; none if keys are gathered."""
+        from which it receives; none if keys are gathered.
+        """
         place = self.place(rank)
         ranks, way = self.plan.stages[place.stage].token_split
         if ranks == 1 or way == GATHER:
@@ -166,7 +168,8 @@ class Topology:
 
     def traffic(self, rank: int, link: str) -> tuple[list[Transfer], list[Transfer]]:
         """The transfers that a rank sends over a link for each micro-batch, and those that it
-        receives."""
+        receives.
+        """
         sender, receiver = ends_of_link(link)
         receives = self.place(rank).stage == receiver
         other = sender if receives else receiver
@@ -175,7 +178,7 @@ class Topology:
 
 
 def link_of(kind: PassKind, sender: int, receiver: int) -> str:
-    """The link from one stage to another for what passes of a kind make.
+    """The link from one stage to another for the outputs of passes of a kind.
 
     A link between a stage and the next one has the number of the first of them.
 
@@ -189,7 +192,7 @@ def link_of(kind: PassKind, sender: int, receiver: int) -> str:
 
 
 def ends_of_link(link: str) -> tuple[int, int]:
-    """The stage that sends over a link, and the stage that receives.
+    """The sending and the receiving stage of a link.
 
     >>> ends_of_link("backward 1"), ends_of_link("forward 2 to 0")
     ((2, 1), (2, 0))
@@ -204,8 +207,8 @@ def ends_of_link(link: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sharers:
-    """Ranks that have the same parameters, and may divide their states: they ``gather`` weights and
-    ``reduce`` gradients, in a group for each, so that both can be under way at once.
+    """Ranks with the same parameters, which may shard their states: they ``gather`` weights and
+    ``reduce`` gradients in separate groups, so that both can run concurrently.
 
     ``splitters`` are the ranks that have other parts of the same tensors.
     """
@@ -216,15 +219,16 @@ class Sharers:
 
     @property
     def replica(self) -> int:
-        """The rank's number among those with the same parameters."""
+        """The rank's index among those with the same parameters."""
         return self.reduce.rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Connections:
-    """A rank's groups: its tensor and context ranks, ranks with other experts, and with parts of
-    the same, all ranks, and links to other stages. Of a run in replicas these are the groups of the
-    rank's replica, and ``peers`` have the same part of the weights in each of the replicas.
+    """A rank's groups: tensor- and context-parallel ranks, ranks with other experts and with parts
+    of the same experts, all ranks, and links to other stages. In a run of several replicas these
+    are the groups of the rank's replica, and ``peers`` have the same part of the weights in the
+    other replicas.
 
     ``sharers`` have the same weights; first all but experts' weights, then experts'. ``links`` are
     named as in ``Topology.links``.
@@ -254,7 +258,7 @@ class Connections:
 
     @property
     def replica(self) -> int:
-        """The rank's number among those with the same weights, but for experts'."""
+        """The rank's index among those with the same weights, experts aside."""
         return self.sharers[0].replica
 
 
@@ -323,8 +327,8 @@ def _sharers(own: Mapping[str, Group], gather: str, reduce: str, splitters: str)
 
 # Runs one stage of a pipeline alone, with random tensors in place of its neighbours' messages.
 #
-# The random values are drawn into the buffers that would receive the messages. They take no
-# further memory, so the stage's memory peaks are the same as in the whole pipeline.
+# The random values are drawn into the buffers that would receive the messages, so the stage's
+# memory peaks are the same as in the whole pipeline.
 
 
 # The standard deviation of an untrained embedding's output.
@@ -332,19 +336,21 @@ STD = 0.02
 
 
 class Neighbour:
-    """Stands in for the stage at the other end of a link: drops messages and invents answers."""
+    """A stand-in for the stage at the other end of a link: discards messages and generates
+    answers.
+    """
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self._generator = generator_of(device).manual_seed(seed)
 
     def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
-        """Drop all tensors to send, and fill all tensors to receive with random values."""
+        """Discard all tensors to send, and fill all tensors to receive with random values."""
         for tensor, _ in receives:
             tensor.normal_(std=STD, generator=self._generator)
 
 
 def isolated(plan: Plan, stage: int, device: torch.device, seed: int) -> Connections:
-    """Connections for one stage of one rank alone; ``seed`` is for the invented messages."""
+    """Connections for one stage of one rank alone; ``seed`` determines the generated messages."""
     assert plan.stages[stage].num_gpus == 1
     topology, alone = Topology(plan=plan), Alone()
     rank = topology.rank(stage, 0, 0)

@@ -1,1 +1,1 @@
-"""Devices other than the CPU: the interface that the runtime calls, and CUDA behind it."""
+"""Devices other than the CPU: the interface that the runtime calls, and its CUDA implementation."""

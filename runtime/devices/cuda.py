@@ -1,4 +1,4 @@
-"""CUDA devices, as ``torch.cuda`` drives them, and the table of devices."""
+"""CUDA devices by ``torch.cuda``, and the table of device kinds."""
 
 import os
 import re
@@ -14,17 +14,17 @@ from mistlab.plan.workload import Workload
 from mistlab.schedule.stage_passes import LANES
 from runtime.devices.driver import DevicePeaks, Driver, Event, Stream
 
-# CUDA devices, as ``torch.cuda`` drives them.
+# CUDA devices by ``torch.cuda``.
 
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 # CUDA reads the first setting when it starts, torch the second when it makes a communicator. A
-# setting that the user has made stays. Streams that share one of CUDA's connections wait for one
-# another. Messages run on a stream of NCCL's own, which the second setting makes as urgent as the
-# lanes of messages (docs/decisions/0011-communicators.md).
+# setting by the user is kept. Streams that share one of CUDA's connections wait for one another.
+# Messages run on a stream of NCCL's own, which the second setting makes as urgent as the lanes of
+# messages (docs/decisions/0011-communicators.md).
 SETTINGS = {CONNECTIONS: "32", "TORCH_NCCL_HIGH_PRIORITY": "1"}
 
-# By the major version of CUDA: the driver that it needs, and a build of ``TESTED_TORCH`` for it
+# By the major version of CUDA: the required driver, and a build of ``TESTED_TORCH`` for it
 # (docs.nvidia.com/deploy/cuda-compatibility).
 NEEDED_DRIVERS = {"13": ("580", "cu130"), "12": ("525", "cu126")}
 TESTED_TORCH = "2.13.0"
@@ -36,7 +36,7 @@ _LOST = (
 
 
 def shared_connections() -> str | None:
-    """A warning if the user has set fewer connections than a rank has lanes, else None."""
+    """A warning if the user has set fewer connections than a rank has lanes; otherwise None."""
     given = os.environ.get(CONNECTIONS, "")
     if not given.isdigit() or int(given) >= len(LANES):
         return None
@@ -47,7 +47,7 @@ def shared_connections() -> str | None:
 
 
 def why_no_gpu() -> str:
-    """Why CUDA has no GPU for this process, with the remedy; empty where it has."""
+    """The reason why CUDA has no GPU for this process, with the remedy; empty if it has one."""
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
@@ -62,8 +62,9 @@ def why_no_gpu() -> str:
 
 
 def _old_driver(message: str) -> str:
-    """Words on a driver that is too old for the installed torch: both versions, and what to
-    install."""
+    """A text about a driver that is too old for the installed torch: both versions, and what to
+    install.
+    """
     built = str(torch.version.cuda)
     found = re.search(r"found version (\d+)", message)
     major, minor = divmod(int(found[1]), 1000) if found else (0, 0)
@@ -81,8 +82,9 @@ def _old_driver(message: str) -> str:
 
 
 def peers_apart(ranks: int) -> str | None:
-    """A warning if GPUs that ``ranks`` of this node use do not reach each other's memory, or are
-    not let to, else None."""
+    """A warning if GPUs that ``ranks`` of this node use have no peer access, or have it disabled;
+    otherwise None.
+    """
     if ranks > 1 and os.environ.get(NO_PEERS) == "1":
         return f"{NO_PEERS}=1: {_LOST}: unset it, if the GPUs have peer access"
     gpus = range(min(DRIVERS["cuda"].count(), ranks))
@@ -104,7 +106,7 @@ def peers_apart(ranks: int) -> str | None:
 
 
 def check_device(workload: Workload, device: torch.device) -> None:
-    """Refuse a workload whose numbers the chosen device does not compute with."""
+    """Refuse a workload whose data types the chosen device does not support."""
     driver = driver_of(device)
     if workload.precision == "bf16" and driver is not None and not driver.has_bf16():
         reject(
@@ -125,7 +127,9 @@ class CudaDriver:
         return torch.version.cuda or ""
 
     def count(self) -> int:
-        """Number of GPUs; called before anything else, so that CUDA starts with ``SETTINGS``."""
+        """The number of GPUs; called before anything else, so that CUDA starts with
+        ``SETTINGS``.
+        """
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
         return torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -139,15 +143,15 @@ class CudaDriver:
         return torch.cuda.get_device_name(device)
 
     def has_bf16(self) -> bool:
-        """Whether the current GPU has bfloat16 arithmetic of its own, not emulated."""
+        """Whether the current GPU has native, not emulated, bfloat16 arithmetic."""
         return torch.cuda.is_bf16_supported(including_emulation=False)
 
     def current_stream(self, device: torch.device) -> Stream:
-        """The stream that torch puts work on by default."""
+        """The stream that torch uses by default."""
         return torch.cuda.current_stream(device)
 
     def stream(self, device: torch.device, *, urgent: bool = False) -> Stream:
-        """A new stream; an urgent one goes before the default, and behind NCCL's urgent ones.
+        """A new stream; an urgent one precedes the default stream, and follows NCCL's urgent ones.
 
         CUDA's highest priority would lend streams of NCCL's pool, where a lane and a group of
         NCCL's might be one stream.
@@ -159,20 +163,20 @@ class CudaDriver:
         return torch.cuda.stream(stream)
 
     def event(self) -> Event:
-        """A new event, with timing; a thread that waits for it sleeps, it does not spin."""
+        """A new event, with timing; a thread that waits for it sleeps rather than spins."""
         return torch.cuda.Event(enable_timing=True, blocking=True)
 
     def synchronize(self, device: torch.device) -> None:
-        """Wait, in the calling thread, until all streams have ended their work."""
+        """Block the calling thread until all streams have ended their work."""
         torch.cuda.synchronize(device)
 
     def read(self, tensor: Tensor, usual: int) -> list[int]:
-        """The numbers of a tensor that the current stream has made."""
+        """The values of a tensor that the current stream has computed."""
         del usual
         return [int(one) for one in tensor.tolist()]
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """A new source of random values on a GPU."""
+        """A new random generator on a GPU."""
         return torch.Generator(device)
 
     def idle(self, cycles: int) -> None:
@@ -180,11 +184,11 @@ class CudaDriver:
         torch.cuda._sleep(cycles)
 
     def threads(self, name: str) -> Executor:
-        """An executor with one thread of the host."""
+        """An executor with one host thread."""
         return ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     def host_zeros(self, size_bytes: int) -> Tensor:
-        """Zeros in host memory, not pinned yet.
+        """Zeros in host memory, not yet pinned.
 
         Torch's own allocator of pinned memory would round sizes up to powers of two.
         """
@@ -203,15 +207,15 @@ class CudaDriver:
         return torch.cuda.mem_get_info(device)
 
     def reserved_bytes(self, device: torch.device) -> int:
-        """Memory that torch's allocator holds now."""
+        """The bytes that torch's allocator currently reserves."""
         return torch.cuda.memory_reserved(device)
 
     def cap(self, device: torch.device, share: float) -> None:
-        """Let torch's allocator hold at most ``share`` of the GPU's memory."""
+        """Limit torch's allocator to ``share`` of the GPU's memory."""
         torch.cuda.set_per_process_memory_fraction(share, device)
 
     def count_anew(self, device: torch.device) -> None:
-        """Free the allocator's cache, and begin to count peaks anew."""
+        """Free the allocator's cache, and reset its peak counters."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         torch.cuda.reset_accumulated_memory_stats(device)
@@ -238,6 +242,6 @@ def driver_of(device: torch.device) -> Driver | None:
 
 
 def generator_of(device: torch.device) -> torch.Generator:
-    """A new source of random values for tensors on a device, or on the CPU."""
+    """A new random generator for tensors on a device, or on the CPU."""
     driver = driver_of(device)
     return torch.Generator() if driver is None else driver.generator(device)

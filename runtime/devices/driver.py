@@ -1,4 +1,4 @@
-"""The interface through which the runtime and the profiler use a device that is not the CPU.
+"""The interface through which the runtime and the profiler use a device other than the CPU.
 
 Every call for a GPU goes through a ``Driver``, so that a stand-in can take the GPU's place on a
 machine without one. There are two stand-ins: one follows streams by vector clocks, one has tensors
@@ -20,25 +20,25 @@ class Stream(Protocol):
     """A queue of a device's work."""
 
     def wait_event(self, event: Any) -> None:
-        """Let work that is queued from now on begin after the event."""
+        """Make work queued from now on wait for the event."""
 
 
 class Event(Protocol):
-    """A moment in the work of a stream."""
+    """A point in the work of a stream."""
 
     def record(self, stream: Any) -> None:
-        """Mark the moment at which all work that is on the stream by now has ended."""
+        """Mark the point at which all work currently on the stream has ended."""
 
     def synchronize(self) -> None:
-        """Wait, in the calling thread, until the moment has come."""
+        """Block the calling thread until the point is reached."""
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds from this moment to the moment of ``end_event``."""
+        """Milliseconds from this event to ``end_event``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePeaks:
-    """The most memory of a device that tensors and torch's allocator have held.
+    """The peaks of a device's memory: allocated by tensors, and reserved by torch's allocator.
 
     ``retries`` counts how often the allocator had to free its cache and ask the device again.
     """
@@ -53,7 +53,7 @@ class Driver(Protocol):
 
     @property
     def backend(self) -> str:
-        """torch.distributed's name for the library of collectives between these devices."""
+        """torch.distributed's name of the backend for collectives between these devices."""
 
     @property
     def version(self) -> str:
@@ -72,38 +72,39 @@ class Driver(Protocol):
         """Whether the current device computes in bfloat16."""
 
     def current_stream(self, device: torch.device) -> Stream:
-        """The stream that torch puts work on by default."""
+        """The stream that torch uses by default."""
 
     def stream(self, device: torch.device, *, urgent: bool = False) -> Stream:
-        """A new stream; the work of an urgent stream goes before the ready work of others."""
+        """A new stream; an urgent stream's ready work precedes that of other streams."""
 
     def using(self, stream: Any) -> AbstractContextManager[object]:
         """Make a stream the calling thread's current stream, within a ``with`` block."""
 
     def event(self) -> Event:
-        """A new event, with timing; who waits for it leaves its core to others."""
+        """A new event, with timing; a thread that waits for it yields its core."""
 
     def synchronize(self, device: torch.device) -> None:
-        """Wait, in the calling thread, until all streams have ended their work."""
+        """Block the calling thread until all streams have ended their work."""
 
     def read(self, tensor: Tensor, usual: int) -> list[int]:
-        """The numbers of a tensor, for which the calling thread waits; ``usual`` is one of them
-        where tensors have no values."""
+        """The values of a tensor, for which the calling thread blocks; ``usual`` is returned where
+        tensors have no values.
+        """
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """A new source of random values for tensors on a device."""
+        """A new random generator for tensors on a device."""
 
     def idle(self, cycles: int) -> None:
         """Queue a pause on the current stream."""
 
     def threads(self, name: str) -> Executor:
-        """An executor with one thread of the host, which works beside the thread that issues."""
+        """An executor with one host thread, which runs concurrently with the issuing thread."""
 
     def host_zeros(self, size_bytes: int) -> Tensor:
-        """Zeros in host memory, to be given to ``pin``."""
+        """Zeros in host memory, to be passed to ``pin``."""
 
     def pin(self, memory: Tensor) -> int:
-        """Pin host memory, so that its copies run without the host.
+        """Pin host memory, so that its copies run asynchronously.
 
         Returns the library's error number, 0 for none.
         """
@@ -115,13 +116,13 @@ class Driver(Protocol):
         """Free memory and all memory of a device."""
 
     def reserved_bytes(self, device: torch.device) -> int:
-        """Memory that torch's allocator holds now."""
+        """The bytes that torch's allocator currently reserves."""
 
     def cap(self, device: torch.device, share: float) -> None:
-        """Let torch's allocator hold at most ``share`` of the device's memory."""
+        """Limit torch's allocator to ``share`` of the device's memory."""
 
     def count_anew(self, device: torch.device) -> None:
-        """Free the allocator's cache, and begin to count peaks anew."""
+        """Free the allocator's cache, and reset its peak counters."""
 
     def peaks(self, device: torch.device) -> DevicePeaks:
         """Peaks since the last ``count_anew``."""
@@ -129,11 +130,11 @@ class Driver(Protocol):
 
 # Lends pinned host memory, and can keep it pinned from one run of a process to the next.
 #
-# Pinning is slow, because every page is touched and registered. A process that runs plan after
-# plan therefore keeps its pinned memory within ``kept()``, and lends it again.
+# Pinning is slow, because every page is touched and registered. A process that runs plan after plan
+# therefore keeps its pinned memory within ``kept()``, and reuses it.
 
 
-# Parts of a block begin at pages, as blocks do.
+# Parts of a block begin at page boundaries, as blocks do.
 PAGE_BYTES = 4096
 
 
@@ -153,7 +154,7 @@ class _Block:
 
     @property
     def left_bytes(self) -> int:
-        """Bytes that can still be lent."""
+        """The bytes that can still be lent."""
         return self.memory.numel() - self.used_bytes
 
     def take(self, size_bytes: int) -> Tensor:
@@ -166,7 +167,7 @@ class _Block:
         return self.memory[begin:end]
 
     def give_back(self) -> None:
-        """Take one part back; when all parts are back, the whole block can be lent again."""
+        """Return one part; when all parts are returned, the whole block can be lent again."""
         self.lent -= 1
         if not self.lent:
             self.used_bytes = 0
@@ -178,14 +179,14 @@ class _Block:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Lent:
-    """Pinned host memory that somebody has borrowed; zeros at first."""
+    """Borrowed pinned host memory; zeros at first."""
 
     memory: Tensor
     _block: _Block
     _keeper: "_Keeper | None"
 
     def give_back(self) -> None:
-        """Say that nothing uses the memory any more."""
+        """Declare that the memory is no longer used."""
         if self._keeper is None:
             self._block.unpin()
         else:
@@ -200,7 +201,7 @@ class _Keeper:
     _lock: Lock = field(default_factory=Lock)
 
     def lend(self, size_bytes: int, driver: Driver) -> Lent:
-        """Lend a part of the block with the least room that suffices, else of a new block.
+        """Lend a part of the smallest block that suffices, otherwise of a new block.
 
         Before a new block is pinned, all blocks that nobody uses are unpinned, so that little is
         pinned beyond the need of the current run.
@@ -219,7 +220,7 @@ class _Keeper:
             return Lent(memory=block.take(size_bytes), _block=block, _keeper=self)
 
     def give_back(self, block: _Block) -> None:
-        """Take one part of a block back; the block stays pinned."""
+        """Return one part of a block; the block stays pinned."""
         with self._lock:
             block.give_back()
 

@@ -1,4 +1,4 @@
-"""Memory of a device that torch's allocator does not hold, and a cap that leaves room for it.
+"""Device memory outside torch's allocator, and the allocator limit that leaves room for it.
 
 The process's CUDA context, its libraries, the communicators of its groups and other processes take
 such memory.
@@ -13,7 +13,7 @@ from runtime.devices.cuda import driver_of
 
 
 def outside_bytes(device: torch.device) -> int:
-    """Bytes of a device that are taken, but not by torch's allocator; 0 on a CPU."""
+    """The used bytes of a device that torch's allocator does not hold; 0 on a CPU."""
     driver = driver_of(device)
     if driver is None:
         return 0
@@ -22,7 +22,7 @@ def outside_bytes(device: torch.device) -> int:
 
 
 class Cap:
-    """Limits torch's allocator to the cluster's memory size, less the bytes taken outside it.
+    """Limits torch's allocator to the cluster's memory size, minus the bytes used outside of it.
 
     If the plan names no memory size, torch may hold all of the device. On a CPU there is no cap.
     """
@@ -37,7 +37,7 @@ class Cap:
             self.measure()
 
     def measure(self) -> None:
-        """Measure the bytes taken outside the allocator now, and set the cap."""
+        """Measure the bytes used outside the allocator now, and set the limit."""
         driver, device, cluster = self._driver, self._device, self._cluster
         if driver is None:
             return

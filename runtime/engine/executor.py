@@ -57,10 +57,11 @@ from runtime.models.dropout import Draws
 from runtime.models.lean_operators import make_lean
 from runtime.models.transformer import let_fuse, with_further
 
-# How many layers' first weights are drawn at once; each takes 8 bytes a parameter meanwhile.
+# The number of layers whose initial weights are drawn concurrently; each temporarily takes 8 bytes
+# per parameter.
 MOST_DRAWN = 4
-# Tokens and targets (sequences, positions) of each micro-batch on this rank; a stage between the
-# first and the last needs none.
+# The tokens and targets (sequences, positions) of each micro-batch on this rank; a middle stage
+# needs none.
 Batches = Sequence[tuple[Tensor, Tensor]]
 
 
@@ -91,7 +92,7 @@ def _shape_of(workload: Workload, plan: Plan, stage: int, training: Training) ->
         steps_on_host=training.steps_on_host,
         routers=routers_of(workload.model),
     )
-    # Two frozen tables stay alike.
+    # Two frozen tables stay equal.
     return shape if workload.train == "all" else replace(shape, ties=False)
 
 
@@ -111,7 +112,7 @@ class Executor:
         device: torch.device,
         seed: int | None,
     ) -> None:
-        """Get ready to run. Without a seed, the caller draws the weights."""
+        """Prepare to run. Without a seed, the caller sets the weights."""
         stage = connections.place.stage
         self.model = workload.model
         self.own = plan.stages[stage]
@@ -171,7 +172,7 @@ class Executor:
         return own_layers(workload, drawn, self.own.micro_batch, self.shape.layers, device)
 
     def _passes(self, ranks: StreamedRanks) -> Passes:
-        """Give the layers' modules their parameters, and the runtime's own ways to work."""
+        """Give the layers' modules their parameters, and substitute the runtime's operators."""
         treatments = layer_treatments(self.own, self.shape.blocks)
         modules = {layer: one.module for layer, one in self.layers.items()}
         self.routers = RouterNotes(self.model, modules, self._share, self.device)
@@ -189,13 +190,14 @@ class Executor:
 
     def draw_on_device(self, seed: int) -> None:
         """Draw the weights on the device; they depend only on the seed and on the kind of
-        device."""
+        device.
+        """
         for layer in self.layers:
             self._fill(layer, seed, self.device)
         self.streams.synchronize()
 
     def iterate(self, batches: Batches) -> None:
-        """Issue one iteration: first the step of the iteration before, then the passes."""
+        """Issue one iteration: first the optimizer step of the previous one, then the passes."""
         self._batches = batches
         for one in self.averages:
             one.step = self.steps
@@ -207,8 +209,9 @@ class Executor:
         self.steps += 1
 
     def report(self) -> Report:
-        """Wait for all tasks that were issued; the results of the last iteration. Replicas average
-        weights after it where they are due, and report the mean of their losses."""
+        """Wait for all issued tasks; returns the results of the last iteration. Replicas average
+        their weights afterwards if that is due, and report the mean of their losses.
+        """
         self.streams.synchronize()
         self._average_weights()
         loss, _ = self._reported.tolist()
@@ -225,7 +228,9 @@ class Executor:
         )
 
     def flush(self) -> None:
-        """Do the step that would wait for the next iteration; then all states are up to date."""
+        """Run the optimizer step that is deferred to the next iteration, so that all states are up
+        to date.
+        """
         self.streams.synchronize()
         self._events.clear()
         if self.steppers[0].learning_rate is not None:
@@ -235,7 +240,7 @@ class Executor:
             self._learn_at(None)
 
     def kept_by_averages(self) -> Iterator[tuple[str, Tensor]]:
-        """What averages keep between steps, by the names that a checkpoint has for it."""
+        """The states that averaging keeps between steps, by their names in a checkpoint."""
         for section, one in enumerate(self.averages):
             one.settle()
             for name, vector in one.named():
@@ -268,19 +273,20 @@ class Executor:
 
     @property
     def issuing(self) -> str:
-        """The task that was issued last, in words."""
+        """A description of the last issued task."""
         op = self._issuing
         return "" if op is None else f"{op.task} ({op.phase.replace('_', ' ')})"
 
     def release(self) -> None:
-        """Free pinned memory, when nothing runs any more."""
+        """Free pinned memory, after everything has ended."""
         self.streams.synchronize()
         self.state.host.release()
         self.passes.host.release()
 
     def counts(self) -> Tensor:
-        """The numbers that a checkpoint keeps: steps done and tried, and the loss scale with its
-        counts."""
+        """The counters that a checkpoint keeps: steps done and tried, and the loss scale with its
+        counters.
+        """
         done = next(iter(self.state.layers.values())).step.cpu()
         scaling = torch.stack([self.scaling.scale, self.scaling.good_steps.float()]).cpu()
         return torch.cat([torch.tensor([float(self.steps)]), done, scaling]).double()
@@ -303,7 +309,7 @@ class Executor:
         self.scaling.good_steps.fill_(int(good_steps))
 
     def held_bytes(self) -> dict[str, int]:
-        """Bytes that are on the device now, by class."""
+        """The bytes currently on the device, by class."""
         held = {**self.state.held_bytes(), "activations": self.passes.held_bytes}
         held["buffers"] += sum(one.nbytes for one in self.averages)
         if self.weight_averages is not None:
@@ -317,8 +323,9 @@ class Executor:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes of states, rings and saved activations so far, without temporaries of
-        layers."""
+        """The peak bytes of states, rings and saved activations so far, without temporaries of
+        layers.
+        """
         remembered = sum(one.nbytes for one in self.averages)
         outer = 0 if self.weight_averages is None else self.weight_averages.nbytes
         return self.state.device.size_bytes + self.passes.peak_bytes + remembered + outer
@@ -367,14 +374,14 @@ class Executor:
             self.boundary.leave(op, y)
 
     def _targets(self, whole: Tensor) -> Tensor:
-        """This rank's targets, and those of heads for further tokens."""
+        """This rank's targets, and those of multi-token prediction heads."""
         further = self.model.further_tokens
         if not further:
             return self.own_tokens(whole)
         return torch.stack([self.own_tokens(one) for one in with_further(whole, further)])
 
     def _draw_for(self, op: Op) -> None:
-        """Let masks be those of a pass's micro-batch in this step."""
+        """Set dropout masks to those of a pass's micro-batch in this step."""
         connections = self.connections
         self.draws.step = self.steps
         self.draws.sequence = connections.topology.sequences(connections.place, op.micro_batch)
@@ -408,14 +415,16 @@ class Executor:
         self._square(op)
 
     def _square(self, op: Op) -> None:
-        """Sum the squares of gradients that no other rank adds to."""
+        """Sum the squares of gradients that no other rank contributes to."""
         if op.phase == "last_backward" and self.shape.replicas == 1:
             for section, squares in zip(self.state.sections, self.squares, strict=True):
                 if op.layer in section.layers:
                     squares.take(op.layer, section.stepped_gradients(op.layer, op.entry))
 
     def _share(self) -> Tensor:
-        """The factor of a micro-batch's loss on this rank: its share of the whole loss, scaled."""
+        """The factor of a micro-batch's loss on this rank: its share of the total loss, times the
+        loss scale.
+        """
         return self.scaling.scale / (self.shape.micro_batches * self.shape.replicas)
 
     def _report(self) -> Pending | None:
@@ -438,7 +447,7 @@ class Executor:
         return then(self.connections.world.all_reduce(mine), take)
 
     def _layouts(self) -> list[dict[int, Layout]]:
-        """The layouts of all layers' sections: of experts, and before them of all else."""
+        """The layouts of all layers' sections: those of experts, preceded by the others."""
         zero, found = self.shape.zero, []
         for is_of_experts, sharers in enumerate(self.connections.sharers):
             parts = sharers.reduce.size if zero else 1
@@ -461,7 +470,7 @@ class Executor:
         return found
 
     def _frozen_layouts(self) -> dict[int, Layout]:
-        """The layouts of all layers' weights that are not trained; none where all are."""
+        """The layouts of all layers' frozen weights; none where all weights are trained."""
         ranks = self.connections.sharers[0].reduce
         sharded = self.shape.zero >= 3
         shapes = {layer: one.frozen_shapes for layer, one in self.layers.items()}
@@ -484,7 +493,7 @@ class Executor:
             stepper.learning_rate = rate
 
     def _owned(self) -> Iterator[tuple[Section, Sharers]]:
-        """The sections of the state, and the ranks that divide each."""
+        """The sections of the state, and the ranks that shard each."""
         return zip(self.state.sections, self.connections.sharers, strict=True)
 
     def _averages_of(
@@ -535,7 +544,7 @@ class Executor:
         return swaps
 
     def _works_of(self, sections: Sequence[Section]) -> Works:
-        """The works of copies, collectives and steps of all sections."""
+        """The works of copies, collectives and optimizer steps of all sections."""
         steps = [stepper.works for stepper in self.steppers] + [{}]
         works = zip([swaps.works for swaps in self.swaps], steps, strict=False)
         return works_of_sections(
@@ -546,8 +555,9 @@ class Executor:
         )
 
     def _draw_on_host(self, seed: int) -> None:
-        """Draw the weights on the host; they depend only on the seed. Some layers are drawn at
-        once: drawing takes a second for each hundred million weights."""
+        """Draw the weights on the host; they depend only on the seed. Some layers are drawn
+        concurrently: drawing takes a second per hundred million weights.
+        """
 
         def fill(layer: int) -> None:
             self._fill(layer, seed, HOST)

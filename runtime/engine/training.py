@@ -1,5 +1,6 @@
-"""Settings of training: AdamW, its learning rate over time, clipping, loss scaling, and the seed of
-dropout."""
+"""Training settings: AdamW, learning-rate schedule, clipping, loss scaling, and the seed of
+dropout.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -8,15 +9,15 @@ from typing import Literal
 from mistlab.core.values import Checked, bounded
 
 Decay = Literal["constant", "linear", "cosine"]
-# The loss scale for fp16 gradients, whose 5 bits of exponent would round small values to zero.
+# The loss scale for fp16 gradients, whose 5 exponent bits would round small values to zero.
 FP16_LOSS_SCALE = 2.0**16
-# Far above any: torch multiplies numbers of 32 bits by these.
+# An upper limit far above any sensible factor: torch multiplies 32-bit numbers by these.
 MOST_FACTOR = 1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training(Checked):
-    """Settings of training, which do not depend on the plan.
+    """Training settings, independent of the plan.
 
     The learning rate rises over ``warmup_steps``. Then it stays, or falls to a tenth of
     ``learning_rate`` at ``total_steps``. Gradients are clipped to the norm ``clip_norm`` if it is

@@ -1,1 +1,1 @@
-"""Where weights, gradients, optimizer state and activations lie on a device and on its host."""
+"""The storage of weights, gradients, optimizer states and activations on a device and its host."""

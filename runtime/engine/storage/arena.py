@@ -1,4 +1,4 @@
-"""Memory for a whole run: one allocation of exactly the size needed, handed out in parts.
+"""Memory for a whole run: one allocation of exactly the required size, divided into parts.
 
 The size comes from a rehearsal: code that takes parts runs twice, first with a ``Rehearsal``.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from runtime.devices.driver import Driver, lend
 
-# Parts begin at multiples of this, which suits every type and vector instructions.
+# Parts begin at multiples of this alignment, which suits every data type and vector instructions.
 PLACE_BYTES = 256
 
 
@@ -24,7 +24,7 @@ class Room(Protocol):
 
 
 class Rehearsal:
-    """Hands out tensors without memory, and counts their bytes."""
+    """Returns tensors without memory, to count the bytes required."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
@@ -36,7 +36,7 @@ class Rehearsal:
 
 
 class Arena:
-    """One allocation of zeros on a device or on the host, handed out in parts.
+    """One allocation of zeros on a device or on the host, divided into parts.
 
     Host memory is pinned for the copies of the driver ``pins_for``, if it is given.
     """
@@ -64,19 +64,19 @@ class Arena:
         return part.view(dtype)
 
     def release(self) -> None:
-        """Give pinned memory back; nothing may use it any more."""
+        """Return pinned memory, after its last use."""
         _LENT.discard(self)
         if self._lent is not None:
             self._lent.give_back()
             self._lent = None
 
 
-# Arenas of this process that are in pinned memory.
+# The arenas of this process that are in pinned memory.
 _LENT: WeakSet[Arena] = WeakSet()
 
 
 def release_all() -> None:
-    """Give all pinned memory of this process back, after a run has failed."""
+    """Return all pinned memory of this process, after a run has failed."""
     for arena in tuple(_LENT):
         arena.release()
 
@@ -89,7 +89,7 @@ def _rounded_up(size_bytes: int) -> int:
 
 
 class HostPool:
-    """Lends a buffer to each storage that is away; the first iteration makes the buffers.
+    """Lends a buffer to each offloaded storage; buffers are allocated during the first iteration.
 
     A storage takes any free buffer of its size. One whose size ``varies`` with the routing of
     tokens takes one of up to an eighth more, so that few sizes of buffers are made. The task that
@@ -109,7 +109,7 @@ class HostPool:
         return sum(arena.size_bytes for arena in self._arenas)
 
     def take(self, size_bytes: int, *, varies: bool = False) -> Tensor:
-        """A buffer for a storage of so many bytes, which are its first."""
+        """A buffer of at least this many bytes, of which the storage uses the first."""
         if varies:
             step = max(1, 1 << max(size_bytes.bit_length() - 4, 0))
             size_bytes = -(-size_bytes // step) * step
@@ -121,7 +121,7 @@ class HostPool:
         return arena.take(size_bytes, torch.uint8)
 
     def give_back(self, buffer: Tensor) -> None:
-        """Take a buffer back for other storages."""
+        """Return a buffer for use by other storages."""
         self._free[buffer.numel()].append(buffer)
 
     def release(self) -> None:

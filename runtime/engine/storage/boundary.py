@@ -15,7 +15,9 @@ from runtime.engine.streams.lanes import LaneWork, Streams
 
 
 class Boundary:
-    """Tensors from and to neighbouring stages, in as many rooms as their order asks for."""
+    """Tensors from and to neighbouring stages, in as many receive buffers as the order of passes
+    needs.
+    """
 
     def __init__(
         self,
@@ -31,7 +33,7 @@ class Boundary:
         self.streams = streams
         self.inbox: list[Tensor | None] = [None] * rooms
         self.outbox: list[Tensor | None] = [None] * RING
-        # Outcomes for other chunks of this stage, by the passes that made them.
+        # Outputs for other chunks of this stage, by the passes that produced them.
         self._kept: dict[PassKey, Tensor] = {}
 
     def receive(self, op: Op) -> LaneWork:
@@ -48,7 +50,9 @@ class Boundary:
         return lambda: self._exchange(op, tensor, receives=False)
 
     def leave(self, op: Op, outcome: Tensor) -> None:
-        """Leave a pass's outcome for the stage that takes it, or for another chunk here."""
+        """Store a pass's output for the stage that consumes it, or for another chunk of this
+        stage.
+        """
         stage_pass = _pass(op)
         if stage_pass.is_sent:
             self.outbox[op.turn] = outcome
@@ -56,7 +60,7 @@ class Boundary:
             self._kept[stage_pass.key] = outcome
 
     def taken(self, op: Op) -> Tensor:
-        """Take a pass's input out of the inbox, or from another chunk of this stage."""
+        """Take a pass's input from the inbox, or from another chunk of this stage."""
         stage_pass = _pass(op)
         if not stage_pass.is_received:
             assert stage_pass.needs is not None

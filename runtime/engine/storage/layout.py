@@ -1,4 +1,4 @@
-"""The layout of a layer's parameters in one flat vector, and its cuts over ranks and hosts.
+"""The layout of a layer's parameters in one flat vector, and its division over ranks and host.
 
 Parameters begin at multiples of ``ALIGNMENT`` elements. The end is padded, so that data-parallel
 ranks own equal, aligned parts. An offload ratio cuts at such a multiple too, so that arithmetic on
@@ -31,7 +31,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A layer's flat vector; if ``parts`` ranks share it, this rank has number ``part``."""
+    """A layer's flat vector; if ``parts`` ranks shard it, this rank has part number ``part``."""
 
     entries: tuple[Entry, ...]
     numel: int
@@ -40,7 +40,7 @@ class Layout:
 
     @classmethod
     def of(cls, shapes: Mapping[str, Sequence[int]], *, parts: int, part: int) -> Self:
-        """The layout of parameters in the order of ``shapes``."""
+        """A layout of parameters in the order of ``shapes``."""
         entries, offset = [], 0
         for name, shape in shapes.items():
             entries.append(Entry(name=name, shape=tuple(shape), offset=offset))
@@ -73,7 +73,7 @@ def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def kept_elements(numel: int, ratio: float) -> int:
-    """How many of ``numel`` elements stay on the device if ``ratio`` of them are offloaded.
+    """The number of ``numel`` elements that stay on the device if the share ``ratio`` is offloaded.
 
     >>> kept_elements(640, 0.37)
     448

@@ -1,4 +1,4 @@
-"""Frozen weights in few bits: packed once, and dequantised before each product.
+"""Quantised frozen weights: packed once, and dequantised before each GEMM.
 
 Weights are taken in blocks of 64 inputs of a row, in the order in which ranks split a product: row
 by row where they split rows, else block column by block column. So a rank's part packs alike in all
@@ -20,9 +20,9 @@ from torch.nn.functional import pad
 from mistlab.engines.adapters import BLOCK, BLOCKS_A_SCALE, Base
 
 _SCALE_BYTES = 4
-# A scale of 8 bits has so many steps; the largest number of 8 bits with a sign.
+# The number of steps of an 8-bit scale; the largest signed 8-bit integer.
 _STEPS, _MOST = 255, 127
-# The values that four bits stand for: each as likely as another for normally distributed weights.
+# The values of the 16 codes: quantiles of a normal distribution.
 NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
     *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
@@ -34,7 +34,8 @@ NF4 = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
     """How a matrix (outputs, inputs) of a rank is packed; ``by_columns`` where ranks split its
-    columns."""
+    columns.
+    """
 
     base: Base
     shape: tuple[int, int]
@@ -61,7 +62,7 @@ class Packing:
             units = self._each(_divisor(shared / _MOST))
             codes = (blocks / units[:, None]).round().to(torch.int8)
             return torch.cat([_bytes(shared), _bytes(codes)])
-        # A scale of 0 would wipe a block out that is small beside the others of its group.
+        # A scale of 0 would erase a block that is small compared with the others of its group.
         units = self._each(_divisor(shared / _STEPS))
         steps = (largest / units).round().clamp(min=1)
         table = _table(matrix.device)
@@ -71,7 +72,7 @@ class Packing:
         return torch.cat([_bytes(shared), steps.to(torch.uint8), pairs[:, 0] * 16 + pairs[:, 1]])
 
     def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
-        """The matrix of packed bytes, dequantised."""
+        """The dequantised matrix of packed bytes."""
         at = _SCALE_BYTES * self._groups
         shared = packed[:at].view(torch.float32)
         if self.base == "8bit":
@@ -101,12 +102,12 @@ class Packing:
         return blocks.view(-1, rows, BLOCK).transpose(0, 1).reshape(rows, columns)
 
     def _padded(self, scales: Tensor) -> Tensor:
-        """Blocks' scales (N) by groups (G, of each group)."""
+        """The scales (N) of blocks, by groups (G, of each group)."""
         size = BLOCKS_A_SCALE[self.base]
         return pad(scales, (0, self._groups * size - len(scales))).view(-1, size)
 
     def _each(self, shared: Tensor) -> Tensor:
-        """Each block's (N) value of its group's (G)."""
+        """The value of its group (G) for each block (N)."""
         return shared.repeat_interleave(BLOCKS_A_SCALE[self.base])[: self.blocks]
 
 
@@ -116,7 +117,7 @@ def _table(device: torch.device) -> Tensor:
 
 
 def _divisor(scales: Tensor) -> Tensor:
-    """Scales that may be divided by: 1 where all values are 0."""
+    """Scales that are safe to divide by: 1 where all values are 0."""
     return scales.masked_fill(scales == 0, 1.0)
 
 

@@ -16,7 +16,7 @@ from runtime.models.parallel import OF_HEADS, ColumnLinear, RowLinear, Vocabular
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A box of the whole tensor ``name``; it lies at ``begin`` in the vector that the rank steps.
+    """A box of the whole tensor ``name``; it begins at ``begin`` in the vector that the rank steps.
 
     If the tensor is not split, all tensor-parallel ranks have the same piece; of experts, all ranks
     with parts of the same experts.
@@ -46,8 +46,9 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """The place of a rank's part in the whole tensor, or in each of its experts' parts; ``expert``
-    is the number of the first of them."""
+    """The position of a rank's part in the whole tensor, or in each of its experts' tensors;
+    ``expert`` is the index of the first of them.
+    """
 
     rows: tuple[Rows, ...]
     column: int = 0

@@ -11,27 +11,29 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-# A storage of less than this part of what a layer keeps stays on the device, such as attention's
-# random state: each copy takes a call, and each buffer on the host a registration.
+# A storage smaller than this fraction of a layer's saved bytes stays on the device, such as
+# attention's random state: each copy costs a call, and each host buffer a registration.
 LEAST_SHARE = 8192
 
 
 @dataclass(slots=True, eq=False)
 class _View:
-    """A saved tensor; while its storage is away, only its type and its place in the storage."""
+    """A saved tensor; while its storage is offloaded, only its type and its position in the
+    storage.
+    """
 
     tensor: Tensor | None
     place: tuple[torch.dtype, torch.Size, tuple[int, ...], int] | None = None
 
     def leave(self) -> None:
-        """Drop the tensor, and note its place."""
+        """Drop the tensor, and record its position."""
         tensor = self.tensor
         assert tensor is not None
         self.place = (tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
         self.tensor = None
 
     def come_back(self, flat: Tensor) -> None:
-        """Be a view of a new storage with the same bytes."""
+        """Become a view of a new storage with the same bytes."""
         assert self.place is not None
         dtype, size, stride, offset = self.place
         empty = torch.empty(0, dtype=dtype, device=flat.device)
@@ -70,28 +72,29 @@ class Saved:
     size_bytes: int = 0
     _home: int = field(init=False)
     _moved: int = 0
-    # Keys are storages' numbers; no new storage gets the number of one that has views here.
+    # Keys are identifiers of storages; no new storage gets the identifier of one with views here.
     _storages: dict[int, _SavedStorage] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._home = storage_of(self.weights)
 
     def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
-        """A context for the layer's forward pass."""
+        """A context for the layer's forward pass, which saves its tensors here."""
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     def keep(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Keep a tensor as if autograd had saved it; return a function that gives it back."""
+        """Save a tensor as autograd would; returns a function that returns it."""
         packed = self._pack(tensor)
         return lambda: self._unpack(packed)
 
     def move_weights(self, weights: Tensor) -> None:
-        """Say where the weights are in the backward pass."""
+        """Record where the weights are during the backward pass."""
         self._moved = int(weights.storage_offset() - self.weights.storage_offset())
 
     def largest(self, most_bytes: float) -> list[int]:
-        """Numbers of storages with at most ``most_bytes`` together; large storages go first, and
-        those that are too small to be worth a copy stay."""
+        """The identifiers of storages of at most ``most_bytes`` together; large storages come
+        first, and those too small to be worth a copy are omitted.
+        """
         chosen, left = [], most_bytes
         least = self.size_bytes / LEAST_SHARE
         sizes = [
@@ -106,7 +109,7 @@ class Saved:
         return chosen
 
     def leave(self, number: int) -> Tensor:
-        """Drop a storage; return its bytes, for the copy to the host."""
+        """Drop a storage; returns its bytes, for the copy to the host."""
         storage = self._storage(number)
         one = storage.views[0].tensor
         assert one is not None
@@ -118,7 +121,7 @@ class Saved:
         return flat
 
     def come_back(self, number: int, flat: Tensor) -> None:
-        """Take a new storage in place of one that left; its bytes may still be on their way."""
+        """Replace an offloaded storage by a new one; its bytes may still be in transfer."""
         storage = self._storage(number)
         for view in storage.views:
             view.come_back(flat)
@@ -126,7 +129,7 @@ class Saved:
         self.size_bytes += storage.size_bytes
 
     def leave_out(self, tensor: Tensor) -> None:
-        """Count a tensor no more: the next layer, whose input it is, does."""
+        """Stop counting a tensor, since the next layer counts it as its input."""
         storage = self._storages.pop(storage_of(tensor), None)
         if storage is not None:
             self.size_bytes -= storage.size_bytes
@@ -137,7 +140,8 @@ class Saved:
     def _pack(self, tensor: Tensor) -> "_View | Tensor":
         storage = tensor.untyped_storage()
         number = storage._cdata
-        # Detached: a parameter's data changes place, and an output that keeps itself would stay.
+        # Detached, since a parameter's data changes place, and an output that keeps itself would
+        # never be freed.
         tensor = tensor.detach()
         if number == self._home or number in self.constants:
             return tensor
@@ -162,7 +166,7 @@ class Saved:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """The number of a tensor's storage; no other storage has it while this one lives.
+    """The identifier of a tensor's storage, unique while the storage lives.
 
     Unlike an address of memory, tensors without memory have it too.
     """

@@ -1,4 +1,6 @@
-"""States of layers on the device: rooms for offloaded states, and where each tensor lies."""
+"""The states of layers on the device: staging buffers for offloaded states, and the place of each
+tensor.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +17,15 @@ from runtime.engine.storage.layout import Entry, Layout, kept_elements
 from runtime.engine.streams.lanes import Streams
 from runtime.models.parallel import SmallMatrix
 
-# Room on the device for offloaded optimizer state, while layers take their optimizer steps.
+# Staging buffers on the device for offloaded optimizer states, during optimizer steps.
 #
-# Each step allocates the room anew and frees it, since other tensors need the memory in between.
+# Each step allocates the buffers and frees them, since other tensors need the memory in between.
 
 
 class Staging:
-    """Entries of a ring; each has ``kinds`` vectors (masters and moments) of ``numel`` elements."""
+    """The entries of a ring; each has ``kinds`` vectors (master weights and moments) of ``numel``
+    elements.
+    """
 
     def __init__(
         self, entries: Iterable[int], kinds: int, numel: int, device: torch.device
@@ -51,19 +55,19 @@ class Staging:
         self._slots.clear()
 
     def of(self, entry: int, begin: int, numel: int) -> list[Tensor]:
-        """``numel`` elements, from ``begin`` on, of each vector of an entry."""
+        """``numel`` elements of each vector of an entry, from ``begin`` on."""
         return [slot[begin : begin + numel] for slot in self._slots[entry]]
 
 
-# A rank's weights, gradients and optimizer state of each layer, and the rings of buffers.
+# A rank's weights, gradients and optimizer states of each layer, and the ring buffers.
 #
-# A layer has a section for each set of ranks that divide its states. One has all parameters but
-# those of experts, which other ranks have in common. Sections of a layer lie one behind the other
-# in an entry of a ring.
+# A layer has a section for each set of ranks that shard its states. One section has all parameters
+# except those of experts, which other ranks share. Sections of a layer are consecutive in a ring
+# entry.
 #
-# A vector that is partly offloaded is ``Split``: its beginning stays on the device, and its tail
-# is on the host. Weights and gradients are whole only in an entry of a ring, which layers use in
-# turn. The optimizer's vectors are never whole: their two pieces are stepped separately.
+# A partly offloaded vector is ``Split``: its beginning stays on the device, and its tail is on the
+# host. Sharded or offloaded weights and gradients are whole only in a ring entry, which layers use
+# in turn. The optimizer's vectors are never whole: their two pieces are stepped separately.
 
 
 # Master weights and two moments.
@@ -79,7 +83,7 @@ class Split:
 
     @classmethod
     def of(cls, numel: int, ratio: float, dtype: torch.dtype, device: Room, host: Room) -> Self:
-        """Take room for ``numel`` elements, ``ratio`` of them on the host."""
+        """Allocate ``numel`` elements, with the share ``ratio`` of them on the host."""
         kept = kept_elements(numel, ratio)
         return cls(resident=device.take(kept, dtype), tail=host.take(numel - kept, dtype))
 
@@ -100,15 +104,16 @@ class Split:
 
 
 class Begin(NamedTuple):
-    """Where a section begins in an entry of the rings: of whole vectors, of ranks' parts, and of
-    offloaded optimizer state."""
+    """The offset of a section in a ring entry: for whole vectors, for ranks' parts, and for
+    offloaded optimizer states.
+    """
 
     whole: int = 0
     part: int = 0
     tail: int = 0
 
     def after(self, layout: Layout, tail: int) -> "Begin":
-        """Where the next section of the layer begins."""
+        """The offset of the layer's next section."""
         return Begin(self.whole + layout.numel, self.part + layout.part_numel, self.tail + tail)
 
 
@@ -135,7 +140,7 @@ class LayerState:
 
 
 class Types(NamedTuple):
-    """The types of numbers in which weights are kept, and gradients are summed."""
+    """The data types of weights, and of accumulated gradients."""
 
     weights: torch.dtype
     gradients: torch.dtype
@@ -143,7 +148,9 @@ class Types(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rings:
-    """Buffers of two entries each: for whole weights, for whole gradients and for ranks' parts."""
+    """Ring buffers of two entries each: for whole weights, for whole gradients and for ranks'
+    parts.
+    """
 
     weights: tuple[Tensor, ...]
     gradients: tuple[Tensor, ...]
@@ -152,7 +159,7 @@ class Rings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Section:
-    """The layers' parameters that the same ranks divide, by layer's number."""
+    """The layers' parameters that the same ranks shard, by layer index."""
 
     shape: StageShape
     layers: Mapping[int, LayerState]
@@ -160,24 +167,26 @@ class Section:
     staging: Staging
 
     def whole_weights(self, layer: int, entry: int) -> Tensor:
-        """The vector in which a layer's weights are whole while they are used."""
+        """The vector with a layer's whole weights while they are used."""
         if self.shape.rings_weights(layer):
             return self._entry(self.rings.weights, layer, entry)
         return self.layers[layer].weights.resident
 
     def own_weights(self, layer: int, entry: int) -> Tensor:
-        """The part of the whole weights that this rank keeps."""
+        """The part of the whole weights that this rank holds."""
         whole, shape = self.whole_weights(layer, entry), self.shape
         return whole[self.layers[layer].layout.own] if shape.zero >= 3 else whole
 
     def whole_gradients(self, layer: int, entry: int) -> Tensor:
-        """The vector to which a backward pass adds a layer's gradients."""
+        """The vector in which a backward pass accumulates a layer's gradients."""
         if self.shape.rings_gradients(layer):
             return self._entry(self.rings.gradients, layer, entry)
         return self.layers[layer].gradients.resident
 
     def sums(self, layer: int, entry: int) -> Tensor:
-        """The vector of sums over micro-batches; from ZeRO-2 on, this rank's part."""
+        """The vector of gradients accumulated over micro-batches; from ZeRO-2 on, this rank's
+        part.
+        """
         if not self.shape.offload_of(layer).gradients:
             return self.layers[layer].gradients.resident
         if self.shape.zero < 2:
@@ -191,7 +200,7 @@ class Section:
         return sums[self.layers[layer].layout.own] if self.shape.zero == 1 else sums
 
     def set_stepped(self, layer: int, entry: int, begin: int, values: Tensor) -> None:
-        """Write stepped weights back, at ``begin`` of the weights that the rank steps."""
+        """Write updated weights back, at ``begin`` of the weights that the rank steps."""
         whole, own, shape = self.whole_weights(layer, entry), self.layers[layer], self.shape
         stepped = whole[own.layout.own] if shape.zero >= 1 else whole
         place = slice(begin, begin + values.numel())
@@ -200,7 +209,7 @@ class Section:
             own.weights.resident[place].copy_(stepped[place])
 
     def staged(self, layer: int, entry: int) -> list[Tensor]:
-        """The room for a layer's offloaded masters and moments."""
+        """The staging buffer of a layer's offloaded master weights and moments."""
         one = self.layers[layer]
         return self.staging.of(entry, one.begin.tail, one.optimizer[0].tail.numel())
 
@@ -211,9 +220,10 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageState:
-    """All layers of a rank in sections, the first of which every layer has; and what sections
-    share. ``frozen`` is the section of weights that are not trained, if there are any: they have
-    neither gradients nor optimizer state."""
+    """All layers of a rank in sections, the first of which every layer has; and the buffers that
+    sections share. ``frozen`` is the section of frozen weights, if there are any, which have
+    neither gradients nor optimizer states.
+    """
 
     shape: StageShape
     types: Types
@@ -233,7 +243,7 @@ class StageState:
         device: torch.device,
         frozen: Mapping[int, Layout] | None = None,
     ) -> Self:
-        """Allocate the state: rehearse to know the sizes, allocate, hand out the parts.
+        """Allocate the state: determine the sizes by a rehearsal, allocate, divide into parts.
 
         ``layouts`` are those of each section's layers, ``frozen`` those of frozen weights.
         """
@@ -265,15 +275,15 @@ class StageState:
         return self.sections[0].layers
 
     def sections_of(self, layer: int) -> list[Section]:
-        """The sections that a layer has, of what is trained."""
+        """The sections of a layer's trained parameters."""
         return [section for section in self.sections if layer in section.layers]
 
     def all_sections(self) -> list[Section]:
-        """All sections, that of frozen weights last."""
+        """All sections, with that of frozen weights last."""
         return [*self.sections, *([] if self.frozen is None else [self.frozen])]
 
     def held_bytes(self) -> dict[str, int]:
-        """Bytes on the device for each class of memory, under the names that predictions use."""
+        """The bytes on the device for each class of memory, with the names that predictions use."""
         layers = [layer for section in self.all_sections() for layer in section.layers.values()]
         rings = self.rings
         slots = [*rings.weights, *rings.gradients, *rings.sums]
@@ -296,7 +306,7 @@ def _parts(
     device: Room,
     host: Room,
 ) -> tuple[list[Layers], Rings]:
-    """Each section's layers, those of frozen weights last, and the rings."""
+    """Each section's layers, with those of frozen weights last, and the rings."""
     sections: list[Layers] = []
     ends: dict[int, Begin] = {}
     for section in layouts:
@@ -331,7 +341,7 @@ def _parts(
 
 
 def _staging(shape: StageShape, sections: Sequence[Layers], device: torch.device) -> Staging:
-    """Room for the largest of the layers whose offloaded state is stepped on the device."""
+    """Staging buffers for the largest layer whose offloaded states are stepped on the device."""
     sizes: dict[int, int] = {}
     for layers in sections:
         for layer, one in layers.items():
@@ -409,12 +419,13 @@ def _ring(sizes: list[int], dtype: torch.dtype, device: Room) -> tuple[Tensor, .
 
 # Points a layer's parameters to their weights and gradients, which are views of flat vectors.
 #
-# Weights and gradients that are gathered or fetched are whole only in an entry of a ring of two.
-# They change from one entry to the other, and the parameters follow them.
+# Gathered or fetched weights and gradients are whole only in an entry of a ring of two. They
+# alternate between the entries, and the parameters follow them.
 #
-# Gradients of matrices are added to their sums while a layer runs backward. Gradients of vectors
-# are many and small, and adding each would take a kernel. So autograd leaves them with their
-# parameters, and one kernel adds them all. Small matrices, such as routers', count as vectors.
+# Gradients of matrices are accumulated while a layer runs backward. Gradients of vectors are many
+# and small, and accumulating each would take a kernel. So autograd leaves them with their
+# parameters, and one kernel accumulates them all. Small matrices, such as routers', count as
+# vectors.
 
 
 # The embedding's name for the table that the head may borrow.
@@ -423,7 +434,7 @@ OWN_TABLE = "tokens.weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _FlatVector:
-    """The flat vectors of a layer's sections, and its parameters in them."""
+    """The flat vectors of a layer's sections, and the layer's parameters in them."""
 
     wholes: tuple[Tensor, ...]
     views: tuple[Tensor, ...]
@@ -433,7 +444,7 @@ class _FlatVector:
     def of(
         cls, layouts: Sequence[Layout], wholes: Sequence[Tensor], is_vector: Sequence[bool]
     ) -> Self:
-        """Find a layer's parameters in the flat vectors ``wholes``."""
+        """Locate a layer's parameters in the flat vectors ``wholes``."""
         pairs = zip(layouts, wholes, strict=True)
         views = tuple(view for layout, whole in pairs for view in layout.views(whole).values())
         return cls(wholes=tuple(wholes), views=views, vectors=list(compress(views, is_vector)))
@@ -441,7 +452,7 @@ class _FlatVector:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Layer:
-    """A layer's own parameters, their places by entry of the rings, and their places now."""
+    """A layer's own parameters, their places by ring entry, and their current places."""
 
     parameters: tuple[nn.Parameter, ...]
     is_vector: tuple[bool, ...]
@@ -464,12 +475,13 @@ class ParameterPlaces:
             borrower = "projection" if getattr(head, "table", None) is None else "table"
             table = modules[shape.first_layer].get_parameter(OWN_TABLE)
             head.get_submodule(borrower).weight = table
-            # The head's backward pass is the first to add to the table's gradients.
+            # The head's backward pass is the first to accumulate the table's gradients.
             self.take_gradients(shape.first_layer, 0)
 
     def take_weights(self, layer: int, entry: int) -> Tensor:
-        """Point a layer's parameters to its whole weights of an entry; return the flat vector, with
-        which those of other sections move."""
+        """Point a layer's parameters to its whole weights in an entry; returns the flat vector,
+        together with which other sections' weights move.
+        """
         one = self._layers[layer]
         place = one.weights[entry]
         if place is not one.weights_now:
@@ -479,7 +491,7 @@ class ParameterPlaces:
         return place.wholes[0]
 
     def take_gradients(self, layer: int, entry: int) -> tuple[Tensor, ...]:
-        """Point a layer's gradients to their sums of an entry; return its flat vectors."""
+        """Point a layer's gradients to their accumulators in an entry; returns the flat vectors."""
         one = self._layers[layer]
         place = one.gradients[entry]
         if place is not one.gradients_now:
@@ -506,7 +518,7 @@ class ParameterPlaces:
     def add_vectors(
         self, layer: int, gradients: list[Tensor], of: Sequence[bool] | None = None
     ) -> None:
-        """Add gradients of a layer's vectors, or of those that ``of`` marks, to their sums."""
+        """Accumulate gradients of a layer's vectors, or of those that ``of`` marks."""
         one = self._layers[layer]
         if gradients:
             assert one.gradients_now is not None
@@ -514,7 +526,7 @@ class ParameterPlaces:
             if of is not None:
                 sums, widened = list(compress(sums, of)), list(compress(widened, of))
             if widened:
-                # One kernel adds tensors of one type alone.
+                # One kernel adds tensors of one type only.
                 torch._foreach_copy_(widened, gradients)
                 gradients = widened
             torch._foreach_add_(sums, gradients)
@@ -545,13 +557,13 @@ def _adopt(state: StageState, layer: int, module: nn.Module) -> _Layer:
     for entry, view, is_own in zip(entries, weights[0].views, is_trained, strict=True):
         path, _, leaf = entry.name.rpartition(".")
         parameters.append(nn.Parameter(view.data, requires_grad=is_own))
-        # Sums may be wider than weights.
+        # Accumulators may be wider than weights.
         if is_own:
             parameters[-1].grad_dtype = None
         setattr(module.get_submodule(path), leaf, parameters[-1])
     vectors, types = list(compress(parameters, is_vector)), state.types
     is_wider = types.gradients != types.weights
-    # Weights and gradients that use no ring have one place for every entry.
+    # Weights and gradients outside rings have one place for every entry.
     return _Layer(
         parameters=tuple(parameters),
         is_vector=tuple(is_vector),

@@ -1,1 +1,1 @@
-"""The queues of work of one device: streams of a GPU, or simulated streams on a CPU."""
+"""The work queues of one device: streams of a GPU, or simulated streams on a CPU."""

@@ -1,4 +1,4 @@
-"""Context-parallel ranks of a model that the executor runs: messages inside attention."""
+"""Context-parallel ranks of an executed model: messages inside attention."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,7 +11,7 @@ from runtime.models.context import chunks_of
 
 
 class StreamedContext:
-    """A group that has parts of the same sequences, and exchanges keys in a ``way``.
+    """A group of ranks with parts of the same sequences, which exchange keys in a ``way``.
 
     Ring messages run on the lane of collectives inside layers, while compute attends.
     """
@@ -30,7 +30,9 @@ class StreamedContext:
     def pass_on(
         self, given: Sequence[Tensor], taken: Sequence[Tensor], work: Callable[[], object]
     ) -> None:
-        """Send to the next rank of the ring and receive of the one before, beside ``work``."""
+        """Send to the next rank of the ring and receive from the previous one, overlapped with
+        ``work``.
+        """
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         sends = [(one, after) for one in given]
         receives = [(one, before) for one in taken]
@@ -46,7 +48,7 @@ class StreamedContext:
         """This rank's row of the sum over the ranks."""
         flat = whole.flatten()
         self._streams.settle(self._group.reduce_scatter(flat))
-        # A view of it would keep the whole of it alive.
+        # A view would keep the whole tensor allocated.
         return flat.view(self.size, -1)[self.rank].clone()
 
     def trade(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""The lanes of a device: CUDA streams, simulated streams, and the host's lane beside them."""
+"""The lanes of a device: CUDA streams, simulated streams, and the host's lane."""
 
 import random
 from collections import deque
@@ -19,7 +19,7 @@ from runtime.devices.driver import Driver, Stream
 from runtime.devices.driver import Event as DeviceEvent
 from runtime.engine.streams.lanes import Event, LaneWork, Streams
 
-# The host's lane beside a GPU: a thread for the arithmetic that the host's processors do.
+# The host's lane of a GPU: a thread for work on the host's processors.
 
 
 Span = tuple[float, float]
@@ -27,7 +27,7 @@ HostEvent = Future[Span]
 
 
 class HostLane:
-    """Runs work of the host in order; its events are futures of start and end in seconds.
+    """Runs host work in order; its events are futures with start and end in seconds.
 
     ``thread`` runs one piece of work at a time. Within ``aside`` the work issues its own copies, on
     a stream that no other lane uses: other lanes' streams have later work queued already.
@@ -73,7 +73,7 @@ class _StreamWork:
 
 
 class CudaStreams:
-    """Lanes of a GPU; with ``serialises`` all work runs in the order of its submission.
+    """The lanes of a GPU; with ``serialises`` all work runs in the order of its submission.
 
     The thread that issues waits only in ``synchronize`` and ``spans``, and for unfinished work of
     the host's lane that new work needs. Events that ``spans`` has read are used again: their work
@@ -84,7 +84,7 @@ class CudaStreams:
         self._device, self._driver = device, driver
         self._serialises = serialises
         compute = driver.current_stream(device)
-        # Ready transfers go before ready computing, because later computing waits for them.
+        # Ready transfers precede ready computation, because later computation waits for them.
         self._streams: dict[Lane, Stream] = {
             lane: compute if lane == "compute" else driver.stream(device, urgent=True)
             for lane in LANES
@@ -93,7 +93,7 @@ class CudaStreams:
         self._last: Event | None = None
         self._log: list[_StreamWork | HostEvent] = []
         self._free: list[DeviceEvent] = []
-        # Events of ``beside``: the collective waits for the first, compute for the second.
+        # The events of ``beside``: the collective waits for the first, compute for the second.
         self._made, self._reduced = driver.event(), driver.event()
         self._born_s = perf_counter()
         self._began = driver.event()
@@ -131,11 +131,11 @@ class CudaStreams:
         return _StreamWork(start=start, end=self._recorded(stream))
 
     def settle(self, pending: Pending | None) -> None:
-        """Do nothing: a collective runs in the order of its stream."""
+        """Does nothing: a collective runs in the order of its stream."""
         assert pending is None
 
     def beside(self, collective: LaneWork, work: Callable[[], object]) -> None:
-        """Run a collective on its lane after compute's work so far, and ``work`` on compute.
+        """Run a collective on its lane after compute's work so far, while ``work`` runs on compute.
 
         Two events serve all of these collectives: a stream that is told to wait for an event waits
         for the event's last recording before that.
@@ -154,18 +154,18 @@ class CudaStreams:
         compute.wait_event(self._reduced)
 
     def read(self, tensor: Tensor, usual: int) -> list[int]:
-        """The numbers of a tensor that compute has made."""
+        """The values of a tensor that compute has produced."""
         return self._driver.read(tensor, usual)
 
     def synchronize(self) -> None:
-        """Wait, in the calling thread, for all work."""
+        """Block the calling thread until all work has ended."""
         for event in self._log:
             if isinstance(event, Future):
                 event.result()
         self._driver.synchronize(self._device)
 
     def spoil(self, tensor: Tensor) -> None:
-        """Do nothing: a GPU's streams check nothing."""
+        """Does nothing: a GPU's streams check nothing."""
 
     def spans(self) -> list[Span]:
         """Start and end of each work in order of submission, in seconds since the lanes began."""
@@ -176,11 +176,11 @@ class CudaStreams:
         return spans
 
     def close(self) -> None:
-        """Let the host lane's thread end; the device still runs the work that was issued."""
+        """Let the host lane's thread end; the device still finishes the issued work."""
         self._host.close()
 
     def _anchor(self) -> None:
-        """Note one moment by the device's clock and by the host's clock.
+        """Record one moment on both the device's and the host's clock.
 
         The time between two events is a 32-bit number of milliseconds, which over hours would lose
         its resolution.
@@ -213,19 +213,18 @@ class CudaStreams:
             yield
 
 
-# Simulated streams on a CPU, which can vary how far each lane has come, to uncover races.
+# Simulated streams on a CPU, which can vary the progress of each lane, to uncover races.
 #
-# Compute runs its work at once. Other lanes may hold work back: ``eager`` runs all work that can
-# run, ``lazy`` runs nothing before somebody waits for it, ``random`` mixes both, by seed. A
-# correct program gives the same results with each. Memory that may no longer be read is
-# overwritten with NaN.
+# Compute runs its work at once. Other lanes may delay work: ``eager`` runs all work that can run,
+# ``lazy`` runs nothing before it is waited for, ``random`` mixes both, by seed. A correct program
+# gives the same results with each. Memory that may no longer be read is overwritten with NaN.
 
 
 Progress = Literal["eager", "lazy", "random"]
 
 
 def _done() -> None:
-    """Stands in place of work that has run."""
+    """A placeholder for work that has run."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -259,7 +258,7 @@ class SimulatedStreams:
         self._draw = random.Random(self.seed)
 
     def submit(self, lane: Lane, work: LaneWork, waits: Sequence[Event]) -> Event:
-        """Queue work; work on compute waits and runs now."""
+        """Queue work; work on compute waits and runs immediately."""
         item = _Item(lane=lane, work=work, waits=waits)
         self._log.append(item)
         self._queues[lane].append(item)
@@ -273,7 +272,7 @@ class SimulatedStreams:
         return item
 
     def settle(self, pending: Pending | None) -> None:
-        """Wait for a collective; the other lanes go on meanwhile, as on a device."""
+        """Wait for a collective; the other lanes continue meanwhile, as on a device."""
         if pending is None:
             return
         while not pending.is_ready():
@@ -330,7 +329,7 @@ class SimulatedStreams:
                     pass
 
     def _advance_all(self) -> bool:
-        """Take each lane one step further if possible; return whether any lane could go."""
+        """Advance each lane by one step if possible; returns whether any lane advanced."""
         advanced = [self._advance(lane) for lane, queue in self._queues.items() if queue]
         return any(advanced)
 
@@ -353,14 +352,14 @@ class SimulatedStreams:
         return True
 
     def _run_up_to(self, event: _Item) -> None:
-        """Run a lane up to an event, and all work that it waits for."""
+        """Run a lane up to an event, with all work that it waits for."""
         queue = self._queues[event.lane]
         while not event.is_done:
             item = queue[0]
             if item.started_s is None:
                 for before in item.waits:
                     self._run_up_to(before)
-            # While another collective was waited for, this lane may have gone on.
+            # While another collective was waited for, this lane may have advanced.
             if item.is_done:
                 continue
             if item.started_s is None:
@@ -389,7 +388,8 @@ class SimulatedStreams:
         head = self._queues[item.lane].popleft()
         assert head is item
         item.ended_s = perf_counter()
-        # Later work keeps items to wait for; tensors of messages and earlier items go at once.
+        # Later work keeps items to wait for; the tensors of messages and earlier items are dropped
+        # immediately.
         item.pending, item.waits = None, ()
 
 

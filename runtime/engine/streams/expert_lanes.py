@@ -1,5 +1,5 @@
-"""Ranks of a model that the executor runs, which have different experts: copies of tokens go to
-their experts, and what these make of them comes back.
+"""Expert-parallel ranks of an executed model: copies of tokens are sent to their experts, and the
+experts' outputs are returned.
 
 Copies lie in the order of experts, so each rank's are neighbouring rows. Where they arrive they
 come rank by rank, and are put in the order of the rank's experts. Ranks with parts of the same
@@ -23,7 +23,7 @@ from runtime.models.config import ExpertRanks
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamedTrip:
-    """The way of a micro-batch's copies, by numbers of rows that every rank knows of its own.
+    """The route of a micro-batch's copies, with numbers of rows that every rank knows.
 
     ``sent`` and ``received`` are the rows to and from each of the P ranks, ``parts`` the rows that
     each of the Q ranks has received. ``order`` puts all of them in the order of experts; None
@@ -75,7 +75,7 @@ class StreamedExperts:
 
     @property
     def counts(self) -> ExpertRanks:
-        """The numbers of ranks, and this rank among them."""
+        """The number of ranks, and this rank's index."""
         return ExpertRanks(
             parallel=self.experts.size,
             tensor=self.tensor.size,
@@ -84,15 +84,15 @@ class StreamedExperts:
         )
 
     def trip(self, chosen: Tensor, each_has: int) -> StreamedTrip:
-        """The way of copies to the ``chosen`` experts, of which each rank has ``own``; no copy goes
-        where a number is that of no expert.
+        """The route of copies to the ``chosen`` experts, of which each rank has ``own``; an index
+        beyond the experts marks a copy that is not sent.
 
         The host waits here until it knows how many rows come: their memory is allocated next.
         """
         ranks, parts = self.experts.size, self.tensor.size
         flat = chosen.flatten()
-        # ``bincount`` would make the host wait twice.
-        # Dropped copies have the number behind all experts'.
+        # ``bincount`` would synchronise the host twice. Dropped copies have the index after the
+        # last expert.
         to_each = flat.new_zeros(ranks * each_has + 1).scatter_add_(0, flat, torch.ones_like(flat))
         to_each = to_each[:-1]
         from_each = to_each
@@ -121,15 +121,16 @@ class StreamedExperts:
     def exchanged(
         self, group: Group, rows: Tensor, from_each: Sequence[int], to_each: Sequence[int]
     ) -> Tensor:
-        """What the ranks of a group send one another."""
+        """An all-to-all of a group."""
         received = rows.new_empty((sum(from_each), *rows.shape[1:]))
         self._streams.settle(group.all_to_all(received, rows.contiguous(), from_each, to_each))
         return received
 
 
 def _order(taken: Tensor, rows: int) -> Tensor:
-    """The order that sorts so many rows by experts (G); ``taken`` (sources, G) are their numbers as
-    they came, source by source."""
+    """The order that sorts this many rows by experts (G); ``taken`` (sources, G) are their numbers
+    by source and expert.
+    """
     ends = taken.flatten().cumsum(0)
     places = torch.arange(rows, device=taken.device)
     experts = torch.searchsorted(ends, places, right=True) % taken.shape[1]

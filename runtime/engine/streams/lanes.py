@@ -1,4 +1,6 @@
-"""Lanes, the queues on which the executor of a plan runs work side by side, and ranks on them."""
+"""Lanes, the queues on which a plan's executor runs concurrent work, and tensor-parallel ranks on
+them.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,11 +12,11 @@ from torch import Tensor
 from mistlab.schedule.stage_passes import Lane
 from runtime.comm.group import Group, Pending, together
 
-# The interface of lanes, the queues on which the executor of a plan runs work side by side.
+# The interface of lanes, the queues on which the executor of a plan runs concurrent work.
 #
-# A lane runs its work in order. All lanes are the device's but one, which is the host's. Work may
-# be told to wait for events, which are the ends of other work; apart from these waits, lanes run
-# side by side. The thread that issues work runs ahead of all lanes.
+# A lane runs its work in order. All lanes are the device's except one, which is the host's. Work
+# can wait for events, which are the ends of other work; apart from these waits, lanes run
+# concurrently. The issuing thread runs ahead of all lanes.
 
 
 LaneWork = Callable[[], Pending | None]
@@ -28,36 +30,37 @@ class Streams(Protocol):
         """Queue work that waits for events; return the event of the work's end."""
 
     def settle(self, pending: Pending | None) -> None:
-        """Let the calling work wait for a collective that it has started."""
+        """Make the current work wait for a collective that it has started."""
 
     def beside(self, collective: LaneWork, work: Callable[[], object]) -> None:
-        """Run a collective on the lane of tensor-parallel ranks, and ``work`` on compute beside it.
+        """Run a collective on the tensor-parallel lane, while ``work`` runs on compute.
 
         Called inside work on compute. Compute's next work waits for both.
         """
 
     def read(self, tensor: Tensor, usual: int) -> list[int]:
-        """The numbers of a tensor, for which the host waits; ``usual`` is one of them where tensors
-        have no values."""
+        """The values of a tensor, for which the host blocks; ``usual`` is returned where tensors
+        have no values.
+        """
 
     def synchronize(self) -> None:
-        """Wait, in the calling thread, for all work."""
+        """Block the calling thread until all work has ended."""
 
     def spoil(self, tensor: Tensor) -> None:
-        """Overwrite memory that nobody may read any more, if these streams check reads."""
+        """Overwrite memory that must not be read any more, if these streams check reads."""
 
     def spans(self) -> list[tuple[float, float]]:
         """Wait for all work; return start and end of each work since the last call, in seconds."""
 
     def close(self) -> None:
-        """Begin no more work: the run is over, or has failed."""
+        """Start no more work: the run is over, or has failed."""
 
 
-# Tensor-parallel ranks of a model that the executor runs: collectives inside a layer.
+# Tensor-parallel ranks of an executed model: collectives inside a layer.
 
 
 class StreamedRanks:
-    """A group whose collectives run inside a layer, while other lanes go on.
+    """A group whose collectives run inside a layer, while other lanes continue.
 
     In the backward pass some products give results that the layer itself does not need. They are
     put off, and done beside the layer's next reduction, that of its input's gradient; or they are
@@ -73,7 +76,7 @@ class StreamedRanks:
 
     @contextmanager
     def keeping(self) -> Iterator[list[Callable[[], object]]]:
-        """Within the ``with`` block keep products in the list that it gives, and do none."""
+        """Within the ``with`` block, collect GEMMs in the yielded list instead of running them."""
         kept: list[Callable[[], object]] = []
         self._kept = kept
         try:
@@ -83,25 +86,25 @@ class StreamedRanks:
 
     @property
     def keeps_products(self) -> bool:
-        """Whether products are kept for a pass of their own."""
+        """Whether GEMMs are collected for a separate pass."""
         return self._kept is not None
 
     def put_off(self, product: Callable[[], object]) -> None:
-        """Do a product beside the next reduction; do it now if there is only one rank."""
+        """Defer a GEMM to overlap with the next reduction; run it now if there is only one rank."""
         if self.size > 1 and self._kept is None:
             self._put_off.append(product)
         else:
             self.do(product)
 
     def do(self, product: Callable[[], object]) -> None:
-        """Do a product now, unless products are kept."""
+        """Run a GEMM now, unless GEMMs are collected."""
         if self._kept is None:
             product()
         else:
             self._kept.append(product)
 
     def all_reduce_(self, tensor: Tensor, operation: str = "sum") -> None:
-        """Reduce over the group, in place, beside the products that were put off."""
+        """All-reduce over the group, in place, overlapped with the deferred GEMMs."""
         if self._put_off:
             self._streams.beside(lambda: self._group.all_reduce(tensor, operation), self._catch_up)
         elif self.size > 1:
@@ -131,8 +134,9 @@ class StreamedRanks:
         return whole
 
     def scatter_tokens(self, tensor: Tensor, *, of_input: bool = False) -> Tensor:
-        """Sum whole sequences over the group, beside the products that were put off, and keep this
-        rank's part; a call for each sequence."""
+        """Reduce-scatter whole sequences over the group, overlapped with the deferred GEMMs; one
+        call per sequence.
+        """
         del of_input
         batch, tokens, width = tensor.shape
         whole, part = tensor.contiguous(), tensor.new_empty(batch, tokens // self.size, width)
@@ -152,5 +156,5 @@ class StreamedRanks:
     def _catch_up(self) -> None:
         products, self._put_off = self._put_off, []
         while products:
-            # A product's tensors are freed as soon as it is done.
+            # A GEMM's tensors are freed as soon as it has run.
             products.pop(0)()

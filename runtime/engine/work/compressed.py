@@ -1,4 +1,4 @@
-"""Compressed gradients as the messages that say them: bytes out of a vector, and a vector of them.
+"""Compressed gradients as messages: encoding a vector to bytes, and decoding it.
 
 The bytes of a message are those that ``Compressor.sent_bytes`` counts.
 """
@@ -8,12 +8,12 @@ from torch import Tensor
 
 from mistlab.reduction.compression import SCALE_BYTES, Compressor, matrix_shape
 
-# So many codes are packed at once; a multiple of eight, so that their bits end with a byte.
+# The number of codes packed at once; a multiple of eight, so that their bits fill whole bytes.
 CODES_AT_ONCE = 2**20
 
 
 def message_of(how: Compressor, vector: Tensor, draw: torch.Generator) -> Tensor:
-    """The message (bytes) that says a flat vector of 32-bit numbers."""
+    """Encode a flat vector of 32-bit numbers as a message (bytes)."""
     if how.kind == "top_k":
         places = vector.abs().topk(how.kept(vector.numel()), sorted=False).indices
         return torch.cat([_bytes(vector[places]), _bytes(places.to(torch.int32))])
@@ -32,7 +32,7 @@ def message_of(how: Compressor, vector: Tensor, draw: torch.Generator) -> Tensor
 
 
 def vector_of(how: Compressor, message: Tensor, size: int) -> Tensor:
-    """The flat vector that a message says."""
+    """Decode a message to a flat vector."""
     if how.kind == "top_k":
         values, places = message.view(2, -1).unbind()
         vector = torch.zeros(size, device=message.device)
@@ -52,25 +52,25 @@ def vector_of(how: Compressor, message: Tensor, size: int) -> Tensor:
 
 
 def as_matrix(vector: Tensor) -> Tensor:
-    """A vector as the squarest matrix that holds it, zeros behind it."""
+    """A vector as the squarest matrix that holds it, padded with zeros."""
     rows, columns = matrix_shape(vector.numel())
     return torch.nn.functional.pad(vector, (0, rows * columns - vector.numel())).view(rows, columns)
 
 
 def first_factor(how: Compressor, vector: Tensor, draw: torch.Generator) -> Tensor:
-    """A random right factor, from which an iteration begins."""
+    """A random right factor, the start of a power iteration."""
     rows, columns = matrix_shape(vector.numel())
     rank = min(how.rank, rows, columns)
     return torch.randn(columns, rank, generator=draw, device=vector.device)
 
 
 def orthogonal(columns: Tensor) -> Tensor:
-    """Orthonormal columns that span the given ones."""
+    """Orthonormal columns with the span of the given ones."""
     return torch.linalg.qr(columns).Q
 
 
 def packed(codes: Tensor, bits: int) -> Tensor:
-    """Whole numbers of so many bits each, one behind the other in bytes."""
+    """Integers of ``bits`` bits each, packed into bytes."""
     places = torch.arange(bits, device=codes.device)
     weights = 2 ** torch.arange(8, device=codes.device)
     parts = []
@@ -82,7 +82,7 @@ def packed(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpacked(message: Tensor, bits: int, size: int) -> Tensor:
-    """The whole numbers that were packed."""
+    """Unpack integers from bytes."""
     places, weights = (torch.arange(n, device=message.device) for n in (8, bits))
     parts = []
     for part in message.split(CODES_AT_ONCE * bits // 8):
@@ -93,7 +93,9 @@ def unpacked(message: Tensor, bits: int, size: int) -> Tensor:
 
 
 def _steps(how: Compressor, vector: Tensor, scale: Tensor, draw: torch.Generator) -> Tensor:
-    """Steps of each value from the most negative one, up or down by chance."""
+    """The quantisation step of each value, counted from the most negative one, with stochastic
+    rounding.
+    """
     steps = how.levels - 1
     scaled = vector.abs() / scale.clamp(min=torch.finfo(torch.float32).tiny) * steps
     low = scaled.floor()
@@ -110,5 +112,5 @@ def _bytes(numbers: Tensor) -> Tensor:
 
 
 def _numbers(message: Tensor, kind: torch.dtype = torch.float32) -> Tensor:
-    # A part of a message need not begin where such a number may.
+    # A part of a message may be misaligned for such a number.
     return message.clone().view(kind)

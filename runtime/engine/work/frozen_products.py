@@ -1,5 +1,5 @@
-"""Products with frozen weights: their backward pass makes the gradient of their input alone, and
-they keep nothing of it.
+"""GEMMs with frozen weights: the backward pass computes only the gradient of the input, and keeps
+nothing for it.
 
 A frozen weight lies as it is, or packed in few bits. It is read where its parameter points now: it
 may have moved since the forward pass.
@@ -18,7 +18,7 @@ from runtime.engine.streams.lanes import StreamedRanks
 from runtime.models.families import frozen_products
 from runtime.models.parallel import ColumnLinear, MultiplyGathered, RowLinear
 
-# Makes the weight of a product from its parameter.
+# Dequantises a GEMM's weight from its parameter.
 Dense = Callable[[Tensor], Tensor]
 
 
@@ -61,7 +61,7 @@ class _FrozenGathered(torch.autograd.Function):
 
 
 def frozen(x: Tensor, weight: Tensor, bias: Tensor | None, dense: Dense) -> Tensor:
-    """A product with a frozen weight, of matrices."""
+    """A GEMM of matrices with a frozen weight."""
     made: Tensor = _Frozen.apply(x, weight, bias, dense)
     return made
 
@@ -77,7 +77,7 @@ def _gathered_by(dense: Dense, ranks: StreamedRanks) -> MultiplyGathered:
 def multiply_frozen(
     layer: nn.Module, packings: Mapping[str, Packing], ranks: StreamedRanks
 ) -> None:
-    """Let the frozen products of a layer keep nothing, and read weights that are packed."""
+    """Make the frozen GEMMs of a layer keep nothing, and dequantise packed weights."""
     for name, product in frozen_products(layer):
         packing = packings.get(f"{name}.weight")
         dense = _as_it_is if packing is None else partial(_unpacked, packing, product.weight.dtype)
@@ -87,7 +87,7 @@ def multiply_frozen(
 
 
 def packings_of(block: nn.Module, base: Base) -> dict[str, Packing]:
-    """How a block's frozen products are packed, by the names of their weights."""
+    """How a block's frozen weights are packed, by name."""
     if base == "16bit":
         return {}
     return {

@@ -1,5 +1,6 @@
-"""Averages of compressed gradients over a group, by messages to all or by servers, and what ranks
-remember of what was cut off (``mistlab.reduction.feedbacks``)."""
+"""Averages of compressed gradients over a group, by messages to all or through servers, and the
+error memories of ranks (``mistlab.reduction.feedbacks``).
+"""
 
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,15 +23,15 @@ from runtime.engine.work.compressed import (
 from runtime.engine.work.scaling import Scaling
 
 Answer = TypeVar("Answer")
-# Work that waits for the collectives that it gives, one after another, and then has its answer.
+# Work that yields the collectives it waits for, one after another, and then returns its answer.
 Exchange = Generator[Pending | None, None, Answer]
-# Of the numbers from which random draws begin: a step's, a layer's, a rank's; servers count as one.
+# Strides of the seeds of random draws: for a step, a layer and a rank; servers count as one rank.
 _STEPS, _LAYERS = 1_000_003, 1_009
 SERVER = 1_008
 
 
 def drawing(device: torch.device, step: int, layer: int, rank: int) -> torch.Generator:
-    """Random draws that depend on step, layer and rank alone."""
+    """A random generator that depends only on step, layer and rank."""
     seed = (step * _STEPS + layer) * _LAYERS + rank
     return torch.Generator(device).manual_seed(seed)
 
@@ -67,7 +68,7 @@ class Remembered:
             earlier.copy_(now)
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """The vectors that there are, by name."""
+        """The existing vectors, by name."""
         for name, vector in (("own", self.own), ("mean", self.mean)):
             if vector.numel():
                 yield name, vector
@@ -80,7 +81,7 @@ class Remembered:
 
 
 def _part(size: int, shards: int, shard: int) -> slice:
-    """The part of a vector that is a server's; none of it for ranks that are no servers."""
+    """The part of a vector that is a server's; empty for ranks that are not servers."""
     each = -(-size // shards)
     begin = min(size, shard * each) if shard < shards else size
     return slice(begin, min(size, begin + each) if shard < shards else size)
@@ -143,7 +144,7 @@ class GradientAverages:
     def _sent(
         self, layer: int, wanted: Tensor, kept: Remembered
     ) -> Exchange[tuple[Tensor, Tensor]]:
-        """What others read of a vector, and the mean as all get it."""
+        """The vector as others decode it, and the mean as all ranks receive it."""
         if self.how.kind == "server":
             return (yield from self._by_servers(layer, wanted, kept))
         if self.how.trimmed:
@@ -155,7 +156,9 @@ class GradientAverages:
         return sent, self._answer(layer, mean, kept)[0]
 
     def _trimmed(self, vector: Tensor) -> Exchange[Tensor]:
-        """The trimmed mean: each rank gets a part of every rank's vector, and sends its mean."""
+        """The trimmed mean: each rank receives a part of every rank's vector, and sends the part's
+        mean.
+        """
         group, size = self.group, vector.numel()
         each = -(-size // group.size)
         padded = torch.nn.functional.pad(vector, (0, each * group.size - size))
@@ -168,7 +171,7 @@ class GradientAverages:
         return whole[:size]
 
     def _middle(self, rows: Tensor) -> Tensor:
-        """The mean of ranks' rows, without the smallest and largest values that are trimmed."""
+        """The mean of ranks' rows, without the smallest and largest values."""
         trimmed = self.how.trimmed
         if not trimmed:
             return rows.mean(dim=0)
@@ -182,7 +185,7 @@ class GradientAverages:
         return drawing(self.device, self.step * self._rounds + turn, layer, rank)
 
     def _gathered(self, layer: int, vector: Tensor, turn: int) -> Exchange[tuple[Tensor, Tensor]]:
-        """What others read of a vector, and the mean of what is read of all."""
+        """The vector as others decode it, and the mean of all decoded vectors."""
         how, group = self.how.compressor, self.group
         if how.kind == "power":
             return (yield from self._in_factors(vector, self._draws(layer, turn, SERVER)))
@@ -193,7 +196,9 @@ class GradientAverages:
         return read[group.rank], torch.stack(read).mean(dim=0)
 
     def _in_factors(self, vector: Tensor, draw: torch.Generator) -> Exchange[tuple[Tensor, Tensor]]:
-        """The same by factors that add up on their way: the left one is that of the mean."""
+        """The same with low-rank factors that can be summed in transit: the left one is the
+        mean's.
+        """
         matrix, group = as_matrix(vector), self.group
         left = matrix @ first_factor(self.how.compressor, vector, draw)
         yield group.all_reduce(left)
@@ -206,7 +211,7 @@ class GradientAverages:
         return own_read, mean
 
     def _answer(self, layer: int, mean: Tensor, kept: Remembered) -> tuple[Tensor, list[Tensor]]:
-        """The mean as it is sent back, and the messages that say it if it is compressed."""
+        """The mean as it is returned, and its messages if it is compressed."""
         feedback, how = self.how.feedback, self.how.compressor
         if feedback == "ef21":
             kept.mean += mean
@@ -225,7 +230,7 @@ class GradientAverages:
     def _by_servers(
         self, layer: int, wanted: Tensor, kept: Remembered
     ) -> Exchange[tuple[Tensor, Tensor]]:
-        """What servers read of a vector, a part each, and the mean as they answer it."""
+        """The vector as servers decode it, a part each, and the mean that they return."""
         how, group, shards = self.how.compressor, self.group, self.how.shards
         size, read_here, mean = wanted.numel(), torch.zeros_like(wanted), torch.zeros_like(wanted)
         parts = {shard: _part(size, shards, shard) for shard in range(shards)}
@@ -295,12 +300,12 @@ class GradientAverages:
                 mean[part] = room
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """What is remembered, by the names that a checkpoint has for it."""
+        """The error memories, by their names in a checkpoint."""
         for layer, kept in self.remembered.items():
             for name, vector in kept.named():
                 yield f"{name}.{layer}", vector
 
     @property
     def nbytes(self) -> int:
-        """Bytes of everything that is remembered."""
+        """The bytes of all error memories."""
         return sum(one.nbytes for one in self.remembered.values())

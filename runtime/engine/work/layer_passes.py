@@ -1,4 +1,4 @@
-"""Runs single layers forward and backward (tasks F, B and W), and moves their activations (A).
+"""Runs single layers forward and backward (tasks F, B and W), and offloads their activations (A).
 
 Each layer has its own autograd graph; no graph reaches from one layer to the next. If nothing of a
 layer moves until its backward pass, the layer runs as in any program. Otherwise its saved tensors
@@ -30,8 +30,9 @@ from runtime.models.lean_operators import keep_lost_channels
 
 
 class _Boundary(torch.autograd.Function):
-    """Hands the gradient of a layer's input over, without a leaf tensor that would hold the
-    input."""
+    """Passes on the gradient of a layer's input, without a leaf tensor that would hold the
+    input.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, _anchor: Tensor, handed: list[Tensor]) -> Tensor:
@@ -46,8 +47,7 @@ class _Boundary(torch.autograd.Function):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Kept:
-    """A layer of a micro-batch between its passes; ``again`` gives the input from which to run
-    again.
+    """A layer of a micro-batch between its passes; ``again`` returns the input for recomputation.
 
     Its tensors are in ``saved``, or autograd keeps them and they are only counted. The gradient of
     its input is in ``handed``, or is the gradient of ``entered``.
@@ -70,8 +70,9 @@ class Kept:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LeftForWeights:
-    """The work on a layer that a backward pass of inputs leaves to the pass of its gradients of
-    weights: products that add to gradients of matrices, and gradients of vectors."""
+    """The work on a layer that an input-gradient pass leaves to the weight-gradient pass: GEMMs
+    that accumulate gradients of matrices, and gradients of vectors.
+    """
 
     add: Sequence[Callable[[], object]]
     vectors: list[Tensor]
@@ -101,7 +102,7 @@ class Passes:
         self.leaving: list[list[Tensor]] = [[], []]
         self.host = HostPool(pins_for=driver_of(device))
         self.carried_bytes = 0.0
-        # Bytes that are kept on the device for later backward passes: now, and the most so far.
+        # The bytes kept on the device for later backward passes: now, and at the peak so far.
         self.held_bytes = 0
         self.peak_bytes = 0
         self._anchor = torch.zeros((), device=device, requires_grad=True)
@@ -111,11 +112,12 @@ class Passes:
         }
         self._places = ParameterPlaces(state, modules)
         self.shared = SharedVectors(state, modules, self._places, ranks, device)
-        # Bytes that a layer keeps for a micro-batch, counted once, where none of its tensors move.
+        # The bytes that a layer keeps for a micro-batch, counted once, where none of its tensors
+        # move.
         self._sizes: dict[int, int] = {}
-        # Layers whose norms keep what their gains lose.
+        # Layers whose norms keep the values that small gains cannot reconstruct.
         self._looked_at: set[int] = set()
-        # Layers before whose parameters there is nothing to train: they have no backward pass.
+        # The layers before the first trained parameter, which have no backward pass.
         self._without_gradients = {
             layer
             for layer, module in modules.items()
@@ -126,7 +128,7 @@ class Passes:
         self, layer: int, micro_batch: int, entry: int, x: Tensor, targets: Tensor | None
     ) -> Tensor:
         """A layer's output, or the head's loss."""
-        # Storages that left from this entry before have been copied: compute has waited for that.
+        # Storages offloaded from this entry before have been copied: compute has waited for that.
         self.leaving[entry].clear()
         kept = self.kept[layer, micro_batch] = Kept(targets=targets)
         if layer in self._without_gradients:
@@ -144,8 +146,9 @@ class Passes:
         return y.detach()
 
     def backward(self, op: Op, gradient: Tensor) -> Tensor | None:
-        """Run a layer backward: add up gradients of its weights, or leave them to another pass. The
-        gradient of its input, if it has one."""
+        """Run a layer backward: accumulate its weight gradients, or leave them to another pass.
+        Returns the gradient of its input, if it has one.
+        """
         layer, entry = op.layer, op.entry
         kept = self.kept.pop((layer, op.micro_batch))
         splits = self.state.shape.passes.splits_backward
@@ -159,12 +162,12 @@ class Passes:
         if kept.saved is not None:
             kept.saved.move_weights(self._places.take_weights(layer, entry))
         if splits and layer == EMBEDDING:
-            # Its one gradient is of a table.
+            # Its only gradient is a table's.
             add: list[Callable[[], object]] = [lambda: self._run_backward(layer, kept, gradient)]
             self._leave(op, add, kept)
             return None
         if splits and self.state.shape.adds_table_in_b(layer):
-            # The table is the head's one matrix.
+            # The table is the head's only matrix.
             self._begin_table(op)
             self._run_backward(layer, kept, gradient)
             self._leave(op, (), kept)
@@ -180,7 +183,7 @@ class Passes:
         return kept.handed[0] if kept.handed else None
 
     def of_weights(self, op: Op) -> None:
-        """Add up the gradients of a layer's weights that its backward pass has left to do."""
+        """Accumulate the weight gradients that a layer's backward pass has deferred."""
         layer = op.layer
         left = self.left.pop((layer, op.micro_batch))
         self.held_bytes -= left.size_bytes
@@ -206,7 +209,7 @@ class Passes:
         torch.autograd.backward([kept.edge], [gradient])
 
     def leave(self, op: Op) -> LaneWork:
-        """Take storages to the host, as many as the ratio allows for the layers so far."""
+        """Offload storages to the host, as many as the ratio allows for the layers so far."""
         layer, entry = op.layer, op.entry
         kept, shape = self.kept[layer, op.micro_batch], self.state.shape
         saved = kept.saved
@@ -233,12 +236,12 @@ class Passes:
         return work
 
     def let_go(self) -> None:
-        """Drop storages that have left; compute has waited for their copies."""
+        """Drop offloaded storages; compute has waited for their copies."""
         for leaving in self.leaving:
             leaving.clear()
 
     def come_back(self, layer: int, micro_batch: int) -> LaneWork:
-        """Bring a layer's storages back to the device."""
+        """Fetch a layer's storages back to the device."""
         kept = self.kept[layer, micro_batch]
         saved = kept.saved
         assert saved is not None
@@ -271,7 +274,9 @@ class Passes:
         return y
 
     def _drops_input(self, layer: int) -> bool:
-        """Whether a layer may keep other tensors than its input, which then nothing is to hold."""
+        """Whether a layer may keep other tensors instead of its input, which must then not be held
+        elsewhere.
+        """
         return LAYER_RUNS[self.treatments.get(layer, PLAIN)].is_lean
 
     def _taken_apart(self, layer: int, entry: int, x: Tensor, kept: Kept) -> Tensor:
@@ -281,7 +286,9 @@ class Passes:
         return LAYER_RUNS[self.treatments.get(layer, PLAIN)].forward(self, layer, x, kept)
 
     def keeping_input(self, layer: int, x: Tensor, kept: Kept) -> Tensor:
-        """Run a layer forward and keep only its input; it runs again before its backward pass."""
+        """Run a layer forward and keep only its input; it is recomputed before its backward
+        pass.
+        """
         assert kept.saved is not None
         kept.again = kept.saved.keep(x)
         with torch.no_grad():
@@ -306,14 +313,14 @@ class Passes:
         return y
 
     def keeping_less(self, layer: int, x: Tensor, kept: Kept) -> Tensor:
-        """Run a layer of lean operators forward and keep what these need."""
+        """Run a layer with lean operators forward, and keep what these need."""
         if layer not in self._looked_at:
             self._looked_at.add(layer)
             keep_lost_channels(self.modules[layer])
         return self.keeping_all(layer, x, kept)
 
     def _varies(self, layer: int) -> bool:
-        """Whether what a layer keeps depends on values: on the tokens that come to experts."""
+        """Whether a layer's kept bytes depend on values: on the tokens routed to experts."""
         return any(isinstance(one, Experts) for one in self.modules[layer].modules())
 
     def _run(self, layer: int, x: Tensor, targets: Tensor | None) -> Tensor:
@@ -322,7 +329,7 @@ class Passes:
         return y
 
     def _collect(self, op: Op) -> None:
-        """Connect a layer's gradients with the memory in which they add up."""
+        """Connect a layer's gradients with their accumulators."""
         layer, shape = op.layer, self.state.shape
         gradients = self._places.take_gradients(layer, op.entry)
         adds_to_fetched = shape.zero < 2 and shape.offload_of(layer).gradients > 0
@@ -333,7 +340,9 @@ class Passes:
             self._begin_table(op)
 
     def _begin_table(self, op: Op) -> None:
-        """Begin the sum of gradients of a table that the head borrows: the head's come first."""
+        """Initialise the gradient sum of a table that the head borrows: the head's gradients come
+        first.
+        """
         shape = self.state.shape
         if op.is_of_first and shape.borrows_table(op.layer):
             torch._foreach_zero_(self._places.take_gradients(shape.first_layer, 0))
@@ -341,8 +350,9 @@ class Passes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRun:
-    """How a layer with a treatment runs forward, whether it does so again before its backward pass,
-    and whether it ``is_lean``: keeps what its operators make in place of what they take."""
+    """How a layer with a treatment runs forward, whether it is recomputed before its backward pass,
+    and whether it ``is_lean``: keeps the outputs of its operators instead of their inputs.
+    """
 
     forward: Callable[[Passes, int, Tensor, Kept], Tensor]
     runs_again: bool = False
@@ -358,8 +368,9 @@ LAYER_RUNS: dict[str, LayerRun] = {
 
 
 def layer_treatments(stage: StagePlan, blocks: Sequence[int]) -> dict[int, str]:
-    """The treatment of each of a stage's blocks, by number; refuses treatments that cannot be
-    trained."""
+    """The treatment of each of a stage's blocks, by index; refuses treatments that cannot be
+    trained.
+    """
     names = treatments_of(stage.value)
     for name in names:
         if name not in LAYER_RUNS:

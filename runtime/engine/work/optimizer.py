@@ -1,4 +1,4 @@
-"""The optimizer's step of one layer, and the swaps of its state between host and device."""
+"""The optimizer step of one layer, and the swaps of its states between host and device."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -17,10 +17,10 @@ from runtime.engine.work.parameters import Squares
 from runtime.engine.work.scaling import Scaling
 from runtime.engine.work.turn_server import TurnServer
 
-# The optimizer's step of one layer, one iteration after its gradients: the task S.
+# The optimizer step of one layer, one iteration after its gradients: the task S.
 #
-# The host waits for nothing in a step: the divisor of gradients, and whether the step is skipped,
-# are tensors on the device.
+# The step never blocks the host: the divisor of gradients, and whether the step is skipped, are
+# tensors on the device.
 
 
 # Makes a task's work when the task is issued; by the names of tasks.
@@ -31,7 +31,7 @@ CHUNK = 2**24
 
 
 class Stepper:
-    """Steps the layers of a section with the gradients of the iteration before.
+    """Steps the layers of a section with the gradients of the previous iteration.
 
     ``learning_rate`` is that iteration's. It is None before the first gradients; then a step only
     rounds the 32-bit masters to weights.
@@ -48,12 +48,12 @@ class Stepper:
         self.works: Works = {"S": self.step, "host step": self.step_on_host}
 
     def step(self, op: Op) -> LaneWork:
-        """The work of one layer's step, as far as the device does it."""
+        """The device's part of one layer's step."""
         learning_rate = self.learning_rate
         return lambda: self._step(op, learning_rate)
 
     def step_on_host(self, op: Op) -> LaneWork:
-        """The work of the host's part of a step: from the exchanged gradients to weights."""
+        """The host's part of a step: from the exchanged gradients to weights."""
         learning_rate = self.learning_rate
         return lambda: self._step_on_host(op, learning_rate)
 
@@ -79,7 +79,9 @@ class Stepper:
         own.exchanged_weights.copy_(master)
 
     def _pieces(self, op: Op) -> list[list[Tensor]]:
-        """Masters and moments to step on the device: the resident ones, and the staged ones."""
+        """The master weights and moments to step on the device: the resident and the staged
+        ones.
+        """
         splits = self.state.layers[op.layer].optimizer
         pieces = [[split.resident for split in splits]]
         if self.state.shape.stages_tail(op.layer):
@@ -121,7 +123,7 @@ def _chunks(piece: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
 
 
 class Swaps:
-    """Makes the work of each copy and collective of a section, which these ranks divide."""
+    """Makes the work of each copy and collective of a section, which these ranks shard."""
 
     def __init__(
         self,
@@ -146,7 +148,8 @@ class Swaps:
             "R": lambda op: lambda: self._reduce(op),
         }
         if state.shape.steps_on_host:
-            # Optimizer state stays on the host: gradients leave, and stepped weights come.
+            # Optimizer states stay on the host: gradients are offloaded, and updated weights
+            # fetched.
             self.works["O>"] = lambda op: lambda: self._give_gradients(op)
             self.works["O<"] = lambda op: lambda: self._take_weights(op)
 
@@ -209,7 +212,7 @@ class Swaps:
         state, layer = self.state, op.layer
         whole = state.whole_weights(layer, op.entry)
         if not whole.numel():
-            # Nothing of the layer is trained.
+            # The layer has no trained parameters.
             return None
         own = own_part(whole, self.gatherers)
         is_elsewhere = state.shape.zero >= 3 and not state.shape.offload_of(layer).weights
@@ -242,8 +245,9 @@ class Swaps:
 
 
 class FrozenSwaps(Swaps):
-    """Copies and gathers of weights that are not trained. Where the step of others leaves these in
-    their place, those are fetched."""
+    """Copies and gathers of frozen weights. Where a step leaves trained weights in place, frozen
+    ones are fetched.
+    """
 
     def __init__(
         self, state: Section, sharers: Sharers, squares: Squares, streams: Streams
@@ -258,8 +262,7 @@ class FrozenSwaps(Swaps):
 
 
 def works_of_sections(of_each: Sequence[tuple[Section, Works]]) -> Works:
-    """By the names of tasks: the work of a task for all sections that its layer has, and that have
-    it."""
+    """By the names of tasks: the work of a task for all sections of its layer that have it."""
 
     def work_of(name: str, op: Op) -> LaneWork:
         own = [works for section, works in of_each if op.layer in section.layers]

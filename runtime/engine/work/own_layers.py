@@ -1,4 +1,4 @@
-"""The layers of a user's own model: what comes before its blocks, each block, what comes after.
+"""The layers of a user's own model: the part before its blocks, each block, the part after.
 
 A model's code is one function. It is run for one layer at a time: what comes before the blocks ends
 where the first block is called, and what comes after them begins where the last one returns; blocks
@@ -26,7 +26,7 @@ from mistlab.plan.workload import Workload
 from runtime.engine.work.stage_modules import HOST, LayerModule
 from runtime.models.config import TYPE_OF_PRECISION
 
-# Where a call has its hidden states: the number of an argument, or its name.
+# The position of a call's hidden states: an argument's index, or its name.
 Place = int | str
 _FACTORIES = Lock()
 
@@ -38,14 +38,14 @@ class OwnLayer(LayerModule):
     first: dict[str, Tensor]
 
     def initial(self, seed: int, *, tied: bool, device: torch.device = HOST) -> dict[str, Tensor]:
-        """The layer's first weights; the factory drew them by the seed."""
+        """The layer's initial weights, which the factory drew by the seed."""
         del seed, tied
         return {name: self.first.pop(name).to(device) for name in self.whole_shapes}
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class BlockCall:
-    """How the model's code calls a block, and what the block returns beside hidden states."""
+    """How the model's code calls a block, and what the block returns besides hidden states."""
 
     arguments: tuple[Any, ...]
     named: dict[str, Any]
@@ -60,7 +60,7 @@ class BlockCall:
         return states
 
     def of(self, block: nn.Module, x: Tensor) -> Tensor:
-        """What the block makes of other hidden states."""
+        """The block's output for other hidden states."""
         arguments, named = list(self.arguments), dict(self.named)
         if isinstance(self.place, int):
             arguments[self.place] = x
@@ -76,17 +76,17 @@ class BlockCall:
         return replace(self, arguments=arguments, named=named)
 
     def returning(self, x: Tensor) -> Any:
-        """Hidden states as the block returns them."""
+        """Hidden states in the form in which the block returns them."""
         return x if self.returned is None else (x, *self.returned)
 
     def others(self) -> list[Any]:
-        """All that the block takes beside hidden states."""
+        """The block's arguments other than hidden states."""
         of = [one for n, one in enumerate(self.arguments) if n != self.place]
         return [*of, *(one for name, one in self.named.items() if name != self.place)]
 
 
 class _ReachedError(BaseException):
-    """The code has come to the first block."""
+    """The code has reached the first block."""
 
     def __init__(self, x: Tensor) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class PartedModel:
         self.blocks = list(blocks)
         self.takes_targets = "targets" in inspect.signature(model.forward).parameters
         self.calls: list[BlockCall] = []
-        # Modules with parameters of what comes before the blocks, and shapes of their results.
+        # Modules with parameters before the blocks, and the shapes of their results.
         self.early: dict[str, torch.Size] = {}
 
     def before_blocks(self, tokens: Tensor) -> Tensor:
@@ -120,12 +120,12 @@ class PartedModel:
         raise AssertionError
 
     def after_blocks(self, x: Tensor, targets: Tensor) -> Tensor:
-        """The loss, from what the last block made."""
+        """The loss, from the last block's output."""
         learns, last = torch.is_grad_enabled(), len(self.blocks) - 1
 
         def hand_on(number: int, _: tuple[Any, ...], __: dict[str, Any]) -> Any:
             if number == last:
-                # What comes before is run again for its shapes, and nothing of it is kept.
+                # The part before the blocks is run again for its shapes, and nothing of it is kept.
                 torch.set_grad_enabled(learns)
             return self.calls[number].returning(x)
 
@@ -148,7 +148,7 @@ class PartedModel:
 
     @contextmanager
     def _instead(self, run: Callable[..., Any]) -> Iterator[None]:
-        """Within the ``with`` block call a function with a block's number in place of the block."""
+        """Within the ``with`` block, call a function with a block's index in place of the block."""
         for number, block in enumerate(self.blocks):
             block.__dict__["forward"] = _numbered(run, number)
         try:
@@ -159,8 +159,9 @@ class PartedModel:
 
     @contextmanager
     def _shapes_alone(self, x: Tensor) -> Iterator[None]:
-        """Within the ``with`` block modules in front of blocks give shapes without values: their
-        parameters may be elsewhere."""
+        """Within the ``with`` block, modules before the blocks return shapes without values, since
+        their parameters may be elsewhere.
+        """
         nothing, modules = x.new_zeros(()), dict(self.model.named_modules())
         for name, shape in self.early.items():
             modules[name].__dict__["forward"] = _giving(nothing, shape)
@@ -171,7 +172,7 @@ class PartedModel:
                 del modules[name].__dict__["forward"]
 
     def note_calls(self, tokens: Tensor) -> list[BlockCall]:
-        """How blocks are called; refuses code between blocks."""
+        """Record how blocks are called; refuses code between blocks."""
         calls: list[BlockCall] = []
         made: list[Tensor] = []
 
@@ -209,7 +210,7 @@ def _numbered(run: Callable[..., Any], number: int) -> Callable[..., Any]:
 
 
 def _called(number: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> BlockCall:
-    """A call, with the place of its hidden states: the first tensor of floating-point numbers."""
+    """A call, with the position of its hidden states: the first floating-point tensor."""
     given: list[tuple[Place, Any]] = [*enumerate(arguments), *named.items()]
     places = [place for place, one in given if isinstance(one, Tensor) and one.is_floating_point()]
     if not places:
@@ -217,7 +218,7 @@ def _called(number: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> B
     return BlockCall(arguments=arguments, named=named, place=places[0])
 
 
-# Which parameters belong to which layer.
+# The assignment of parameters to layers.
 
 
 def own_shapes_of(workload: Workload) -> dict[str, tuple[int, ...]]:
@@ -229,7 +230,7 @@ def own_shapes_of(workload: Workload) -> dict[str, tuple[int, ...]]:
 def own_layers(
     workload: Workload, seed: int, sequences: int, wanted: Sequence[int], device: torch.device
 ) -> dict[int, LayerModule]:
-    """The ``wanted`` layers of a workload's own model, by number in the whole model."""
+    """The ``wanted`` layers of a workload's own model, by index in the whole model."""
     parted = built(workload, seed)
     blocks = workload.model.layers
     if len(parted.blocks) != blocks:
@@ -272,7 +273,7 @@ def built(workload: Workload, seed: int) -> PartedModel:
     from runtime.tracing.trace import find_blocks  # noqa: PLC0415 (needs SymPy)
 
     factory = _factory_of(workload)
-    # As in tracing, a factory may ask for the length of sequences, and for a degree.
+    # As in tracing, a factory may ask for the sequence length, and for a degree.
     taken = inspect.signature(factory).parameters
     needed = [name for name, one in taken.items() if one.default is one.empty]
     given = dict.fromkeys(needed, 1)
@@ -308,7 +309,7 @@ def _factory_of(workload: Workload) -> Callable[..., nn.Module]:
 
 
 def _parted(parted: PartedModel, workload: Workload, sequences: int) -> dict[int, list[str]]:
-    """The names of each layer's parameters; notes how blocks are called."""
+    """The names of each layer's parameters; also records how blocks are called."""
     shape, vocab = (sequences, workload.sequence_length), min(workload.model.vocab, 2)
     ones, others = (torch.full(shape, token) for token in (0, vocab - 1))
     parted.calls = parted.note_calls(ones)
@@ -335,7 +336,7 @@ def _parted(parted: PartedModel, workload: Workload, sequences: int) -> dict[int
 
 
 def _learning(parameters: Mapping[str, nn.Parameter], run: Callable[[], Tensor]) -> set[str]:
-    """The parameters that have a gradient of a number."""
+    """The parameters with a gradient of a scalar."""
     run().backward()
     learning = {name for name, one in parameters.items() if one.grad is not None}
     for parameter in parameters.values():
@@ -344,7 +345,7 @@ def _learning(parameters: Mapping[str, nn.Parameter], run: Callable[[], Tensor])
 
 
 def _results_of(parted: PartedModel, names: set[str], tokens: Tensor) -> dict[str, torch.Size]:
-    """The shapes of what modules with some parameters give."""
+    """The shapes of the results of modules with certain parameters."""
     modules, shapes = dict(parted.model.named_modules()), {}
     hooks = []
     for name in {one.rpartition(".")[0] for one in names} - {""}:
@@ -362,7 +363,7 @@ def _results_of(parted: PartedModel, names: set[str], tokens: Tensor) -> dict[st
 
 
 def _check_calls(parted: PartedModel, again: Sequence[BlockCall]) -> None:
-    """Refuse what depends on tokens or parameters among what blocks take beside hidden states."""
+    """Refuse blocks whose further arguments depend on tokens or parameters."""
     for number, (call, other) in enumerate(zip(parted.calls, again, strict=True)):
         pairs = zip(tree_leaves(call.others()), tree_leaves(other.others()), strict=True)
         for given, then in pairs:
@@ -387,15 +388,16 @@ def _check_model(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> No
 
 
 class _Delegating(nn.Module):
-    """A module whose parts are those of another, a part of the user's model."""
+    """A module whose parts are those of another: a part of the user's model."""
 
     def __init__(self, own: PartedModel, whole: nn.Module) -> None:
         super().__init__()
         self.__dict__["own"], self.__dict__["whole"] = own, whole
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
-        """What stays where it is: the whole model's buffers, and what blocks take beside hidden
-        states."""
+        """The buffers, which stay in place: the whole model's, and the blocks' further
+        arguments.
+        """
         del recurse
         parted: PartedModel = self.__dict__["own"]
         yield from parted.model.buffers()
@@ -413,7 +415,7 @@ class _Delegating(nn.Module):
 
 
 class _OwnEnds(_Delegating):
-    """What comes before the blocks, or after them."""
+    """The part before the blocks, or after them."""
 
     def __init__(self, own: PartedModel, *, after: bool) -> None:
         super().__init__(own, own.model)

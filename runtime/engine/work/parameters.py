@@ -1,4 +1,6 @@
-"""Parameters of layers on a rank: gathered, reduced, and the norm of all gradients."""
+"""Parameters of layers on a rank: their relation to whole tensors, and the norm of all
+gradients.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -19,7 +21,7 @@ from runtime.engine.work.stage_modules import TABLE, LayerModule, twin_of
 
 
 TIED_TABLE = -1
-# Squares are summed within rows of so many elements, then the rows' sums are added.
+# Squares are summed within rows of this many elements, then the rows' sums are added.
 ROW = 1024
 
 
@@ -69,11 +71,11 @@ class Squares:
 
 # Relates a rank's flat vectors to the model's tensors.
 #
-# First weights, checkpoints, the norm of gradients and tied tables need this.
+# Initial weights, checkpoints, the norm of gradients and tied tables need this.
 
 
 class Parameters:
-    """Knows which part of each parameter this rank holds and steps."""
+    """The part of each parameter that this rank holds and steps."""
 
     def __init__(
         self,
@@ -105,7 +107,7 @@ class Parameters:
             self._set_frozen(self.state.frozen, layer, parts)
 
     def _set_frozen(self, section: Section, layer: int, parts: Mapping[str, Tensor]) -> None:
-        """Set a layer's frozen weights, which have no masters."""
+        """Set a layer's frozen weights, which have no master weights."""
         one, layout = self.layers[layer], section.layers[layer].layout
         weights = section.layers[layer].weights
         flat = torch.zeros(layout.numel, dtype=weights.resident.dtype)
@@ -114,8 +116,7 @@ class Parameters:
         weights.store(flat[layout.own] if self.shape.zero >= 3 else flat)
 
     def pieces(self, layer: int) -> Iterator[Piece]:
-        """The boxes of the model's tensors that the rank steps in a layer, one section's behind the
-        other's.
+        """The boxes of the model's tensors that the rank steps in a layer, section by section.
 
         Each box is either on the device or on the host, like the optimizer state in it.
         """
@@ -145,7 +146,9 @@ class Parameters:
                 )
 
     def values(self, layer: int, kind: int, piece: Piece) -> Tensor:
-        """The memory of a piece's masters (0) or moments (1, 2), on the device or on the host."""
+        """The memory of a piece's master weights (0) or moments (1, 2), on the device or on the
+        host.
+        """
         begin = piece.begin
         for section in self.state.sections_of(layer):
             split = section.layers[layer].optimizer[kind]
@@ -157,7 +160,8 @@ class Parameters:
 
     def counted(self, section: Section, sharers: Sharers) -> dict[int, list[slice]]:
         """For each layer of a section, ranges of the stepped vector that only this rank counts in a
-        norm."""
+        norm.
+        """
         if self.shape.zero == 0 and sharers.replica > 0:
             return {layer: [] for layer in section.layers}
         return {layer: self._counted(section, sharers, layer) for layer in section.layers}
@@ -223,16 +227,16 @@ class Parameters:
                         yield gradients[low - begin : high - begin], first + low
 
     def _unpadded(self, entry: Entry) -> int:
-        """Number of elements in this rank's part of the table that are no padding."""
+        """The number of elements in this rank's part of the table that are not padding."""
         return min(entry.numel, self.table_numel - self.connections.place.tensor * entry.numel)
 
     def stepped(self, layer: int, kind: int) -> Tensor:
-        """A copy on the host of the rank's masters (0) or moments (1, 2) of a layer."""
+        """A host copy of the rank's master weights (0) or moments (1, 2) of a layer."""
         splits = [one.layers[layer].optimizer[kind] for one in self.state.sections_of(layer)]
         return torch.cat([part for one in splits for part in (one.resident.cpu(), one.tail)])
 
     def writes(self, piece: Piece) -> bool:
-        """Whether this rank writes a piece to a checkpoint, where several ranks have the piece.
+        """Whether this rank writes a piece to a checkpoint, where several ranks hold it.
 
         Of two tied tables only the embedding's is written.
         """

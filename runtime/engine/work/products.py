@@ -1,4 +1,4 @@
-"""Linear layers whose backward pass adds the weight's gradient straight to the sum of gradients.
+"""Linear layers whose backward pass accumulates weight gradients directly.
 
 Autograd would make the gradient as a new tensor and then add it to the sum, with three more passes
 over the weight's bytes. Here the product that makes the gradient adds it to the sum, which is in
@@ -30,18 +30,20 @@ from runtime.models.parallel import (
 )
 from runtime.models.transformer import Head
 
-# Takes work, and does it now or later in the same backward pass of the layer.
+# Takes work, and runs it now or later in the same backward pass of the layer.
 RunBeside = Callable[[Callable[[], object]], None]
 
 
 def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add a product to a sum that may be wider than its operands; the product is not rounded."""
+    """Add a GEMM's result to an accumulator that may be wider than its operands; the result is not
+    rounded.
+    """
     if total.dtype == left.dtype:
         total.addmm_(left, right)
     elif total.is_cuda:
         torch.ops.aten.addmm.dtype_out(total, left, right, total.dtype, out=total)
     else:
-        # Products of a CPU have no wider results.
+        # GEMMs on a CPU have no wider results.
         total.addmm_(left.to(total.dtype), right.to(total.dtype))
 
 
@@ -53,7 +55,8 @@ class _AddingLinear(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, schedule: RunBeside
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        # The saved weight may have moved by the backward pass; the sum is the parameter's ``grad``.
+        # The saved weight may have moved by the backward pass; the accumulator is the parameter's
+        # ``grad``.
         ctx.parameter, ctx.has_bias, ctx.schedule = weight, bias is not None, schedule
         return nn.functional.linear(x, weight, bias)
 
@@ -63,15 +66,16 @@ class _AddingLinear(torch.autograd.Function):
     ) -> tuple[Tensor, None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         of_bias = gradient.sum(0) if ctx.has_bias else None
-        # Its history would keep the layer's input until the product is done.
+        # Its autograd history would keep the layer's input until the GEMM has run.
         parameter, x = ctx.parameter, x.detach()
         ctx.schedule(lambda: add_product_(parameter.grad, gradient.t(), x))
         return gradient.mm(weight), None, of_bias, None
 
 
 class _AddingOwnTokens(torch.autograd.Function):
-    """``x @ weight.T + bias`` of this rank's tokens with a matrix that all ranks have whole. What
-    the ranks' tokens give is summed before it is added, so that the sums stay alike."""
+    """``x @ weight.T + bias`` of this rank's tokens with a matrix that all ranks have whole. The
+    ranks' gradients are reduced before they are accumulated, so that accumulators stay equal.
+    """
 
     @staticmethod
     def forward(
@@ -100,13 +104,13 @@ class _AddingOwnTokens(torch.autograd.Function):
 
 
 def adding_up_own(x: Tensor, weight: Tensor, bias: Tensor | None, ranks: StreamedRanks) -> Tensor:
-    """``adding_up`` with a matrix that all ranks have whole, where each has its own tokens."""
+    """``adding_up`` with a matrix that all ranks have whole, where each rank has its own tokens."""
     made: Tensor = _AddingOwnTokens.apply(x, weight, bias, ranks)
     return made
 
 
 class _AddingGatheredLinear(torch.autograd.Function):
-    """``_AddingLinear`` of whole sequences, of which each rank has and keeps its part."""
+    """``_AddingLinear`` of whole sequences, of which each rank holds and keeps its part."""
 
     @staticmethod
     def forward(
@@ -151,7 +155,9 @@ def adding_up_gathered(
 
 
 def adding_up(x: Tensor, weight: Tensor, bias: Tensor | None, schedule: RunBeside) -> Tensor:
-    """torch's ``linear``, but its backward pass adds to ``weight.grad``, which must exist."""
+    """torch's ``linear``, except that its backward pass accumulates in ``weight.grad``, which must
+    exist.
+    """
     made: Tensor = _AddingLinear.apply(x, weight, bias, schedule)
     return made
 
@@ -180,13 +186,15 @@ class _AddingRows(torch.autograd.Function):
 
 
 def adding_up_rows(tokens: Tensor, weight: Tensor, schedule: RunBeside) -> Tensor:
-    """torch's ``embedding``, but its backward pass adds to ``weight.grad``, which must exist."""
+    """torch's ``embedding``, except that its backward pass accumulates in ``weight.grad``, which
+    must exist.
+    """
     made: Tensor = _AddingRows.apply(tokens, weight, schedule)
     return made
 
 
 class _AddingGroups(torch.autograd.Function):
-    """A grouped product; autograd gets no gradient for the matrices."""
+    """A grouped GEMM; autograd gets no gradient for the matrices."""
 
     @staticmethod
     def forward(
@@ -213,7 +221,7 @@ class _AddingGroups(torch.autograd.Function):
 
 
 def _by_groups(rows: Tensor, matrices: Tensor, counts: tuple[int, ...]) -> Tensor:
-    """Each group's rows times its own matrix; a group may have none."""
+    """Each group's rows times its own matrix; a group may be empty."""
     made = rows.new_empty((len(rows), matrices.shape[2]))
     groups = zip(rows.split(counts), matrices, made.split(counts), strict=True)
     for group, matrix, place in groups:
@@ -222,19 +230,20 @@ def _by_groups(rows: Tensor, matrices: Tensor, counts: tuple[int, ...]) -> Tenso
 
 
 def adding_up_groups(rows: Tensor, weight: Tensor, counts: Counts, schedule: RunBeside) -> Tensor:
-    """A grouped product whose backward pass adds to ``weight.grad``, which must exist; the host
-    knows the counts."""
+    """A grouped GEMM whose backward pass accumulates in ``weight.grad``, which must exist; the host
+    knows the counts.
+    """
     made: Tensor = _AddingGroups.apply(rows, weight, counts, schedule)
     return made
 
 
 def _gathered_by(ranks: StreamedRanks) -> MultiplyGathered:
-    """``adding_up_gathered`` by these ranks, whatever ranks the layer has."""
+    """``adding_up_gathered`` with these ranks, whatever ranks the layer has."""
     return lambda x, weight, bias, _: adding_up_gathered(x, weight, bias, ranks)
 
 
 def add_up_inside(module: nn.Module, ranks: StreamedRanks) -> None:
-    """Let all linear layers of a module add their weights' gradients to the sums themselves.
+    """Make all linear layers of a module accumulate their weight gradients themselves.
 
     Layers whose rows are split over ranks do so beside the sum of their input's gradient over
     ranks.
@@ -258,8 +267,9 @@ def add_up_inside(module: nn.Module, ranks: StreamedRanks) -> None:
 
 
 def add_up_shared(module: nn.Module, ranks: StreamedRanks) -> None:
-    """Let a backward pass sum the gradients of matrices that all ranks hold, if each rank has those
-    of its own tokens alone; those of vectors add up first (``SharedVectors``)."""
+    """Make a backward pass reduce the gradients of matrices that all ranks hold, if each rank has
+    those of its own tokens only; those of vectors are accumulated first (``SharedVectors``).
+    """
 
     def summed(gradient: Tensor) -> Tensor:
         whole = gradient.contiguous()

@@ -1,4 +1,4 @@
-"""What the routers of a rank's blocks chose in an iteration, and their losses, for all ranks.
+"""Statistics of the routers of a rank's blocks in an iteration, and their losses, for all ranks.
 
 A micro-batch's choices are noted in its backward pass, which runs once, even where a block runs
 forward again. The iteration's report sums them over all ranks: each token of the model's batch is
@@ -18,14 +18,14 @@ from mistlab.stages.stage_shape import Routers
 from runtime.engine.work.stage_modules import layer_of
 from runtime.models.experts import CORRECTION, Experts
 
-# A router has lost its way if an expert is chosen by at least this share of all tokens, and at
-# least so many times as often as the mean.
+# A router has collapsed if an expert is chosen by at least this share of all tokens, and at least
+# this many times as often as the mean.
 MOST_TOKENS, TIMES_THE_MEAN = 0.9, 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lopsided:
-    """A block, numbered from 0, most of whose tokens chose one expert: the ``share`` that did."""
+    """A block, by its index, most of whose tokens chose one expert: the ``share`` that did."""
 
     block: int
     expert: int
@@ -55,7 +55,7 @@ class _WatchedBlock:
 
 
 class RouterNotes:
-    """The notes of one rank."""
+    """The router statistics of one rank."""
 
     def __init__(
         self,
@@ -84,16 +84,18 @@ class RouterNotes:
                         experts.correction = torch.zeros(count, device=device)
 
     def taken(self, micro_batches: int) -> Tensor:
-        """The notes of this rank as one vector, which begin anew: the mean loss of so many
-        micro-batches of all replicas, then choices (L E)."""
+        """This rank's statistics as one vector, after which they are reset: the mean loss of the
+        micro-batches of all replicas, then counts of choices (L E).
+        """
         made = torch.cat([self.loss[None] / micro_batches, self._counts.flatten()])
         self._counts.zero_()
         self.loss.zero_()
         return made
 
     def learn(self, notes: Tensor, overflow: Tensor) -> None:
-        """Take all ranks' notes, and move the corrections of this rank's routers by them; not where
-        a step is left out."""
+        """Update the biases of this rank's routers by all ranks' statistics; not where a step is
+        skipped.
+        """
         assert self.experts is not None
         self._reported = notes
         if not self.experts.router.correction_rate:
@@ -113,8 +115,7 @@ class RouterNotes:
         return self._reported[0].item() if follows else None
 
     def corrections(self) -> dict[str, Tensor]:
-        """The corrections of this rank's routers, by name; they are alike on all its stage's
-        ranks."""
+        """The biases of this rank's routers, by name; they are equal on all ranks of a stage."""
         return {
             f"{self._name(self._first + number)}.{CORRECTION}": experts.correction
             for number, experts in self._own.items()
@@ -122,7 +123,7 @@ class RouterNotes:
         }
 
     def _name(self, block: int) -> str:
-        """A block's name; the head's blocks for further tokens are numbered last."""
+        """A block's name; multi-token prediction blocks of the head are numbered last."""
         further = block - self._layers
         return f"blocks.{block}" if further < 0 else f"head.further.{further}.block"
 
@@ -143,7 +144,7 @@ class RouterNotes:
 
 
 def routers_of(spec: ModelSpec) -> Routers:
-    """What a stage's tasks do with the routers of its blocks."""
+    """The actions of a stage's tasks on the routers of its blocks."""
     if spec.experts is None:
         return "none"
     return "corrected" if spec.experts.router.correction_rate else "noted"

@@ -1,5 +1,5 @@
 """Gradients of vectors that all tensor-parallel ranks hold, where each rank has those of its own
-tokens alone.
+tokens only.
 
 Norms and biases of row-split products have a few gradients each, in every block and micro-batch.
 They add up here, on each rank; a layer's last backward pass of an iteration sums them over the
@@ -20,8 +20,9 @@ from runtime.models.parallel import parameters_of_own_tokens
 
 
 class SharedVectors:
-    """The sums of a stage's layers; empty unless ranks split tokens or send them to experts, or
-    heads have norms."""
+    """The sums of a stage's layers; empty unless ranks split tokens or route them to experts, or
+    heads have norms.
+    """
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class SharedVectors:
         device: torch.device,
     ) -> None:
         self._places, self._ranks = places, ranks
-        # By layer: which of its vectors are shared, their sums as one tensor and one by one.
+        # By layer: which of its vectors are shared, and their sums as one tensor and separately.
         self._is_shared: dict[int, list[bool]] = {}
         self._sums: dict[int, Tensor] = {}
         self._each: dict[int, list[Tensor]] = {}
@@ -59,7 +60,8 @@ class SharedVectors:
         self, layer: int, gradients: Sequence[Tensor], *, is_first: bool, is_last: bool
     ) -> None:
         """Add a backward pass's gradients of a layer's vectors, the first or the last ones of an
-        iteration."""
+        iteration.
+        """
         if layer not in self._sums:
             self._places.add_vectors(layer, list(gradients))
             return

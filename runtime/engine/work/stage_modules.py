@@ -1,4 +1,4 @@
-"""The modules of a stage, with attention written out where a trace needs it.
+"""The modules of a stage, with unfused attention in place.
 
 Axes: B batch, S sequence, H the rank's heads, D channels a head.
 """
@@ -34,15 +34,14 @@ from runtime.models.ranks import OneRank, TensorParallel
 from runtime.models.transformer import Block, Embedding, FurtherHead, Head
 from runtime.runnable import check_model
 
-# Written-out attention without copies: its products read and write heads where they lie.
+# Unfused attention without copies: its GEMMs read and write heads in place.
 #
-# A batched product needs its matrices at a constant stride. In the tensor of queries, keys and
-# values, and in the layer's output, the heads of one sequence lie at a constant stride, but the
-# heads of several sequences do not. So there is one product for each sequence, and operands,
-# results and gradients need no copies. This works only if each head has keys and values of its
-# own.
+# A batched GEMM needs its matrices at a constant stride. In the tensor of queries, keys and values,
+# and in the layer's output, the heads of one sequence are at a constant stride, but the heads of
+# several sequences are not. So there is one GEMM for each sequence, and operands, results and
+# gradients need no copies. This works only if each head has keys and values of its own.
 #
-# Axes: B batch, S sequence, H the rank's heads, D channels a head.
+# Axes: B batch, S sequence, H the rank's heads, D channels per head.
 
 
 class _InPlace(torch.autograd.Function):
@@ -95,7 +94,7 @@ class _InPlace(torch.autograd.Function):
 
 
 def attend_in_place(qkv: Tensor, of: Attention) -> Tensor:
-    """Written-out attention with as many heads of keys as of queries."""
+    """Unfused attention with as many key heads as query heads."""
     dropout = of.config.dropped_shares
     rows = of.rows_of_shares() if dropout else None
     mixed: Tensor = _InPlace.apply(qkv, rows, dropout, of.is_causal)
@@ -103,7 +102,7 @@ def attend_in_place(qkv: Tensor, of: Attention) -> Tensor:
 
 
 def let_attend_in_place(module: nn.Module) -> None:
-    """Let a module's written-out attention work without copies, if its heads share no keys."""
+    """Make a module's unfused attention work without copies, if its heads share no keys."""
     for attention in module.modules():
         if isinstance(attention, Attention) and _is_written_out(attention.config):
             attention.attend = attend_in_place
@@ -122,7 +121,7 @@ def _factor(qkv: Tensor) -> float:
 
 
 def _product(left: Tensor, right: Tensor, factor: float = 1.0, out: Tensor | None = None) -> Tensor:
-    """``factor * left @ right`` of tensors of four dimensions, one sequence after another."""
+    """``factor * left @ right`` of four-dimensional tensors, one sequence after another."""
     if out is None:
         out = left.new_empty(*left.shape[:-1], right.shape[-1])
     for matrix, other, result in zip(left, right, out, strict=True):
@@ -130,21 +129,22 @@ def _product(left: Tensor, right: Tensor, factor: float = 1.0, out: Tensor | Non
     return out
 
 
-# Builds a stage's layers as modules without storage, and draws their first weights by seed.
+# Builds a stage's layers as modules without storage, and draws their initial weights by seed.
 
 
 INITIAL_STD = 0.02
 HOST = torch.device("cpu")
-# Names of the table of token vectors, and of the head's weight, which may be tied to it.
+# The names of the token table, and of the head's weight, which may be tied to it.
 TABLE, TIED = "embedding.tokens.weight", "head.projection.weight"
-# That of the head's table of token vectors for further tokens, if the head's weight is another.
+# The name of the head's token table for multi-token prediction, if the head's weight is another.
 COPIED = "head.table.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerModule:
     """A layer on one tensor-parallel rank; its parameters' full names begin with ``prefix``. Frozen
-    weights may be packed."""
+    weights may be packed.
+    """
 
     prefix: str
     module: nn.Module
@@ -159,12 +159,14 @@ class LayerModule:
 
     @property
     def trained_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the rank's parts of what is trained."""
+        """The shapes of the rank's parts of trained parameters."""
         return {name: shape for name, shape in self.shapes.items() if not self.is_frozen(name)}
 
     @property
     def frozen_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the rank's parts of frozen weights, as they are kept: packed ones are flat."""
+        """The shapes of the rank's parts of frozen weights, as they are stored: packed ones are
+        flat.
+        """
         return {
             name: self._packed_shape(name) if name in self.packings else shape
             for name, shape in self.shapes.items()
@@ -176,7 +178,7 @@ class LayerModule:
         return not self.module.get_parameter(name).requires_grad
 
     def kept_as(self, name: str, part: Tensor) -> Tensor:
-        """The rank's part of a frozen weight, as it is kept."""
+        """The rank's part of a frozen weight, as it is stored."""
         packing = self.packings.get(name)
         if packing is None:
             return part
@@ -194,12 +196,13 @@ class LayerModule:
         return self.whole_shapes[name.removeprefix(self.prefix)]
 
     def is_of_experts(self, name: str) -> bool:
-        """Whether a parameter is of experts, which other ranks have in common than the others."""
+        """Whether a parameter belongs to experts, which other ranks share."""
         return isinstance(self._owner(name), ExpertMatrices)
 
     def is_split(self, name: str) -> bool:
-        """Whether ranks have parts of a parameter: tensor-parallel ones, or of experts those with
-        parts of the same experts."""
+        """Whether ranks have parts of a parameter: tensor-parallel ranks, or for experts those with
+        parts of the same experts.
+        """
         owner = self._owner(name)
         if isinstance(owner, ExpertMatrices):
             return owner.splits(name.rpartition(".")[2])
@@ -229,7 +232,7 @@ class LayerModule:
 def initial_tensor(
     name: str, shape: tuple[int, ...], seed: int, *, tied: bool, device: torch.device = HOST
 ) -> Tensor:
-    """First weights of a parameter, drawn on a device.
+    """The initial weights of a parameter, drawn on a device.
 
     They depend on the seed and the parameter's name, so they are the same for every plan. Kinds of
     devices draw different values. What an adapter adds is 0 at first; its other factor keeps the
@@ -243,7 +246,7 @@ def initial_tensor(
     if len(shape) == 1:
         fill = 1.0 if name.endswith("weight") else 0.0
         return torch.full(shape, fill, device=device)
-    # A host's generator takes 32 bits of its seed: both must be within them.
+    # A CPU generator takes 32 bits of its seed, and both numbers must be within them.
     generator = generator_of(device).manual_seed(crc32(name.encode(), seed & 0xFFFFFFFF))
     return torch.empty(shape, device=device).normal_(std=std, generator=generator)
 
@@ -256,8 +259,9 @@ def layer_modules(
     experts: StreamedExperts,
     device: torch.device,
 ) -> dict[int, LayerModule]:
-    """A stage's layers, by number in the whole model; ``context`` are the ranks that have parts of
-    the same sequences, ``experts`` those that have experts."""
+    """A stage's layers, by index in the whole model; ``context`` are the context-parallel ranks,
+    ``experts`` the expert-parallel ones.
+    """
     check_model(workload)
     config = config_of(workload, tensor_parallel=ranks.size, expert_ranks=experts.counts)
     places, further = None, None
@@ -283,7 +287,7 @@ def layer_modules(
 
 
 def let_draw(layers: Mapping[int, LayerModule], draws: Draws) -> None:
-    """Let the masks of all layers follow from position."""
+    """Make the dropout masks of all layers depend on position."""
     for layer, layer_module in layers.items():
         for name, module in layer_module.module.named_modules():
             if isinstance(module, Dropout | Attention):
@@ -291,15 +295,17 @@ def let_draw(layers: Mapping[int, LayerModule], draws: Draws) -> None:
 
 
 def layer_of(layer: int, name: str) -> int:
-    """The number of what a module by this name in a layer belongs to: blocks for further tokens,
-    which the head has, are numbered from it on."""
+    """The index of the layer or block that a module of this name in a layer belongs to; multi-token
+    prediction blocks, which the head has, are numbered from the head's index on.
+    """
     within, _, rest = name.partition(".")
     return layer + int(rest.partition(".")[0]) if within == "further" and rest else layer
 
 
 def twin_of(model: ModelSpec) -> str:
-    """The name of the head's parameter that is the embedding's table again; empty if there is
-    none."""
+    """The name of the head's parameter that is the embedding table again; empty if there is
+    none.
+    """
     if model.tied_embeddings:
         return TIED
     return COPIED if model.further_tokens else ""
@@ -341,7 +347,7 @@ class LayerBuilder:
         return module
 
     def layer(self, layer: int) -> nn.Module:
-        """A layer by its number; frozen, with adapters in blocks, where these are trained."""
+        """A layer by its index; frozen, with adapters in blocks, where adapters are trained."""
         module = self._layer(layer)
         if self.trains_adapters:
             with torch.device("meta"):
@@ -369,7 +375,7 @@ class LayerBuilder:
             return head
 
     def _joined(self, block: Block) -> Block:
-        """A block with the ranks that have other experts, and other tokens."""
+        """A block connected to the ranks that have other experts, and other tokens."""
         if block.experts is not None:
             block.experts.trips = self.experts
             block.experts.context = self.context

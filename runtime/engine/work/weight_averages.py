@@ -1,5 +1,6 @@
-"""Averages of weights between replicas after steps of their own: with neighbours, with all, or by
-outer steps (``mistlab.reduction.outer_steps``)."""
+"""Averages of weights between replicas that step independently: with neighbours, with all, or by
+outer steps (``mistlab.reduction.outer_steps``).
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +18,9 @@ WHOLE_BITS = 32
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class OuterState:
-    """Of a vector of weights: those that all replicas share, the outer momenta, and the change that
-    was averaged last."""
+    """For a vector of weights: the shared weights of all replicas, the outer momentum, and the
+    change that was averaged last.
+    """
 
     shared: Tensor
     momenta: Tensor
@@ -35,10 +37,10 @@ class WeightAverages:
     outer: dict[tuple[int, int], OuterState] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """Share the weights with which a run begins, unless it has begun."""
+        """Record the initial weights as the shared ones, unless a run has begun."""
         if self.how.kind == "outer" and not self.outer:
             for weights_key, weights in self._masters():
-                # Without a delay a change is used at once, and not kept.
+                # Without a delay a change is applied immediately, and not kept.
                 self.outer[weights_key] = OuterState(
                     shared=weights.clone(),
                     momenta=torch.zeros_like(weights),
@@ -53,7 +55,7 @@ class WeightAverages:
         return step % self.how.every == 0
 
     def average(self, step: int) -> None:
-        """Do what is due after a step of all layers."""
+        """Run the averaging that is due after a step of all layers."""
         if self.how.kind == "gossip":
             offsets = self.how.neighbours(self.peers.size, step - 1)
             for _, weights in self._masters():
@@ -66,7 +68,7 @@ class WeightAverages:
             self._outer_steps(step)
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """The states of outer steps, by the names that a checkpoint has for them."""
+        """The states of outer steps, by their names in a checkpoint."""
         for (section, layer), state in self.outer.items():
             vectors = {"shared": state.shared, "momenta": state.momenta, "change": state.change}
             for name, vector in vectors.items():
@@ -79,13 +81,14 @@ class WeightAverages:
         return sum(vector.nbytes for _, vector in self.named())
 
     def with_peers(self, peers: Group) -> None:
-        """Go on with these peers alone, while others are away."""
+        """Continue with these peers only, while others are away."""
         self.peers = peers
 
     def rejoin(self, peers: Group, newcomer: int) -> None:
-        """Take a rank that was away, the ``newcomer`` of these peers, back: it goes on from the
-        weights that all share, which the first of the others sends it with the outer momenta and
-        what is on its way. All of the peers call it."""
+        """Readmit a rank that was away, the ``newcomer`` of these peers: it continues from the
+        shared weights, which the first other peer sends it with the outer momentum and the exchange
+        in progress. All of the peers call this.
+        """
         self.peers = peers
         sender = 0 if newcomer else 1
         for weights_key, weights in self._masters():
@@ -100,14 +103,15 @@ class WeightAverages:
 
     def _masters(self, fragment: int | None = None) -> Iterator[tuple[tuple[int, int], Tensor]]:
         """The rank's master weights of each layer's sections, or of the layers of a fragment: every
-        ``fragments``-th layer."""
+        ``fragments``-th layer.
+        """
         for number, section in enumerate(self.sections):
             for turn, layer in enumerate(sorted(section.layers)):
                 if fragment is None or turn % self.how.fragments == fragment:
                     yield (number, layer), section.layers[layer].optimizer[0].resident
 
     def _mix(self, weights: Tensor, offsets: Sequence[int]) -> None:
-        """Average with the replicas at some offsets, in equal parts."""
+        """Average with the replicas at some offsets, with equal weights."""
         size, rank = self.peers.size, self.peers.rank
         received = [torch.empty_like(weights) for _ in offsets]
         sends = [(weights, (rank - offset) % size) for offset in offsets]
@@ -143,7 +147,7 @@ class WeightAverages:
         weights.mul_(self.how.mixed).add_((1 - self.how.mixed) * state.shared)
 
     def _averaged(self, change: Tensor) -> Tensor:
-        """The mean of all replicas' changes, which are sent in the outer steps' bits."""
+        """The mean of all replicas' changes, sent with the outer steps' number of bits."""
         if self.how.outer_bits == WHOLE_BITS:
             finished(self.peers.all_reduce(change))
             return change / self.peers.size
