@@ -1,1 +1,1 @@
-"""Checkpoints of a training run, which any plan reads, and weights for other programs."""
+"""Checkpoints of a training run, which any plan can resume, and weights for other programs."""

@@ -1,4 +1,5 @@
-"""Parts of a model's tensors, called boxes, which a checkpoint writes from and reads into memory.
+"""Boxes: rectangular parts of a model's tensors that a checkpoint writes from and reads into
+memory.
 
 A box is a view of the flat vectors that a rank's optimizer steps, so a checkpoint needs no second
 copy of them. A box on the host is written from where it is. Boxes on a device pass one after
@@ -50,12 +51,12 @@ from runtime.engine.executor import Executor
 from runtime.engine.storage.pieces import Piece
 
 KINDS = ("master", "moment1", "moment2")
-# Larger boxes are cut into boxes of this size, which also limits the size of the host's buffer.
+# Larger boxes are divided into boxes of this size, which also limits the size of the host's buffer.
 MOST_BYTES = 64 * 2**20
 
 
 class UnlikeError(ValueError):
-    """A checkpoint has no tensor of the wanted name and shape."""
+    """A checkpoint has no tensor with the wanted name and shape."""
 
 
 class UnreadableError(ValueError):
@@ -64,7 +65,7 @@ class UnreadableError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Box:
-    """A rectangular part of the tensor ``name``, and the memory in which this rank holds it.
+    """A rectangular part of the tensor ``name``, and this rank's memory of it.
 
     ``whole`` is the shape of the whole tensor; the box begins at ``offsets`` in it.
     """
@@ -81,12 +82,12 @@ class Box:
 
     @property
     def chunk(self) -> ChunkStorageMetadata:
-        """Offsets and shape of the box in the whole tensor."""
+        """The offsets and the shape of the box in the whole tensor."""
         return ChunkStorageMetadata(offsets=torch.Size(self.offsets), sizes=self.values.shape)
 
 
 def boxes_of(executor: Executor, *, written: bool) -> Iterator[Box]:
-    """All boxes of a rank; with ``written``, only the boxes that this rank writes.
+    """All boxes of a rank; with ``written``, only those that this rank writes.
 
     Of a run in replicas those of the first one have the model's names, so that a run of another
     plan may go on from them.
@@ -114,7 +115,7 @@ def boxes_of(executor: Executor, *, written: bool) -> Iterator[Box]:
 
 
 def boxes_of_averages(executor: Executor) -> Iterator[Box]:
-    """What a rank keeps for averages of compressed gradients, or for outer steps."""
+    """The boxes of a rank's error memories, or of its outer-step states."""
     replica, rank = executor.connections.peers.rank, executor.connections.rank
     for name, vector in executor.kept_by_averages():
         yield Box(
@@ -126,8 +127,8 @@ def boxes_of_averages(executor: Executor) -> Iterator[Box]:
 
 
 def _cut(piece: Piece) -> Iterator[Piece]:
-    """Cut a piece into runs of rows (or of elements) of at most ``MOST_BYTES`` each."""
-    # A box of one expert is cut into runs of its rows.
+    """Divide a piece into runs of rows (or of elements) of at most ``MOST_BYTES`` each."""
+    # A box of one expert is divided into runs of its rows.
     axis = next((at for at, size in enumerate(piece.sizes) if size > 1), 0)
     width, size = prod(piece.sizes[axis + 1 :]), piece.sizes[axis]
     most = max(1, MOST_BYTES // (width * torch.float32.itemsize))
@@ -144,12 +145,12 @@ def _cut(piece: Piece) -> Iterator[Piece]:
 
 
 def is_away(tensor: Tensor) -> bool:
-    """Whether a tensor lies on a device, so that the host must copy it to read it."""
+    """Whether a tensor is on a device, so that the host must copy it to read it."""
     return not tensor.is_cpu
 
 
 class Saver(SavePlanner):
-    """Tells torch.distributed.checkpoint which boxes to write, and gives it one box at a time.
+    """Tells torch.distributed.checkpoint which boxes to write, and provides one box at a time.
 
     Boxes of a device take turns in one buffer. So the writer must have written a box before it asks
     for the next: it must have one thread and copy nothing ahead.
@@ -163,7 +164,7 @@ class Saver(SavePlanner):
     def set_up_planner(
         self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
     ) -> None:
-        """Ignore the state dict: the boxes are known already."""
+        """Ignore the state dict: the boxes are already known."""
 
     def create_local_plan(self) -> SavePlan:
         """List this rank's boxes."""
@@ -183,7 +184,7 @@ class Saver(SavePlanner):
         )
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Join the lists of all ranks."""
+        """Concatenate the lists of all ranks."""
         return create_default_global_save_plan(all_plans)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
@@ -195,7 +196,7 @@ class Saver(SavePlanner):
         values = self._boxes[write_item.index].values
         if is_away(values):
             values = self._buffer[: values.numel()].view(values.shape).copy_(values)
-        # Through NumPy the tensor's storage is the box alone; of a larger storage the writer would
+        # Through NumPy the tensor's storage is only the box; of a larger storage the writer would
         # make a copy.
         return torch.from_numpy(values.numpy())
 
@@ -214,7 +215,7 @@ class Loader(LoadPlanner):
     def set_up_planner(
         self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Note the list of the checkpoint's tensors."""
+        """Record the checkpoint's list of tensors."""
         assert metadata is not None
         self._metadata = metadata
 
@@ -223,7 +224,7 @@ class Loader(LoadPlanner):
         return LoadPlan([item for box in self._boxes.values() for item in self._items(box)])
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Join the lists of all ranks."""
+        """Concatenate the lists of all ranks."""
         return create_default_global_load_plan(global_plan)
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
@@ -235,7 +236,7 @@ class Loader(LoadPlanner):
         raise AssertionError
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        """The memory of the part of a box that is to be filled next."""
+        """The memory of the next part of a box to fill."""
         target = self._boxes[read_item.dest_index].values
         lengths = zip(read_item.dest_offsets, read_item.lengths, strict=True)
         for axis, (begin, length) in enumerate(lengths):
@@ -244,7 +245,7 @@ class Loader(LoadPlanner):
         return target
 
     def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        """Note that the part is filled."""
+        """Record that the part is filled."""
         self.is_placing = False
 
     def _items(self, box: Box) -> list[ReadItem]:
@@ -264,15 +265,15 @@ class Loader(LoadPlanner):
         return items
 
 
-# Reads the list of a checkpoint's tensors, and runs nothing that the file names.
+# Reads a checkpoint's list of tensors without running code that the file names.
 #
 # torch.distributed.checkpoint pickles this list, and a pickle may call any function on the machine
-# that reads it. Here the classes of such a list are made, and nothing else. The tensors themselves
-# are read by ``torch.load(weights_only=True)``, which has a list of its own.
+# that reads it. Here only the classes of such a list are constructed. The tensors themselves are
+# read by ``torch.load(weights_only=True)``, which has its own list of allowed types.
 
 
 _OF_TORCH = "torch.distributed.checkpoint"
-# What the list of a checkpoint is made of, by module.
+# The classes that a checkpoint's list consists of, by module.
 _KNOWN: Mapping[str, frozenset[str]] = {
     f"{_OF_TORCH}.metadata": frozenset(
         (
@@ -284,17 +285,17 @@ _KNOWN: Mapping[str, frozenset[str]] = {
     f"{_OF_TORCH}.filesystem": frozenset(("_StorageInfo",)),
     "torch": frozenset(("Size", "device")),
     "torch.serialization": frozenset(("_get_layout",)),
-    # Its place since Python 3.13 is another.
+    # Their module since Python 3.13.
     "pathlib": frozenset(("PosixPath", "WindowsPath")),
     "pathlib._local": frozenset(("PosixPath", "WindowsPath")),
 }
 
 
 class _ListUnpickler(pickle.Unpickler):
-    """Makes the classes of a checkpoint's list; refuses any other name."""
+    """Constructs the classes of a checkpoint's list; refuses any other name."""
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """A class or a type of numbers by its name."""
+        """A class or a data type by its name."""
         is_number = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_number or name in _KNOWN.get(module, ()):
             return super().find_class(module, name)
@@ -303,18 +304,19 @@ class _ListUnpickler(pickle.Unpickler):
 
 
 def tensors_listed(file: IO[bytes]) -> Any:
-    """What a checkpoint's ``.metadata`` holds; raises ``UnreadableError`` where it would do more
-    than hold a list of tensors."""
+    """The content of a checkpoint's ``.metadata``; raises ``UnreadableError`` if it holds more than
+    a list of tensors.
+    """
     return _ListUnpickler(file).load()
 
 
-# Writes and reads the files of a checkpoint, by torch.distributed.checkpoint.
+# Writes and reads the files of a checkpoint by torch.distributed.checkpoint.
 #
 # A file that cannot be written raises ``OSError``. A file that cannot be read raises
-# ``UnreadableError``. Errors of a device, and errors for want of memory, are passed on unchanged.
+# ``UnreadableError``. Errors of a device, and out-of-memory errors, are passed on unchanged.
 
 
-# What reading raises if a file does not hold the bytes that were written.
+# The exceptions that reading raises if a file does not hold the written bytes.
 SENSELESS = (
     OSError,
     EOFError,
@@ -333,7 +335,7 @@ METADATA = ".metadata"
 
 
 class Writer(FileSystemWriter):
-    """Writes one file a rank in one thread, and asks for a box only when the last one is written.
+    """Writes one file per rank in one thread, and requests a box only when the last one is written.
 
     Copying ahead would need many boxes at once, but ``Saver`` gives one at a time.
     """
@@ -346,7 +348,7 @@ class Writer(FileSystemWriter):
         try:
             return super().write_data(plan, planner)
         except RuntimeError as error:
-            # torch's writer of archives reports its position, not the file system's error.
+            # torch's archive writer reports its position instead of the file system's error.
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from error
             raise
@@ -369,8 +371,9 @@ class Reader(FileSystemReader):
         return metadata
 
     def read_metadata(self, *_: object, **__: object) -> Metadata:
-        """The list of the checkpoint's tensors, as torch reads it, but for names of anything else
-        in the file: a checkpoint may be a stranger's."""
+        """The checkpoint's list of tensors, as torch reads it, without allowing other names, since
+        a checkpoint may come from a stranger.
+        """
         with (Path(self.path) / METADATA).open("rb") as file:
             metadata = tensors_listed(file)
         if getattr(metadata, "storage_meta", None) is None:
@@ -391,7 +394,7 @@ class Reader(FileSystemReader):
 
 
 def read_alone(reader: Reader, loader: Loader) -> None:
-    """Fill the boxes of the only process, step by step as torch does it.
+    """Fill the boxes of the only process, with torch's steps.
 
     ``torch.distributed.checkpoint.load`` warns a process that is alone, and warnings can only be
     hidden from all threads of the process together.
@@ -406,7 +409,7 @@ def read_alone(reader: Reader, loader: Loader) -> None:
 
 
 def write_alone(writer: Writer, saver: Saver) -> None:
-    """Write the boxes of the only process, step by step as torch does it."""
+    """Write the boxes of the only process, with torch's steps."""
     writer.reset()
     saver.set_up_planner({}, writer.storage_meta(), is_coordinator=True)
     writer.set_up_storage_writer(is_coordinator=True)
@@ -418,7 +421,7 @@ def write_alone(writer: Writer, saver: Saver) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of an error's message, or the error's class if it has none."""
+    """The first line of an error's message, or its class name if it has none."""
     message = str(error).strip().partition("\n")[0]
     return (
         message if message and isinstance(error, OSError | RuntimeError) else type(error).__name__

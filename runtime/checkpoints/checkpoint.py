@@ -1,4 +1,4 @@
-"""Writes and reads checkpoints of a run, which any plan may go on from."""
+"""Writes and reads checkpoints of a run, which any plan can resume."""
 
 import re
 import shutil
@@ -61,14 +61,14 @@ def latest(folder: Path) -> Path | None:
 # Writes checkpoints of a training run, and resumes one under the same or another plan.
 #
 # A checkpoint holds tensors of the whole model, in the format of torch.distributed.checkpoint, and
-# the model's description in YAML. Each rank writes the parts of master weights and moments that
-# its optimizer steps, and reads the parts that it needs, whichever ranks wrote them. A checkpoint
-# is written into a folder ``.part``, which is renamed when every rank is done. So a folder with a
+# the model's description in YAML. Each rank writes the parts of master weights and moments that its
+# optimizer steps, and reads the parts that it needs, whichever ranks wrote them. A checkpoint is
+# written into a folder ``.part``, which is renamed when every rank has finished, so a folder with a
 # checkpoint's name is complete.
 
 
 MODEL = "model.yaml"
-# The tensor of all numbers besides the model's tensors, such as the number of steps.
+# The tensor of all counters, such as the number of steps.
 _COUNTS = "counts"
 Kinds = type[Exception] | tuple[type[Exception], ...]
 
@@ -92,7 +92,7 @@ class DamagedError(InputError):
 
 
 def save(executor: Executor, folder: Path) -> Path:
-    """Finish the work that is under way, and write the checkpoint ``folder/step-N``."""
+    """Finish the running work, and write the checkpoint ``folder/step-N``."""
     executor.flush()
     path = checkpoint_path(folder, executor.steps)
     try:
@@ -131,7 +131,7 @@ def load(executor: Executor, path: Path) -> None:
 
 
 def load_latest(executor: Executor, folder: Path, tell: Callable[[str], None]) -> Path | None:
-    """Load the newest checkpoint of a folder that can be read; None if the folder has none.
+    """Load the newest readable checkpoint of a folder; None if the folder has none.
 
     Only the first rank lists the folder: on a shared disk other ranks may see a file later.
     """
@@ -171,7 +171,7 @@ def _write(executor: Executor, path: Path) -> None:
 
 
 def _problem_of(executor: Executor, path: Path) -> InputError | None:
-    """Why a checkpoint cannot be resumed, from its small files; None if nothing is wrong."""
+    """The reason why a checkpoint cannot be resumed, from its small files; None if it can."""
     if not (path / MODEL).is_file():
         if path in complete(path.parent):
             return DamagedError(path, f"it has no {MODEL}")
@@ -179,7 +179,7 @@ def _problem_of(executor: Executor, path: Path) -> InputError | None:
             f"--resume {path}: there is no checkpoint: give a folder step-N, or the one it is in"
         )
     try:
-        # A field that the file does not have could not be chosen when the file was written.
+        # A field missing in the file did not exist when the file was written.
         stored = ModelSpec.from_mapping(read_yaml(path / MODEL))
         names = Reader(path).metadata().state_dict_metadata
     except (InputError, UnreadableError) as error:
@@ -189,7 +189,7 @@ def _problem_of(executor: Executor, path: Path) -> InputError | None:
 
 
 def _averages_problem(executor: Executor, names: Collection[str], path: Path) -> InputError | None:
-    """An error if the checkpoint has no states of the run's reduction, ranks and replicas."""
+    """An error if the checkpoint lacks the states of the run's reduction, ranks and replicas."""
     boxes = [*boxes_of_averages(executor)]
     if executor.connections.peers.rank:
         boxes += boxes_of(executor, written=False)
@@ -205,7 +205,7 @@ def _averages_problem(executor: Executor, names: Collection[str], path: Path) ->
 def _model_difference(
     stored: Mapping[str, object], wanted: Mapping[str, object], path: Path
 ) -> InputError | None:
-    """An error if the stored model is another, even if its tensors have the same shapes."""
+    """An error if the stored model differs, even if its tensors have the same shapes."""
     for name, value in wanted.items():
         if name != "name" and stored.get(name) != value:
             return InputError(
@@ -228,7 +228,7 @@ def _stored_name(executor: Executor, name: str) -> str:
 
 @contextmanager
 def _hearing_all_errors(of_files: Kinds) -> Iterator[None]:
-    """A context for a call that all ranks make; every rank hears of the others' errors.
+    """A context for a call that all ranks make, in which every rank learns of the others' errors.
 
     An error ``of_files`` is raised on all ranks. Any other error is raised on its own rank, and the
     other ranks raise ``RankLostError``.

@@ -35,7 +35,7 @@ INDEX, SINGLE, CONFIG = "model.safetensors.index.json", "model.safetensors", "co
 
 
 class TensorFolder:
-    """The tensors of a folder's safetensors files, by name; read when they are asked for."""
+    """The tensors of a folder's safetensors files, by name, read on demand."""
 
     def __init__(
         self, folder: Path, option: str = "--weights", *, files: Sequence[Path] = ()
@@ -84,11 +84,11 @@ class TensorFolder:
         return tuple(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor; refuses a name that the folder lacks."""
+        """The shape of a tensor; refuses a name that does not exist."""
         return self._place(name).shape
 
     def kind(self, name: str) -> torch.dtype:
-        """The type of a tensor's numbers."""
+        """The data type of a tensor."""
         return self._place(name).kind
 
     def read(self, name: str) -> Tensor:
@@ -102,7 +102,7 @@ class TensorFolder:
         return whole.float()
 
     def equal(self, name: str, other: str) -> bool:
-        """Whether two tensors are equal to the last bit; neither is read as a whole."""
+        """Whether two tensors are bitwise equal, without reading either as a whole."""
         first, two = self._place(name), self._place(other)
         alike = (first.shape, first.kind) == (two.shape, two.kind)
         return alike and np.array_equal(_mapped(first), _mapped(two))
@@ -117,21 +117,21 @@ class TensorFolder:
 
 
 def _mapped(tensor_place: TensorPlace) -> np.ndarray:
-    """A tensor's bytes in its file."""
+    """The memory-mapped bytes of a tensor."""
     size = (tensor_place.size_bytes,)
     return np.memmap(tensor_place.file, np.uint8, "r", offset=tensor_place.begin, shape=size)
 
 
-# Which tensors of a checkpoint a parameter of the runtime is made of.
+# The checkpoint tensors that each parameter of the runtime consists of.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSource:
-    """The tensors that are a parameter's rows one after another, or with ``stacked`` its experts,
-    each of so many tensors; row i of the parameter is row ``order[i]`` of theirs. A single tensor
-    may be ``transposed``; one ``of_all`` experts has their matrices or biases one behind the
-    other, and is put in order and transposed expert by expert. Of one that is ``turned`` the
-    second half of the columns comes first."""
+    """The tensors whose rows are concatenated to a parameter, or with ``stacked`` to its experts
+    (``stacked`` tensors each); row i of the parameter is row ``order[i]`` of theirs. A single
+    tensor may be ``transposed``; a tensor ``of_all`` experts is reordered and transposed expert by
+    expert. In a ``turned`` tensor the second half of the columns comes first.
+    """
 
     tensors: tuple[str, ...]
     stacked: int = 0
@@ -142,11 +142,11 @@ class TensorSource:
 
     @classmethod
     def of(cls, *tensors: str) -> Self:
-        """Rows of tensors one after another."""
+        """Rows of tensors, concatenated."""
         return cls(tensors=tensors)
 
     def made(self, folder: TensorFolder) -> Tensor:
-        """The parameter, made of the tensors of a checkpoint."""
+        """The parameter, built from the tensors of a checkpoint."""
         parts = [folder.read(name) for name in self.tensors]
         if self.of_all:
             whole = parts[0].mT if self.transposed else parts[0]
@@ -175,7 +175,7 @@ class TensorSource:
         return (count, *stacked_shape) if self.stacked else stacked_shape
 
     def taken_apart(self, whole: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """The checkpoint's tensors, whose numbers of rows are ``sizes``."""
+        """The parameter split into the checkpoint's tensors, which have ``sizes`` rows."""
         if self.of_all:
             if self.order is not None:
                 back = torch.empty_like(whole)
@@ -197,13 +197,14 @@ class TensorSource:
 
 
 def _turned(matrix: Tensor) -> Tensor:
-    """A matrix, the second half of its columns first."""
+    """A matrix with the second half of its columns first."""
     return torch.cat(matrix.chunk(2, 1)[::-1], 1)
 
 
 def sources_of(spec: ModelSpec, folder: TensorFolder) -> dict[str, TensorSource]:
-    """For each parameter of a model, the tensors of a checkpoint; refuses types of models whose
-    names are not known."""
+    """The checkpoint tensors of each parameter of a model; refuses model types with unknown
+    names.
+    """
     model_type = str(folder.config.get("model_type", ""))
     if model_type in FUSED:
         return dict(_of_fused(spec, folder, model_type))
@@ -232,7 +233,7 @@ def sources_of(spec: ModelSpec, folder: TensorFolder) -> dict[str, TensorSource]
 
 
 TABLE_OF_HEAD = "head.table.weight"
-# What a block for a token after the next has a copy of, and the model's own.
+# The tensors of a multi-token prediction block that are copies, with the model's own.
 COPIES: Mapping[str, str] = {
     "embed_tokens.weight": "embedding.tokens.weight",
     "shared_head.head.weight": "head.projection.weight",
@@ -240,8 +241,10 @@ COPIES: Mapping[str, str] = {
 
 
 def _of_further(spec: ModelSpec, number: int, model_type: str) -> dict[str, TensorSource]:
-    """The parameters of a head for a token after the next: DeepSeek has it as a block behind the
-    others, and joins the token's vector with what made the token before, in this order."""
+    """The parameters of a multi-token prediction head: DeepSeek stores it as a block after the
+    others, and concatenates the token's vector with the previous token's hidden state, in this
+    order.
+    """
     path, prefix = f"model.layers.{spec.layers + number}", f"head.further.{number}"
     norms = {"norm": "hnorm", "token_norm": "enorm", "last_norm": "shared_head.norm"}
     sources = {
@@ -256,7 +259,7 @@ def _of_further(spec: ModelSpec, number: int, model_type: str) -> dict[str, Tens
 
 
 def copies_in(spec: ModelSpec, folder: TensorFolder) -> dict[str, str]:
-    """The tensors of a checkpoint that are copies, and the parameters that they are copies of."""
+    """The tensors of a checkpoint that are copies, with the parameters that they copy."""
     paths = [f"model.layers.{spec.layers + number}" for number in range(spec.further_tokens)]
     table = "embedding.tokens.weight"
     own_of = {name: table if spec.tied_embeddings else own for name, own in COPIES.items()}
@@ -267,7 +270,7 @@ def copies_in(spec: ModelSpec, folder: TensorFolder) -> dict[str, str]:
 def _check_copies(
     spec: ModelSpec, folder: TensorFolder, sources: Mapping[str, TensorSource]
 ) -> None:
-    """Refuse copies that are others than what they are copies of: no plan trains both."""
+    """Refuse copies that differ from their originals, since no plan trains both."""
     for name, source_name in copies_in(spec, folder).items():
         (whole,) = sources[source_name].tensors
         if not folder.equal(name, whole):
@@ -282,7 +285,7 @@ NAMED_LIKE_LLAMA = (
     *("llama", "mistral", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3", "gpt_oss"),
 )
 
-# Types whose queries, keys and values are one matrix: what they call a block's parts.
+# Types with fused queries, keys and values: their names of a block's parts.
 FUSED: Mapping[str, Mapping[str, str]] = {
     "gpt2": {
         "attention_norm": "ln_1",
@@ -306,8 +309,9 @@ FUSED: Mapping[str, Mapping[str, str]] = {
 def _of_fused(
     spec: ModelSpec, folder: TensorFolder, model_type: str
 ) -> Iterator[tuple[str, TensorSource]]:
-    """The parameters of GPT-2, whose matrices are transposed, and of Falcon, in which each head of
-    keys follows its own heads of queries. GPT-2's first files leave the prefix out."""
+    """The parameters of GPT-2, whose matrices are transposed, and of Falcon, in which each key head
+    follows its own query heads. GPT-2's first files omit the prefix.
+    """
     is_gpt2 = model_type == "gpt2"
     tokens = "wte" if is_gpt2 else "word_embeddings"
     bare = f"{tokens}.weight" in folder
@@ -337,8 +341,9 @@ def _of_fused(
 
 
 def _by_heads_of_keys(spec: ModelSpec) -> tuple[int, ...]:
-    """Where all queries, then all keys, then all values lie in rows of which each head of keys has
-    its heads of queries, itself, and its values."""
+    """The row order that puts all queries, then all keys, then all values first, where rows are
+    grouped by key head: its query heads, itself, its values.
+    """
     group = spec.heads // spec.kv_heads
     count = (group + 2) * spec.kv_heads * spec.head_dim
     rows = np.arange(count).reshape(spec.kv_heads, group + 2, spec.head_dim)
@@ -349,7 +354,7 @@ def _by_heads_of_keys(spec: ModelSpec) -> tuple[int, ...]:
 def _of_block(
     spec: ModelSpec, block: int, model_type: str, path: str
 ) -> Iterator[tuple[str, TensorSource]]:
-    """The parameters of a block like the model's ``block``, of the tensors at a path."""
+    """The parameters of a block like the model's ``block``, from the tensors at a path."""
     yield "attention_norm.weight", TensorSource.of(f"{path}.input_layernorm.weight")
     yield "mlp_norm.weight", TensorSource.of(f"{path}.post_attention_layernorm.weight")
     attention = f"{path}.self_attn"
@@ -390,7 +395,7 @@ def _of_block(
 
 
 def _of_gpt_oss(experts: Experts, path: str) -> Iterator[tuple[str, TensorSource]]:
-    """gpt-oss's experts: one tensor of all, whose gates and values take turns."""
+    """gpt-oss's experts: one tensor of all, with gates and values interleaved."""
     for kind in ("weight", "bias"):
         yield f"experts.router.{kind}", TensorSource.of(f"{path}.router.{kind}")
     turns = (*range(0, 2 * experts.ffn, 2), *range(1, 2 * experts.ffn, 2))
@@ -413,8 +418,10 @@ def _of_network(name: str, path: str) -> Iterator[tuple[str, TensorSource]]:
 
 
 def _of_latent(spec: ModelSpec, path: str) -> Iterator[tuple[str, TensorSource]]:
-    """Latent attention's matrices. A checkpoint has a head's rotated channels last, and pairs of
-    them side by side; the runtime has them first, and the first of all pairs before the second."""
+    """The matrices of latent attention. A checkpoint has a head's rotary channels last, with the
+    two of a pair adjacent; the runtime has them first, and the first channels of all pairs before
+    the second.
+    """
     latent = spec.latent
     assert latent is not None
     rotated = round(spec.head_dim * spec.rotary_fraction)

@@ -1,1 +1,3 @@
-"""Proofs about the GPU path without a GPU: races of streams, hidden waits, hanging collectives."""
+"""Checks of the GPU path without a GPU: races of streams, hidden host waits, deadlocked
+collectives.
+"""

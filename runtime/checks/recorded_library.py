@@ -1,4 +1,4 @@
-"""A stand-in for ``torch.distributed`` over NCCL, as one rank alone sees it.
+"""A stand-in for ``torch.distributed`` over NCCL, as seen by a single rank.
 
 Groups of processes (``runtime.comm.processes``) run over it with their own code. It keeps NCCL's
 order: a call that is not asynchronous runs on the current stream; an asynchronous call and a batch
@@ -17,16 +17,16 @@ from runtime.comm.group import GroupMaker
 from runtime.comm.library import LINK_CTAS, Work
 from runtime.comm.processes import World, maker
 
-# How long ranks would wait for one another; nobody is waited for here.
+# The timeout of ranks; never reached, since no rank waits here.
 PATIENCE_S = 1.0
 Messages = list[tuple[Tensor, int]]
-# Numbers of rows from each rank of a group, and to each.
+# The numbers of rows from each rank of a group, and to each.
 RowsOfEach = tuple[list[int], list[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedGroup:
-    """A group by its name and its ranks of the world, and the world's rank that sees it."""
+    """A group by its name and its global ranks, and the global rank that sees it."""
 
     name: str
     ranks: tuple[int, ...]
@@ -42,7 +42,7 @@ class RecordedGroup:
 
 
 class Ranks(Protocol):
-    """The other ranks of a rank's groups: what a call does to this rank's tensors."""
+    """The other ranks of a rank's groups: the effect of a call on this rank's tensors."""
 
     def all_reduce(self, group: RecordedGroup, tensor: Tensor, operation: str) -> None:
         """Reduce in place."""
@@ -59,7 +59,7 @@ class Ranks(Protocol):
         """Fill ``received``."""
 
     def exchange(self, group: RecordedGroup, sends: Messages, receives: Messages) -> None:
-        """Send and receive; ranks are those of the world."""
+        """Send and receive; ranks are global."""
 
     def aside(self, group: RecordedGroup, call: Callable[[], None]) -> Work:
         """Make a call on NCCL's own stream of a group."""
@@ -93,11 +93,11 @@ class RecordedLibrary:
     def __init__(self, rank: int, size: int, others: Ranks) -> None:
         self._world = RecordedGroup(name="world", ranks=tuple(range(size)), seen_by=rank)
         self._others = others
-        # Groups that were made, with their timeouts and options.
+        # The groups that were made, with their timeouts and options.
         self.made: list[tuple[RecordedGroup, Any, Any]] = []
 
     def maker(self) -> GroupMaker:
-        """A function that makes this rank's groups by the code of real ones."""
+        """A function that makes this rank's groups with the code of real ones."""
         world = self._world
         world_here = World(rank=world.seen_by, size=world.size(), local_rank=world.seen_by)
         return maker(world_here, PATIENCE_S, self)
@@ -157,7 +157,7 @@ class RecordedLibrary:
         group: Any = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Sum over the group, and keep this rank's part."""
+        """Reduce-scatter over the group."""
         assert op == distributed.ReduceOp.SUM
         return self._run(
             group, lambda of: self._others.reduce_scatter(of, output, input), async_op=async_op
@@ -172,7 +172,7 @@ class RecordedLibrary:
         group: Any = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Exchange rows among the group's ranks."""
+        """All-to-all over the group."""
         rows = output_split_sizes, input_split_sizes
         return self._run(
             group, lambda of: self._others.all_to_all(of, output, input, rows), async_op=async_op
@@ -183,7 +183,7 @@ class RecordedLibrary:
         return _Message(is_sent=is_sent, tensor=tensor, peer=peer, group=group)
 
     def batch_isend_irecv(self, p2p_op_list: list[_Message]) -> Sequence[Work]:
-        """Send and receive messages at once, on NCCL's own stream."""
+        """Send and receive messages as one batch, on NCCL's own stream."""
         sends, receives = (
             [(one.tensor, one.peer) for one in p2p_op_list if one.is_sent == is_sent]
             for is_sent in (True, False)

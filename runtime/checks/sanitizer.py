@@ -1,5 +1,6 @@
-"""Checks plans without a GPU: races, hidden waits and collectives of a small plan of equal
-structure."""
+"""Checks plans without a GPU: races, hidden host waits and collectives, on a small plan of equal
+structure.
+"""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -21,17 +22,17 @@ from runtime.comm.topology import Topology
 from runtime.engine.training import Training
 from runtime.runnable import check_runnable
 
-# Makes a small plan of the same structure, with sizes that a CPU computes at once.
+# Makes a small plan of the same structure, which a CPU computes quickly.
 #
 # The small plan keeps everything that decides a rank's tasks, their waits and their messages:
 # stages, degrees, ZeRO levels, ratios, precision and padding. Widths shrink. So do the numbers of
-# blocks and micro-batches, by even numbers in each chunk and each repetition of the order, because
-# tasks take turns in rings of two buffers.
+# blocks and micro-batches, by even numbers in each chunk and each period of the order, because
+# tasks alternate in rings of two buffers.
 
 
 MOST_BLOCKS = 6
 MOST_BLOCKS_OF_CHUNK = 3
-# Micro-batches beyond the number that fills the pipeline.
+# The number of micro-batches beyond those that fill the pipeline.
 MOST_BATCHES = 4
 MOST_SEQUENCE = 16
 HEAD_DIMS = (8, 16, 32, 64, 128)
@@ -39,7 +40,7 @@ HEAD_DIMS = (8, 16, 32, 64, 128)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallPlan:
-    """A small workload, its plan, and sentences about the blocks and micro-batches left out."""
+    """A small workload, its plan, and notes on the omitted blocks and micro-batches."""
 
     workload: Workload
     plan: Plan
@@ -49,7 +50,7 @@ class SmallPlan:
 def small(workload: Workload, plan: Plan) -> SmallPlan:
     """The small plan of a plan."""
     chunks = placement_of_plan(plan).chunks
-    # An order that a file holds is of all of the plan's micro-batches.
+    # An order in a file is for all of the plan's micro-batches.
     batches = plan.micro_batches
     if not is_order_path(plan.order):
         batches = _few_batches(plan)
@@ -81,8 +82,9 @@ def small(workload: Workload, plan: Plan) -> SmallPlan:
 
 
 def _few_batches(plan: Plan) -> int:
-    """Fewer micro-batches; an order that repeats itself keeps two groups as large as the pipeline
-    at least."""
+    """Reduce the number of micro-batches; a periodic order keeps at least two groups as large as
+    the pipeline.
+    """
     repeat = repeat_of(plan.order, plan.num_stages)
     most = plan.num_stages + MOST_BATCHES
     if plan.order in REPEATING:
@@ -95,7 +97,7 @@ def _small_stage(stage: StagePlan, shared: int, chunks: int) -> StagePlan:
     layers = _at_most(stage.layers, most, 2 * chunks)
     counts = stage.counts
     if layers < stage.layers:
-        # Of blocks treated in one way some stay, and some of the others.
+        # Some blocks of each treatment are kept, and some plain ones.
         treated = layers // (1 + sum(count > 0 for count in counts.values()))
         counts = {
             name: {0: 0, stage.layers: layers}.get(count, treated) for name, count in counts.items()
@@ -120,15 +122,15 @@ def _small_model(model: ModelSpec, degrees: int, layers: int) -> ModelSpec:
         head_dim=head_dim,
         hidden=hidden,
         ffn=2 * hidden,
-        # longrope has a number for each pair of channels, and no cost depends on any.
+        # longrope has a factor for each pair of channels, which affects no cost.
         rotary_scaling=None,
-        # If the vocabulary is padded, one token more needs padding too.
+        # If the vocabulary is padded, one more token needs padding too.
         vocab=vocab + (model.vocab % degrees > 0),
     )
 
 
 def _small_experts(experts: Experts | None, plan: Plan) -> Experts | None:
-    """As few and narrow experts as all degrees allow; of two kinds of blocks both stay."""
+    """As few and narrow experts as all degrees allow; both of two kinds of blocks are kept."""
     if experts is None:
         return None
     ranks, parts, splits = (
@@ -149,7 +151,7 @@ def _small_experts(experts: Experts | None, plan: Plan) -> Experts | None:
 
 
 def _at_most(count: int, most: int, step: int) -> int:
-    """``count`` made at most ``most``, by a multiple of ``step``.
+    """``count`` reduced to at most ``most``, by a multiple of ``step``.
 
     >>> _at_most(9, 6, 2), _at_most(5, 6, 2)
     (5, 5)
@@ -157,12 +159,12 @@ def _at_most(count: int, most: int, step: int) -> int:
     return count if count <= most else most - (most - count) % step
 
 
-# Sorts the ranks of a plan by the work that they do, and picks one rank of each kind.
+# Groups the ranks of a plan by the work that they do, and selects one rank of each group.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unlike:
-    """A rank, its place, and the number of ranks of its kind, itself included."""
+    """A rank, its position, and the number of ranks with the same work, itself included."""
 
     rank: int
     stage: int
@@ -178,7 +180,7 @@ class Unlike:
 
 
 def unlike_ranks(plan: Plan) -> list[Unlike]:
-    """One rank of each kind.
+    """One rank of each group of ranks with equal work.
 
     Two ranks are of one kind if they agree in five things: their stage, whether they are first in
     their tensor, context and data groups, and which sequences they exchange with their neighbours.
@@ -214,16 +216,16 @@ def _unlike(topology: Topology, rank: int, count: int) -> Unlike:
     )
 
 
-# Finds races, hidden waits and hanging collectives of a plan's run on GPUs, without a GPU.
+# Finds races, hidden host waits and deadlocked collectives of a plan's run on GPUs, without a GPU.
 
 
-# Rough times for one rank on one core: to build it, and for each pass of a layer.
+# Rough seconds for one rank on one core: to build it, and for each pass of a layer.
 SECONDS_A_RANK, SECONDS_A_PASS = 0.3, 0.012
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sanitizer:
-    """A job, its small plan, and the ranks of the small plan that have to be checked."""
+    """A job, its small plan, and the ranks of the small plan to check."""
 
     job: Job
     small: SmallPlan
@@ -244,14 +246,14 @@ class Sanitizer:
 
     @property
     def expected_s(self) -> float:
-        """Roughly how long the checks of all ranks take."""
+        """A rough estimate of the seconds that the checks of all ranks take."""
         plan = self.small.plan
         layers = sum(plan.stages[one.stage].layers + 1 for one in self.ranks)
         passes = layers * 2 * plan.micro_batches * ITERATIONS
         return len(self.ranks) * SECONDS_A_RANK + passes * SECONDS_A_PASS
 
     def collectives(self) -> tuple[CollectiveFinding, ...]:
-        """Collectives of the whole plan whose calls do not fit together over all ranks."""
+        """The collectives of the whole plan whose calls do not match over all ranks."""
         return collective_findings(
             self.job.plan,
             self.job.workload,
@@ -260,7 +262,9 @@ class Sanitizer:
         )
 
     def waits(self, rank: int) -> tuple[WaitFinding, ...]:
-        """Places where a rank's host would wait for its GPU inside an iteration, or would fail."""
+        """The places where a rank's host would wait for its GPU inside an iteration, or would
+        fail.
+        """
         return device_findings(
             self.small.workload,
             self.small.plan,
@@ -270,7 +274,7 @@ class Sanitizer:
         )
 
     def races(self, rank: int) -> tuple[RaceFinding, ...]:
-        """Uses of memory by a rank's streams that nothing orders; repeated findings only once."""
+        """The unordered memory accesses of a rank's streams; repeated findings only once."""
         trace = trace_of(
             self.small.workload,
             self.small.plan,

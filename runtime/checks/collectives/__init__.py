@@ -1,1 +1,1 @@
-"""Derives all ranks' calls of collectives from a plan, and finds calls that would hang."""
+"""Derives all ranks' calls of collectives from a plan, and finds calls that would deadlock."""

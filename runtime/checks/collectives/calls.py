@@ -28,25 +28,28 @@ from runtime.engine.work.layer_passes import LAYER_RUNS, layer_treatments
 from runtime.engine.work.router_notes import routers_of
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange"]
-# The first iteration, and a second one, which all later ones are like.
+# The first iteration, and a second one, which equals all later ones.
 ITERATIONS = 2
-# How many sums over tensor-parallel ranks a block has, forward and backward each; and how many of
-# its products take whole sequences.
+# The number of all-reduces over tensor-parallel ranks in a block, per direction; and of its GEMMs
+# that take whole sequences.
 SUMS_OF_BLOCK, SUMS_OF_PARALLEL_BLOCK = 2, 1
 GATHERS_OF_BLOCK = 2
-# Names of the tensors that are summed over tensor-parallel ranks, and of those for the loss.
+# The names of the tensors that tensor-parallel ranks reduce, and of those of the loss.
 ACTIVATIONS, THEIR_GRADIENTS = "activations", "gradients of activations"
-# What heads for further tokens join: two vectors a token, of whose product ranks have some columns.
+# The tensors that multi-token prediction heads concatenate: two vectors per token, of whose GEMM
+# ranks have some columns.
 JOINED, OF_JOINED, COLUMNS = "joined vectors", "gradients of joined vectors", "columns of products"
 LOSS = ("largest logits", "sums of powers and logits at targets")
-# Gradients of what all tensor-parallel ranks hold, where each has those of its own tokens.
+# Gradients of parameters that all tensor-parallel ranks hold, where each has those of its own
+# tokens.
 CHOICES = "choices of tokens"
 OF_VECTORS, OF_POSITIONS = "gradients of shared vectors, layer", "gradients of positions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A call of a collective of ``group``; ``what`` names the tensor, which all ranks must share.
+    """A call of a collective of ``group``; ``what`` names the tensor, which must be the same on all
+    ranks.
 
     A call ``beside`` its task runs on the lane of tensor-parallel ranks, and the task waits for it.
     """
@@ -62,7 +65,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A task on its lane, with its calls; ``waits`` counts back to the tasks it waits for."""
+    """A task on its lane, with its calls; ``waits`` are distances back to the tasks it waits
+    for.
+    """
 
     task: str
     lane: Lane = "compute"
@@ -70,7 +75,7 @@ class Step:
     calls: tuple[Call, ...] = ()
 
 
-# By link and by rank of the world: the size of a message to or from the rank in each exchange.
+# By link and global rank: the size of a message to or from the rank in each exchange.
 Messages = Mapping[str, Mapping[int, int]]
 
 
@@ -86,7 +91,9 @@ class RankCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldCalls:
-    """The groups of more than one rank, and all ranks' calls while connecting and in training."""
+    """The groups of more than one rank, and all ranks' calls while connecting and during
+    training.
+    """
 
     groups: tuple[tuple[str, tuple[int, ...]], ...]
     connecting: tuple[RankCalls, ...]
@@ -96,7 +103,7 @@ class WorldCalls:
 def calls_of(
     plan: Plan, workload: Workload, *, clips: bool = False, steps_on_host: bool = False
 ) -> WorldCalls:
-    """The calls of a plan's ranks; ``clips`` if a step needs the norm of all gradients."""
+    """The calls of a plan's ranks; with ``clips`` a step needs the norm of all gradients."""
     usual = {"train": "all", "loss": "whole"}
     for name, value in usual.items():
         if (given := getattr(workload, name)) != value:
@@ -158,7 +165,7 @@ def _training(topology: Topology, rank: int, steps: tuple[Step, ...]) -> RankCal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ConnectingCalls:
-    """Notes the calls that a rank makes while it connects."""
+    """Records the calls that a rank makes while it connects."""
 
     rank: int
     calls: list[Call] = field(default_factory=list)
@@ -166,7 +173,7 @@ class _ConnectingCalls:
     receives: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def of(self, topology: Topology) -> RankCalls:
-        """Let the rank connect as in a run, and return its calls."""
+        """Let the rank connect as in a run; returns its calls."""
         plan, tied, experts = topology.plan, topology.tied, topology.experts
         library = RecordedLibrary(self.rank, plan.num_gpus, _NotingRanks(self))
         connected(plan, self.rank, library.maker(), tied=tied, experts=experts)
@@ -175,44 +182,44 @@ class _ConnectingCalls:
 
 
 class _NotingRanks:
-    """Ranks that only note the calls of their groups."""
+    """Ranks that only record the calls of their groups."""
 
     def __init__(self, notes: _ConnectingCalls) -> None:
         self._notes = notes
 
     def all_reduce(self, group: RecordedGroup, tensor: Tensor, operation: str) -> None:
-        """Note a reduction."""
+        """Record an all-reduce."""
         self._note(group, "all_reduce", f"{tensor.numel()} ({operation})")
 
     def all_gather(self, group: RecordedGroup, whole: Tensor, own: Tensor) -> None:
-        """Note a concatenation."""
+        """Record an all-gather."""
         self._note(group, "all_gather", f"{whole.numel()} of {own.numel()}")
 
     def reduce_scatter(self, group: RecordedGroup, result: Tensor, whole: Tensor) -> None:
-        """Note a sum of which each rank keeps a part."""
+        """Record a reduce-scatter."""
         self._note(group, "reduce_scatter", f"{whole.numel()}")
 
     def all_to_all(
         self, group: RecordedGroup, received: Tensor, sent: Tensor, rows: RowsOfEach
     ) -> None:
-        """Note an exchange of rows; how many are another rank's matter."""
+        """Record an all-to-all; the numbers of rows belong to other ranks."""
         del received, sent, rows
         self._note(group, "all_to_all", "rows")
 
     def exchange(self, group: RecordedGroup, sends: Sent, receives: Sent) -> None:
-        """Note messages."""
+        """Record messages."""
         notes = self._notes
         for noted, messages in ((notes.sends, sends), (notes.receives, receives)):
             noted[group.name] = {peer: tensor.numel() for tensor, peer in messages}
         self._note(group, "exchange", "first messages")
 
     def aside(self, group: RecordedGroup, call: Callable[[], None]) -> Work:
-        """Note a call."""
+        """Record a call."""
         call()
         return self
 
     def wait(self) -> None:
-        """Return at once: nothing runs."""
+        """Return at once: no call is running."""
 
     def _note(self, group: RecordedGroup, kind: Kind, what: str) -> None:
         self._notes.calls.append(Call(group=group.name, kind=kind, what=what))
@@ -263,14 +270,13 @@ class _Stage:
         return (call, replace(call, group=f"{group} experts", what=what))
 
     def _has_experts(self, op: Op) -> bool:
-        """Whether a layer has experts: some blocks may have none, those of heads for further tokens
-        are as the last."""
+        """Whether a layer has experts; multi-token prediction blocks are like the last block."""
         if self.experts is None or not self._has_blocks(op):
             return False
         return min(op.layer, self.blocks) in self.routed
 
     def _has_blocks(self, op: Op) -> bool:
-        """Whether a layer is a block, or a head with blocks for further tokens."""
+        """Whether a layer is a block, or a head with multi-token prediction blocks."""
         is_head = op.layer > self.blocks
         return self.shape.has_block(op.layer) or (is_head and self.further > 0)
 
@@ -287,14 +293,15 @@ class _Stage:
         return (Call(group=link, kind="exchange", what=what),)
 
     def _above(self, op: Op) -> int:
-        """The layer whose output a message is, or has the gradient of."""
+        """The layer whose output, or whose output's gradient, a message carries."""
         assert op.of is not None
         is_output = (op.of.kind == "F") == (op.name == "X")
         return op.layer if is_output else op.layer - 1
 
     def forward(self, op: Op) -> tuple[Call, ...]:
-        """F: what context-parallel ranks exchange, sums over tensor-parallel ranks where a split
-        region ends, and those of the loss."""
+        """F: exchanges of context-parallel ranks, all-reduces where a tensor-parallel region ends,
+        and those of the loss.
+        """
         if op.layer == EMBEDDING:
             return self._of_embedded()
         if self.shape.has_block(op.layer):
@@ -306,7 +313,7 @@ class _Stage:
         return (*loss, *(*joint, *self._forward_of_block(op), *loss) * self.further)
 
     def _of_embedded(self) -> tuple[Call, ...]:
-        """The sum of tokens' vectors over the parts of a table."""
+        """The all-reduce of token vectors over the parts of a table."""
         return self._scatters(ACTIVATIONS) if self._splits_tokens else self._sums(ACTIVATIONS)
 
     def _forward_of_block(self, op: Op) -> tuple[Call, ...]:
@@ -319,7 +326,9 @@ class _Stage:
         return (*self._keys("forward"), *self._sums(*(ACTIVATIONS,) * self.sums))
 
     def backward(self, op: Op) -> tuple[Call, ...]:
-        """B: the forward's sums if it runs again, and sums of gradients where a region begins."""
+        """B: the forward pass's collectives if it is recomputed, and all-reduces of gradients where
+        a tensor-parallel region begins.
+        """
         splits = self.shape.passes.splits_backward
         if op.layer == EMBEDDING:
             return () if splits else self._of_embedding(op)
@@ -340,7 +349,8 @@ class _Stage:
     def _backward_of_block(self, op: Op) -> tuple[Call, ...]:
         if self._splits_tokens:
             return self._backward_of_parts(op)
-        # Attention's region is the first of a block, so the sum of its gradients is the last.
+        # Attention's region is the first of a block, so the all-reduce of its gradients is the
+        # last.
         last = self._sums(THEIR_GRADIENTS)
         attention = (*self._keys("backward"), *last)
         if self._has_experts(op):
@@ -349,7 +359,9 @@ class _Stage:
         return (*last * (self.sums - 1), *attention)
 
     def of_weights(self, op: Op) -> tuple[Call, ...]:
-        """W: if ranks split tokens, products gather their inputs again, and vectors are summed."""
+        """W: under sequence parallelism GEMMs gather their inputs again, and vectors are
+        reduced.
+        """
         if op.layer == EMBEDDING:
             return self._of_embedding(op)
         if not self._splits_tokens:
@@ -366,7 +378,7 @@ class _Stage:
         return self._own.splits_tokens
 
     def _taken_again(self, op: Op) -> tuple[Call, ...]:
-        """What a layer's products take of whole sequences, the last product first."""
+        """The whole-sequence inputs of a layer's GEMMs, last GEMM first."""
         one, of_block = self._gathers(ACTIVATIONS), GATHERS_OF_BLOCK
         if self._has_experts(op):
             of_block = 1 + self._has_shared
@@ -376,7 +388,7 @@ class _Stage:
         return (*further * self.further, *one)
 
     def _forward_of_parts(self, op: Op) -> tuple[Call, ...]:
-        """Sequences are gathered in front of products, and sums scattered behind a region."""
+        """Sequences are gathered before GEMMs, and results reduce-scattered after a region."""
         gather, scatter = self._gathers(ACTIVATIONS), self._scatters(ACTIVATIONS)
         keys = self._keys("forward")
         if self.sums == SUMS_OF_PARALLEL_BLOCK:
@@ -387,8 +399,9 @@ class _Stage:
         return (*gather, *keys, *scatter, *network)
 
     def _backward_of_parts(self, op: Op) -> tuple[Call, ...]:
-        """Gradients are gathered where a region ends; each product gathers its input again, unless
-        a pass for weights does, and scatters the gradient of it."""
+        """Gradients are gathered where a region ends; each GEMM gathers its input again, unless a
+        weight-gradient pass does, and reduce-scatters the input's gradient.
+        """
         of_region, product = self._gathers(THEIR_GRADIENTS), self._backward_of_product(op)
         keys = self._keys("backward")
         if self.sums == SUMS_OF_PARALLEL_BLOCK:
@@ -401,7 +414,7 @@ class _Stage:
     def _backward_of_product(
         self, op: Op, taken: str = ACTIVATIONS, gradients: str = THEIR_GRADIENTS
     ) -> tuple[Call, ...]:
-        """The gradients of what a product takes."""
+        """The gradients of a GEMM's input."""
         if not self._splits_tokens:
             return self._sums(gradients)
         keeps = self.shape.passes.splits_backward and not self.shape.adds_table_in_b(op.layer)
@@ -413,12 +426,13 @@ class _Stage:
         return self.experts is not None and self.experts.shared_ffn > 0
 
     def _experts(self, phase: "Passes") -> tuple[Call, ...]:
-        """Numbers of rows, copies and their weights go to experts, and one thing comes back;
-        backward, gradients go the same ways. Tensor-parallel ranks that do not split tokens gather
-        what each has made of its part, and gradients of it."""
+        """Numbers of rows, copies and their weights go to experts, and outputs return; backward,
+        gradients take the same routes. Tensor-parallel ranks without sequence parallelism gather
+        the outputs of their parts, and the gradients.
+        """
         chosen: tuple[Call, ...] = ()
         if self.experts is not None and (self.drops or self.experts.router.balance_loss):
-            # What a sequence's tokens chose is gathered where ranks have parts of it.
+            # A sequence's choices are gathered where ranks have parts of it.
             chosen = tuple(
                 Call(group=group, kind="all_gather", what=f"{CHOICES} by {group} ranks")
                 for group in ("tensor", "context")
@@ -443,16 +457,19 @@ class _Stage:
         return () if ranks == 1 else _KEYS[way](ranks)[phase]
 
     def _of_embedding(self, op: Op) -> tuple[Call, ...]:
-        """Ranks sum the gradient of positions; the embedding gathers that of its region."""
+        """Ranks reduce the gradient of positions; the embedding gathers the gradient of its
+        region.
+        """
         if not self._splits_tokens:
             return ()
         of_positions = self._sums(OF_POSITIONS) if self.learns_positions else ()
         return (*of_positions, *self._gathers(THEIR_GRADIENTS))
 
     def _of_vectors(self, op: Op) -> tuple[Call, ...]:
-        """The sum of a layer's shared vectors, once an iteration: of all that ranks hold whole if
-        they split tokens; of norms of heads, of which each rank has its own, and of routers, to
-        which it gives its own tokens, whatever it splits."""
+        """The reduction of a layer's shared vectors, once per iteration: under sequence parallelism
+        of all vectors that ranks hold whole; otherwise of head norms, and of routers, to which each
+        rank gives its own tokens.
+        """
         of_heads = self.has_head_norms and self._has_blocks(op)
         has_any = self._splits_tokens or of_heads or self._has_experts(op)
         is_last = op.phase == "last_backward" and has_any
@@ -470,14 +487,14 @@ class _Stage:
         return (one,) * self._own.micro_batch
 
     def tied(self, _: Op) -> tuple[Call, ...]:
-        """The sum of the tied table's gradients over embedding and head."""
+        """The reduction of the tied table's gradients over embedding and head."""
         sizes = {name: len(ranks) for name, ranks in self.topology.groups()}
         group = "tied" if "tied" in sizes else "world"
         call = Call(group=group, kind="all_reduce", what="gradients of a table")
         return (call,) if sizes[group] > 1 else ()
 
     def report(self, _: Op) -> tuple[Call, ...]:
-        """The sum of losses and squares."""
+        """The reduction of losses and squares."""
         call = Call(group="world", kind="all_reduce", what="losses and squares")
         return (call,) if self.topology.plan.num_gpus > 1 else ()
 
@@ -493,7 +510,7 @@ class _Stage:
     def _sums(self, *whats: str) -> tuple[Call, ...]:
         if self._own.tensor_parallel == 1:
             return ()
-        # Products that have a pass of their own do not run beside a reduction.
+        # GEMMs with a separate pass do not overlap with a reduction.
         is_whole = not self.shape.passes.splits_backward
         return tuple(
             Call(
@@ -511,8 +528,9 @@ Passes = Literal["forward", "backward"]
 
 
 def _ring_calls(ranks: int) -> Mapping[Passes, tuple[Call, ...]]:
-    """A message to the next rank in each step but the last. Backward, gradients of keys follow a
-    step behind them, and then go home."""
+    """A message to the next rank in each step except the last. Backward, gradients of keys follow
+    one step behind, and then return to their rank.
+    """
     keys = Call(group="context", kind="exchange", what=KEYS, beside=True)
     return {
         "forward": (keys,) * (ranks - 1),
@@ -521,19 +539,19 @@ def _ring_calls(ranks: int) -> Mapping[Passes, tuple[Call, ...]]:
 
 
 def _gathering_calls(_: int) -> Mapping[Passes, tuple[Call, ...]]:
-    """A gather in each pass, and backward a sum of which each rank keeps a part."""
+    """An all-gather in each pass, and backward a reduce-scatter."""
     keys = Call(group="context", kind="all_gather", what=KEYS)
     sums = Call(group="context", kind="reduce_scatter", what=THEIR_SUMS)
     return {"forward": (keys,), "backward": (keys, sums)}
 
 
 def _exchanging_calls(_: int) -> Mapping[Passes, tuple[Call, ...]]:
-    """Tokens for heads before attention, and heads for tokens after it."""
+    """Tokens are exchanged for heads before attention, and heads for tokens after it."""
     heads = Call(group="context", kind="exchange", what=OF_HEADS)
     return {"forward": (heads,) * 2, "backward": (heads,) * 2}
 
 
-# By ``context_exchange``: the calls of so many context-parallel ranks inside attention.
+# By ``context_exchange``: the calls inside attention of this many context-parallel ranks.
 _KEYS: Mapping[int, Callable[[int], Mapping[Passes, tuple[Call, ...]]]] = {
     RING: _ring_calls,
     GATHER: _gathering_calls,

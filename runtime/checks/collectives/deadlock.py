@@ -1,4 +1,4 @@
-"""Decides whether ranks that wait for one another come to an end, or hang.
+"""Decides whether ranks that wait for one another finish, or deadlock.
 
 These are the rules of NCCL and of the runtime. A task begins after the task before it on its lane,
 after the tasks that its program names, and after its host has issued it. A group's calls run in
@@ -26,13 +26,13 @@ from mistlab.schedule.stage_passes import LANES
 from runtime.checks.collectives.calls import Call, RankCalls, Step
 
 Groups = Sequence[tuple[str, tuple[int, ...]]]
-# With more tasks than this in all, ranks are not played by themselves.
+# With more tasks than this in total, ranks are grouped rather than played separately.
 MOST_STEPS = 500_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """A task of a rank that waits, and the call that it waits in, if it waits in one."""
+    """A waiting task of a rank, and the call that it waits in, if there is one."""
 
     rank: int
     task: str
@@ -50,7 +50,7 @@ def deadlock(
     *,
     queues: int = len(LANES),
 ) -> list[Waiting]:
-    """Tasks that hang: each waits for the next, and the last for the first or for a missing call.
+    """Deadlocked tasks: each waits for the next, and the last for the first or for a missing call.
 
     Empty if all ranks come to an end. ``greeted`` are the calls while connecting: ranks that have
     exchanged messages then have their channels. Lanes take ``queues`` hardware queues in turn.
@@ -67,7 +67,7 @@ def deadlock(
 
 @dataclass(frozen=True, slots=True)
 class _Moments:
-    """Moments in time; one comes when all moments that must precede it have come.
+    """Moments in time; a moment comes when all moments that must precede it have come.
 
     For each moment: the number of moments that must precede it, and the moments that follow it.
     """
@@ -104,7 +104,7 @@ class _Moments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CallMoments:
-    """A call's moments: its beginning, its end, its issue, and when its host goes on."""
+    """The moments of a call: its issue, beginning and end, and when its host continues."""
 
     begins: int
     ends: int
@@ -113,7 +113,7 @@ class _CallMoments:
 
 
 class _LaidProgram:
-    """Lays a rank's program out as moments, each after earlier moments of the same rank."""
+    """Lays out a rank's program as moments, each after earlier moments of the same rank."""
 
     def __init__(self, moments: _Moments, *, rank: int) -> None:
         self.of_queue: dict[int, int] = {}
@@ -122,7 +122,7 @@ class _LaidProgram:
         self._of_lane: dict[str, int] = {}
         self._of_group: dict[str, int] = {}
         self._ends_of_tasks: list[int] = []
-        # When the host goes on after the last call that held it.
+        # When the host continues after the last call that blocked it.
         self._host: int | None = None
         self._at = 0
 
@@ -134,11 +134,11 @@ class _LaidProgram:
         self._at = self.of_queue[queue] = self._new(step, None, *before, *named)
 
     def step_aside(self, step: Step, queue: int) -> None:
-        """The task's next call is in another queue: after the task, and after that queue."""
+        """The task's next call is in another queue: after the task, and after that queue's work."""
         self._at = self.of_queue[queue] = self._new(step, None, self._at, self.of_queue.get(queue))
 
     def call(self, step: Step, call: Call, *, holds: bool) -> _CallMoments:
-        """A task makes a call, after its group's earlier calls; the call may hold the host."""
+        """A task makes a call, after its group's earlier calls; the call may block the host."""
         begins = self._new(step, call, self._at, self._of_group.get(call.group))
         ends = self._new(step, call, begins)
         issued = self._host
@@ -161,7 +161,7 @@ class _LaidProgram:
 
 
 class _Played:
-    """Plays lists of ranks, each list as one rank."""
+    """Plays groups of equal ranks, each as one rank."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class _Played:
         self._place = {one.rank: place for place, alike in enumerate(played) for one in alike}
         self._greeted = {one.rank: {*one.sends, *one.receives} for one in greeted}
         self._moments = _Moments()
-        # A moment that never comes, since it must come after itself.
+        # A moment that never comes, since it would have to come after itself.
         self._nothing = self._moments.new()
         self._moments.order(self._nothing, self._nothing)
         self._of: dict[int, Waiting] = {}
@@ -201,7 +201,9 @@ class _Played:
         return [one for one, _ in groupby(path_waiting)]
 
     def _issued(self, alike: Sequence[RankCalls]) -> dict[tuple[str, bool], list[_CallMoments]]:
-        """Lay a program out; return its calls by group, exchanges apart from the others."""
+        """Lay out a program; returns its calls by group, with exchanges separate from the
+        others.
+        """
         laid = _LaidProgram(self._moments, rank=alike[0].rank)
         known = {("exchange", link) for link in self._links(alike)}
         made: dict[tuple[str, bool], list[_CallMoments]] = defaultdict(list)
@@ -224,11 +226,13 @@ class _Played:
         return made
 
     def _links(self, alike: Sequence[RankCalls]) -> set[str]:
-        """Links on which all of these ranks have exchanged a message before."""
+        """The links on which all of these ranks have exchanged a message before."""
         return set.intersection(*(self._greeted.get(one.rank, set()) for one in alike))
 
     def _order_groups(self, groups: Groups) -> None:
-        """Let the first calls of a group wait for one another, then the second calls, and so on."""
+        """Make the first calls of a group wait for one another, then the second calls, and so
+        on.
+        """
         gathered = {
             (name, frozenset(self._place[rank] for rank in ranks)) for name, ranks in groups
         }
@@ -256,7 +260,9 @@ class _Played:
         }
 
     def _let_wait(self, made: Sequence[_CallMoments | None]) -> None:
-        """Let calls end when all of them have begun; held hosts go on when all are issued."""
+        """Make calls end when all of them have begun; blocked hosts continue when all are
+        issued.
+        """
         moments, nothing = self._moments, self._nothing
         begun = moments.new(*(nothing if one is None else one.begins for one in made))
         there = [one for one in made if one is not None]
@@ -270,7 +276,7 @@ class _Played:
 
 
 def _calls_made(alike: Sequence[RankCalls], step: Step) -> Iterator[Call]:
-    """The calls of a step, without exchanges that have no messages: a run skips them."""
+    """The calls of a step, without exchanges of no messages, which a run skips."""
     for call in step.calls:
         if call.kind != "exchange" or any(
             one.sends.get(call.group) or one.receives.get(call.group) for one in alike

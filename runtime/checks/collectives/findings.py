@@ -1,4 +1,4 @@
-"""Finds collectives that would hang, from the calls of all ranks, before anything runs.
+"""Finds collectives that would deadlock, from the calls of all ranks, before anything runs.
 
 All ranks of a group must take part in its first call, and make all its calls in one order and of
 one size. A receiver must expect the messages that its sender sends, in the same order. Ranks must
@@ -18,15 +18,15 @@ from runtime.checks.collectives.calls import Call, RankCalls, WorldCalls, calls_
 from runtime.checks.collectives.deadlock import Waiting, deadlock
 
 Trouble = Literal["first call", "order", "messages", "deadlock"]
-# Micro-batches beyond the number that fills a pipeline, which repeat the same passes.
+# Micro-batches beyond those that fill a pipeline, which repeat the same passes.
 MOST_STEADY = 4
-# Tasks of a long circle that a message names.
+# The number of tasks of a long cycle that a message names.
 MOST_TOLD = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveFinding:
-    """Calls of a group by some ranks that do not fit together; ``words`` say what to do."""
+    """Calls of a group by some ranks that do not match; ``words`` give the remedy."""
 
     trouble: Trouble
     group: str
@@ -46,7 +46,7 @@ def collective_findings(
     steps_on_host: bool = False,
     queues: int = len(LANES),
 ) -> tuple[CollectiveFinding, ...]:
-    """Collectives of a plan's run that would hang, or would mix up tensors.
+    """The collectives of a plan's run that would deadlock, or would mix up tensors.
 
     ``clips`` says whether a step needs the norm of all gradients. Lanes take ``queues`` hardware
     queues in turn: one each if there are enough.
@@ -56,9 +56,9 @@ def collective_findings(
 
 
 def few_batches(plan: Plan) -> Plan:
-    """The plan with fewer micro-batches, but enough to show every kind of task and wait."""
+    """The plan with fewer micro-batches, but enough to contain every kind of task and wait."""
     if is_order_path(plan.order):
-        # The order that a file holds is of all micro-batches.
+        # An order in a file is for all micro-batches.
         return plan
     groups = GROUPS_PLAYED if plan.order in REPEATING else 2
     most = groups * plan.num_stages + MOST_STEADY
@@ -67,7 +67,7 @@ def few_batches(plan: Plan) -> Plan:
 
 
 def findings_of(world: WorldCalls, *, queues: int = len(LANES)) -> tuple[CollectiveFinding, ...]:
-    """Calls that do not fit together, among the calls of all ranks."""
+    """The calls that do not match, among the calls of all ranks."""
     judged = _Comparison(world)
     return (
         *judged.first_calls(),
@@ -129,11 +129,11 @@ class _Comparison:
                         yield mismatch
 
     def deadlocks(self, queues: int) -> Iterator[CollectiveFinding]:
-        """Ranks that never end, although their calls fit together."""
+        """Ranks that never finish, although their calls match."""
         connecting, training = self.phases.values()
         phases = (("connecting", connecting, ()), ("training", training, connecting))
         for phase, calls, greeted in phases:
-            # The queues are to blame only if all ranks end with a queue for each lane.
+            # The queues are to blame only if all ranks finish with a queue for each lane.
             for given in dict.fromkeys((len(LANES), min(queues, len(LANES)))):
                 waiting = deadlock(calls, self.groups, greeted, queues=given)
                 if waiting:
@@ -190,7 +190,7 @@ def _kinds(calls: Calls) -> list[tuple[str, str]]:
 
 
 def _pairs(ranks: Sequence[RankCalls], link: str) -> dict[tuple[int, int], None]:
-    """Pairs of sender and receiver on a link that either of the two lists."""
+    """The pairs of sender and receiver on a link that either of the two lists."""
     sent = [(one.rank, peer) for one in ranks for peer in one.sends.get(link, ())]
     due = [(peer, one.rank) for one in ranks for peer in one.receives.get(link, ())]
     return dict.fromkeys((*sent, *due))
@@ -216,7 +216,7 @@ def _order(
 
 
 def _circle(phase: str, waiting: Sequence[Waiting], queues: int) -> CollectiveFinding:
-    """A finding about ranks that wait for one another, or for a call that nobody makes."""
+    """A finding about ranks that wait for one another, or for a call that no rank makes."""
     waits_told = [str(one) for one in waiting]
     more = f" (and {len(waits_told) - MOST_TOLD} more)" if len(waits_told) > MOST_TOLD else ""
     remedy = (
@@ -246,6 +246,6 @@ def _group_text(group: str, ranks: Sequence[int]) -> str:
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:
-    """Numbers of ranks in words; only the first few if there are many."""
+    """Rank numbers as text; if there are many, only the first few."""
     names = [str(rank) for rank in ranks[:MOST_TOLD]] + ["..."] * (len(ranks) > MOST_TOLD)
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(names)}"

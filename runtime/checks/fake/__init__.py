@@ -1,1 +1,1 @@
-"""Runs a rank on a device without memory, and notes where its host would wait for a GPU."""
+"""Runs a rank on a device without memory, and records where its host would wait for a GPU."""

@@ -25,11 +25,11 @@ from runtime.engine.storage.saved import storage_of
 from runtime.engine.streams.device_streams import streams_of
 from runtime.engine.training import Training
 
-# Registers a kind of device with torch, "sham", that exists in name only; needs no compiler.
+# Registers a kind of device named "sham" with torch; needs no compiler.
 #
-# A process cannot forget a kind of device. So the device says that it is not available, and code
-# that looks for an accelerator, such as torch's checkpoints, does not use it. Still, torch pins
-# memory by it from then on. So a process that trains on GPUs should not register it.
+# A process cannot unregister a kind of device. The device therefore says that it is not available,
+# and code that looks for an accelerator, such as torch's checkpoints, does not use it. Still, torch
+# pins memory through it from then on, so a process that trains on GPUs should not register it.
 
 
 SHAM = "sham"
@@ -86,12 +86,12 @@ def has_own_thread() -> bool:
 
 # The other ranks of a rank's groups, which check tensors as NCCL does.
 #
-# They leave tensors as they are, because tensors without memory have no values.
+# They leave tensors unchanged, since tensors without memory have no values.
 
 
 @final
 class CheckingRanks:
-    """Ranks that note in a ``Watch`` what NCCL would refuse, or would put in a wrong place."""
+    """Ranks that record in a ``Watch`` what NCCL would refuse, or would put in a wrong place."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -128,7 +128,7 @@ class CheckingRanks:
                 self._watch.note("collective", "exchange", f"there is no other rank {peer}")
 
     def aside(self, group: RecordedGroup, call: Callable[[], None]) -> Work:
-        """Make the call; nobody is kept waiting for it."""
+        """Make the call; no work waits for it."""
         call()
         return _Ended()
 
@@ -160,11 +160,11 @@ class _Ended:
 #
 # Its tensors are fake: they have a size and a device, but no values, and whole iterations take no
 # time. Operators on tensors of two devices fail as on a GPU, and backward passes run in the
-# device's own thread. The runtime uses a device only through a ``Driver``, so one more driver is
-# enough.
+# device's own thread. The runtime uses a device only through a ``Driver``, so one more driver
+# suffices.
 
 
-# The first iteration makes memory that lasts. The second takes the optimizer step of the first.
+# The first iteration allocates persistent memory. The second takes the first's optimizer step.
 ITERATIONS = 2
 
 
@@ -183,7 +183,7 @@ def fake_device(*, captures: bool = False) -> Iterator[Watch]:
     with ExitStack() as stack:
         stack.callback(DRIVERS.pop, SHAM)
         DRIVERS[SHAM] = driver
-        # Fake tensors work in one thread only, so torch must report one thread.
+        # Fake tensors use only one thread, so torch must report one thread.
         stack.callback(torch.set_num_threads, threads)
         torch.set_num_threads(1)
         stack.enter_context(torch.autograd.set_multithreading_enabled(has_own_thread()))

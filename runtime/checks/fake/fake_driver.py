@@ -25,11 +25,13 @@ class FakeStream:
     """A stream on which everything has ended."""
 
     def wait_event(self, event: Any) -> None:
-        """Do nothing: the event has come."""
+        """Does nothing: the event has already occurred."""
 
 
 class FakeEvent:
-    """An event that has come; each recording is one millisecond after the one before."""
+    """An event that has already occurred; each recording is one millisecond after the previous
+    one.
+    """
 
     def __init__(self, driver: "FakeDriver") -> None:
         self._driver = driver
@@ -40,7 +42,7 @@ class FakeEvent:
         self.recorded_ms = self._driver.tick()
 
     def synchronize(self) -> None:
-        """Note that the host waits."""
+        """Record that the host waits."""
         self._driver.watch.note("wait", "Event.synchronize")
 
     def elapsed_time(self, end_event: Any) -> float:
@@ -73,7 +75,7 @@ class FakeDriver:
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
         self._ticks = 0
-        # Tensors are held while they are pinned, so that no other storage gets their number.
+        # Tensors are held while they are pinned, so that no other storage gets their identifier.
         self._pinned: dict[int, Tensor] = {}
 
     def tick(self) -> int:
@@ -82,7 +84,7 @@ class FakeDriver:
         return self._ticks
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies in pinned memory of the host."""
+        """Whether a tensor is in pinned host memory."""
         return storage_of(tensor) in self._pinned
 
     def count(self) -> int:
@@ -90,14 +92,14 @@ class FakeDriver:
         return DEVICES
 
     def choose(self, device: torch.device) -> None:
-        """Do nothing: all devices are the same."""
+        """Does nothing: all devices are equal."""
 
     def name(self, device: torch.device) -> str:
         """A name that no device has."""
         return "a device that is not there"
 
     def has_bf16(self) -> bool:
-        """Yes."""
+        """Always true."""
         return True
 
     def current_stream(self, device: torch.device) -> FakeStream:
@@ -117,19 +119,19 @@ class FakeDriver:
         return FakeEvent(self)
 
     def synchronize(self, device: torch.device) -> None:
-        """Note that the host waits."""
+        """Record that the host waits."""
         self.watch.note("wait", "synchronize")
 
     def read(self, tensor: Tensor, usual: int) -> list[int]:
-        """The usual number, as often as the tensor has one."""
+        """The usual number, repeated for each element."""
         return [usual] * tensor.numel()
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """A generator; nothing draws from it."""
+        """A generator that is never used."""
         return torch.Generator()
 
     def idle(self, cycles: int) -> None:
-        """Do nothing: nothing takes time."""
+        """Does nothing."""
 
     def threads(self, name: str) -> Executor:
         """An executor that works in the calling thread."""
@@ -140,13 +142,13 @@ class FakeDriver:
         return torch.zeros(size_bytes, dtype=torch.uint8)
 
     def pin(self, memory: Tensor) -> int:
-        """Note that memory is pinned."""
+        """Record that memory is pinned."""
         self.watch.note("memory pinned", "pin")
         self._pinned[storage_of(memory)] = memory
         return 0
 
     def unpin(self, memory: Tensor) -> None:
-        """Note that memory is no longer pinned."""
+        """Record that memory is no longer pinned."""
         del self._pinned[storage_of(memory)]
 
     def free_and_total_bytes(self, device: torch.device) -> tuple[int, int]:
@@ -154,14 +156,14 @@ class FakeDriver:
         return MEMORY_BYTES, MEMORY_BYTES
 
     def reserved_bytes(self, device: torch.device) -> int:
-        """None."""
+        """Always zero."""
         return 0
 
     def cap(self, device: torch.device, share: float) -> None:
-        """Do nothing: nothing takes memory."""
+        """Does nothing."""
 
     def count_anew(self, device: torch.device) -> None:
-        """Do nothing: nothing takes memory."""
+        """Does nothing."""
 
     def peaks(self, device: torch.device) -> DevicePeaks:
         """Invented peaks, the same for every run."""

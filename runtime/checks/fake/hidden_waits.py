@@ -23,7 +23,7 @@ from runtime.checks.fake.watch import Kind, Watch
 from runtime.models import operators, residuals
 
 aten = torch.ops.aten
-# Kinds of devices that are no stand-in for a GPU.
+# Kinds of devices that are not stand-ins for a GPU.
 _ELSEWHERE = ("cpu", "meta")
 Arguments = Mapping[str, Any]
 # Operators that neither compute nor move anything.
@@ -32,7 +32,7 @@ _CHOOSING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
 
 
 class HiddenWaits(TorchDispatchMode):
-    """A mode that judges all operators; it needs a mode of fake tensors below it.
+    """A dispatch mode that examines all operators; it needs a fake-tensor mode below it.
 
     A number that is read is zero. An operator that consists of others, such as the project's own,
     is judged by these. ``ways`` is a mode that torch leaves before it calls this one, so it is
@@ -57,7 +57,7 @@ class HiddenWaits(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Judge an operator, then run it."""
+        """Examine an operator, then run it."""
         kwargs = kwargs or {}
         if func.namespace == "prim":
             return func(*args, **kwargs)
@@ -124,7 +124,7 @@ def tensors_in(given: Any) -> Iterator[Tensor]:
 
 @cache
 def _consists_of_others(func: OpOverload) -> bool:
-    """Whether torch replaces an operator by others on every device."""
+    """Whether torch decomposes an operator on every device."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
@@ -148,13 +148,13 @@ def _wait_of_move(
     if not kwargs.get("non_blocking", False):
         return "blocking copy"
     if wanted.type == "cpu":
-        # Torch makes pinned memory for the copy's result.
+        # Torch allocates pinned memory for the copy's result.
         return "memory pinned"
     return None if is_pinned(source) and source.is_contiguous() else "unpinned copy"
 
 
 def _wait_of_indexing(args: Sequence[Any]) -> Kind | None:
-    """Indexing with tensors: a mask needs sizes from values, an index on the CPU is copied."""
+    """Indexing with tensors: a mask needs sizes from values, and a CPU index is copied."""
     indices = [index for index in args[1] if index is not None]
     if not all(is_on_device(index) for index in indices):
         return "blocking copy"
@@ -176,15 +176,15 @@ def is_on_device(tensor: Tensor) -> bool:
 
 # Makes a stand-in device behave like CUDA where torch treats other makers' devices differently.
 #
-# On CUDA torch makes a tensor on the CPU first, when a number is assigned to an element and when a
-# tensor is made from numbers. And a tensor's ``is_cuda`` is true.
+# On CUDA, torch first makes a CPU tensor when a number is assigned to an element and when a tensor
+# is made from numbers. And a tensor's ``is_cuda`` is true.
 
 
 Way = Callable[[Watch, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
 class CudaWays(TorchFunctionMode):
-    """A mode in which torch treats all devices but the CPU as CUDA devices."""
+    """A mode in which torch treats all devices except the CPU as CUDA devices."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ class CudaWays(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call a function of torch, the way that it works on CUDA."""
+        """Call a torch function as it works on CUDA."""
         way = _WAYS.get(func, _call)
         try:
             return way(self._watch, func, args, kwargs or {})

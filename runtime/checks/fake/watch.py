@@ -1,4 +1,4 @@
-"""Notes each place in an iteration where the host would wait for the device, or would fail.
+"""Records each place in an iteration where the host would wait for the device, or would fail.
 
 The code that runs an operator need not know its task. The executor's frames on the call stack tell
 whether an iteration is being issued, and which task on which lane.
@@ -33,7 +33,7 @@ Kind = Literal[
     "collective",
     "failure",
 ]
-# What happens in each case, and what to do about it.
+# The consequence of each kind of finding, and its remedy.
 REMEDIES: Mapping[Kind, str] = {
     "value read": "the host waits for a number of the device: keep it in a tensor there",
     "size from values": "the host waits to learn a size: mask values instead of choosing some",
@@ -48,14 +48,14 @@ REMEDIES: Mapping[Kind, str] = {
     "failure": "it cannot run, or cannot be judged",
 }
 
-# These end the capture of a CUDA graph, whatever lane they are on.
+# Kinds that end the capture of a CUDA graph, on any lane.
 FORBIDDEN: tuple[Kind, ...] = (
     *("value read", "size from values", "blocking copy", "unpinned copy", "scalar copied"),
     *("memory pinned", "wait"),
 )
-# These are no findings in the first iteration, which makes the memory that lasts.
+# Kinds that are allowed in the first iteration, which allocates persistent memory.
 _ONCE: tuple[Kind, ...] = ("work on the CPU", "memory pinned")
-# These end a run on any lane, the host's too.
+# Kinds that end a run on any lane, the host's included.
 _ENDINGS: tuple[Kind, ...] = ("wrong device", "collective", "failure")
 MOST_SAID = 160
 _ROOT = Path(runtime.__file__).parent
@@ -65,7 +65,7 @@ _ITERATE = Executor.iterate.__code__
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitFinding:
-    """A wait or a failure on a GPU: the operator, the task that was being issued, and the place.
+    """A wait or a failure on a GPU: the operator, the task being issued, and the place.
 
     ``place`` is the project's innermost line. ``times`` counts how often it was met. ``said`` is
     an error's message.
@@ -89,7 +89,7 @@ class WaitFinding:
 
 
 class Watch:
-    """Gathers findings of the thread that makes it, and of threads that work for this thread.
+    """Collects findings of the thread that makes it, and of threads that work for this thread.
 
     If it ``captures``, an iteration is to be captured as a CUDA graph: then the host's lane may not
     wait either, nor may times be read. What makes the host wait, and memory that is pinned, is what
@@ -108,7 +108,7 @@ class Watch:
         return tuple(replace(one, times=times) for one, times in self._times.items())
 
     def note(self, kind: Kind, operator: str, detail: str = "") -> bool:
-        """Note a finding if it is inside an iteration and wrong there; return whether it is.
+        """Record a finding if it is inside an iteration and wrong there; returns whether it is.
 
         The host's lane may wait, and the first iteration may make memory that lasts.
         """
@@ -133,13 +133,15 @@ class Watch:
         return True
 
     def stop(self, kind: Kind, operator: str, error: BaseException) -> None:
-        """Note an error that ends the run."""
+        """Record an error that ends the run."""
         detail = shorten(str(error), MOST_SAID)
         if error is not self.stopped_by and self.note(kind, operator, detail):
             self.stopped_by = error
 
     def _frames(self) -> Iterator[FrameType]:
-        """Frames of this thread, innermost first; then of the thread that waits for it."""
+        """The frames of this thread, innermost first; then those of the thread that waits for
+        it.
+        """
         frame = inspect.currentframe()
         while frame is not None:
             yield frame
@@ -170,8 +172,9 @@ def _place(frame: FrameType) -> str | None:
 
 @cache
 def _file(name: str) -> str | None:
-    """A path relative to the project; None for files of others, of the checks, and of groups: what
-    is wrong with a collective is where it is called."""
+    """A path relative to the project; None for other code, for the checks, and for groups, since a
+    wrong collective is reported where it is called.
+    """
     path = Path(name)
     if not path.is_relative_to(_ROOT) or any(map(path.is_relative_to, _ASIDE)):
         return None

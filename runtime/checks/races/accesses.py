@@ -1,4 +1,4 @@
-"""The memory that one rank's work touches, in order of streams and events."""
+"""The memory accesses of one rank's work, ordered by streams and events."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,13 +13,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from runtime.devices.driver import DevicePeaks
 
-# A graph of one rank's work: stretches of work, their order, and the memory that they touch.
+# A graph of one rank's work: stretches of work, their order, and their memory accesses.
 #
-# An actor is a stream of the device, the host's thread that issues, or the host's lane. A stretch
-# is an actor's work between two points at which the actor waits for others, or others wait for it.
+# An actor is a stream of the device, the host's issuing thread, or the host's lane. A stretch is an
+# actor's work between two points at which the actor waits for others, or others wait for it.
 
 
-# Names of the thread that issues and of the host's lane (``mistlab.schedule.stage_passes.LANES``).
+# The names of the issuing thread and of the host's lane (``mistlab.schedule.stage_passes.LANES``).
 HOST, HOST_LANE = "issuing thread", "host"
 
 
@@ -37,7 +37,7 @@ class Wait:
 
 
 class Source(NamedTuple):
-    """A stretch that must come before another, and the wait that orders the two, if one does."""
+    """A stretch that must precede another, and the wait that orders the two, if one does."""
 
     stretch: int
     wait: Wait | None = None
@@ -53,7 +53,7 @@ class Stretch:
 
 
 class Access(NamedTuple):
-    """An operator's use of bytes ``begin`` to ``end`` of a storage."""
+    """An operator's access to bytes ``begin`` to ``end`` of a storage."""
 
     stretch: int
     storage: int
@@ -68,7 +68,7 @@ Kind = Literal["race", "used before allocated", "freed while used"]
 
 
 class Deed(NamedTuple):
-    """An action of a task on an actor, in words."""
+    """An action of a task on an actor, as text."""
 
     task: str
     actor: str
@@ -79,7 +79,7 @@ class Deed(NamedTuple):
 
 
 class Need(NamedTuple):
-    """Two stretches that must be in order: the rule, and the two uses of memory behind it."""
+    """Two stretches that must be ordered: the rule, and the two memory accesses behind it."""
 
     earlier: int
     later: int
@@ -99,22 +99,22 @@ class Trace:
     # The name of each storage, and names of byte ranges in some storages.
     storages: list[str] = field(default_factory=list)
     parts: dict[int, list[tuple[int, int, str]]] = field(default_factory=dict)
-    # Gives the name of the task that is being issued.
+    # Returns the name of the task being issued.
     issuing: Callable[[], str] = "start".__str__
     _last: dict[str, int] = field(default_factory=dict)
     # Actors whose last stretch can take more work, and actors whose last stretch has some.
     _open: set[str] = field(default_factory=set)
     _busy: set[str] = field(default_factory=set)
-    # By pair of actor and host actor: the host's last stretch that the actor comes after.
+    # By pair of actor and host actor: the host's last stretch that the actor follows.
     _heard: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @property
     def task(self) -> str:
-        """The task that is being issued."""
+        """The task being issued."""
         return self.issuing()
 
     def called(self, access: Access) -> str:
-        """The name of the memory that an access touches."""
+        """The name of the memory of an access."""
         names = [
             name
             for begin, end, name in self.parts.get(access.storage, ())
@@ -123,7 +123,7 @@ class Trace:
         return " and ".join(names) or self.storages[access.storage]
 
     def deed(self, access: Access | Deed) -> Deed:
-        """An access as a deed, in words."""
+        """An access as an action, as text."""
         if isinstance(access, Deed):
             return access
         does = "writes" if access.writes else "reads"
@@ -134,21 +134,22 @@ class Trace:
         )
 
     def reached(self, actor: str) -> int | None:
-        """End the actor's last stretch and return its number; None if the actor has none."""
+        """End the actor's last stretch; returns its index, None if the actor has none."""
         self._open.discard(actor)
         return self._last.get(actor)
 
     def follow(self, actor: str, source: int | None, wait: Wait | None = None) -> None:
-        """Let the actor's work from now on come after a stretch."""
+        """Order the actor's future work after a stretch."""
         if source is not None:
             is_new = actor in self._open and actor not in self._busy
-            # Sources have lower numbers, so that one pass over the stretches finds their order.
+            # Sources have lower indices, so that one pass over the stretches determines their
+            # order.
             if not is_new or self._last[actor] < source:
                 self._begin(actor)
             self.stretches[self._last[actor]].sources.append(Source(source, wait))
 
     def work(self, actor: str, host: str) -> int:
-        """The stretch of the work that the host's actor ``host`` gives to ``actor`` now."""
+        """The stretch of the work that the host's actor ``host`` now gives to ``actor``."""
         if actor != host:
             heard = self.reached(host)
             if heard is not None and self._heard.get((actor, host)) != heard:
@@ -175,17 +176,16 @@ class Trace:
         self._busy.discard(actor)
 
 
-# Follows the memory that operators touch, from its allocation to its end.
+# Tracks the memory accesses of operators, from allocation to release.
 #
-# CUDA's caching allocator hands memory out to one stream. It has two rules for memory that several
-# streams use. Another stream may use the memory only after the point of the allocating stream at
-# which it was allocated. The memory may be freed only when the allocating stream has waited for
-# every user.
+# CUDA's caching allocator allocates memory for one stream. Memory that several streams use has two
+# rules. Another stream may use the memory only after the allocating stream's point of allocation.
+# The memory may be freed only when the allocating stream has waited for every user.
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Storage:
-    """Live memory; ``owner`` is the stream that allocated it, or the host.
+    """Allocated memory; ``owner`` is the stream that allocated it, or the host.
 
     It is None for memory from before the trace, to which the allocator's rules are not applied.
     """
@@ -195,13 +195,13 @@ class _Storage:
     made_at: int | None = None
     made: str = ""
     is_host: bool = False
-    # The last use of each actor.
+    # The last access of each actor.
     users: dict[str, Access] = field(default_factory=dict)
     watch: weakref.ref[torch.UntypedStorage] | None = None
 
 
 class Memory:
-    """Notes in a trace which bytes are touched; finds storages by their identity."""
+    """Records in a trace which bytes are accessed; identifies storages."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -209,7 +209,7 @@ class Memory:
         self._noted: set[tuple[int, int, int, int, bool]] = set()
 
     def known(self, tensor: Tensor) -> bool:
-        """Whether a tensor's memory is known already."""
+        """Whether a tensor's memory is already known."""
         return tensor.untyped_storage()._cdata in self._live
 
     def is_host(self, tensor: Tensor) -> bool:
@@ -225,12 +225,12 @@ class Memory:
             self.trace.parts.setdefault(self._storage_of(tensor).number, []).append(part)
 
     def made_on_host(self, memory: Tensor) -> None:
-        """Note new host memory that the device copies from or to."""
+        """Record new host memory that the device copies from or to."""
         number = self._number(f"host memory of {memory.nbytes:,} bytes")
         self._follow(memory, _Storage(number=number, owner=HOST, is_host=True))
 
     def allocated(self, tensor: Tensor, actor: str) -> None:
-        """Note new memory for a stream, allocated after all work that the stream has by now."""
+        """Record new memory of a stream, allocated after all of the stream's work so far."""
         trace = self.trace
         shape = "x".join(map(str, tensor.shape)) or "1"
         made = f"{shape} {str(tensor.dtype).removeprefix('torch.')} made by {trace.task}"
@@ -244,7 +244,7 @@ class Memory:
         self._follow(tensor, storage)
 
     def touched(self, tensor: Tensor, stretch: int, *, writes: bool, operator: str) -> None:
-        """Note that an operator of a stretch reads or writes a tensor."""
+        """Record that an operator of a stretch reads or writes a tensor."""
         begin, end = _bytes_of(tensor)
         storage = self._storage_of(tensor)
         key = (stretch, storage.number, begin, end, writes)
@@ -326,7 +326,7 @@ def _bytes_of(tensor: Tensor) -> tuple[int, int]:
     return begin, begin + (last + 1) * tensor.element_size()
 
 
-# A driver that runs on the CPU and notes the order of its streams and events in a trace.
+# A driver that runs on the CPU and records the order of its streams and events in a trace.
 #
 # Work on a stream runs at once, on CPU tensors. The trace knows which earlier work it would have
 # waited for on a GPU.
@@ -342,7 +342,7 @@ class ClockedStream:
         self.driver, self.name = driver, name
 
     def wait_event(self, event: "ClockedEvent") -> None:
-        """Let work from now on come after the event."""
+        """Order future work after the event."""
         self.driver.wait(self.name, event)
 
 
@@ -355,27 +355,27 @@ class ClockedEvent:
         self.task = self.lane = ""
 
     def record(self, stream: ClockedStream) -> None:
-        """Be the end of all work that the stream has been given."""
+        """Mark the end of all work given to the stream so far."""
         self.note(stream.name)
 
     def note(self, actor: str) -> None:
-        """Be the end of all work that an actor has done."""
+        """Mark the end of all work that an actor has done."""
         trace = self.driver.trace
         if actor != self.driver.host:
             trace.work(actor, self.driver.host)
         self.stretch, self.task, self.lane = trace.reached(actor), trace.task, actor
 
     def synchronize(self) -> None:
-        """Let the calling thread's work come after the event."""
+        """Order the calling thread's work after the event."""
         self.driver.wait(self.driver.host, self)
 
     def elapsed_time(self, _end_event: "ClockedEvent") -> float:
-        """Nothing takes time."""
+        """Always zero."""
         return 0.0
 
 
 class _HostFuture(Future[Result]):
-    """The result of a call on the host's lane; whoever asks for it comes after the call."""
+    """The result of a call on the host's lane; a thread that asks for it follows the call."""
 
     end: ClockedEvent
 
@@ -386,7 +386,7 @@ class _HostFuture(Future[Result]):
 
 
 class _HostThread(Executor):
-    """The host's lane: an actor of its own, whose calls run in the thread that submits them."""
+    """The host's lane: a separate actor, whose calls run in the thread that submits them."""
 
     def __init__(self, driver: "ClockedDriver") -> None:
         self.driver = driver
@@ -407,19 +407,19 @@ class _HostThread(Executor):
 
 
 class ClockedDriver:
-    """A driver that notes streams and events in a trace."""
+    """A driver that records streams and events in a trace."""
 
     backend = "none"
     version = ""
 
     def __init__(self, trace: Trace, memory: Memory) -> None:
         self.trace, self.memory = trace, memory
-        # The host's actor that runs now, and the current stream.
+        # The host actor that is running, and the current stream.
         self.host = HOST
         self.compute = self.current = ClockedStream(self, "compute")
 
     def wait(self, actor: str, event: ClockedEvent) -> None:
-        """Let an actor come after an event."""
+        """Order an actor after an event."""
         trace = self.trace
         wait = Wait(task=trace.task, lane=actor, for_task=event.task, for_lane=event.lane)
         if actor != self.host:
@@ -431,14 +431,14 @@ class ClockedDriver:
         return 1
 
     def choose(self, device: torch.device) -> None:
-        """Do nothing: there is one device."""
+        """Does nothing: there is one device."""
 
     def name(self, device: torch.device) -> str:
         """An invented name."""
         return "stand-in"
 
     def has_bf16(self) -> bool:
-        """Yes: the values of numbers do not matter."""
+        """Always true: values do not matter."""
         return True
 
     def current_stream(self, device: torch.device) -> ClockedStream:
@@ -463,12 +463,12 @@ class ClockedDriver:
         return ClockedEvent(self)
 
     def synchronize(self, device: torch.device) -> None:
-        """Let the host come after all streams."""
+        """Order the host after all streams."""
         for actor in {stretch.actor for stretch in self.trace.stretches} - {HOST, HOST_LANE}:
             self.trace.follow(self.host, self.trace.reached(actor))
 
     def read(self, tensor: Tensor, usual: int) -> list[int]:
-        """The numbers of a tensor; the calling thread comes after the current stream."""
+        """The values of a tensor; the calling thread is ordered after the current stream."""
         del usual
         tensor.sum()
         self.trace.follow(self.host, self.trace.reached(self.current.name))
@@ -497,7 +497,7 @@ class ClockedDriver:
         return 0
 
     def unpin(self, memory: Tensor) -> None:
-        """Note it as a write by the host: no copy may run any more."""
+        """Record a write by the host, since no copy may run any more."""
         stretch = self.trace.work(self.host, self.host)
         self.memory.touched(memory, stretch, writes=True, operator="unpin")
 

@@ -1,4 +1,4 @@
-"""Finds pairs of uses of memory that nothing in a trace orders, and the waits that order others."""
+"""Finds pairs of memory accesses that a trace leaves unordered, and waits that are redundant."""
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ NONE: Waits = frozenset()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaceFinding:
-    """Two uses of the same memory that nothing orders."""
+    """Two accesses to the same memory that are unordered."""
 
     kind: Kind
     memory: str
@@ -22,7 +22,7 @@ class RaceFinding:
 
     @property
     def missing(self) -> str:
-        """The wait that would order the two, in words."""
+        """The wait that would order the two, as text."""
         first, second = self.first, self.second
         return f"a wait of {second.actor}, at {second.task}, for {first.task} on {first.actor}"
 
@@ -33,7 +33,7 @@ class RaceFinding:
 
 @dataclass(eq=False)
 class Judge:
-    """Judges a trace: which pairs of stretches must be in order, and which are."""
+    """Decides which pairs of a trace's stretches must be ordered, and which are."""
 
     trace: Trace
     _needs: dict[int, list[Need]] = field(init=False)
@@ -56,7 +56,7 @@ class Judge:
         }
 
     def findings(self) -> list[RaceFinding]:
-        """The pairs that nothing orders."""
+        """The unordered pairs."""
         return [self._finding(need) for need in self._unmet(NONE)]
 
     def is_needed(self, *waits: Wait) -> bool:
@@ -64,7 +64,7 @@ class Judge:
         return any(True for _ in self._unmet(frozenset(waits)))
 
     def detours(self, wait: Wait) -> list[list[str]]:
-        """Why a wait is not needed, as paths of stretches that do not use the wait.
+        """Why a wait is redundant, as paths of stretches that do not use it.
 
         If a path leads from the work that the wait waits for to the waiting work, it is the only
         one. Otherwise there is a path for each pair of uses that the wait orders, from the first
@@ -84,7 +84,7 @@ class Judge:
         ]
 
     def path(self, earlier: int, later: int, without: Waits = NONE) -> list[str]:
-        """A path of stretches from one to another, in words; empty if they are unordered."""
+        """A path from one stretch to another, as text; empty if they are unordered."""
         came_from = {later: later}
         queue = deque([later])
         while queue:
@@ -103,7 +103,7 @@ class Judge:
 
     @cached_property
     def _before(self) -> list[int]:
-        """For each stretch the set of stretches before it, as bits."""
+        """For each stretch the set of stretches before it, as a bit mask."""
         before: list[int] = []
         for stretch in self.trace.stretches:
             before.append(_set_before(stretch, before, NONE))
@@ -114,7 +114,7 @@ class Judge:
         return next(one.stretch for one in sources if one.wait is wait)
 
     def _unmet(self, without: Waits) -> Iterator[Need]:
-        """The needs that are unordered without some waits, one after another.
+        """The pairs that become unordered without some waits.
 
         Only stretches from the first left-out wait on can be affected.
         """
@@ -144,7 +144,7 @@ class Judge:
 
 
 def _set_before(stretch: Stretch, before: Sequence[int], without: Waits) -> int:
-    """The set of stretches before a stretch, as bits, from the sets of its sources."""
+    """The set of stretches before a stretch as a bit mask, from the sets of its sources."""
     bits = 0
     for source in stretch.sources:
         if source.wait is None or source.wait not in without:
@@ -153,7 +153,8 @@ def _set_before(stretch: Stretch, before: Sequence[int], without: Waits) -> int:
 
 
 def _conflicts(trace: Trace) -> Iterator[Need]:
-    """Pairs of uses of the same bytes with no other use in between, where one of the two writes.
+    """Pairs of accesses to the same bytes without another access in between, at least one of them a
+    write.
 
     If each of these pairs is in order, every pair of uses is, because order is transitive.
     """
@@ -178,7 +179,7 @@ def _conflicts(trace: Trace) -> Iterator[Need]:
 
 
 def _neighbours(accesses: Sequence[Access]) -> Iterator[tuple[Access, Access]]:
-    """Pairs of a storage's uses: a use, and a later one that must follow it directly."""
+    """Pairs of a storage's accesses: one, and a later one that must directly follow it."""
     bounds = sorted({bound for one in accesses for bound in (one.begin, one.end)})
     places = {bound: number for number, bound in enumerate(bounds)}
     writer: list[Access | None] = [None] * len(bounds)

@@ -1,4 +1,4 @@
-"""Records one rank's run: bytes that operators read and write, on which stream, and what waits."""
+"""Records one rank's run: the bytes that operators read and write, their streams, and all waits."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,10 +29,10 @@ from runtime.engine.executor import Batches, Executor
 from runtime.engine.streams.device_streams import CudaStreams
 from runtime.engine.training import Training
 
-# Notes in a trace which bytes every running operator reads and writes, and on which stream.
+# Records in a trace which bytes every operator reads and writes, and on which stream.
 
 
-# Operators that touch no bytes: they allocate, or make a view.
+# Operators that access no bytes: they allocate, or make a view.
 _UNTOUCHING = frozenset(
     f"aten::{name}"
     for name in (
@@ -46,12 +46,12 @@ _UNTOUCHING = frozenset(
         "lift_fresh",
     )
 )
-# Operators that give the host a value, so that the host comes after the current stream's work.
+# Operators that return a value to the host, which orders the host after the current stream's work.
 _ASKING = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::equal", "aten::nonzero"})
 
 
 class Recorder(TorchDispatchMode):
-    """A mode that notes every operator in the trace."""
+    """A dispatch mode that records every operator in the trace."""
 
     def __init__(self, trace: Trace, memory: Memory, driver: ClockedDriver) -> None:
         super().__init__()
@@ -64,7 +64,9 @@ class Recorder(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Note the operator's uses of memory, run it, then note the memory that it has made."""
+        """Record the operator's memory accesses, run it, then record the memory that it has
+        allocated.
+        """
         kwargs = kwargs or {}
         name = operator._schema.name
         touches = not (operator.is_view or name in _UNTOUCHING)
@@ -96,7 +98,7 @@ class Recorder(TorchDispatchMode):
         if self.driver.host == HOST_LANE:
             return HOST_LANE
         is_host = bool(tensors) and all(self.memory.is_host(tensor) for tensor in tensors)
-        # A factory that names a device works there, wherever the tensor is whose shape it copies.
+        # A factory that names a device runs there, whatever tensor's shape it copies.
         if is_host and kwargs.get("device") is None:
             return self.driver.host
         return self.driver.current.name
@@ -124,7 +126,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from (one for one in value if isinstance(one, Tensor))
 
 
-# The other ranks of a rank's groups, which have the same values as this rank.
+# The other ranks of a rank's groups, with the same values as this rank.
 #
 # NCCL's own stream for the asynchronous calls of a group is an actor of the trace.
 
@@ -146,7 +148,7 @@ class EqualRanks:
         whole[: rank * size].view(-1, size).copy_(part)
         whole[(rank + 1) * size :].view(-1, size).copy_(part)
         mine = whole[rank * size : (rank + 1) * size]
-        # A part that lies in its place already is only read.
+        # A part that is already in place is only read.
         if mine.data_ptr() == part.data_ptr():
             part.sum()
         else:
@@ -159,8 +161,7 @@ class EqualRanks:
     def all_to_all(
         self, group: RecordedGroup, received: Tensor, sent: Tensor, rows: RowsOfEach
     ) -> None:
-        """Fill ``received`` with what this rank would send to itself, as often as it is whole; read
-        all of ``sent``."""
+        """Fill ``received`` with this rank's own rows, repeated; reads all of ``sent``."""
         from_each, to_each = rows
         own_rows = sent.split(to_each)[group.rank()]
         for received_rows, sent_rows in zip(
@@ -180,7 +181,7 @@ class EqualRanks:
             tensor.normal_(std=0.02)
 
     def aside(self, group: RecordedGroup, call: Callable[[], None]) -> Work:
-        """Make a call on a stream of NCCL's own, behind the current stream's work."""
+        """Make a call on NCCL's own stream, after the current stream's work."""
         driver = self._driver
         name = f"NCCL's {group.name}"
         stream = self._streams.setdefault(name, ClockedStream(driver, name))
@@ -194,7 +195,7 @@ class EqualRanks:
 
 
 class _OwnWork:
-    """A call on NCCL's own stream; until somebody waits for it, it holds its tensors."""
+    """A call on NCCL's own stream; until it is waited for, it holds its tensors."""
 
     def __init__(
         self, driver: ClockedDriver, ended: ClockedEvent, call: Callable[[], None]
@@ -203,7 +204,7 @@ class _OwnWork:
         self._held: Callable[[], None] | None = call
 
     def wait(self) -> None:
-        """Let the current stream wait for the call's end."""
+        """Make the current stream wait for the call's end."""
         self._driver.current.wait_event(self._ended)
         self._held = None
 
@@ -212,12 +213,12 @@ class _OwnWork:
 
 
 DEVICE = torch.device("cpu")
-# The first iteration differs from the others; a third shows work that two like ones share.
+# The first iteration differs from the others; a third shows conflicts between two equal ones.
 ITERATIONS = 3
 
 
 def trained(executor: Executor, batches: Batches) -> None:
-    """Train for some iterations without waiting for their ends, then take the last step.
+    """Train for some iterations without waiting for their ends, then run the last optimizer step.
 
     A real run reads the loss after each iteration, and so waits for all work. Here nothing waits
     between iterations, so the program itself must order the work of one with the work of the next.
