@@ -1,5 +1,6 @@
 """The pages: their links lead somewhere, the files that they name are there."""
 
+import csv
 import re
 from pathlib import Path
 
@@ -81,6 +82,24 @@ def test_a_page_ends_with_the_text_that_its_command_would_write(text: Path) -> N
         for path in (text, *pages)
     )
     assert sum(written in page for page in whole) == PAGES_OF_TEXTS.get(text.stem, 1)
+
+
+@pytest.mark.parametrize("page", RESULTS, ids=lambda page: page.stem)
+def test_the_rows_that_a_page_shows_are_those_of_its_file(page: Path) -> None:
+    shown = re.findall(
+        r"((?:^\|.*\|\n)+)\n[\d,]+ further rows: \[all ([\d,]+)\]\(([\w.-]+)\)\.",
+        page.read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    for table, count, name in shown:
+        with page.with_name(name).open(encoding="utf-8", newline="") as file:
+            rows = [*csv.reader(file)]
+        head, _, *lines = (
+            [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line[1:-1])]
+            for line in table.splitlines()
+        )
+        assert [head, *lines] == rows[: len(lines) + 1], name
+        assert len(rows) == int(count.replace(",", "")) + 1, name
 
 
 def test_pages_name_files_that_are_there() -> None:
