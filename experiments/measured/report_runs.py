@@ -180,11 +180,16 @@ ORDERS = (
 )
 
 
+# Columns about the order of runs, without those of repeats and failures.
+ORDERED = 7
+
+
 def _each(tables: Tables) -> Iterator[str]:
     """The section on each table: orders, repeats, failures, groups, parts and refused rows."""
     yield "\n\n".join(beside("report_runs-each")) + "\n"
     lines = [(name, *_order_cells(rows)) for name, rows in tables]
-    yield from (*narrow(ORDERS, (line for line in lines if any(line[1:]))), "")
+    orders = narrow(ORDERS, (line for line in lines if any(line[1:])))
+    yield from (f"{IN_A_FILE}\n", *orders, "")
     for name, rows in tables:
         yield from group_lines(name, rows)
     parts = [(name, *cells) for name, rows in tables for cells in _part_cells(rows)]
@@ -247,9 +252,12 @@ def _parts(how: str, rows: Sequence[Judged]) -> Iterator[str]:
         return
     yield f"## Parts of the runs of {ENGINE_OF_PROFILES}, {how}\n"
     found = {name: [one for one in rows if _is_within(one, most)] for name, most in PARTS.items()}
-    yield from (*_errors(errors_of(name, some) for name, some in found.items() if some), "")
-    for name, some in found.items():
-        yield from (f"{name[0].upper()}{name[1:]}. {line}" for line in _ranking(some))
+    lines = (
+        (*_error_line(errors_of(name, some)), *_order_cells(some)[:ORDERED])
+        for name, some in found.items()
+        if some
+    )
+    yield from (*narrow((*HEAD, *ORDERS[1 : 1 + ORDERED]), lines), "")
     yield from _single_runs(max(found.values(), key=len))
 
 
