@@ -483,7 +483,7 @@ class SymbolicPredictor:
 
     def _has_room(self, reserved: Floats, batch: StageBatch) -> Bools | bool:
         """Whether the GPUs of each candidate are equal and have room for these bytes."""
-        room = room_at(self.cluster, batch.first_rank)
+        room = room_at(self.cluster, batch)
         return (reserved <= room) & in_one_group(self.cluster, batch)
 
     def asynchronous_exchanges_s(self, plan: Plan) -> tuple[float, float]:

@@ -14,9 +14,10 @@ from mistlab.machine.hardware import PeakTflops
 class Machine(Checked):
     """One machine on one day; ``threads`` are those of a process on a CPU.
 
-    ``clocks`` are the first GPU's when measuring began, ``clocks_after`` when it ended.
-    ``others`` are machines of the same kind that went on with its tables; once those were whole it
-    ``is_measured``.
+    ``outside_bytes`` are what a process takes of a GPU outside torch's allocator, without what each
+    of its communicators takes, where that was measured. ``clocks`` are the first GPU's when
+    measuring began, ``clocks_after`` when it ended. ``others`` are machines of the same kind that
+    went on with its tables; once those were whole it ``is_measured``.
     """
 
     environment: Environment
@@ -28,6 +29,7 @@ class Machine(Checked):
     host_memory_bytes: int
     memory_gbytes_per_s: float
     peak_tflops: PeakTflops
+    communicator_bytes: int | None = None
     attention_kernel: str = "flash"
     clocks_after: Clocks | None = None
     others: tuple[str, ...] = ()

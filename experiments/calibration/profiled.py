@@ -142,6 +142,8 @@ def _host_bytes(machine: Machine) -> int:
 
 def _allocator(machine: Machine) -> tuple[Allocator, Source]:
     outside_mib = round(machine.outside_bytes / MIB_BYTES, 1)
+    of_group = machine.communicator_bytes
+    communicator_mib = None if of_group is None else round(of_group / MIB_BYTES, 1)
     if not machine.is_gpu:
         allocator = Allocator(
             step_bytes_a_parameter=0.0,
@@ -154,4 +156,6 @@ def _allocator(machine: Machine) -> tuple[Allocator, Source]:
     lent = catalog.hardware(ALLOCATOR_OF).allocator
     assert lent is not None
     text = f"{ALLOCATOR_OF}; measured outside of torch's allocator: {outside_mib} MiB"
-    return replace(lent, outside_mib=outside_mib), Source(kind="borrowed", source=text)
+    text += "" if of_group is None else f", and {communicator_mib} MiB for each communicator"
+    lent = replace(lent, outside_mib=outside_mib, communicator_mib=communicator_mib)
+    return lent, Source(kind="borrowed", source=text)

@@ -165,7 +165,7 @@ def machine_of(
     if path.exists():
         return _noted(path, present, devices.threads, kernel, date)
     progress(f"peaks of {present.device}")
-    outside_bytes = device_outside_bytes(devices, sizes)
+    outside_bytes, communicator_bytes = device_outside_bytes(devices, sizes)
     device_bytes = environment.device_memory_bytes(devices)
 
     def peak(precision: Precision) -> float:
@@ -186,6 +186,7 @@ def machine_of(
         clocks=clocks_of(devices.first),
         device_memory_bytes=device_bytes,
         outside_bytes=outside_bytes,
+        communicator_bytes=communicator_bytes,
         host_memory_bytes=environment.host_memory_bytes(),
         memory_gbytes_per_s=round(
             memory_bytes_per_s(sizes.copied_bytes, clock, sizes.repetitions) / GBYTES, 3
@@ -197,12 +198,16 @@ def machine_of(
     return machine
 
 
-def device_outside_bytes(devices: Devices, sizes: ProfileSizes) -> int:
-    """Bytes that processes connected on GPUs take outside torch's allocator."""
+def device_outside_bytes(devices: Devices, sizes: ProfileSizes) -> tuple[int, int | None]:
+    """Bytes that a process takes outside torch's allocator, and on several GPUs those that each of
+    its communicators takes besides: one of all GPUs, and one of a group of each size."""
+    alone = environment.outside_bytes(devices.first)
     if devices.kind == "cpu" or devices.count == 1:
-        return environment.outside_bytes(devices.first)
+        return alone, None
     world = ProfiledWorld(devices=devices, repetitions=1, lengths=sizes.lengths)
-    return world.outside_bytes(max(sizes.transfer_bytes))
+    connected = world.outside_bytes(max(sizes.transfer_bytes))
+    communicators = 1 + len(group_sizes(devices.count))
+    return alone, max(0, connected - alone) // communicators
 
 
 def measured_machine(path: Path, machine: Machine, sizes: ProfileSizes, clock: Clock) -> Machine:

@@ -21,6 +21,7 @@ from experiments.gpu_reports.report_rows import (
     TIMED,
     WARM_UPS,
     ReportRow,
+    outside_of,
     row_of,
     summary_of,
     table_row,
@@ -140,7 +141,21 @@ def _findings(rows: Sequence[ReportRow]) -> list[str]:
             if f"mean_{error}" in summary
         ),
         f"- the allocator had to give back what it cached {times}",
+        *_outside(rows),
     ]
+
+
+def _outside(rows: Sequence[ReportRow]) -> list[str]:
+    """What contexts, libraries and communicators take of the fullest GPU, beside predictions."""
+    ran = [row for row in rows if row.get("measured_outside_bytes")]
+    if not ran:
+        return []
+    measured, predicted = (
+        [row[f"{way}_outside_bytes"] / GIB_BYTES for row in ran]
+        for way in ("measured", "predicted")
+    )
+    own, told = (f"{min(one):.2f} to {max(one):.2f}" for one in (measured, predicted))
+    return [f"- outside torch's allocator: {own} GiB, predicted {told}"]
 
 
 def _cells(row: ReportRow) -> list[str]:
@@ -278,7 +293,11 @@ def _rows(
 ) -> list[ReportRow]:
     """The rows of plans that ran."""
     return [
-        row_of(plan, prediction_of(plan.job(hardware), plan.stage), outcomes[plan.name])
+        {
+            **row_of(plan, prediction_of(job, plan.stage), outcomes[plan.name]),
+            "predicted_outside_bytes": outside_of(job, plan.stage),
+        }
         for plan in plans
         if plan.name in outcomes
+        for job in (plan.job(hardware),)
     ]

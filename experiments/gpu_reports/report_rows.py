@@ -7,8 +7,10 @@ from typing import Any
 from experiments.gpu_reports.report_plans import PlanOfReport
 from experiments.training.plan_runs import Said
 from mistlab.core.units import MIB_BYTES
+from mistlab.cost.memory import allocator_of, communicator_bytes
 from mistlab.job.job import Job
 from mistlab.job.prediction import Prediction
+from mistlab.stages.stage_batch import StageBatch
 
 WARM_UPS, TIMED = 2, 5
 # Of a check: gradients of three steps are in the last loss.
@@ -27,6 +29,14 @@ def steps_of(plan: PlanOfReport) -> int:
     return CHECKED if plan.is_check else WARM_UPS + TIMED
 
 
+def outside_of(job: Job, stage: int | None) -> float:
+    """The predicted bytes that are taken outside torch's allocator on the fullest GPU."""
+    outside = allocator_of(job.cluster).outside_bytes
+    if stage is not None:
+        return outside
+    return outside + float(communicator_bytes(job.cluster, StageBatch.of_plan(job.plan)).max())
+
+
 def row_of(plan: PlanOfReport, prediction: Prediction, outcome: Said) -> ReportRow:
     """One plan as predicted and as run, of its fullest GPU; of a run that failed only why."""
     row: dict[str, Any] = {
@@ -42,6 +52,7 @@ def row_of(plan: PlanOfReport, prediction: Prediction, outcome: Said) -> ReportR
         "measured_allocated_bytes": max(outcome["peak_allocated_bytes"]),
         "measured_reserved_bytes": max(outcome["peak_reserved_bytes"]),
         "allocator_retries": sum(outcome["allocator_retries"]),
+        "measured_outside_bytes": max(outcome.get("outside_bytes", [0])),
     }
     names = zip(ERRORS, ("s", "allocated_bytes", "reserved_bytes"), strict=True)
     errors = {

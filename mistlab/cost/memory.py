@@ -16,7 +16,7 @@ from mistlab.engines.engine import Engine
 from mistlab.job.prediction import Prediction
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Allocator
-from mistlab.plan.dimensions import ranks_of
+from mistlab.plan.dimensions import EXPERT_AXES, GROUPS, axes_of, num_gpus, ranks_of
 from mistlab.plan.plan import Plan
 from mistlab.stages.plan_orders import HeldMoments, PassMoments
 from mistlab.stages.stage_batch import StageBatch, StagePeaks
@@ -234,16 +234,52 @@ def room_bytes(cluster: Cluster) -> float:
     return cluster.memory_bytes - allocator_of(cluster).outside_bytes
 
 
-def room_at(cluster: Cluster, first_rank: Ints) -> Floats | float:
-    """``room_bytes`` of the GPUs of stages (C) that begin at these ranks."""
-    return figure_at(cluster, first_rank, room_bytes)
+def room_at(cluster: Cluster, batch: StageBatch) -> Floats | float:
+    """``room_bytes`` of the GPUs of stages (C), without what their communicators take."""
+    room = figure_at(cluster, batch.first_rank, room_bytes)
+    return room - communicator_bytes(cluster, batch) if _counts_groups(cluster) else room
 
 
 def room_of_plan(cluster: Cluster, plan: Plan) -> Floats:
-    """``room_bytes`` of the GPUs of each stage of a plan (C)."""
-    gpus = [stage.num_gpus for stage in plan.stages]
-    room = room_at(cluster, np.cumsum([0, *gpus[:-1]]))
-    return np.broadcast_to(room, len(gpus))
+    """``room_at`` of the stages of a plan (C)."""
+    if _counts_groups(cluster):
+        room = room_at(cluster, StageBatch.of_plan(plan))
+    else:
+        gpus = [stage.num_gpus for stage in plan.stages]
+        room = figure_at(cluster, np.cumsum([0, *gpus[:-1]]), room_bytes)
+    return np.broadcast_to(room, plan.num_stages)
+
+
+def communicator_bytes(cluster: Cluster, batch: StageBatch) -> Floats:
+    """The bytes that communicators take on a GPU of each stage (C)."""
+    each = figure_at(cluster, batch.first_rank, lambda one: allocator_of(one).communicator_bytes)
+    return np.asarray(each * communicators(batch))
+
+
+def communicators(batch: StageBatch) -> Floats:
+    """The groups of NCCL that a GPU of each stage (C) is in: all ranks, its stage's groups, two for
+    each neighbouring stage, and the ends of a pipeline, which may share a table.
+
+    Groups of experts count where experts are divided. Stages in several chunks count as in one.
+    """
+    ranks = {name: np.asarray(ranks_of(name, batch.value)) for name in GROUPS}
+    divides_experts = ranks["experts"] * ranks["expert tensor"] > 1
+    neighbours = 2 - batch.has_embedding - batch.has_head
+    count = 2 * neighbours + (batch.has_embedding != batch.has_head)
+    count = count + ((num_gpus(batch.value) > 1) | (neighbours > 0))
+    for name in GROUPS.keys() - {"state replicas"}:
+        is_made = ranks[name] > 1
+        if axes_of(name) is EXPERT_AXES:
+            is_made = is_made & divides_experts
+        if name.startswith("gather"):
+            is_made = is_made & (batch.zero >= 1)
+        count = count + is_made
+    return np.asarray(count, dtype=np.float64)
+
+
+def _counts_groups(cluster: Cluster) -> bool:
+    """Whether some GPUs' hardware says what a communicator takes."""
+    return any(allocator_of(group).communicator_bytes for group in cluster.of_groups)
 
 
 def allocator_of(cluster: Cluster) -> Allocator:

@@ -210,13 +210,15 @@ class Allocator(Checked):
     Stepping layer after layer needs scratch space for the largest layer's shard, when activations
     are gone; a head needs scratch space too. The allocator's blocks for it can seldom be used for
     activations at the peak, so they come on top: bytes for each parameter of that shard and of the
-    head. The head's part is at most ``head_mib``, because larger measured heads took no more.
+    head. The head's part is at most ``head_mib``, because larger measured heads took no more. A
+    ``communicator_mib`` is what each group of NCCL takes on a GPU; None where it was not measured.
     """
 
     step_bytes_a_parameter: float = field(metadata=quantity(or_zero=True))
     head_bytes_a_parameter: float = field(metadata=quantity(or_zero=True))
     head_mib: float = field(metadata=quantity(or_zero=True))
     outside_mib: float = field(metadata=quantity(or_zero=True))
+    communicator_mib: float | None = field(default=None, metadata=quantity(or_zero=True))
 
     @property
     def head_bytes(self) -> float:
@@ -227,6 +229,11 @@ class Allocator(Checked):
     def outside_bytes(self) -> float:
         """The bytes that libraries allocate outside torch's allocator."""
         return self.outside_mib * MIB_BYTES
+
+    @property
+    def communicator_bytes(self) -> float:
+        """The bytes that a group of NCCL takes on a GPU; 0 where they were not measured."""
+        return 0.0 if self.communicator_mib is None else self.communicator_mib * MIB_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

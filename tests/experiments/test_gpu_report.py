@@ -80,6 +80,7 @@ class Runner:
             "allocator_retries": [0],
             "peak_allocated_bytes": [one.peak_allocated_bytes],
             "peak_reserved_bytes": [one.peak_reserved_bytes],
+            "outside_bytes": [5 << 28],
             "clocks": [],
             "environment": self.environment,
         }
@@ -239,6 +240,7 @@ def test_what_is_fitted_carries_over_to_plans_that_are_not(tmp_path: Path) -> No
     for plan in FEW:
         assert (f"| {plan.name} |" in page) == (not plan.is_fitted)
     assert "run on NVIDIA H100, torch 2.11, CUDA 13.0" in page
+    assert "outside torch's allocator: 1.25 to 1.25 GiB, predicted 0.29 to 0.29" in page
     assert (tmp_path / "times.svg").exists()
     assert (tmp_path / "memory.svg").exists()
 

@@ -152,7 +152,17 @@ def test_a_profile_asks_processes_that_have_connected() -> None:
     assert 2**26 < world.outside_bytes(2**20) < 2**32
 
 
+def test_what_connected_processes_take_besides_is_that_of_their_communicators(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four GPUs one for all, and one for a group of each size: 2 and 4."""
+    monkeypatch.setattr(ProfiledWorld, "outside_bytes", lambda *_: 2 * GIB_BYTES)
+    devices = Devices(kind="cuda", count=4, threads=1)
+    alone, of_group = device_outside_bytes(devices, SIZES["cuda", True])
+    assert (alone, of_group) == (GIB_BYTES / 2, GIB_BYTES / 2)
+
+
 def test_one_device_is_asked_as_it_is(gpu: Gpu) -> None:
     devices = Devices(kind="cuda", count=1, threads=1)
-    assert device_outside_bytes(devices, SIZES["cuda", True]) == GIB_BYTES / 2
+    assert device_outside_bytes(devices, SIZES["cuda", True]) == (GIB_BYTES / 2, None)
     assert device_memory_bytes(devices) == WHOLE
