@@ -234,6 +234,12 @@ MACHINE_COMMANDS: dict[str, Group] = {
             ),
             examples={"clusters left out": "collectives.csv --leave-out"},
         ),
+        "predict_operators": command(
+            "experiments.measured.predict_operators:predict_operators",
+            {"json": False},
+            option("tables", **path("TABLE.csv"), nargs="+"),
+            examples={"measured kernels as JSON": "operators.csv --json"},
+        ),
         "predict_runs": command(
             "experiments.measured.predict_runs:predict_rows",
             {"json": False},

@@ -22,7 +22,14 @@ FOLDER = ROOT / "experiments"
 # Commands about a table or a model of the user's.
 NEED_FILES = {
     *("calibrate", "calibrate_runs", "check_imports", "predict_runs", "report_runs", "trace"),
-    *("play_logs", "predict_collectives", "predict_serving", "serving_errors", "show"),
+    *(
+        "play_logs",
+        "predict_collectives",
+        "predict_operators",
+        "predict_serving",
+        "serving_errors",
+        "show",
+    ),
 }
 # What only the work of a command needs, never its options.
 HEAVY = ("numpy", "sympy", "scipy", "pandas", "matplotlib", "optuna", "pulp", "torch", "yaml")
