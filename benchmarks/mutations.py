@@ -30,7 +30,7 @@ import numpy as np
 import pytest
 import yaml
 
-from experiments.pages.page_tables import write_page
+from experiments.pages.page_tables import IN_A_FILE, write_page
 
 ROOT = Path(__file__).parents[1]
 LISTS = {name: ROOT / f"tests/mutations/{name}.yaml" for name in ("audited", "drawn")}
@@ -453,6 +453,11 @@ def page(kept: Path) -> Iterator[str]:
         yield f"| {name} | {len(listed)} | {found} ({share:.0%}) | {len(listed) - found} |"
     for name, listed in counted.items():
         yield from ("", f"## {name.capitalize()}", "")
+        for one in listed:
+            if not is_caught(known.get(one.key)):
+                outcome = _outcome(one, known.get(one.key), explained)
+                yield from (f"- `{one.file}`, {one.fault}: {outcome}.", "")
+        yield from (IN_A_FILE, "")
         yield from ("| fault | file | found by |", "|---|---|---|")
         yield from (_row(one, known.get(one.key), explained) for one in listed)
     same = [one for path in LISTS.values() for one in mutations(path) if one.equivalent]
@@ -461,13 +466,16 @@ def page(kept: Path) -> Iterator[str]:
 
 
 def _row(one: Mutation, said: dict[str, Any] | None, explained: dict[str, str]) -> str:
-    caught = said["caught_by"] if said else "not run"
-    words = f"`{caught}`"
-    if not is_caught(said):
-        words = f"**not found**: {explained.get(one.fault, caught)}"
     fault = f"{one.fault} (planted again: {one.replanted})" if one.replanted else one.fault
-    cells = (fault, f"`{one.file}`", words)
+    cells = (fault, f"`{one.file}`", _outcome(one, said, explained))
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _outcome(one: Mutation, said: dict[str, Any] | None, explained: dict[str, str]) -> str:
+    caught = said["caught_by"] if said else "not run"
+    return (
+        f"`{caught}`" if is_caught(said) else f"**not found**: {explained.get(one.fault, caught)}"
+    )
 
 
 def is_caught(said: dict[str, Any] | None) -> bool:

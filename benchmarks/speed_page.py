@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.cold_starts import cold_starts
 from experiments.cli.rundir import PACKAGES, revision
-from experiments.pages.page_tables import write_page
+from experiments.pages.page_tables import IN_A_FILE, write_page
 from experiments.pages.tables import narrow
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "speed.md"
@@ -123,6 +123,7 @@ def _starts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _growth(benchmarks: Sequence[Benchmark]) -> Iterator[str]:
     yield from ("", "## Growth", "", "![Time over size, each beside its smallest](growth.svg)", "")
+    yield from (IN_A_FILE, "")
     lines = []
     for test, points in _curves(benchmarks).items():
         (least, least_s), *_ = points

@@ -14,6 +14,7 @@ from experiments.bench.remembered import answers
 from experiments.cli.commandline import DONE, NO_ANSWER
 from experiments.evaluation.speedup_breakdown import Summary
 from experiments.pages.charts import Bars
+from experiments.pages.page_tables import IN_A_FILE
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, table
 from mistlab.core.values import reject
@@ -213,6 +214,7 @@ def report(rows: Sequence[Row]) -> Report:
                 "sums, by the longest chain in place of the published objective, and by both: "
                 "how much slower each one's plan is than that of `mist`."
             ),
+            IN_A_FILE,
             _searches_table(searches, winners, cases),
         ],
         summary={"plans": count, "broken": broken, "beaten": len(beaten)},

@@ -29,6 +29,7 @@ from experiments.cli.command import FOLDS
 from experiments.interchange.launched_runs import launched_runs
 from experiments.pages.charts import Drawn
 from experiments.pages.groups import grouped
+from experiments.pages.page_tables import IN_A_FILE
 from experiments.pages.study import Report, Study, beside
 from experiments.pages.tables import gib, number, table, table_of
 from experiments.prediction import plots
@@ -402,6 +403,7 @@ def _memory_words(figures: Mapping[str, Any], rows: Sequence[Mapping[str, Any]])
             f"reserved {figures['mean_reserved_error']:.2%}, "
             f"worst {figures['worst_reserved_error']:+.2%}{_reserved_left_out(figures)}."
         ),
+        IN_A_FILE,
         table_of(
             rows,
             ("run", "{run}"),

@@ -343,15 +343,15 @@ def _microseconds(
     return seconds * MICROSECONDS_A_SECOND
 
 
-# A block's partitions are drawn, and stand in a file.
-MOST_SHOWN = 8
+# The chain whose partitions a page shows; those of others stand in files.
+SHOWN = "three products"
 
 
 def _report(rows: Sequence[Row], where: str) -> Report:
     paragraphs = []
     for name in dict.fromkeys(row["chain"] for row in rows):
         mine = [row for row in rows if row["chain"] == name]
-        apart = [IN_A_FILE] if len(mine) > MOST_SHOWN else []
+        apart = [IN_A_FILE] if name != SHOWN else []
         paragraphs += [f"## {name[0].upper()}{name[1:]}", *apart, _table(mine)]
     published = [row for row in rows if row["ways"] == "".join(SHORT[way] for way in PUBLISHED)]
     return Report(

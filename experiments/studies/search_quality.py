@@ -15,6 +15,7 @@ from experiments.bench.remembered import answers
 from experiments.bench.search_options import searchers_called
 from experiments.cli.commandline import DONE, NO_ANSWER
 from experiments.pages.charts import Lines
+from experiments.pages.page_tables import IN_A_FILE
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, number, table, table_of
 from mistlab.core.values import near_matches, reject
@@ -234,6 +235,7 @@ def report(rows: Sequence[Row], names: Sequence[str]) -> Report:
                 ],
             ),
             "The processor's seconds of the same searches, in the median over seeds:",
+            IN_A_FILE,
             table(
                 ("problem", *names),
                 [

@@ -285,7 +285,7 @@ def _report(rows: Sequence[Row]) -> Report:
             *("## Each kind of operator alone", IN_A_FILE),
             table_of([r for r in rows if r["chapter"] == "kinds"], *_WAY.items()),
             *("## With fused attention", table_of(of["fused"], *_GAIN.items())),
-            "## With less memory",
+            *("## With less memory", IN_A_FILE),
             table_of(of["less memory"], ("GiB", "{memory_gib:.0f}"), *_BATCHES, *_FASTER),
             *("## Three GPUs and three lengths", IN_A_FILE, table_of(of["map"], *_GAIN.items())),
         ],
