@@ -3,6 +3,7 @@
 
 from pathlib import Path
 
+from experiments.pages.tables import item
 from mistlab import catalog
 from runtime.runnable import trains_here
 
@@ -11,27 +12,23 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference" / "trained-models.md"
 
 def page() -> str:
     """The page's text."""
-    rows = [(name, trains_here(catalog.model(name))) for name in catalog.model_names()]
-    trained = [name for name, why in rows if not why]
-    refused = [f"| `{name}` | {why} |" for name, why in rows if why]
+    refused: dict[str, list[str]] = {}
+    names = catalog.model_names()
+    for name in names:
+        if why := trains_here(catalog.model(name)):
+            refused.setdefault(why, []).append(f"`{name}`")
+    trained = len(names) - sum(map(len, refused.values()))
     return "\n".join(
         [
             "# Models that the runtime trains",
             "",
             "Made by `python -m benchmarks.trained_models` from the checks of `run_plan`, which",
-            f"refuses a model before anything runs. Of the catalogue's {len(rows)} models",
-            f"{len(trained)} are trained, in fp32, fp16 and bf16, by plans of engine `mistlab`",
-            "([running](running.md)). All are predicted and searched.",
+            "refuses a model before anything runs. Of the catalogue's",
+            f"[{len(names)} models](plan-file.md#models-of-the-catalogue) {trained} are trained,",
+            "in fp32, fp16 and bf16, by plans of engine `mistlab` ([running](running.md)). All are",
+            "predicted and searched. Predicted alone:",
             "",
-            "## Trained",
-            "",
-            ", ".join(f"`{name}`" for name in trained) + ".",
-            "",
-            "## Predicted alone",
-            "",
-            "| model | why |",
-            "|---|---|",
-            *refused,
+            *(item(f"{', '.join(models)}: {why}") for why, models in refused.items()),
             "",
         ]
     )

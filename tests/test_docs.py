@@ -24,6 +24,8 @@ PAGES_OF_TEXTS = {
     "predictor_error-in-part": 0,
     **{text.stem: 2 for text in TEXTS if text.stem.startswith("report_runs")},
 }
+# Of a line of prose, and of a row of a table without the addresses of its links.
+COLUMNS, COLUMNS_OF_A_ROW = 100, 200
 # Pages that tell of the code as it is, and the folders of which they name files.
 PAGES_OF_NOW = [page for page in PAGES if page.name != "CHANGELOG.md"]
 ROOMS = "|".join((*PACKAGES, "tests", "docs", "benchmarks"))
@@ -139,6 +141,19 @@ def test_a_decision_is_short() -> None:
     words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in decisions}
     longer = {name: count for name, count in words.items() if count > MOST_WORDS_OF_A_DECISION}
     assert longer == {}
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs" / "reference").glob("*.md")), ids=lambda page: page.name
+)
+def test_a_reference_page_is_readable(page: Path) -> None:
+    """Blocks of code keep their lines, and what has no blank is not broken."""
+    prose = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    rows = [line for line in prose.splitlines() if line.startswith("|")]
+    lines = [line for line in prose.splitlines() if not line.startswith("|")]
+    shown = [re.sub(r"\]\([^)]*\)", "]", row) for row in rows]
+    assert [row for row in shown if len(row) > COLUMNS_OF_A_ROW] == []
+    assert [line for line in lines if len(line) > COLUMNS and re.search(r"\S .*\S ", line)] == []
 
 
 def test_the_glossary_is_in_order() -> None:

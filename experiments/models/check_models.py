@@ -1,7 +1,6 @@
 """Model types of Hugging Face: read, refused, and counted beside transformers' own models."""
 
 import argparse
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +10,7 @@ from experiments.cli.commandline import DONE, NO_ANSWER, writable
 from experiments.pages.charts import Lines
 from experiments.pages.page_tables import IN_A_FILE
 from experiments.pages.study import Report, Study, beside
-from experiments.pages.tables import Row, table, table_of
+from experiments.pages.tables import Row, item, narrow, table, table_of
 from mistlab.core.values import InputError
 from mistlab.economy.bill import model_parameters
 from mistlab.huggingface.configurations import KIND, model_of_config
@@ -173,24 +172,24 @@ def write_types(page: Path) -> int:
 
 def types_page() -> str:
     """The page with the table of types, from the package's data."""
-    read = table(("type", "built as", "parts", "remarks"), map(_type_line, model_types().items()))
-    counted = Counter(refused_types().values())
-    refused = table(
-        ("reason", "types"),
-        (
-            (reason, ", ".join(kind for kind, why in refused_types().items() if why == reason))
-            for reason in counted
-        ),
-    )
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for kind, row in model_types().items():
+        alike.setdefault(_description(row), []).append(f"`{kind}`")
+    lines = ((", ".join(kinds), *description) for description, kinds in alike.items())
+    read = "\n".join(narrow(("types", "built as", "parts", "remarks"), lines))
+    refused: dict[str, list[str]] = {}
+    for kind, reason in refused_types().items():
+        refused.setdefault(reason, []).append(kind)
+    named = "\n".join(item(f"{reason}: {', '.join(kinds)}") for reason, kinds in refused.items())
     head, of_refused = beside("model_types"), beside("model_types-refused")
-    return "\n\n".join([*head, read, *of_refused, refused]) + "\n"
+    return "\n\n".join([*head, read, *of_refused, named]) + "\n"
 
 
-def _type_line(entry: tuple[str, TypeRow]) -> tuple[str, ...]:
-    kind, row = entry
+def _description(row: TypeRow) -> tuple[str, ...]:
+    """What models of a type are built as, their parts and remarks."""
     fields = (f"{key}: {_plain(value)}" for key, value in row.model.items() if key != "family")
     built = ", ".join([row.model["family"], *fields])
-    return f"`{kind}`", built, ", ".join(_parts(row)), "; ".join(row.remarks)
+    return built, ", ".join(_parts(row)), "; ".join(row.remarks)
 
 
 def _parts(row: TypeRow) -> Iterator[str]:

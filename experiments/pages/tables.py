@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import textwrap
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from string import Formatter
 from typing import Any
@@ -114,6 +115,21 @@ def table_of(rows: Iterable[Any], *columns: tuple[str, Cell]) -> str:
             [_CELLS.vformat(c, (), row) if isinstance(c, str) else c(row) for c in cells]
             for row in rows
         ),
+    )
+
+
+def item(text: str) -> str:
+    """An entry of a list in Markdown, wrapped at 100 columns.
+
+    >>> print(item("a row"))
+    - a row
+    """
+    return textwrap.fill(
+        f"- {text}",
+        width=100,
+        subsequent_indent="  ",
+        break_on_hyphens=False,
+        break_long_words=False,
     )
 
 
