@@ -119,7 +119,7 @@ REGIMES = (
         by_choices=1.0,
     ),
     Regime(
-        name="unlike GPUs",
+        name="heterogeneous GPUs",
         models=("gpt3-1.3b", "gpt3-2.7b", "llama-7b"),
         hardware=(("a100-40gb", "l4-24gb"), ("h100-80gb", "a100-80gb"), ("v100-32gb", "l4-24gb")),
         nodes=(1, 2),

@@ -7,6 +7,7 @@ from typing import Any
 
 from experiments.cli.commandline import DONE, as_options
 from experiments.pages.charts import Lines
+from experiments.pages.page_tables import IN_A_FILE
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, table_of
 from experiments.reductions.image_training import WAYS, Digits, training_rows
@@ -38,6 +39,7 @@ REDUCTIONS: Mapping[str, Reduction] = {
     ),
 }
 GROWN = ("ring all-reduce", "one server", "gossip, ring", "gossip, one peer")
+GROWTH = "Milliseconds of an exchange as ranks grow, drawn below:"
 # Played message by message up to so many ranks, and in closed form to the last of all.
 MOST_PLAYED, QUICK_PLAYED = 512, 64
 MOST_RANKS = 16_384
@@ -139,7 +141,7 @@ def _report(rows: Sequence[Row], options: argparse.Namespace, steps: int) -> Rep
         ("predicted", "{predicted:.3f}"),
         ("error", "{error:+.1%}"),
     )
-    words = [asked, _costs(costs), agreed, _grown(growth), fitted, beside]
+    words = [asked, _costs(costs), agreed, GROWTH, IN_A_FILE, _grown(growth), fitted, beside]
     if training:
         words += [_trained(training, steps), *_order(training)]
     return Report(

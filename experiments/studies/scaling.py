@@ -449,7 +449,8 @@ def _searched_words(
         "Rates are predicted, and nobody has run these plans: the share of the peak is as sure as "
         f"the bounds say. {' '.join(f'{note[0].upper()}{note[1:]}.' for note in notes)}".rstrip()
     )
-    yield "What a GPU does, over what it does in one node:"
+    yield "What a GPU does, over what it does in one node (drawn below):"
+    yield IN_A_FILE
     gpus = list(dict.fromkeys(row["gpus"] for row in rows))
     curves = {"weak": weak.get(1, ())} | {
         curve_name(factor): points for factor, points in strong.items()

@@ -112,7 +112,7 @@ def test_without_gpus_and_dp_there_is_one_pipeline() -> None:
         ({"hardware": "TPU v5"}, "hardware: 'TPU v5' has no hardware file"),
         (
             {"hardware": "A100+H100"},
-            "hardware: 'A100+H100' are unlike GPUs, and a row does not say",
+            "hardware: 'A100+H100' are heterogeneous GPUs, and a row does not say",
         ),
         ({"precision": "int3"}, "precision: 'int3' is unknown"),
         ({"zero": "much"}, "zero: 'much' is no ZeRO level"),

@@ -109,8 +109,8 @@ def gpus_of(
         return Gpus(hardware=of_caller)
     if "+" in text:
         problem = (
-            f"{shown(text)} are unlike GPUs, and a row does not say which stage has which: predict "
-            "a plan file that lists them in cluster.hardware"
+            f"{shown(text)} are heterogeneous GPUs, and a row does not say which stage has which: "
+            "predict a plan file that lists them in cluster.hardware"
         )
         refuse("hardware", problem)
     gpus = _named_gpu(text) if text else CHIPS[DEFAULT_CHIP][_ANY]
