@@ -1,1 +1,1 @@
-"""Everything that touches torch: models, symbolic tracing, profiling and the execution of plans."""
+"""All code that imports torch: models, symbolic tracing, profiling, and the execution of plans."""

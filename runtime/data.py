@@ -32,15 +32,15 @@ MOST_OF_16_BITS = 1 << 16
 
 
 class Sequences(Protocol):
-    """Gives the tokens of the sequence with a number: one token more than the sequence length."""
+    """Returns the tokens of the sequence with a number: one token more than the sequence length."""
 
     @property
     def seed(self) -> int:
-        """The seed that tokens, or their order, follow from."""
+        """The seed of the tokens, or of their order."""
 
     @property
     def vocab(self) -> int:
-        """The number of tokens that there are."""
+        """The number of distinct tokens."""
 
     def __call__(self, number: int) -> NDArray[np.int64]:
         """The sequence of a number."""
@@ -48,7 +48,7 @@ class Sequences(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenFile:
-    """A file's tokens, cut into sequences that overlap by one token, in a random order."""
+    """A file's tokens, divided into sequences that overlap by one token, in random order."""
 
     path: Path
     tokens: NDArray[np.generic]
@@ -62,7 +62,7 @@ class TokenFile:
         return (len(self.tokens) - 1) // self.length
 
     def __call__(self, number: int) -> NDArray[np.int64]:
-        """The sequence of a number; every sequence comes once before any comes again."""
+        """The sequence with a number; every sequence occurs once before any is repeated."""
         epoch, index = divmod(number, self.count)
         begin = int(_shuffled(self.count, self.seed, epoch)[index]) * self.length
         tokens_read = self.tokens[begin : begin + self.length + 1].astype(np.int64)
@@ -78,7 +78,7 @@ class TokenFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synthetic:
-    """Tokens drawn at random, all equally likely."""
+    """Uniformly random tokens."""
 
     length: int
     vocab: int
@@ -116,8 +116,9 @@ def open_tokens(path: Path, *, length: int, vocab: int, seed: int) -> TokenFile:
 def batch_of(
     sequences: Sequences, first: int, count: int, *, hides: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Tokens and targets (count, length) of ``count`` sequences from number ``first`` on; one that
-    ``hides`` tokens has these as targets."""
+    """Tokens and targets (count, length) of ``count`` sequences from number ``first`` on; a dataset
+    that ``hides`` tokens has these as targets.
+    """
     numbers = range(first, first + count)
     if hides:
         pairs = [hidden(sequences, number) for number in numbers]
@@ -127,14 +128,15 @@ def batch_of(
     return whole[:, :-1], whole[:, 1:]
 
 
-# Tokens that an encoder is to find (Devlin et al. 2018): the same number of each sequence, so that
-# micro-batches and ranks weigh alike. Of them, by chance, so many are hidden or become any token.
+# The share of tokens that an encoder predicts (Devlin et al. 2018): the same number in each
+# sequence, so that micro-batches and ranks have equal weights. Of these, random parts are masked or
+# replaced by any token.
 HIDDEN_SHARE = 0.15
 REPLACED, CHANGED = 0.8, 0.1
 
 
 def hidden(sequences: Sequences, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The tokens of a sequence, of which some are hidden, and its targets.
+    """The tokens of a sequence with some masked, and its targets.
 
     The token that stands for hidden ones is the last of the vocabulary, as RoBERTa's is.
     """
@@ -178,7 +180,7 @@ def _plain_type(vocab: int) -> np.dtype[Any]:
 
 
 def _megatron(index: Path) -> tuple[np.dtype[Any], int]:
-    """The type of Megatron's tokens, and the size in bytes that the token file must have."""
+    """The data type of Megatron's tokens, and the size in bytes that the token file must have."""
     content = index.read_bytes()
     if len(content) < _MEGATRON_HEADER.size:
         reject(f"--data {index}: {len(content)} bytes are no index: it is truncated")

@@ -1,4 +1,4 @@
-"""Makes a run deterministic: the same computation gives the same loss to the bit."""
+"""Makes a run deterministic: equal computations give bitwise equal losses."""
 
 import os
 from collections.abc import Iterator
@@ -10,15 +10,15 @@ from torch.utils import deterministic
 
 from mistlab.core.values import reject
 
-# Without a fixed workspace cuBLAS may choose other algorithms from run to run. cuBLAS reads the
-# setting when the process computes its first product.
+# Without a fixed workspace cuBLAS may choose different algorithms from run to run. cuBLAS reads the
+# setting at the process's first GEMM.
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 FIXED_WORKSPACE = ":4096:8"
 
 
 @contextmanager
 def strictly_deterministic() -> Iterator[None]:
-    """Within the ``with`` block, every operator gives the same bits for the same input.
+    """Within the ``with`` block, every operator gives bitwise equal results for equal inputs.
 
     FlashAttention's gradient then sums in a fixed order, which takes more time and memory.
     """
@@ -35,8 +35,8 @@ def strictly_deterministic() -> Iterator[None]:
         memory.fill_uninitialized_memory,
     )
     torch.use_deterministic_algorithms(True)
-    # Otherwise torch fills new memory on the stream that allocates it. A transfer into the memory
-    # does not wait for the filling: a race that only this mode would have.
+    # Otherwise torch fills new memory on the allocating stream, and a transfer into the memory does
+    # not wait for that: a race that only this mode would have.
     memory.fill_uninitialized_memory = False
     try:
         yield

@@ -1,4 +1,4 @@
-"""Frees what a rank holds when its run has failed: connections, threads and pinned memory."""
+"""Releases a failed rank's resources: connections, threads and pinned memory."""
 
 from contextlib import suppress
 from threading import Thread
@@ -10,12 +10,12 @@ from runtime.devices.cuda import driver_of
 from runtime.engine.storage.arena import release_all
 from runtime.engine.streams.lanes import Streams
 
-# A healthy device ends the work that was issued to it within this time.
+# A healthy device finishes its issued work within this time.
 PARTING_S = 10.0
 
 
 def let_go(device: torch.device, streams: Streams | None) -> None:
-    """Free everything after a failure; ``streams`` is None if the run failed before it had any.
+    """Release everything after a failure; ``streams`` is None if the run failed before it had any.
 
     A device may hang, and then a call that waits for it hangs too. After ``PARTING_S`` this gives
     up, and leaves the rest to the end of the process.
@@ -29,7 +29,7 @@ def _let_go(device: torch.device, streams: Streams | None) -> None:
     if streams is not None:
         streams.close()
     driver = driver_of(device)
-    # A device in error refuses each of these calls; it runs nothing any more.
+    # A failed device refuses each of these calls; it runs nothing any more.
     if driver is not None:
         with suppress(RuntimeError):
             driver.choose(device)

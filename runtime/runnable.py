@@ -1,4 +1,4 @@
-"""Checks that the runtime can run a job, before it allocates memory or joins other ranks."""
+"""Checks that the runtime can run a job, before it allocates memory or connects to other ranks."""
 
 from mistlab.core.values import reject
 from mistlab.engines.adapters import BLOCK, BLOCKS_A_SCALE
@@ -12,13 +12,13 @@ from mistlab.schedule.context_ways import HEADS
 from mistlab.stages.plan_orders import passes_of_plan
 from mistlab.stages.stage_shape import StageShape, replicas_of
 
-# Ways to run blocks of a user's own code, and how its code is found.
+# The treatments of blocks of a user's own code that the runtime supports.
 TREATED_OWN = frozenset({PLAIN, "recomputed"})
 REMEDY_OWN = "and names no factory: trace package.module:factory, without --blocks"
 
 
 def check_started(job: Job, stage: int | None, started: int) -> None:
-    """Refuse a job that the runtime, or the number of ranks that were started, cannot run.
+    """Refuse a job that the runtime, or the number of started ranks, cannot run.
 
     With a ``stage`` this stage alone is to run.
     """
@@ -51,7 +51,7 @@ def _check_alone(plan: Plan, stage: int, started: int) -> None:
 
 
 def check_runnable(job: Job) -> None:
-    """Refuse another engine's plan, and choices or a model that the runtime does not have."""
+    """Refuse another engine's plan, and choices or a model that the runtime does not support."""
     if not ENGINES[job.plan.engine].runs_here:
         reject(
             f"plan.engine: {job.plan.engine} runs in its own framework: give mistlab to run here"
@@ -80,7 +80,7 @@ def check_runnable(job: Job) -> None:
 
 
 def _check_reduction(plan: Plan, workload: Workload) -> None:
-    """Refuse what a server that steps with one rank's gradients alone cannot know."""
+    """Refuse settings that need all ranks' gradients, with a server that steps with one rank's."""
     how = workload.reduction
     if not how.asynchronous:
         return
@@ -103,8 +103,9 @@ def _check_reduction(plan: Plan, workload: Workload) -> None:
 
 
 def check_norms(workload: Workload, asked_by: str) -> None:
-    """Refuse norms of gradients, by the option that asks for them, with a server that steps before
-    all gradients are there."""
+    """Refuse gradient norms, naming the option that needs them, with a server that steps before all
+    gradients have arrived.
+    """
     if workload.reduction.asynchronous and asked_by:
         reject(
             f"{asked_by}: an asynchronous server steps with each layer before a rank knows the "
@@ -113,7 +114,7 @@ def check_norms(workload: Workload, asked_by: str) -> None:
 
 
 def _check_own_model(plan: Plan, workload: Workload) -> None:
-    """Refuse ways to divide or to order a user's own code that need layers of the runtime."""
+    """Refuse divisions and orders of a user's own code that need the runtime's layers."""
     if not workload.reduces_plainly:
         reject(
             f"workload.reduction: {workload.reduction.kind} of a traced model can be predicted and "
@@ -140,7 +141,7 @@ def _check_own_model(plan: Plan, workload: Workload) -> None:
 
 
 def _check_tokens(plan: Plan) -> None:
-    """Refuse neighbours that would have to exchange unlike parts of a sequence."""
+    """Refuse neighbouring stages that would have to exchange different parts of a sequence."""
     parts = [stage.tensor_parallel if stage.sequence_parallel else 1 for stage in plan.stages]
     for number, (parts_here, before) in enumerate(zip(parts[1:], parts, strict=False), start=1):
         if parts_here != before:
@@ -152,8 +153,9 @@ def _check_tokens(plan: Plan) -> None:
 
 
 def _check_context(plan: Plan, workload: Workload) -> None:
-    """Refuse context-parallel ranks that exchange keys in a way, or attend in one, that the
-    runtime does not have."""
+    """Refuse unsupported ways of exchanging keys between context-parallel ranks, and unsupported
+    attention kernels.
+    """
     model, first = workload.model, plan.stages[0].token_split.ranks
     for number, stage in enumerate(plan.stages):
         ranks, way = stage.token_split
@@ -180,8 +182,9 @@ def _check_context(plan: Plan, workload: Workload) -> None:
 
 
 def _check_encoder(plan: Plan, workload: Workload) -> None:
-    """Refuse encoders' matrices that all ranks have whole, where each would have a summand of their
-    biases' gradients."""
+    """Refuse encoder matrices that all ranks hold whole, if each would hold a summand of their
+    biases' gradients.
+    """
     for number, stage in enumerate(plan.stages):
         if workload.model.is_encoder and stage.splits_tokens:
             reject(
@@ -191,7 +194,7 @@ def _check_encoder(plan: Plan, workload: Workload) -> None:
 
 
 def _check_experts(plan: Plan, workload: Workload) -> None:
-    """Refuse experts whose gradients ranks would reduce that reduce no others."""
+    """Refuse experts whose gradients would be reduced by ranks that reduce no other gradients."""
     for number, stage in enumerate(plan.stages):
         copies = ranks_of("reduce experts", stage.degree)
         if workload.model.experts and copies > 1 and replicas_of(stage) == 1:
@@ -204,8 +207,9 @@ def _check_experts(plan: Plan, workload: Workload) -> None:
 
 
 def _check_further(plan: Plan, workload: Workload) -> None:
-    """Refuse heads for further tokens in an order that adds to the table in the backward pass of
-    inputs, and to other matrices later."""
+    """Refuse multi-token prediction heads in an order that accumulates the table's gradient in the
+    input-gradient pass, and other matrices' later.
+    """
     if not workload.model.further_tokens:
         return
     shapes = (StageShape.of(plan, number, tied=True) for number in range(plan.num_stages))
@@ -217,8 +221,9 @@ def _check_further(plan: Plan, workload: Workload) -> None:
 
 
 def _check_adapters(plan: Plan, workload: Workload) -> None:
-    """Refuse adapters beside products that have none here, and frozen weights that ranks would pack
-    otherwise than one rank."""
+    """Refuse adapters on unsupported GEMMs, and frozen weights that several ranks would quantise
+    differently from one rank.
+    """
     model = workload.model
     kinds = {
         "experts": model.experts,
@@ -245,8 +250,9 @@ def _check_adapters(plan: Plan, workload: Workload) -> None:
 
 
 def _check_chunks(plan: Plan, workload: Workload) -> None:
-    """Refuse a loss in chunks by code of its own, or whose gradients of logits would all wait for a
-    pass of their own."""
+    """Refuse a chunked loss with code of its own, or whose logit gradients would all wait for a
+    separate pass.
+    """
     if workload.model.family == "custom":
         reject(
             "workload.loss: chunked of a traced model, whose code has its loss, is not trained: "
@@ -265,8 +271,9 @@ def _check_chunks(plan: Plan, workload: Workload) -> None:
 
 
 def _check_packing(where: str, ranks: int, workload: Workload) -> None:
-    """Refuse widths that do not divide into blocks of weights with a scale, and parts of ranks
-    that do not divide into groups of such blocks."""
+    """Refuse widths that do not divide into quantisation blocks, and ranks' parts that do not
+    divide into groups of such blocks.
+    """
     model, group = workload.model, BLOCKS_A_SCALE[workload.base]
     heads = model.heads * model.head_dim, model.kv_heads * model.head_dim
     split_rows = [(size, model.hidden) for size in (*heads, model.ffn)]
@@ -288,7 +295,7 @@ def _check_packing(where: str, ranks: int, workload: Workload) -> None:
 
 
 def trains_here(model: ModelSpec) -> str:
-    """Why the runtime does not train a model, in words; empty if it does."""
+    """The reason why the runtime does not train a model; empty if it does."""
     if model.family == "custom":
         return "" if model.factory else f"it is traced, {REMEDY_OWN}"
     experts, scaling = model.experts, model.rotary_scaling
@@ -309,7 +316,7 @@ def trains_here(model: ModelSpec) -> str:
 
 
 def _check_dropped_shares(workload: Workload) -> None:
-    """Refuse dropout in attention's kernels, whose masks would be others under another plan."""
+    """Refuse dropout inside attention kernels, whose masks would depend on the plan."""
     model = workload.model
     kinds = {"windows": model.window, "sinks": model.sinks, "latent attention": model.latent}
     with_parts = [kind for kind, has in kinds.items() if has]
@@ -323,7 +330,7 @@ def _check_dropped_shares(workload: Workload) -> None:
 
 
 def check_usual(workload: Workload) -> None:
-    """Refuse adapters and losses in chunks where this package's layers do not run."""
+    """Refuse adapters and chunked losses where this package's layers are not used."""
     usual = {"train": "all", "loss": "whole"}
     for name, value in usual.items():
         if (given := getattr(workload, name)) != value:
@@ -334,7 +341,7 @@ def check_usual(workload: Workload) -> None:
 
 
 def check_model(workload: Workload) -> None:
-    """Refuse a model whose layers the runtime does not have."""
+    """Refuse a model with layers that the runtime does not support."""
     if why := trains_here(workload.model):
         name = workload.model.name or "this model"
         reject(f"workload.model: {name} can be predicted and not yet trained: {why}")

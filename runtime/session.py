@@ -1,4 +1,6 @@
-"""Runs a plan: one ``Session`` is this process's part of the run, from joining to leaving."""
+"""Runs a plan: a ``Session`` is this process's part of the run, from connecting to
+disconnecting.
+"""
 
 import platform
 import resource
@@ -85,7 +87,9 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredTask:
-    """A task of the last iteration; its times are from the start of the rank's first task."""
+    """A task of the last iteration; its times are relative to the start of the rank's first
+    task.
+    """
 
     stage: int
     task: Action | str
@@ -119,7 +123,8 @@ class Session:
         elif settings.draws_on_device:
             self._executor.draw_on_device(settings.seed)
             if (driver := driver_of(device)) is not None:
-                # Peaks count from here on: drawing took memory that iterations do not take.
+                # Peaks are counted from here on, since drawing weights takes memory that iterations
+                # do not take.
                 driver.count_anew(device)
         self._batches = BatchesAhead(self._own_sequences, device)
         self._spans: list[tuple[float, float]] = []
@@ -128,7 +133,7 @@ class Session:
     @classmethod
     @contextmanager
     def started(cls, job: Job, settings: Settings) -> Iterator[Self]:
-        """Join the other processes, and part from them at the end, also after an error."""
+        """Connect to the other processes, and disconnect at the end, also after an error."""
         world = world_of_launcher()
         check_started(job, settings.stage, world.size)
         check_norms(job.workload, settings.training.norm_option)
@@ -170,7 +175,7 @@ class Session:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank is the one that prints and writes for all ranks."""
+        """Whether this rank prints and writes for all ranks."""
         return self.world.rank == 0
 
     @property
@@ -179,13 +184,13 @@ class Session:
         return self._executor.steps
 
     def step(self) -> tuple[Report, float]:
-        """Train one step; return its report and the seconds that it took."""
+        """Train one step; returns its report and its seconds."""
         self._streams.spans()
         start = perf_counter()
         executor = self._executor
         with self._watched():
             executor.iterate(self._batches.of(self.steps))
-            # The host has time until the device has done what was issued.
+            # The host is free until the device has finished the issued work.
             self._batches.prepare(self.steps)
             report = executor.report()
         seconds = perf_counter() - start
@@ -199,7 +204,7 @@ class Session:
         return report, seconds
 
     def save(self, folder: Path) -> Path:
-        """Write a checkpoint into a folder; return its path."""
+        """Write a checkpoint into a folder; returns its path."""
         from runtime.checkpoints import checkpoint  # noqa: PLC0415 (slow to import)
 
         with self._watched("a checkpoint"):
@@ -276,7 +281,7 @@ class Session:
         )
 
     def clocks(self) -> Clocks | None:
-        """The device's clock rates now; call it right after a step."""
+        """The device's current clock rates; call it directly after a step."""
         return clocks_of(self.device)
 
     @contextmanager
@@ -310,7 +315,7 @@ class Session:
         if driver is not None:
             peaks = driver.peaks(self.device)
         else:
-            # The executor's own count, and the most memory that the process has ever held.
+            # The executor's own count, and the peak memory of the process.
             peaks = DevicePeaks(
                 allocated_bytes=executor.peak_bytes,
                 reserved_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE,
@@ -333,7 +338,7 @@ def _sequences(job: Job, settings: Settings) -> Sequences:
 
 
 def _connections(job: Job, settings: Settings, world: World, device: torch.device) -> Connections:
-    """The groups of this rank, connected; a stage that runs alone has no other ranks."""
+    """The connected groups of this rank; a stage that runs alone has no other ranks."""
     if settings.stage is not None:
         return isolated(job.plan, settings.stage, device, settings.seed)
     groups = maker(world, settings.timeout_s)

@@ -1,4 +1,4 @@
-"""Gives each rank its share of the node's cores.
+"""Assigns each rank its share of the node's cores.
 
 On a GPU's host a share is the number of threads that draw first weights, fill buffers and step an
 optimizer. Where a CPU stands in for GPUs, a share is the rank's device: its threads stay on cores
@@ -18,8 +18,9 @@ GIVEN = "OMP_NUM_THREADS"
 @contextmanager
 def with_share(device_cores: int | None = None) -> Iterator[None]:
     """In the ``with`` block torch uses this rank's share of the cores, unless the user has set a
-    number of threads. ``device_cores`` are those of a CPU's part that stands in for a GPU: the rank
-    stays on so many of its own."""
+    number of threads. ``device_cores`` are those of a CPU that is used in place of a GPU: the rank
+    is pinned to this many of its own cores.
+    """
     launcher = os.getppid()
     before = torch.get_num_threads()
     node_cores = allowed_cores(launcher)
@@ -44,8 +45,9 @@ def with_share(device_cores: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def on_cores(cores: Collection[int]) -> Iterator[None]:
-    """In the ``with`` block this thread, and threads that it starts, stay on these cores; torch has
-    a thread for each."""
+    """In the ``with`` block this thread, and threads that it starts, are pinned to these cores;
+    torch has a thread for each.
+    """
     threads, allowed = torch.get_num_threads(), allowed_cores()
     os.sched_setaffinity(0, cores)
     torch.set_num_threads(len(cores))
@@ -57,7 +59,7 @@ def on_cores(cores: Collection[int]) -> Iterator[None]:
 
 
 def cores_of_device(device: int, count: int, node_cores: Collection[int]) -> list[int]:
-    """The cores of the device at a place, among those of the node; each device has ``count``.
+    """The cores of the device with an index, among those of the node; each device has ``count``.
 
     Where a node has too few cores, devices share them.
     """

@@ -1,1 +1,1 @@
-"""Megatron-core, DeepSpeed and others as their packages are: what they take, and how they train."""
+"""Baselines: Megatron-core, DeepSpeed and other systems' own packages, checked and run."""

@@ -1,4 +1,4 @@
-"""Checks an export with the framework's own classes: they build its configuration, or refuse it."""
+"""Checks an export with the framework's own classes, which build its configuration or refuse it."""
 
 import importlib
 import json
@@ -21,8 +21,9 @@ from runtime.baselines.builds import check_installed
 
 
 def check_accepted(target: str, text: str, job: Job, *, checkout: Path | None = None) -> None:
-    """Refuse a text that its framework, at the version that is known here, does not take; with a
-    ``checkout`` of Megatron-LM its parser of options has to take a launch line, too."""
+    """Refuse a text that its framework does not accept, at the version known here; with a
+    ``checkout`` of Megatron-LM, its option parser must accept a launch line, too.
+    """
     row = TARGETS[target]
     check_installed(row.package)
     try:
@@ -92,7 +93,7 @@ def _blocks_of(made: Any, text: str) -> list[int]:
 
 
 def _channels(made: Any) -> int:
-    """Channels of a head's queries and keys in a configuration of Megatron-core."""
+    """The channels of a head's queries and keys in a configuration of Megatron-core."""
     if made.multi_latent_attention:
         return int(made.qk_head_dim + made.qk_pos_emb_head_dim)
     return int(made.kv_channels)
@@ -111,7 +112,7 @@ def _same_experts(made: Any, job: Job) -> None:
 
 @contextmanager
 def _with_transformer_engine() -> Iterator[None]:
-    """Let Megatron-core take TransformerEngine for installed, which needs a GPU."""
+    """Make Megatron-core assume that TransformerEngine is installed, which needs a GPU."""
     from megatron.core import utils  # noqa: PLC0415 (its package)
     from packaging.version import Version  # noqa: PLC0415
 
@@ -126,7 +127,7 @@ def _with_transformer_engine() -> Iterator[None]:
 
 
 class _FusedAdam:
-    """What Megatron-core wants to know of TransformerEngine's optimizer: that it has these."""
+    """The attributes of TransformerEngine's optimizer that Megatron-core checks for."""
 
     def __init__(
         self,
@@ -145,12 +146,12 @@ def _deepspeed(text: str, job: Job) -> None:
     ranks *= content.get("pipeline", {}).get("stages", 1)
     replicas, rest = divmod(job.cluster.num_gpus, ranks)
     _same("processes beyond whole replicas", rest, 0)
-    # As if that many processes had been started: DeepSpeed then holds the batch against them.
+    # As if this many processes had been started, since DeepSpeed checks the batch against them.
     with patch("deepspeed.runtime.config.dist.get_rank", return_value=0):
         config = DeepSpeedConfig(content, mpu=_Ranks(replicas))
     _same("batch", config.train_batch_size, job.workload.global_batch)
     if not (stage.offload.optimizer or stage.offload.weights):
-        # What offloads states is sharded, also on a single rank.
+        # An engine that offloads states shards them, also on a single rank.
         _same("ZeRO level", int(config.zero_config.stage), stage.zero)
     offload = config.zero_config.offload_optimizer
     ratio = 0.0 if offload is None else offload.ratio
@@ -164,7 +165,9 @@ def _deepspeed(text: str, job: Job) -> None:
 
 
 class _Ranks:
-    """What DeepSpeed wants to know of a script's groups of ranks: how many replicas there are."""
+    """The interface of a script's groups of ranks that DeepSpeed asks for the number of
+    replicas.
+    """
 
     def __init__(self, replicas: int) -> None:
         self._replicas = replicas
@@ -177,7 +180,7 @@ def _torchtitan(text: str, job: Job) -> None:
     from torchtitan.config import ConfigManager  # noqa: PLC0415 (its package)
     from torchtitan.distributed.parallel_dims import ParallelDims  # noqa: PLC0415
 
-    # It warns of a tokenizer that is not there.
+    # It warns about a missing tokenizer.
     logging.getLogger().setLevel(logging.ERROR)
     with _as_module(text) as name:
         _with_flavour(text)
@@ -199,7 +202,7 @@ def _torchtitan(text: str, job: Job) -> None:
 
 @contextmanager
 def _as_module(text: str) -> Iterator[str]:
-    """A module of a text, by name, where Python finds it."""
+    """A text as an importable module with a name."""
     name = "exported_plan"
     with tempfile.TemporaryDirectory() as folder, patch.object(sys, "path", [folder, *sys.path]):
         (Path(folder) / f"{name}.py").write_text(text, encoding="utf-8")
@@ -210,7 +213,7 @@ def _as_module(text: str) -> Iterator[str]:
 
 
 def _with_flavour(text: str) -> None:
-    """Let torchtitan know the flavour of a text that a user would have to add."""
+    """Register the flavour in a text with torchtitan, as a user would have to."""
     from torchtitan.models.llama3 import llama3_configs  # noqa: PLC0415 (its package)
 
     (flavour,) = re.findall(r"model_registry\('([^']+)'\)", text)
@@ -219,7 +222,7 @@ def _with_flavour(text: str) -> None:
 
 
 def _same_blocks(parts: list[list[str]] | None, job: Job, head: str) -> None:
-    """Refuse parts of a model that are not the stages' blocks, or lack embedding or head."""
+    """Refuse parts of a model that differ from the stages' blocks, or lack embedding or head."""
     if parts is None:
         _same("stages", job.plan.num_stages, 1)
         return
@@ -234,7 +237,7 @@ def _torchtitan_toml(text: str, job: Job) -> None:
     from torchtitan.config import ConfigManager  # noqa: PLC0415 (its package)
     from torchtitan.distributed import ParallelDims  # noqa: PLC0415
 
-    # It warns of a tokenizer that is not there.
+    # It warns about a missing tokenizer.
     logging.getLogger().setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.toml"

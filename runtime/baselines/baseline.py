@@ -1,4 +1,4 @@
-"""How baselines are run: other systems' own code, which drivers here train step by step."""
+"""The common interface of baselines: other systems' own code, trained step by step."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from runtime.runnable import check_model, check_usual
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineSettings:
-    """How a baseline is run, whatever its plan: device, seed, and the optimizer's settings.
+    """The settings of a baseline's run, independent of its plan: device, seed, and optimizer.
 
     The settings are those of this package's runs. Every weight decays, in each system.
     """
@@ -32,7 +32,7 @@ class BaselineSettings:
 
     @property
     def of_adam(self) -> dict[str, Any]:
-        """The settings by the names that AdamW has in torch, and in what stands in for it."""
+        """The settings under AdamW's argument names in torch."""
         return {
             "lr": self.training.learning_rate,
             "betas": (self.training.beta1, self.training.beta2),
@@ -43,8 +43,9 @@ class BaselineSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """How a system trains a plan, read from its own objects once they are made: in words, so that
-    systems can be printed side by side. ``system`` names what ran, with its version."""
+    """The configuration with which a system trains a plan, read from its own objects, as text for
+    side-by-side printing. ``system`` names the system with its version.
+    """
 
     system: str
     layers: str
@@ -87,7 +88,7 @@ def class_name(made: object) -> str:
 
 
 def decay_of(optimizer: Any) -> str:
-    """By how much weights decay, for each group of an optimizer's parameters that differs."""
+    """The weight decay of each distinct group of an optimizer's parameters."""
     decays = sorted({float(group["weight_decay"]) for group in optimizer.param_groups})
     return ", ".join(f"{decay:g}" for decay in decays)
 
@@ -98,14 +99,16 @@ def sequences_of(job: Job, seed: int) -> Sequences:
     return Synthetic(length=workload.sequence_length, vocab=workload.model.vocab, seed=seed)
 
 
-# This package's first weights, by name and whole, and as Megatron-core names and splits them.
+# This package's initial weights, by name and whole, and as Megatron-core names and splits them.
 #
-# Every tensor depends on the seed and its name alone, so that all systems train from the same
+# Every tensor depends only on the seed and its name, so that all systems train from the same
 # weights whatever their plan is.
 
 
 class FirstWeights:
-    """The first weights of a model by their names in this package, which must have the model."""
+    """The initial weights of a model by their names in this package, which must support the
+    model.
+    """
 
     def __init__(self, workload: Workload, seed: int) -> None:
         check_model(workload)
@@ -127,7 +130,7 @@ class FirstWeights:
         return {name: self[name] for name in self.shapes}
 
 
-# Norms of a block in Megatron-core: modules of their own, or in Transformer Engine's product.
+# The norms of a block in Megatron-core: separate modules, or part of Transformer Engine's GEMM.
 LOCAL_NORMS = {"attention_norm": "input_layernorm.", "mlp_norm": "pre_mlp_layernorm."}
 ENGINE_NORMS = {
     "attention_norm": "self_attention.linear_qkv.layer_norm_",
@@ -144,7 +147,7 @@ def megatron_weights(
     ranks: int,
     norms: Mapping[str, str] = LOCAL_NORMS,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Names in Megatron-core and this rank's parts of the tensors of a pipeline stage.
+    """Megatron-core's names and this rank's parts of the tensors of a pipeline stage.
 
     The stage has the blocks ``blocks``; tensors of embedding and head come in any case. ``norms``
     begin the names of norms.
@@ -180,7 +183,7 @@ def megatron_weights(
 
 
 def _by_groups(qkv: Tensor, model: ModelSpec) -> Tensor:
-    """Rows of queries, keys and values, group by group of heads that share keys and values."""
+    """The rows of queries, keys and values, grouped by heads that share keys and values."""
     channels, groups = model.head_dim, model.kv_heads
     sizes = [model.heads * channels, groups * channels, groups * channels]
     parts = [part.unflatten(0, (groups, -1)) for part in qkv.split(sizes)]

@@ -1,4 +1,4 @@
-"""What baselines need installed, and compilations of torch extensions that were interrupted."""
+"""Checks what baselines need: installed packages, and no interrupted builds of torch extensions."""
 
 import os
 from collections.abc import Mapping
@@ -8,14 +8,14 @@ from pathlib import Path
 
 from mistlab.core.values import reject
 
-# Finds compilations of torch extensions that were interrupted: the next one would wait for ever.
+# Finds interrupted builds of torch extensions, on which the next one would block for ever.
 #
-# DeepSpeed compiles its optimizers when they are first used. A compilation holds a lock file,
-# which stays where the compilation is killed, and others wait for the file to go.
+# DeepSpeed compiles its optimizers on first use. A build holds a lock file, which remains if the
+# build is killed, and other builds wait for the file to disappear.
 
 
 def check_builds(environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse to go on while a lock file of a compilation is there."""
+    """Refuse to continue while a lock file of a build exists."""
     folder = environment.get("TORCH_EXTENSIONS_DIR")
     root = Path(folder) if folder else Path.home() / ".cache" / "torch_extensions"
     locks = sorted(lock for depth in ("*", "*/*") for lock in root.glob(f"{depth}/lock"))
@@ -26,7 +26,7 @@ def check_builds(environment: Mapping[str, str] = os.environ) -> None:
         )
 
 
-# Packages that bring Megatron-core the layers and kernels which its users train with.
+# Packages that provide Megatron-core's usual layers and kernels.
 TRANSFORMER_ENGINE = "transformer_engine"
 FUSED_GRADIENTS = "fused_weight_gradient_mlp_cuda"
 
@@ -40,7 +40,7 @@ def has_package(name: str) -> bool:
 
 
 def check_installed(package: str) -> None:
-    """Refuse to go on without a distribution, such as ``deepspeed==0.19.8``, at that version."""
+    """Refuse to continue without a distribution, such as ``deepspeed==0.19.8``, at that version."""
     name, _, wanted = package.partition("==")
     try:
         installed = version(name)

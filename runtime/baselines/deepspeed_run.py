@@ -28,7 +28,7 @@ class DeepSpeedRun:
                 "plan: DeepSpeed is driven without pipeline and tensor parallelism here: give one "
                 "stage with tensor_parallel: 1"
             )
-        # Read while DeepSpeed is imported.
+        # Read when DeepSpeed is imported.
         os.environ["DS_ACCELERATOR"] = settings.device
         import deepspeed  # noqa: PLC0415 (its package)
 
@@ -44,7 +44,7 @@ class DeepSpeedRun:
             self._engine.compile()
 
     def step(self, number: int) -> float:
-        """Train a step; return its loss, the mean over the whole batch."""
+        """Train a step; returns its loss, the mean over the whole batch."""
         device, losses = self._engine.device, []
         batches = batches_of(self._sequences, self._job, step=number, replica=self._world.rank)
         for tokens, targets in batches:
@@ -59,7 +59,7 @@ class DeepSpeedRun:
         return float(mean)
 
     def configuration(self) -> Configuration:
-        """How this run trains, as DeepSpeed's engine says it."""
+        """The configuration of this run, from DeepSpeed's engine."""
         import deepspeed  # noqa: PLC0415 (its package)
 
         _, summed = self._engine.get_data_types()
@@ -69,7 +69,7 @@ class DeepSpeedRun:
         )
 
     def close(self) -> None:
-        """Leave the other ranks."""
+        """Disconnect from the other ranks."""
         torch.distributed.destroy_process_group()
 
     def _config(self) -> dict[str, Any]:
@@ -90,10 +90,10 @@ class DeepSpeedRun:
 
 
 def adam_of(settings: BaselineSettings, parameters: list[nn.Parameter], *, on_host: bool) -> Any:
-    """DeepSpeed's AdamW for GPUs, or for what steps on the host beside GPUs; torch's on CPUs."""
+    """DeepSpeed's AdamW for GPUs, or for offloaded states beside GPUs; torch's on CPUs."""
     if settings.device != "cuda":
         return torch.optim.AdamW(parameters, **settings.of_adam)
-    # Either compiles itself when it is first made.
+    # Each is compiled when it is first made.
     from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam  # noqa: PLC0415 (its package)
 
     if on_host:
@@ -107,8 +107,9 @@ def compiled_run(job: Job, settings: BaselineSettings) -> DeepSpeedRun:
 
 
 def compile_steps(config: dict[str, Any]) -> None:
-    """Let DeepCompile do in a configuration what ZeRO-Offload would: it brings the optimizer's
-    state back to the GPU for the step."""
+    """Make DeepCompile do what ZeRO-Offload would do in a configuration: it moves the optimizer
+    states back to the GPU for the step.
+    """
     zero = config["zero_optimization"]
     offloads = zero.pop("offload_optimizer", None) is not None
     zero.pop("offload_param", None)

@@ -53,7 +53,7 @@ class FsdpRun:
         )
 
     def step(self, number: int) -> float:
-        """Train a step; return its loss, the mean over the whole batch."""
+        """Train a step; returns its loss, the mean over the whole batch."""
         batches = batches_of(self._sequences, self._job, step=number, replica=self._world.rank)
         total = torch.zeros((), device=self._device)
         for place, (tokens, targets) in enumerate(batches):
@@ -69,25 +69,27 @@ class FsdpRun:
         return float(total)
 
     def configuration(self) -> Configuration:
-        """How this run trains."""
+        """The configuration of this run."""
         return Configuration.of_torch(
             self._job, f"FSDP2 of torch {torch.__version__}", "32 bits", self._optimizer
         )
 
     def close(self) -> None:
-        """Leave the other ranks."""
+        """Disconnect from the other ranks."""
         torch.distributed.destroy_process_group()
 
     def _exchange_after(self, *, is_last: bool) -> None:
-        """Reduce gradients after the last micro-batch alone, unless shards alone fit (ZeRO-3): till
-        then they add up whole, and gathered weights stay."""
+        """Reduce gradients only after the last micro-batch, unless only shards fit (ZeRO-3): until
+        then whole gradients accumulate, and gathered weights are kept.
+        """
         if self._job.plan.stages[0].zero < 3:
             self._model.set_requires_gradient_sync(is_last)
             self._model.set_reshard_after_backward(is_last)
 
     def _sharded(self, settings: BaselineSettings) -> nn.Module:
         workload, stage = self._job.workload, self._job.plan.stages[0]
-        # Masters are 32-bit, as in the other systems; passes take copies in the run's precision.
+        # Master weights have 32 bits, as in the other systems; passes use copies in the run's
+        # precision.
         model = model_of(workload).float()
         model.load_state_dict(FirstWeights(workload, settings.seed).all())
         model.to(self._device)
@@ -111,7 +113,7 @@ class FsdpRun:
 
 
 def _check_savings(stage: StagePlan) -> None:
-    """Refuse what FSDP2 is not driven with here: it would be left out without a word."""
+    """Refuse memory savings that this driver of FSDP2 would silently ignore."""
     if stage.offload.activations:
         reject(
             "plan.stages[0].offload.activations: FSDP2 is driven with all activations on the GPU "
@@ -126,7 +128,7 @@ def _check_savings(stage: StagePlan) -> None:
 
 
 def _prefetch(blocks: list[Any]) -> None:
-    """Let each block's pass gather the weights of the block whose pass is next."""
+    """Make each block's pass prefetch the weights of the next block."""
     for block, after in pairwise(blocks):
         block.set_modules_to_forward_prefetch([after])
         after.set_modules_to_backward_prefetch([block])

@@ -26,9 +26,9 @@ from mistlab.job.job import Job
 from mistlab.shell.launch import Launch, launch_of
 from mistlab.shell.session import LaunchFile
 
-# Parts of models of today as fields of Megatron-core's configurations, from Megatron-LM's options.
+# Current parts of models as fields of Megatron-core's configurations, from Megatron-LM's options.
 #
-# Fields of options that are not given keep the configuration's defaults.
+# Fields without an option keep the configuration's defaults.
 
 
 _WHOLE: Mapping[str, str] = {
@@ -86,7 +86,7 @@ _LATENT: Mapping[str, str] = {
 
 
 def parts_of(options: Options) -> dict[str, Any]:
-    """The fields that options of experts, windows, later tokens and few bits set."""
+    """The fields set by options of experts, windows, multi-token prediction and low precisions."""
     fields: dict[str, Any] = {name: options.has(option) for option, name in _SWITCHES.items()}
     for table, read in ((_WHOLE, options.whole), (_TEXT, options.text)):
         fields |= {name: read(option) for option, name in table.items() if option in options.words}
@@ -111,11 +111,11 @@ def latent_of(options: Options) -> dict[str, Any]:
 
 # Megatron-core's own configurations, built from Megatron-LM's options.
 #
-# The wheel of Megatron-core has no parser of options. What Megatron-LM's parser does with the
-# options that an export writes is done here.
+# The wheel of Megatron-core has no option parser, so this module does what Megatron-LM's parser
+# does with the options that an export writes.
 
 
-# As Megatron-LM takes the words for moments.
+# Megatron-LM's meanings of the words for moments.
 _DTYPES = {
     "fp32": torch.float32,
     "fp16": torch.float16,
@@ -138,8 +138,9 @@ class MegatronConfigs:
 
 
 def configs_of(text: str, **overrides: Any) -> MegatronConfigs:
-    """The configurations of a launch line, on Megatron-core's local layers and without fusions
-    unless ``overrides``, fields of the transformer's configuration, say otherwise."""
+    """The configurations of a launch line, with Megatron-core's local layers and without fusions
+    unless ``overrides``, fields of the transformer's configuration, say otherwise.
+    """
     launch = launch_of(LaunchFile(text=text))
     options = Options.of([word.text for word in launch.arguments])
     dtype = torch.bfloat16 if options.has("--bf16") else torch.float32
@@ -241,20 +242,21 @@ def _others(launch: Launch, options: Options) -> dict[str, Any]:
     }
 
 
-# Megatron-LM's own parser of options, of a checkout: it takes a launch line, or refuses it.
+# Megatron-LM's own option parser, from a checkout: it accepts a launch line, or refuses it.
 #
-# The wheel of Megatron-core has no parser. A checkout is imported beside the wheel; what it asks
-# of GPUs and of TransformerEngine is answered as on a machine that has both.
+# The wheel of Megatron-core has no parser. A checkout is imported beside the wheel; its queries
+# about GPUs and TransformerEngine are answered as on a machine that has both.
 
 
-# What a launch line leaves to its user.
+# The options that an exported launch line leaves to its user.
 _BESIDE = "--mock-data --tokenizer-type NullTokenizer --lr 1e-4 --train-iters 10 --no-rope-fusion"
 _HOPPER, _BLACKWELL = 9, 10
 
 
 def arguments_of(text: str, job: Job, checkout: Path) -> Namespace:
-    """The arguments of a launch line after Megatron-LM has checked them, and has built the
-    configuration of its model."""
+    """The arguments of a launch line after Megatron-LM has checked them and built its model's
+    configuration.
+    """
     if not (checkout / "megatron" / "training" / "arguments.py").is_file():
         reject(f"{checkout}: has no megatron/training/arguments.py: give Megatron-LM's checkout")
     launch = launch_of(LaunchFile(text=text))
@@ -280,7 +282,7 @@ def _version_of(job: Job) -> int:
 
 @contextmanager
 def _on_its_machine(job: Job, checkout: Path, connections: str) -> Iterator[None]:
-    """Processes and paths as Megatron-LM finds them on the first rank."""
+    """The processes and paths that Megatron-LM would see on the first rank."""
     variables = {
         "RANK": "0",
         "WORLD_SIZE": str(job.cluster.num_gpus),
@@ -295,7 +297,7 @@ def _on_its_machine(job: Job, checkout: Path, connections: str) -> Iterator[None
 
 @contextmanager
 def _as_command(command: Sequence[str]) -> Iterator[None]:
-    """The words of a command line as Python's parser finds them; it may not end the process."""
+    """The words of a command line, parsed without letting the parser exit the process."""
     with patch.object(sys, "argv", ["pretrain.py", *command]):
         try:
             yield

@@ -52,7 +52,7 @@ from runtime.engine.training import FP16_LOSS_SCALE
 Batch = tuple[Tensor, Tensor]
 
 
-# What Megatron-core can fuse in a dense model, by the fields of its configuration.
+# The fusions that Megatron-core supports in a dense model, by field of its configuration.
 FUSIONS = (
     "bias_activation_fusion",
     "bias_dropout_fusion",
@@ -85,12 +85,12 @@ class MegatronRun:
             self._start(configs_of(TARGETS["megatron"].write(job), **self._overrides()))
 
     def step(self, number: int) -> float:
-        """Train a step; return its loss, the mean over the whole batch."""
+        """Train a step; returns its loss, the mean over the whole batch."""
         with self._placed():
             return self._step(number)
 
     def configuration(self) -> Configuration:
-        """How this run trains, as Megatron-core's own configurations say it."""
+        """The configuration of this run, from Megatron-core's own configurations."""
         made, adam = self._made.transformer, self._optimizer
         while hasattr(adam, "chained_optimizers"):
             adam = adam.chained_optimizers[0]
@@ -111,7 +111,7 @@ class MegatronRun:
         )
 
     def close(self) -> None:
-        """Leave the other ranks."""
+        """Disconnect from the other ranks."""
         parallel_state.destroy_model_parallel()
         torch.distributed.destroy_process_group()
 
@@ -126,12 +126,12 @@ class MegatronRun:
             "use_cpu_initialization": not on_gpu,
             "perform_initialization": False,
             "transformer_impl": TRANSFORMER_ENGINE if engine else "local",
-            # Megatron-core fuses what comes before a gate with it, and nothing else without biases.
+            # Megatron-core fuses biases with a gate, and without biases only the gate itself.
             "bias_activation_fusion": model.mlp_type == "gated_mlp",
             "bias_dropout_fusion": True,
             "masked_softmax_fusion": on_gpu and not engine,
             "apply_rope_fusion": engine and model.position_embedding == "rotary",
-            # Megatron-core's own kernel rounds gradients of logits to bf16, whatever they are.
+            # Megatron-core's own kernel rounds gradients of logits to bf16, in any precision.
             "cross_entropy_loss_fusion": engine or self._job.workload.precision == "bf16",
             "cross_entropy_fusion_impl": "te" if engine else "native",
             "gradient_accumulation_fusion": on_gpu and has_package(FUSED_GRADIENTS),
@@ -239,7 +239,7 @@ class MegatronRun:
         return output, loss_of
 
     def _mean(self, losses: list[Tensor]) -> float:
-        """The mean loss of all replicas, which the last stage knows, on every rank."""
+        """The mean loss of all replicas, which the last stage computes, on every rank."""
         total = torch.stack(losses).mean() if losses else torch.zeros((), device=self._device)
         last = self._job.plan.stages[-1]
         # Every rank of the last stage has its replica's mean.

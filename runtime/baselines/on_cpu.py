@@ -1,4 +1,4 @@
-"""Lets Megatron-core run on CPUs, though its code names CUDA devices.
+"""Runs Megatron-core on CPUs, although its code names CUDA devices.
 
 Inside, whatever is made on a CUDA device is made on the CPU, the random state of a GPU is that of
 the CPU, and waiting for a GPU does nothing. Functions of torch are replaced one by one, because
@@ -17,14 +17,14 @@ _CPU = torch.device("cpu")
 
 
 def _device(value: Any) -> Any:
-    """The CPU in place of a CUDA device; anything else as it is."""
+    """The CPU in place of a CUDA device; other values unchanged."""
     if isinstance(value, torch.device) and value.type == "cuda":
         return _CPU
     return _CPU if isinstance(value, str) and value.startswith("cuda") else value
 
 
 def _sent_to_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of torch that takes the CPU for CUDA devices among its arguments."""
+    """A torch function that replaces CUDA devices among its arguments by the CPU."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -35,7 +35,9 @@ def _sent_to_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _type(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Names of types are those on GPUs: Megatron-core tells types of parameters by them."""
+    """The type name that a tensor would have on a GPU, by which Megatron-core distinguishes
+    parameters.
+    """
     type_name = _TYPE(tensor, *args, **kwargs)
     return type_name.replace("torch.", "torch.cuda.") if isinstance(type_name, str) else type_name
 
@@ -45,10 +47,10 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 _TYPE = torch.Tensor.type
-# What makes tensors on a device that is named.
+# Functions that make tensors on a named device.
 _MAKERS = ("arange", "empty", "full", "ones", "rand", "randn", "tensor", "zeros")
 
-# What stands in place of functions of torch.cuda.
+# The replacements of torch.cuda's functions.
 _PATCHES: Mapping[str, Callable[..., Any]] = {
     "current_device": lambda: _CPU,
     "synchronize": _nothing,
@@ -63,7 +65,7 @@ _PATCHES: Mapping[str, Callable[..., Any]] = {
 
 @contextmanager
 def on_cpu() -> Iterator[None]:
-    """Take the CPU for every CUDA device in the ``with`` block."""
+    """Replace every CUDA device by the CPU in the ``with`` block."""
     from megatron.core.tensor_parallel import random  # noqa: PLC0415 (its package)
 
     with ExitStack() as stack:

@@ -491,7 +491,7 @@ _OF_TRAINING: Mapping[str, Any] = dict.fromkeys(("correction_rate", "balance_los
 
 
 def _check_rotary(folder: TensorFolder) -> None:
-    """Refuse rotary embedding that is rescaled in a way that the runtime does not have."""
+    """Refuse a rotary scaling that the runtime does not support."""
     for holder in ("rope_parameters", "rope_scaling"):
         mapping = folder.config.get(holder)
         kind = scaling_kind(mapping) if isinstance(mapping, Mapping) else UNSCALED
@@ -502,7 +502,7 @@ def _check_rotary(folder: TensorFolder) -> None:
             )
 
 
-# Tensors that are computed of the configuration, or that no pass uses.
+# Tensors that are computed from the configuration, or that no pass uses.
 HARMLESS = re.compile(
     r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|self_attention\.(masked_)?bias$"
     r"|rotary_emb\.(cos|sin)_cached$"
@@ -512,9 +512,9 @@ HARMLESS = re.compile(
 def _check_unused(
     folder: TensorFolder, sources: Mapping[str, TensorSource], copies: Mapping[str, str]
 ) -> None:
-    """Refuse tensors that no parameter is made of: the model would be another without them."""
+    """Refuse tensors that no parameter uses, since the model would differ without them."""
     used = {name for source in sources.values() for name in source.tensors}
-    # A table that is tied may be written twice.
+    # A tied table may be stored twice.
     used |= {"lm_head.weight"} if _is_tied(folder) else set()
     used |= {*copies}
     unused = [name for name in folder.names if name not in used and not _is_left_out(name, folder)]
@@ -531,8 +531,9 @@ def _is_tied(folder: TensorFolder) -> bool:
 
 
 def _is_left_out(name: str, folder: TensorFolder) -> bool:
-    """Whether a tensor is harmless, or of a block for a token after the next, which a model's
-    description says that it leaves out."""
+    """Whether a tensor is harmless, or belongs to a multi-token prediction block that the model's
+    description omits.
+    """
     of_block = re.match(r"model\.layers\.(\d+)\.", name)
     layers, later = (folder.config.get(key) or 0 for key in (LAYERS, LATER))
     is_later = of_block is not None and layers <= int(of_block[1]) < layers + later
@@ -550,8 +551,7 @@ _COMPARED = (
 
 
 def load_weights(executor: Executor, folder: TensorFolder, seed: int = 0) -> None:
-    """Set a rank's weights from a checkpoint that was checked; adapters, which it lacks, are drawn
-    by seed."""
+    """Set a rank's weights from a verified checkpoint; missing adapters are drawn by seed."""
     sources = sources_of(executor.model, folder)
     for layer, module in executor.layers.items():
         made = {
@@ -567,7 +567,8 @@ def load_weights(executor: Executor, folder: TensorFolder, seed: int = 0) -> Non
 
 def rewrite(exported: Path, spec: ModelSpec, folder: TensorFolder, out: Path) -> None:
     """Write a run's exported weights, whole and under the runtime's names, as a checkpoint with the
-    names and shapes of ``folder``'s."""
+    names and shapes of the one in ``folder``.
+    """
     exported_folder = TensorFolder(exported.parent, "--export", files=(exported,))
     sources = sources_of(spec, folder)
     twins = (TABLE_OF_HEAD, *(("head.projection.weight",) if spec.tied_embeddings else ()))

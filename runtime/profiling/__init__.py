@@ -1,1 +1,1 @@
-"""Measuring a machine: its operators, its links, and how its streams slow one another down."""
+"""Profiling of a machine: its operators, its links, and the interference of its streams."""

@@ -1,4 +1,4 @@
-"""The machine that is measured: its devices, software, clocks and what nvidia-smi says."""
+"""The machine that is profiled: its devices, software, clocks and nvidia-smi queries."""
 
 import os
 import platform
@@ -24,7 +24,7 @@ _PATIENCE_S = 20.0
 
 
 def answers_of(queries: Sequence[str], gpu: str) -> list[str]:
-    """One word for each query about the GPU ``gpu``; empty words if nvidia-smi does not answer."""
+    """One word for each query about the GPU ``gpu``; empty words if nvidia-smi fails."""
     command = ["nvidia-smi", f"--query-gpu={','.join(queries)}", f"--id={gpu}"]
     command.append("--format=csv,noheader,nounits")
     nothing = [""] * len(queries)
@@ -62,7 +62,7 @@ class Devices:
 
     @property
     def precision(self) -> Precision:
-        """The precision in which operators are measured: the fastest for training."""
+        """The precision in which operators are measured: the fastest one for training."""
         if self.kind == "cpu":
             return "fp32"
         return "bf16" if DRIVERS[self.kind].has_bf16() else "fp16"
@@ -85,7 +85,7 @@ class Devices:
 
 
 def devices_of(kind: DeviceKind | None, count: int | None) -> Devices:
-    """The devices to measure: by default GPUs if there are any, and all of them."""
+    """The devices to measure: by default all GPUs if there are any."""
     present = DRIVERS[kind if kind in DRIVERS else "cuda"].count()
     if kind is None:
         kind = "cuda" if present else "cpu"
@@ -110,12 +110,12 @@ def devices_of(kind: DeviceKind | None, count: int | None) -> Devices:
 # Reads the clock rates of a GPU from nvidia-smi.
 
 
-# Clocks of streaming multiprocessors, now and at most; clock of memory; power limit in watts.
+# The SM clock, its maximum, the memory clock, and the power limit in watts.
 _QUERIES = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
 
 
 def clocks_of(device: torch.device) -> Clocks | None:
-    """The clock rates of a GPU; None for a CPU, and if nvidia-smi does not answer.
+    """The clock rates of a GPU; None for a CPU, and if nvidia-smi fails.
 
     An idle GPU lowers its clocks: call this right after work.
     """
@@ -128,13 +128,13 @@ def clocks_of(device: torch.device) -> Clocks | None:
 
 
 def _identity(device: torch.device) -> str:
-    """The GPU's name for nvidia-smi, which does not number GPUs as torch does."""
+    """The GPU's identifier for nvidia-smi, whose numbering differs from torch's."""
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     return str(device.index or 0) if uuid is None else f"GPU-{uuid}"
 
 
 def _number(word: str) -> float | None:
-    """A positive number; None for no word, and for a word in brackets, nvidia-smi's "unknown"."""
+    """A positive number; None for an empty word, and for nvidia-smi's bracketed "unknown"."""
     try:
         number = float(word)
     except ValueError:
@@ -163,14 +163,14 @@ def environment_of(devices: Devices, revision: str) -> Environment:
 
 
 def host_memory_bytes() -> int:
-    """Memory of the machine, or the part of it that this container may use."""
+    """The memory of the machine, or the part of it that this container may use."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [Path(path).read_text().strip() for path in _LIMITS if Path(path).exists()]
     return min([machine, *(int(limit) for limit in limits if limit.isdigit())])
 
 
 def device_memory_bytes(devices: Devices) -> int:
-    """All memory of a GPU. On a CPU, the devices share half of the machine's memory."""
+    """The total memory of a GPU. CPU devices share half of the machine's memory."""
     driver = DRIVERS.get(devices.kind)
     if driver is None:
         return host_memory_bytes() // 2 // devices.count
@@ -179,7 +179,7 @@ def device_memory_bytes(devices: Devices) -> int:
 
 
 def outside_bytes(device: torch.device) -> int:
-    """Memory taken outside torch's allocator on a GPU; on a CPU, the memory of this process."""
+    """The memory used outside torch's allocator on a GPU; on a CPU, that of this process."""
     if driver_of(device) is not None:
         return outside.outside_bytes(device)
     resident_pages = int(Path("/proc/self/statm").read_text().split()[1])

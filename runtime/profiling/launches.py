@@ -1,4 +1,6 @@
-"""Measures the host's time to launch kernels, by blocks so small that only the host takes time."""
+"""Measures the host's time to launch kernels, with blocks so small that the host is the
+bottleneck.
+"""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -24,13 +26,13 @@ from runtime.engine.streams.lanes import Streams
 from runtime.engine.training import Training
 from runtime.profiling.timing import Clock, Timing
 
-# Runs blocks so small that only the host takes time, by the executor on one device.
+# Runs blocks so small that the host is the bottleneck, with the executor on one device.
 
 
 HIDDEN, HEADS, SEQUENCE, VOCAB = 64, 2, 8, 128
-# The time of an iteration with few blocks is subtracted from that of an iteration with many blocks.
-# Embedding, head and work that is done once an iteration are in both, and find CPU caches equally
-# cold. The difference still contains a block's optimizer step, once for all micro-batches.
+# The time of an iteration with few blocks is subtracted from that of one with many. Embedding, head
+# and work done once per iteration are in both, and find CPU caches equally cold. The difference
+# still contains a block's optimizer step, once for all micro-batches.
 FEW, MANY = 4, 8
 MICRO_BATCHES = 16
 
@@ -47,7 +49,7 @@ def tiny(family: Family, attention: Attention, precision: Precision, *, layers: 
 
 
 class TinyBlocks:
-    """Two models of tiny blocks, ready to run; with ``again`` all blocks are checkpointed."""
+    """Two models of tiny blocks, ready to run; with ``again`` all blocks are recomputed."""
 
     def __init__(
         self,
@@ -88,17 +90,17 @@ class TinyBlocks:
         self.sample_s()
 
     def sample_s(self, now: Callable[[], float] = perf_counter) -> float:
-        """Seconds of one block's forward and backward."""
+        """The seconds of one block's forward and backward pass."""
         few_s, many_s = (self._iteration_s(run, now) for run in self._runs)
         return (many_s - few_s) / (MANY - FEW) / MICRO_BATCHES
 
     def release(self) -> None:
-        """Give pinned memory back."""
+        """Return pinned memory."""
         for run in self._runs:
             run.release()
 
     def _iteration_s(self, run: Executor, now: Callable[[], float]) -> float:
-        # Reading the spans makes an iteration as costly as a step of a run, which reads them too.
+        # Reading the spans makes an iteration as costly as a run's step, which reads them too.
         run.streams.spans()
         begin = now()
         run.iterate(self._batches)
@@ -106,12 +108,12 @@ class TinyBlocks:
         return now() - begin
 
 
-# Measures the host's time to launch kernels, with blocks so small that the rest takes none.
+# Measures the host's time to launch kernels, with blocks so small that nothing else takes time.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchTiming:
-    """The time of a tiny block's forward and backward, and their number of kernels."""
+    """The time of a tiny block's forward and backward pass, and their number of kernels."""
 
     kernels: int
     timing: Timing
@@ -120,7 +122,7 @@ class LaunchTiming:
 def launches(
     family: Family, attention: Attention, precision: Precision, clock: Clock, repetitions: int
 ) -> LaunchTiming:
-    """Time the host while the executor runs blocks of a family, with nothing offloaded.
+    """Time the host while the executor runs blocks of a family, without offloading.
 
     On a CPU, the time is that of this process alone, so that other processes do not add to it.
     """
@@ -135,7 +137,7 @@ def launches(
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Within the ``with`` block, keep everything but the measured work from taking time.
+    """Within the ``with`` block, suspend everything that would disturb the measurement.
 
     Python's garbage collector is off. Kernels on a CPU run in one thread, because waking threads
     takes longer than such a kernel.

@@ -1,4 +1,4 @@
-"""Measures transfers, one at a time: collectives, sends, and copies between device and host.
+"""Measures single transfers: collectives, sends, and copies between device and host.
 
 On a CPU both ends of a copy are host memory.
 """
@@ -28,7 +28,7 @@ class CollectiveCase:
     size_bytes: int
 
     def measured(self, rank: Rank) -> Timing:
-        """The time of the collective, with all groups of the node at once."""
+        """The time of the collective, with all groups of the node concurrently."""
         return rank.timed(collective(self.kind, self.size_bytes, rank, self.gpus))
 
 
@@ -40,7 +40,7 @@ class CopyCase:
     size_bytes: int
 
     def measured(self, rank: Rank) -> Timing:
-        """The time of the copy, on all devices of the node at once."""
+        """The time of the copy, on all devices of the node concurrently."""
         return rank.timed(copy(self.kind, self.size_bytes, rank))
 
 
@@ -52,7 +52,7 @@ class SendCase:
     peer: int = 1
 
     def measured(self, rank: Rank) -> Timing:
-        """Half the time of a message there and back."""
+        """Half of a message's round-trip time."""
         message = _values(self.size_bytes, rank)
 
         def there_and_back() -> None:
@@ -93,12 +93,13 @@ def _values(size_bytes: int, rank: Rank, divisor: int = 1) -> Tensor:
     return torch.randn(count, device=rank.clock.device)
 
 
-# Measures the device memory that connected processes take outside torch's allocator.
+# Measures the device memory that connected processes use outside torch's allocator.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideCase:
-    """Memory of contexts, libraries, and communicators of all processes and of a group per size.
+    """The memory of contexts, libraries, and communicators of all processes and of a group per
+    size.
 
     Before the measurement the communicators are used as in training: NCCL allocates memory at the
     first use of an algorithm, and at the first message between two ranks. ``size_bytes`` is the
@@ -108,7 +109,7 @@ class OutsideCase:
     size_bytes: int
 
     def measured(self, rank: Rank) -> int:
-        """Bytes on the device where most are taken.
+        """The bytes on the device with the most.
 
         The first device does not count if there are others: the parent process takes memory there.
         """

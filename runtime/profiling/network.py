@@ -1,4 +1,4 @@
-"""One of the processes that measure between nodes: torchrun started as many on each of them.
+"""A process that measures between nodes, on each of which torchrun has started equally many.
 
 Groups have as many neighbouring ranks of each node, in the same places, and all groups of a shape
 work at once, so that they share the nodes' links as in a run.
@@ -24,14 +24,14 @@ USAGE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesOfRun:
-    """The nodes on which a launcher started processes, and how many it started on each."""
+    """The nodes on which a launcher started processes, and the number on each."""
 
     nodes: int
     gpus: int
 
     @classmethod
     def of_launcher(cls) -> "NodesOfRun":
-        """Those in torchrun's environment variables; refuses fewer than two nodes."""
+        """The nodes from torchrun's environment variables; refuses fewer than two."""
         size, gpus = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
         if size == gpus or size % gpus:
             found = "one node" if size == gpus else f"{size} processes on nodes of {gpus}"
@@ -40,11 +40,11 @@ class NodesOfRun:
 
     @property
     def shapes(self) -> list[int]:
-        """The numbers of ranks of each node that form groups."""
+        """The numbers of ranks per node of the measured groups."""
         return [count for count in range(1, self.gpus + 1) if self.gpus % count == 0]
 
     def groups(self, in_node: int) -> list[list[int]]:
-        """The groups that have so many ranks of each node."""
+        """The groups with this many ranks of each node."""
         return [
             [node * self.gpus + rank for node in range(self.nodes) for rank in range(first, end)]
             for first, end in ((one, one + in_node) for one in range(0, self.gpus, in_node))
@@ -53,8 +53,9 @@ class NodesOfRun:
 
 @contextmanager
 def rank_of_nodes(of: NodesOfRun, kind: str, repetitions: int) -> Iterator[Rank]:
-    """Meet the other nodes' processes, and part from them at the end; its groups have the sizes
-    of all shapes."""
+    """Connect to the other nodes' processes, and disconnect at the end; there are groups of all
+    shapes.
+    """
     world = world_of_launcher()
     device = device_of(kind, world)
     join(world, device, PATIENCE.total_seconds())

@@ -1,4 +1,4 @@
-"""Measures operators of blocks, with operations and bytes counted as layer graphs count them."""
+"""Measures operators of blocks, with operations and bytes counted as in layer graphs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,11 +18,13 @@ from runtime.models.parallel import product
 from runtime.profiling.timing import Clock, Timing
 from runtime.tracing.traced_operators import TracedCall, flop_of, read_bytes, written_bytes
 
-# Counts the operations and bytes of running operators, in the same way as layer graphs do.
+# Counts the operations and bytes of running operators, as in layer graphs.
 
 
 class WorkCounter(TorchDispatchMode):
-    """A dispatch mode that sums operations, and bytes read and written, of all operators."""
+    """A dispatch mode that sums the operations, and the bytes read and written, of all
+    operators.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,11 +47,11 @@ class WorkCounter(TorchDispatchMode):
         return result
 
 
-# Measures the best rates of a device: of matrix products, and of its memory.
+# Measures the best rates of a device: of GEMMs, and of its memory.
 
 
 def product_flop_per_s(precision: Precision, size: int, clock: Clock, repetitions: int) -> float:
-    """Operations a second in a product of two square matrices of random values."""
+    """The operations per second of a GEMM of two square random matrices."""
     dtype = TYPE_OF_PRECISION[precision]
     left, right = (torch.randn(size, size, device=clock.device).to(dtype) for _ in range(2))
     result = torch.empty_like(left)
@@ -58,23 +60,23 @@ def product_flop_per_s(precision: Precision, size: int, clock: Clock, repetition
 
 
 def memory_bytes_per_s(size_bytes: int, clock: Clock, repetitions: int) -> float:
-    """Bytes read and written a second by a copy within the device's memory."""
+    """The bytes read and written per second by a copy within the device's memory."""
     source = torch.randint(0, 100, (size_bytes,), dtype=torch.int8, device=clock.device)
     target = torch.empty_like(source)
     samples = clock.samples_s(lambda: target.copy_(source), repetitions)
     return 2 * size_bytes / Timing.of(samples).median_s
 
 
-# Measures each operator of a GPT block by itself, forward and backward.
+# Measures each operator of a GPT block separately, forward and backward.
 #
 # The operators are those of this package's own blocks, with random values. An operator is named by
 # its place in the block, with the names of the documented tables. Linear layers have no bias here,
-# so that a product is timed alone.
+# so that a GEMM is timed alone.
 
 
 DROPOUT = 0.1
 STEP = "optimizer-step"
-# Random values are this large, so that sums of a few thousand products of two fit in 16 bits.
+# The magnitude of random values, so that sums of a few thousand products fit in 16 bits.
 SCALE = 0.1
 
 Shape = tuple[int, ...]
@@ -105,7 +107,7 @@ class AttentionSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTiming:
-    """The times of an operator's two passes, and the work of both passes together."""
+    """The times of an operator's two passes, and their total work."""
 
     forward: Timing
     backward: Timing
@@ -122,8 +124,9 @@ def block_operator(
 
 
 def optimizer_step(parameters: int, precision: Precision, clock: Clock, repetitions: int) -> Timing:
-    """Time the optimizer's step of so many parameters, as the executor steps: gradients in 32 bits,
-    masters and moments, then weights."""
+    """Time the optimizer step of this many parameters, as the executor runs it: gradients in 32
+    bits, master weights and moments, then weights.
+    """
     device, dtype = clock.device, TYPE_OF_PRECISION[precision]
     master, first, second = (torch.zeros(parameters, device=device) for _ in range(3))
     weights, gradients = (

@@ -1,4 +1,4 @@
-"""Measures passes of a block over documents packed into a sequence."""
+"""Measures the passes of a block over documents packed into a sequence."""
 
 import time
 from collections.abc import Sequence
@@ -15,8 +15,9 @@ WARM_UP = 4
 def seconds_of_packed(
     workload: Workload, sequences: Sequence[Sequence[int]], repetitions: int
 ) -> list[float]:
-    """Seconds of this thread's CPU for a forward and a backward pass of a model's first block, for
-    each sequence of documents: the least of some repetitions."""
+    """The CPU seconds of this thread for a forward and a backward pass of a model's first block,
+    for each sequence of documents: the minimum over repetitions.
+    """
     model = model_of(workload)
     block = model.blocks[0]
     rotary = next((one for one in block.modules() if isinstance(one, RotaryTables)), None)

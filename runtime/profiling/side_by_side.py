@@ -1,4 +1,4 @@
-"""Runs work on several streams side by side; on a CPU, threads take the place of streams."""
+"""Runs work on several streams concurrently; on a CPU, threads take the place of streams."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +20,9 @@ class Lanes(Protocol):
     """Streams that do not wait for one another."""
 
     def side_by_side(self, works: Mapping[str, TimedWork]) -> None:
-        """Start the works of some streams at once; the caller's goes on when all have ended."""
+        """Start the works of some streams together; the caller's stream continues when all have
+        ended.
+        """
 
 
 @final
@@ -31,21 +33,21 @@ class ThreadLanes:
         self._threads = ThreadPoolExecutor(len(STREAMS))
 
     def side_by_side(self, works: Mapping[str, TimedWork]) -> None:
-        """Start all works at once, and wait for all."""
+        """Start all works together, and wait for all."""
         for done in [self._threads.submit(work) for work in works.values()]:
             done.result()
 
 
 @final
 class StreamLanes:
-    """Lanes on a GPU: a stream of the device for each stream, as urgent as in a run."""
+    """Lanes on a GPU: a stream of the device for each stream, with a run's priorities."""
 
     def __init__(self, device: torch.device, driver: Driver) -> None:
         self._device, self._driver = device, driver
         self._streams = {name: driver.stream(device, urgent=name != "compute") for name in STREAMS}
 
     def side_by_side(self, works: Mapping[str, TimedWork]) -> None:
-        """Start all works when the current stream comes here, and let it wait for their ends."""
+        """Start all works when the current stream arrives here, and make it wait for their ends."""
         current, start = self._driver.current_stream(self._device), self._driver.event()
         start.record(current)
         for name, work in works.items():
@@ -64,11 +66,11 @@ def lanes_of(device: torch.device) -> Lanes:
     return ThreadLanes() if driver is None else StreamLanes(device, driver)
 
 
-# Measures how work on four streams slows down when the streams run side by side.
+# Measures the interference of four concurrent streams.
 #
-# Each stream gets work of one of a few lengths, or none, and all mixtures of lengths are measured.
-# A stream's work is a number of equal products, transfers or copies. Their time is measured first,
-# to know how many make a length. Copies in both directions at once are among the mixtures.
+# Each stream gets work of one of a few lengths, or none, and all combinations of lengths are
+# measured. A stream's work is a number of equal GEMMs, transfers or copies, whose time is measured
+# first. Concurrent copies in both directions are among the combinations.
 
 
 TRIAL_RUNS = 3
@@ -90,7 +92,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapCase:
-    """One mixture: a level for each stream; groups of ``gpus`` ranks communicate."""
+    """One combination: a level for each stream; groups of ``gpus`` ranks communicate."""
 
     gpus: int
     levels: tuple[int, ...]
@@ -105,7 +107,7 @@ class OverlapTiming:
 
 
 def overlap_cases(gpus: int, levels: tuple[int, ...]) -> list[OverlapCase]:
-    """All mixtures with at least two busy streams; one device alone does not communicate."""
+    """All combinations with at least two busy streams; a single device does not communicate."""
     transfers = levels if gpus > 1 else (0,)
     mixtures = product(levels, transfers, levels, levels)
     busy = (mixture for mixture in mixtures if sum(level > 0 for level in mixture) > 1)
@@ -113,7 +115,7 @@ def overlap_cases(gpus: int, levels: tuple[int, ...]) -> list[OverlapCase]:
 
 
 class StreamLoads:
-    """The work of each stream of a process, and how many repetitions make a unit of length."""
+    """The work of each stream of a process, and the number of repetitions per unit of length."""
 
     def __init__(self, lengths: Lengths, rank: Rank, gpus: int) -> None:
         self._rank = rank

@@ -1,4 +1,4 @@
-"""Times repeated work on a device: by events on a GPU, by the host's clock on a CPU.
+"""Times repeated work on a device: with events on a GPU, with the host's clock on a CPU.
 
 Caches are cleared before each timed work. In a run, weights, states and messages come from memory:
 those of all blocks together are larger than any cache.
@@ -27,9 +27,9 @@ from runtime.profiling.environment import Devices
 TimedWork = Callable[[], object]
 
 WARM_UPS = 2
-# The GPU idles this long before each timed work, so that the host has launched all kernels of it.
+# The GPU idles this long before each timed work, so that the host has launched all its kernels.
 HEAD_START_CYCLES = 2_000_000
-# So many bytes are written before each timed work, to clear the L2 cache (at most 126 MB).
+# The bytes written before each timed work, to clear the L2 cache (at most 126 MB).
 FLUSHED_BYTES = 256 * MIB_BYTES
 # The same on a CPU: twice the cache that the cores of a server share.
 FLUSHED_ON_HOST_BYTES = 64 * MIB_BYTES
@@ -64,7 +64,7 @@ class Clock(Protocol):
         """The device that runs the work."""
 
     def samples_s(self, work: TimedWork, repetitions: int) -> list[float]:
-        """Seconds of each repetition, after warming up."""
+        """The seconds of each repetition, after warm-up."""
 
     def wait(self) -> None:
         """Wait until the device has ended all work."""
@@ -85,7 +85,7 @@ class HostClock:
         self._small = torch.ones(8, 8)
 
     def samples_s(self, work: TimedWork, repetitions: int) -> list[float]:
-        """Seconds of each repetition, after warming up."""
+        """The seconds of each repetition, after warm-up."""
         for _ in range(WARM_UPS):
             work()
         samples = []
@@ -98,25 +98,25 @@ class HostClock:
         return samples
 
     def _clear(self) -> None:
-        """Clear the caches of data; torch's own code, which a run always has there, comes back."""
+        """Clear the caches of data, but keep torch's code in them, as in a run."""
         self.flushed.zero_()
         for _ in range(WARM_UPS):
             torch.mm(self._small, self._small).add_(self._small)
 
     def wait(self) -> None:
-        """Return at once: all work has ended."""
+        """Returns at once: all work has ended."""
 
 
 @final
 class EventClock:
-    """Times work on a GPU's current stream by two events, with a cold cache."""
+    """Times work on a GPU's current stream with two events, with a cold cache."""
 
     def __init__(self, device: torch.device, driver: Driver) -> None:
         self.device, self._driver = device, driver
         self._flushed = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device=device)
 
     def samples_s(self, work: TimedWork, repetitions: int) -> list[float]:
-        """Seconds of each repetition, after warming up."""
+        """The seconds of each repetition, after warm-up."""
         for _ in range(WARM_UPS):
             work()
         pairs = []
@@ -146,7 +146,7 @@ def clock_of(device: torch.device, meet: Callable[[], object] = lambda: None) ->
 # One of the processes that measure together, with its device and its groups.
 
 
-# A process that waits this long for another gives up, and all processes end.
+# The timeout of a process that waits for another; then all processes end.
 PATIENCE = timedelta(minutes=2)
 
 
@@ -164,7 +164,7 @@ class Rank:
     @classmethod
     @contextmanager
     def joined(cls, rank: int, devices: Devices, meeting: Path, repetitions: int) -> Iterator[Self]:
-        """Meet the other processes, and part from them when all have left the ``with`` block."""
+        """Connect to the other processes, and disconnect when all have left the ``with`` block."""
         with devices.driven(rank) as device:
             joined_rank = cls._join(rank, devices, device, meeting, repetitions)
             yield joined_rank
@@ -176,7 +176,7 @@ class Rank:
     def _join(
         cls, rank: int, devices: Devices, device: torch.device, meeting: Path, repetitions: int
     ) -> Self:
-        """Meet the other processes, and make groups of neighbouring ranks."""
+        """Connect to the other processes, and make groups of neighbouring ranks."""
         groups: dict[int, ProcessGroup] = {}
         talk = None
         driver = driver_of(device)
@@ -213,17 +213,17 @@ class Rank:
         return seconds.tolist()
 
     def together(self) -> None:
-        """Wait until every process is here."""
+        """Wait until every process has arrived."""
         together(self.talk)
 
     def timed(self, work: TimedWork) -> Timing:
-        """Time work that all processes do at once."""
+        """Time work that all processes run together."""
         self.together()
         return Timing.of(self.slowest(self.clock.samples_s(work, self.repetitions)))
 
 
 def together(talk: ProcessGroup | None) -> None:
-    """Wait until all processes that talk are here; a process without others goes on."""
+    """Wait until all communicating processes have arrived; a single process continues."""
     if talk is not None:
         distributed.barrier(talk)
 

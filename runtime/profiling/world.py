@@ -1,4 +1,4 @@
-"""Measures with several processes at once, one for each device of the node."""
+"""Measures with several processes together, one for each device of the node."""
 
 import queue
 import signal
@@ -31,11 +31,11 @@ class ProfiledWorld:
     lengths: Lengths
 
     def measured(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
-        """Yield the outcome of each case in order, as soon as the case is measured."""
+        """Yield the result of each case in order, as soon as it is measured."""
         yield from self._measured(cases)
 
     def outside_bytes(self, size_bytes: int) -> int:
-        """Device memory that a process takes outside torch's allocator.
+        """The device memory that a process uses outside torch's allocator.
 
         ``size_bytes`` is the size of the messages that the processes exchange before.
         """
@@ -67,7 +67,7 @@ class ProfiledWorld:
 
 
 def _next(outcomes: Any, processes: Sequence[BaseProcess], case: object) -> Any:
-    """The next outcome; raises if a process has died, or none answers."""
+    """The next result; raises if a process has died, or none answers."""
     waits = round(2 * PATIENCE.total_seconds() / POLL_S)
     for _ in range(waits):
         try:
@@ -91,7 +91,7 @@ def _next(outcomes: Any, processes: Sequence[BaseProcess], case: object) -> Any:
 def _measure(
     rank: int, world: ProfiledWorld, folder: Path, cases: Sequence[Any], outcomes: Any
 ) -> None:
-    """The work of one process: measure all cases in order; the first process reports."""
+    """The main function of a process: measure all cases in order; the first process reports."""
     # The terminal interrupts all its processes; this one ignores it, and the parent ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     meeting = folder / "meeting"

@@ -1,2 +1,1 @@
-"""Serving by phases: prompts read under one layout, answers decoded under another, on one set of
-ranks."""
+"""Serving in phases: prefill under one layout, decode under another, on one set of ranks."""

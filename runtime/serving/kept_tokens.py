@@ -1,5 +1,5 @@
-"""Keys and values in blocks: on a rank's device for the requests of its replica, and in the host's
-tier for those that wait.
+"""Paged key-value caches: on a rank's device for its replica's requests, and in host memory for
+waiting ones.
 
 Axes: N sequences of a pass, Q their new tokens, C tokens that they have, H query heads, K heads of
 keys and values, D channels of a head; a pass has T new tokens in all.
@@ -17,7 +17,7 @@ from runtime.models.attention import PartedAttention
 
 
 class BlockPool:
-    """Memory of blocks (blocks, layers, 2, tokens of a block, K, D), and which are free."""
+    """The memory of blocks (blocks, layers, 2, tokens per block, K, D), and the free ones."""
 
     def __init__(self, memory: Tensor) -> None:
         self.memory = memory
@@ -26,18 +26,18 @@ class BlockPool:
 
     @property
     def block(self) -> int:
-        """Tokens of a block."""
+        """The number of tokens per block."""
         return self.memory.shape[3]
 
     def _needed(self, request: int, tokens: int) -> int:
         return -(-tokens // self.block) - len(self.tables.get(request, ()))
 
     def lacks(self, request: int, tokens: int) -> bool:
-        """Whether too few blocks are free for so many tokens of a request."""
+        """Whether too few blocks are free for a request of this many tokens."""
         return self._needed(request, tokens) > len(self.free)
 
     def grow(self, request: int, tokens: int) -> None:
-        """Blocks for so many tokens of a request."""
+        """Allocate blocks for this many tokens of a request."""
         needed = self._needed(request, tokens)
         if self.lacks(request, tokens):
             message = f"{needed} blocks for request {request}, but {len(self.free)} are free"
@@ -52,26 +52,26 @@ class BlockPool:
 
 
 def read_tokens(memory: Tensor, table: Sequence[int], tokens: int) -> Tensor:
-    """A copy of keys and values (tokens, layers, 2, K, D) that lie in blocks of a memory."""
+    """A copy of keys and values (tokens, layers, 2, K, D) from blocks of a memory."""
     return memory[torch.tensor(table)].movedim(3, 1).flatten(0, 1)[:tokens]
 
 
 def write_tokens(memory: Tensor, table: Sequence[int], values: Tensor) -> None:
-    """Put keys and values (tokens, layers, 2, K, D) into blocks of a memory."""
+    """Write keys and values (tokens, layers, 2, K, D) to blocks of a memory."""
     positions = torch.arange(values.shape[0])
     blocks, rows = torch.tensor(table)[positions // memory.shape[3]], positions % memory.shape[3]
     memory[blocks, :, :, rows] = values
 
 
 class CopyLane:
-    """Copies between the tiers, one after another beside whatever the rank computes."""
+    """Copies between the tiers, in sequence, concurrent with the rank's computation."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
         self._copies: list[Future[None]] = []
 
     def submit(self, copy: Callable[[], None]) -> "Future[None]":
-        """Begin a copy when those before it have ended."""
+        """Start a copy after those before it."""
         started = self._thread.submit(copy)
         self._copies.append(started)
         return started
@@ -89,8 +89,7 @@ class CopyLane:
 
 @dataclass(slots=True, eq=False)
 class KeptPass:
-    """The tokens of a pass: for each sequence its blocks, tokens that it has already, and new
-    ones."""
+    """The tokens of a pass: for each sequence its blocks, its cached tokens, and its new ones."""
 
     tables: Sequence[Sequence[int]]
     before: Sequence[int]
@@ -102,7 +101,7 @@ class KeptPass:
         return torch.cat([torch.arange(begin, begin + count) for begin, count in pairs])
 
     def slots(self, block: int) -> tuple[Tensor, Tensor]:
-        """The block (T) of each new token, and its place there (T)."""
+        """The block (T) of each new token, and its index in the block (T)."""
         places = self.places()
         blocks = [
             torch.tensor(table)[torch.arange(begin, begin + count) // block]
@@ -111,13 +110,13 @@ class KeptPass:
         return torch.cat(blocks), places % block
 
     def padded_tables(self) -> Tensor:
-        """All tables as one (N, most blocks); places behind a sequence's end repeat a block."""
+        """All block tables as one array (N, most blocks); padding repeats a block."""
         longest = max(map(len, self.tables))
         return torch.tensor([[*one, *[one[0]] * (longest - len(one))] for one in self.tables])
 
 
 class KeptAttention:
-    """Attention of one block on the keys and values that a rank keeps (``KeptKeys``)."""
+    """Attention of one block on a rank's key-value cache (``KeptKeys``)."""
 
     def __init__(self, of: torch.nn.Module, pool: BlockPool, layer: int) -> None:
         sees = isinstance(of, PartedAttention) and of.sees_window
@@ -126,7 +125,7 @@ class KeptAttention:
         self.tokens: KeptPass | None = None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Keep keys and values (1, T, K, D), and attend with queries (1, T, H, D)."""
+        """Cache keys and values (1, T, K, D), and attend with queries (1, T, H, D)."""
         assert self.tokens is not None
         blocks, rows = self.tokens.slots(self.pool.block)
         memory = self.pool.memory[:, self.layer]

@@ -1,4 +1,4 @@
-"""One rank of a model that serves by phases: it performs a schedule's actions in order.
+"""One rank of a model that serves in phases: it executes a schedule's actions in order.
 
 All ranks follow the same schedule, so none has to ask another what comes next. Ranks of a stage
 reduce inside layers; stages send activations on, and the last one sends tokens to the first. While
@@ -52,15 +52,16 @@ from runtime.serving.served_weights import (
     whole_tensors,
 )
 
-# Makes memory that all ranks of a node share, by name and shape.
+# Allocates memory shared by all ranks of a node, by name and shape.
 HostMemory = Callable[[str, tuple[int, ...], torch.dtype], Tensor]
 Layouts = tuple[Layout, Layout]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PhasedJob:
-    """What all ranks serve: requests with their prompts' tokens, by a model with its first weights,
-    under both layouts, within limits; weights come from other ranks, or from the host's memory."""
+    """The input of all ranks: requests with prompt tokens, a model with its initial weights, both
+    layouts, and limits; weights are re-sharded from other ranks, or from host memory.
+    """
 
     workload: Workload
     layouts: Layouts
@@ -73,9 +74,10 @@ class PhasedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRun:
-    """What a rank did: its actions, all requests' tokens, bytes that it took in each change (of
-    weights, and of keys and values on the device), bytes that it copied to the host's tier and
-    back, and seconds by what they went to."""
+    """The record of a rank: its actions, all requests' tokens, bytes received in each change (of
+    weights, and of keys and values on the device), bytes copied to host memory and back, and
+    seconds by cause.
+    """
 
     actions: list[Action]
     tokens: list[list[int]]
@@ -87,7 +89,7 @@ class ServedRun:
 
 
 class GroupedRanks:
-    """A group as the ranks that share a model's layers, whose collectives are waited for."""
+    """A group as the tensor-parallel ranks of a model, whose collectives block."""
 
     splits_tokens = False
 
@@ -119,8 +121,9 @@ class GroupedRanks:
 
 @dataclass(slots=True, eq=False)
 class _PhaseStage:
-    """What a rank has under one layout: its layers, the blocks of its replica's requests, its part
-    of heads, and the tables of its attention."""
+    """A rank's state under one layout: its layers, the blocks of its replica's requests, its heads,
+    and its block tables.
+    """
 
     layout: Layout
     ranks: GroupedRanks
@@ -142,7 +145,7 @@ class _PhaseStage:
             self.tables = self.layers.rotary.cosine, self.layers.rotary.sine
 
     def prepare(self, of: KeptPass) -> Tensor:
-        """Tell layers which tokens come; the positions of these."""
+        """Tell layers the tokens of the next pass, and set their positions."""
         places = of.places()
         for kept in self.attention:
             kept.tokens = of
@@ -173,9 +176,10 @@ class PhasedRank:
         self.world, self.rank = world, world.rank
         self.prompts = [list(one) for one in prompts]
         self.made: list[list[int]] = [[] for _ in prompts]
-        # Tokens since all ranks shared theirs: request, place, and whether this rank chose it.
+        # The tokens since the last exchange among all ranks: request, position, and whether this
+        # rank chose the token.
         self.new: list[tuple[int, int, bool]] = []
-        # Parts whose tokens the last stage has sent, and this one has not yet taken.
+        # Batches whose tokens the last stage has sent, and this one has not yet received.
         self.coming: deque[list[int]] = deque()
         self.unknown: dict[int, deque[int]] = {number: deque() for number in range(len(prompts))}
         self.actions: list[Action] = []
@@ -201,16 +205,16 @@ class PhasedRank:
         self.host = BlockPool(host_memory("tier", (limits.host_blocks, *shape), self.dtype))
         self.lane = CopyLane()
         self.sent: list[Pending] = []
-        # Requests whose blocks are free once they are copied to the host.
+        # Requests whose blocks become free once they are copied to the host.
         self.leaving: deque[tuple[int, Future[None]]] = deque()
         self.cache_bytes: list[int] = []
         self.stored_bytes = self.fetched_bytes = 0
         self.seconds = dict.fromkeys(("reading", "decoding", "changing"), 0.0)
         self.stage = self._stage(0)
-        # Nobody reads the host's memory before it is written.
+        # No rank reads host memory before it is written.
         self._settle()
 
-    # What the schedule asks: everything has come, and copies are waited for before they are used.
+    # The schedule's questions: everything has arrived, and copies are waited for before use.
 
     def arrived(self) -> list[int]:
         """All requests, once."""
@@ -219,19 +223,19 @@ class PhasedRank:
         return come
 
     def is_fetched(self, request: int) -> bool:
-        """Whether a step may have a request: it waits for the copy."""
+        """Whether a step may include a request; waits for its copy."""
         del request
         return True
 
     def most_steps(self, requests: Sequence[Sequence[int]]) -> int:
-        """Any number: nobody else comes."""
+        """Unlimited: no further request arrives."""
         del requests
         return 10**9
 
-    # What it does.
+    # The actions.
 
     def run(self) -> ServedRun:
-        """Perform all actions."""
+        """Execute all actions."""
         try:
             with torch.no_grad():
                 for action in self.schedule.actions():
@@ -311,7 +315,7 @@ class PhasedRank:
             self._take_blocks(number, count)
         self._note(action.requests, self._through(action.requests, tokens, [0] * len(tokens)))
         for number in action.requests:
-            # Requests of one token end with their prompt.
+            # Requests of one output token end with their prefill.
             if self.schedule.requests[number].made == self.schedule.requests[number].output:
                 self.stage.pool.release(number)
 
@@ -333,7 +337,7 @@ class PhasedRank:
                 self.stage.pool.release(number)
 
     def _step(self, part: Sequence[int]) -> None:
-        """A token of each sequence of a part."""
+        """Decode one token of each sequence of a batch."""
         while self._is_first and any(set(part) & set(coming) for coming in self.coming):
             self._take_tokens()
         held = [len(self.prompts[one]) + len(self.made[one]) - 1 for one in part]
@@ -350,14 +354,16 @@ class PhasedRank:
         self._note(part, made)
 
     def _note(self, requests: Sequence[int], made: Sequence[int] | None) -> None:
-        """Note a new token of each request; zeros where this rank does not know them."""
+        """Record a new token of each request; zeros where this rank does not know them."""
         chose = made is not None and self._ranks.rank == 0
         for index, number in enumerate(requests):
             self.new.append((number, len(self.made[number]), chose))
             self.made[number].append(0 if made is None else made[index])
 
     def _take_blocks(self, request: int, tokens: int) -> None:
-        """Blocks of the replica; those of requests that leave are free once they are copied."""
+        """Allocate blocks of the replica; those of leaving requests are free once they are
+        copied.
+        """
         pool = self.stage.pool
         while pool.lacks(request, tokens) and self.leaving:
             left, copied = self.leaving.popleft()
@@ -380,7 +386,7 @@ class PhasedRank:
     def _through(
         self, requests: Sequence[int], tokens: Sequence[Sequence[int]], before: Sequence[int]
     ) -> list[int] | None:
-        """A pass through this rank's stage; the next tokens, if it is the last."""
+        """A pass through this rank's stage; returns the next tokens on the last stage."""
         stage = self.stage
         of = KeptPass(
             [stage.pool.tables[one] for one in requests], before, [len(one) for one in tokens]
@@ -406,20 +412,20 @@ class PhasedRank:
     # Messages between stages, and between all ranks.
 
     def _send(self, tensor: Tensor, stages: int) -> None:
-        """Send to the rank with the same part of tensors, so many stages on."""
+        """Send to the rank with the same tensor-parallel index, this many stages ahead."""
         peer = self.rank + stages * self.stage.layout.tp
         pending = self.world.exchange([(tensor.contiguous(), peer)], [])
         if pending is not None:
             self.sent.append(pending)
 
     def _received(self, tokens: int) -> Tensor:
-        """Activations (1, T, hidden) of the stage before."""
+        """Receive activations (1, T, hidden) from the previous stage."""
         x = torch.empty(1, tokens, self.workload.model.hidden, dtype=self.dtype)
         finished(self.world.exchange([], [(x, self.rank - self.stage.layout.tp)]))
         return x
 
     def _take_tokens(self) -> None:
-        """Take the tokens of the part that the last stage sent first."""
+        """Receive the tokens of the batch that the last stage sent first."""
         part, layout = self.coming.popleft(), self.stage.layout
         tokens = torch.empty(len(part), dtype=torch.int64)
         finished(self.world.exchange([], [(tokens, self.rank + (layout.pp - 1) * layout.tp)]))
@@ -427,7 +433,7 @@ class PhasedRank:
             self.made[number][self.unknown[number].popleft()] = token
 
     def _settle(self) -> None:
-        """End all messages and copies, on all ranks; then all know all tokens."""
+        """Finish all messages and copies on all ranks; afterwards all ranks know all tokens."""
         while self.coming:
             self._take_tokens()
         for pending in self.sent:
@@ -438,20 +444,22 @@ class PhasedRank:
             self.stage.pool.release(self.leaving.popleft()[0])
         self.new.sort()
         chosen = [self.made[one][place] if chose else 0 for one, place, chose in self.new]
-        # One number more, so that ranks meet even without tokens.
+        # One additional number, so that ranks meet even without tokens.
         tokens = torch.tensor([*chosen, 0])
         finished(self.world.all_reduce(tokens))
         for (request, index, _), token in zip(self.new, tokens.tolist(), strict=False):
             self.made[request][index] = token
         self.new.clear()
 
-    # Tiers and changes.
+    # Tiers and changes of layout.
 
     def _store(self, action: Store) -> None:
-        """Copy a request to the host: beside the next passes, or, while others decode, at once."""
+        """Copy a request to the host: overlapped with the next passes or, while others decode, at
+        once.
+        """
         is_reading = self.stage.layout is self.layouts[0]
         if not is_reading:
-            # Blocks of the host's tier may still be read by other ranks.
+            # Other ranks may still read blocks in host memory.
             self._settle()
         self.host.grow(action.request, action.tokens)
         if self._is_of(action.replica):
@@ -479,7 +487,7 @@ class PhasedRank:
         self.host.release(action.request)
 
     def host_part(self) -> Tensor:
-        """The part of the host's tier for this rank's blocks and heads."""
+        """The part of host memory for this rank's blocks and heads."""
         return self._part_of(self.host.memory, self.stage)
 
     def _part_of(self, memory: Tensor, stage: _PhaseStage) -> Tensor:
@@ -498,8 +506,9 @@ class PhasedRank:
         self.cache_bytes.append(self._move(action.moved, before))
 
     def _move(self, moved: Sequence[Moved], before: _PhaseStage) -> int:
-        """Take keys and values that stay on the devices from the ranks that have them; the bytes
-        that this rank took from others."""
+        """Receive keys and values that stay on devices from the ranks that have them; returns the
+        bytes received.
+        """
         sends: list[tuple[Tensor, int]] = []
         receives: list[tuple[Tensor, int]] = []
         places: list[tuple[Moved, range, Part]] = []
@@ -533,14 +542,18 @@ class PhasedRank:
         return read_tokens(stage.pool.memory, stage.pool.tables[move.request], move.tokens)
 
     def _cut(self, values: Tensor, stage: _PhaseStage, blocks: range, part: Part) -> Tensor:
-        """Some blocks and heads of keys and values (tokens, layers, 2, K, D) of a stage's rank."""
+        """A slice of blocks and heads of the keys and values (tokens, layers, 2, K, D) of a stage's
+        rank.
+        """
         count = self.workload.model.kv_heads
         first, last = (int((heads - stage.heads[0]) * count) for heads in part)
         layers = slice(blocks.start - stage.blocks.start, blocks.stop - stage.blocks.start)
         return values[:, layers, :, first:last]
 
     def _pieces(self, move: Moved, before: _PhaseStage) -> Iterator[tuple[int, int, range, Part]]:
-        """Who gives which blocks and heads of a request to whom; also what ranks keep."""
+        """The transfers of a request's blocks and heads between ranks, including those that ranks
+        keep.
+        """
         old, new, spec = before.layout, self.stage.layout, self.workload.model
         for target in range(self.world.size):
             if new.replica_of(target) != move.target:
@@ -564,13 +577,13 @@ class PhasedRank:
 
 
 def _parts(requests: Sequence[int], stages: int) -> list[Sequence[int]]:
-    """Requests in as many parts as there are stages, none of them empty."""
+    """Requests in as many batches as there are stages, none of them empty."""
     count = min(stages, len(requests))
     return [requests[place::count] for place in range(count)]
 
 
 def _tensor_groups(layout: Layout, maker: GroupMaker, rank: int) -> Group:
-    """This rank's group of those that share its stage's tensors; all ranks make all groups."""
+    """This rank's tensor-parallel group; all ranks make all groups."""
     own_group: Group | None = None
     for replica in range(layout.dp):
         for stage in range(layout.pp):

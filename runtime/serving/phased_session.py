@@ -1,4 +1,4 @@
-"""The processes that serve by phases: from joining to what each of them did."""
+"""The processes that serve in phases: from connecting to each process's record."""
 
 import os
 import shutil
@@ -32,7 +32,7 @@ from runtime.serving.served_weights import drawn_by
 from runtime.threads import with_share
 
 CPU = torch.device("cpu")
-# Where files are memory, if there is such a place.
+# A folder of files in memory, if there is one.
 MEMORY_FOLDER = Path("/dev/shm")
 
 
@@ -44,7 +44,7 @@ def drawn_prompts(run: ChangingRun, load: ServingLoad, seed: int) -> list[list[i
 
 
 def job_of(run: ChangingRun, load: ServingLoad, seed: int) -> PhasedJob:
-    """What all ranks serve: prompts and weights are drawn by a seed."""
+    """The input of all ranks: prompts and weights are drawn by a seed."""
     return PhasedJob(
         workload=run.workload,
         layouts=(run.prefill.layout, run.decode.layout),
@@ -57,7 +57,9 @@ def job_of(run: ChangingRun, load: ServingLoad, seed: int) -> PhasedJob:
 
 
 def serve(run: ChangingRun, job: PhasedJob, timeout_s: float) -> tuple[World, list[ServedRun]]:
-    """Serve a job on all processes that were started; this process's place, and what each did."""
+    """Serve a job on all started processes; returns this process's rank, and each process's
+    record.
+    """
     world = world_of_launcher()
     _check_started(run, world)
     check_model(run.workload)
@@ -76,7 +78,7 @@ def serve(run: ChangingRun, job: PhasedJob, timeout_s: float) -> tuple[World, li
 
 
 def serve_joined(job: PhasedJob, world: World, timeout_s: float) -> ServedRun:
-    """Serve a job on processes that have joined; what this one did."""
+    """Serve a job on connected processes; returns this one's record."""
     with _host_memory(world) as host_memory:
         rank = PhasedRank(
             job,
@@ -108,8 +110,9 @@ def _check_started(run: ChangingRun, world: World) -> None:
 
 @contextmanager
 def _host_memory(world: World) -> Iterator[HostMemory]:
-    """Within the ``with`` block, memory that all processes of the node share; it is freed when the
-    last of them has let go of it."""
+    """Within the ``with`` block, memory shared by all processes of the node; it is freed with its
+    last user.
+    """
     folder_made = None
     if world.rank == 0:
         parent = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
@@ -125,7 +128,7 @@ def _host_memory(world: World) -> Iterator[HostMemory]:
 
     try:
         yield shared
-        # All have mapped what there is.
+        # All processes have mapped the memory.
         meet()
     finally:
         if folder_made is not None:

@@ -1,4 +1,4 @@
-"""A rank's parts of a model's tensors, which move to those of another layout while it runs.
+"""A rank's shards of a model's tensors, which are re-sharded to another layout at run time.
 
 The old parts that stay are copied within the rank; the rest comes from the ranks that have it, or
 from whole tensors in host memory. A layer of each stage moves at a time, and what a rank no longer
@@ -35,7 +35,8 @@ CPU = torch.device("cpu")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTensor:
     """A tensor of the whole model: its shape, the axis along which ranks split it with the blocks
-    that are split by themselves (None: every rank has it whole), and the layers that need it."""
+    that are split separately (None: every rank has it whole), and the layers that need it.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -43,7 +44,7 @@ class ModelTensor:
     layers: tuple[int, ...]
 
     def local_shape(self, part: Part) -> list[int]:
-        """The shape of a rank's part."""
+        """The shape of a rank's shard."""
         shape = list(self.shape)
         if self.split is not None:
             shape[self.split[0]] = int(shape[self.split[0]] * width(part))
@@ -63,7 +64,9 @@ class ModelTensor:
 
 
 def model_tensors(workload: Workload, config: ModelConfig) -> list[ModelTensor]:
-    """All tensors of a model, layer by layer; a tied table lies in the first and the last one."""
+    """All tensors of a model, layer by layer; a tied table belongs to the first and the last
+    one.
+    """
     builder = LayerBuilder(workload, config, OneRank(), rotary_tables(config, workload, CPU, None))
     blocks, tied, tensors = workload.model.layers, workload.model.tied_embeddings, []
     for layer in range(blocks + 2):
@@ -86,17 +89,17 @@ def model_tensors(workload: Workload, config: ModelConfig) -> list[ModelTensor]:
 
 
 def config_over(workload: Workload, layouts: Sequence[Layout]) -> ModelConfig:
-    """The sizes of a model, its vocabulary padded for the ranks of all layouts."""
+    """The sizes of a model, with its vocabulary padded for the ranks of all layouts."""
     vocab = workload.model.padded_vocab(lcm(*(layout.tp for layout in layouts)))
     return replace(config_of(workload), vocab=vocab, unused_vocab=vocab - workload.model.vocab)
 
 
-# A parameter's whole values, without padding, by its name and shape.
+# A parameter's whole values without padding, by its name and shape.
 Start = Callable[[str, tuple[int, ...]], Tensor]
 
 
 def drawn_by(workload: Workload, seed: int) -> Start:
-    """First weights of a model, drawn by a seed and a parameter's name."""
+    """Initial weights of a model, drawn by a seed and a parameter's name."""
     tied = workload.model.tied_embeddings
     return lambda name, shape: initial_tensor(name, shape, seed, tied=tied)
 
@@ -115,8 +118,9 @@ def whole_tensors(
 
 
 class ServedWeights:
-    """A rank's parts of all tensors under one layout at a time; ``moved_bytes`` counts what it took
-    from elsewhere in each change."""
+    """A rank's shards of all tensors under one layout at a time; ``moved_bytes`` counts the bytes
+    received in each change.
+    """
 
     def __init__(
         self,
@@ -132,7 +136,7 @@ class ServedWeights:
         self.moved_bytes: list[int] = []
 
     def load(self, whole: Iterator[tuple[ModelTensor, Tensor]]) -> None:
-        """Cut this rank's parts out of whole tensors."""
+        """Copy this rank's shards from whole tensors."""
         part, ranks = self.layout.part_of(self.world.rank), self.world.rank
         for model_tensor, tensor in whole:
             if self._has(model_tensor, ranks, self.layout):
@@ -146,15 +150,16 @@ class ServedWeights:
     def _fill(
         self, model_tensor: ModelTensor, local: Tensor, held: Part, part: Part, whole: Tensor
     ) -> None:
-        """Copy a part out of a whole tensor."""
+        """Copy a shard from a whole tensor."""
         everything = Layout().part_of(0)
         sources = model_tensor.pieces(whole, everything, part)
         for to, come in zip(model_tensor.pieces(local, held, part), sources, strict=True):
             to.copy_(come)
 
     def change(self, after: Layout, host: Mapping[str, Tensor] | None = None) -> None:
-        """Take the parts of another layout: from other ranks, or, if it is given, from whole
-        tensors in host memory."""
+        """Re-shard to another layout: from other ranks or, if given, from whole tensors in host
+        memory.
+        """
         moved = 0
         for tensors in self._rounds():
             moved += self._move(tensors, after, host)
@@ -162,7 +167,7 @@ class ServedWeights:
         self.moved_bytes.append(moved)
 
     def _rounds(self) -> Iterator[list[ModelTensor]]:
-        """Tensors that move together: the first layers of all stages, then the second ones."""
+        """The tensors that move together: the first layers of all stages, then the second ones."""
         firsts = [self.layout.ranks_of(0, stage)[0] for stage in range(self.layout.pp)]
         round_of_layer = {
             layer: number
@@ -215,7 +220,7 @@ class ServedWeights:
         return moved
 
     def _kept(self, model_tensor: ModelTensor, held: Part, part: Part) -> Tensor:
-        """Memory for a rank's new part, with what it has of it already."""
+        """Memory for a rank's new shard, with the values that it already has."""
         old = self.parts.get(model_tensor.name)
         if old is not None and (held == part or model_tensor.split is None):
             return old
@@ -231,7 +236,7 @@ class ServedWeights:
         return local
 
     def _pieces(self, model_tensor: ModelTensor, after: Layout) -> Iterator[SentPart]:
-        """Who sends which part of a tensor to whom, the same list on every rank."""
+        """The transfers of a tensor's parts between ranks: the same list on every rank."""
         before = self.layout
         for target in range(self.world.size):
             if not self._has(model_tensor, target, after):
@@ -256,7 +261,7 @@ class ServedWeights:
 
 
 class ServedLayers:
-    """The modules of the layers that a rank has under a layout, on the rank's own tensors."""
+    """The modules of a rank's layers under a layout, on the rank's own tensors."""
 
     def __init__(
         self,
@@ -281,5 +286,5 @@ class ServedLayers:
 
 
 def dtype_of(workload: Workload) -> torch.dtype:
-    """The type of a model's numbers."""
+    """The data type of a model."""
     return TYPE_OF_PRECISION[workload.precision]

@@ -1,5 +1,6 @@
-"""All requests of a job answered by one process, one by one, from the whole model: no caches, no
-batches, no other rank."""
+"""A reference: all requests answered by one process, one by one, with the whole model, without
+caches, batches or other ranks.
+"""
 
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from runtime.serving.served_weights import Start
 
 
 def tokens_of_whole(job: PhasedJob) -> list[list[int]]:
-    """Each request's tokens: always the likeliest next one, with the whole sequence read anew."""
+    """Each request's tokens by greedy decoding, recomputing the whole sequence for each token."""
     model = whole_model(job.workload, job.start)
     answers = []
     with torch.no_grad():
@@ -27,7 +28,7 @@ def tokens_of_whole(job: PhasedJob) -> list[list[int]]:
 
 
 def whole_model(workload: Workload, start: Start) -> Transformer:
-    """A model with its first weights; its attention is written out, which all devices have."""
+    """A model with its initial weights and unfused attention, which every device supports."""
     model = model_of(replace(workload, attention="math"))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
