@@ -1,4 +1,5 @@
-"""Experiments: the commands, a row each of ``experiments.commands``, and the rooms of their code.
+"""Experiments: the commands, a row each in ``experiments.commands``, and the packages of their
+code.
 
 ``python -m experiments.NAME`` runs a command by its name, and ``from experiments import NAME``
 gives a module with its ``main``. No file has that name: Python asks the finder below, the last of
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from importlib.abc import InspectLoader
 else:
-    # To import the abstract class takes a tenth of a short command's time.
+    # Importing the abstract class would take a tenth of a short command's time.
     InspectLoader = object
 
 _SOURCE = '''"""The command {name}: ``main`` runs it, with the words of a command line."""
@@ -44,7 +45,7 @@ class _CommandModules(InspectLoader):
         return ModuleSpec(fullname, self, origin=f"command {name} of experiments.commands")
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """None: a module as usual."""
+        """Returns None: the module is created as usual."""
 
     def exec_module(self, module: ModuleType) -> None:
         exec(self.get_code(module.__name__), module.__dict__)

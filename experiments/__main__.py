@@ -1,4 +1,5 @@
-"""Runs a command by its name, as ``python -m experiments.NAME`` does; without a name, lists all.
+"""Runs a command by its name, as ``python -m experiments.NAME`` does; without a name, lists all
+commands.
 
 ``mistlab NAME ...`` is the same, where the package is installed.
 """
@@ -14,7 +15,7 @@ from mistlab.core.values import InputError, near_matches, reject
 
 
 def main(arguments: Sequence[str], program: str = "python -m experiments") -> int:
-    """List the commands, or run the one that is named."""
+    """List the commands, or run the named one."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print("\n".join(listing()))
         return DONE
@@ -32,14 +33,14 @@ def main(arguments: Sequence[str], program: str = "python -m experiments") -> in
 
 
 def _shell(line: Sequence[str]) -> str:
-    """The shell that a line of one word names."""
+    """The shell that a single-word line names."""
     if len(line) != 1 or line[0] not in SHELLS:
         reject(f"completion: {' '.join(line) or 'no shell'}: give one of {', '.join(SHELLS)}")
     return line[0]
 
 
 def listing() -> Iterator[str]:
-    """The lines that tell of every command."""
+    """The lines of the list of commands."""
     width = max(map(len, COMMANDS))
     yield "mistlab NAME ..., the same as python -m experiments.NAME ...; --help explains each."
     yield f"mistlab --version; mistlab completion {'|'.join(SHELLS)} prints a shell's script."

@@ -1,1 +1,1 @@
-"""Questions of coding agents: tools of the Model Context Protocol, and the skill beside them."""
+"""An interface for coding agents: tools of the Model Context Protocol, and a skill."""

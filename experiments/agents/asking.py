@@ -1,4 +1,4 @@
-"""Asks a command in a process of its own, with limits on time, memory and how many run at once."""
+"""Runs a command in a separate process, with limits on time, memory and concurrency."""
 
 import json
 import os
@@ -17,14 +17,14 @@ from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError, reject
 
 ROOT = Path(__file__).parents[2]
-# What an agent may hand over as a text: the largest launch scripts have some tens of kilobytes.
+# The largest text that an agent may pass; the largest launch scripts have some tens of kilobytes.
 MOST_TEXT = 1 << 18
-# Address space of a command; the largest searches take 2 GiB.
+# The address-space limit of a command; the largest searches need 2 GiB.
 MOST_BYTES = 8 * GIB_BYTES
-# So many questions may wait for those that run.
+# The number of questions that may be queued.
 MOST_WAITING = 100
 
-# Runs a command as its console script does, below a limit of its memory where a system has one.
+# Runs a command as its console script does, with a memory limit where the system supports one.
 _PROGRAM = """
 import sys
 try:
@@ -40,7 +40,7 @@ sys.exit(console())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandAnswer:
-    """A command's answer: the objects it printed, what it told beside them, its exit status."""
+    """A command's answer: the objects that it printed, its messages, and its exit status."""
 
     objects: tuple[Mapping[str, Any], ...]
     told: str
@@ -49,7 +49,9 @@ class CommandAnswer:
 
 @dataclass(slots=True, kw_only=True)
 class Asking:
-    """Runs commands, a few at once; further questions wait, and those beyond are told so."""
+    """Runs a few commands concurrently; further questions are queued, and refused when the queue is
+    full.
+    """
 
     at_once: int = field(default_factory=lambda: os.cpu_count() or 1)
     seconds: float = 120.0
@@ -62,7 +64,7 @@ class Asking:
         self._running = BoundedSemaphore(self.at_once)
 
     def answer(self, command: str, *line: str, seconds: float | None = None) -> CommandAnswer:
-        """The answer of a command with these words; refused when it takes too long."""
+        """The answer of a command with these arguments; refused if it takes too long."""
         with self._turn():
             return _run([command, *line, "--json"], seconds or self.seconds)
 
@@ -109,13 +111,15 @@ def _run(line: Sequence[str], seconds: float) -> CommandAnswer:
 
 @contextmanager
 def folder_of(**texts: str) -> Iterator[Mapping[str, str]]:
-    """Words for a command line, by name: a text of several lines, or of JSON, becomes a file of
-    that name, and its path the word; any other text is the word itself, such as a path."""
+    """Command-line arguments by name: a text of several lines, or of JSON, is written to a file of
+    that name, whose path becomes the argument; any other text, such as a path, is the argument
+    itself.
+    """
     with TemporaryDirectory(prefix="mistlab-") as name:
         try:
             yield {key: _word(Path(name), key, text) for key, text in texts.items()}
         except InputError as error:
-            # A file of this folder is known to who asked by its key alone.
+            # The user knows a file of this folder by its key only.
             reject(re.sub(rf"{re.escape(name)}/(\w+)\.\w+", r"\1", str(error)))
 
 

@@ -1,4 +1,4 @@
-"""The command ``mcp``: starts the server for coding agents, or prints the skill beside it."""
+"""The command ``mcp``: starts the server for coding agents, or prints the skill."""
 
 import argparse
 from pathlib import Path

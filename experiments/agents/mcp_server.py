@@ -1,4 +1,4 @@
-"""The server of the Model Context Protocol that has the questions as tools."""
+"""The Model Context Protocol server, with the questions as tools."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -28,7 +28,9 @@ def server() -> MCPServer:
 
 
 def _in_thread(tool: Callable[..., Any]) -> Callable[..., Any]:
-    """A tool that does not keep the server from other questions; wrong input is told as such."""
+    """A tool that runs in a thread, so that the server can answer others; invalid input is reported
+    as such.
+    """
 
     @wraps(tool)
     async def asked(**values: Any) -> Any:

@@ -30,18 +30,18 @@ HardwareText = Annotated[
 Framework = Literal["megatron", "deepspeed", "torchtitan", "torchtitan-toml", "accelerate"]
 Kind = Literal["models", "hardware", "spaces"]
 Precision = Literal["fp16", "bf16", "fp32", "fp8", "fp4"]
-# Parts of a time below this share are left out of an answer.
+# Parts of a time below this share are omitted from an answer.
 NEGLIGIBLE = 0.01
-# Seconds that a search may take, as an agent asks.
+# The time limit of a search in seconds, as an agent would ask.
 MOST_SEARCH_S = 110.0
-# Values of a model's fields that say that it has no such part.
+# Values of a model's fields that mean the model lacks the part.
 UNSAID: tuple[Any, ...] = (None, False, "", [], ())
 
 ASKING = Asking()
 
 
 class PlanFigures(TypedDict):
-    """A plan's predicted time with its 90 % bounds, the fullest GPU, and what was assumed."""
+    """A plan's predicted time with its 90 % bounds, the fullest GPU, and assumptions."""
 
     answer: str
     iteration_s: float
@@ -55,7 +55,7 @@ class PlanFigures(TypedDict):
 
 
 class TunedFigures(TypedDict):
-    """A search's plan as a file's text, its time with bounds, and what is proven of it."""
+    """A search's plan as a file's text, its time with bounds, and the state of its proof."""
 
     answer: str
     status: str
@@ -69,7 +69,9 @@ class TunedFigures(TypedDict):
 
 
 class FitFigures(TypedDict):
-    """Whether a plan fits, what fills the fullest GPU, and the cheapest change if it does not."""
+    """Whether a plan fits, the contents of the fullest GPU, and the cheapest change if it does not
+    fit.
+    """
 
     answer: str
     fits: bool
@@ -81,7 +83,7 @@ class FitFigures(TypedDict):
 
 
 class PartSeconds(TypedDict):
-    """Where an iteration's GPU time goes; parts add up to the iteration."""
+    """The breakdown of an iteration's GPU time; parts add up to the iteration."""
 
     answer: str
     iteration_s: float
@@ -89,7 +91,7 @@ class PartSeconds(TypedDict):
 
 
 class LaunchFigures(TypedDict):
-    """A plan in a framework's words, and what they lose."""
+    """A plan as a framework's file, and the choices that the file loses."""
 
     answer: str
     text: str
@@ -98,7 +100,7 @@ class LaunchFigures(TypedDict):
 
 
 class ReadFigures(TypedDict):
-    """Another framework's file as a plan file's text, and what was assumed in reading it."""
+    """Another framework's file as a plan file's text, and the assumptions made in reading it."""
 
     answer: str
     plan: str
@@ -107,7 +109,7 @@ class ReadFigures(TypedDict):
 
 
 class ServedFigures(TypedDict):
-    """The best layout for a load of requests, and the next ones."""
+    """The best layouts for a load of requests."""
 
     answer: str
     best: dict[str, Any]
@@ -144,8 +146,9 @@ def predict_plan(plan: PlanText, played: bool = False) -> PlanFigures:
 
 
 def explain_plan(plan: PlanText) -> PartSeconds:
-    """Explain where a training plan's time goes: arithmetic, slow kernels, exposed communication
-    by kind, recomputation, copies, the pipeline's bubble."""
+    """Explain a training plan's time: arithmetic, slow kernels, exposed communication by kind,
+    recomputation, copies, pipeline bubble.
+    """
     with folder_of(plan=plan) as paths:
         answer = _only(ASKING.answer("predict", paths["plan"], "--breakdown"))
     parts: dict[str, float] = answer["breakdown"]["parts"]
@@ -324,7 +327,7 @@ def list_names(kind: Kind) -> list[str]:
 
 
 class KnownFacts(TypedDict):
-    """What the catalogue knows of a model or of hardware."""
+    """The catalogue's facts about a model or a hardware."""
 
     answer: str
     facts: dict[str, Any]
@@ -370,7 +373,7 @@ TOOLS = (
 
 
 def _only(answer: CommandAnswer) -> Mapping[str, Any]:
-    """The one object that a command printed; what it refused is told in its words."""
+    """The single object that a command printed; a refusal becomes an error."""
     if not answer.objects:
         raise InputError(_problem(answer.told))
     (printed,) = answer.objects
@@ -380,7 +383,7 @@ def _only(answer: CommandAnswer) -> Mapping[str, Any]:
 
 
 def _problem(messages: str) -> str:
-    """The error among the lines that a command told, or the last of them."""
+    """The error among the lines of a command's messages, or the last line."""
     lines = messages.splitlines() or ["no answer"]
     for line_number, line in enumerate(lines):
         if line.startswith("error: "):

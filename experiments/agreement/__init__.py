@@ -1,1 +1,1 @@
-"""The closed form against the event simulator."""
+"""Comparison of the closed form with the event simulator."""

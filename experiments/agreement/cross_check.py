@@ -1,4 +1,6 @@
-"""The closed form against the event simulator over random plans: rows, a summary and a page."""
+"""Compares the closed form with the event simulator over random plans: rows, a summary and a
+page.
+"""
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,21 +36,23 @@ from simulators.events import EventSimulator
 from simulators.memory import memory_of
 from simulators.symbolic import SymbolicPredictor, as_they_are
 
-# What pages of the cross-check say beside figures: what plans are, and why predictors differ.
+# The text of cross-check pages: the plans compared, and why predictors differ.
 
 
-# The closed form against the event simulator, over random plans: differences and their spread.
+# The closed form compared with the event simulator over random plans: differences and their
+# distribution.
 
 
 PLANS, QUICK_PLANS = 1000, 40
 WORST = 8
-# How many plans of one problem are enough to say whether both rank them alike.
+# The fewest plans of one problem for which a rank correlation is computed.
 FEWEST_TO_RANK = 20
-# Problems that plans are drawn for in equal parts: the default one, and those of each hardware.
+# The problems for which equal numbers of plans are drawn: the default one, and those of each
+# hardware.
 PROBLEMS = 1 + len(NODES) * len(catalog.calibrated_names())
-# Numbers of plans are rounded down, and searches for plans that fit may find fewer.
+# The number of plans is rounded down, and drawing may find fewer that fit.
 NEARLY = 0.9
-# What share of the plans should at least have it.
+# The shares of plans that should have each property.
 STRATA = {
     "several stages": 0.6,
     "uneven layers": 0.25,
@@ -76,7 +80,7 @@ STRATA = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Population:
-    """Plans to compare over: the function that draws them, and the words of their page.
+    """The plans to compare: the function that draws them, and the text of their page.
 
     ``strata`` are the properties that are reported, each with the share of plans that should have
     it.
@@ -91,7 +95,7 @@ class Population:
 
 
 def cross_check(options: argparse.Namespace) -> int:
-    """The closed form against the event simulator, over random plans that are valid and fit.
+    """Compare the closed form with the event simulator, over random valid plans that fit.
 
     Both take the durations of single tasks from one place and share nothing else: the closed
     form adds slots up as if each were a barrier and all micro-batches alike, the simulator
@@ -120,7 +124,9 @@ def cross_check(options: argparse.Namespace) -> int:
 
 
 def _plans(population: Population, number: int, seed: int, order: str) -> Iterator[RandomPlan]:
-    """Random plans; in an order of their own only pipelines that can run it, fit or not."""
+    """Random plans; in a given order of passes, only pipelines that can run it, whether they fit or
+    not.
+    """
     for drawn in population.plans(number, seed):
         if order == DEFAULT_ORDER:
             yield drawn
@@ -133,7 +139,7 @@ def _plans(population: Population, number: int, seed: int, order: str) -> Iterat
 
 
 def _in_order(job: Job, order: str) -> Job | None:
-    """The job with its passes in another order; None if its stages cannot run it."""
+    """The job with another order of passes; None if its stages cannot run it."""
     try:
         return replace(job, plan=replace(job.plan, order=order))
     except FieldError:
@@ -171,7 +177,7 @@ def _row(number: int, plan: RandomPlan) -> dict[str, Any]:
 
 
 def _extras_s(plan: RandomPlan) -> float:
-    """Seconds that first and last micro-batches take beyond steady ones, the most of any stage."""
+    """The extra seconds of first and last micro-batches beyond steady ones; maximum over stages."""
     return max(
         max(0.0, stage.delta_forward_s) + max(0.0, stage.delta_backward_s)
         for stage in plan.prediction.stages
@@ -239,7 +245,7 @@ def _correlations(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _without_one(alike: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The lowest and the highest rank correlation of plans with any one of them left out."""
+    """The lowest and the highest rank correlation over plans with any single one left out."""
     fewer = [[*alike[:place], *alike[place + 1 :]] for place in range(len(alike))]
     correlations = [_rank_correlation(rows) for rows in fewer]
     return [min(correlations), max(correlations)] if correlations else []
@@ -364,23 +370,24 @@ STRAINED = Population(
 )
 
 
-# Why two predictors differ over a plan: the one thing without which they differ least.
+# The reason why two predictors differ on a plan: the one feature without which they differ least.
 #
-# Both predict the plan again with one thing removed at a time: a kind of offloading, a kind of
-# task, the time of sends, the host, or the slowdown of streams by one another.
+# Both predict the plan again with one feature removed at a time: a kind of offloading, a kind of
+# task, the time of sends, the host, or the interference of streams.
 
 
 Altered = Callable[[TaskModel], TaskModel]
-# Sends that take no time would not be tasks.
+# Sends that take zero time would not be tasks.
 _HARDLY_ANY = 1e-9
-# What must be left of a difference at most, if one thing is to be its reason.
+# The largest remaining share of a difference for a feature to count as its reason.
 HALF = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """The thing that was removed, and the difference without it; ``removed`` is empty if no single
-    thing takes half of the difference away."""
+    """The removed feature, and the difference without it; ``removed`` is empty if no single feature
+    removes half of the difference.
+    """
 
     removed: str
     difference: float
@@ -392,7 +399,7 @@ class Reason:
 
 
 def reason_of(job: Job, difference: float) -> Reason:
-    """The thing whose removal takes most of a plan's difference away."""
+    """The feature whose removal reduces a plan's difference most."""
     reasons = [
         Reason(removed=name, difference=difference_of(replace(job, plan=plan), altered))
         for name, plan, altered in _altered(job.plan)
@@ -404,7 +411,7 @@ def reason_of(job: Job, difference: float) -> Reason:
 
 
 def difference_of(job: Job, altered: Altered = as_they_are) -> float:
-    """The closed form's time over the event simulator's, less one, with other times of tasks."""
+    """The closed form's time over the event simulator's, minus one, with modified task times."""
     work, cluster = job.workload, job.cluster
     closed = SymbolicPredictor(workload=work, cluster=cluster, altered=altered).predict(job.plan)
     simulator = EventSimulator(workload=work, cluster=cluster, altered=altered)
@@ -413,7 +420,7 @@ def difference_of(job: Job, altered: Altered = as_they_are) -> float:
 
 
 def _altered(plan: Plan) -> Iterator[tuple[str, Plan, Altered]]:
-    """The plan, or the times of its tasks, without one thing that it has; and the thing."""
+    """The plan or its task times without one feature, with the feature's name."""
     engine = ENGINES[plan.engine]
     for name in OFFLOADS:
         if any(stage.value(name) > 0 for stage in plan.stages):
@@ -436,7 +443,7 @@ _REMOVABLE: Mapping[Kind, str] = {"R": "reductions of gradients", "U": "gathers 
 
 
 def _keeping(plan: Plan, kind: str) -> Plan:
-    """The plan with one kind of what it offloads on the GPU."""
+    """The plan with one kind of its offloaded tensors kept on the GPU."""
     return replace(
         plan,
         stages=tuple(
@@ -450,7 +457,7 @@ def _without(offload: Offload, kind: str) -> Offload:
 
 
 def _without_tasks(kind: Kind, tasks: TaskModel) -> TaskModel:
-    """Times of tasks in whose slot table a kind of task is not."""
+    """Task times with a slot table that lacks a kind of task."""
     phases = {
         phase: tuple(row for row in rows if row.kind != kind)
         for phase, rows in tasks.template.phases.items()

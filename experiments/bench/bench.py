@@ -1,5 +1,6 @@
-"""A problem on which searchers are compared: all ask one predictor, seen as a whole or in a view,
-and one simulator plays their plans."""
+"""A problem on which searchers are compared: all call one predictor, possibly through a view, and
+one simulator plays their plans.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,35 +28,35 @@ from simulators.events import EventSimulator
 from simulators.registry import PREDICTORS
 from simulators.symbolic import SymbolicPredictor
 
-# Never reached: searches end by themselves, and so alike in every run and on every machine.
+# Never reached: searches end by themselves, so that results do not depend on the machine.
 BUDGET = Budget(seconds=3600)
-# The terms of an iteration (``Terms``), as heads of tables.
+# The terms of an iteration (``Terms``), as table headings.
 TERM_WORDS = {
     "computation_s": "computation",
     "exposed_communication_s": "exposed communication",
     "other_stages_s": "passing other stages",
     "rest_s": "first, last and step",
 }
-# What an engineer would try, which speedups are over.
+# The baseline of speedups: the search of a typical engineer.
 BASELINE = "megatron"
 
-# The share of a time by which the closed form and the event simulator differ on 95 % of plans
-# (docs/results/cross-check.md): plans that differ by less may be in another order when played.
+# The relative difference between closed form and event simulator on 95 % of plans
+# (docs/results/cross-check.md): plans that differ by less may be ranked differently when played.
 TOLD_APART = 0.027
-# Rivals with more tasks than this together, some five seconds' worth, are not played.
+# Rivals with more tasks in total, about five seconds' worth, are not played.
 MOST_TASKS = 500_000
-# A best plan with more tasks than this, half a minute's worth, is not played either.
+# A best plan with more tasks, half a minute's worth, is not played either.
 MOST_TASKS_OF_BEST = 5_000_000
-# A block's tasks in each micro-batch: its passes, and what is communicated and swapped for it.
+# The number of tasks of a block per micro-batch: its passes, communication and swaps.
 TASKS_A_BLOCK = 6
 
-# A front is thinned out when so many points have gathered.
+# The Pareto frontier is pruned when this many points have been collected.
 MOST_POINTS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Point:
-    """A plan that a search asked about: its time, and what its fullest GPU must hold."""
+    """A plan that a search predicted: its time, and the memory of its fullest GPU."""
 
     iteration_s: float
     memory_bytes: int
@@ -63,8 +64,9 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedRival:
-    """A plan hardly slower than the best one as predicted, and its seconds as the event simulator
-    plays it; None where it has too many tasks."""
+    """A plan predicted slightly slower than the best one, and its seconds in the event simulator;
+    None if it has too many tasks.
+    """
 
     plan: Plan
     prediction: Prediction
@@ -73,7 +75,7 @@ class PlayedRival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A search's plan, what the searcher was told of it, and the whole predictor's word."""
+    """A search's plan, its result in the searcher's view, and the full predictor's prediction."""
 
     plan: Plan
     seen_s: float
@@ -82,18 +84,18 @@ class Found:
 
     @property
     def seconds(self) -> float:
-        """Seconds of an iteration, by the whole predictor."""
+        """The iteration time in seconds by the full predictor."""
         return self.prediction.iteration_s
 
     @property
     def terms(self) -> Terms:
-        """The terms that add up to these seconds."""
+        """The terms that add up to the iteration time."""
         return Terms.of(self.plan, self.prediction)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One searcher's result, and what the event simulator says of it.
+    """One searcher's result, with the event simulator's times.
 
     ``front`` are the plans it asked about that no other beats in both time and memory. ``rivals``
     are those that the two predictors may see in another order. ``cpu_s`` are the seconds that the
@@ -120,13 +122,12 @@ class Entry:
 
     @property
     def answer_simulated_s(self) -> float | None:
-        """Seconds of the answer as the event simulator plays it."""
+        """The seconds of the answer in the event simulator."""
         return self.faster.simulated_s if self.is_played and self.faster else self.simulated_s
 
     @property
     def faster(self) -> PlayedRival | None:
-        """The rival that is fastest when played, if that is faster than the best plan as
-        predicted."""
+        """The fastest rival when played, if it is faster than the plan predicted best."""
         if self.simulated_s is None:
             return None
         played = [
@@ -138,26 +139,26 @@ class Entry:
 
     @property
     def faster_by(self) -> float:
-        """The share of its played time by which the best plan is beaten when played."""
+        """The relative amount by which a rival beats the best plan when played."""
         if self.simulated_s is None or self.faster is None or self.faster.simulated_s is None:
             return 0.0
         return 1 - self.faster.simulated_s / self.simulated_s
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether it was stopped before it had ended by itself or by its budget."""
+        """Whether the search was stopped before it ended by itself or by its budget."""
         return self.result.reason == INTERRUPTED
 
 
 @dataclass(slots=True, kw_only=True)
 class Front:
-    """The front of the plans that a search asked about: points that no other beats in both."""
+    """The Pareto frontier of the plans that a search predicted, in time and memory."""
 
     outside_bytes: float
     points: list[Point] = field(default_factory=list)
 
     def see(self, _plan: Plan, prediction: Prediction) -> None:
-        """Remember a prediction."""
+        """Add a prediction."""
         memory_bytes = round(prediction.peak_reserved_bytes + self.outside_bytes)
         self.points.append(Point(iteration_s=prediction.iteration_s, memory_bytes=memory_bytes))
         if len(self.points) > MOST_POINTS:
@@ -166,7 +167,7 @@ class Front:
 
 @dataclass(slots=True, kw_only=True)
 class Bench:
-    """A problem, and whom all searchers ask about it.
+    """A problem, with the predictor and the simulator that all searchers use.
 
     They ask the predictor ``asked``, which is ``predictor`` as seen in a view; ``predictor`` itself
     scores what they find.
@@ -181,8 +182,9 @@ class Bench:
 
     @classmethod
     def of(cls, problem: Problem, predictor: str = "symbolic", view: str = FULL) -> Self:
-        """The bench of a problem, on which searchers ask one of ``PREDICTORS`` in one of
-        ``VIEWS``."""
+        """The bench of a problem, on which searchers call one of ``PREDICTORS`` through one of
+        ``VIEWS``.
+        """
         workload, cluster = problem.workload, problem.cluster
         maker, seen = PREDICTORS[predictor], view_of(view)
         whole = maker(workload=workload, cluster=cluster)
@@ -197,19 +199,19 @@ class Bench:
 
     @property
     def outside_bytes(self) -> float:
-        """Bytes of a GPU that are not torch's."""
+        """The bytes of a GPU outside torch."""
         return allocator_of(self.problem.cluster).outside_bytes
 
     def room_bytes(self, plan: Plan) -> Floats:
-        """Bytes that torch's allocator may hold on a GPU of each stage."""
+        """The bytes that torch's allocator may reserve on a GPU of each stage."""
         return room_of_plan(self.problem.cluster, plan)
 
     def job(self, plan: Plan) -> Job:
-        """A plan with what it is for."""
+        """A plan with its workload and cluster."""
         return Job(workload=self.problem.workload, cluster=self.problem.cluster, plan=plan)
 
     def warm_up(self, space: SearchSpace) -> None:
-        """Compile what a space's engines need, so that no searcher's clock runs meanwhile."""
+        """Compile the expressions of a space's engines, so that no searcher's time includes it."""
         for engine_space in space.of_engines:
             plan = chosen_plan(self.problem, engine_space, Chooser(lambda _, options: 0))
             if plan is not None:
@@ -225,7 +227,7 @@ class Bench:
         seed: int,
         listener: Callable[[Ledger], None],
     ) -> Entry:
-        """Let one searcher search; what it finds in a view is scored by the predictor itself."""
+        """Run one searcher; a plan found in a view is predicted by the predictor itself."""
         front = Front(outside_bytes=self.outside_bytes)
         searcher = StrategySearcher(
             strategy=SEARCHERS[name],
@@ -246,7 +248,7 @@ class Bench:
         )
 
     def _rescored(self, result: SearchResult) -> SearchResult:
-        """A result with the predictor's own predictions, of which nothing is proven."""
+        """A result with the predictor's own predictions, without any proof."""
         if result.plan is None:
             return result
         plans = [result.plan, *(rival.plan for rival in result.rivals)]
@@ -264,8 +266,9 @@ class Bench:
         )
 
     def played(self, entry: Entry) -> Entry:
-        """An entry with what the event simulator says of its plan and of the rivals that may be
-        faster when played; equal plans are played once."""
+        """An entry with the event simulator's times of its plan and of the rivals that may be
+        faster when played; equal plans are played once.
+        """
         plan, prediction = entry.result.plan, entry.result.prediction
         if plan is None or prediction is None or entry.simulated_s is not None:
             return entry
@@ -299,8 +302,9 @@ class Bench:
         budget: Budget = BUDGET,
         seed: int = 0,
     ) -> Found | None:
-        """The best plan of a searcher that sees a view of the closed form, or, without a view,
-        asks the bench's predictor; None where none fits."""
+        """The best plan of a searcher in a view of the closed form or, without a view, of the
+        bench's predictor; None if none fits.
+        """
         strategy = SEARCHERS[searcher] if isinstance(searcher, str) else searcher
         asked = self.predictor if view is None else self.seen(view)
         asking = StrategySearcher(strategy=strategy, predictor=asked)
@@ -317,8 +321,9 @@ class Bench:
         )
 
     def seen(self, view: str) -> Predictor:
-        """The closed form as seen in a view. In the full view, too, it answers for plans and
-        stages alone: a search may prove less by it than by the predictor itself."""
+        """The closed form in a view. Even in the full view it predicts plans and stages only, so a
+        search may prove less than with the predictor itself.
+        """
         if view not in self._seen:
             work, cluster = self.problem.workload, self.problem.cluster
             self._seen[view] = view_of(view).predictor(
@@ -327,13 +332,15 @@ class Bench:
         return self._seen[view]
 
     def run_by_s(self, engine: Engine, plan: Plan) -> float:
-        """Seconds of a plan's iteration if another engine ran it, which no plan need name."""
+        """The iteration time of a plan in seconds under another engine, which the plan need not
+        name.
+        """
         whole = SymbolicPredictor(workload=self.problem.workload, cluster=self.problem.cluster)
         counts = np.array([plan.micro_batches])
         return float(whole.iterations(StageBatch.of_plan(plan), counts, engine=engine)[0])
 
     def played_s(self, plan: Plan) -> float:
-        """Seconds of a plan's iteration as the event simulator plays it; each is played once."""
+        """The iteration time of a plan in seconds in the event simulator; cached."""
         if plan not in self._simulated_s:
             self._simulated_s[plan] = self.simulator.simulate(plan).iteration_s
         return self._simulated_s[plan]
@@ -348,13 +355,14 @@ def answer_of(result: SearchResult) -> tuple[Plan, Prediction] | None:
 
 
 def decided(entry: Entry) -> Entry:
-    """An entry whose answer is the rival that is faster when played, if there is one: its
-    prediction is so near to the best that the closed form cannot tell the two apart."""
+    """An entry whose answer is the rival that is fastest when played, if there is one: its
+    prediction is so near the best that the closed form cannot distinguish them.
+    """
     return replace(entry, is_played=entry.faster is not None)
 
 
 def judged(entries: Sequence[Entry]) -> Entry | None:
-    """The entry that answers; None where no plan fits.
+    """The entry with the answer; None if no plan fits.
 
     Of a search that proved its plan the best as predicted, the plan or the rival that is played
     fastest: so the answer depends on the problem alone. Where nothing is proven, the same of all
@@ -378,7 +386,7 @@ def _predicted_s(entry: Entry) -> float:
 
 
 def _tasks(plan: Plan) -> int:
-    """About how many tasks an iteration has at most."""
+    """An upper estimate of an iteration's number of tasks."""
     return TASKS_A_BLOCK * plan.micro_batches * plan.layers
 
 

@@ -1,4 +1,4 @@
-"""The published evaluation as cases: which model on which machine, and what was published of it."""
+"""The published evaluation as cases: the model, the machine, and the published figures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The case in a few words."""
+        """A short description of the case."""
         written = "" if self.attention == "flash" else ", written out"
         return f"{self.hardware.partition('-')[0].upper()} {self.model}{written}"
 
@@ -61,7 +61,7 @@ class Case:
 
 @cache
 def evaluation() -> Mapping[str, Any]:
-    """The grid of the evaluation, and figures that were published of it."""
+    """The grid of the evaluation, and its published figures."""
     name = "evaluation.yaml"
     text = files("experiments.bench").joinpath(name).read_text(encoding="utf-8")
     content = parse_yaml(text, name)
@@ -70,7 +70,7 @@ def evaluation() -> Mapping[str, Any]:
 
 
 def clusters(hardware: str | None = None) -> list[Mapping[str, Any]]:
-    """The clusters of the evaluation, or the one of a hardware; refuses others."""
+    """The clusters of the evaluation, or the one with a hardware; refuses other hardware."""
     every = evaluation()["clusters"]
     names = [cluster["hardware"] for cluster in every]
     if hardware is not None and hardware not in names:
@@ -101,7 +101,7 @@ def sizes() -> Sequence[str]:
 
 
 def measured(case: Case) -> Mapping[str, float]:
-    """Measured speedups that were published of a case, by baseline; of most cases none."""
+    """The published measured speedups of a case, by baseline; most cases have none."""
     for row in evaluation()["measured"]:
         if (row["hardware"], row["model"], row["attention"]) == (
             case.hardware,

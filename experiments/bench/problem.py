@@ -1,5 +1,4 @@
-"""The problem that a command's options describe, and predictions of plans of which some are
-refused."""
+"""The problem that a command's options describe, and predictions of plans with refusals."""
 
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,13 +33,13 @@ from mistlab.plan.workload import Workload
 from mistlab.reduction.reduction_text import reduction_named
 from simulators.symbolic import SymbolicPredictor
 
-# Whether a plan fits: "near" is below the limit by less than predictions err.
+# Whether a plan fits; "near" means below the limit by less than the prediction error.
 Fit = Literal["yes", "near", "no"]
 
 # The workload and the cluster that the options of a command describe.
 
 
-# What a command says that does not know groups of unlike nodes.
+# The message of a command that does not support heterogeneous nodes.
 EQUAL_NODES = (
     "this command takes equal nodes alone: give one hardware, or ask tune, compare_searchers or "
     "predict"
@@ -48,20 +47,20 @@ EQUAL_NODES = (
 
 
 def load_equal(path: Path) -> Job:
-    """The job of a plan file, for a command that takes equal nodes alone."""
+    """The job of a plan file, for a command that supports only equal nodes."""
     job = load_job(path)
     check_equal(job, path)
     return job
 
 
 def check_equal(job: Job, path: Path) -> None:
-    """Refuse a plan on unlike nodes, for a command that takes equal nodes alone."""
+    """Refuse a plan on heterogeneous nodes, for a command that supports only equal nodes."""
     if job.cluster.others:
         reject(f"{path}: cluster.hardware: {job.cluster.name}: {EQUAL_NODES}")
 
 
 def numbers_of(options: argparse.Namespace) -> Mapping[str, Any]:
-    """The numbers of the cluster that options give, and its network."""
+    """The cluster's figures from options, and its network."""
     given = {name: getattr(options, name, None) for name in OF_CLUSTER}
     if isinstance(given["network"], str):
         with as_options():
@@ -70,7 +69,9 @@ def numbers_of(options: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def asked_words(workload: Workload, cluster: Cluster) -> str:
-    """A problem in a line, with what options left unsaid."""
+    """A one-line description of a problem, with the default values of options that were not
+    given.
+    """
     model = workload.model
     size = f"{model_parameters(workload) / 1e9:.2f} billion parameters in {model.layers} blocks"
     gpus = f"{cluster.nodes} x {cluster.gpus_per_node} {cluster.name}"
@@ -79,8 +80,9 @@ def asked_words(workload: Workload, cluster: Cluster) -> str:
 
 
 def check_beside_plan(line: Sequence[str], beside: Iterable[str], where: str) -> None:
-    """Refuse options of a command line that say what its plan says itself; those named ``beside``
-    go with a plan. An option counts when it is written, with its default too."""
+    """Refuse options that a plan file already determines; those named ``beside`` are allowed with a
+    plan. An option counts if it is written, even with its default value.
+    """
     allowed = {f"--{name.replace('_', '-')}" for name in beside}
     flags = dict.fromkeys(word.partition("=")[0] for word in line if word.startswith("--"))
     given = [flag for flag in flags if flag not in allowed]
@@ -89,7 +91,7 @@ def check_beside_plan(line: Sequence[str], beside: Iterable[str], where: str) ->
 
 
 def on_cluster_with(job: Job, numbers: Mapping[str, Any]) -> Job:
-    """A job on a cluster with other numbers, where options give them."""
+    """A job on a cluster with other figures, where options give them."""
     if not numbers:
         return job
     changes: dict[str, Any] = {**numbers}
@@ -98,7 +100,9 @@ def on_cluster_with(job: Job, numbers: Mapping[str, Any]) -> Job:
 
 
 def room_words(cluster: Cluster) -> str:
-    """How much of a GPU plans may take, and why it is not the whole: GiB, of groups in order."""
+    """The memory of a GPU that plans may use, and why it is not all of it: GiB, for groups in
+    order.
+    """
     room = " and ".join(f"{room_bytes(one) / GIB_BYTES:.1f}" for one in cluster.of_groups)
     parts = []
     for group in cluster.of_groups:
@@ -109,14 +113,14 @@ def room_words(cluster: Cluster) -> str:
 
 
 def free_words(cluster: Cluster) -> list[str]:
-    """What plans keep free, where they must."""
+    """The memory that plans must keep free, as text."""
     if not cluster.keep_free_gib:
         return []
     return [f"{cluster.keep_free_gib:g} GiB of every GPU are kept free."]
 
 
 def workload_of(options: argparse.Namespace, **instead: Any) -> Workload:
-    """The workload that options describe, with other values of some fields where they are given."""
+    """The workload that options describe, with some fields overridden."""
     fields = ("sequence_length", "global_batch", "attention", "precision")
     values = {name: getattr(options, name) for name in fields if name not in instead} | instead
     if "model" not in instead:
@@ -125,7 +129,7 @@ def workload_of(options: argparse.Namespace, **instead: Any) -> Workload:
 
 
 def _trained(options: argparse.Namespace) -> dict[str, Any]:
-    """What options say of the weights that are trained, for commands that ask."""
+    """The options about trained weights, for commands that have them."""
     train = {"lora": "adapters"}.get(getattr(options, "train", "all"), "")
     given: dict[str, Any] = {
         "train": train or getattr(options, "train", None),
@@ -144,7 +148,8 @@ def problem_of(
     options: argparse.Namespace, *, takes_groups: bool = False
 ) -> tuple[Workload, Cluster]:
     """The workload and the cluster that the common options describe. A cluster with several groups
-    of nodes is refused unless the command ``takes_groups``."""
+    of nodes is refused unless the command ``takes_groups``.
+    """
     numbers: dict[str, Any] = {**numbers_of(options)}
     with as_options():
         workload = workload_of(options)
@@ -166,7 +171,7 @@ def _nodes_of(options: argparse.Namespace, *, takes_groups: bool) -> dict[str, A
     if len(groups) > 1 and not takes_groups:
         refuse("hardware", f"{options.hardware}: {EQUAL_NODES}")
     fields = fields_of(groups)
-    # One node is what commands assume where nobody says how many.
+    # One node is the default of commands.
     if options.nodes not in (PROBLEM["nodes"], fields["nodes"]):
         problem = (
             f"{options.nodes}, but --hardware {options.hardware} has {fields['nodes']} nodes: "
@@ -176,14 +181,14 @@ def _nodes_of(options: argparse.Namespace, *, takes_groups: bool) -> dict[str, A
     return fields
 
 
-# Predictions of plans some of which may be refused: a prediction each, or its reason.
+# Predictions of plans, some of which may be refused: a prediction for each, or the reason.
 
 
 Answer = Prediction | InputError
 
 
 def predicted(job: Job) -> Answer:
-    """The closed form's prediction of a job, or why there is none."""
+    """The closed form's prediction of a job, or the reason for a refusal."""
     predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
     return predicted_each(predictor, [job.plan])[0]
 
@@ -211,19 +216,20 @@ def order_of(prediction: Prediction) -> tuple[bool, float]:
 # Which stage of a predicted plan binds memory, by how much, and what fills it.
 
 
-# Peaks of memory are predicted to within about this share.
+# The approximate relative error of predicted memory peaks.
 UNSURE = 0.1
 
 
 def fit_words(job: Job, prediction: Prediction) -> tuple[Fit, str]:
-    """Whether a plan fits, and by how much its fullest GPU stays below the limit or exceeds it: a
-    peak so near to the GPU's own limit as predictions err is told as such."""
+    """Whether a plan fits, and the margin of its fullest GPU; a peak within the prediction error of
+    the GPU's own limit is reported as uncertain.
+    """
     lacks = lacking_bytes(job.cluster, job.plan, prediction)
     number = lacks.index(max(lacks))
     room = (prediction.stages[number].peak_reserved_bytes - lacks[number]) / GIB_BYTES
     free = job.cluster.keep_free_gib or 0.0
     over = lacks[number] / GIB_BYTES
-    # What is kept free is there for peaks that are predicted too low.
+    # The memory kept free is a reserve for underestimated peaks.
     is_near = abs(over - free) < UNSURE * (room + free)
     beside = f", beside {free:g} GiB kept free" if free else ""
     of_room = f"{abs(over):.1f} GiB ({abs(over) / room:.0%} of its room){beside}"
@@ -242,7 +248,7 @@ def fit_words(job: Job, prediction: Prediction) -> tuple[Fit, str]:
 
 
 def fullest_words(job: Job, prediction: Prediction) -> Iterator[str]:
-    """The stage whose GPU has least room left or lacks most, and a node that lacks host memory."""
+    """The stage whose GPU has the smallest margin, and a node that lacks host memory."""
     lacks = lacking_bytes(job.cluster, job.plan, prediction)
     number = lacks.index(max(lacks))
     fullest = prediction.stages[number]
@@ -263,21 +269,21 @@ def fullest_words(job: Job, prediction: Prediction) -> Iterator[str]:
 
 
 def _held_words(stage: StagePrediction) -> str:
-    """When a stage's GPU is fullest, and what holds most of it then."""
+    """When a stage's memory peaks, and the class with most bytes then."""
     phase, _ = largest(stage.memory_by_phase)
     held, size = largest(stage.memory)
     return f"most in the {phase} phase, by {held} ({size / GIB_BYTES:.2f} GiB)"
 
 
 def lacking_bytes(cluster: Cluster, plan: Plan, prediction: Prediction) -> list[float]:
-    """The bytes by which each stage exceeds the room on its GPUs; negative where room is left."""
+    """The bytes by which each stage exceeds its GPUs' capacity; negative for a margin."""
     rooms = room_of_plan(cluster, plan).tolist()
     pairs = zip(prediction.stages, rooms, strict=True)
     return [stage.peak_reserved_bytes - room for stage, room in pairs]
 
 
 def largest(sizes: MemoryByClass | MemoryByPhase) -> tuple[str, int]:
-    """The largest field of a value of bytes."""
+    """The field of a value of bytes with the most bytes."""
     named = {entry.name: getattr(sizes, entry.name) for entry in fields(sizes)}
     name = max(named, key=lambda field: named[field])
     return name, named[name]

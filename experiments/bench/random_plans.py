@@ -1,4 +1,4 @@
-"""Plans to hold predictors against one another: drawn at random, and proposed by searchers.
+"""Plans on which predictors are compared: drawn at random, and proposed by searchers.
 
 They come by problem, so that plans of one problem can be ranked. Problems are the one that commands
 look at by default, and each calibrated hardware of the catalogue on one node, on a few and on many.
@@ -38,33 +38,34 @@ from simulators.symbolic import SymbolicPredictor
 
 Choice = TypeVar("Choice")
 
-# Numbers of nodes, of which each hardware gets one of each kind.
+# Numbers of nodes; each hardware gets one of each group.
 NODES = ((1,), (2, 4), (8, 16, 32, 64))
-# Whose engines' plans are drawn, and whether those that can go without overlapping do.
+# The spaces from which plans are drawn, and whether overlap may be disabled.
 SPACES = (
     *(("mist", True), ("mist", True), ("+checkpointing", True), ("wide", True), ("aceso", True)),
     *((name, overlap) for name in ("megatron", "deepspeed") for overlap in (True, False)),
 )
-# Searchers, and the spaces that they are asked to search, which have the same names.
+# Searchers that propose plans, each from the space of the same name.
 PROPOSING = ("mist", "aceso", "megatron", "deepspeed")
-# What share of the plans they may propose.
+# The share of plans that searchers propose.
 PROPOSED = 0.1
 PROPOSING_BUDGET = Budget(evaluations=100)
-# What a model's states take of the GPUs' memory: no less, no more.
+# The allowed share of GPU memory taken by a model's states: minimum and maximum.
 LEAST_HELD, MOST_HELD = 0.05, 0.5
-# Blocks times micro-batches, so that a plan is played in a second or so.
+# The maximum of blocks times micro-batches, so that a plan is played within about a second.
 MOST_BLOCKS = 3000
 MOST_TRIES = 2000
-# How many draws may miss the limit before one that fits will do.
+# The number of draws that may miss the memory limit before any fitting plan is accepted.
 TRIES_TO_BE_CLOSE = 50
-# What a plan's fullest GPU must hold of its memory to be close to the limit.
+# The memory share of a plan's fullest GPU from which the plan is close to the limit.
 CLOSE = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomPlan:
-    """A job that fits, what the closed form says of it, who proposed the plan, and how many draws
-    were neither valid nor fitting before it."""
+    """A job that fits, with the closed form's prediction, the proposer, and the number of invalid
+    or unfitting draws before it.
+    """
 
     job: Job
     prediction: Prediction
@@ -82,7 +83,7 @@ class RandomPlan:
 
     @property
     def strata(self) -> frozenset[str]:
-        """The properties of the plan, in the words of reports."""
+        """The properties of the plan, as in reports."""
         plan, cluster = self.job.plan, self.job.cluster
         nodes = "1 node" if cluster.nodes == 1 else "2 to 4 nodes"
         if not plan.overlap_communication:
@@ -110,7 +111,7 @@ class RandomPlan:
 
 
 def micro_batches_words(micro_batches: int, stages: int) -> str:
-    """How many micro-batches there are, against the number of stages."""
+    """The number of micro-batches relative to the number of stages, in words."""
     if micro_batches == 1:
         return "one micro-batch"
     if micro_batches < stages:
@@ -119,8 +120,9 @@ def micro_batches_words(micro_batches: int, stages: int) -> str:
 
 
 def random_plans(count: int, seed: int) -> Iterator[RandomPlan]:
-    """``count`` plans, about as many of each problem, the same for the same seed; those that
-    searchers propose are among them."""
+    """``count`` plans, about equally many per problem, deterministic in the seed; searchers'
+    proposals are included.
+    """
     problems = [*_problems(np.random.default_rng(seed))]
     shares = spread_shares(count, len(problems))
     for number, (problem, wanted) in enumerate(zip(problems, shares, strict=True)):
@@ -130,7 +132,7 @@ def random_plans(count: int, seed: int) -> Iterator[RandomPlan]:
 
 
 def _problems(draw: np.random.Generator) -> Iterator[Problem]:
-    """The default problem, and one of each hardware on each kind of number of nodes."""
+    """The default problem, and one of each hardware on each group of numbers of nodes."""
     workload, cluster = problem_of(Namespace(**PROBLEM))
     yield Problem(workload=workload, cluster=cluster)
     for name in catalog.calibrated_names():
@@ -147,7 +149,7 @@ def _problems(draw: np.random.Generator) -> Iterator[Problem]:
                 for model in map(catalog.model, catalog.model_names())
                 if model.has_plain_blocks
             ]
-            # No model may be large enough for many GPUs of today.
+            # No model may be large enough for many current GPUs.
             models = [
                 model
                 for model in plain
@@ -169,7 +171,7 @@ def _of_problem(problem: Problem, wanted: int, draw: np.random.Generator) -> Ite
     yield from proposed
     drawing = _Drawing(problem, predictor, draw)
     for number in range(wanted - len(proposed)):
-        # Every second plan is to be close to the limit.
+        # Every second plan should be close to the memory limit.
         drawn = drawing.plan(close=number % 2 == 0)
         if drawn is not None:
             yield drawn
@@ -187,7 +189,7 @@ def _proposed(problem: Problem, predictor: SymbolicPredictor) -> Iterator[Random
 
 
 def _playable(problem: Problem, name: str) -> SearchSpace:
-    """A space without plans of so many micro-batches that they are long to play."""
+    """The space without plans whose many micro-batches would take long to play."""
     workload = problem.workload
     most = max(1, MOST_BLOCKS // workload.model.layers)
     counts = tuple(count for count in divisors(workload.global_batch) if count <= most)
@@ -211,7 +213,9 @@ class _Drawing:
         }
 
     def plan(self, *, close: bool) -> RandomPlan | None:
-        """One that fits, close to the memory limit if it is to be and a few draws find one."""
+        """A plan that fits and, if wanted and found within a few draws, is close to the memory
+        limit.
+        """
         for missed in range(MOST_TRIES):
             plan = self._drawn()
             made = None if plan is None else self._fitting(plan, close=close)
@@ -225,7 +229,7 @@ class _Drawing:
         return None
 
     def _drawn(self) -> Plan | None:
-        """A plan of one of the spaces, or none where a draw does not divide."""
+        """A plan of one of the spaces, or None if a draw does not divide evenly."""
         name, overlap = SPACES[self.draw.integers(len(SPACES))]
         space = self.spaces[name]
         if not space.unequal_meshes or self.draw.random() < 0.5:
@@ -241,8 +245,9 @@ class _Drawing:
         return choices[int(self.draw.integers(len(choices)))]
 
     def _fitting(self, plan: Plan, *, close: bool) -> tuple[Plan, Prediction] | None:
-        """The plan if it fits; to be close to the limit, with as few blocks computed again as
-        fit."""
+        """The plan if it fits; to be close to the limit, with as few recomputed blocks as
+        possible.
+        """
         if not close:
             prediction = self.predictor.predict(plan)
             return (plan, prediction) if prediction.fits else None
@@ -262,7 +267,7 @@ class _Drawing:
 
 
 def _by_kind(pipelines: Sequence[Pipeline]) -> dict[str, dict[int, list[Pipeline]]]:
-    """Pipelines by how many micro-batches they have against stages, and by their stages."""
+    """Pipelines by the ratio of micro-batches to stages, and by their stages."""
     by_kind: dict[str, dict[int, list[Pipeline]]] = defaultdict(lambda: defaultdict(list))
     for pipeline in pipelines:
         kind = micro_batches_words(pipeline.micro_batches, pipeline.num_stages)

@@ -1,4 +1,4 @@
-"""Many items worked on in processes side by side, with a predictor's answers remembered."""
+"""Processes many items in parallel, and caches a predictor's answers."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -13,15 +13,15 @@ from mistlab.plan.plan import Plan
 from mistlab.stages.stage_batch import StageBatch, StageCosts, StageSeconds, StagesInOrder
 from simulators.symbolic import SymbolicPredictor
 
-# Works on many items in processes side by side, and takes the answers in order.
+# Processes many items in parallel processes, and yields the answers in order.
 
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
-# For fewer items than this no process is started: it takes two seconds to begin.
+# Fewer items are processed without starting a process, which takes two seconds.
 FEW = 4
-# More processes than this need more memory than they save time.
+# More processes need more memory than they save time.
 MOST = 8
 
 
@@ -33,8 +33,9 @@ def answers(
     *,
     side_by_side: bool = True,
 ) -> Iterator[tuple[Item, Answer]]:
-    """Each item with its answer, in order; standard error hears how many are done. Small items take
-    less processor time in this process than ``side_by_side``."""
+    """Each item with its answer, in order; progress goes to standard error. In this process small
+    items cost less CPU time than with ``side_by_side``.
+    """
     processes = min(MOST, os.cpu_count() or 1, len(items)) if side_by_side else 1
     if processes == 1 or len(items) < FEW:
         for item in study.counted(items, what):
@@ -48,15 +49,17 @@ def answers(
     yield from zip(study.counted(items, what), outcomes, strict=True)
 
 
-# Remembers what a predictor said of stages, for searches that ask about the same stages again.
+# Caches a predictor's answers about stages, for searches that repeat questions.
 #
-# A search asks about many candidates at once, and one of a larger space often asks about the same
-# candidates in the same order. The answer is the same, so no search ends otherwise.
+# A search asks about many candidates at once, and a search of a larger space often asks about the
+# same candidates in the same order. The answer is the same, so results do not change.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
-    """A predictor and its answers about stages, by the question and the columns of candidates."""
+    """A predictor with a cache of its answers about stages, by the question and the candidates'
+    columns.
+    """
 
     predictor: SymbolicPredictor
     answers: dict[Any, Any] = field(default_factory=dict)
@@ -76,13 +79,13 @@ class Remembered:
     def stage_bounds(
         self, least: StageBatch, most: StageBatch, *, engine: str = "mistlab"
     ) -> StageCosts | None:
-        """Costs that no candidate between the two undercuts."""
+        """Lower bounds of the costs of all candidates between the two."""
         return self._answer(self.predictor.stage_bounds, least, most, engine=engine)
 
     def part_seconds(
         self, least: StageBatch, most: StageBatch | None = None, *, engine: str = "mistlab"
     ) -> StageSeconds:
-        """The times of parts of a model in an order of passes without a formula."""
+        """The times of parts of a model in an order of passes without a closed form."""
         batches = (least,) if most is None else (least, most)
         return self._answer(self.predictor.part_seconds, *batches, engine=engine)
 
@@ -112,10 +115,11 @@ class Remembered:
 
 
 def _digest(batches: Sequence[StageBatch | StagesInOrder]) -> bytes:
-    """A short text for all columns: the columns themselves would take more room than answers."""
+    """A digest of all columns, since the columns themselves would take more memory than answers."""
     parts = []
     for batch in batches:
-        # The letter of a type, since NumPy takes longer to write its name than all else here does.
+        # The type's character code, since NumPy takes longer to format its name than everything
+        # else here.
         kinds = [(name, column.dtype.char) for name, column in batch.columns.items()]
         parts.append(f"{len(batch)} {kinds}".encode())
         parts += [column.tobytes() for column in batch.columns.values()]

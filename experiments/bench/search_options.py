@@ -1,4 +1,4 @@
-"""Turns the options of commands that search into problems, spaces, searchers and budgets."""
+"""Turns the options of search commands into problems, spaces, searchers and budgets."""
 
 import argparse
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ from searchers.savings import why_empty
 from searchers.strategy import NeedsStageCosts
 from simulators.registry import PREDICTORS
 
-# These are grids over spaces of their own, whatever the others choose from.
+# Searchers that are grids over their own spaces, whatever space the others use.
 OWN_SPACES = ("megatron", "deepspeed", "megatron:published", "deepspeed:published")
 
 
 def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
-    """The problem and the space of the options; what no plan can divide is refused."""
+    """The problem and the space of the options; refuses a problem that no plan can divide."""
     workload, cluster = problem_of(options, takes_groups=True)
     space = space_called(options.space or usual_space(workload.model), options.engine)
     with as_options():
@@ -42,13 +42,14 @@ def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
 
 
 def usual_space(model: ModelSpec) -> str:
-    """The space that is searched where nobody names one. Models with experts are trained with
-    expert parallelism, which space mist has none of: without it DeepSeek-V3 fits on no cluster."""
+    """The default space. Models with experts need expert parallelism, which space mist lacks:
+    without it DeepSeek-V3 fits on no cluster.
+    """
     return "mist" if model.experts is None else "moe"
 
 
 def space_called(called: str, engines: str | None) -> SearchSpace:
-    """A space by name or file, as far as other engines go along with it if some are given."""
+    """A space by name or file, restricted to the engines that are given, if any."""
     with about("--space"):
         space = space_from(called, Path())
     if engines is None or engines == space.engine:
@@ -61,13 +62,14 @@ def space_called(called: str, engines: str | None) -> SearchSpace:
 
 
 def space_for(searcher: str, space: SearchSpace) -> SearchSpace:
-    """The space that a searcher chooses from where others choose from ``space``."""
+    """The space of a searcher where others use ``space``."""
     return space_of(searcher) if searcher in OWN_SPACES else space
 
 
 def searchers_called(names: Sequence[str], predictor: str = "symbolic") -> list[str]:
-    """Names of searchers, each once; an unknown one is refused, and one that asks for more than a
-    predictor gives."""
+    """Distinct names of searchers; refuses unknown ones, and those that need more than the
+    predictor provides.
+    """
     for name in names:
         if name not in SEARCHERS:
             reject(f"searcher {name!r} is unknown{near_matches(name, SEARCHERS)}")
@@ -81,14 +83,14 @@ def searchers_called(names: Sequence[str], predictor: str = "symbolic") -> list[
 
 
 def can_ask(searcher: str, predictor: str) -> bool:
-    """Whether a predictor gives what a searcher asks for."""
+    """Whether a predictor provides everything that a searcher needs."""
     if not isinstance(SEARCHERS[searcher], NeedsStageCosts):
         return True
     return issubclass(cast("type", PREDICTORS[predictor]), StageCostModel)
 
 
 def budget_of(options: argparse.Namespace, default: Budget) -> Budget:
-    """The budget that was asked for, or the default where none was."""
+    """The requested budget, or the default."""
     evaluations, seconds = options.budget_evaluations, options.budget_seconds
     cpu_seconds = options.budget_cpu_seconds
     if evaluations is None and seconds is None and cpu_seconds is None:

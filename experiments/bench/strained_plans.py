@@ -1,4 +1,4 @@
-"""Random plans of regimes in which pipelines wait, to hold predictors against one another.
+"""Random plans of regimes in which pipelines stall, on which predictors are compared.
 
 Networks between nodes are slow, micro-batches few, hosts slower than their GPUs, GPUs unlike,
 blocks unlike, stages many. Plans of Mist's space are drawn choice by choice, with meshes and
@@ -29,13 +29,13 @@ from searchers.meshes import divisors
 from searchers.savings import Chooser, chosen_plan
 from simulators.symbolic import SymbolicPredictor
 
-# Engines of plans with equal degrees, each as often as it is named.
+# The engines of plans with equal degrees, repeated by their weight.
 ENGINES_DRAWN = (
     *("megatron-core", "megatron-core", "mistlab", "mistlab", "megatron", "nanotron"),
     *("megatron-bridge", "megatron-fsdp", "fsdp", "deepspeed", "zero-bubble", "aceso"),
 )
 V_ORDERS = ("zb-v", "v-half", "v-min", "dualpipe-v")
-# Blocks times micro-batches, so that a plan is played within half a second.
+# The maximum of blocks times micro-batches, so that a plan is played within half a second.
 MOST_BLOCKS = 640
 MOST_STAGES = 48
 MOST_TRIES = 400
@@ -44,7 +44,7 @@ PROBLEMS_OF_A_REGIME = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regime:
-    """What problems of a regime may be: one of each of the choices is drawn.
+    """The choices of a regime's problems, of which one each is drawn.
 
     Hardware after the first is of further nodes. ``by_choices`` is the share of plans that are
     drawn choice by choice from Mist's space. The others take their orders from ``orders`` as far
@@ -159,7 +159,7 @@ class StrainedPlan(RandomPlan):
 
     @property
     def strata(self) -> frozenset[str]:
-        """The properties of the plan, in the words of reports."""
+        """The properties of the plan, as in reports."""
         plan = self.job.plan
         has = {
             "in a V": plan.order in V_ORDERS,
@@ -172,7 +172,7 @@ class StrainedPlan(RandomPlan):
 
 
 def strained_strata() -> Mapping[str, float]:
-    """The strata of reports, with the share that each should have at least."""
+    """The strata of reports, with the minimum share of each."""
     names = ("several stages", "offloading", "ZeRO-2 or 3", "up to four micro-batches")
     engines = dict.fromkeys(f"engine {name}" for name in dict.fromkeys(ENGINES_DRAWN))
     return {
@@ -186,7 +186,7 @@ def strained_strata() -> Mapping[str, float]:
 def strained_plans(
     count: int, seed: int, regimes: Sequence[Regime] = REGIMES
 ) -> Iterator[StrainedPlan]:
-    """``count`` plans, about as many of each regime, the same for the same seed."""
+    """``count`` plans, about equally many per regime, deterministic in the seed."""
     problems = [(regime, number) for number in range(PROBLEMS_OF_A_REGIME) for regime in regimes]
     shares = spread_shares(count, len(problems))
     for index, ((regime, number), wanted) in enumerate(zip(problems, shares, strict=True)):
@@ -201,7 +201,7 @@ def strained_plans(
 
 
 class _OfRegime:
-    """Plans of one problem of a regime; links and batches differ from plan to plan."""
+    """Plans of one problem of a regime; links and batches vary from plan to plan."""
 
     def __init__(self, regime: Regime, number: int, draw: np.random.Generator) -> None:
         self.regime, self.draw = regime, draw
@@ -214,7 +214,7 @@ class _OfRegime:
         self.chooser = Chooser(lambda _, options: int(draw.integers(options)))
 
     def fitting(self) -> StrainedPlan | None:
-        """A plan that is valid and fits, if some draws find one."""
+        """A valid plan that fits, if a few draws find one."""
         for missed in range(MOST_TRIES):
             problem = self._problem()
             try:
@@ -263,7 +263,7 @@ class _OfRegime:
         return self._equal(problem)
 
     def _by_choices(self, problem: Problem) -> Plan | None:
-        """A plan of Mist's space, in which few micro-batches are as likely as many."""
+        """A plan of Mist's space, with few micro-batches as likely as many."""
         workload = problem.workload
         most = max(1, MOST_BLOCKS // workload.model.layers)
         counts = [count for count in divisors(workload.global_batch) if count <= most]
@@ -271,7 +271,7 @@ class _OfRegime:
         return chosen_plan(problem, space, self.chooser)
 
     def _equal(self, problem: Problem) -> Plan | None:
-        """A plan of equal degrees, or none where a draw does not divide."""
+        """A plan of equal degrees, or None if a draw does not divide evenly."""
         regime, draw = self.regime, self.draw
         engine = str(draw.choice([*regime.engines]))
         stages = int(draw.choice(regime.stages))
@@ -281,8 +281,9 @@ class _OfRegime:
         return replace(plan, order=self._order(engine, stages))
 
     def _order(self, engine: str, stages: int) -> str:
-        """One of the regime's orders that the engine runs; the default one in two of three plans
-        where the regime does not ask for orders of its own."""
+        """One of the regime's orders that the engine runs; the default one in two of three plans,
+        unless the regime specifies orders.
+        """
         row, wanted = ENGINES[engine], self.regime.orders
         runs = [one for one in wanted if row.takes_orders or one in (DEFAULT_ORDER, *row.orders)]
         is_usual = len(wanted) == len(ORDERS) and self.draw.random() < 2 / 3

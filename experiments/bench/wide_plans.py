@@ -1,4 +1,4 @@
-"""Random plans of today's dimensions, to hold predictors against one another.
+"""Random plans over all current dimensions, on which predictors are compared.
 
 A problem is a model of today on nodes of A100, H100, H200 or B200. Its plans are of all engines in
 turn, each in one of the orders of passes that the engine runs: with context, sequence and expert
@@ -24,7 +24,7 @@ from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, ORDERS, SPLIT
 from mistlab.schedule.placement import even_shares, spread_shares
 from simulators.symbolic import SymbolicPredictor
 
-# Models, each with the numbers of nodes of eight GPUs on which it is drawn.
+# The models, each with the numbers of eight-GPU nodes on which it is drawn.
 MODELS = {
     "gpt3-7b": (1, 2),
     "llama3-8b": (1, 2, 4),
@@ -37,7 +37,7 @@ MODELS = {
 }
 HARDWARE = ("a100-80gb", "h100-80gb", "h200-141gb", "b200-180gb")
 GPUS_OF_A_NODE = 8
-# Blocks times micro-batches, so that a plan is played within a second.
+# The maximum of blocks times micro-batches, so that a plan is played within a second.
 MOST_BLOCKS = 1000
 MOST_TRIES = 400
 FEWEST_OF_A_PROBLEM = 20
@@ -46,11 +46,11 @@ EIGHTHS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WidePlan(RandomPlan):
-    """A random plan of today's dimensions."""
+    """A random plan over all current dimensions."""
 
     @property
     def strata(self) -> frozenset[str]:
-        """The properties of the plan, in the words of reports."""
+        """The properties of the plan, as in reports."""
         plan, stage = self.job.plan, self.job.plan.stages[0]
         experts = self.job.workload.model.experts is not None
         has = {
@@ -77,7 +77,7 @@ class WidePlan(RandomPlan):
 
 
 def wide_strata() -> dict[str, float]:
-    """The strata of reports, with the share that each should have at least: none has to."""
+    """The strata of reports, with minimum shares of zero."""
     named = (
         *("several stages", "one stage", "uneven layers"),
         *("1f1b", "interleaved", "zero bubble", "gpipe"),
@@ -91,7 +91,7 @@ def wide_strata() -> dict[str, float]:
 
 
 def wide_plans(count: int, seed: int) -> Iterator[WidePlan]:
-    """``count`` plans, about as many of each model and hardware, the same for the same seed.
+    """``count`` plans, about equally many per model and hardware, deterministic in the seed.
 
     Few plans are of fewer problems: each problem's expressions take a second or two to compile.
     """
@@ -104,7 +104,7 @@ def wide_plans(count: int, seed: int) -> Iterator[WidePlan]:
         predictor = SymbolicPredictor(workload=problem.workload, cluster=problem.cluster)
         without_plans: set[str] = set()
         for nth in range(wanted):
-            # Where an engine has no plan that fits, the next one is asked, from now on.
+            # Where an engine has no plan that fits, the next one is used from then on.
             begin = (number + nth) % len(engines)
             for engine in (*engines[begin:], *engines[:begin]):
                 if engine in without_plans:
@@ -138,7 +138,7 @@ def _problems(draw: np.random.Generator) -> Iterator[Problem]:
 def _fitting(
     problem: Problem, predictor: SymbolicPredictor, engine: str, draw: np.random.Generator
 ) -> WidePlan | None:
-    """A plan of an engine that is valid and fits, if some draws find one."""
+    """A valid plan of an engine that fits, if a few draws find one."""
     if ENGINES[engine].precision_problem(problem.workload.precision):
         return None
     for missed in range(MOST_TRIES):
@@ -156,7 +156,7 @@ def _fitting(
 
 
 def _drawn(problem: Problem, engine: str, draw: np.random.Generator) -> Plan | None:
-    """A plan of equal degrees, or none where a draw does not divide."""
+    """A plan of equal degrees, or None if a draw does not divide evenly."""
     row, workload = ENGINES[engine], problem.workload
     layers, gpus = workload.model.layers, problem.cluster.num_gpus
     most = max(1, MOST_BLOCKS // layers)
@@ -224,9 +224,10 @@ def equal_plan(
     levels: Sequence[int],
     draw: np.random.Generator,
 ) -> Plan | None:
-    """A plan of an engine with equal degrees on so many stages and one of some ZeRO levels, as far
-    as the engine has it; or none where a draw does not divide. A quarter of the pipelines has a
-    block more on the first stage, and one less on the last."""
+    """A plan of an engine with equal degrees on this many stages and one of some supported ZeRO
+    levels; None if a draw does not divide evenly. A quarter of the pipelines have one more block on
+    the first stage, and one less on the last.
+    """
     workload, cluster = problem.workload, problem.cluster
     layers = workload.model.layers
     tensor, micro_batch = int(draw.choice([1, 1, 2, 4])), int(draw.choice([1, 2, 4]))

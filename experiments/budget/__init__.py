@@ -1,1 +1,1 @@
-"""The costs of a whole training run: days, bills, time lost to failures, and whether it fits."""
+"""The costs of a whole training run: days, bills, time lost to failures, and memory."""

@@ -1,4 +1,4 @@
-"""Changes of a plan that save memory, kind by kind, and several kinds together.
+"""Changes of a plan that save memory, singly and in combination.
 
 A kind is one way to save: blocks recomputed, ZeRO, a ratio of offloading, the micro-batch, a degree
 of the mesh. Each has values from mild to strong, and changes all stages alike.
@@ -26,7 +26,7 @@ DEGREES = (2, 4, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change in words, its kind, and how it is made."""
+    """A change: its description, its kind, and how it is made."""
 
     kind: str
     words: str
@@ -42,18 +42,18 @@ class Changed:
 
     @property
     def words(self) -> str:
-        """The changes in words."""
+        """The descriptions of the changes."""
         return " and ".join(change.words for change in self.changes)
 
 
 def single(job: Job) -> Iterator[Changed]:
-    """Every change by itself, in fine steps."""
+    """Every single change, in fine steps."""
     for change in _of_kinds(job, EIGHTHS):
         yield from _changed(job, (change,))
 
 
 def together(job: Job, number: int) -> Iterator[Changed]:
-    """So many changes of different kinds at once, in coarse steps."""
+    """Combinations of this many changes of different kinds, in coarse steps."""
     changes_ = _of_kinds(job, EIGHTHS if number == 2 else QUARTERS)
     by_kind = grouped(changes_, lambda change: change.kind)
     for kinds in combinations(by_kind.values(), number):
@@ -62,8 +62,9 @@ def together(job: Job, number: int) -> Iterator[Changed]:
 
 
 def spread(job: Job, cluster: Cluster, times: int) -> Iterator[Job]:
-    """The job on a cluster of so many times the GPUs: more replicas, more stages, or more
-    tensor parallelism."""
+    """The job on a cluster with this multiple of GPUs: more replicas, more stages, or more tensor
+    parallelism.
+    """
     plan = job.plan
     plans = [
         replace(plan, stages=_with_times(plan, "data_parallel", times), micro_batches=count)
@@ -85,7 +86,7 @@ def _with_times(plan: Plan, name: str, times: int) -> tuple[StagePlan, ...]:
 
 
 def _changed(job: Job, changes: Sequence[Change]) -> Iterator[Changed]:
-    """The job after the changes, if it is one that can be and not the same."""
+    """The job after the changes, if it is valid and different."""
     plan: Plan | None = job.plan
     for change in changes:
         before = plan
@@ -101,7 +102,7 @@ def _changed(job: Job, changes: Sequence[Change]) -> Iterator[Changed]:
 
 
 def _of_kinds(job: Job, shares: Sequence[float]) -> Iterator[Change]:
-    """All changes, the mesh first: others are counted by its stages."""
+    """All changes, those of the mesh first, since the others depend on its stages."""
     plan = job.plan
     engine = ENGINES[plan.engine]
     for degree in DEGREES:
@@ -144,7 +145,7 @@ def _stagewise(change: Callable[[StagePlan], StagePlan]) -> Callable[[Plan], Pla
 
 
 def _at_least(values: Mapping[str, float]) -> Callable[[Plan], Plan | None]:
-    """Values of dimensions, where a stage has less; a single rank shards nothing."""
+    """Raise dimensions to given values where a stage is below; a single rank shards nothing."""
 
     def change(stage: StagePlan) -> StagePlan:
         raised = {name: max(value, stage.value(name)) for name, value in values.items()}
@@ -156,7 +157,7 @@ def _at_least(values: Mapping[str, float]) -> Callable[[Plan], Plan | None]:
 
 
 def _count(name: str, share: float) -> Callable[[Plan], Plan | None]:
-    """A count of blocks as a share of a stage's blocks, where the stage has less."""
+    """Raise a count of blocks to a share of a stage's blocks, where the stage is below."""
 
     def change(stage: StagePlan) -> StagePlan:
         count = max(stage.degree(name), -int(-share * stage.layers // 1))
@@ -166,7 +167,7 @@ def _count(name: str, share: float) -> Callable[[Plan], Plan | None]:
 
 
 def _micro_batch(size: int, plan: Plan) -> Plan | None:
-    """Smaller micro-batches, and as many more of them."""
+    """Smaller and proportionally more micro-batches."""
     times, rest = divmod(max(stage.micro_batch for stage in plan.stages), size)
     if rest or any(stage.micro_batch % times for stage in plan.stages):
         return None
@@ -177,7 +178,7 @@ def _micro_batch(size: int, plan: Plan) -> Plan | None:
 
 
 def _tensor(degree: int, plan: Plan) -> Plan | None:
-    """Each layer over more GPUs, and fewer replicas with more micro-batches."""
+    """More tensor-parallel GPUs per layer, fewer replicas, more micro-batches."""
     if any(stage.data_parallel % degree for stage in plan.stages):
         return None
     stages = tuple(
@@ -193,7 +194,7 @@ def _tensor(degree: int, plan: Plan) -> Plan | None:
 
 
 def _pipeline(degree: int, plan: Plan) -> Plan | None:
-    """The plan with each stage split into several, fewer replicas, more micro-batches of each."""
+    """Each stage split into several; fewer replicas, more micro-batches of each."""
     if any(stage.data_parallel % degree or stage.layers < degree for stage in plan.stages):
         return None
     stages = tuple(
@@ -205,7 +206,7 @@ def _pipeline(degree: int, plan: Plan) -> Plan | None:
 
 
 def _parts(stage: StagePlan, degree: int, replicas: int) -> Iterator[StagePlan]:
-    """A stage's blocks over several stages of equal choices."""
+    """A stage's blocks distributed over several stages with equal choices."""
     for layers in even_shares(stage.layers, degree):
         counts = {
             name: min(layers, -(-stage.degree(name) * layers // stage.layers))

@@ -1,4 +1,4 @@
-"""What a training takes, by the formula and by predictions, with the bill of each."""
+"""The duration and the bill of a training, by a formula and by predictions."""
 
 import argparse
 import math
@@ -40,18 +40,18 @@ from mistlab.plan.workload import Workload
 from searchers.methods.rule import plan_by_rule
 
 DAY_S = 86_400.0
-# In evaluations, so that equal runs give equal plans.
+# In evaluations rather than seconds, so that equal runs give equal plans.
 BUDGET = Budget(evaluations=100_000)
-# The question that is asked where none is; with it stand runs that were published.
+# The default question; runs published for it are listed too.
 GPT = "gpt3-175b"
 LLAMA_SEQUENCE = 2048
-# Of a model that says nothing of its batches.
+# The default of a model that says nothing about its batches.
 BATCH_TOKENS = 2.0**22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A training: the problem, its tokens, and what an hour takes."""
+    """A training: the problem, its tokens, and the prices per hour."""
 
     problem: Problem
     tokens: float
@@ -61,11 +61,11 @@ class Question:
     goodput: float
 
     def formula(self) -> Row:
-        """By 8TP/(NFU)."""
+        """The estimate by 8TP/(NFU)."""
         return self._row("formula", training_s(**self._sizes, utilisation=self.utilisation))
 
     def predicted(self, way: str, found: tuple[Plan, Prediction] | None) -> Row:
-        """By the prediction of a plan; a row without days where there is none."""
+        """The estimate by a plan's prediction; a row without days if there is none."""
         if found is None or not found[1].fits:
             none = {"way": way, "days": None, "plan": found and plan_words(found[0])}
             return {"run": self.problem.workload.model.name, **none}
@@ -85,7 +85,7 @@ class Question:
 
     @property
     def _sizes(self) -> dict[str, Any]:
-        """What both the formula and its inverse take."""
+        """The inputs of the formula and of its inverse."""
         cluster, work = self.problem.cluster, self.problem.workload
         peak = cluster.peak_flop_per_s(work.precision)
         sizes = {"tokens": self.tokens, "parameters": self.parameters, "gpus": cluster.num_gpus}
@@ -108,7 +108,7 @@ class Question:
 
 
 def estimate(options: argparse.Namespace) -> int:
-    """What a training takes: days, GPU hours, money, energy and carbon, by formula and by
+    """The cost of a training: days, GPU hours, money, energy and carbon, by formula and by
     prediction.
 
     The formula is 8TP/(NFU): tokens, parameters, GPUs, their peak, and the share of it that
@@ -138,7 +138,7 @@ def estimate(options: argparse.Namespace) -> int:
 
 
 def _rented(options: argparse.Namespace) -> int:
-    """The answer for each kind of GPU of a table of prices."""
+    """The answer for each kind of GPU in a table of prices."""
     for name in ("plan",):
         if getattr(options, name) is not None:
             reject(f"--{name}: says its own GPUs, and --prices asks about others: leave one out")
@@ -188,7 +188,7 @@ def _rows(question: Question, plan: Plan | None, *, quick: bool) -> Iterator[Row
 
 
 def _question(options: argparse.Namespace) -> tuple[Question, Plan | None]:
-    """The question of the options, and the plan that was given if any."""
+    """The question in the options, and the given plan, if any."""
     plan = None
     if options.plan is not None:
         job = load_equal(options.plan)
@@ -216,7 +216,7 @@ def _check_shares(options: argparse.Namespace) -> None:
 
 
 def _problem(options: argparse.Namespace) -> Problem:
-    """The problem; without a batch, that of the tokens with which the model was trained."""
+    """The problem; by default with the batch of the model's published training."""
     with as_options():
         trained = model_from(options.model, options.out.parent).trained
     tokens = BATCH_TOKENS if trained is None else trained.batch_tokens or BATCH_TOKENS
@@ -260,7 +260,7 @@ def _prices(options: argparse.Namespace, cluster: Cluster) -> Prices:
 
 
 def _billed(options: argparse.Namespace) -> int:
-    """The bill of GPU hours that were given."""
+    """The bill of a given number of GPU hours."""
     if not 0 < options.gpu_hours < math.inf:
         reject(f"--gpu-hours: {options.gpu_hours:g} is not above 0: give hours above 0")
     options.global_batch = options.global_batch or 1
@@ -272,7 +272,7 @@ def _billed(options: argparse.Namespace) -> int:
     return study.end(report_of(study, prices))
 
 
-# An estimate in words: tables of the question, and of what was published.
+# An estimate as text: tables for the question, and for published trainings.
 
 
 WAYS = {
@@ -315,7 +315,7 @@ def report_of(study: Study, prices: Prices) -> Report:
 
 
 def _by_way(rows: Sequence[Row]) -> dict[str, list[float | None]]:
-    """Days of each run, by the way in which they were found."""
+    """The days of each run, by method."""
     days = {(row["run"], row["way"]): row["days"] for row in rows}
     runs = [*dict.fromkeys(row["run"] for row in rows)]
     ways = dict.fromkeys(row["way"] for row in rows)
@@ -433,7 +433,7 @@ def _beside(own: Sequence[Row], runs: Sequence[Row]) -> Iterator[str]:
         )
 
 
-# Runs and bills that were published, worked out again from the inputs that go with them.
+# Published runs and bills, recomputed from their inputs.
 
 
 FILE = "published_bills.yaml"

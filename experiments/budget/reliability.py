@@ -1,4 +1,6 @@
-"""Time lost to failures: worked out, played, and shown over intervals and numbers of GPUs."""
+"""Time lost to failures: in closed form, simulated, and plotted over intervals and numbers of
+GPUs.
+"""
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,14 +27,15 @@ from simulators.failures import played
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 QUICK_RUNS = 20
-# Failures that are played for one row; beyond it fewer runs are.
+# The largest number of failures simulated for one row; if more are expected, fewer runs are
+# simulated.
 MOST_FAILURES = 1_000_000
-# The best interval, and others around it; this number of GPUs, and others.
+# Factors on the best interval and on the number of GPUs that are tried.
 INTERVALS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 SIZES = (0.25, 1.0, 4.0, 16.0)
-# How many times faster checkpoints could be, as when they are written beside the training.
+# Factors by which checkpoints may be faster, as when they are written asynchronously.
 FASTER_CHECKPOINTS = (4, 16, 64)
-# Longer than any training, and short enough to play.
+# Longer than any training, and short enough to simulate.
 MOST_DAYS = 10_000
 # The Llama 3 Herd of Models (2024), 3.3.4: unexpected interruptions, effective training time.
 LLAMA_GPUS, LLAMA_DAYS, LLAMA_FAILURES, LLAMA_GOODPUT = 16_384, 54, 419, 0.9
@@ -48,7 +51,7 @@ Row = dict[str, Any]
 
 
 def reliability(options: argparse.Namespace) -> int:
-    """Time lost to failing GPUs: the best interval between checkpoints, and the work that is left.
+    """Time lost to failing GPUs: the best interval between checkpoints, and the remaining goodput.
 
     Every GPU fails at random, all with one rate. A failure undoes the work since the last
     checkpoint; it must be noticed, the run started again and the checkpoint read. Goodput, the
@@ -84,7 +87,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _asked(given: Reliability, interval_s: float, best_s: float) -> list[Row]:
-    """The cases to work out: the asked one, other intervals, numbers of GPUs, and checkpoints."""
+    """The cases: the given one, other intervals, numbers of GPUs, and checkpoints."""
     rows: list[Row] = [{"kind": "asked", "given": given, "interval_s": interval_s}]
     rows += [{"kind": "interval", "given": given, "interval_s": by * best_s} for by in INTERVALS]
     for by in SIZES:
@@ -123,7 +126,7 @@ def _row(asked: Row, options: argparse.Namespace) -> Row:
 def _played(
     given: Reliability, interval_s: float, seconds: float, options: argparse.Namespace
 ) -> Row:
-    """The means of played runs, and the lowest and highest goodput of any."""
+    """The means over simulated runs, and the lowest and highest goodput."""
     wanted = min(options.runs, QUICK_RUNS) if options.quick else options.runs
     runs = max(1, min(wanted, int(MOST_FAILURES / max(1.0, failures_in(given, seconds)))))
     draw = np.random.default_rng(options.seed)
@@ -218,7 +221,7 @@ def _minutes(row: Row) -> str:
 
 
 def _progress(form: Callable[[Row], str], otherwise: str = "") -> Callable[[Row], str]:
-    """A cell of a row that makes progress."""
+    """A table cell of a row that makes progress."""
     return lambda row: form(row) if row["makes_progress"] else otherwise
 
 
@@ -267,7 +270,7 @@ def _pictures(study: Study) -> Sequence[Lines | Bars]:
 
 
 def _beside(given: Reliability) -> Iterator[str]:
-    """A published run's goodput beside what its failures cost by the options of this question."""
+    """A published run's goodput beside the predicted cost of its failures."""
     published = replace(given, gpus=LLAMA_GPUS, gpu_hours_between_failures=LLAMA_HOURS_PER_FAILURE)
     interval_s = best_interval_s(published)
     shares = shares_of(published, interval_s)

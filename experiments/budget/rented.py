@@ -1,4 +1,4 @@
-"""A training on each kind of GPU of a table of prices: hours, dollars, and which to rent."""
+"""A training on each kind of GPU in a table of prices: hours, dollars, and the best choice."""
 
 import argparse
 import math
@@ -36,13 +36,14 @@ _HOURS = re.compile(r"([0-9]*\.?[0-9]+) ?(h|d)(?:ours|ays)?")
 
 
 def hours_until(text: str, now: datetime) -> float:
-    """The hours until a day's end (``friday``, ``2026-12-04``), a minute (``2026-12-04T18:00``), or
-    those that are given (``36h``, ``3d``)."""
+    """The hours until the end of a day (``friday``, ``2026-12-04``), until a minute
+    (``2026-12-04T18:00``), or a given duration (``36h``, ``3d``).
+    """
     asked = text.strip().casefold()
     if match := _HOURS.fullmatch(asked):
         hours = float(match[1]) * (24 if match[2] == "d" else 1)
     elif asked in DAYS:
-        # A day's end, that of today for today's.
+        # The end of a day; today's name means the end of today.
         until = (DAYS.index(asked) - now.weekday()) % 7 + 1
         hours = (_midnight(now) + timedelta(days=until) - now) / timedelta(hours=1)
     else:
@@ -64,7 +65,7 @@ def _midnight(now: datetime) -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RentedRun:
-    """A training on some GPUs of a kind, and its plan; or why there is none."""
+    """A training on some GPUs of a kind, with its plan; or the reason why there is none."""
 
     price: GpuPrice
     gpus: int
@@ -85,7 +86,7 @@ class RentedRun:
 
 
 def rented(options: argparse.Namespace, tokens: float) -> int:
-    """Answer for every kind of GPU of the table, and every number of them that may be had."""
+    """The answer for every kind and number of GPUs in the table."""
     table = PriceTable.of_file(read_yaml(options.prices), str(options.prices))
     _check_names(table, options.prices)
     now = datetime.now().astimezone() if options.starting is None else _start(options.starting)
@@ -195,7 +196,7 @@ def _words(
 
 
 def _left_out(runs: list[RentedRun]) -> Iterator[str]:
-    """Why kinds of GPUs have no answer, a line each."""
+    """The reasons why kinds of GPUs have no answer, one line each."""
     answered = {run.price.hardware for run in runs if run.rented is not None}
     last = {run.price.hardware: run for run in runs if run.price.hardware not in answered}
     yield from (f"No {name}: {run.why}, with {run.gpus} of them too." for name, run in last.items())

@@ -37,13 +37,12 @@ from mistlab.plan.plan_words import plan_words
 from mistlab.schedule.placement import even_shares
 from simulators.symbolic import SymbolicPredictor
 
-# A changed plan, tried in place of one that does not fit, and what it would cost.
+# A changed plan that is tried in place of one that does not fit, with its cost.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A changed plan with its prediction: which kind of try it was, and what was changed, in
-    words."""
+    """A changed plan with its prediction: the kind of attempt, and a description of the changes."""
 
     changed: Changed
     kind: str
@@ -52,7 +51,7 @@ class Tried:
 
     @property
     def job(self) -> Job:
-        """The plan with what it is for."""
+        """The plan with its workload and cluster."""
         return self.changed.job
 
     @property
@@ -61,7 +60,7 @@ class Tried:
         return " and ".join(change.kind for change in self.changed.changes)
 
 
-# Whether a plan fits, in words and as pictures of what fills its memory.
+# Whether a plan fits, as text and as pictures of its memory by class.
 
 
 NARROW = "Peaks are predicted wrongly by up to a tenth or so, so try it before you rely on it."
@@ -102,7 +101,7 @@ def _verdict(row: Row) -> str:
 
 
 def _memory(row: Row) -> str:
-    """What fills the fullest GPU, the most first."""
+    """The classes of memory on the fullest GPU, largest first."""
     held = sorted(row["memory"].items(), key=lambda item: -item[1])
     kept = row["reserved_bytes"] - sum(row["memory"].values())
     lines = [(name, size) for name, size in held if size]
@@ -157,17 +156,18 @@ def _pictures(asked: Tried, cheapest: Tried | None) -> Iterator[Drawn]:
             yield Drawn(name=name, caption=caption, draw=draw)
 
 
-# Options that go with a plan file; all others are the plan's own.
+# Options that are allowed with a plan file; all others are determined by the plan.
 BESIDE_A_PLAN = ("hardware", *experiment("will_it_fit"), *OF_CLUSTER)
 
-# So many changes at once are tried, and in haste.
+# The largest number of combined changes, and that of a quick search.
 MOST_CHANGES, QUICK_CHANGES = 4, 2
-# More nodes are tried up to so many times.
+# The multiples of nodes that are tried.
 MORE_NODES = (2, 4, 8, 16, 32)
 
 
 def will_it_fit(options: argparse.Namespace, line: Sequence[str]) -> int:
-    """Whether a plan fits its GPUs, what fills them, and the cheapest change that makes it fit.
+    """Whether a plan fits its GPUs, the contents of their memory, and the cheapest change that
+    makes it fit.
 
     The plan is a file, of which --hardware changes the GPUs alone, or is described by options:
     replicas over all GPUs, as far as tensor and pipeline parallelism leave them. Where it does
@@ -186,7 +186,7 @@ def will_it_fit(options: argparse.Namespace, line: Sequence[str]) -> int:
 
 
 def _given(options: argparse.Namespace, line: Sequence[str]) -> Job:
-    """The plan of the file, on the hardware and with the numbers that the options give."""
+    """The plan of the file, on the hardware and with the figures of the options."""
     check_beside_plan(line, BESIDE_A_PLAN, str(options.plan))
     job = load_equal(options.plan)
     if any(word.partition("=")[0] == "--hardware" for word in line):
@@ -199,8 +199,9 @@ def _given(options: argparse.Namespace, line: Sequence[str]) -> Job:
 def cheapest_change(
     job: Job, *, most: int = MOST_CHANGES, add: Callable[[Row], None] = lambda row: None
 ) -> tuple[Tried, Tried | None]:
-    """A plan with its prediction and, where it does not fit, the cheapest of the changes that make
-    it fit; every try is a row that ``add`` is told of."""
+    """A plan with its prediction and, if it does not fit, the cheapest of the changes that make it
+    fit; every attempt is passed to ``add``.
+    """
     (asked,) = _predicted([Changed(changes=(), job=job)], "asked")
     add(_row(asked, asked))
     if asked.prediction.fits:
@@ -256,7 +257,7 @@ def _job(options: argparse.Namespace) -> Job:
 
 
 def _predicted(changed: Sequence[Changed], kind: str) -> list[Tried]:
-    """Plans of one problem with their predictions; those that cannot be predicted are left out."""
+    """Plans of one problem with their predictions; those that cannot be predicted are omitted."""
     if not changed:
         return []
     job = changed[0].job
@@ -269,8 +270,9 @@ def _predicted(changed: Sequence[Changed], kind: str) -> list[Tried]:
 
 
 def _cheapest(asked: Tried, most: int, add: Callable[[Row], None]) -> Tried | None:
-    """The change with the shortest iteration of those that fit: a single one or several on these
-    GPUs; where none fits more GPUs and other ones."""
+    """The fitting change with the shortest iteration: single or combined on these GPUs; if none
+    fits, on more or other GPUs.
+    """
     changed = [*single(asked.job)]
     progress(f"{len(changed)} plans with one change")
     tried = _predicted(changed, "single")
@@ -292,15 +294,13 @@ def _cheapest(asked: Tried, most: int, add: Callable[[Row], None]) -> Tried | No
 
 
 def _price(change: Tried) -> tuple[float, float]:
-    """The price of a change: power of all boards first, where there are more GPUs or other ones,
-    then seconds."""
+    """The cost of a change: the power of all boards first, where GPUs change, then seconds."""
     watts = change.job.cluster.hardware.gpu.board_watts or 0.0
     return watts * change.job.plan.num_gpus, change.prediction.iteration_s
 
 
 def _telling(tried: Sequence[Tried]) -> Iterator[Tried]:
-    """Of the changes of each kind the fastest that fits; where none does, the one that saves
-    most."""
+    """For each kind of change the fastest that fits; if none fits, the one that saves most."""
     for alike in grouped(tried, lambda one: one.group).values():
         fitting = [one for one in alike if one.prediction.fits]
         if fitting:
@@ -310,7 +310,7 @@ def _telling(tried: Sequence[Tried]) -> Iterator[Tried]:
 
 
 def _elsewhere(asked: Tried) -> Iterator[Tried]:
-    """All that saves memory here, on more nodes and on GPUs with more memory."""
+    """All memory-saving attempts here, on more nodes and on GPUs with more memory."""
     cluster = asked.job.cluster
     progress("more GPUs, and GPUs with more memory")
     for times in MORE_NODES:
@@ -327,8 +327,9 @@ def _elsewhere(asked: Tried) -> Iterator[Tried]:
 
 
 def _as_many_gpus(cluster: Cluster, hardware: Hardware) -> Cluster | None:
-    """As many GPUs of other hardware, on more nodes where these have fewer; none if they divide
-    badly."""
+    """Equally many GPUs of other hardware, on more nodes if these have fewer; None if they divide
+    badly.
+    """
     per_node = min(cluster.gpus_per_node, hardware.node.gpus)
     if cluster.num_gpus % per_node:
         return None
@@ -337,7 +338,7 @@ def _as_many_gpus(cluster: Cluster, hardware: Hardware) -> Cluster | None:
 
 
 def _best_there(asked: Job, cluster: Cluster, times: int) -> Iterator[Tried]:
-    """The fastest plan that fits on another cluster, with so many times the GPUs."""
+    """The fastest plan that fits on another cluster, with this multiple of GPUs."""
     where = f"on {times * asked.plan.num_gpus} {cluster.hardware.name}"
     fitting = []
     for job in spread(asked, cluster, times):

@@ -1,4 +1,4 @@
-"""Collectives and messages between nodes, measured into the tables of the first node's profile."""
+"""Measures collectives and messages between nodes into the tables of the first node's profile."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,11 +20,13 @@ KINDS: tuple[Collective, ...] = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 def measured(folder: Path, device: str | None, *, quick: bool) -> bool:
-    """Measure what the tables lack of the network; whether this process keeps the tables."""
+    """Measure the missing network rows of the tables; returns whether this process holds the
+    tables.
+    """
     of = NodesOfRun.of_launcher()
     kind = device or ("cuda" if DRIVERS["cuda"].count() else "cpu")
     sizes = SIZES[kind, quick]
-    # Refused before the others are met, or they would wait for this process.
+    # Refused before the processes connect, since the others would wait for this one.
     tables = _tables(folder, of) if world_of_launcher().rank == 0 else None
     with rank_of_nodes(of, kind, sizes.repetitions) as rank:
         places = {} if tables is None else _places(tables, of, sizes)

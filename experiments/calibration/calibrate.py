@@ -1,4 +1,4 @@
-"""The fits that a command line asks for, in the order in which a hardware file needs them."""
+"""Runs the fits that a command line requests, in the order of their dependencies."""
 
 import argparse
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def calibrate(options: argparse.Namespace) -> int:
 
 
 def _steps(options: argparse.Namespace) -> list[fits.Step]:
-    """The tables that were given, in the order in which groups build on one another."""
+    """The fits of the given tables, in the order of their dependencies."""
     of, campaign = options.table_hardware, options.campaign
     made: dict[str, Callable[[Any], fits.Step]] = {
         "bandwidth": lambda path: fit_links.bandwidth(path, campaign),

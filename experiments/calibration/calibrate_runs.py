@@ -1,4 +1,6 @@
-"""Constants fitted to tables of whole runs, the errors of groups left out, and the new file."""
+"""Fits constants to tables of whole runs, with the errors of groups left out, and writes a new
+file.
+"""
 
 import argparse
 import math
@@ -31,7 +33,7 @@ from mistlab.job.job import Job
 from mistlab.machine.hardware import Hardware, OwnRuns, Source
 from simulators.symbolic import SymbolicPredictor
 
-# The share of the peak at which bounds are told.
+# The MFU for which bounds are reported.
 _AT_MFU = 0.5
 
 
@@ -88,7 +90,7 @@ def calibrate_runs(options: argparse.Namespace) -> int:
 
 
 def _own_runs(setting: ConstantSetting, runs: Sequence[MeasuredRun], *, constants: int) -> OwnRuns:
-    """How far runs lie from predictions as a whole; each fitted constant uses up one of them."""
+    """The overall error of runs; each fitted constant uses up one degree of freedom."""
     kind = bounds_of(runs[0].job.workload, runs[0].job.cluster, setting.engine.name).kind
     found: list[float] = []
     for run in runs:
@@ -103,7 +105,7 @@ def _own_runs(setting: ConstantSetting, runs: Sequence[MeasuredRun], *, constant
 
 
 def _narrowed(job: Job, own: OwnRuns) -> str:
-    """What the runs do to bounds of further ones at half of the peak rate, in words."""
+    """The effect of the runs on bounds of further runs at half of the peak rate, as text."""
     kind = bounds_of(job.workload, job.cluster, own.engine).kind
     way = kind.way(_AT_MFU)
     before, after = (
@@ -130,7 +132,7 @@ def _pair(text: str) -> tuple[str, float]:
 
 
 def _known(names: Sequence[str], setting: ConstantSetting) -> None:
-    """Refuse names of constants that there are not, or that the setting has not."""
+    """Refuse names of constants that do not exist, or that the setting lacks."""
     has = values_of(setting)
     for name in names:
         if name not in CONSTANTS:
@@ -140,8 +142,9 @@ def _known(names: Sequence[str], setting: ConstantSetting) -> None:
 
 
 def _runs(path: Path) -> Iterator[MeasuredRun]:
-    """The runs of a table; rows that cannot be said are left out, but a measurement that is not a
-    number is refused."""
+    """The runs of a table; rows that cannot be expressed are omitted, but a measurement that is not
+    a number is refused.
+    """
     for row in rows_of_table(path):
         with about(row.where):
             seconds = number_of(row.cells, "step_s")
@@ -156,7 +159,7 @@ def _runs(path: Path) -> Iterator[MeasuredRun]:
 
 
 def _is_wanted(run: MeasuredRun, options: argparse.Namespace) -> bool:
-    """Whether a run is one of those that are fitted to."""
+    """Whether a run is selected for the fit."""
     in_pipeline = run.job.plan.num_stages > 1
     most_tp = options.most_tp_in_pipelines if in_pipeline else options.most_tp
     most = {"gpus": options.most_gpus, "tp": most_tp, "pp": options.most_pp}
@@ -166,7 +169,7 @@ def _is_wanted(run: MeasuredRun, options: argparse.Namespace) -> bool:
 
 
 def _others(runs: Sequence[MeasuredRun]) -> str:
-    """Which runs tables have, for who asked for others."""
+    """The runs that tables contain, for an error message about a selection."""
     kinds = {(run.job.plan.engine, run.job.cluster.hardware.name) for run in runs}
     options_told = [
         f"--engine {engine} --hardware {hardware}" for engine, hardware in sorted(kinds)
@@ -205,7 +208,7 @@ def _fit(
 
 
 def _predicted(setting: ConstantSetting, runs: Sequence[MeasuredRun]) -> Floats:
-    """Seconds of an iteration of each run."""
+    """The predicted iteration time of each run in seconds."""
     seconds = np.empty(len(runs))
     together: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, run in enumerate(runs):

@@ -1,4 +1,4 @@
-"""Steps that fit links: transfers, and how streams slow one another down."""
+"""Fits links: transfers, and the interference of streams."""
 
 import hashlib
 import json
@@ -32,12 +32,12 @@ from mistlab.machine.hardware import GroupTransfers, Hardware, Line, Source, Tra
 from mistlab.machine.slowdowns import GroupSlowdowns, Interference
 
 FEWEST_ROWS = 4
-# Numbers of nodes, and of GPUs in each, for which parameters are published.
+# The numbers of nodes, and of GPUs in each, for which parameters are published.
 PUBLISHED_SIZES = (1, 2, 4, 8)
 
 
 def bandwidth(path: Path, campaign: str | None) -> Step:
-    """Transfers of each shape of group, in place of those that the hardware has."""
+    """Transfers of each group shape, replacing the hardware's."""
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         table = read_transfer_table(path, campaign=campaign)
@@ -49,8 +49,9 @@ def bandwidth(path: Path, campaign: str | None) -> Step:
 
 
 def collectives(path: Path, table_hardware: str | None) -> Step:
-    """Reduce-scatters and all-reduces, inside a node or across some, and all-gathers where there
-    are none."""
+    """Reduce-scatters and all-reduces, inside a node or across nodes, and all-gathers where there
+    are none.
+    """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         table = read_collective_table(path, hardware=table_hardware)
@@ -118,7 +119,7 @@ def published_lines(path: Path, name: str) -> Step:
 
 
 def streams(path: Path, campaign: str | None, seed: int) -> Step:
-    """How much streams slow one another down."""
+    """The interference of streams."""
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         value, fitted = _interference(path, campaign, seed)
@@ -128,7 +129,7 @@ def streams(path: Path, campaign: str | None, seed: int) -> Step:
 
 
 def _lines(path: Path, table: TransferTable) -> tuple[dict[GroupShape, dict[str, Line]], Fitted]:
-    """The lines of each kind of message, by the shape of its group."""
+    """The lines of each kind of message, by group shape."""
     report_dropped(table.origin.duplicates, "repeat another byte for byte")
     groups: dict[GroupShape, dict[str, Line]] = {}
     residuals = []
@@ -161,7 +162,7 @@ def _with_groups(before: Transfers | None, groups: tuple[GroupTransfers, ...]) -
 def _merged(
     have: Sequence[GroupTransfers], groups: dict[GroupShape, dict[str, Line]]
 ) -> tuple[GroupTransfers, ...]:
-    """Groups with new lines; of an all-gather that was there before, the old one stays."""
+    """Groups with new lines; an existing all-gather is kept."""
     merged = {GroupShape(group.gpus_in_node, group.nodes): group for group in have}
     for shape, lines in groups.items():
         before = merged.get(shape) or GroupTransfers(
@@ -180,7 +181,7 @@ def _transfers_of(hardware: Hardware, path: Path) -> Transfers:
 
 
 def _published_line(gib_per_s: float, latency_s: float, ranks: int) -> Line:
-    """A line of whole messages from the rate at which each rank's part passes a link."""
+    """A line over whole messages, from the rate at which each rank's part passes a link."""
     whole = gib_per_s * GIB_BYTES / GBYTES * ranks / (ranks - 1)
     return Line(
         latency_us=round(latency_s / MICROSECONDS, 2),

@@ -1,4 +1,4 @@
-"""Fits how fast a GPU computes: rates of operators and kernels, and the time of a launch."""
+"""Fits a GPU's compute rates: of operators and kernels, and the time of a launch."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ from mistlab.machine.hardware import (
     Transfers,
 )
 
-# Steps that fit how fast a GPU computes: the rates of operators, and the time of a launch.
+# Fits of compute rates: of operators, and the time of a launch.
 
 
 FUSED_ATTENTION: tuple[OperatorClass, ...] = ("attention_forward", "attention_backward")
@@ -42,8 +42,9 @@ def operator_rates(
     attention: tuple[Path, str | None] | None,
     attention_tflops: Sequence[float] | None,
 ) -> Step:
-    """The rates of operators; attention's own kernels from their own table, as given, or as they
-    were."""
+    """The rates of operators; those of attention kernels from their own table, as given, or
+    unchanged.
+    """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         table = operators.read_operator_table(
@@ -92,8 +93,9 @@ def operator_rates(
 def _of_attention(
     hardware: Hardware, table: tuple[Path, str | None] | None, tflops: Sequence[float] | None
 ) -> tuple[Sequence[Rate], str]:
-    """The rates of attention's kernels, by their table or as given, and how a source ends that says
-    so; none if neither is there."""
+    """The rates of attention kernels, from their table or as given, with the suffix of the source's
+    text; None if there are neither.
+    """
     if table is not None:
         path, campaign = table
         origin, kernels = read_attention_table(path, hardware.gpu.peak_tflops, campaign=campaign)
@@ -130,13 +132,13 @@ def launch_time(path: Path, table_hardware: str | None) -> Step:
     return step
 
 
-# Steps that fit a GPU's rates, and the collectives of its node, to tables of single kernels.
+# Fits of a GPU's rates, and of its node's collectives, to tables of single kernels.
 
 
 def kernel_rates(
     path: Path, table_hardware: str | None, *, launch_us: float, sustained: float
 ) -> Step:
-    """The rates of products, of experts' products, of fused attention and of memory."""
+    """The rates of GEMMs, of experts' GEMMs, of fused attention and of memory."""
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         table = tables.read_kernel_table(path, table_hardware)
@@ -147,7 +149,7 @@ def kernel_rates(
         rates: dict[OperatorClass, Rate] = {
             name: tables.rate_of(rows, name) for name, rows in kernels.items()
         }
-        # Products of written-out attention were not measured: as others.
+        # GEMMs of unfused attention were not measured, and get the rate of others.
         rates["batched_matmul"] = replace(rates["matmul"], operators="batched_matmul")
         residuals = [
             Residual(
@@ -215,7 +217,9 @@ def collective_tests(path: Path, table_hardware: str | None) -> Step:
 
 
 def best_products(path: Path, table_hardware: str | None) -> Step:
-    """The rates of 8-bit products: 16-bit ones, times the ratio of the best measured products."""
+    """The rates of 8-bit GEMMs: those of 16-bit ones, times the ratio of the best measured
+    GEMMs.
+    """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         best = read_best_products(path, table_hardware or hardware.name)

@@ -1,4 +1,4 @@
-"""Steps that fit values to whole runs."""
+"""Fits constants to whole runs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -24,7 +24,9 @@ FEWEST_RUNS = 2
 
 
 def whole_runs(path: Path) -> Step:
-    """The sustained share of the rates, how sure each engine's times are, and the allocator."""
+    """The sustained share of the rates, the error bounds of each engine, and the allocator's
+    constants.
+    """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         table = read_end_to_end(path, hardware)
@@ -68,7 +70,9 @@ def whole_runs(path: Path) -> Step:
 
 
 def megatron_runs(paths: Sequence[Path], folds: Sequence[str]) -> Step:
-    """Launch time and sustained share on whole folds of Megatron's runs; errors on the others."""
+    """The launch time and the sustained share from whole folds of Megatron's runs; errors on the
+    others.
+    """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         tables = [read_megatron(path, hardware) for path in paths]
@@ -105,7 +109,7 @@ def _with_runs(
 
 
 def _engine_residuals(fits: FittedRuns) -> Iterator[Residual]:
-    """Of each set the runs that were not in the fit, and of each engine the widths left out."""
+    """For each set the runs outside the fit, and for each engine the widths left out."""
     sets = np.array([run.set for run in fits.runs])
     for name in dict.fromkeys(sets.tolist()):
         errors = fits.left_out[(sets == name) & ~np.isnan(fits.left_out)]

@@ -22,7 +22,7 @@ from mistlab.machine.hardware import (
     Transfers,
 )
 
-# Steps of a calibration: each fits one group of a hardware file, and says how well.
+# The steps of a calibration: each fits one group of a hardware file, and reports its errors.
 
 
 DIGEST_CHARACTERS = 16
@@ -30,7 +30,7 @@ DIGEST_CHARACTERS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """Mean absolute relative errors of one fit on rows that were held out."""
+    """Mean absolute relative errors of one fit on held-out rows."""
 
     what: str
     rows: int
@@ -41,7 +41,7 @@ class Residual:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """The fit of one table: the hardware file's group, where its rows come from, and its errors.
+    """The fit of one table: the hardware file's group, the source of its rows, and its errors.
 
     ``spread`` is the relative difference between repeated measurements, at the median.
     """
@@ -59,7 +59,7 @@ class Fitted:
 
     @property
     def source(self) -> str:
-        """Where a hardware file says its figures come from, such as a datasheet."""
+        """The stated source of a hardware file's figures, such as a datasheet."""
         rows = sum(residual.rows for residual in self.residuals)
         digest = self.origin.sha256[:DIGEST_CHARACTERS]
         return (
@@ -81,7 +81,9 @@ def applied(steps: Sequence[Step], hardware: Hardware) -> tuple[Hardware, list[F
 
 
 def sourced(hardware: Hardware, group: str, source: Source, *, more: bool = False) -> Provenance:
-    """The sources of a hardware with one group's; ``more`` adds to what it says already."""
+    """The sources of a hardware with one group's updated; ``more`` is appended to the existing
+    text.
+    """
     before: Source | None = getattr(hardware.provenance, group)
     if more and before is not None:
         source = replace(source, source=f"{before.source}; {source.source}")
@@ -98,13 +100,13 @@ def calibrated(
 
 
 def report_dropped(count: int, reason: str) -> None:
-    """Say how many rows were dropped, and why."""
+    """Report the number of dropped rows, and the reason."""
     if count:
         progress(f"{count} rows {reason} and were dropped")
 
 
 def borrowed(lender: Hardware) -> Callable[[Hardware], Hardware]:
-    """Take the groups that a hardware lacks from another hardware.
+    """Copy the groups that a hardware lacks from another hardware.
 
     Rates of computation are scaled by the peaks and the memory's bandwidth of the two datasheets.
     The network between nodes is not borrowed: it belongs to the cluster, not to the GPU.
@@ -147,14 +149,15 @@ def _scaled(compute: Compute, lender: Hardware, hardware: Hardware) -> Compute:
     return replace(compute, rates=tuple(map(scaled, compute.rates)))
 
 
-# Writes a fitted hardware file, and says how well each table was fitted.
+# Writes a fitted hardware file, and reports the error of each fit.
 
 
 def write_fitted(
     hardware: Hardware, fitted: Sequence[Fitted], out: Path, name: str, *, as_json: bool
 ) -> None:
-    """Write the hardware file, and print the report of each fit; ``name`` is what the hardware is
-    called in JSON."""
+    """Write the hardware file, and print the report of each fit; ``name`` is the hardware's name in
+    JSON.
+    """
     hardware = replace(hardware, measured_with=hardware.figures)
     write_yaml(to_mapping(hardware, omit_defaults=True), out)
     if as_json:
@@ -165,7 +168,7 @@ def write_fitted(
 
 
 def _by_group(fitted: Sequence[Fitted]) -> dict[str, Any]:
-    """A group's report; of several tables for one group, under their names."""
+    """A group's report; several tables of one group are listed by name."""
     groups: dict[str, Any] = {}
     for report in fitted:
         name = (

@@ -1,4 +1,4 @@
-"""Notes about a measured machine beside its tables: memory, peaks, software and clocks."""
+"""Notes about a measured machine beside its tables: memory, peak rates, software and clocks."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from mistlab.machine.hardware import PeakTflops
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine(Checked):
-    """One machine on one day; ``threads`` are those of a process on a CPU.
+    """A machine on a day; ``threads`` are those of a process on a CPU.
 
     ``outside_bytes`` are what a process takes of a GPU outside torch's allocator, without what each
     of its communicators takes, where that was measured. ``clocks`` are the first GPU's when
@@ -42,7 +42,7 @@ class Machine(Checked):
 
     @property
     def words(self) -> str:
-        """The machine in words, for provenance."""
+        """The machine as text, for provenance."""
         environment = self.environment
         parts = [
             f"{environment.num_devices} x {environment.device}"
@@ -66,7 +66,7 @@ class Machine(Checked):
 
 
 def noted_machine(tables: Path) -> Machine:
-    """The machine that a folder's tables are of."""
+    """The machine that a folder's tables were measured on."""
     path = tables / "machine.yaml"
     if not path.exists():
         reject(f"--tables {tables}: it has no machine.yaml: give a folder with measured tables")

@@ -1,4 +1,4 @@
-"""This machine measured, and a hardware file fitted to the measurements."""
+"""Measures this machine, and fits a hardware file to the measurements."""
 
 import argparse
 from datetime import UTC, datetime
@@ -52,7 +52,7 @@ def profile(options: argparse.Namespace) -> int:
 
 
 def _measured(tables: Path, options: argparse.Namespace) -> Machine:
-    """Fill the tables; the machine that they are of."""
+    """Fill the tables; returns the machine."""
     device = import_module("runtime.profiling.environment")
     sizes = import_module("experiments.calibration.profiling").SIZES
     devices = device.devices_of(options.device, options.gpus_per_node)

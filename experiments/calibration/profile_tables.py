@@ -1,4 +1,4 @@
-"""The tables of one machine's profile, which grow row by row."""
+"""The tables of one machine's profile, which are filled row by row."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Self
 from mistlab.core.files import naming
 from mistlab.core.values import reject
 
-# Tables of measurements that grow row by row, so that what was measured is not measured again.
+# Tables of measurements that are filled row by row, so that finished measurements are not repeated.
 
 
 Key = Mapping[str, object]
@@ -17,7 +17,7 @@ Key = Mapping[str, object]
 
 @dataclass(slots=True, kw_only=True)
 class ResumedTable:
-    """A CSV of one row for each key; ``keys`` and ``values`` are its columns."""
+    """A CSV with one row for each key; ``keys`` and ``values`` are its columns."""
 
     path: Path
     keys: tuple[str, ...]
@@ -27,7 +27,7 @@ class ResumedTable:
     def __post_init__(self) -> None:
         header = ",".join((*self.keys, *self.values))
         text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
-        # A line that was cut off while it was written is measured again.
+        # A line that was cut off during writing is measured again.
         text = text[: text.rfind("\n") + 1] or f"{header}\n"
         if text.partition("\n")[0] != header:
             reject(f"{self.path}: has other columns than {header}: give another --tables")
@@ -60,7 +60,7 @@ class ResumedTable:
         return tuple(str(key[name]) for name in self.keys)
 
 
-# The tables of one machine: which columns they have, and what was measured into them before.
+# The tables of one machine: their columns, and earlier measurements.
 
 
 KINDS = {"host_to_device": "pinned_h2d", "device_to_host": "pinned_d2h"}
@@ -72,7 +72,7 @@ SPREAD = "spread"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """The tables of one machine, which ``name`` stands for in their columns."""
+    """The tables of one machine, which their columns call ``name``."""
 
     name: str
     operators: ResumedTable
@@ -86,7 +86,7 @@ class Tables:
 
     @classmethod
     def of(cls, folder: Path, name: str) -> Self:
-        """The tables of a folder, with what was measured before."""
+        """The tables of a folder, with earlier measurements."""
 
         def table(file: str, keys: tuple[str, ...], *values: str) -> ResumedTable:
             return ResumedTable(path=folder / file, keys=keys, values=(*values, SPREAD))

@@ -1,5 +1,4 @@
-"""Makes a hardware file from a machine and its tables, fitted like other calibrations; needs no
-torch."""
+"""Fits a hardware file to a machine's tables, like other calibrations; needs no torch."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,16 +11,17 @@ from mistlab import catalog
 from mistlab.core.units import GBYTES, GIB_BYTES, MIB_BYTES, MILLISECONDS
 from mistlab.machine.hardware import Allocator, Gpu, Hardware, Node, Provenance, Source
 
-# What nobody measures on one node, where no datasheet is named: 10 Gb/s.
+# The assumed network of a single node without a datasheet: 10 Gb/s.
 ASSUMED_NETWORK_GBYTES_PER_S = 1.25
-# Whose runs say what torch's allocator holds beyond tensors, until this machine has runs.
+# The hardware whose allocator constants are used until this machine has runs.
 ALLOCATOR_OF = "l4-24gb"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """The name of a hardware, the folder of its tables, and the hardware whose datasheet has its
-    peaks."""
+    peak rates.
+    """
 
     name: str
     tables: Path
@@ -58,7 +58,7 @@ def _steps(tables: Tables, machine: Machine, seed: int) -> list[fits.Step]:
 
 
 def _bare(request: Request, machine: Machine, tables: Tables) -> Hardware:
-    """The hardware without what is fitted."""
+    """The hardware without fitted groups."""
     allocator, of_allocator = _allocator(machine)
     node, of_node = _node(machine, tables, request.datasheet)
     gpu, of_gpu = _gpu(machine, request.datasheet)
@@ -113,7 +113,9 @@ def _node(machine: Machine, tables: Tables, datasheet: Hardware | None) -> tuple
 
 
 def _longest(table: ResumedTable, kind: str, unit_bytes: int) -> float:
-    """GB/s of the longest transfer of one kind; keys end in kind and size, the time comes next."""
+    """The rate in GB/s of the longest transfer of one kind; keys end in kind and size, the time
+    comes next.
+    """
     of_kind, size = table.keys[-2:]
     rows = (row for row in table.rows if row[of_kind] == kind)
     row = max(rows, key=lambda row: float(row[size]))
@@ -122,8 +124,9 @@ def _longest(table: ResumedTable, kind: str, unit_bytes: int) -> float:
 
 
 def network_gbytes_per_s(table: ResumedTable) -> float:
-    """GB/s that leave a node in the longest all-gather of groups with one GPU of each node: a rank
-    sends all other ranks' nodes one part each, on a ring."""
+    """GB/s that leave a node in the longest all-gather of groups with one GPU per node: in a ring,
+    a rank sends one part for each other rank's node.
+    """
     gathers = [row for row in table.rows if row["collective"] == "all_gather"]
     row = max(
         (row for row in gathers if row["gpus"] == row["nodes"]),
@@ -136,7 +139,7 @@ def network_gbytes_per_s(table: ResumedTable) -> float:
 
 
 def _host_bytes(machine: Machine) -> int:
-    """Of a CPU, the half that does not stand for the devices' memory."""
+    """For a CPU, the half that does not represent the devices' memory."""
     return machine.host_memory_bytes // (1 if machine.is_gpu else 2)
 
 

@@ -1,4 +1,4 @@
-"""Profiles a machine: sizes to measure, memory, peaks and clocks, and tables of times."""
+"""Profiles a machine: sizes to measure, memory, peak rates and clocks, and tables of times."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -38,16 +38,18 @@ from runtime.profiling.side_by_side import Lengths, OverlapCase, OverlapTiming, 
 from runtime.profiling.timing import Clock, Timing, clock_of, group_sizes
 from runtime.profiling.world import Case, Outcome, ProfiledWorld
 
-# The sizes at which a machine is measured: all of them, or few for a first look.
+# The sizes at which a machine is measured: all, or few for a quick profile.
 
 
-# Columns of the table that do not shape any operator of a block.
+# The vocabulary size, which affects no operator of a block.
 VOCAB = 50304
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileSizes:
-    """``products`` are widths of square matrices, ``copied_bytes`` of a copy within a device."""
+    """``products`` are widths of square matrices, ``copied_bytes`` those of a copy within a
+    device.
+    """
 
     repetitions: int
     products: tuple[int, ...]
@@ -61,7 +63,7 @@ class ProfileSizes:
 def blocks(
     widths: tuple[tuple[int, int], ...], sequence_length: int, micro_batches: tuple[int, ...]
 ) -> tuple[BlockSizes, ...]:
-    """Blocks of some widths and heads, four times as wide inside."""
+    """Blocks with these widths and heads, and a feed-forward factor of four."""
     return tuple(
         BlockSizes(
             hidden=hidden,
@@ -90,11 +92,11 @@ def attention_of(of: tuple[BlockSizes, ...]) -> tuple[AttentionSizes, ...]:
 
 
 def doubling(smallest: int, largest: int) -> tuple[int, ...]:
-    """Sizes from the smallest to the largest, each twice the one before."""
+    """Sizes from the smallest to the largest, each twice the previous one."""
     return tuple(smallest << power for power in range((largest // smallest).bit_length()))
 
 
-# Widths and heads of the catalogue's GPT of 350 million to 13 billion parameters.
+# The widths and heads of the catalogue's GPT with 350 million to 13 billion parameters.
 GPU_BLOCKS = blocks(((1024, 16), (2048, 16), (2560, 32), (4096, 32), (5120, 40)), 2048, (1, 2, 4))
 GPU = ProfileSizes(
     repetitions=10,
@@ -138,7 +140,7 @@ QUICK_CPU = ProfileSizes(
     lengths=Lengths(levels=(0, 1, 2), unit_s=2e-3, product_size=128, chunk_bytes=4 * MIB_BYTES),
 )
 
-# By kind of device, and whether it is for a first look.
+# By kind of device, and whether the profile is a quick one.
 SIZES = {
     ("cuda", False): GPU,
     ("cuda", True): QUICK_GPU,
@@ -147,7 +149,7 @@ SIZES = {
 }
 
 
-# Measures a machine's memory, peaks and clocks, which no table has.
+# Measures a machine's memory, peak rates and clocks, which are in no table.
 
 
 def machine_of(
@@ -160,7 +162,7 @@ def machine_of(
     revision: str,
     kernel: str = "flash",
 ) -> Machine:
-    """The machine as it was noted before, or measured now; refuses notes of another kind."""
+    """The machine from earlier notes, or measured now; refuses notes of another kind of machine."""
     present = environment.environment_of(devices, revision)
     if path.exists():
         return _noted(path, present, devices.threads, kernel, date)
@@ -172,7 +174,7 @@ def machine_of(
         rates = [
             product_flop_per_s(precision, size, clock, sizes.repetitions) for size in sizes.products
         ]
-        # However slow a product is, it is no zero.
+        # A rate is never rounded to zero, however slow a GEMM is.
         return float(f"{max(rates) / TFLOP:.5g}")
 
     has_bf16 = devices.kind == "cpu" or devices.precision == "bf16"
@@ -211,8 +213,9 @@ def device_outside_bytes(devices: Devices, sizes: ProfileSizes) -> tuple[int, in
 
 
 def measured_machine(path: Path, machine: Machine, sizes: ProfileSizes, clock: Clock) -> Machine:
-    """Note that the tables are whole, and the clocks now, after some work; say if those have moved
-    since the beginning."""
+    """Record that the tables are complete, and the clocks after some work; reports if they have
+    changed since the beginning.
+    """
     after = replace(machine, is_measured=True)
     if machine.clocks is not None:
         product_flop_per_s("fp16", max(sizes.products), clock, sizes.repetitions)
@@ -225,7 +228,7 @@ def measured_machine(path: Path, machine: Machine, sizes: ProfileSizes, clock: C
 
 
 def _noted(path: Path, present: Environment, threads: int, kernel: str, date: str) -> Machine:
-    """The machine that is noted; refused if it is of another kind, or measured another way.
+    """The machine in the notes; refused if it is of another kind, or was measured differently.
 
     Another machine of its kind goes on with its tables, and is noted with it.
     """
@@ -263,10 +266,10 @@ def _going_on(path: Path, noted: Machine, present: Environment, date: str) -> Ma
     return noted
 
 
-# Measuring a machine into tables of the documented schema.
+# Measures a machine into tables of the documented schema.
 #
-# Needs torch, and nothing that only fits need: ``experiments.profile_hardware`` imports it when it
-# is asked to measure.
+# Needs torch and nothing that only fits need; ``experiments.profile_hardware`` imports it on
+# demand.
 
 
 FAMILIES: tuple[Family, ...] = ("gpt", "llama")
@@ -279,7 +282,7 @@ Measure = Callable[[], Values]
 def measured(
     folder: Path, devices: Devices, sizes: ProfileSizes, *, date: str, kernel: AttentionKernel
 ) -> Machine:
-    """Measure what a folder's tables lack; the machine that they are of."""
+    """Measure the missing rows of a folder's tables; returns the machine."""
     check_kernel(kernel, device=devices.kind, precision=devices.precision, attention="flash")
     settle_kernel(kernel, devices.first)
     try:
@@ -299,7 +302,7 @@ def measured(
 
 
 def _measure(tables: Tables, devices: Devices, sizes: ProfileSizes, clock: Clock) -> None:
-    """Fill the tables with what they lack: first one device by itself, then all together."""
+    """Fill in missing rows: first on one device alone, then on all together."""
     _fill("operators", tables.operators, _operators(tables.name, devices, sizes, clock))
     _fill("attention", tables.attention, _attention(tables.name, devices, sizes, clock))
     _fill("launches", tables.launches, _launches(tables.name, devices, sizes, clock))
@@ -396,7 +399,7 @@ def _launches(
 
 
 def _fill_together(tables: Tables, devices: Devices, sizes: ProfileSizes) -> None:
-    """What takes all devices at once, in one run of the processes that drive them."""
+    """The measurements on all devices, in one run of the processes that drive them."""
     places = {case: _place(case, tables, devices.count) for case in _cases(devices.count, sizes)}
     missing = [case for case, (table, key) in places.items() if not table.has(key)]
     if not missing:

@@ -1,4 +1,4 @@
-"""Measured runs that were published: what ran, and how long an iteration took."""
+"""Published measured runs: the run, and its iteration time."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -53,7 +53,9 @@ class PublishedRun:
 
 
 def stage_columns(*, ratios: np.ndarray, micro_batches: int, **values: np.ndarray) -> StageBatch:
-    """Columns of a pipeline's stages, whose places say the rest; ``ratios`` are of ``OFFLOADS``."""
+    """The columns of a pipeline's stages, whose positions determine the rest; ``ratios`` are of
+    ``OFFLOADS``.
+    """
     num_stages = len(values["layers"])
     stages = np.arange(num_stages)
     gpus = values["data_parallel"] * values["tensor_parallel"]
@@ -68,7 +70,7 @@ def stage_columns(*, ratios: np.ndarray, micro_batches: int, **values: np.ndarra
 
 
 def plan_of(batch: StageBatch, micro_batches: int, engine: str, overlaps: bool) -> Plan:
-    """The plan of whole layers that columns of stages say."""
+    """The plan of whole layers that stage columns describe."""
     stages = tuple(
         StagePlan.of_values({name: batch.value(name)[i] for name in DIMENSIONS})
         for i in range(len(batch))
@@ -78,7 +80,7 @@ def plan_of(batch: StageBatch, micro_batches: int, engine: str, overlaps: bool) 
     )
 
 
-# Published runs of Megatron-LM: equal stages, everything computed again.
+# Published runs of Megatron-LM: equal stages, full recomputation.
 
 
 MEGATRON_COLUMNS = (
@@ -89,7 +91,7 @@ WEAK_SCALING = (
     *("heads", "hidden", "layers", "tensor_parallel", "pipeline_parallel", "gpus"),
     *("global_batch", "tflop_per_s_per_gpu"),
 )
-# Tensor-parallel ranks of Megatron-LM sent a part of the activations each (until 2023
+# Tensor-parallel ranks of Megatron-LM each sent a part of the activations (until 2023
 # scatter-gather-tensors-in-pipeline, in DeepSpeed pipe-partitioned tensors).
 SENDING_PARTS = replace(MEGATRON, sends="split")
 GPUS_A_NODE = 8
@@ -100,7 +102,7 @@ WEAK_SCALING_SEQUENCE = 2048
 
 
 def megatron_runs(row: Row, number: int, hardware: Hardware) -> Iterator[PublishedRun]:
-    """The run of a row of a table of Megatron runs with full recomputation."""
+    """The run in a row of a table of Megatron runs with full recomputation."""
     sizes = {name: int(row[name]) for name in MEGATRON_COLUMNS if name != "iteration_ms"}
     gpus = sizes["gpus"]
     yield _uniform(
@@ -115,7 +117,7 @@ def megatron_runs(row: Row, number: int, hardware: Hardware) -> Iterator[Publish
 
 
 def weak_scaling_runs(row: Row, hardware: Hardware) -> Iterator[PublishedRun]:
-    """A row of Megatron's weak scaling, with each micro-batch that it may have had."""
+    """A row of Megatron's weak scaling, with each micro-batch size that it may have had."""
     sizes = {name: int(row[name]) for name in WEAK_SCALING if name != "tflop_per_s_per_gpu"}
     gpus = sizes["gpus"]
     sizes |= {
@@ -153,7 +155,7 @@ def _uniform(
     iteration_s: float,
     hardware: Hardware,
 ) -> PublishedRun:
-    """A Megatron run: equal stages, everything computed again, no collective overlapped."""
+    """A Megatron run: equal stages, full recomputation, no overlapped collective."""
     num_stages, gpus = sizes["pipeline_parallel"], sizes["gpus"]
     layers = np.array(even_shares(sizes["layers"], num_stages))
     micro_batches = sizes["global_batch"] // (micro_batch * sizes["data_parallel"])
@@ -217,16 +219,17 @@ END_TO_END = (
     *("global_batch", "grad_accum", "num_stages", "layers", "ckpt_layers", "mbs", "dp", "tp"),
     *("zero_wgo", "offload_wgoa", "iter_s", "peak_alloc_mb", "peak_reserved_mb", "dropout"),
 )
-# Of tables that do not say them, fp16 and the usual sums.
+# The defaults of tables without these columns: fp16, and the engine's accumulation.
 PRECISION, GRADIENTS = "precision", "gradients"
-# The published tables write the family of GPT-3's shapes as gpt2 and gpt, and sizes their own way.
+# The published tables use gpt2 and gpt for the family of GPT-3's shapes, and their own names of
+# sizes.
 CATALOGUE_FAMILY = {"gpt2": "gpt3", "gpt": "gpt3"}
 CATALOGUE_SIZE = {"1_3B": "1.3b", "2_6B": "2.7b"}
 CATALOGUE_HARDWARE = {"a10g": "a10g-24gb", "a100-sxm4-40gb": "a100-40gb"}
-# Aceso recomputes single operators, those first that keep most: attention's scores, their softmax
-# and its dropout, three of the thirteen operators of a layer. The rest is taken as whole layers.
+# Aceso recomputes single operators, first those that keep most: attention's scores, their softmax
+# and its dropout, three of the thirteen operators of a layer. The rest is counted as whole layers.
 CORE_SHARE = 3 / 13
-# The engine that ran a system's plans, and whether communication overlapped.
+# The engine of a system's plans, and whether communication overlapped.
 SYSTEMS: Mapping[str, tuple[Engine, bool]] = {
     "mistlab": (MISTLAB, True),
     "mist": (MIST, True),
@@ -263,7 +266,7 @@ README_BASE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table's runs, and which bytes they came from."""
+    """A table's runs, and a digest of the bytes they were read from."""
 
     path: Path
     sha256: str
@@ -271,7 +274,7 @@ class Table:
 
 
 def read_end_to_end(path: Path, hardware: Hardware | None = None) -> Table:
-    """Read ``end_to_end.csv``; only one hardware's runs, on that hardware, where it is given."""
+    """Read ``end_to_end.csv``; with a given hardware, only its runs."""
     return _read(path, END_TO_END, lambda row, _: _end_to_end(row, hardware))
 
 
@@ -281,7 +284,7 @@ def read_megatron(path: Path, hardware: Hardware) -> Table:
 
 
 def carried(text: str, megatron: Hardware) -> tuple[list[PublishedRun], list[PublishedRun]]:
-    """The runs whose published figures the project carries: a base case, and weak scaling."""
+    """The runs whose published figures the project includes: a base case, and weak scaling."""
     content = parse_yaml(text, "published.yaml")
     base = {**README_BASE, "iter_s": str(content["readme_base"]["iteration_s"])}
     weak_scaling = [
@@ -325,7 +328,7 @@ def _end_to_end(row: Row, hardware: Hardware | None) -> Iterator[PublishedRun]:
         key: tuple(float(t) * MIB_BYTES for t in row[key].split("/")[0].split())
         for key in ("peak_alloc_mb", "peak_reserved_mb")
     }
-    # Elsewhere memory was taken from some ranks only, and not stage by stage.
+    # Otherwise memory was recorded for some ranks only, not stage by stage.
     has_peaks = all(len(peak) == len(batch) for peak in peaks.values())
     yield PublishedRun(
         name=row["id"],
@@ -395,7 +398,7 @@ def _stage_columns(row: Row) -> StageBatch:
 
 
 def _recomputed(shares: np.ndarray) -> np.ndarray:
-    """The shares of layers that recompute everything, and that recompute attention's core.
+    """The shares of layers with full recomputation, and with recomputed attention core.
 
     ``shares`` are the shares of their operators that stages recompute.
     """
@@ -404,7 +407,7 @@ def _recomputed(shares: np.ndarray) -> np.ndarray:
 
 
 def _degrees(text: str, num_stages: int) -> np.ndarray:
-    """A degree for each stage; of runs that split operators, as ``degree x operators``."""
+    """A degree for each stage; runs that split operators write ``degree x operators``."""
     texts = text.replace("|", " ").split()
     texts = texts * num_stages if len(texts) == 1 else texts
     return np.array([int(one.split("x")[0]) for one in texts])

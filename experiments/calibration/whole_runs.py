@@ -1,5 +1,6 @@
-"""Fits the values that only whole runs show: sustained rates, how sure times are, and memory beyond
-tensors."""
+"""Fits constants that only whole runs determine: sustained rates, time bounds, and memory beyond
+tensors.
+"""
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
@@ -22,18 +23,18 @@ from mistlab.plan.dimensions import num_gpus
 from mistlab.stages.stage_batch import StageBatch, StageFigures
 from simulators.symbolic import SymbolicPredictor
 
-# Shares of the rates by themselves among which the sustained one is looked for.
+# The sustained shares of operator rates that are tried.
 SUSTAINED = np.linspace(0.75, 1.0, 11)
 FINE = np.linspace(0.75, 1.0, 501)
-# Where no width was left out, since there is one, bounds for others are taken to be twice as wide.
+# The factor on bounds for other widths, where only one width was measured.
 FAR_OF_NEAR = 2.0
 MOST_STEPS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FittedRuns:
-    """A hardware with what its runs showed, and each run's error when it was left out: in
-    ``left_out`` with others at its place in the fit, in ``width_left_out`` with none of its width.
+    """A hardware with constants from its runs, and each run's error when it was left out: in
+    ``left_out`` with other runs of its width in the fit, in ``width_left_out`` with none.
 
     An error is NaN where the run was in the fit, or where all runs are of one width.
     """
@@ -46,8 +47,9 @@ class FittedRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LeftOutWidth:
-    """The runs of one width, when none of its runs are in the fit: their errors, and how far the
-    nearest others lie from each."""
+    """The runs of one width left out of the fit: their errors, and the distance of each to the
+    nearest other run.
+    """
 
     hidden: int
     errors: Floats
@@ -55,15 +57,15 @@ class LeftOutWidth:
 
 
 def predicted_s(run: PublishedRun, hardware: Hardware) -> float:
-    """Seconds of an iteration of a run on a hardware."""
+    """The iteration time of a run on a hardware, in seconds."""
     return float(all_predicted_s([run], hardware)[0])
 
 
 def all_predicted_s(runs: Sequence[PublishedRun], hardware: Hardware) -> Floats:
-    """Seconds of an iteration of each run; those that differ in stages alone go together."""
+    """The iteration time of each run; runs that differ only in stages are predicted together."""
     together: dict[Hashable, list[int]] = defaultdict(list)
     for number, run in enumerate(runs):
-        # How many micro-batches a global batch makes is among a run's own numbers.
+        # The number of micro-batches of a global batch belongs to a run's own settings.
         workload = replace(run.workload, global_batch=1)
         how = run.ran_by, run.overlap_communication, len(run.stages)
         together[workload, run.cluster.nodes, run.cluster.gpus_per_node, how].append(number)
@@ -86,7 +88,7 @@ def fit_sustained(runs: Sequence[PublishedRun], hardware: Hardware) -> FittedRun
     """The share of a GPU's rates that whole runs sustain, one number for all of them."""
     measured = np.array([run.iteration_s for run in runs])
     coarse = np.array([all_predicted_s(runs, _sustaining(hardware, s)) for s in SUSTAINED])
-    # Times are all but linear in the inverse of the share.
+    # Times are nearly linear in the inverse of the share.
     fine = np.stack(
         [np.interp(1 / FINE[::-1], 1 / SUSTAINED[::-1], of_run[::-1])[::-1] for of_run in coarse.T],
         axis=1,
@@ -115,8 +117,9 @@ def fit_sustained(runs: Sequence[PublishedRun], hardware: Hardware) -> FittedRun
 def fit_launch_and_sustained(
     runs: Sequence[PublishedRun], hardware: Hardware, folds: Sequence[str]
 ) -> FittedRuns:
-    """The host's time to launch and the sustained share, on whole folds; errors on the others, and
-    on each width when none of its runs are in the fit."""
+    """The host's launch time and the sustained share, fitted on whole folds; errors on the other
+    runs, and on each width left out.
+    """
     seen = np.array([run.fold in folds for run in runs])
     widths = _widths(runs)
 
@@ -132,11 +135,11 @@ def fit_launch_and_sustained(
     fitted, left_out[~seen] = errors_by(seen, ~seen)
     for width in np.unique(widths):
         out = widths == width
-        # What is left has to tell the host's time from the GPU's: all of it is fitted on.
+        # The remaining runs have to separate host time from GPU time, so all of them are fitted.
         if not out.all():
             progress(f"leaving out the {out.sum()} runs of width {width:g}")
             _, width_left_out[out] = errors_by(~out, out)
-    # Of widths of which nothing was fitted on, these are errors of widths that were left out.
+    # For widths without any fitted run, these are errors of widths left out.
     left_out[~np.isin(widths, widths[seen])] = np.nan
     return with_engines(
         FittedRuns(
@@ -146,9 +149,9 @@ def fit_launch_and_sustained(
 
 
 def _launching(hardware: Hardware, runs: Sequence[PublishedRun]) -> Hardware:
-    """The hardware with the time to launch and the sustained share that suit some runs best."""
+    """The hardware with the launch time and the sustained share that fit some runs best."""
     measured = np.array([run.iteration_s for run in runs])
-    # Runs on many GPUs are few and large: each cluster's runs weigh as much together.
+    # Runs on many GPUs are few and large: each cluster's runs have the same total weight.
     clusters = np.array([run.cluster.nodes > 1 for run in runs])
     assert hardware.compute is not None
     compute = hardware.compute
@@ -175,8 +178,9 @@ def _launching(hardware: Hardware, runs: Sequence[PublishedRun]) -> Hardware:
 
 
 def fit_allocator(runs: Sequence[PublishedRun]) -> tuple[Allocator, Floats]:
-    """The allocator of runs with known peaks, and the relative errors of reserved bytes when each
-    run is left out."""
+    """The allocator fitted to runs with known peaks, and the relative errors of reserved bytes when
+    each run is left out.
+    """
     with_peaks = [run for run in runs if run.reserved_bytes and run.plan is not None]
     rows = [
         beyond_tensors(figures_of(run), run.stages, np.array(run.reserved_bytes))
@@ -197,7 +201,7 @@ def figures_of(run: PublishedRun) -> StageFigures:
 
 
 def is_said_to_fit(run: PublishedRun) -> bool:
-    """Whether a run, all of whose stages ran, is said to fit."""
+    """Whether a run, all of whose stages ran, is predicted to fit."""
     reserved = reserved_bytes(figures_of(run), run.stages, run.cluster, ENGINES[run.engine])
     return bool((reserved <= room_bytes(run.cluster)).all())
 
@@ -212,14 +216,14 @@ def _best(errors: Floats) -> int:
 
 
 def with_engines(fits: FittedRuns) -> FittedRuns:
-    """The hardware with how sure each engine's times are, from errors of runs left out."""
+    """The hardware with time bounds of each engine, from errors of runs left out."""
     hardware = fits.hardware
     of_engine: dict[str, list[int]] = defaultdict(list)
     for number, run in enumerate(fits.runs):
         of_engine[run.engine].append(number)
     kept = tuple(one for one in hardware.engines or () if one.engine not in of_engine)
     fitted = tuple(_engine(engine, fits, places) for engine, places in of_engine.items())
-    # Where the engines' errors come from is said by whoever knows the table.
+    # The caller provides the source of the engines' errors.
     source = hardware.provenance.engines or Source(kind="measured", source="whole runs")
     hardware = replace(
         hardware,
@@ -230,7 +234,7 @@ def with_engines(fits: FittedRuns) -> FittedRuns:
 
 
 def _engine(engine: str, fits: FittedRuns, places: Sequence[int]) -> EngineCalibration:
-    """How sure an engine's times are at the places of its runs, and away from them."""
+    """An engine's time bounds near its measured runs, and away from them."""
     near = _known(fits.left_out[places])
     half_width = half_width_of(near)
     far, reach = _far(half_width, _left_out_widths(fits, places))
@@ -245,7 +249,7 @@ def _engine(engine: str, fits: FittedRuns, places: Sequence[int]) -> EngineCalib
 
 
 def _far(half_width: float, widths: Sequence[LeftOutWidth]) -> tuple[float, float]:
-    """How sure times are of widths that nobody measured, and how far away that was tried.
+    """The time bounds for unmeasured widths, and the distance up to which they were tested.
 
     Few widths were measured, so new widths are taken to be as unsure as the worst of them.
     """
@@ -257,8 +261,9 @@ def _far(half_width: float, widths: Sequence[LeftOutWidth]) -> tuple[float, floa
 
 
 def widths_left_out(fits: FittedRuns, engine: str) -> Iterator[tuple[LeftOutWidth, float]]:
-    """Each width of an engine's runs when it is left out, and the share of its runs that lie inside
-    the bounds that the others give."""
+    """Each width of an engine's runs left out, with the share of its runs inside the bounds derived
+    from the others.
+    """
     places = [place for place, run in enumerate(fits.runs) if run.engine == engine]
     widths = _left_out_widths(fits, places)
     calibration = _engine(engine, fits, places)
@@ -297,7 +302,7 @@ def _widths(runs: Sequence[PublishedRun]) -> Floats:
 
 
 def place_of(run: PublishedRun) -> MeasuredAt:
-    """Where a run was measured."""
+    """The conditions of a measured run."""
     return MeasuredAt(
         hidden=run.workload.model.hidden,
         gpus=int(num_gpus(run.stages.value).sum()),

@@ -1,1 +1,1 @@
-"""What commands have in common: options, errors, progress, folders of results."""
+"""Shared parts of commands: options, errors, progress, folders of results."""

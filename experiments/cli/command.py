@@ -1,4 +1,4 @@
-"""A command is a row: the function that runs it, by its path, and its options.
+"""A command as a row: the import path of its function, and its options.
 
 The function's docstring is what ``--help`` says. Neither the row nor its parser imports the
 function's module, which a command does once its options are read.
@@ -35,24 +35,24 @@ DEVICES = ("cpu", "cuda")
 # Kernels of fused attention.
 KERNELS = ("flash", "cudnn", "flash-attn")
 UNLIMITED = 1 << 20
-# The page that explains words, in a checkout.
+# The glossary page in a checkout.
 GLOSSARY = "docs/glossary.md"
-# The exit status of a failure that a run of a plan has no message for, of a device as a rule: a
-# traceback is in place of it.
+# The exit status of an unexpected failure while a plan runs, usually of a device, which prints a
+# traceback.
 CRASHED = 3
-# Which published Megatron runs a calibration is fitted to: numbers of GPUs times layers.
+# The published Megatron runs used to fit a calibration: numbers of GPUs times layers.
 FOLDS = "2x16,4x24,8x12,512x48"
 
 Option = tuple[str, Mapping[str, Any]]
-# How the process of a command ends: as any other; at once after a failure, whatever its threads
-# wait for; or always at once.
+# How a command's process ends: as usual; immediately after a failure, whatever its threads wait
+# for; or always immediately.
 Ending = Literal["usual", "at once after a failure", "at once"]
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command: the path of its function, the common options that it has with their defaults,
-    and options of its own.
+    """A command: the path of its function, its common options with their defaults, and its own
+    options.
 
     With ``searches`` it has those of searches, too. ``arguments`` are the names of arguments
     without an option's name, for the command line that a run's page shows. The function gets the
@@ -94,7 +94,7 @@ def command(function: str, common: Mapping[str, Any], *options: Option, **settin
 
 
 def option(name: str, about: str = "", default: Any = None, **settings: Any) -> Option:
-    """An option; its type is that of its default, which its help tells."""
+    """An option; its type is that of its default, which its help shows."""
     if default is not None:
         settings["default"] = default
         if isinstance(default, int | float | Path):
@@ -110,7 +110,7 @@ def flag(name: str, about: str) -> Option:
 
 
 def path(metavar: str) -> dict[str, Any]:
-    """Settings of an option that names a file or a folder."""
+    """The settings of an option that names a file or a folder."""
     return {"type": Path, "metavar": metavar}
 
 
@@ -204,8 +204,8 @@ def execute(name: str, command: Command, line: Sequence[str], *, program: str = 
 def run_as_process(
     main: Callable[[Sequence[str]], int], arguments: Sequence[str], *, at_once: bool = False
 ) -> NoReturn:
-    """Run a command, and end the process: at once with ``at_once``, after a failure, or if there
-    were other ranks.
+    """Run a command, and end the process: immediately with ``at_once``, after a failure, or if
+    there were other ranks.
 
     Other ranks learn of a failure when this process's connections close. Threads that wait for a
     device or for them must not keep it. A thread of gloo that meets the interpreter's end takes

@@ -1,4 +1,4 @@
-"""What every command has in common: its options, its exit status, and errors without tracebacks.
+"""Shared parts of every command: its options, its exit status, and errors without tracebacks.
 
 Exit status 0 is done, 1 no answer, 2 wrong usage; ``export`` has one more.
 """
@@ -27,7 +27,7 @@ from mistlab.engines.engine import Precision, names_for_plans
 
 DONE, NO_ANSWER, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
-# What a command may need beyond the base, and the extra that brings it.
+# Packages that a command may need beyond the base install, and the extra that provides each.
 EXTRAS: Mapping[str, str] = {
     "accelerate": "baselines",
     "anyio": "agents",
@@ -45,16 +45,16 @@ EXTRAS: Mapping[str, str] = {
     "transformers": "huggingface",
     "uvicorn": "page",
 }
-# What the base brings, and a machine that only trains may lack.
+# Packages of the base install that a machine used only for training may lack.
 BASE = frozenset(
     ("cmaes", "highspy", "joblib", "matplotlib", "optuna", "pulp", "scipy", "simpy", "sqlalchemy")
 )
 
-# Imports make many objects that all stay. A search for unreachable ones among them after each
-# thousand, as Python does it, takes a tenth of a short command's time.
+# Imports make many permanent objects. Python's default garbage collection after each thousand would
+# take a tenth of a short command's time.
 OBJECTS_A_SEARCH = 20_000
-# NumPy's own threads multiply large matrices, of which there are none here: waiting for work they
-# take a third of a prediction's processor time. PyTorch counts its threads by another name.
+# NumPy's own threads multiply large matrices, of which there are none here; waiting for work they
+# would take a third of a prediction's CPU time. PyTorch's number of threads is a separate setting.
 NUMPY_THREADS = "OPENBLAS_NUM_THREADS"
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -141,10 +141,10 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-# Plan files that come with the package, named as seen from where a command is called.
+# Plan files shipped with the package, as paths relative to the working directory.
 PLANS = Path(os.path.relpath(Path(__file__).parents[1] / "plans"))
 
-# What is looked at where nothing else is said, by option.
+# The default problem, by option.
 PROBLEM: Mapping[str, Any] = {
     "model": "gpt3-2.7b",
     "hardware": "l4-24gb",
@@ -155,7 +155,7 @@ PROBLEM: Mapping[str, Any] = {
     "attention": "flash",
     "precision": "fp16",
 }
-# What is trained, for commands that ask for it.
+# The defaults of options about training, for commands that have them.
 TRAINED: Mapping[str, Any] = {
     "train": "all",
     "rank": None,
@@ -165,8 +165,7 @@ TRAINED: Mapping[str, Any] = {
     "gradients": None,
     "reduction": None,
 }
-# What some commands have options for of the cluster: numbers in place of the hardware's, and the
-# file of its network.
+# The cluster options of some commands: figures that override the hardware's, and the network file.
 OF_CLUSTER = (
     *("keep_free_gib", "intra_node_gbytes_per_s", "inter_node_gbytes_per_s"),
     "network",
@@ -174,11 +173,11 @@ OF_CLUSTER = (
 
 
 class NoAnswerError(InputError):
-    """A question that is well put and has no answer: nothing fits, a plan is refused."""
+    """A valid question without an answer: nothing fits, or a plan is refused."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong with an option in one line, as other errors are said."""
+    """Reports an invalid option in one line, like other errors."""
 
     def error(self, message: str) -> NoReturn:
         problem = message.removeprefix("argument ").replace(": expected", " expects")
@@ -187,13 +186,13 @@ class _Parser(argparse.ArgumentParser):
         self.exit(WRONG_USAGE, f"error: {text}\n")
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        """An option's value; ``--option=--``, which argparse takes for an empty list, is none."""
+        """An option's value; ``--option=--``, which argparse reads as an empty list, is missing."""
         if action.option_strings and "--" in arg_strings:
             raise argparse.ArgumentError(action, "-- is not a value: give one")
         return super()._get_values(action, arg_strings)
 
     def _meant(self, message: str) -> str:
-        """Options near to the first unknown one that a message names, if there are any."""
+        """Known options similar to the first unknown one in a message, if there are any."""
         _, _, unknown = message.partition("unrecognized arguments: ")
         known = [name for name in self._option_string_actions if name.startswith("--")]
         meant = near_matches(unknown.partition(" ")[0], known) if unknown.startswith("--") else ""
@@ -232,7 +231,7 @@ def parser_of(program: str, description: str | None, **defaults: Any) -> argpars
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    # The names by which argparse looks up types: every option of a type is read alike.
+    # argparse looks up types by name, so every option of a type is parsed alike.
     parser.register("type", int, _whole_number)
     parser.register("type", float, _number)
     parser.register("type", "seed", _seed)
@@ -246,14 +245,14 @@ def parser_of(program: str, description: str | None, **defaults: Any) -> argpars
 
 
 def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
-    """Run a command and return its exit status; what went wrong goes to standard error."""
+    """Run a command and return its exit status; errors go to standard error."""
     gc.set_threshold(OBJECTS_A_SEARCH)
-    # At the end of a process Python looks through all objects again, to no use.
+    # At exit Python would scan all objects again, for nothing.
     atexit.register(gc.freeze)
     os.environ.setdefault(NUMPY_THREADS, "1")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Names of files may have bytes that are no text. A stream made for a file that leads to a
-        # pipe now is changed, too, and then asked in vain where it stands.
+        # File names may contain bytes that are not text. A stream opened for a file that now leads
+        # to a pipe is changed, too, and its position cannot be queried.
         with suppress(OSError):
             sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -265,11 +264,11 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         return _complain(_missing(error), WRONG_USAGE)
     except BrokenPipeError:
-        # Whoever read the output has seen enough; nothing more may be written to it.
+        # The reader has closed the output, and nothing more may be written to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO_ANSWER
     except OSError as error:
-        # A disk that is full, a file that may not be read.
+        # A full disk, or a file without permission.
         return _complain(f"{_file_of(error)}{error.strerror or error}", NO_ANSWER)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -277,18 +276,18 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
 
 
 def _file_of(error: OSError) -> str:
-    """The file that an error is about, for the beginning of a message; empty if nobody knows."""
+    """The file that an error is about, as a message's prefix; empty if it is unknown."""
     if error.filename:
         return f"{error.filename}: "
     if error.errno != errno.ENOSPC or not _output_is_full():
         return ""
-    # What was printed would be tried again at the end of the process.
+    # Buffered output would be written again at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return "standard output: "
 
 
 def _output_is_full() -> bool:
-    """Whether standard output is a file on a disk without room, or a device that has none."""
+    """Whether standard output is a file on a full disk, or a device without space."""
     try:
         file = sys.stdout.fileno()
         is_device = stat.S_ISCHR(os.fstat(file).st_mode)
@@ -299,7 +298,7 @@ def _output_is_full() -> bool:
 
 @contextmanager
 def _warnings_in_lines() -> Iterator[None]:
-    """Let warnings be a line each on standard error, without the code that they come from."""
+    """Print warnings as single lines on standard error, without source code."""
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
         progress(f"warning: {message}")
@@ -311,7 +310,7 @@ def _warnings_in_lines() -> Iterator[None]:
 
 @contextmanager
 def as_options(prefix: str = "") -> Iterator[None]:
-    """Let an error about a field name the option that gave it."""
+    """Let an error about a field name the option that set it."""
     try:
         yield
     except FieldError as error:
@@ -320,8 +319,9 @@ def as_options(prefix: str = "") -> Iterator[None]:
 
 
 def batch_status(files: int, unreadable: int, *, all_answered: bool) -> int:
-    """The exit status of a command that goes on behind a file that is malformed: of the only file
-    that is wrong usage, as everywhere; of one of several, no answer to one of several questions."""
+    """The exit status of a command that continues after a malformed file: wrong usage if it was the
+    only file; otherwise a missing answer to one of several questions.
+    """
     if files == unreadable == 1:
         return WRONG_USAGE
     return DONE if all_answered else NO_ANSWER
@@ -333,7 +333,7 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def as_json(value: Mapping[str, Any], indent: int | None = None) -> str:
-    """A result as JSON; refuses numbers that overflowed, of options or files that are too large."""
+    """A result as JSON; refuses numbers that overflowed because options or files are too large."""
     try:
         return json.dumps(value, allow_nan=False, indent=indent)
     except ValueError:
@@ -349,7 +349,7 @@ def progress(text: str) -> None:
 
 
 def writable(path: Path, what: str, option: str = "--out") -> Path:
-    """The path of a result, its folder made; refused where nothing can be written."""
+    """The path of a result, with its folder created; refuses a path that is not writable."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         problem = "it is a folder" if path.is_dir() else None
@@ -370,7 +370,7 @@ def missing(package: str) -> InputError:
 
 
 def check_torch() -> None:
-    """Refuse to go on without torch, before anything is made ready that needs it."""
+    """Refuse to continue without torch, before anything that needs it is prepared."""
     if find_spec("torch") is None:
         error = missing("torch")
         raise error
@@ -389,15 +389,15 @@ def _complain(error: Exception | str, status: int) -> int:
 
 
 def shortened(message: str) -> str:
-    """A message whose longest words, such as a file given in place of its name, are cut short."""
+    """A message with its longest words truncated, such as a file passed in place of its name."""
     return _LONG_WORD.sub(r"\1...\2", message)
 
 
-# More than the name of any file, whose path may be longer.
+# Longer than any file name, though a path may be longer.
 _LONG_WORD = re.compile(r"(\S{100})\S{300,}(\S{50})")
 
 
-# How far a long piece of work is, on standard error, with the time that is left.
+# Progress of long work, on standard error, with the estimated time left.
 
 
 QUIET_S = 2.0
@@ -405,7 +405,7 @@ QUIET_S = 2.0
 
 @dataclass(slots=True, kw_only=True)
 class Countdown:
-    """Counts the parts of a piece of work; says so now and then, and at the end.
+    """Counts the parts of long work; reports now and then, and at the end.
 
     The first part may have to make ready what the others use: what is left goes by the others.
     """
@@ -421,7 +421,7 @@ class Countdown:
         self._said_s = self.clock()
 
     def step(self) -> None:
-        """One part is done."""
+        """One part is finished."""
         self._done += 1
         now_s = self.clock()
         if self._done == 1:

@@ -1,4 +1,4 @@
-"""What is installed: the version, and words for shells that complete command lines."""
+"""The installed version, and completion scripts for shells."""
 
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError
@@ -11,7 +11,7 @@ SHELLS = ("bash", "zsh")
 
 
 def version() -> str:
-    """The package's version, or that it is not installed."""
+    """The package's version, or a note that it is not installed."""
     try:
         return version_of(NAME)
     except PackageNotFoundError:
@@ -19,7 +19,7 @@ def version() -> str:
 
 
 def completion(shell: str, commands: Mapping[str, Command]) -> str:
-    """A script for a shell that completes commands, their options, and choices of options.
+    """A completion script for a shell: commands, their options, and choices of options.
 
     Files are completed wherever a word is neither a command nor an option.
     """
@@ -47,8 +47,7 @@ complete -o default -F _mistlab mistlab
 
 
 def _cases(commands: Mapping[str, Command]) -> Iterator[str]:
-    """For each option with choices a case of the shell's, and for each command one of its
-    options."""
+    """A shell case for each option with choices, and for each command's options."""
     for name, command in commands.items():
         options = []
         for action in parser_for(command, name)._actions:

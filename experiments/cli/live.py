@@ -1,4 +1,4 @@
-"""How far a search is, on standard error: one line, written over on a terminal."""
+"""The progress of a search on standard error: a single line, overwritten on a terminal."""
 
 import math
 import sys
@@ -8,19 +8,19 @@ from time import perf_counter
 from searchers.strategy import STAGES_A_PLAN, Ledger
 
 REFRESH_S = 0.25
-# Of a file or a pipe every line stays: fewer where nothing better was found.
+# In a file or a pipe every line stays, so lines are rarer while nothing better is found.
 LINE_EVERY_S = 2.0
 NOTHING_NEW_EVERY_S = 10.0
 
 
 def _is_terminal() -> bool:
-    """Whether standard error, as it is now, is a terminal."""
+    """Whether standard error is currently a terminal."""
     return sys.stderr.isatty()
 
 
 @dataclass(slots=True, kw_only=True)
 class Live:
-    """Tells how a searcher does, at most so often."""
+    """Reports a searcher's progress, at a limited rate."""
 
     searcher: str
     is_terminal: bool = field(default_factory=_is_terminal)
@@ -28,7 +28,7 @@ class Live:
     _best_s: float = field(default=math.inf, init=False)
 
     def __call__(self, ledger: Ledger) -> None:
-        """Hear of a search; tell of it if it is time."""
+        """Receive a search's state; report if it is time."""
         now_s = perf_counter()
         if now_s - self._told_s < self._wait_s(ledger):
             return
@@ -36,11 +36,11 @@ class Live:
         self._tell(self._state(ledger), stays=not self.is_terminal)
 
     def end(self, text: str) -> None:
-        """Tell how the search ended, in a line that stays."""
+        """Report how the search ended, in a permanent line."""
         self._tell(f"{self.searcher}: {text}", stays=True)
 
     def _wait_s(self, ledger: Ledger) -> float:
-        """Seconds from a line to the next one."""
+        """The seconds between two lines."""
         if self.is_terminal:
             return REFRESH_S
         return LINE_EVERY_S if ledger.best_s < self._best_s else NOTHING_NEW_EVERY_S
@@ -62,7 +62,7 @@ class Live:
 
 
 def _left_s(ledger: Ledger, a_second: float, wall_s: float) -> float:
-    """Seconds until the budget is spent at this pace."""
+    """The estimated seconds until the budget is spent."""
     ends = []
     if ledger.budget.seconds is not None:
         ends.append(ledger.budget.seconds - wall_s)

@@ -1,4 +1,4 @@
-"""A folder of results that says what made it: its configuration, versions and revision.
+"""A folder of results with a record of what made it: configuration, versions and revision.
 
 ``config.json`` holds the options, the source revision and the versions of the packages;
 ``rows.jsonl`` one row a line, ``README.md`` the command that makes them again.
@@ -28,16 +28,17 @@ PACKAGES = ("mistlab", "highspy", "numpy", "optuna", "pulp", "scipy", "simpy", "
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
 class RunDirectory:
-    """The folder of one run of a command, and what it was made with."""
+    """The folder of one run of a command, and the configuration that made it."""
 
     path: Path
     config: Mapping[str, Any]
 
     @classmethod
     def make(cls, path: Path, command: str, options: Mapping[str, Any]) -> Self:
-        """Make the folder, and note what will fill it. Where no folder can be made, that is said
-        and results go to a temporary one; a file in its place is refused, and so is a folder
-        to which another run writes."""
+        """Create the folder, and record its configuration. If it cannot be created, a message says
+        so and results go to a temporary folder; a file in its place, or a folder in use by another
+        run, is refused.
+        """
         config = _config(command, options)
         directory = cls(path=_folder(path), config=config)
         directory._hold()
@@ -47,8 +48,9 @@ class RunDirectory:
         return directory
 
     def _hold(self) -> None:
-        """Keep other processes out of the folder for as long as this object lives; the system lets
-        go of it where the process ends in any way, so that nothing stays behind."""
+        """Lock the folder against other processes for the lifetime of this object; the system
+        releases the lock however the process ends.
+        """
         folder = os.open(self.path, os.O_RDONLY)
         weakref.finalize(self, os.close, folder)
         status = os.fstat(folder)
@@ -64,7 +66,7 @@ class RunDirectory:
             return
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a file; whoever reads it finds what it held before, or all of the text."""
+        """Write a file atomically: readers see the old or the new text."""
         unfinished = self.path / f"{name}.part"
         with naming(self.path / name):
             unfinished.write_text(text, encoding="utf-8")
@@ -77,24 +79,25 @@ class RunDirectory:
             file.write(as_json(row) + "\n")
 
     def write_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write ``rows.jsonl``; whoever reads it finds the rows before, or all of these."""
+        """Write ``rows.jsonl`` atomically: readers see the old or the new rows."""
         lines = [as_json(row) + "\n" for row in rows]
         self.write_text("rows.jsonl", "".join(lines))
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of ``rows.jsonl``, without a last line that was cut off."""
+        """The rows of ``rows.jsonl``, without a truncated last line."""
         return read_rows(self.path / "rows.jsonl")
 
 
-# The folders that this process keeps others out of.
+# The folders that this process has locked.
 _HELD: weakref.WeakValueDictionary[tuple[int, int], RunDirectory] = weakref.WeakValueDictionary()
 
 
 def earlier_rows(
     path: Path, command: str, options: Mapping[str, Any], *, aside: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The rows that an equal run has left in a folder: of the same sources, with the same options
-    but for those ``aside``. Rows of another run are none."""
+    """The rows that an equal run has left in a folder: with the same sources, and the same options
+    except those ``aside``. Rows of another run do not count.
+    """
     config = path / "config.json"
     if not ((path / "rows.jsonl").is_file() and config.is_file()):
         return []
@@ -111,8 +114,9 @@ def earlier_rows(
 
 
 def file_at(path: Path, what: str) -> Path:
-    """The path of a result; one in a temporary folder where its own cannot be made or changed,
-    which is said. A folder in its place is refused."""
+    """The path of a result; in a temporary folder, with a message, if its own cannot be written. A
+    folder in its place is refused.
+    """
     if path.is_dir():
         return writable(path, what)
     folder = _folder(path.parent)
@@ -122,7 +126,7 @@ def file_at(path: Path, what: str) -> Path:
 
 
 def _folder(path: Path) -> Path:
-    """The folder, made if it is not there; a temporary one where it cannot be made or changed."""
+    """The folder, created if necessary; a temporary one if it cannot be written."""
     if path.exists() and not path.is_dir():
         reject(f"--out {path}: is a file: give another folder")
     try:
@@ -141,8 +145,9 @@ def _temporary(path: Path, problem: str) -> Path:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file, up to a line that is damaged, as the last one of a run that was stopped
-    while it wrote. The damaged file is kept beside."""
+    """The rows of a file up to a damaged line, such as the last one of an interrupted run. The
+    damaged file is kept under another name.
+    """
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     rows = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -170,14 +175,14 @@ def _config(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """An option's value as JSON has it."""
+    """An option's value as JSON."""
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     return str(value) if isinstance(value, Path) else value
 
 
 def _version(package: str) -> str | None:
-    """A package's version; none of one that is not installed, as on a machine that only trains."""
+    """A package's version; empty if it is not installed, as on a machine used only for training."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -198,8 +203,9 @@ def revision() -> str:
 
 
 def command_line(config: Mapping[str, Any]) -> str:
-    """The command that a configuration was written for; arguments without an option's name are
-    noted under the names of ``arguments``."""
+    """The command line of a recorded configuration; positional arguments are recorded under the
+    names in ``arguments``.
+    """
     arguments, parts = [], []
     named = config["options"].get("arguments") or ()
     for name, value in config["options"].items():

@@ -1,4 +1,4 @@
-"""Commands about machines and models, and about how good predictions are."""
+"""Commands about machines and models, and about the quality of predictions."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from experiments.cli.command import (
 )
 from mistlab.schedule.orders import ORDERS
 
-# Of a call of the report on a GPU.
+# The minutes of a call of the GPU report.
 MINUTES = 9.0
 
 MACHINE_COMMANDS: dict[str, Group] = {

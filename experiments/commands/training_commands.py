@@ -1,4 +1,4 @@
-"""Commands about whole trainings: what a run takes, and runs."""
+"""Commands about whole trainings: their costs, and running them."""
 
 from experiments.cli.command import (
     DEVICES,

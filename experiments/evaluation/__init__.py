@@ -1,1 +1,1 @@
-"""The bars of the published evaluation: speedups over baselines, step by step and view by view."""
+"""The published evaluation: speedups over baselines, step by step and view by view."""

@@ -1,4 +1,4 @@
-"""The published evaluation: each case searched as each system would, beside what was published."""
+"""The published evaluation: each case searched as each system would, beside published figures."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,12 +22,11 @@ from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan_words import plan_line
 from mistlab.plan.workload import Attention
 
-# One case of the evaluation, searched as each system would: times, plans, and what times are made
-# of.
+# One case of the evaluation, searched as each system would: times, plans, and their terms.
 
 
 OURS = "mist"
-# Searchers of the systems that are compared with ours, in spaces of the same names.
+# The searchers of the compared systems, in spaces of the same names.
 BASELINES = {
     "megatron:published": "Megatron-LM as published",
     "deepspeed:published": "DeepSpeed as published",
@@ -38,13 +37,13 @@ BASELINES = {
 }
 # Aceso's runtime is a Megatron-LM on torch 1.12, which had no fused attention.
 UNFUSED = "aceso:unfused"
-# What the published runtime has in place of ours, one at a time.
+# The published runtime's features that replace ours, one at a time.
 THEIRS = {
     "its sends": replace(MISTLAB, sends=MIST.sends),
     "its kernels": replace(MISTLAB, kernels=MIST.kernels),
     "its step": replace(MISTLAB, step_moved=MIST.step_moved),
 }
-# Aceso's search is ended after so many plans: more than this changed a time by 2 % at most.
+# Aceso's search ends after this many plans: more changed a time by 2 % at most.
 ACESO_PLANS, QUICK_ACESO_PLANS = 1000, 200
 
 
@@ -89,7 +88,7 @@ def _found(bench: Bench, name: str, *, quick: bool, seed: int) -> Found | None:
 
 
 def _ratios(seconds: Mapping[str, float | None]) -> dict[str, float | None]:
-    """How many times as long each baseline takes as ours."""
+    """The ratio of each baseline's time to ours."""
     ours = seconds[OURS]
     return {
         name: None if ours is None or (other := seconds[name]) is None else other / ours
@@ -97,7 +96,7 @@ def _ratios(seconds: Mapping[str, float | None]) -> dict[str, float | None]:
     }
 
 
-# The published evaluation: every case searched, beside what was published.
+# The published evaluation: every case searched, beside published figures.
 
 
 QUICK_SIZES = 2
@@ -131,7 +130,7 @@ def evaluated(options: argparse.Namespace) -> int:
 
 
 def _cases(options: argparse.Namespace) -> list[Case]:
-    """GPT written out follows each cluster's fused cases."""
+    """GPT with unfused attention follows each cluster's fused cases."""
     quick = options.quick
     chosen = sizes()[:QUICK_SIZES] if quick else sizes()
     families = FAMILIES[:1] if quick else FAMILIES
@@ -208,13 +207,13 @@ def _both(row: Row, name: str) -> str:
 
 
 def _there(row: Row, name: str) -> float | None:
-    """How many times as long a baseline takes as our plan if the published runtime ran it."""
+    """The ratio of a baseline's time to our plan's under the published runtime."""
     seconds, ours_s = row["seconds"][name], row["by_published_runtime_s"]
     return None if seconds is None or ours_s is None else seconds / ours_s
 
 
 def _summaries(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """Averages over each cluster and attention, and over all, over each baseline."""
+    """Averages over each cluster and attention, and over all, for each baseline."""
     published = {(p["hardware"], p["attention"]): p for p in evaluation()["averages"]}
     places = dict.fromkeys((row["hardware"], row["attention"]) for row in rows)
     for hardware, attention in (*places, (None, None)):

@@ -1,4 +1,4 @@
-"""The motivating case: two plans side by side, drawn on one axis of time."""
+"""The motivating case: two plans side by side, drawn on a common time axis."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ from mistlab.plan.workload import Workload
 from mistlab.schedule.slots import Kind
 from simulators.events import Simulation
 
-# Iterations drawn one below the other, on one axis of time.
+# Draws iterations one below the other, on a common time axis.
 
 
 def timelines(played: Mapping[str, Simulation]) -> Figure:
@@ -53,7 +53,7 @@ def timelines(played: Mapping[str, Simulation]) -> Figure:
     return figure
 
 
-# The motivating case: two plans side by side, and what the spaces' best plans are.
+# The motivating case: two plans side by side, and the spaces' best plans.
 
 
 SPACES = ("3d", "+zero", "+checkpointing", "+offload", "mist")
@@ -73,8 +73,8 @@ PLANS: Mapping[str, Plan] = {
 
 
 def motivated(options: argparse.Namespace) -> int:
-    """The motivating case: a pipeline that recomputes everything, beside ZeRO-2 and 28 of 32
-    blocks.
+    """The motivating case: a pipeline with full recomputation, beside ZeRO-2 with 28 of 32 blocks
+    recomputed.
 
     GPT-3 2.7B on four L4, sequence 4096, batch 8. Both plans are predicted, played and drawn
     one below the other, and the spaces are searched one after another: does a search find the

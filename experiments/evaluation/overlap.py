@@ -1,5 +1,6 @@
-"""Views compared over random plans: in which order their times are, and what their winners are
-worth."""
+"""Compares views over random plans: the order of their times, and the true times of their best
+plans.
+"""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -26,19 +27,19 @@ from mistlab.schedule.placement import spread_shares
 from searchers.methods.published import published
 from searchers.savings import Chooser, chosen_plan
 
-# Random plans in every view, to see in which order the views' times are.
+# Predicts random plans in every view, to verify the order of the views' times.
 
 
-# Spaces that plans are drawn from, in turns: those of all engines.
+# The spaces from which plans are drawn in turn: those of all engines.
 SPACES = ("mist", "wide", "mist", "megatron", "mist", "deepspeed", "mist", "aceso")
-# What may be lost to rounding.
+# The tolerance for rounding.
 ROUNDING = 1e-9
-# Views of which the first must take at least as long as the second.
+# Pairs of views in which the first must take at least as long as the second.
 ORDER = (("serial", "full"), ("full", "ideal"))
 
 
 def drawn(bench: Bench, count: int, seed: int) -> list[Plan]:
-    """Random plans for a problem; whether they fit does not matter to their times."""
+    """Random plans for a problem; whether they fit does not affect their times."""
     draw = np.random.default_rng(seed)
     chooser = Chooser(lambda _, options: int(draw.integers(options)))
     plans: list[Plan] = []
@@ -49,7 +50,7 @@ def drawn(bench: Bench, count: int, seed: int) -> list[Plan]:
 
 
 def ordered(case: Case, count: int, seed: int) -> dict[str, Any]:
-    """The row of a case: how many plans break the order, and how far apart views are."""
+    """The row of a case: the number of plans that violate the order, and the distance of views."""
     bench = Bench.of(case.problem())
     plans = drawn(bench, count, seed)
     seconds = {
@@ -74,14 +75,14 @@ def _spread(ratios: Sequence[float] | np.ndarray) -> dict[str, float]:
     return {"least": float(least), "median": float(median), "most": float(most)}
 
 
-# Views compared: in which order their times are, and what their winners are worth.
+# Compares views: the order of their times, and the true times of their best plans.
 
 
 SIZES, QUICK_SIZES = ("1.3b", "2.7b", "7b"), ("1.3b",)
 QUICK_PLANS = 100
-# The views that leave something out.
+# The views that omit something.
 PARTIAL = tuple(view for view in VIEWS if view != FULL)
-# The published search, and what is changed in it.
+# The published search, and its modifications.
 VARIANTS: Mapping[str, Mapping[str, bool]] = {
     "published": {},
     "true frontiers": {"weighted": False},
@@ -94,7 +95,7 @@ Winners = Mapping[tuple[str, str], Row]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapQuestion:
-    """A case, and how many random plans of it to order."""
+    """A case, and the number of random plans to verify."""
 
     case: Case
     plans: int
@@ -102,7 +103,7 @@ class OverlapQuestion:
 
 
 def overlapped(options: argparse.Namespace) -> int:
-    """What it costs not to know: searches with views that ignore overlap or first and last passes.
+    """The cost of ignorance: searches with views that ignore overlap or first and last passes.
 
     Searches see streams that take turns (serial), that do not disturb one another (ideal),
     extras of first and last micro-batches spread (average) or dropped (blind), or everything
@@ -126,7 +127,9 @@ def overlapped(options: argparse.Namespace) -> int:
 
 
 def compared(asked: OverlapQuestion) -> list[dict[str, Any]]:
-    """The rows of a case: the order of random plans, each view's winner, each search's winner."""
+    """The rows of a case: the order over random plans, each view's best plan, each search's best
+    plan.
+    """
     bench = Bench.of(asked.case.problem())
     return [
         ordered(asked.case, asked.plans, asked.seed),
@@ -172,7 +175,9 @@ def _of(rows: Sequence[Row], chapter: str, key: str) -> dict[tuple[str, str], Ro
 
 
 def _holds(rows: Sequence[Row]) -> bool:
-    """Whether no random plan breaks the order, and no view's winner beats the whole's own."""
+    """Whether no random plan violates the order, and no view's best plan beats the full view's
+    own.
+    """
     winners = _of(rows, "winners", "view")
     in_order = not any(sum(row["broken"].values()) for row in rows if row["chapter"] == "order")
     return in_order and all(
@@ -249,7 +254,7 @@ def _spreads(orders: Sequence[Row]) -> list[tuple[str, ...]]:
 
 
 def _winners_table(winners: Winners, cases: Sequence[str]) -> str:
-    """How much slower each view's winner is, and in brackets as it is played."""
+    """The slowdown of each view's best plan, and in brackets its slowdown when played."""
 
     def slower(case: str, view: str) -> str:
         row, whole = winners.get((case, view)), winners[case, FULL]
@@ -267,7 +272,7 @@ def _winners_table(winners: Winners, cases: Sequence[str]) -> str:
 
 
 def _searches_table(searches: Winners, winners: Winners, cases: Sequence[str]) -> str:
-    """How much slower the plan of each published search is than that of ``mist``."""
+    """The slowdown of each published search's plan relative to that of ``mist``."""
     return table(
         ("case", *VARIANTS),
         [

@@ -1,5 +1,6 @@
-"""The speedup breakdown: what each step brings over Megatron-LM as published, on this runtime and
-on the published one, with each step left out, and with a mechanism changed."""
+"""The speedup breakdown: the gain of each step over Megatron-LM as published, on this runtime and
+on the published one, with each step left out, and with mechanisms changed.
+"""
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ from searchers.methods.published import published
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The mean of some numbers, the least and the most of them."""
+    """The mean of some numbers, with the minimum and the maximum."""
 
     mean: float
     least: float
@@ -43,15 +44,15 @@ class Summary:
         return cls(mean=sum(numbers) / len(numbers), least=min(numbers), most=max(numbers))
 
     def mapping(self) -> dict[str, float]:
-        """By name."""
+        """The fields by name."""
         return asdict(self)
 
 
 def difference_in_parts(
     pairs: Sequence[tuple[Mapping[str, float], Mapping[str, float]]],
 ) -> dict[str, float]:
-    """How much longer the second of two iterations is in each of its terms, as a share of the
-    first iteration, on average over pairs.
+    """The difference of two iterations in each of their terms, as a share of the first iteration,
+    averaged over pairs.
 
     >>> difference_in_parts([({"a_s": 3.0, "b_s": 1.0}, {"a_s": 4.0, "b_s": 1.0})])
     {'a_s': 0.25, 'b_s': 0.0}
@@ -64,7 +65,7 @@ def difference_in_parts(
     }
 
 
-# The steps with names that figures were published for.
+# The names of the steps with published figures.
 FIRST, FLEXIBLE = "3D parallelism", "+ flexible checkpointing"
 OFFLOADED, UNEVEN, AWARE = "+ offloading", "+ uneven blocks", "+ imbalance-aware"
 
@@ -73,8 +74,9 @@ OFFLOADED, UNEVEN, AWARE = "+ offloading", "+ uneven blocks", "+ imbalance-aware
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakdownStep:
-    """A space to search, the view in which it is searched, and for how many weights the published
-    search samples frontiers in it (if that search is asked)."""
+    """A space to search, the view of the search, and the number of weights at which the published
+    search samples frontiers in it (if that search is used).
+    """
 
     name: str
     space: SearchSpace
@@ -84,7 +86,7 @@ class BreakdownStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakdownRuntime:
-    """An engine that plans are searched for, and whether the published search is asked."""
+    """An engine for which plans are searched, and whether the published search is used."""
 
     engine: str
     is_published_search: bool = False
@@ -98,8 +100,9 @@ class BreakdownRuntime:
 
 
 def steps(unaware: str) -> list[BreakdownStep]:
-    """The steps, each with a component more than the one before; all but the last are searched in
-    the view ``unaware``."""
+    """The steps, each with one component more than the previous; all but the last are searched in
+    the view ``unaware``.
+    """
     all_recomputed = replace(space_of("3d"), name="3d, all recomputed", recomputation="all")
     sharded = replace(space_of("+zero"), name="+zero, all recomputed", recomputation="all")
     return [
@@ -113,7 +116,7 @@ def steps(unaware: str) -> list[BreakdownStep]:
 
 
 def left_out(unaware: str) -> list[BreakdownStep]:
-    """The whole with one component missing."""
+    """The full space with one component missing."""
     mist = space_of("mist")
 
     def without(name: str, **changes: object) -> BreakdownStep:
@@ -130,7 +133,7 @@ def left_out(unaware: str) -> list[BreakdownStep]:
     ]
 
 
-# The speedup breakdown: bars over Megatron-LM as published, and what is lost without each part.
+# The speedup breakdown: gains over Megatron-LM as published, and the loss without each component.
 
 
 SIZES, QUICK_SIZES = ("7b", "13b", "22b"), ("7b",)
@@ -139,10 +142,10 @@ OURS, THEIRS, AS_PUBLISHED = "this runtime", "published runtime", "published run
 RUNTIMES: Mapping[str, BreakdownRuntime] = {
     OURS: BreakdownRuntime(engine="mistlab"),
     THEIRS: BreakdownRuntime(engine="mist"),
-    # It takes minutes, and is asked where a breakdown was published.
+    # It takes minutes, and is used only where a breakdown was published.
     AS_PUBLISHED: BreakdownRuntime(engine="mist", is_published_search=True),
 }
-# Where a breakdown was published: how many times as fast each step is as an earlier one.
+# The hardware with a published breakdown: the speedup of each step over an earlier one.
 PUBLISHED_FOR = "l4-24gb"
 PUBLISHED_STEPS = {(FLEXIBLE, FIRST): 1.12, (OFFLOADED, FLEXIBLE): 1.07, (AWARE, OFFLOADED): 1.09}
 
@@ -158,7 +161,7 @@ def _with_more_memory(problem: Problem, gib: float) -> Problem:
 
 
 def _with_copies(problem: Problem, times: float) -> Problem:
-    """Copies between hosts and GPUs that are so many times as fast."""
+    """Host copies that are this many times as fast."""
     cluster = problem.cluster
     transfers = cluster.hardware.transfers
     assert transfers is not None, "the evaluation's machines are calibrated"
@@ -178,7 +181,7 @@ def _with_copies(problem: Problem, times: float) -> Problem:
     return replace(problem, cluster=replace(cluster, hardware=hardware))
 
 
-# What is changed to see which height follows from it.
+# Changes that show which gain follows from which mechanism.
 CHANGES: Mapping[str, Callable[[Problem], Problem]] = {
     "nothing": _as_it_is,
     "copies to and from hosts take twice as long": partial(_with_copies, times=0.5),
@@ -189,8 +192,7 @@ CHANGES: Mapping[str, Callable[[Problem], Problem]] = {
 
 
 def broken_down(options: argparse.Namespace) -> int:
-    """What each component brings over Megatron-LM as published, one after another and each left
-    out.
+    """The gain of each component over Megatron-LM as published, cumulatively and left out singly.
 
     GPT on 8, 16 and 32 L4 and A100. From 3D parallelism with every block recomputed, spaces get
     ZeRO-2 and 3, flexible checkpointing, offloading and uneven blocks, chosen for each stage.
@@ -205,7 +207,7 @@ def broken_down(options: argparse.Namespace) -> int:
     cases = [case_of(place, "gpt3", size, "flash") for size in chosen for place in places]
     search = partial(searched, view=options.view, seed=options.seed, is_quick=options.quick)
     study = Study.begin("speedup_breakdown", options)
-    # The largest first, so that no process is left alone with one of them at the end.
+    # Largest first, so that no process is left with a long case at the end.
     answered = [rows for _, rows in answers(study, search, cases[::-1], "cases")]
     study.add_all(row for rows in reversed(answered) for row in rows)
     status = DONE if all(row["kept_s"] for row in study.rows) else NO_ANSWER
@@ -213,8 +215,9 @@ def broken_down(options: argparse.Namespace) -> int:
 
 
 def searched(case: Case, *, view: str, seed: int, is_quick: bool = False) -> list[dict[str, Any]]:
-    """The rows of a case: on each runtime a row a step, a row for each step that is left out, and
-    a row for each step with a mechanism changed."""
+    """The rows of a case: on each runtime a row per step, a row for each step left out, and a row
+    for each step with a mechanism changed.
+    """
     bench = Bench.of(case.problem())
     baselines = {
         name: None if (baseline := bench.found(name, space_of(name))) is None else baseline.seconds
@@ -226,7 +229,7 @@ def searched(case: Case, *, view: str, seed: int, is_quick: bool = False) -> lis
     for name, runtime in RUNTIMES.items():
         if runtime.is_published_search and (is_quick or not is_published):
             continue
-        # The published breakdown has no step of its own for uneven blocks.
+        # The published breakdown has no separate step for uneven blocks.
         each = [one for one in steps(view) if one.name != UNEVEN or not runtime.is_published_search]
         rows += _steps(runtime, bench, each, seed, rows_of(chapter="with", runtime=name))
         for step in left_out(view) if name == OURS else ():
@@ -249,7 +252,7 @@ def _steps(
     seed: int,
     rows_of: "BreakdownRows",
 ) -> Iterator[dict[str, Any]]:
-    """A row for each step, which keeps the plan of the step before if that one is faster."""
+    """A row for each step, which keeps the previous step's plan if that one is faster."""
     kept: Found | None = None
     for step in each:
         best = runtime.found(bench, step, seed)
@@ -260,8 +263,9 @@ def _steps(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakdownRows:
-    """Makes rows of a case: of a runtime, or of a change of the machine. Bars are played, and what
-    is left out of them on this runtime."""
+    """Makes the rows of a case, for a runtime or for a changed machine. Gains are played, and so
+    are steps left out on this runtime.
+    """
 
     case: Case
     baselines: Mapping[str, float | None]
@@ -271,7 +275,7 @@ class BreakdownRows:
     def row(
         self, step: BreakdownStep, best: Found | None, kept: Found | None, bench: Bench
     ) -> dict[str, Any]:
-        """The row of a step: what was found, and the best plan that a user keeps."""
+        """The row of a step: its plan, and the best plan that a user would keep."""
         kept_s = kept.seconds if kept else None
         is_played = self.chapter == "with" or self.runtime == OURS
         played_s = bench.played_s(kept.plan) if kept and is_played else None
@@ -301,7 +305,7 @@ class BreakdownRows:
 
 
 def report(rows: Sequence[Row], view: str) -> Report:
-    """The bars, and what is lost without each part."""
+    """The gains, and the loss without each component."""
     runtimes = list(dict.fromkeys(row["runtime"] for row in rows if row["chapter"] == "with"))
     bars = [bar for one in runtimes for bar in _bars(_chapter(rows, "with", one))]
     missing = [*_missing(rows)]
@@ -368,7 +372,7 @@ def _places(rows: Sequence[Row]) -> list[str]:
 
 
 def _bars(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """The bars of a runtime."""
+    """The gains on a runtime."""
     for where in _places(rows):
         for step in dict.fromkeys(row["step"] for row in rows):
             at_step = [
@@ -397,7 +401,7 @@ def _mean(of_case: Sequence[tuple[float, Row]], name: str) -> float:
 
 
 def _bars_words(bars: Sequence[Mapping[str, Any]], runtime: str) -> Sequence[str]:
-    """The steps on a runtime; a page has those of this runtime, and files those of others."""
+    """The steps on a runtime; the page has those of this runtime, and files those of others."""
     apart = () if runtime == OURS else (IN_A_FILE,)
     return [f"On {runtime}:", *apart, _bars_table(bars, runtime)]
 
@@ -438,9 +442,9 @@ def _cases_table(rows: Sequence[Row], runtimes: Sequence[str]) -> str:
 
 
 def _gains(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """How many times as fast each step with a published figure is as the step that it was
-    published over, on average over the cases of the machine it was published for; on each runtime,
-    and with each change."""
+    """The speedup of each step with a published figure over its reference step, averaged over the
+    cases of the published hardware; on each runtime, and with each change.
+    """
     of_machine = [row for row in rows if row["hardware"] == PUBLISHED_FOR]
     kinds = dict.fromkeys((row["chapter"], row["runtime"]) for row in of_machine)
     for chapter, name in kinds:
@@ -463,7 +467,7 @@ def _gains(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
 
 
 def _gains_words(gains: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The tables of gains, where there are any."""
+    """The tables of gains, if there are any."""
     if not gains:
         return
     heads = [f"{after} over {before}" for after, before in PUBLISHED_STEPS]
@@ -485,7 +489,7 @@ def _gains_words(gains: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _missing(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """The share of the whole's speed that is lost without each component, on this runtime."""
+    """The share of the full speed that is lost without each component, on this runtime."""
     whole = {row["case"]: row for row in _chapter(rows, "with", OURS)}
     without = [row for row in _chapter(rows, "without", OURS) if row["kept_s"]]
     for step in dict.fromkeys(row["step"] for row in without):

@@ -1,4 +1,4 @@
-"""Tuning time: every searcher on every space, by the processor's clock."""
+"""Tuning time: every searcher on every space, in CPU time."""
 
 import argparse
 import time
@@ -23,18 +23,18 @@ from searchers.strategy import StrategySearcher
 
 SIZE, QUICK_SIZE = "22b", "2.7b"
 QUICK_PLANS = 500
-# What is published of tuning GPT-22B on 32 GPUs: times as fast.
+# The published speedups of tuning GPT-22B on 32 GPUs.
 PUBLISHED = {"aceso": 1.97, "alpa": 9.33}
-# A plan within this share of the last one is nearly as good.
+# A plan within this share of the final one is nearly as good.
 NEARLY = 0.01
-# Who searches for this runtime, and who for the published one.
+# The searchers for this runtime, and for the published one.
 OURS, THEIRS = "mistlab", "mist"
 SEARCHERS_ASKED = {OURS: ("mist", "aceso"), THEIRS: ("mist", "aceso", "mist:published")}
 OFFLOADED = {"+OO": "optimizer", "+AO": "activations", "+GO": "gradients", "+WO": "weights"}
 
 
 def spaces() -> dict[str, SearchSpace]:
-    """The spaces, each with a kind of saving more than the one before."""
+    """The spaces, each with one kind of saving more than the previous."""
     full = space_of("mist").offload
     space = replace(space_of("3d"), unequal_stages=True, layers_off_balance=2)
     spaces_by_name = {"3D": space}
@@ -51,7 +51,7 @@ def spaces() -> dict[str, SearchSpace]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningTimeQuestion:
-    """A search: who, in which space, for how many plans."""
+    """A search: the searcher, the space, and the number of plans."""
 
     case: Case
     searcher: str
@@ -62,7 +62,7 @@ class TuningTimeQuestion:
 
 
 def timed(options: argparse.Namespace) -> int:
-    """How long tuning takes: GPT-3 22B on 32 GPUs, with one kind of saving more from step to step.
+    """The time of tuning GPT-3 22B on 32 GPUs, with one more kind of saving in each step.
 
     The order is 3D, +CKPT, +ZeRO, then offloading of optimizer state, activations, gradients
     and weights. Aceso searches the same spaces, Alpa its own; times are to the end, to within 1
@@ -102,8 +102,7 @@ def timed(options: argparse.Namespace) -> int:
 
 
 def searched(asked: TuningTimeQuestion) -> dict[str, Any]:
-    """The row of a search. Only the processor's time counts, without the compiling of
-    expressions."""
+    """The row of a search. Only CPU time counts, without compiling expressions."""
     bench = Bench.of(asked.case.problem())
     bench.found(asked.searcher, asked.space, budget=Budget(evaluations=1))
     searcher = StrategySearcher(
@@ -133,7 +132,7 @@ def _nearly(history: Sequence[Improvement]) -> float:
 
 
 def report(rows: Sequence[Row], case: Case) -> Report:
-    """How long searches took, and how many times as fast ours was."""
+    """The duration of searches, and the speedup of ours."""
     on_ours, on_theirs = (_by_step(rows, engine) for engine in (OURS, THEIRS))
     faster = {f"aceso, {step}": _faster(on_ours, step, "aceso") for step in on_ours}
     there = {
@@ -198,7 +197,7 @@ def report(rows: Sequence[Row], case: Case) -> Report:
 
 
 def _by_step(rows: Sequence[Row], engine: str) -> dict[str, dict[str, Row]]:
-    """The rows of an engine by space and searcher, in spaces that grow."""
+    """The rows of an engine by space and searcher, in growing spaces."""
     by_step: dict[str, dict[str, Row]] = {}
     for row in rows:
         if row["engine"] == engine and row["space"] != "its own":
@@ -207,7 +206,7 @@ def _by_step(rows: Sequence[Row], engine: str) -> dict[str, dict[str, Row]]:
 
 
 def _faster(on_engine: Mapping[str, Mapping[str, Row]], step: str, other: str) -> float | None:
-    """How many times as fast ours was as another search, to equal quality."""
+    """The speedup of our search over another, to equal quality."""
     seconds = to_equal_quality(*(_history(on_engine[step][name]) for name in ("mist", other)))
     return None if seconds is None else seconds[1] / max(seconds[0], 1e-9)
 

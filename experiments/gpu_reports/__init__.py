@@ -1,1 +1,1 @@
-"""Pictures, tables and pages of what was predicted and measured."""
+"""GPU reports: plans measured on a GPU or a node, beside predictions."""

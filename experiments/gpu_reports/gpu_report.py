@@ -31,36 +31,36 @@ from mistlab.core.values import reject, to_mapping
 from mistlab.job.job import dump_job
 from mistlab.machine.hardware import Hardware, Line
 
-# How long a run of a plan takes on one H100 besides its iterations, by estimate.
+# The estimated overhead of a run on one H100 besides its iterations.
 #
-# None of the constants was measured on a GPU. They are high, since what is estimated must fit the
-# time for which a machine is rented.
+# None of the constants was measured on a GPU. They are high, since estimates must fit the time for
+# which a machine is rented.
 
 
-# Of iterations over predicted ones, and of those in strict mode over others.
+# Factors of iterations over predicted ones, and of strict mode over normal mode.
 SLOWER, STRICT = 1.2, 2.0
-# One task after another, over tasks side by side.
+# The factor of serialised tasks over overlapped ones.
 SERIALISED = 1.5
-# A process: interpreter, torch, the GPU's context, libraries. Of several, one for each GPU, groups
-# that connect too.
+# The start of a process: interpreter, torch, the GPU's context, libraries. With several processes,
+# one per GPU, also connecting.
 PROCESS_S, PROCESSES_S = 20.0, 35.0
-# A run: its model, rings, streams and groups, weights drawn on the device and copied, two readings
-# of the clocks, what is said of it.
+# The overhead of a run: its model, rings, streams and groups, weights drawn on the device and
+# copied, two readings of the clocks, and reporting.
 RUN_S = 4.0
-# Pages are touched and registered; those that are pinned already are set to zero.
+# Pages are touched and registered; pages that are already pinned are zeroed.
 PIN_S_A_GIB, ZERO_S_A_GIB = 0.4, 0.1
 
 
 def run_seconds(
     iterations_s: float, pinning_s: float, *, is_strict: bool, is_serialised: bool
 ) -> float:
-    """Seconds of a run, from those of its iterations as predicted and those to pin memory."""
+    """The seconds of a run, from its predicted iterations and its pinned memory."""
     slower = SLOWER * (STRICT if is_strict else 1) * (SERIALISED if is_serialised else 1)
     return RUN_S + pinning_s + slower * iterations_s
 
 
 class PinnedMemory:
-    """The memory that the running process has pinned; strict runs have a process of their own."""
+    """The memory that the running process has pinned; strict runs have a separate process."""
 
     def __init__(self) -> None:
         self._gib = 0.0
@@ -77,18 +77,18 @@ class PinnedMemory:
         return seconds + ZERO_S_A_GIB * gib
 
 
-# How long a report takes on one H100, by estimate: before a machine is rented, and while it works.
+# The estimated duration of a report on one H100, before and during a rental.
 #
-# Seconds of iterations are predictions on the catalogue's `h100-80gb`. Its copies to and from the
-# host were borrowed from a machine with a slower bus, so half of its datasheet's rate is taken
-# instead. The other constants are estimates too, none was measured on a GPU: high ones, since what
-# is estimated must fit the time that is rented.
+# Seconds of iterations are predictions on the catalogue's `h100-80gb`. Its host copies were
+# measured on a machine with a slower bus, so half of its datasheet's rate is used instead. The
+# other constants are high estimates, none measured on a GPU, since estimates must fit the rented
+# time.
 
 
 REFERENCE = "h100-80gb"
 LINK_SHARE, LINK_LATENCY_US = 0.5, 20.0
-# All tables: two to three thousand short measurements, and processes for copies and streams; then
-# collectives, and streams beside them, for each further size of groups of GPUs.
+# All tables: two to three thousand short measurements, and processes for copies and streams; then,
+# for each further group size, collectives and overlapped streams.
 PROFILE_S, GROUPS_S = 240.0, 120.0
 # The end of a call: fits, predictions, the page.
 CALL_S = 20.0
@@ -98,7 +98,7 @@ PROFILE = "profile"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Seconds of one step of a report: a plan by its name, or the profile."""
+    """The seconds of one step of a report: a plan by its name, or the profile."""
 
     name: str
     seconds: float
@@ -117,20 +117,20 @@ def estimates(plans: Sequence[PlanOfReport], *, profiles: bool = True) -> list[E
 
 
 def profile_s(gpus: int) -> float:
-    """Seconds to profile so many GPUs of a node, by estimate."""
+    """The estimated seconds to profile this many GPUs of a node."""
     sizes = sum(gpus % size == 0 for size in range(2, gpus + 1))
     return PROFILE_S + max(0, sizes - 1) * GROUPS_S
 
 
 def total_s(steps: Iterable[Estimate], minutes: float) -> float:
-    """Seconds of all steps in calls of so many minutes."""
+    """The seconds of all steps in calls of this many minutes."""
     seconds = sum(step.seconds for step in steps)
     calls = max(1, -(-seconds // (60 * minutes - CALL_S)))
     return seconds + calls * CALL_S
 
 
 def reference_hardware() -> Hardware:
-    """The catalogue's H100, with copies by its datasheet."""
+    """The catalogue's H100, with host copies by its datasheet."""
     hardware = catalog.hardware(REFERENCE)
     assert hardware.transfers is not None
     rate = LINK_SHARE * hardware.node.host_link_gbytes_per_s
@@ -160,11 +160,12 @@ def _run(plan: PlanOfReport, hardware: Hardware, pinned: PinnedMemory) -> Estima
     return Estimate(name=plan.name, seconds=seconds)
 
 
-# A report's folder as one file, to carry: written after each call, and begun from elsewhere.
+# Packs a report's folder into one file after each call, so that it can be moved and continued
+# elsewhere.
 
 
 NAME = "report.zip"
-# What a folder holds, by its parts; all that is not measured can be made again from what is.
+# The files of a folder by part; everything that is not measured can be recomputed.
 MEASURED = ("runs.jsonl", "tables/*.csv", "tables/*.yaml")
 MADE = ("plans/*.yaml", "*.yaml", "runs.csv", "README.md", "*.svg")
 
@@ -181,8 +182,7 @@ def pack(folder: Path) -> Path:
 
 
 def begin(folder: Path, path: Path | None) -> None:
-    """Let a folder begin from a packed report, or from the one in it; one that has begun goes on as
-    it is."""
+    """Start a folder from a packed report, or from the one in it; a folder in use is continued."""
     has_begun = any(True for pattern in MEASURED for _ in folder.glob(pattern))
     if has_begun and path is not None:
         progress(f"{folder}: has begun already: {path} is not read")
@@ -211,7 +211,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _is_known(name: str) -> bool:
-    """Whether a report has a file of that name, so that nothing is written elsewhere."""
+    """Whether a report has a file of that name, so that no other path is written."""
     path = Path(name)
     parts = len(path.parts)
     return ".." not in path.parts and any(
@@ -219,17 +219,17 @@ def _is_known(name: str) -> bool:
     )
 
 
-# A report's folder filled in calls of some minutes: plans, profile, page and pictures.
+# Fills a report's folder in calls of some minutes: plans, profile, page and pictures.
 
 
-# A run that fails to end by then is not started: the last seconds are for the page.
+# A run that would not end by then is not started: the last seconds are for the page.
 RESERVE_S = 20.0
 Profiler = Callable[[Path, float], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFolder:
-    """A folder, what fills it, and until when: ``profiler`` says whether the tables are whole.
+    """A folder, its contents, and the deadline: ``profiler`` says whether the tables are complete.
 
     A plan is not begun where it is ``expected`` to take longer than what is left of a call, unless
     nothing else was done in it.
@@ -244,7 +244,7 @@ class ReportFolder:
     clock: Callable[[], float] = time.monotonic
 
     def work(self) -> bool:
-        """Go on until the time is over, or nothing is left."""
+        """Continue until the deadline, or until nothing is left."""
         call = _Call(clock=self.clock, ends_s=self.clock() + self.seconds - RESERVE_S)
         runs = RunRows(path=self.folder / "runs.jsonl")
         first = [plan for plan in self.plans if plan.comes_first]
@@ -256,7 +256,7 @@ class ReportFolder:
         )
 
     def _profile(self, call: "_Call") -> bool:
-        """Measure the machine, if that was not done; whether it is."""
+        """Measure the machine, if that was not done; returns whether it is done."""
         if is_profiled(self.folder):
             return True
         if self.profiler(self.folder / "profile.yaml", call.left_s()):
@@ -268,7 +268,7 @@ class ReportFolder:
     def _run(
         self, plans: Sequence[PlanOfReport], runs: RunRows, call: "_Call", *, others: int
     ) -> bool:
-        """Run what did not run yet; whether all did."""
+        """Run all remaining plans; returns whether all have run."""
         missing = [plan for plan in plans if plan.name not in runs.said]
         for number, plan in enumerate(missing):
             left_s, outcome = call.left_s(), None
@@ -289,7 +289,7 @@ class ReportFolder:
         return True
 
     def _tell_checks(self, runs: RunRows) -> None:
-        """Say at once what strict runs found, not when the call ends."""
+        """Report findings of strict runs immediately, not when the call ends."""
         strict = [plan for plan in self.plans if plan.is_check]
         checks = checks_of(strict, runs.said)
         for difference in checks.differences:
@@ -300,7 +300,7 @@ class ReportFolder:
                 progress(f"{checks.layouts} strict runs in unlike layouts: losses agree")
 
     def _prepared(self, plan: PlanOfReport) -> PlanRun:
-        """A plan's file, and how it is run. A run needs only its memory's cap of the hardware."""
+        """A plan's file, and how it is run. Of the hardware, a run needs only the memory limit."""
         path = writable(self.folder / "plans" / f"{plan.name}.yaml", "folder")
         dump_job(plan.job(catalog.hardware(REFERENCE)), path)
         return PlanRun(
@@ -329,20 +329,20 @@ class ReportFolder:
 
 @dataclass(slots=True, kw_only=True)
 class _Call:
-    """When a call ends, and whether something was done in it."""
+    """The deadline of a call, and whether something was done in it."""
 
     clock: Callable[[], float]
     ends_s: float
     has_done: bool = False
 
     def left_s(self) -> float:
-        """Seconds until the end."""
+        """The seconds until the deadline."""
         return self.ends_s - self.clock()
 
 
 def work(options: argparse.Namespace) -> int:
-    """Predicted beside measured on one GPU, or on a node of them: profile it, calibrate, run plans
-    that were never fitted.
+    """Predicted beside measured on a GPU or a node: profile it, calibrate, and run plans that were
+    never fitted.
 
     Works in calls of a few minutes that go on where the last one ended, in the same folder.
     First come short strict runs, whose losses must not depend on what is offloaded, then timed
@@ -372,7 +372,7 @@ def work(options: argparse.Namespace) -> int:
 
 
 def profiled_in_process(device: str, gpus: int, out: Path, seconds: float, *, quick: bool) -> bool:
-    """The profiler of so many devices; its tables go on where they were."""
+    """The profiler of this many devices; it continues existing tables."""
     command = [sys.executable, "-m", "experiments.profile_hardware", "--out", str(out)]
     command += ["--only", "measure", "--device", device, "--gpus-per-node", str(gpus)]
     command += ["--tables", str(out.parent / "tables"), *(["--quick"] if quick else [])]
@@ -384,7 +384,9 @@ def profiled_in_process(device: str, gpus: int, out: Path, seconds: float, *, qu
 
 
 def _check_gpus(options: argparse.Namespace) -> None:
-    """Refuse a machine that cannot run the plans, and say what makes it slow, before any runs."""
+    """Refuse a machine that cannot run the plans, and warn about slow settings, before anything
+    runs.
+    """
     from runtime.devices.cuda import DRIVERS, peers_apart  # noqa: PLC0415 (needs torch)
     from runtime.profiling.environment import devices_of  # noqa: PLC0415
 
@@ -402,7 +404,7 @@ def _check_gpus(options: argparse.Namespace) -> None:
 
 
 def _work(folder: Path, plans: Sequence[PlanOfReport], options: argparse.Namespace) -> bool:
-    """Run and measure for some minutes; whatever ends that, what there is is packed."""
+    """Run and measure for some minutes; the folder is packed however that ends."""
     gpus = options.gpus_per_node
     runner = NodeRunner(options.device)
     report = ReportFolder(
@@ -429,7 +431,7 @@ def _tell(figures: Figures, options: argparse.Namespace) -> int:
 
 
 def _tell_estimates(options: argparse.Namespace) -> int:
-    """What is left to do, in its order."""
+    """List the remaining steps in order."""
     outcomes = RunRows(path=options.out / "runs.jsonl").said
     plans = plans_of(options.gpus_per_node)
     left = [plan for plan in plans if plan.name not in outcomes]

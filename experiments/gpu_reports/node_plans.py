@@ -1,4 +1,4 @@
-"""The plans that a report on a node of several GPUs runs: rows of a file, each of which is a job.
+"""The plans of a report on a node of several GPUs: rows of a file, each of which is a job.
 
 Checks all train one workload, so their losses must agree, whatever the layout. Plans on one GPU go
 along, because what whole steps sustain is fitted to those.
@@ -20,14 +20,15 @@ from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Workload
 
 NODE_PLANS = Path(__file__).with_suffix(".yaml")
-# Of workloads that say nothing else.
+# The defaults of workloads.
 USUAL: Mapping[str, Any] = {"precision": "bf16", "attention": "flash"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodePlan:
-    """A row, and the workload that it trains on the ``gpus`` of a node. The losses of one that
-    ``is_check`` are compared; others are timed."""
+    """A row, and its workload on ``gpus`` of a node. If it ``is_check``, its losses are compared;
+    otherwise it is timed.
+    """
 
     workload: Mapping[str, Any]
     row: Mapping[str, Any]
@@ -39,7 +40,7 @@ class NodePlan:
 
     @property
     def name(self) -> str:
-        """Its file's stem, and its row's key: the row by the symbols of its dimensions."""
+        """The stem of its file and the key of its row: the row by the symbols of its dimensions."""
         work, stages = self.workload, self.row.get("stages", 1)
         parts = [self.model, f"s{work['sequence_length']}", f"x{work['global_batch']}"]
         parts += [f"pp{stages}"] if stages > 1 else []
@@ -55,7 +56,7 @@ class NodePlan:
 
     @property
     def is_compared(self) -> bool:
-        """Whether a prediction stands beside its figures in the report."""
+        """Whether the report compares its figures with a prediction."""
         return not self.is_check
 
     @property
@@ -65,13 +66,13 @@ class NodePlan:
 
     @property
     def twins(self) -> tuple[object, ...]:
-        """What plans share that are the same work on the same ranks: all but what is offloaded."""
+        """The key of plans with the same work on the same ranks: everything except offloading."""
         stays = {name: of for name, of in self.row.items() if not DIMENSIONS.get(name, _AS_IS).path}
         return ("node", self.gpus, self.is_check, str(sorted(stays.items())))
 
     @property
     def trains(self) -> tuple[object, ...]:
-        """What plans share whose losses agree up to rounding."""
+        """The key of plans whose losses agree up to rounding."""
         return ("node", self.is_check, str(sorted(self.workload.items(), key=str)))
 
     def job(self, hardware: Hardware) -> Job:

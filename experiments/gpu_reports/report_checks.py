@@ -1,4 +1,4 @@
-"""Checks that the runs of a report have equal losses, steady clocks and machines of one kind.
+"""Checks that a report's runs have equal losses, steady clocks and machines of one kind.
 
 Strict runs of twins must have equal losses, and equal norms of gradients if they report norms. Of
 timed runs only the first losses must be equal: there, gradients of fused attention add up in any
@@ -20,16 +20,16 @@ from experiments.training.plan_runs import Said
 from mistlab.core.values import from_mapping
 from mistlab.job.prediction import Clocks
 
-# Of a loss: more than twice what two roundings of every gradient of the queries make of it, and
-# less than a gradient does that is lost (tests/runtime/test_equal_losses.py).
+# The tolerance of losses: more than twice the effect of rounding every query gradient twice, and
+# less than the effect of a lost gradient (tests/runtime/test_equal_losses.py).
 LOSS_TOLERANCE = 1e-4
-# Of a loss in another layout, where sums of 16 bits are taken in another order.
+# The tolerance of losses in another layout, where 16-bit sums have another order.
 ROUNDING = same_training.ROUNDING["bf16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """A plan with its tasks side by side, and one after another."""
+    """A plan with overlapped tasks, and with serialised ones."""
 
     plan: str
     overlapped_s: float
@@ -38,7 +38,7 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Runs whose losses should be equal and are not, and how they differ."""
+    """Runs whose losses should be equal and are not, with their difference."""
 
     plans: tuple[str, ...]
     words: str
@@ -46,9 +46,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checks:
-    """The outcome of comparing runs. ``strict`` and ``timed`` count the groups of twins that were
-    compared, ``layouts`` the plans that were held against another layout's; ``failed_checks`` are
-    the checks whose run failed."""
+    """The outcome of comparing runs. ``strict`` and ``timed`` count the compared groups of twins,
+    ``layouts`` the plans compared with another layout; ``failed_checks`` are checks whose run
+    failed.
+    """
 
     strict: int
     timed: int
@@ -86,7 +87,7 @@ def checks_of(plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]) -> Ch
 
 
 def machine_of(outcome: Said) -> str:
-    """The device and the versions of a run, alike in runs that may be compared; empty if untold."""
+    """The device and the versions of a run, equal in comparable runs; empty if unknown."""
     of = outcome.get("environment", {})
     versions = (of.get("device"), of.get("torch"), of.get("cuda"))
     named = zip(("", "torch ", "CUDA "), versions, strict=True)
@@ -94,7 +95,7 @@ def machine_of(outcome: Said) -> str:
 
 
 def _twins(plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]) -> list[tuple[str, ...]]:
-    """Groups of plans that differ in offloading or in overlapping alone, and that ran."""
+    """Groups of finished plans that differ only in offloading or overlap."""
     groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for plan in plans:
         if "losses" in outcomes.get(plan.name, {}):
@@ -105,7 +106,7 @@ def _twins(plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]) -> list[
 def _layouts(
     plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]
 ) -> Iterator[list[PlanOfReport]]:
-    """Groups of plans of one workload in unlike layouts that ran, a plan of each layout."""
+    """Groups of finished plans of one workload in different layouts, one plan per layout."""
     groups: dict[tuple[object, ...], dict[tuple[object, ...], PlanOfReport]] = defaultdict(dict)
     for plan in plans:
         if "losses" in outcomes.get(plan.name, {}):
@@ -114,7 +115,7 @@ def _layouts(
 
 
 def _apart(plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]) -> Difference | None:
-    """The plans of a group whose losses are not those of most, up to rounding."""
+    """The plans of a group whose losses differ from the majority's by more than rounding."""
     steps = None if plans[0].is_check else 1
     losses = np.array([_numbers(outcomes[plan.name]["losses"])[:steps] for plan in plans])
     usual = np.median(losses, axis=0)
@@ -146,12 +147,12 @@ def _difference(
 
 
 def _numbers(losses: Sequence[float | None]) -> list[float]:
-    """Losses; a stage without the head has none."""
+    """Losses; None for a stage without the head."""
     return [loss for loss in losses if loss is not None]
 
 
 def _overlaps(plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]) -> tuple[Overlap, ...]:
-    """The plans that were timed both ways."""
+    """The plans that were timed with and without overlap."""
     serialised = [plan.name for plan in plans if plan.is_serialised and not plan.is_check]
     pairs = [(name.removesuffix(f"-{SERIALISED_NAME}"), name) for name in serialised]
     return tuple(

@@ -1,4 +1,4 @@
-"""The report on a GPU, or on a node, as a page and as pictures."""
+"""The report on a GPU or a node as a page and as pictures."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ def page_of(
     hardware: Hardware | None,
     left_out: Sequence[str],
 ) -> str:
-    """The report, in words and as tables: losses, whole plans, then stages by themselves."""
+    """The report as text and tables: losses, whole plans, then single stages."""
     name = "this machine" if hardware is None else hardware.name
     lines = [f"# {name}: predicted beside measured", ""]
     lines += [f"- left out here: {one}" for one in left_out]
@@ -97,7 +97,7 @@ def draw(rows: Sequence[ReportRow], folder: Path) -> None:
 
 
 def _losses(checks: Checks) -> list[str]:
-    """Which groups of plans were compared, and which of them differ."""
+    """The groups of plans that were compared, and those that differ."""
     strict = "losses, and gradients where they are told, must be equal to the bit"
     timed = f"first losses must be equal, later ones within {LOSS_TOLERANCE:.0e}"
     layouts = f"losses of one workload must agree within {ROUNDING:.0e}"
@@ -130,7 +130,7 @@ def _runs(rows: Sequence[ReportRow], what: str) -> str:
 
 
 def _findings(rows: Sequence[ReportRow]) -> list[str]:
-    """Mean errors, and what the allocator had to do."""
+    """Mean errors, and the work of the allocator."""
     summary = summary_of(rows)
     count = summary["allocator_retries"]
     times = "once" if count == 1 else f"{count} times"
@@ -171,14 +171,15 @@ def _cells(row: ReportRow) -> list[str]:
 
 # Turns a report's folder into results: fits, predicts, compares, and writes the page.
 #
-# It needs no GPU and no torch, so a folder that was filled on a machine without SciPy or
-# matplotlib can be evaluated on another one. Missing parts are left out and named.
+# It needs no GPU and no torch, so a folder filled on a machine without SciPy or matplotlib can be
+# evaluated on another one. Missing parts are omitted and named.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """Rows of whole plans and of single stages beside predictions, if the machine is profiled, and
-    what runs say by themselves; ``left_out`` is what this machine could not make."""
+    results of runs alone; ``left_out`` lists what this machine could not make.
+    """
 
     hardware: Hardware | None
     rows: Sequence[ReportRow]
@@ -202,7 +203,7 @@ class Figures:
 def figures_of(
     folder: Path, plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]
 ) -> Figures:
-    """Fit what can be fitted, and write page and pictures."""
+    """Fit the constants for which there are runs, and write page and pictures."""
     left_out: list[str] = []
     hardware = _hardware(folder, plans, outcomes, left_out)
     rows: list[ReportRow] = []
@@ -233,7 +234,9 @@ def figures_of(
 def _hardware(
     folder: Path, plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said], left_out: list[str]
 ) -> Hardware | None:
-    """The profile with what the fitted runs say; the profile itself until all of them ran."""
+    """The profile with constants from the fitted runs; the plain profile until all of them have
+    run.
+    """
     try:
         profile = _profile(folder)
         if profile is None:
@@ -246,7 +249,7 @@ def _hardware(
 
 
 def _profile(folder: Path) -> Hardware | None:
-    """The profile, fitted to the tables as soon as they are whole."""
+    """The profile, fitted to the tables once they are complete."""
     path, tables = folder / "profile.yaml", folder / "tables"
     if not path.exists():
         if not is_profiled(folder):
@@ -260,7 +263,7 @@ def _profile(folder: Path) -> Hardware | None:
 
 
 def is_profiled(folder: Path) -> bool:
-    """Whether the machine was measured to the end."""
+    """Whether the machine was completely measured."""
     tables = folder / "tables"
     has_tables = (tables / "machine.yaml").exists() and noted_machine(tables).is_measured
     return has_tables or (folder / "profile.yaml").exists()
@@ -291,7 +294,7 @@ def _calibrated(
 def _rows(
     plans: Sequence[PlanOfReport], hardware: Hardware, outcomes: Mapping[str, Said]
 ) -> list[ReportRow]:
-    """The rows of plans that ran."""
+    """The rows of finished plans."""
     return [
         {
             **row_of(plan, prediction_of(job, plan.stage), outcomes[plan.name]),

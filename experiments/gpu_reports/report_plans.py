@@ -1,4 +1,4 @@
-"""The plans that a report on one GPU runs, in their order: data, and how a row becomes a job.
+"""The plans of a report on one GPU, in order: data, and how a row becomes a job.
 
 A row lists a model, the tokens of a sequence, the memory of the card that is imitated (GB), the
 sequences of a micro-batch, the number of micro-batches, the number of recomputed blocks, and the
@@ -25,7 +25,7 @@ from mistlab.plan.workload import Workload
 Ratios = tuple[float, float, float, float]
 Row = tuple[str, int, int, int, int, int, Ratios]
 
-# What torch can use of cards that are sold with so many GB.
+# The memory in GiB that torch can use, of cards sold with this many GB.
 CAPS_GIB = {24: 22.0, 40: 39.4, 80: 79.1}
 
 NONE: Ratios = (0, 0, 0, 0)
@@ -33,7 +33,7 @@ STATES: Ratios = (0, 0, 1, 0)
 ACTIVATIONS: Ratios = (0, 0, 0, 0.5)
 HALVES: Ratios = (0.5, 0.5, 0.5, 0.5)
 
-# Run strictly for a few steps, whatever is offloaded: as they are, and one task after another.
+# Plans that run strictly for a few steps, with different offloading: overlapped, and serialised.
 CHECKED: tuple[Row, ...] = (
     ("gpt3-1.3b", 2048, 80, 2, 4, 12, NONE),
     ("gpt3-1.3b", 2048, 80, 2, 4, 12, ACTIVATIONS),
@@ -47,7 +47,7 @@ CHECKED_PIPELINES: tuple[tuple[int, Row], ...] = (
     (4, ("llama-2.7b", 2048, 80, 1, 8, 4, ACTIVATIONS)),
 )
 
-# One number is fitted to these, the sustained share of arithmetic, and the allocator's two.
+# Plans to which one number is fitted, the sustained share of arithmetic, and the allocator's two.
 FITTED: tuple[Row, ...] = (
     ("gpt3-1.3b", 2048, 80, 2, 4, 0, NONE),
     ("gpt3-1.3b", 2048, 40, 4, 2, 24, STATES),
@@ -92,13 +92,13 @@ UNSEEN: tuple[Row, ...] = (
     ("gpt3-7b", 2048, 80, 2, 4, 24, STATES),
     ("llama-7b", 2048, 80, 1, 4, 32, STATES),
 )
-# Of those, the ones that run again with one task after another, to see what overlapping gains.
+# The plans that also run serialised, to measure the gain of overlap.
 SERIALISED: tuple[Row, ...] = (
     ("gpt3-1.3b", 2048, 24, 1, 4, 24, (0.5, 0, 1, 0)),
     ("gpt3-2.7b", 2048, 80, 2, 4, 16, STATES),
     ("gpt3-2.7b", 2048, 80, 2, 4, 16, (0, 0, 0.5, 0.25)),
 )
-# Pipelines of so many equal stages, of which some run by themselves.
+# Pipelines of equal stages, of which some run alone.
 PIPELINES: tuple[tuple[int, tuple[int, ...], Row], ...] = (
     (4, (0, 2, 3), ("gpt3-7b", 2048, 24, 1, 8, 4, STATES)),
     (4, (0, 2, 3), ("gpt3-7b", 2048, 40, 2, 8, 4, (0, 0, 0.5, 0.25))),
@@ -106,16 +106,16 @@ PIPELINES: tuple[tuple[int, tuple[int, ...], Row], ...] = (
     (4, (0, 3), ("gpt3-22b", 2048, 80, 1, 8, 6, STATES)),
 )
 
-# The end of the name of a plan that runs one task after another.
+# The suffix of the name of a serialised plan.
 SERIALISED_NAME = "serialised"
 
 
 class PlanOfReport(Protocol):
-    """A plan as a report runs it: on so many ``gpus`` of a node, or one ``stage`` by itself."""
+    """A plan in a report: on ``gpus`` of a node, or one ``stage`` alone."""
 
     @property
     def name(self) -> str:
-        """Its file's stem, and its row's key."""
+        """The stem of its file and the key of its row."""
 
     @property
     def model(self) -> str:
@@ -123,19 +123,19 @@ class PlanOfReport(Protocol):
 
     @property
     def gpus(self) -> int:
-        """The GPUs that take part."""
+        """The number of GPUs that it uses."""
 
     @property
     def stage(self) -> int | None:
-        """The stage that runs by itself; None for all of them."""
+        """The stage that runs alone; None for all stages."""
 
     @property
     def is_fitted(self) -> bool:
-        """Whether numbers are fitted to it."""
+        """Whether constants are fitted to it."""
 
     @property
     def is_serialised(self) -> bool:
-        """Whether one task runs after another."""
+        """Whether its tasks are serialised."""
 
     @property
     def is_check(self) -> bool:
@@ -143,7 +143,7 @@ class PlanOfReport(Protocol):
 
     @property
     def is_compared(self) -> bool:
-        """Whether a prediction stands beside its figures in the report."""
+        """Whether the report compares its figures with a prediction."""
 
     @property
     def comes_first(self) -> bool:
@@ -151,11 +151,11 @@ class PlanOfReport(Protocol):
 
     @property
     def twins(self) -> tuple[object, ...]:
-        """What plans share whose losses must be equal: to the bit, if they are checks."""
+        """The key of plans whose losses must be equal: bitwise, if they are checks."""
 
     @property
     def trains(self) -> tuple[object, ...]:
-        """What plans share whose losses agree up to rounding."""
+        """The key of plans whose losses agree up to rounding."""
 
     def job(self, hardware: Hardware) -> Job:
         """The plan on a hardware."""
@@ -163,9 +163,10 @@ class PlanOfReport(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportPlan:
-    """A row and how it is run: fitted to, or compared, or compared with itself serialised; or as
-    one ``stage`` of equal ``num_stages``, by itself. A ``is_check`` is not timed: its losses, or
-    the gradients of a stage that has none, must be those of its twins to the bit."""
+    """A row and how it is run: for a fit, for comparison, or compared with itself serialised; or as
+    one ``stage`` of equal ``num_stages``, alone. If it ``is_check`` it is not timed: its losses, or
+    the gradients of a stage without losses, must equal those of its twins bitwise.
+    """
 
     row: Row
     is_fitted: bool = False
@@ -176,7 +177,7 @@ class ReportPlan:
 
     @property
     def name(self) -> str:
-        """Its file's stem, and its row's key."""
+        """The stem of its file and the key of its row."""
         model, sequence, cap, batch, batches, again, ratios = self.row
         offload = "-".join(f"{ratio:g}" for ratio in ratios)
         parts = [f"{model}-s{sequence}-{cap}gb-b{batch}x{batches}-c{again}-o{offload}"]
@@ -192,17 +193,17 @@ class ReportPlan:
 
     @property
     def gpus(self) -> int:
-        """One, whatever part of a pipeline it is."""
+        """Always one, whatever part of a pipeline it is."""
         return 1
 
     @property
     def trains(self) -> tuple[object, ...]:
-        """What plans share whose losses agree: no more than twins do."""
+        """The key of plans with equal losses: only twins."""
         return self.twins
 
     @property
     def is_compared(self) -> bool:
-        """Whether a prediction stands beside its figures in the report."""
+        """Whether the report compares its figures with a prediction."""
         return not (self.is_fitted or self.is_serialised or self.is_check)
 
     @property
@@ -212,13 +213,12 @@ class ReportPlan:
 
     @property
     def twins(self) -> tuple[object, ...]:
-        """What plans share that differ in offloading alone, whatever their memory's cap, and in
-        whether tasks overlap."""
+        """The key of plans that differ only in offloading, memory limit and overlap."""
         model, sequence, _, *others, _ = self.row
         return (model, sequence, *others, self.num_stages, self.stage, self.is_check)
 
     def job(self, hardware: Hardware) -> Job:
-        """The plan on a GPU of a hardware for each stage, their memory capped."""
+        """The plan on one GPU of a hardware per stage, with limited memory."""
         model, sequence, cap, batch, batches, again, ratios = self.row
         spec = catalog.model(model)
         weights, gradients, optimizer, activations = ratios

@@ -13,7 +13,7 @@ from mistlab.job.prediction import Prediction
 from mistlab.stages.stage_batch import StageBatch
 
 WARM_UPS, TIMED = 2, 5
-# Of a check: gradients of three steps are in the last loss.
+# The steps of a check: gradients of three steps affect the last loss.
 CHECKED = 4
 ERRORS = {
     "time_error": "times",
@@ -25,7 +25,7 @@ ReportRow = Mapping[str, Any]
 
 
 def steps_of(plan: PlanOfReport) -> int:
-    """The iterations that a plan runs for."""
+    """The number of iterations that a plan runs."""
     return CHECKED if plan.is_check else WARM_UPS + TIMED
 
 
@@ -38,7 +38,7 @@ def outside_of(job: Job, stage: int | None) -> float:
 
 
 def row_of(plan: PlanOfReport, prediction: Prediction, outcome: Said) -> ReportRow:
-    """One plan as predicted and as run, of its fullest GPU; of a run that failed only why."""
+    """One plan as predicted and as run, on its fullest GPU; for a failed run only the reason."""
     row: dict[str, Any] = {
         "plan": plan.name,
         "predicted_s": prediction.iteration_s,
@@ -96,7 +96,7 @@ def table_row(job: Job, measured: ReportRow, model: str) -> dict[str, object]:
 
 
 def summary_of(rows: Sequence[ReportRow]) -> ReportRow:
-    """Mean absolute errors over the plans that ran."""
+    """Mean absolute errors over finished plans."""
     ran = [row for row in rows if "error" not in row]
     means = {f"mean_{name}": fmean(abs(row[name]) for row in ran) for name in ERRORS if ran}
     retries = sum(row["allocator_retries"] for row in ran)

@@ -1,1 +1,1 @@
-"""Plans that go to other frameworks, come from them, and get better by a few changes."""
+"""Exports to and imports from other frameworks, and improvements of plans by few changes."""

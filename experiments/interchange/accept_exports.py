@@ -1,4 +1,5 @@
-"""Lets a framework's own code take exported texts: a process of its own, in the framework's Python.
+"""Lets a framework's own code check exported texts, in a separate process with the framework's
+Python.
 
 On standard input is a JSON list of ``target``, ``text`` and ``job`` (a plan file's content); with
 ``checkout`` of Megatron-LM its parser is asked, too. On standard output is a JSON list of problems,
@@ -20,7 +21,7 @@ from runtime.baselines.builds import check_installed
 
 
 def problem_of(entry: dict[str, Any]) -> str:
-    """Why a framework refuses a text; empty if it takes it."""
+    """The reason why a framework refuses a text; empty if it accepts it."""
     try:
         job = job_from_mapping(entry["job"])
         check_accepted(entry["target"], entry["text"], job, checkout=_checkout(entry))
@@ -30,13 +31,17 @@ def problem_of(entry: dict[str, Any]) -> str:
 
 
 def _checkout(entry: dict[str, Any]) -> Path | None:
-    """The checkout that knows all options of a text: patterns in segments are of later versions."""
+    """The checkout that knows all options of a text, since segmented patterns need later
+    versions.
+    """
     is_later = "--hybrid-layer-pattern" in entry["text"]
     return Path(entry["checkout"]) if entry.get("checkout") and not is_later else None
 
 
 def main() -> int:
-    """Answer for all texts; frameworks write to standard output themselves, so that is moved."""
+    """Answer for all texts; frameworks write to standard output themselves, so that is
+    redirected.
+    """
     warnings.filterwarnings("ignore")
     logging.disable(logging.CRITICAL)
     answers, sys.stdout = sys.stdout, sys.stderr

@@ -1,4 +1,4 @@
-"""Random plans exported to all targets, each text held against what is claimed of it."""
+"""Exports random plans to all targets, and verifies the claims of each export."""
 
 import argparse
 import json
@@ -25,10 +25,10 @@ from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Workload
 from mistlab.schedule.placement import even_shares
 
-# Random plans of all families of models, to be exported: the same for the same seed.
+# Random plans of all families of models to export, deterministic in the seed.
 
 
-# Models by family, each family drawn as often as the others.
+# The models of each family; families are equally likely.
 MODELS: Mapping[str, tuple[str, ...]] = {
     "dense": ("gpt3-2.7b", "llama-7b", "llama3-8b", "qwen3-8b", "llama3.2-1b", "falcon-7b"),
     "experts": ("mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-20b"),
@@ -41,7 +41,7 @@ _RATIOS = (0.0, 0.0, 0.0, 0.5, 1.0)
 
 
 def drawn_exports(count: int, seed: int) -> Iterator[tuple[str, Job]]:
-    """So many jobs, each with its family, the families in turns."""
+    """This many jobs, each with its family, with families in turn."""
     draw = np.random.default_rng(seed)
     for number in range(count):
         family = [*MODELS][number % len(MODELS)]
@@ -51,7 +51,7 @@ def drawn_exports(count: int, seed: int) -> Iterator[tuple[str, Job]]:
 
 
 def _drawn(draw: np.random.Generator, family: str) -> Job | None:
-    """A random job of a family; none where its choices do not go together."""
+    """A random job of a family; None if its choices are incompatible."""
 
     def pick(*options: Any) -> Any:
         return options[draw.integers(len(options))]
@@ -114,7 +114,7 @@ def _savings(draw: np.random.Generator, layers: int, *, offloads: bool) -> dict[
     }
 
 
-# Exports random plans to all targets, and holds each export against what is claimed of it.
+# Exports random plans to all targets, and verifies the claims of each export.
 
 
 _QUICK, _ALL = 8, 60
@@ -130,12 +130,13 @@ _LEGEND = (
     "status 3; `not predicted`: of these, exports that no engine predicts. `taken`: texts that the "
     "framework's own code takes; `not asked`: it is not installed."
 )
-# Texts of one target, and each with its job, to what its framework says: empty where it takes them.
+# Maps texts of one target, with their jobs, to the framework's answers: empty where it accepts
+# them.
 Accept = Callable[[str, Sequence[tuple[str, Job]]], Sequence[str]]
 
 
 def check_exports(options: argparse.Namespace) -> int:
-    """Random plans of all families exported to all targets, and held against what is claimed.
+    """Export random plans of all families to all targets, and verify the claims.
 
     Batches and processes have to come out, what is said exactly has to be predicted equally in
     every figure, what fitted has to fit or be told. A framework's own code takes its texts
@@ -181,7 +182,7 @@ def rows_of(name: str, jobs: Sequence[tuple[str, Job]], accept: Accept) -> Itera
 
 
 def _claims(job: Job, made: Export) -> Row:
-    """What an export says of itself, and what is so."""
+    """The claims of an export, and the facts."""
     exported_job = made.found.job
     stage, plan = exported_job.plan.stages[0], exported_job.plan
     sequences = stage.micro_batch * stage.data_parallel * plan.micro_batches
@@ -200,7 +201,9 @@ def _claims(job: Job, made: Export) -> Row:
 
 
 def _is_same(made: Export) -> bool:
-    """Whether the text, read again, is predicted as the plan is; the same plan if none can be."""
+    """Whether the text, read again, has the plan's prediction; the same plan if none can be
+    predicted.
+    """
     try:
         back = read_back(made.target, made.text, made.found.job)
     except InputError:
@@ -209,8 +212,9 @@ def _is_same(made: Export) -> bool:
 
 
 def accepting(pythons: Mapping[str, str], checkout: object) -> Accept:
-    """Asks frameworks in processes of their own, each in the Python that is named for its target,
-    or in this one."""
+    """Asks frameworks in separate processes, each with the Python given for its target, or this
+    one.
+    """
 
     def accept(name: str, texts: Sequence[tuple[str, Job]]) -> Sequence[str]:
         entries = [
@@ -281,7 +285,7 @@ def _counts(rows: Sequence[Row]) -> dict[str, int]:
 
 
 def _problems(rows: Sequence[Row]) -> Iterator[str]:
-    """Why exports were refused, by whom, and how often."""
+    """Why exports were refused, by which target, and how often."""
     seen: dict[tuple[str, str], int] = {}
     for row in rows:
         text = row["refused"] or row.get("problem", "")

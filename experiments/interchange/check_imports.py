@@ -1,4 +1,4 @@
-"""Imports of listed real launch files, with how each ended and which facts it has otherwise."""
+"""Imports listed real launch files, and compares each with facts that readers recorded."""
 
 import argparse
 import csv
@@ -33,7 +33,7 @@ _MODEL = frozenset(
 
 
 def check_imports(options: argparse.Namespace) -> int:
-    """Real launch files imported, and held against facts that readers wrote down.
+    """Import real launch files, and compare them with facts that readers recorded.
 
     FOLDER holds files of public repositories as OWNER__NAME/PATH, as the list that comes with
     this package names them; the files themselves are not part of the package. Each file is
@@ -169,10 +169,10 @@ def _refusals(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
             yield f"{row['repo']}/{row['path']}", reason
 
 
-# Facts of launch files, as a reader wrote them, held against an imported job.
+# Compares facts of launch files, as a reader recorded them, with an imported job.
 
 
-# Words of a remark that tell of a fact, by the fact's name.
+# Words in a remark that report a fact, by the fact's name.
 _TOLD_BY: Mapping[str, tuple[str, ...]] = {
     "global_batch": ("batch",),
     "micro_batch": ("micro_batch", "micro-batch"),
@@ -197,8 +197,9 @@ _TOLD_BY: Mapping[str, tuple[str, ...]] = {
 
 
 def wrong_facts(facts: Mapping[str, Any], imported: Imported) -> Iterator[tuple[str, str, bool]]:
-    """Facts that an import has otherwise: name, both values in words, and whether a remark tells
-    of it."""
+    """Facts that an import contradicts: name, both values as text, and whether a remark reports
+    it.
+    """
     remarks = " ".join(map(str, imported.remarks))
     for name, wanted in facts.items():
         if name not in _READ:
@@ -226,7 +227,7 @@ def _ffn(model: ModelSpec) -> tuple[int, ...]:
 
 
 def _recomputation(job: Job) -> tuple[str, ...]:
-    """Words for the recomputation of the first stage; some recomputed blocks have two."""
+    """Words for the first stage's recomputation; partial recomputation has two."""
     stage = _first(job)
     if stage.checkpointed_layers:
         return ("full", "selective") if stage.checkpointed_layers < stage.layers else ("full",)
@@ -235,7 +236,7 @@ def _recomputation(job: Job) -> tuple[str, ...]:
 
 
 def _zero(job: Job) -> tuple[int, ...]:
-    """ZeRO's level; a single replica has nobody to shard with at any level."""
+    """The ZeRO level; a single replica does not shard at any level."""
     first = _first(job)
     return (0, 1, 2, 3) if first.data_parallel == 1 and not first.zero else (first.zero,)
 
@@ -266,10 +267,10 @@ _READ: Mapping[str, Callable[[Job], Any]] = {
 }
 
 
-# An import as a user goes through it: what a refusal asks for is given, until a plan comes out.
+# Imports as a user would: gives whatever a refusal asks for, until a plan results.
 
 
-# What a user gives by an option for what a file does not say.
+# The option values that a user gives for missing settings.
 ANSWERS: Mapping[str, Any] = {
     "nodes": 2,
     "gpus_per_node": 8,
@@ -281,7 +282,7 @@ ANSWERS: Mapping[str, Any] = {
     "precision": "bf16",
 }
 WITH_EXPERTS = "mixtral-8x7b"
-# Values of a script's variables that the answers of the file do not have, by a part of their names.
+# Values of script variables without an answer, by a part of their names.
 VARIABLES: Mapping[str, str] = {
     "RANK": "0",
     "GPU": "8",
@@ -306,7 +307,7 @@ _MOST_ROUNDS = 16
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """A file's way through the import: options, variables and arguments given, and the end.
+    """A file's import: the options, variables and arguments given, and the outcome.
 
     ``known`` are values that a reader found for the file: ``arguments`` and ``set`` of its script,
     and sizes under ``facts``.
@@ -323,7 +324,7 @@ class Attempt:
     refusal: str = ""
 
     def run(self) -> None:
-        """Import, and give what each refusal asks for."""
+        """Import, and give whatever each refusal asks for."""
         for _ in range(_MOST_ROUNDS):
             try:
                 settings = [f"{name}={value}" for name, value in self.settings.items()]
@@ -349,7 +350,7 @@ class Attempt:
 
     @property
     def gave_model(self) -> bool:
-        """Whether the model is not the file's, but was given."""
+        """Whether the model was given instead of read from the file."""
         return "--model" in self.answered
 
     def _start_as_known(self) -> bool:
@@ -367,7 +368,7 @@ class Attempt:
         return True
 
     def _give_more_gpus(self) -> bool:
-        """Give more nodes, where the given ones hold no copy of the model."""
+        """Give more nodes, if the given ones cannot hold one replica of the model."""
         if match := _NODE.search(self.refusal):
             self.given = replace(self.given, nodes=-(-int(match[1]) // 8), gpus_per_node=8)
             self.answered += ["--nodes", "--gpus-per-node"]
@@ -389,7 +390,7 @@ class Attempt:
         return False
 
     def _give_a_multiple(self) -> bool:
-        """Give a batch that divides, where the given one does not."""
+        """Give a batch that divides, if the given one does not."""
         match = _TOGETHER.search(self.refusal)
         if match is None or "--global-batch" not in self.answered:
             return False
@@ -400,7 +401,9 @@ class Attempt:
         return True
 
     def _give_experts(self) -> bool:
-        """Give a model with experts, where the file divides experts that the given one has not."""
+        """Give a model with experts, if the file has expert parallelism and the given model no
+        experts.
+        """
         with_experts = catalog.model(WITH_EXPERTS)
         if not (self.gave_model and _NO_EXPERTS.search(self.refusal)):
             return False

@@ -1,4 +1,4 @@
-"""A plan file in a framework's words, with what was lost and what that costs by prediction."""
+"""Exports a plan file to a framework's file, with lost choices and their predicted cost."""
 
 import argparse
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from mistlab.export.targets import TARGETS, target_for
 from mistlab.job.job import load_job
 from mistlab.job.prediction import compared
 
-# The exit status of an export whose plan fits, and whose text says one that does not.
+# The exit status of an export whose plan fits, but whose text describes a plan that does not.
 NO_LONGER_FITS = 3
 
 
 def export(options: argparse.Namespace) -> int:
-    """A plan in the words of Megatron-LM, DeepSpeed, torchtitan or Accelerate.
+    """Export a plan to Megatron-LM, DeepSpeed, torchtitan or Accelerate.
 
     The nearest form that the framework can say goes to standard output. Standard error tells
     what is lost or approximated, and what that costs by prediction. Exit status 3: the plan
@@ -69,7 +69,7 @@ def _form_words(made: Export) -> str:
 
 
 def _memory_words(made: Export) -> Iterator[str]:
-    """What to know of a plan that fits and does not fit any more as it was written."""
+    """A warning about a plan that fits, but no longer fits as exported."""
     if not made.no_longer_fits:
         return
     yield (

@@ -1,4 +1,4 @@
-"""Compares the prediction of a plan with that of the text that it was exported to.
+"""Compares the prediction of a plan with that of its exported text.
 
 An export is exact if the target says every choice and the two predictions are equal in every
 figure, times and bytes of all stages, to a billionth. Its text is read back for that.
@@ -28,13 +28,13 @@ from mistlab.machine.cluster import Cluster
 from simulators.symbolic import SymbolicPredictor
 
 NEAR = 1e-9
-# What a prediction tells beside its figures.
+# The fields of a prediction other than figures.
 _WORDS = ("predictor", "notes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """A plan in a target's words: its nearest form, the text, and predictions of plan and text."""
+    """An exported plan: its nearest form, the text, and predictions of plan and text."""
 
     wanted: Job
     target: Target
@@ -51,14 +51,14 @@ class Export:
 
     @property
     def lacking(self) -> Sequence[str]:
-        """Which stage of a form that does not fit lacks memory, and how much."""
+        """The stage of a form that does not fit, and the missing memory."""
         if isinstance(self.near, InputError) or self.near.fits:
             return ()
         return tuple(fullest_words(self.found.job, self.near))
 
 
 def exported(job: Job, target: Target) -> Export:
-    """The export of a job: the nearest form, or one that fits where the nearest one does not."""
+    """The export of a job: the nearest form, or one that fits if the nearest does not."""
     form, given = nearest(job, target), predicted(job)
     near = predicted(form.job)
     if fits(given) and isinstance(near, Prediction) and not near.fits:
@@ -109,8 +109,9 @@ def _figures(value: object, name: str = "") -> Iterator[tuple[str, float]]:
 
 
 def costs_as(job: Job, back: Job, given: Answer) -> bool:
-    """Whether the text's job costs what a job costs; where that cannot be predicted, whether it is
-    the same job."""
+    """Whether the text's job has a job's cost; if it cannot be predicted, whether it is the same
+    job.
+    """
     if isinstance(given, InputError):
         return back == canonical(job)
     again = predicted(back)
@@ -125,7 +126,7 @@ def _back(target: Target, text: str, job: Job) -> Job | InputError:
 
 
 def _misread(job: Job, back: Job | InputError) -> Remark:
-    """The remark on a text that ``import_plan`` does not read as the job that it was made of."""
+    """A remark on a text that ``import_plan`` does not read as its original job."""
     if isinstance(back, InputError):
         text = f"import_plan does not read it: {back}"
     else:
@@ -136,18 +137,19 @@ def _misread(job: Job, back: Job | InputError) -> Remark:
     return Remark(kind="noted", choice="text", text=text)
 
 
-# Finds a form of a plan that a target can say and that fits, where the nearest one does not.
+# Finds a form of a plan that a target can express and that fits, if the nearest one does not.
 
 
-# How many changes are made one after another.
+# The largest number of consecutive changes.
 STEPS = 4
-# Changes that move memory from one stage to another, or nothing: each would be tried many times.
+# Changes that move memory between stages, or nowhere, and would be tried many times.
 _LEFT_OUT = ("layers", "order")
 
 
 def fitting_form(form: Nearest, near: Prediction, target: Target) -> Nearest | None:
-    """The fastest form that fits, by as few changes of the nearest form as possible; none if a few
-    changes make no form fit."""
+    """The fastest form that fits, with the fewest changes of the nearest form; None if few changes
+    are not enough.
+    """
     job, lacks = form.job, _most_lacking(form.job, near)
     what = f"{lacks / GIB_BYTES:.2f} GiB on a GPU" if lacks > 0 else "host memory"
     because = f"so that it fits; the nearest form lacks {what}"
@@ -170,7 +172,7 @@ def _most_lacking(job: Job, prediction: Prediction) -> float:
 
 
 def _predicted_forms(job: Job, target: Target, seen: set[Job]) -> Iterator[tuple[Job, Prediction]]:
-    """Every form by a single change of a job that the target can say, with its prediction."""
+    """Every form by a single change of a job that the target can express, with its prediction."""
     of_clusters: dict[Cluster, list[Job]] = defaultdict(list)
     for form in _forms(job, target):
         if form not in seen and form.workload == job.workload:

@@ -1,4 +1,4 @@
-"""A plan file from another framework's file, with what was assumed."""
+"""Imports another framework's file as a plan file, with its assumptions."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ from mistlab.plan.plan_words import plan_words
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadFile:
-    """Another framework's file as a job: its format, and remarks on what was read."""
+    """Another framework's file as a job: its format, and remarks on the import."""
 
     format: str
     job: Job
@@ -60,7 +60,7 @@ def import_plan(options: argparse.Namespace) -> int:
 
 
 def read_plan(options: argparse.Namespace) -> ReadFile:
-    """The plan that the options' file says, with what was assumed and ignored."""
+    """The plan in the options' file, with assumptions and ignored settings."""
     path: Path = options.file
     given = _given(options)
     with about(path):
@@ -76,7 +76,7 @@ def read_plan(options: argparse.Namespace) -> ReadFile:
 
 
 def summary(job: Job) -> Sequence[str]:
-    """The sizes of an imported job, in lines that a person can hold against the launch file."""
+    """The sizes of an imported job, as lines to compare with the launch file."""
     work, model, cluster = job.workload, job.workload.model, job.cluster
     name = f"{model.name}, " if model.name else ""
     shape = f"{model.layers} layers, hidden {model.hidden}, {model.heads} heads"
@@ -97,7 +97,7 @@ def _size(job: Job) -> str:
 
 
 def _cost(job: Job) -> str:
-    """What is predicted of an imported job, or why nothing is."""
+    """The prediction of an imported job, or the reason why there is none."""
     answer = predicted(job)
     if isinstance(answer, InputError):
         return f"cost: not predicted: {answer}"

@@ -1,4 +1,4 @@
-"""Single changes of a plan: each sets one option of a launch line to another value.
+"""Single changes of a plan: each corresponds to one option of a launch line.
 
 A change turns one choice on all stages, moves GPUs from one degree to another, moves a block to the
 next stage, or takes another size of micro-batch. GPUs, model and batch stay as they are.
@@ -19,15 +19,15 @@ from mistlab.schedule.orders import ORDERS
 from mistlab.schedule.placement import even_shares
 from searchers.meshes import divisors
 
-# Shares of blocks and ratios of states that are tried.
+# The shares of blocks and ratios of states that are tried.
 EIGHTHS = tuple(eighth / 8 for eighth in range(9))
-# Dimensions with more whole numbers than this are tried next to their value alone.
+# For dimensions with more integers than this, only values next to the current one are tried.
 FEW = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleChange:
-    """A single change: the choice that it makes otherwise, in words, and the job that has it."""
+    """A single change: a description of the changed choice, and the changed job."""
 
     choice: str
     words: str
@@ -91,7 +91,7 @@ def _with(
 def _valid(
     stages: tuple[StagePlan, ...], name: str, values: Sequence[float]
 ) -> tuple[StagePlan, ...]:
-    """The stages with other values of a dimension; none if a stage refuses its value."""
+    """The stages with another value of a dimension; None if a stage refuses it."""
     try:
         return tuple(
             stage.with_values({name: value}) for stage, value in zip(stages, values, strict=True)
@@ -101,7 +101,7 @@ def _valid(
 
 
 def _micro_batches(job: Job) -> Iterator[tuple[str, str, Plan]]:
-    """Micro-batches of another size, and as many more or fewer of them."""
+    """Micro-batches of another size, with their number adjusted."""
     plan = job.plan
     sequences = gcd(*(stage.micro_batch for stage in plan.stages)) * plan.micro_batches
     for count in divisors(sequences):
@@ -123,7 +123,7 @@ def _spelled(sizes: list[float]) -> str:
 
 
 def _degrees(job: Job) -> Iterator[tuple[str, str, Plan]]:
-    """A factor moved from one of pipeline, data and tensor degree to another."""
+    """A factor moved between pipeline, data and tensor degree."""
     plan, first = job.plan, job.plan.stages[0]
     if len({(one.data_parallel, one.tensor_parallel) for one in plan.stages}) > 1:
         return
@@ -150,8 +150,9 @@ def _batch_words(before: Plan, after: Plan) -> str:
 
 
 def _remeshed(job: Job, degrees: dict[str, int]) -> Plan | None:
-    """The plan with other degrees: blocks divided evenly, savings as on the stage that saves
-    most, micro-batches no larger than now."""
+    """The plan with other degrees: evenly divided blocks, savings of the stage that saves most,
+    micro-batches no larger than before.
+    """
     plan, batch, stages = job.plan, job.workload.global_batch, job.plan.stages
     data = degrees["data_parallel"]
     if batch % data or degrees["pipeline"] > plan.layers:
@@ -181,7 +182,7 @@ def _remeshed(job: Job, degrees: dict[str, int]) -> Plan | None:
 
 
 def _moved_blocks(job: Job) -> Iterator[tuple[str, str, Plan]]:
-    """A block moved from a stage to another one, with its treatment if all blocks have it."""
+    """A block moved from one stage to another, with its treatment if all blocks have it."""
     stages = job.plan.stages
     for giver, source in enumerate(stages):
         for taker in range(len(stages)):
@@ -195,7 +196,7 @@ def _moved_blocks(job: Job) -> Iterator[tuple[str, str, Plan]]:
 
 
 def _whole_plan(job: Job) -> Iterator[tuple[str, str, Plan]]:
-    """Another order of passes, or communication overlapped."""
+    """Another order of passes, or overlapped communication."""
     plan = job.plan
     if plan.num_stages > 1:
         for order in ORDERS:

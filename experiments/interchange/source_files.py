@@ -1,4 +1,4 @@
-"""Launch files on disk: the file that a path means, with the files that it may refer to."""
+"""Launch files on disk: the file at a path, and the files that it refers to."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,10 +9,10 @@ from mistlab.formats.file_formats import format_of
 from mistlab.shell.session import LaunchFile
 
 MOST_BYTES = 4_000_000
-# How many folders above a script its own references may start from: scripts are often started from
-# the root of their repository.
+# The number of parent folders that a script's references may be relative to: scripts are often
+# started from the root of their repository.
 _FOLDERS_ABOVE = 4
-# Files of a folder that are looked at.
+# The largest number of files of a folder that are examined.
 _MOST_FILES = 500
 _ENDINGS = (".sh", ".bash", ".slurm", ".sbatch", ".json", ".toml", ".yaml", ".yml", ".py")
 
@@ -23,7 +23,7 @@ def source_of(
     arguments: Sequence[str] | None = None,
     line: int | None = None,
 ) -> LaunchFile:
-    """The file at a path, or the one launch file of a folder, as a source to import."""
+    """The file at a path, or the single launch file of a folder, as a source to import."""
     if path.is_dir():
         path = _only_launch_file(path)
     return LaunchFile(
@@ -37,7 +37,7 @@ def source_of(
 
 
 def text_of(path: Path) -> str:
-    """The text of a file; a message says what to do where it cannot be read."""
+    """The text of a file; an unreadable file is refused with a remedy."""
     if path.is_file() and path.stat().st_size > MOST_BYTES:
         reject(f"is larger than {MOST_BYTES:,} bytes: give a launch script or configuration")
     return text_in(path)
@@ -54,9 +54,10 @@ def _settings(texts: Sequence[str]) -> Mapping[str, str]:
 
 
 def _beside(path: Path) -> Callable[[str], str | None]:
-    """A function that gives the text of a file by the path that the file at ``path`` writes: as
-    seen from its folder, from the folders above it, or from the working directory. Of a path on its
-    author's machine the last folder and name, or more, have to be there."""
+    """A function that returns the text of a file by the path written in the file at ``path``:
+    relative to its folder, to its parent folders, or to the working directory. Of a path on its
+    author's machine at least the last folder and the name must exist.
+    """
     folders = [path.absolute().parent, *list(path.absolute().parents)[1 : _FOLDERS_ABOVE + 1]]
 
     def text(reference: str) -> str | None:
@@ -74,7 +75,7 @@ def _beside(path: Path) -> Callable[[str], str | None]:
 
 
 def _endings(reference: str) -> list[str]:
-    """A path, and the ends of an absolute one that have a folder and a name at least."""
+    """A path, and the suffixes of an absolute one with at least a folder and a name."""
     parts = reference.split("/")
     longer = range(1, len(parts) - 1) if reference.startswith("/") else ()
     return [reference, *("/".join(parts[start:]) for start in longer)]

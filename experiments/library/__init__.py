@@ -1,1 +1,1 @@
-"""The library: questions as functions with typed answers, which ``mistlab`` offers by name."""
+"""The library: questions as functions with typed answers, exported by ``mistlab``."""

@@ -1,4 +1,4 @@
-"""Frames of pandas, made of plain rows and read as tables; pandas comes with an extra."""
+"""pandas frames from plain rows, and frames read as tables; pandas is an optional extra."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ LACKING = "pandas is not installed: pip install '.[pandas]'"
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
-    """A frame of rows; parts of a part have names with dots."""
+    """A frame of rows; nested keys are joined with dots."""
     try:
         import pandas as pd  # noqa: PLC0415 (an extra)
     except ModuleNotFoundError:
@@ -26,7 +26,7 @@ def frame_of(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
 
 @contextmanager
 def table_path(table: "str | Path | pd.DataFrame") -> Iterator[Path]:
-    """The path of a table: of a file, or of a frame that is written for as long as it is read."""
+    """The path of a table: a file, or a frame written to a temporary file while it is read."""
     if isinstance(table, str | Path):
         yield Path(table)
         return

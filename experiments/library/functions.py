@@ -1,4 +1,4 @@
-"""The ten functions of the library, which ``import mistlab`` offers: questions and typed answers.
+"""The ten functions of the library, which ``import mistlab`` exports: questions and typed answers.
 
 A plan is a path of a plan file, a mapping with its content, or a ``Job``. Wrong input raises
 ``mistlab.InputError`` with field, value and remedy; a question without an answer, such as a search
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 class Told(ABC):
-    """An answer that notebooks show as its lines of text; ``str`` gives the same lines."""
+    """An answer that notebooks display as lines of text; ``str`` gives the same lines."""
 
     __slots__ = ()
 
@@ -161,7 +161,7 @@ def _plan_row(plan: PredictedPlan) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedPlan(Told):
-    """Where the GPU-seconds of a plan's iteration go, by parts that add up to it."""
+    """The breakdown of an iteration's GPU-seconds, by parts that add up to it."""
 
     job: Job
     breakdown: Breakdown
@@ -181,7 +181,7 @@ class ExplainedPlan(Told):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedPlan(Told):
-    """The plan that a search found, its prediction, and what is proven of it.
+    """The plan that a search found, its prediction, and the state of its proof.
 
     ``lower_bound_s`` is a time below which no plan of the space is predicted, and ``gap`` the share
     of the best prediction that lies above it; both are None where nothing is known.
@@ -204,22 +204,22 @@ class TunedPlan(Told):
 
     @property
     def is_proven(self) -> bool:
-        """Whether no plan of the space is predicted faster than the best one found."""
+        """Whether no plan of the space is predicted to be faster than the best one found."""
         return self.entry.result.status == "OPTIMAL"
 
     @property
     def lower_bound_s(self) -> float | None:
-        """Seconds below which no plan of the space is predicted."""
+        """The lower bound in seconds of all plans of the space."""
         return self.entry.result.lower_bound_s
 
     @property
     def gap(self) -> float | None:
-        """The share by which a plan of the space may be faster."""
+        """The relative amount by which a plan of the space may be faster."""
         return self.entry.result.gap
 
     @property
     def verdict(self) -> str:
-        """What is proven, in one sentence."""
+        """The state of the proof, in one sentence."""
         return verdict(self.entry)
 
     def text_lines(self) -> Iterator[str]:
@@ -254,8 +254,7 @@ class TunedPlan(Told):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittingPlan(Told):
-    """Whether a plan fits; where it does not, the cheapest change that makes it fit, if any of
-    those that were tried does."""
+    """Whether a plan fits; if not, the cheapest change that makes it fit, among those tried."""
 
     asked: PredictedPlan
     changed: PredictedPlan | None
@@ -263,7 +262,7 @@ class FittingPlan(Told):
 
     @property
     def fits(self) -> bool:
-        """Whether the plan fits as it was asked."""
+        """Whether the plan fits as given."""
         return self.asked.fits
 
     def text_lines(self) -> Iterator[str]:
@@ -279,7 +278,7 @@ class FittingPlan(Told):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchText(Told):
-    """A plan in a framework's words, what they lose, and the prediction of what they say."""
+    """A plan as a framework's file, lost choices, and the prediction of the file."""
 
     framework: str
     text: str
@@ -288,13 +287,13 @@ class LaunchText(Told):
     job: Job
 
     def text_lines(self) -> Iterator[str]:
-        """The text alone."""
+        """The text only."""
         yield self.text.rstrip("\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan(Told):
-    """A plan read from another framework's file, and what was assumed."""
+    """A plan read from another framework's file, with assumptions."""
 
     framework: str
     job: Job
@@ -307,7 +306,7 @@ class ReadPlan(Told):
 
 @dataclass(frozen=True, slots=True)
 class PlainRows(Told):
-    """Rows of plain data, such as the answers to a table of runs."""
+    """Rows of plain data, such as the answers for a table of runs."""
 
     rows: Sequence[Mapping[str, Any]]
 
@@ -315,7 +314,7 @@ class PlainRows(Told):
         return len(self.rows)
 
     def text_lines(self) -> Iterator[str]:
-        """How many rows there are, and how many were refused."""
+        """The number of rows, and of refused rows."""
         refused = sum("refused" in row or "error" in row for row in self.rows)
         yield f"{len(self.rows):,} rows, {refused:,} of them refused; to_frame() has them"
 
@@ -360,8 +359,7 @@ def predict_many(
     measured_gib: float | None = None,
     **cluster: Any,
 ) -> PredictedPlans:
-    """Several plans predicted; a measured step is that of the first, by which the others are
-    corrected."""
+    """Predict several plans; a measured step of the first one corrects the others."""
     predicted = [predict(plan, simulator=simulator, **cluster) for plan in plans]
     if not predicted:
         reject("plans: there are none: give at least one")
@@ -381,7 +379,7 @@ def predict_many(
 
 
 def explain(plan: PlanLike, **cluster: Any) -> ExplainedPlan:
-    """Where the time of a plan's iteration goes: parts that add up to it."""
+    """Break an iteration's time down into parts that add up to it."""
     job, _ = _job(plan, cluster)
     return ExplainedPlan(job=job, breakdown=breakdown_of(job))
 
@@ -403,7 +401,7 @@ def tune(  # noqa: PLR0913 (all by name)
     seed: int = 0,
     **cluster: Any,
 ) -> TunedPlan:
-    """The fastest plan that fits, what is proven of it, and its prediction.
+    """Find the fastest plan that fits, the state of its proof, and its prediction.
 
     ``model`` and ``hardware`` are names of the catalogue or paths, as on the command line.
     """
@@ -431,7 +429,7 @@ def tune(  # noqa: PLR0913 (all by name)
 
 
 def will_it_fit(plan: PlanLike, **cluster: Any) -> FittingPlan:
-    """Whether a plan fits, and the cheapest change that makes it fit."""
+    """Tell whether a plan fits, and the cheapest change that makes it fit."""
     job, name = _job(plan, cluster)
     asked, cheapest = cheapest_change(job)
     changed = None
@@ -447,8 +445,9 @@ def will_it_fit(plan: PlanLike, **cluster: Any) -> FittingPlan:
 
 
 def to_framework(plan: PlanLike, framework: str | None = None) -> LaunchText:
-    """A plan in the words of ``megatron``, ``deepspeed``, ``torchtitan`` or ``accelerate``; that of
-    its engine where none is named."""
+    """Export a plan to ``megatron``, ``deepspeed``, ``torchtitan`` or ``accelerate``; by default
+    the framework of its engine.
+    """
     job, _ = _job(plan, {})
     if framework is not None and framework not in TARGETS:
         reject(f"framework: {framework!r} is unknown{near_matches(framework, TARGETS)}")
