@@ -464,7 +464,7 @@ def to_framework(plan: PlanLike, framework: str | None = None) -> LaunchText:
 def from_framework(
     path: str | Path, *, hardware: str = "h100-80gb", variables: Sequence[str] = (), **given: Any
 ) -> ReadPlan:
-    """A plan from a launch script or another framework's configuration.
+    """Import a plan from a launch script or another framework's configuration.
 
     ``variables`` of a script are texts such as ``"TP=4"``. ``given`` has what else the file does
     not say: ``model``, ``nodes``, ``gpus_per_node``, ``sequence_length``, ``global_batch``,
@@ -485,7 +485,7 @@ def from_framework(
 
 
 def predict_runs(table: "str | Path | pd.DataFrame") -> PlainRows:
-    """Measured runs, each row of a table predicted; nothing that was measured is read."""
+    """Predict measured runs, each row of a table separately; measured columns are not used."""
     with table_path(table) as path:
         rows = [mapping_of(one) for one in RowPredictor().answers(path)]
     if not isinstance(table, str | Path):
@@ -496,7 +496,7 @@ def predict_runs(table: "str | Path | pd.DataFrame") -> PlainRows:
 def serve(
     *, model: str, gpu: str, gpus: int, plays: bool = True, **question: Any
 ) -> dict[str, Any]:
-    """The layout of GPUs that serves a load best, as ``mistlab serve_plan --json`` prints it.
+    """Find the layout of GPUs that serves a load best, as ``mistlab serve_plan --json`` prints it.
 
     ``question`` has that command's other options, such as ``tpot=0.03`` or ``prompt=2000.0``.
     With ``plays=False`` the answer comes in a fifth of the time, without percentiles.
@@ -506,7 +506,7 @@ def serve(
 
 
 def names() -> Mapping[str, Sequence[str]]:
-    """The names that questions may use: models, hardware, spaces, simulators and frameworks."""
+    """The names that questions accept: models, hardware, spaces, simulators and frameworks."""
     return {
         "models": catalog.model_names(),
         "hardware": catalog.hardware_names(),
@@ -517,7 +517,7 @@ def names() -> Mapping[str, Sequence[str]]:
 
 
 def _job(plan: PlanLike, cluster: Mapping[str, Any]) -> tuple[Job, str]:
-    """The job that a plan is, with other numbers of its cluster, and its name."""
+    """The job of a plan in any form, with the cluster's figures overridden, and its name."""
     if isinstance(plan, Job):
         job, name = plan, "plan"
     elif isinstance(plan, Mapping):
@@ -532,7 +532,7 @@ def _job(plan: PlanLike, cluster: Mapping[str, Any]) -> tuple[Job, str]:
 
 
 def _of_frame(row: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """An answer to a row of a frame, which was read from a file that is gone."""
+    """An answer for a row of a frame, without the path of its temporary file."""
     texts = {key: row[key].replace(path, "frame") for key in ("file", "refused") if key in row}
     return {**row, **texts}
 
@@ -543,7 +543,7 @@ def _check_simulator(simulator: str) -> None:
 
 
 def _options(command: str, **values: Any) -> argparse.Namespace:
-    """The options of a command as by its command line, with these values."""
+    """A command's options, parsed as by its command line, with these values."""
     row = COMMANDS[command]
     required = [
         name for name, settings in row.options if settings.get("nargs") == "+" and name[0] != "-"

@@ -1,1 +1,1 @@
-"""The live page: a local server whose answers follow a person's sliders."""
+"""The live page: a local server whose answers follow the user's sliders."""

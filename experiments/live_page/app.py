@@ -1,5 +1,4 @@
-"""The page's server: files of the page, questions as JSON, searches as lines that come as they are
-found."""
+"""The page's server: static files, questions as JSON, and search progress as a stream of lines."""
 
 import asyncio
 import json
@@ -21,10 +20,10 @@ from experiments.live_page.processes import BusyError, EndedError, Event, Lane
 from mistlab.core.values import InputError
 
 Answer = TypeVar("Answer")
-# The files of the page, and what they are.
+# The static files of the page, and their content types.
 FILES = files("experiments.live_page") / "files"
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
-# Which lane answers which question: sliders must not wait for searches or traces.
+# The lane of processes for each question, since sliders must not wait for searches or traces.
 STREAMED = ("search", "pareto")
 LANE_OF: Mapping[str, str] = {
     **dict.fromkeys(("names", "predict", "compare", "paste", "plan_file", "serving"), "quick"),
@@ -56,15 +55,16 @@ class Asker:
 
 
 class Single(Response):
-    """The answer to a question, which is given up once nobody waits for it: sliders ask faster than
-    they are answered."""
+    """The answer to a question, which is abandoned when the client disconnects, since sliders ask
+    faster than they are answered.
+    """
 
     def __init__(self, ask: Callable[..., Awaitable[Event]]) -> None:
         super().__init__()
         self._ask = ask
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer, or why there is none."""
+        """Send the answer, or the reason why there is none."""
         response = await unless_gone(self._answered(), receive)
         if response is not None:
             await response(scope, receive, send)
@@ -89,7 +89,7 @@ class Streamed(Response):
         self._ask = ask
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events as they come, for as long as somebody hears them."""
+        """Send events as they occur, while the client is connected."""
         del scope
         headers = [(b"content-type", b"application/x-ndjson")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -109,7 +109,7 @@ class Streamed(Response):
 
 
 async def unless_gone(work: Coroutine[Any, Any, Answer], receive: Receive) -> Answer | None:
-    """What some work returns; None if who asked leaves before, which ends the work."""
+    """The result of some work; None if the client disconnects first, which cancels the work."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -126,7 +126,7 @@ async def unless_gone(work: Coroutine[Any, Any, Answer], receive: Receive) -> An
 
 
 async def _content(request: Request) -> bytes:
-    """A request's body, as far as it is not too large."""
+    """A request's body, up to the allowed size."""
     content = b""
     async for part in request.stream():
         content += part
@@ -154,7 +154,7 @@ async def _icon(request: Request) -> Response:
 
 
 def page_app(port: int, seconds: float, most_waiting: int = 100) -> App:
-    """The application of the page on a port; a search may take so many ``seconds``."""
+    """The page's application on a port; a search may take at most ``seconds``."""
     lanes = {
         "quick": Lane(name="quick", seconds=20.0, most_waiting=most_waiting),
         "slow": Lane(name="slow", seconds=60.0, most_waiting=most_waiting),
@@ -182,7 +182,7 @@ def page_app(port: int, seconds: float, most_waiting: int = 100) -> App:
 
 
 async def _warmed(lanes: Mapping[str, Lane]) -> None:
-    """Start all processes, that of quick answers first."""
+    """Start all processes, those for quick answers first."""
     for lane in lanes.values():
         try:
             await lane.warm()

@@ -1,5 +1,6 @@
-"""What the page's server refuses before any question is read: other hosts and origins, bodies that
-are too large, too deep or not JSON."""
+"""Requests that the server refuses before parsing: other hosts and origins, and bodies that are too
+large, too deeply nested or not JSON.
+"""
 
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -32,13 +33,13 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """An application behind checks of who asks: only pages that this server sent may."""
+    """An application behind access checks: only pages that this server sent may ask."""
 
     app: App
     port: int
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+        """Forward a request, or refuse it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -64,7 +65,7 @@ class Guard:
         await with_headers({"type": "http.response.body", "body": body})
 
     def _refusal(self, headers: dict[str, str], method: str) -> tuple[int, str] | None:
-        """Why a request is refused, with the status; None where it is not."""
+        """The reason and the status of a refusal; None if the request is allowed."""
         known = [f"{host}:{self.port}" for host in HOSTS]
         host, origin = headers.get("host", ""), headers.get("origin")
         if host not in known:
@@ -77,7 +78,9 @@ class Guard:
 
 
 async def _drained(receive: Receive, headers: dict[str, str]) -> None:
-    """Read a refused body that is not too large for that: who still sends hears no answer."""
+    """Read the rest of a refused body, unless it is too large: a client that is still sending hears
+    no answer.
+    """
     length = headers.get("content-length", "")
     if length.isdecimal() and int(length) <= MOST_DRAINED:
         while (await receive()).get("more_body"):
@@ -85,7 +88,7 @@ async def _drained(receive: Receive, headers: dict[str, str]) -> None:
 
 
 def _refused_body(headers: dict[str, str]) -> tuple[int, str] | None:
-    """Why the body of a request is refused before it is read."""
+    """The reason to refuse a body before reading it."""
     kind = headers.get("content-type", "").partition(";")[0].strip()
     if kind != "application/json":
         return 415, f"content type {kind[:60]!r} is not read: send application/json"
@@ -96,12 +99,12 @@ def _refused_body(headers: dict[str, str]) -> tuple[int, str] | None:
 
 
 def too_large(size: int) -> str:
-    """What is said of a body that is too large."""
+    """The message for a body that is too large."""
     return f"the question has {size:,} bytes: send at most {MOST_BODY:,}"
 
 
 def body_of(content: bytes) -> Any:
-    """The JSON of a request's body; refused where it is malformed or nested too deeply."""
+    """The JSON of a request's body; refuses malformed or too deeply nested text."""
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -123,7 +126,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _levels(text: str) -> int:
-    """The deepest nesting of a JSON text; brackets within strings are not counted."""
+    """The nesting depth of a JSON text; brackets inside strings are not counted."""
     level = deepest = 0
     is_text = is_escaped = False
     for letter in text:

@@ -1,5 +1,6 @@
-"""A plan whose choices a person turns by hand: each choice set for all stages, the rest made to
-follow so that GPUs and batch are used up."""
+"""A plan with choices set by sliders: each applies to all stages, and the rest adapts so that GPUs
+and batch are used completely.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -23,21 +24,22 @@ from mistlab.plan.plan import Plan, StagePlan
 from mistlab.schedule.placement import even_shares
 from searchers.meshes import divisors
 
-# The choices that are no dimension of a stage.
+# The choices that are not dimensions of a stage.
 STAGES, ENGINE = "stages", "engine"
-# The degree that takes the GPUs that the others leave.
+# The degree that takes the remaining GPUs.
 REPLICAS = AXES["data"].dimension
-# The sequences of a replica in a micro-batch.
+# The micro-batch size of a replica.
 SEQUENCES = next(name for name, row in DIMENSIONS.items() if "batch" in row.checks)
-# Levels of a choice that is a share of a whole.
+# The levels of a choice that is a share.
 EIGHTHS = tuple(eighth / 8 for eighth in range(9))
-# Degrees that are offered, at most so many.
+# The largest number of values offered for a degree.
 MOST_VALUES = 24
 
 
 def knobs_of(plan: Plan) -> dict[str, Any]:
-    """The choices that a person may turn, with a plan's values: those of its first stage, and of
-    treated blocks the share of all blocks."""
+    """The choices that sliders set, with a plan's values: those of its first stage; for treated
+    blocks their share of all blocks.
+    """
     first = plan.stages[0]
     values: dict[str, Any] = {ENGINE: plan.engine, STAGES: plan.num_stages}
     for name in _turned():
@@ -49,7 +51,7 @@ def knobs_of(plan: Plan) -> dict[str, Any]:
 
 
 def adapted(asked: AskedProblem, given: Job, knobs: Mapping[str, Any]) -> Job:
-    """The job of a given plan on the asked problem, with the choices that were turned.
+    """The job of a given plan on the asked problem, with the sliders' choices applied.
 
     A plan for as many GPUs that suits the problem stays as it is where nothing is turned. Elsewhere
     data parallelism takes the GPUs that the other degrees leave, and blocks are dealt evenly where
@@ -79,7 +81,7 @@ def adapted(asked: AskedProblem, given: Job, knobs: Mapping[str, Any]) -> Job:
 
 
 def choices_of(asked: AskedProblem, job: Job) -> dict[str, list[Any]]:
-    """For each choice the values that make a valid job, all else as it is."""
+    """For each choice the values that make a valid job with all other choices unchanged."""
     choices: dict[str, list[Any]] = {}
     for name, values in _candidates(job):
         choices[name] = [value for value in values if _is_valid(asked, job, name, value)]
@@ -87,19 +89,19 @@ def choices_of(asked: AskedProblem, job: Job) -> dict[str, list[Any]]:
 
 
 def labels() -> dict[str, str]:
-    """What the page calls each choice."""
+    """The page's label of each choice."""
     by_choice = {name: _words(name) for name in _turned()}
     return {ENGINE: "engine", STAGES: "pipeline stages", **by_choice}
 
 
 def _words(name: str) -> str:
-    """A dimension in words: what its amounts are of, or what they begin with."""
+    """The page's words for a dimension."""
     row = DIMENSIONS[name]
     return row.noun or row.amount.partition("{")[0].rstrip("-") or label_of(name).replace("_", " ")
 
 
 def _turned() -> list[str]:
-    """The dimensions that a person turns: all but blocks of a stage and what others leave."""
+    """The dimensions with sliders: all except the blocks of a stage and the remaining degree."""
     return [name for name in DIMENSIONS if name not in ("layers", REPLICAS)]
 
 
@@ -125,7 +127,7 @@ def _as_it_is(asked: AskedProblem, plan: Plan) -> Job | None:
 
 
 def _stages_of(asked: AskedProblem, plan: Plan, count: int, turned: Any) -> Iterator[StagePlan]:
-    """The stages before any choice is turned: the plan's own, or as many like its first one."""
+    """The stages before sliders apply: the plan's own, or as many copies of its first one."""
     layers = asked.workload.model.layers
     if plan.num_stages == count and plan.layers == layers and STAGES not in turned:
         yield from plan.stages
@@ -139,7 +141,7 @@ def _stages_of(asked: AskedProblem, plan: Plan, count: int, turned: Any) -> Iter
 
 
 def _turned_stage(stage: StagePlan, knobs: Mapping[str, Any], gpus: int) -> StagePlan:
-    """A stage with the turned choices, on so many GPUs."""
+    """A stage with the sliders' choices, on this many GPUs."""
     counts = counts_of_blocks()
     values = {name: knobs[name] for name in _turned() if name in knobs and name not in counts}
     wanted = {name: stage.value(name) for name in counts}
@@ -172,7 +174,7 @@ def _refuse_degree(name: str, value: int, gpus: int) -> None:
 
 
 def _candidates(job: Job) -> Iterator[tuple[str, list[Any]]]:
-    """The values of each choice that might do."""
+    """The candidate values of each choice."""
     plan = job.plan
     in_pipeline = plan.num_stages > 1
     few = [d for d in divisors(plan.num_gpus) if d <= job.workload.model.layers]
@@ -203,7 +205,7 @@ MOST_SEQUENCES = 256
 
 
 def _is_valid(asked: AskedProblem, job: Job, name: str, value: Any) -> bool:
-    """Whether a choice can have a value; of treated blocks others may leave too few."""
+    """Whether a choice can have a value; treated blocks of other kinds may leave too few."""
     try:
         turned = adapted(asked, job, {name: value})
     except InputError:

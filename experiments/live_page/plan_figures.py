@@ -1,4 +1,4 @@
-"""A job's prediction as the page shows it: plain data, with the figures of ``predict --json``."""
+"""A job's prediction as the page shows it: plain data with the figures of ``predict --json``."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ def predicted_job(job: Job) -> Prediction:
 
 
 def figures_of(job: Job, prediction: Prediction) -> dict[str, Any]:
-    """Everything that the page shows of a predicted job."""
+    """All figures that the page shows of a predicted job."""
     plain = job_to_mapping(job)
     goes = breakdown_of(job, prediction.iteration_s)
     fit, fits = fit_words(job, prediction)
@@ -45,12 +45,12 @@ def figures_of(job: Job, prediction: Prediction) -> dict[str, Any]:
 
 
 def part_words() -> Mapping[str, str]:
-    """What the page calls each part of an iteration."""
+    """The page's name of each part of an iteration."""
     return WORDS
 
 
 def comparison_of(first: Job, second: Job) -> dict[str, Any]:
-    """Two predicted jobs side by side, and by which parts of an iteration one is faster."""
+    """Compare two predicted jobs, with the parts of an iteration that make one faster."""
     pinned, other = predicted_job(first), predicted_job(second)
     if first.workload.tokens != second.workload.tokens:
         apart = [1 / prediction.tokens_per_s for prediction in (pinned, other)]

@@ -1,4 +1,5 @@
-"""Processes that answer the page's questions, one at a time each, with limits on time and number.
+"""Processes that answer the page's questions, each one at a time, with limits on time and queue
+length.
 
 A process that takes too long, dies or grows is ended, and another takes its place; the server keeps
 nothing of it.
@@ -20,9 +21,9 @@ Event = Mapping[str, Any]
 Heard = Callable[[Event], Awaitable[None]]
 
 ROOT = Path(__file__).parents[2]
-# The longest line of an answer: a trace of an iteration has some tens of megabytes.
+# The longest line of an answer: the trace of an iteration has some tens of megabytes.
 MOST_LINE = 1 << 28
-# So long a search has to end once it is told to.
+# The seconds that a search has to end after it is stopped.
 STOPS_S = 3.0
 STARTS_S = 120.0
 
@@ -30,17 +31,17 @@ _PROGRAM = "from experiments.live_page.worker import main; main()"
 
 
 class BusyError(Exception):
-    """Too many questions wait already."""
+    """Too many questions are queued already."""
 
 
 class EndedError(Exception):
-    """A question took too long, or its process died: why, for people."""
+    """A question took too long, or its process died; the message says which."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Lane:
-    """A process, and the questions that wait for it: at most ``most_waiting``, each at most for
-    ``seconds`` once its turn has come.
+    """A process and its queue: at most ``most_waiting`` questions, each at most ``seconds`` once it
+    is its turn.
 
     A question that is given up does not stop what it has begun: the start of a process and the end
     of an answer are tasks of their own, which the next question waits for.
@@ -56,7 +57,7 @@ class Lane:
     _waiting: int = field(default=0, init=False)
 
     async def ask(self, question: str, body: Any, heard: Heard | None = None) -> Event:
-        """The answer to a question, with ``answer`` or ``error``; events on the way are heard."""
+        """The answer to a question, as ``answer`` or ``error``; events on the way are passed on."""
         if self._waiting >= self.most_waiting:
             message = f"{self._waiting} questions wait already: ask again in a few seconds"
             raise BusyError(message)
@@ -126,7 +127,7 @@ class Lane:
         return process
 
     async def _started(self) -> Process:
-        """A new process that has said that it is ready."""
+        """A new process that has reported ready."""
         paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         environment = {
             **os.environ,
@@ -153,8 +154,7 @@ class Lane:
         return process
 
     async def _stopped(self, process: Process) -> None:
-        """End a question that nobody waits for any more: a search by a signal, all else with its
-        process."""
+        """Cancel an abandoned question: a search by a signal, others by ending the process."""
         if process.returncode is None:
             process.send_signal(signal.SIGINT)
             try:

@@ -33,13 +33,13 @@ from simulators.symbolic import SymbolicPredictor
 
 Answer = dict[str, Any]
 Asked = Mapping[str, Any]
-# Tasks of a played iteration that are sent: the first half of them, and the last.
+# The largest number of tasks sent of a played iteration: the first half and the last half.
 MOST_DRAWN = 24_000
-# Plans that are drawn where Megatron's rule has none, and the seconds for it.
+# The number of random plans tried if Megatron's rule gives none, and their time limit in seconds.
 DRAWN, DRAWN_S = 400, 0.05
-# Links and GPUs this much faster are tried.
+# The speedups of links and GPUs that are tried.
 FASTER = (2.0, 4.0)
-# The options of serve_plan that the page has.
+# The page's options of serve_plan.
 SERVED = (
     *("model", "gpu", "gpus", "weights", "cache", "engine", "prompt", "output", "lengths"),
     *("rate", "ttft", "tpot", "dollars", "splits", "export"),
@@ -72,8 +72,9 @@ def names(body: Asked, tell: Tell) -> Answer:
 
 
 def predict(body: Asked, tell: Tell) -> Answer:
-    """A plan's prediction, made to follow the problem and the choices that were turned; without a
-    plan a first one that any problem has."""
+    """A plan's prediction, adapted to the problem and the sliders; without a plan, a first one that
+    every problem has.
+    """
     del tell
     job = _job(body)
     return figures_of(job, predicted_job(job))
@@ -87,7 +88,7 @@ def choices(body: Asked, tell: Tell) -> Answer:
 
 
 def search(body: Asked, tell: Tell) -> Answer:
-    """The best plan for a problem, told as it gets better."""
+    """The best plan for a problem, with progress on the way."""
     return searched_plan(problem_asked(body.get("problem")), _seconds(body), _seed(body), tell)
 
 
@@ -143,7 +144,7 @@ def trace(body: Asked, tell: Tell) -> Answer:
 
 
 def gains(body: Asked, tell: Tell) -> Answer:
-    """What faster links, more memory and other GPUs would buy for a plan."""
+    """The gain of a plan with faster links, more memory or other GPUs."""
     del tell
     job = job_in(body.get("plan"))
     before = predicted_job(job)
@@ -152,13 +153,13 @@ def gains(body: Asked, tell: Tell) -> Answer:
 
 
 def compare(body: Asked, tell: Tell) -> Answer:
-    """Two plans, and by which parts of an iteration one is faster."""
+    """Compare two plans, with the parts of an iteration that make one faster."""
     del tell
     return comparison_of(job_in(body.get("first")), job_in(body.get("second")))
 
 
 def paste(body: Asked, tell: Tell) -> Answer:
-    """What a pasted text is, and the plan that it says."""
+    """The kind of a pasted text, and the plan in it."""
     del tell
     return pasted(body)
 
@@ -170,7 +171,7 @@ def plan_file(body: Asked, tell: Tell) -> Answer:
 
 
 def export(body: Asked, tell: Tell) -> Answer:
-    """A plan in a framework's words."""
+    """A plan as a framework's file."""
     del tell
     job, framework = job_in(body.get("plan")), body.get("framework")
     if framework and framework not in TARGETS:
@@ -198,7 +199,7 @@ def serving_played(body: Asked, tell: Tell) -> Answer:
 
 
 def _load(body: Asked) -> dict[str, Any]:
-    """The load of a question, which names no file."""
+    """The load in a question, which names no file."""
     question = dict(mapping_of(body.get("load"), "load"))
     for name, value in question.items():
         if name not in SERVED:
@@ -230,7 +231,7 @@ QUESTIONS: Mapping[str, Callable[[Asked, Tell], Answer]] = {
 
 
 def _job(body: Asked) -> Job:
-    """The plan of a question, made to follow its problem and its turned choices."""
+    """The plan in a question, adapted to its problem and sliders."""
     if body.get("problem") is None:
         return job_in(body.get("plan"))
     asked = problem_asked(body["problem"])
@@ -241,8 +242,9 @@ def _job(body: Asked) -> Job:
 
 
 def _first_plan(asked: AskedProblem) -> Job:
-    """A plan for a problem without a search: that of Megatron's rule, which knows no experts, if it
-    fits; else the best of a few drawn ones."""
+    """A plan for a problem without a search: that of Megatron's rule (without experts) if it fits;
+    otherwise the best of a few random ones.
+    """
     predictor = SymbolicPredictor(workload=asked.workload, cluster=asked.cluster)
     has_experts = asked.workload.model.experts is not None
     ruled = None if has_experts else plan_by_rule(asked.problem, predictor)
@@ -259,7 +261,8 @@ def _first_plan(asked: AskedProblem) -> Job:
 
 def _drawn(asked: AskedProblem, predictor: SymbolicPredictor) -> Iterator[tuple[Plan, Prediction]]:
     """Plans of the space with their predictions: the first one, then random ones until one fits or
-    the time is over."""
+    the time is over.
+    """
     draw, began_s = np.random.default_rng(0), perf_counter()
     for number in range(DRAWN):
         choose = Chooser(lambda _, some: int(draw.integers(some)) if number else 0)  # noqa: B023
@@ -288,7 +291,7 @@ def _by_links(job: Job, before: Prediction) -> Iterator[Answer]:
 
 
 def _by_memory(job: Job, before: Prediction) -> Iterator[Answer]:
-    """The fastest single change that lacks memory, and how much more it needs."""
+    """The fastest single change that lacks memory, and the missing memory."""
     changes = single_changes(job)
     answers = predicted_each(
         SymbolicPredictor(workload=job.workload, cluster=job.cluster),

@@ -1,4 +1,4 @@
-"""Searches that tell how far they are: plans as they get better, bounds as they rise."""
+"""Searches that report progress: improving plans, and rising lower bounds."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,18 +18,18 @@ from searchers.savings import why_empty
 from searchers.strategy import Ledger
 
 Tell = Callable[[Mapping[str, Any]], None]
-# Seconds between two words about a search, and between two plans of it.
+# The seconds between two reports of a search, and between two plans.
 EVERY_S = 0.25
-# A search takes so long where nobody says; a frontier's searches share theirs.
+# The default duration of a search; the searches of a frontier share it.
 SECONDS = 30.0
 MOST_SECONDS = 600.0
-# Numbers of nodes beyond this are not tried for a frontier.
+# The largest number of nodes tried for a frontier.
 MOST_NODES = 4096
 
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """Tells of a search at most so often: its best plan, its bound, its evaluations."""
+    """Reports a search at a limited rate: its best plan, its lower bound, its evaluations."""
 
     bench: Bench
     tell: Tell
@@ -37,7 +37,7 @@ class Progress:
     _best_s: float = field(default=float("inf"), init=False)
 
     def __call__(self, ledger: Ledger) -> None:
-        """Hear of a search; tell of it if it is time."""
+        """Receive a search's state; report if it is time."""
         now_s = perf_counter()
         is_first = ledger.best is not None and self._best_s == float("inf")
         if not is_first and now_s - self._told_s < EVERY_S:
@@ -60,7 +60,7 @@ class Progress:
 
 
 def searched_plan(asked: AskedProblem, seconds: float, seed: int, tell: Tell) -> dict[str, Any]:
-    """The best plan of a search, with its proof; ``tell`` hears of it on the way."""
+    """The best plan of a search, with its proof; ``tell`` receives progress."""
     bench, entry = _searched(asked, seconds, seed, tell)
     result = entry.result
     end: dict[str, Any] = {
@@ -96,8 +96,9 @@ def searched_plan(asked: AskedProblem, seconds: float, seed: int, tell: Tell) ->
 
 
 def frontier(asked: AskedProblem, seconds: float, seed: int, tell: Tell) -> dict[str, Any]:
-    """The best plans on other numbers of nodes, for the choice between time and money: a search
-    each, of an equal part of the seconds."""
+    """The best plans on other numbers of nodes, to trade time against money: one search each, with
+    equal shares of the time.
+    """
     sizes = _sizes(asked)
     points = []
     for nodes in sizes:
@@ -128,8 +129,9 @@ def frontier(asked: AskedProblem, seconds: float, seed: int, tell: Tell) -> dict
 
 
 def _searched(asked: AskedProblem, seconds: float, seed: int, tell: Tell) -> tuple[Bench, Entry]:
-    """A search on the asked problem; one that wants costs of stages where it may, else one that
-    asks for whole plans."""
+    """A search on the asked problem: one that uses costs of stages if possible, otherwise one that
+    uses whole plans.
+    """
     if reason := why_empty(asked.problem, asked.space):
         batch, gpus = asked.workload.global_batch, asked.cluster.num_gpus
         reject(f"global_batch: {batch} on {gpus} GPUs: {reason}")
@@ -146,7 +148,7 @@ def _searched(asked: AskedProblem, seconds: float, seed: int, tell: Tell) -> tup
 
 
 def _sizes(asked: AskedProblem) -> list[int]:
-    """A quarter of the nodes to four times as many, in steps of two."""
+    """A quarter of the nodes to four times as many, in factors of two."""
     nodes = asked.cluster.nodes
     sizes = {max(1, nodes // 4), max(1, nodes // 2), nodes, 2 * nodes, 4 * nodes}
     return sorted(size for size in sizes if size <= max(nodes, MOST_NODES))

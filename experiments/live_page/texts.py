@@ -1,5 +1,6 @@
-"""What a person picks or pastes on the page, as values: names of the catalogue and contents of
-files. No file of the machine is read for it."""
+"""Values from a user's selections and pasted texts: catalogue names and contents of files. No file
+of the machine is read.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from mistlab.serving.step_cost import parameters_of
 from mistlab.shell.session import LaunchFile
 
 Named = TypeVar("Named")
-# The longest content that is pasted; the largest launch scripts have some tens of kilobytes.
+# The longest pasted text; the largest launch scripts have some tens of kilobytes.
 MOST_TEXT = 1 << 18
 
 _OF_WORKLOAD = (
@@ -41,13 +42,13 @@ _OF_CLUSTER = (
     *("nodes", "gpus_per_node", "keep_free_gib"),
     *("intra_node_gbytes_per_s", "inter_node_gbytes_per_s"),
 )
-# Keys whose text may name a file in files of this package; here only the catalogue's names count.
+# Keys whose text may name a file in files of this package; here only catalogue names are allowed.
 _MAY_NAME_FILES = ("model", "hardware", "profile", "order", "space")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedProblem:
-    """The problem that a person asks about, and the space to search."""
+    """The problem of a question, and the space to search."""
 
     problem: Problem
     space: SearchSpace
@@ -64,7 +65,7 @@ class AskedProblem:
 
 
 def problem_asked(body: object) -> AskedProblem:
-    """The problem of a question's mapping; what is wrong is refused with its field."""
+    """The problem in a question's mapping; an invalid field is refused by name."""
     plain = mapping_of(body, "problem")
     known = ("model", "hardware", *_OF_WORKLOAD, *_OF_CLUSTER, "space", "engine")
     for key in plain:
@@ -91,8 +92,9 @@ def problem_asked(body: object) -> AskedProblem:
 
 
 def model_in(text: object) -> ModelSpec:
-    """The model of a catalogue name, or of the content of a Hugging Face configuration or of a
-    model's mapping."""
+    """The model with a catalogue name, or in the content of a Hugging Face configuration or of a
+    model's mapping.
+    """
     if not _is_content(text):
         return _named(text, "model", catalog.model)
     with_model = parse_settings(_short(text, "model"), "model")
@@ -110,7 +112,9 @@ def hardware_in(text: object) -> Hardware:
 
 
 def job_in(content: object) -> Job:
-    """The job of a plan file's content, as text or as plain data, that names no other file."""
+    """The job in a plan file's content, as text or as plain data, without references to other
+    files.
+    """
     plain = (
         parse_settings(_short(content, "plan"), "plan")
         if isinstance(content, str)
@@ -121,8 +125,9 @@ def job_in(content: object) -> Job:
 
 
 def pasted(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What a pasted text is: a plan, hardware, a model's configuration, or a launch file that is
-    read as a plan, with what was assumed."""
+    """Classify a pasted text: a plan, hardware, a model's configuration, or a launch file imported
+    as a plan, with assumptions.
+    """
     text = _short(body.get("text"), "text")
     content = _plain(text)
     if {"workload", "cluster", "plan"} <= content.keys():
@@ -139,7 +144,7 @@ def pasted(body: Mapping[str, Any]) -> dict[str, Any]:
     try:
         row = format_of(source)
     except InputError:
-        # A configuration whose type is unknown is told as such, not as a launch file.
+        # A configuration of an unknown type is reported as such, not as a launch file.
         if KIND in content:
             model_in(text)
         raise
@@ -164,7 +169,7 @@ def mapping_of(plain: object, name: str) -> Mapping[str, Any]:
 
 
 def _plain(text: str) -> Mapping[str, Any]:
-    """The mapping in a text, empty where it holds none, such as a script."""
+    """The mapping in a text; empty if there is none, as in a script."""
     try:
         return parse_settings(text, "text")
     except InputError:
@@ -176,7 +181,7 @@ def _given(plain: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _is_content(text: object) -> TypeGuard[str]:
-    """Whether a text is a file's content and not a name."""
+    """Whether a text is a file's content rather than a name."""
     return isinstance(text, str) and ("\n" in text.strip() or text.lstrip().startswith("{"))
 
 
@@ -199,7 +204,7 @@ def _short(text: object, key: str) -> str:
 
 
 def _refuse_files(plain: object) -> None:
-    """Refuse a content that names a file, at any depth."""
+    """Refuse content that names a file, at any depth."""
     if isinstance(plain, Mapping):
         for key, value in plain.items():
             _refuse_file(str(key), value)

@@ -22,23 +22,24 @@ try:
 except ImportError:  # Windows has no limits of this kind.
     resource = None  # type: ignore[assignment]
 
-# Address space of a worker, and the resident memory from which it makes way for a new one.
+# The address-space limit of a worker, and the resident memory at which it is replaced.
 MOST_BYTES = 8 * GIB_BYTES
 TIRED_BYTES = 1.5 * GIB_BYTES
-# A plan of each of these is predicted before the first question, as engines compile on first use.
+# A plan of each of these engines is predicted before the first question, since engines compile on
+# first use.
 WARM = ("mistlab", "megatron-core", "fsdp")
-# Models whose usual spaces are searched before the first search.
+# The models whose default spaces are searched before the first search.
 SEARCHED = ("llama3-8b", "gpt-oss-20b")
-# Questions that a search's interruption may end.
+# The questions that an interruption may end.
 INTERRUPTED = frozenset(("search", "pareto"))
 
 
 def main() -> None:
-    """Answer the questions of standard input until it ends."""
+    """Answer the questions on standard input until it ends."""
     if resource is not None:
         resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What a library prints must not get among the answers.
+    # The output of libraries must not mix with answers.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     from experiments.live_page.questions import QUESTIONS  # noqa: PLC0415 (after the limit)
@@ -51,7 +52,7 @@ def main() -> None:
 
 
 def _answer(question: Any, asked: Mapping[str, Any], out: IO[str]) -> dict[str, Any]:
-    """The answer to a question, or why there is none."""
+    """The answer to a question, or the reason why there is none."""
     if asked["question"] in INTERRUPTED:
         signal.signal(signal.SIGINT, _interrupt)
     try:
@@ -72,7 +73,7 @@ def _answer(question: Any, asked: Mapping[str, Any], out: IO[str]) -> dict[str, 
 
 
 def _resident_bytes() -> float:
-    """The most memory that this process has held, where the system tells."""
+    """The peak resident memory of this process, if the system reports it."""
     return 0.0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
 
 
@@ -89,7 +90,7 @@ def _write(out: IO[str], event: Mapping[str, Any]) -> None:
 
 
 def warm_up(lane: str = "") -> None:
-    """Compile what the usual engines need, and for searches the usual spaces."""
+    """Compile the expressions of the usual engines and, for searches, of the default spaces."""
     from experiments.live_page.questions import (  # noqa: PLC0415 (after the limit)
         predict,
         search,
@@ -113,6 +114,6 @@ def warm_up(lane: str = "") -> None:
         serving({"load": load}, lambda event: None)
     for model in SEARCHED if lane == "search" else ():
         search({"problem": {**problem, "model": model}, "seconds": 0.2}, lambda event: None)
-    # What is loaded by now stays: walking over it took half of a new model's first answer.
+    # Loaded objects are permanent: scanning them took half of a new model's first answer.
     gc.collect()
     gc.freeze()

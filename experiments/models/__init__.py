@@ -1,1 +1,1 @@
-"""Models traced, and model types read."""
+"""Commands that trace models, and that check model types."""

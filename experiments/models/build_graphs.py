@@ -1,4 +1,4 @@
-"""The layer graphs that are shipped: the catalogue's models traced, and written."""
+"""Traces the catalogue's models and writes the shipped layer graphs."""
 
 import argparse
 from pathlib import Path

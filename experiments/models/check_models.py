@@ -1,4 +1,6 @@
-"""Model types of Hugging Face: read, refused, and counted beside transformers' own models."""
+"""Checks Hugging Face's model types: read or refused, with parameter counts compared with
+transformers.
+"""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +19,7 @@ from mistlab.huggingface.configurations import KIND, model_of_config
 from mistlab.huggingface.type_keys import TypeRow, model_types, refused_types
 from mistlab.plan.workload import ModelSpec, Workload
 
-# Types of which the library builds no model with the defaults, and keys that complete them.
+# Types that the library cannot build with its defaults, and the keys that complete them.
 COMPLETED: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {
@@ -33,14 +35,14 @@ COMPLETED: Mapping[str, Mapping[str, Any]] = {
     "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
 }
 FIRST = 100
-# Types with less than this are found in a first look.
+# The number of types in a quick check.
 QUICK_TYPES = 20
 TOLERANCE = 1e-3
 
 
 def check(options: argparse.Namespace) -> int:
-    """How many Hugging Face model types are read, and whether they count as transformers counts
-    them.
+    """Check which Hugging Face model types are read, and whether parameter counts agree with
+    transformers.
 
     Of every causal language model of transformers the default configuration is read and its
     parameters are counted, beside those that the library itself builds on torch's meta device.
@@ -60,7 +62,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def row_of(library: Any, kind: str) -> Row:
-    """One type: whether it is read, and its parameters beside the library's own."""
+    """One type: whether it is read, and its parameter count beside the library's."""
     given = COMPLETED.get(kind, {})
     row: Row = {"type": kind, "status": "read", "completed": ", ".join(given)}
     try:
@@ -81,7 +83,7 @@ def row_of(library: Any, kind: str) -> Row:
 
 
 def _workload(model: ModelSpec, written: Mapping[str, Any]) -> Workload:
-    """A workload of sequences as long as the model has learned positions."""
+    """A workload with sequences as long as the model's learned positions."""
     row = model_types()[model.name]
     positions = written.get(row.positions) if row.positions else None
     return Workload(
@@ -126,7 +128,7 @@ def _report(rows: Sequence[Row]) -> Report:
 
 
 def _picture(rows: Sequence[Row]) -> Lines:
-    """Parameters here over those of the library, type by type."""
+    """Parameter counts of this package over those of the library, by type."""
     ratios = [(float(number), 1 + row["off"]) for number, row in enumerate(rows)]
     return Lines(
         name="model-types",
@@ -193,7 +195,7 @@ def _description(row: TypeRow) -> tuple[str, ...]:
 
 
 def _parts(row: TypeRow) -> Iterator[str]:
-    """The parts that keys of a file turn on or give sizes to."""
+    """The parts of a model that a file's keys enable or size."""
     if row.latent:
         yield "latent attention"
     if row.experts:

@@ -1,4 +1,4 @@
-"""Traces a model into a file that a plan may name, and tells what the file holds."""
+"""Traces a model into a file that a plan may name, and summarises the file."""
 
 import argparse
 import sys
@@ -16,11 +16,11 @@ from mistlab.graph.graph import ModelGraph
 from mistlab.graph.layer_types import expressions_of
 from mistlab.plan.workload import ModelSpec
 
-# The content of a traced model's file, as JSON and in words.
+# The content of a traced model's file, as JSON and as text.
 
 
 def summary_of(spec: ModelSpec, graphs: Sequence[ModelGraph], out: Path) -> dict[str, Any]:
-    """What a model and its graphs hold, as JSON values."""
+    """The contents of a model and its graphs, as JSON values."""
     first = graphs[0]
     embedding, block, head = (layer.parameter_count for layer in first.layers)
     return {
@@ -72,7 +72,7 @@ def tell(summary: dict[str, Any]) -> None:
     print(f"written: {summary['model']} (name it as `model:` in a plan file)")
 
 
-# Models traced with every attention and precision: a factory's, a configuration's, a mapping's.
+# Models traced with every attention and precision: from a factory, a configuration, or a mapping.
 
 
 ATTENTIONS = ("flash", "math")
@@ -109,7 +109,7 @@ def trace(options: argparse.Namespace) -> int:
 
 
 def _traced(options: argparse.Namespace) -> list[tuple[ModelSpec, ModelGraph]]:
-    """The model with every attention and precision, each a description and a graph."""
+    """The model traced with every attention and precision, each a description and a graph."""
     sizes = import_module("runtime.tracing.symbolic_sizes")
     if options.sequence_length < 2:
         reject(f"--sequence-length {options.sequence_length}: give at least 2")
@@ -138,7 +138,7 @@ def _of_factory(options: argparse.Namespace) -> list[tuple[ModelSpec, ModelGraph
         _trace_own(own_model, factory, options, name, "own", precision)
         for precision in _precisions(options)
     ]
-    # Who trains the model looks for its blocks as a trace does that is not told where they are.
+    # Training looks for the blocks of a model as a trace does without a given path.
     source = "" if options.blocks else options.source
     return [(replace(spec, factory=source), graph) for spec, graph in traced]
 

@@ -1,1 +1,1 @@
-"""What experiments have in common: a folder of rows, tables, charts, and a page."""
+"""Shared parts of experiments: a folder of rows, tables, charts, and a page."""

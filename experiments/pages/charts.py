@@ -1,4 +1,4 @@
-"""Charts as data: what is drawn, without the library that draws it.
+"""Charts as data, independent of the library that draws them.
 
 Each has the name of its file without an ending, and a caption that says what it shows.
 """
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """Curves of points; those named in ``dots`` are drawn without the line between them. ``marks``
-    are horizontal lines at values that are not measured here, such as a published one. ``names``
-    are those of the places 0, 1, 2, ... where curves run over things and not over a number."""
+    """Curves of points; those named in ``dots`` are drawn without a line. ``marks`` are horizontal
+    reference lines, such as published values. ``names`` label the positions 0, 1, 2, ... of a
+    categorical axis.
+    """
 
     name: str
     caption: str
@@ -31,8 +32,9 @@ class Lines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
-    """Bars in groups, a bar of each series in every group, beside one another or stacked; a None is
-    a bar that is not there. ``marks`` are lines at values to compare with."""
+    """Bars in groups, with a bar of each series in every group, side by side or stacked; None omits
+    a bar. ``marks`` are reference lines.
+    """
 
     name: str
     caption: str
@@ -41,7 +43,7 @@ class Bars:
     y: str
     stacked: bool = False
     log_y: bool = False
-    # Of a few bars, what stands above each: such as ".2f".
+    # The format of the number above each bar, such as ".2f"; for few bars.
     number: str = ""
     marks: Mapping[str, float] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""Draws charts, and writes pictures whose bytes depend on nothing but what they show."""
+"""Draws charts, and writes pictures with reproducible bytes."""
 
 from pathlib import Path
 from textwrap import fill
@@ -10,18 +10,18 @@ from matplotlib.figure import Figure
 
 from experiments.pages.charts import Bars, Drawn, Lines, Picture
 
-# Okabe and Ito, 2008: told apart by people who see red and green alike.
+# The palette of Okabe and Ito (2008), distinguishable with red-green colour blindness.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 
-# Text stays text, and the same input makes the same bytes.
+# Text stays text, and equal input gives equal bytes.
 STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "mistlab"}
 
 SIZE = (6.4, 3.8)
-# More groups than this, or names with more letters together, get names that lean.
+# With more groups, or more letters in all names, names are slanted.
 FEW_GROUPS, FEW_LETTERS = 8, 70
-# A leaning name longer than this goes on in a second line.
+# A longer slanted name is continued on a second line.
 LETTERS_A_LINE = 24
-# Over more powers of ten than this, a logarithmic axis has numbers at these powers alone.
+# A logarithmic axis over more powers of ten is labelled at powers only.
 FEW_POWERS = 3
 NUMBER_WIDTH = 0.34
 
@@ -63,7 +63,7 @@ def _lines(chart: Lines) -> Figure:
 def _bars(chart: Bars) -> Figure:
     """Bars in groups."""
     many = len(chart.groups) > FEW_GROUPS or len("".join(chart.groups)) > FEW_LETTERS
-    # A number above each bar needs more room than a bar.
+    # A number above each bar needs more space than a bar.
     group_width = max(0.45, NUMBER_WIDTH * len(chart.series) if chart.number else 0)
     figure = Figure(
         figsize=(max(SIZE[0], 2 + group_width * len(chart.groups)), SIZE[1] + many),
@@ -122,7 +122,7 @@ def _finish(axes: Axes, chart: Lines | Bars, named: int) -> None:
 
 
 def save(figure: Figure, path: Path | TextIO) -> None:
-    """Write a picture whose bytes depend on nothing but what it shows; as SVG into a text."""
+    """Write a picture with reproducible bytes; as SVG into a text."""
     form = None if isinstance(path, Path) else "svg"
     with mpl.rc_context(STYLE):
         figure.savefig(path, format=form, metadata={"Date": None})

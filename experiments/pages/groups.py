@@ -1,4 +1,4 @@
-"""Groups of things that are alike."""
+"""Groups items by key."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -8,7 +8,7 @@ Key = TypeVar("Key")
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Items by their keys; groups stand in the order of their first items.
+    """Items by their keys, with groups in the order of their first items.
 
     >>> grouped(["one", "two", "three"], len)
     {3: ['one', 'two'], 5: ['three']}

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-# Rows of a table beyond which a page shows the first few and has all of them in a file.
+# A longer table shows its first few rows on the page, and has all rows in a file.
 MOST_ROWS = 16
 SHOWN_ROWS = 8
-# The paragraph before a table of which a page has the file alone.
+# The paragraph before a table that the page replaces by a file.
 IN_A_FILE = "<!-- rows in a file -->"
 TABLE = re.compile(
     rf"^(?P<apart>{IN_A_FILE}\n\n)?\|.*\|\n\|[-:| ]+\|\n(?:\|.*\|(?:\n|\Z))+", re.MULTILINE
@@ -17,7 +17,7 @@ TABLE = re.compile(
 
 
 def write_page(page: Path, text: str) -> None:
-    """Write a page of results, the rows of its long tables to ``PAGE-N.csv`` beside it."""
+    """Write a page of results, with the rows of its long tables in ``PAGE-N.csv`` beside it."""
     shown, files = with_rows_apart(text, page.stem)
     for path in page.parent.glob(f"{page.stem}-[0-9]*.csv"):
         path.unlink()
@@ -27,7 +27,7 @@ def write_page(page: Path, text: str) -> None:
 
 
 def with_rows_apart(text: str, stem: str) -> tuple[str, dict[str, str]]:
-    """The text with the first rows of each long table, and the files with all of their rows.
+    """The text with the first rows of each long table, and the files with all rows.
 
     A table after ``IN_A_FILE`` has no row in the text.
 

@@ -1,4 +1,6 @@
-"""A run of an experiment: its folder, its rows as they come, and in the end summary and page."""
+"""A run of an experiment: its folder, its rows as they are produced, and finally a summary and a
+page.
+"""
 
 import argparse
 import time
@@ -13,25 +15,28 @@ from experiments.pages.charts import Picture
 from experiments.pages.page_tables import IN_A_FILE, write_page
 from experiments.pages.tables import TIMING, Row, csv_of
 
-# Paragraphs that a page of results has beside its own results: published ones, and comments.
+# The folder of additional paragraphs for pages of results: published figures, and comments.
 ROOMS = Path(__file__).parents[1]
 
 
 def beside(name: str) -> Sequence[str]:
-    """The paragraphs in the file of this name in a room's folder ``beside``; none without one."""
+    """The paragraphs in the file of this name in a package's folder ``beside``; empty if there is
+    none.
+    """
     texts = (path.read_text(encoding="utf-8") for path in ROOMS.glob(f"*/beside/{name}.md"))
     return next((text.strip().split("\n\n") for text in texts), ())
 
 
-# One run of an experiment: its rows as they come, and at the end a summary, pictures and a page.
+# One run of an experiment: its rows as they are produced, and finally a summary, pictures and a
+# page.
 #
-# The run folder gets ``config.json`` and ``README.md`` at once (what made it), ``rows.jsonl`` row
-# by row, and in the end ``rows.csv``, ``summary.json``, ``report.md`` and its pictures.
+# The run folder gets ``config.json`` and ``README.md`` at once (how it was made), ``rows.jsonl``
+# row by row, and finally ``rows.csv``, ``summary.json``, ``report.md`` and its pictures.
 
 
 Item = TypeVar("Item")
 
-# Options that change where results go, not what they are.
+# Options that affect the location of results, not their content.
 ASIDE = ("out", "json", "page")
 
 
@@ -55,7 +60,7 @@ class Report:
 
 @dataclass(slots=True, kw_only=True)
 class Study:
-    """A run of an experiment that is under way: its options, its folder, and its rows so far.
+    """A running experiment: its options, its folder, and its rows so far.
 
     ``earlier`` are the rows that an equal run left in the folder. A study that goes on adds those
     rows again that still hold. The other rows stay in the file until the study ends, so that no row
@@ -75,7 +80,7 @@ class Study:
 
     @classmethod
     def begin(cls, command: str, options: argparse.Namespace, *, goes_on: bool = False) -> Self:
-        """Make the run folder, before any work is done."""
+        """Create the run folder, before any work is done."""
         if options.page is not None:
             writable(options.page, "page", "--page")
         earlier = earlier_rows(options.out, command, vars(options), aside=ASIDE)
@@ -88,18 +93,18 @@ class Study:
 
     @property
     def path(self) -> Path:
-        """The run folder, for further files."""
+        """A path in the run folder, for further files."""
         return self.directory.path
 
     def counted(self, items: Sequence[Item], what: str) -> Iterator[Item]:
-        """The items, one after another; standard error hears how many are done."""
+        """The items in sequence; progress goes to standard error."""
         countdown = Countdown(what=what, total=len(items), clock=self.clock)
         for item in items:
             yield item
             countdown.step()
 
     def add(self, row: Row) -> None:
-        """Keep a row at once, so that a run that is stopped has it."""
+        """Store a row at once, so that an interrupted run keeps it."""
         self.rows.append(row)
         if not self.goes_on:
             self._keep(lambda: self.directory.add_row(row))
@@ -109,18 +114,20 @@ class Study:
         self._keep(lambda: self.directory.write_rows([*self.rows, *self._waiting]))
 
     def add_all(self, rows: Iterable[Row]) -> None:
-        """Keep rows, each as it comes."""
+        """Store rows as they are produced."""
         for row in rows:
             self.add(row)
 
     def keep_text(self, name: str, text: str) -> None:
-        """Write a further file of the run folder, whole or not at all."""
+        """Write a further file of the run folder atomically."""
         self._keep(lambda: self.directory.write_text(name, text))
 
     def end(self, report: Report, status: int = DONE) -> int:
-        """Write what came out, as far as that can be, and print it; the exit status."""
+        """Write the results, as far as that is possible, and print them; returns the exit
+        status.
+        """
         seconds = self.clock() - self._began_s
-        # First: whoever reads what is printed may stop to, as head does.
+        # Files come first: a reader of the output may close it early, as head does.
         self._keep(lambda: self._write(report, seconds))
         self._publish(report)
         if self.options.json:
@@ -144,7 +151,7 @@ class Study:
         self.directory.write_text("report.md", _page(report, self.directory.config, self._drawn))
 
     def _publish(self, report: Report) -> None:
-        """Write the page where --page says, its pictures beside it; say so where that fails."""
+        """Write the page at the path of --page, with its pictures; a failure is reported."""
         page = self.options.page
         if page is None:
             return
@@ -157,7 +164,7 @@ class Study:
             progress(f"{what}: the page is in {self.path}")
 
     def _draw(self, pictures: Sequence[Picture]) -> dict[str, str]:
-        """Draw pictures into the folder; their files, each with what it shows."""
+        """Draw pictures into the folder; returns their files with their captions."""
         if not pictures:
             return {}
         try:
@@ -170,7 +177,7 @@ class Study:
         return {f"{picture.name}.svg": picture.caption for picture in pictures}
 
     def _keep(self, write: Callable[[], None]) -> None:
-        """Write; where that fails, say so once and go on without."""
+        """Write; a failure is reported once and ignored."""
         try:
             write()
         except OSError as error:
@@ -181,7 +188,7 @@ class Study:
 
 
 def _page(report: Report, config: Mapping[str, Any], pictures: Mapping[str, str]) -> str:
-    """The page: how it was made, what came out, pictures, and what was published."""
+    """The page: how it was made, the results, pictures, and published figures."""
     options = {
         name: _elsewhere(value) for name, value in config["options"].items() if name not in ASIDE
     }
@@ -192,6 +199,8 @@ def _page(report: Report, config: Mapping[str, Any], pictures: Mapping[str, str]
 
 
 def _elsewhere(value: Any) -> Any:
-    """An option's value for readers on other machines: of a path from the root its last part."""
+    """An option's value for readers on other machines: an absolute path is reduced to its last
+    part.
+    """
     is_path = isinstance(value, str) and Path(value).is_absolute()
     return Path(value).name if is_path else value

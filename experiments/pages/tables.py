@@ -13,10 +13,10 @@ from mistlab.core.units import GIB_BYTES
 from mistlab.job.prediction import Prediction
 from mistlab.plan.plan import Plan
 
-# Numbers with their units, rounded alike by all commands: times, memory, rates and bounds.
+# Numbers with their units, formatted alike by all commands: times, memory, rates and bounds.
 
 
-# A number that is not there.
+# A missing number.
 NONE = "-"
 
 
@@ -40,7 +40,7 @@ def yes_no(fact: object) -> str:
 
 
 def rate_words(plan: Plan, prediction: Prediction) -> str:
-    """The time of an iteration with its bounds, tokens a second of all GPUs and of one, and MFU."""
+    """An iteration's time with its bounds, tokens per second of all GPUs and of one, and MFU."""
     tokens = prediction.tokens_per_s
     return (
         f"{prediction.iteration_s:.3f} s an iteration (90 % of measurements: "
@@ -50,32 +50,33 @@ def rate_words(plan: Plan, prediction: Prediction) -> str:
 
 
 def brief_words(prediction: Prediction) -> str:
-    """The time of an iteration, the memory of the fullest GPU, and whether the plan fits."""
+    """An iteration's time, the memory of the fullest GPU, and whether the plan fits."""
     fits = "fits" if prediction.fits else "does not fit"
     held = gib(prediction.peak_reserved_bytes, ".1f")
     return f"{prediction.iteration_s:.3f} s an iteration, {held} GiB on a GPU, {fits}"
 
 
 def played_words(simulated_s: float | None) -> str:
-    """The time of an iteration as the event simulator plays it."""
+    """An iteration's time in the event simulator."""
     return "too many tasks to play" if simulated_s is None else f"{simulated_s:.3f} s"
 
 
-# Tables of rows: as Markdown, which terminals show too, as text, and as comma-separated values.
+# Tables of rows: as Markdown, which is also readable in terminals, as text, and as comma-separated
+# values.
 
 
 Row = Mapping[str, Any]
-# What a row has in a column: a text with the names of its parts, or what a function makes of it.
+# The cell of a row in a column: a format text with the names of fields, or a function of the row.
 Cell = str | Callable[[Any], object]
 
-# What a clock says goes under this key of a row; all else is equal in two runs with one seed.
+# The key of a row's measured times; everything else is equal in two runs with one seed.
 TIMING = "timing"
-# A number, with a unit of a few letters or another number after it; or none.
+# A number, with a unit of a few letters or a second number after it; or a missing one.
 NUMBER = re.compile(r"[-+~]?\$?\d[\d.,]*(e[-+]?\d+)? ?[%\w/]{0,5}( to \S+)?|-|")
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    """A table in Markdown, its columns as wide as what they hold; columns of numbers to the right.
+    """A table in Markdown with aligned columns; columns of numbers are right-aligned.
 
     >>> print(table(["plan", "s"], [["one", 9.5], ["another", 10.25]]))
     | plan    |     s |
@@ -100,7 +101,7 @@ def table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
 
 
 def table_of(rows: Iterable[Any], *columns: tuple[str, Cell]) -> str:
-    """A table in Markdown of rows, a column for each head and cell; a part that is None is a dash.
+    """A table in Markdown of rows, with a column for each head and cell; None is shown as a dash.
 
     >>> row = {"plan": "one", "times": {"s": 9.5}}
     >>> print(table_of([row], ("plan", "{plan}"), ("s", "{times[s]:.2f}")))
@@ -134,13 +135,13 @@ def item(text: str) -> str:
 
 
 def narrow(head: Sequence[str], lines: Iterable[Sequence[object]]) -> list[str]:
-    """The lines of a table in Markdown, its columns not aligned, for pages of many rows."""
+    """The lines of a table in Markdown without alignment, for pages of many rows."""
     texts = [f"| {' | '.join(map(str, line))} |" for line in lines]
     return [f"| {' | '.join(head).lstrip()} |", f"|{'---|' * len(head)}", *texts]
 
 
 def aligned(lines: Sequence[Sequence[str]], *, left: Container[int] = (0,)) -> list[str]:
-    """The lines of a table as text: columns of words (``left``) to the left, others to the right.
+    """The lines of a table as text: columns in ``left`` are left-aligned, the others right-aligned.
 
     >>> aligned([["", "s"], ["stage 0", "12.5"]])
     ['            s', 'stage 0  12.5']
@@ -161,14 +162,14 @@ def _justified(
 
 
 class _Cells(Formatter):
-    """Formats the parts of a row, which is a mapping or has them as attributes."""
+    """Formats the fields of a row, which is a mapping or has attributes."""
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Any) -> Any:
-        """A part by its name."""
+        """A field by its name."""
         return kwargs[key] if isinstance(kwargs, Mapping) else getattr(kwargs, str(key))
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        """A part that is there in its form."""
+        """A field in its format, or a dash if it is missing."""
         return number(value, format_spec)
 
 
@@ -176,7 +177,7 @@ _CELLS = _Cells()
 
 
 def csv_of(rows: Sequence[Row]) -> str:
-    """Rows as comma-separated values, without their timing; parts of a part have names with dots.
+    """Rows as comma-separated values, without measured times; nested keys are joined with dots.
 
     >>> print(csv_of([{"plan": "a", "cost": {"usd": 2}, "timing": {"s": 3}}, {"plan": "b"}]))
     plan,cost.usd
@@ -194,12 +195,12 @@ def csv_of(rows: Sequence[Row]) -> str:
 
 
 def flat_row(row: Row) -> dict[str, Any]:
-    """A row whose parts of a part have names with dots; lists are texts."""
+    """A flattened row: nested keys are joined with dots, lists become text."""
     return dict(_flat(row))
 
 
 def untimed(row: Row) -> dict[str, Any]:
-    """A row without what depends on the clock."""
+    """A row without fields that depend on the clock."""
     return {name: value for name, value in row.items() if name != TIMING}
 
 

@@ -1,1 +1,1 @@
-"""Given plans - predicted, analysed and drawn."""
+"""Commands about given plans: predict, analyse, draw."""

@@ -1,4 +1,4 @@
-"""What each stage of a plan holds and does: its memory by class, its work, and whether it fits."""
+"""Analyses each stage of a plan: its memory by class, its work, and whether it fits."""
 
 import argparse
 from dataclasses import dataclass, fields
@@ -20,13 +20,13 @@ from mistlab.stages.stage_batch import StageBatch, StageFigures
 
 HOLDINGS = ("weights", "gradients", "optimizer", "activations", "buffers")
 PEAKS = ("forward", "backward", "step")
-# The expressions that were compiled, of each workload under each engine.
+# The compiled expressions of each workload under each engine.
 Models = dict[tuple[Workload, str], StageModel]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """A plan's figures beside what its cluster has."""
+    """A plan's figures beside its cluster's capacities."""
 
     job: Job
     figures: StageFigures
@@ -34,7 +34,7 @@ class Analysis:
 
     @property
     def tensors_fit(self) -> bool:
-        """Whether tensors fit on every GPU, and what is offloaded in every node's memory."""
+        """Whether tensors fit on every GPU, and offloaded states in every node's memory."""
         cluster = self.job.cluster
         return bool(
             self.figures.feasible.all()

@@ -1,4 +1,4 @@
-"""Draws where the GPUs' time of an iteration goes: one bar, parts side by side."""
+"""Draws the breakdown of an iteration's GPU time as one stacked bar."""
 
 from matplotlib.figure import Figure
 
@@ -6,14 +6,14 @@ from experiments.pages.drawing import COLOURS
 from experiments.prediction.predict import NEGLIGIBLE, WORDS
 from mistlab.job.prediction import PARTS, Breakdown
 
-# A part narrower than this share has no number in it.
+# A narrower part is drawn without its number.
 NARROW = 0.04
-# Fifteen parts have fewer colours: lighter ones of the same.
+# There are fewer colours than parts: the others are lighter shades.
 LIGHTER = 0.45
 
 
 def bar(breakdown: Breakdown) -> Figure:
-    """The parts of an iteration in their order, each as wide as its share of the GPUs' time."""
+    """The parts of an iteration in order, each as wide as its share of GPU time."""
     whole_s = breakdown.parts.total_s
     figure = Figure(figsize=(6.4, 2.6), layout="constrained")
     axes = figure.subplots()

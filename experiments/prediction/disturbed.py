@@ -1,4 +1,4 @@
-"""What plans take where stages, links or clocks are slow and tasks differ by chance."""
+"""The distribution of iteration times with slow stages, links or clocks, and random task times."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -19,22 +19,23 @@ from simulators.events import DisturbedIteration, EventSimulator
 from simulators.variability import Quantiles, Variability
 
 SAMPLES = 100
-# Of iterations with many tasks fewer are played: chance hardly moves their sums, and each takes
-# longer. So many tasks in all take some ten seconds.
+# The total number of simulated tasks, about ten seconds' worth, and the fewest samples. Iterations
+# with many tasks are sampled less: their sums hardly vary, and each takes longer.
 MOST_TASKS, FEWEST = 2_000_000, 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbed:
-    """What disturbs a plan, and its iterations as they are played then."""
+    """The disturbance of a plan, and its simulated iterations."""
 
     by: Variability
     played: Quantiles
 
     @classmethod
     def of(cls, job: Job, by: Variability, samples: int | None) -> Self:
-        """A plan's iterations, each with its own jitter, as many as its size allows where nobody
-        says how many. Without jitter all would be equal."""
+        """A plan's iterations, each with its own jitter; by default as many as its size allows.
+        Without jitter all would be equal.
+        """
         simulator = EventSimulator(workload=job.workload, cluster=job.cluster)
         try:
             iteration = simulator.disturbed(job.plan, by)
@@ -45,11 +46,11 @@ class Disturbed:
         return cls(by=by, played=played)
 
     def mapping(self) -> Mapping[str, Any]:
-        """The quantiles, beside what disturbs."""
+        """The quantiles, and the disturbance."""
         return {"by": to_mapping(self.by, omit_defaults=True), **to_mapping(self.played)}
 
     def words(self, undisturbed_s: float) -> str:
-        """How much longer iterations take than without disturbance."""
+        """The relative increase of iteration times over the undisturbed one."""
         played, by = self.played, to_mapping(self.by, omit_defaults=True)
         causes = ", ".join(f"{name} {value:g}" for name, value in by.items() if name != "seed")
         spread = f"; 90 % of {played.samples} take {played.q05_s:.3f} to {played.q95_s:.3f} s"
@@ -60,12 +61,12 @@ class Disturbed:
 
 
 def samples_of(tasks: int) -> int:
-    """How many iterations of so many tasks are played where nobody says it."""
+    """The default number of simulated iterations, given their number of tasks."""
     return max(FEWEST, min(SAMPLES, MOST_TASKS // tasks))
 
 
 def _played_s(iteration: DisturbedIteration, count: int) -> Iterator[float]:
-    """Seconds of each iteration; standard error hears how many are played."""
+    """The seconds of each iteration; progress goes to standard error."""
     countdown = Countdown(what="iterations played", total=count)
     for sample in range(count):
         yield iteration.played_s(sample)
@@ -74,8 +75,9 @@ def _played_s(iteration: DisturbedIteration, count: int) -> Iterator[float]:
 
 
 def variability_of(text: str) -> tuple[Variability, int | None]:
-    """What disturbs, and the samples if there are any, of a text such as
-    ``jitter=0.1,slow_links_factor=2``."""
+    """The disturbance, and the number of samples if given, from a text such as
+    ``jitter=0.1,slow_links_factor=2``.
+    """
     known = [entry.name for entry in fields(Variability)]
     given: dict[str, float] = {}
     for part in text.split(","):

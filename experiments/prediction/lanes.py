@@ -1,4 +1,6 @@
-"""Draws a played iteration: four lanes a stage, a bar a task; also as a trace for Perfetto."""
+"""Draws a simulated iteration: four lanes per stage, a bar per task; also as a trace for
+Perfetto.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,10 +24,10 @@ from simulators.graph import SENDS
 from simulators.memory import MemoryOverTime, memory_of
 from simulators.timeline import WORDS, trace_text
 
-# Draws the tasks of a played iteration: four lanes a stage, a bar a task.
+# Draws the tasks of a simulated iteration: four lanes per stage, a bar per task.
 
 
-# What each kind of task is drawn in, lane by lane.
+# The colour of each kind of task, lane by lane.
 TASK_COLOURS: Mapping[Kind, str] = {
     "F": "#56B4E9",
     "B": "#0072B2",
@@ -45,7 +47,7 @@ _STREAM_OF = {SENDS: "gpu_to_gpu"}
 
 
 def timeline(simulation: Simulation, path: Path, title: str) -> None:
-    """One iteration: four lanes a stage, a bar a task, empty where a stream waits.
+    """One iteration: four lanes per stage, a bar per task, empty where a stream stalls.
 
     Of long iterations the beginning and the end are drawn, which differ; the middle repeats.
     """
@@ -80,7 +82,7 @@ def _spans(tasks: Sequence[PlayedTask], end: float) -> list[tuple[float, float]]
 def lanes(
     axes: Axes, tasks: Sequence[PlayedTask], span: tuple[float, float], seen: dict[Kind, str]
 ) -> None:
-    """Draw a bar for each task within a span, in four lanes; ``seen`` gathers their kinds."""
+    """Draw a bar for each task within a span, in four lanes; ``seen`` collects their kinds."""
     start, end = span
     for lane, stream in enumerate(STREAMS):
         bars: dict[Kind, list[tuple[float, float]]] = {}
@@ -140,7 +142,7 @@ def draw(job: Job, simulation: Simulation, name: str, folder: Path) -> None:
 
 
 def _memory(job: Job, simulation: Simulation) -> list[MemoryOverTime]:
-    """Memory of each stage over the iteration; what runs out is said."""
+    """The memory of each stage over the iteration; an overflow is reported."""
     model = StageModel.of(job.workload, job.plan.engine)
     batch = StageBatch.of_plan(job.plan)
     figures = model.figures(batch)

@@ -1,4 +1,4 @@
-"""One measured step beside its prediction: how far the two differ, and what other plans then take.
+"""One measured step beside its prediction, and other plans' predictions corrected by it.
 
 The difference is taken as a share of what a prediction can be wrong about, the time in which GPUs
 do not compute the model (``mistlab/cost/confidence.py``): a plan near the GPUs' peak rate changes
@@ -19,8 +19,9 @@ from mistlab.job.prediction import Prediction, StagePrediction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStep(Checked):
-    """Seconds of a step, and GiB that torch's allocator held on the fullest GPU, as a run measured
-    them; either may be unknown."""
+    """The measured seconds of a step, and the GiB that torch's allocator reserved on the fullest
+    GPU; either may be unknown.
+    """
 
     measured_step: float | None = field(default=None, metadata=bounded(above=0))
     measured_gib: float | None = field(default=None, metadata=bounded(above=0))
@@ -45,15 +46,16 @@ class MeasuredStep(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCorrection:
-    """The difference of a measured step from its prediction, ready for other plans: a share of the
-    way from the predicted time to that of the arithmetic at peak rate, and bytes of a GPU."""
+    """The difference of a measured step from its prediction, to be applied to other plans: a share
+    of ``way`` (from predicted time to arithmetic at peak rate), and bytes per GPU.
+    """
 
     share: float
     reserved_bytes: int
 
     @classmethod
     def of(cls, measured: MeasuredStep, prediction: Prediction) -> "StepCorrection":
-        """The correction by a measurement of the plan that has this prediction."""
+        """The correction from a measurement of the plan with this prediction."""
         share, size = 0.0, 0
         if measured.measured_step is not None:
             share = math.log(measured.measured_step / prediction.iteration_s) / _way(prediction)
@@ -62,7 +64,7 @@ class StepCorrection:
         return cls(share=share, reserved_bytes=size)
 
     def corrected(self, job: Job, prediction: Prediction) -> Prediction:
-        """What another plan of the same machine and software takes by this measurement.
+        """The corrected prediction of another plan on the same machine and software.
 
         Its times move by the share of its own way, and every stage's peak by the same bytes.
         """
@@ -88,7 +90,7 @@ class StepCorrection:
 
 
 def _way(prediction: Prediction) -> float:
-    """The logarithm of the predicted time over that of the model's arithmetic at peak rate."""
+    """The log of the predicted time over that of the model's arithmetic at peak rate."""
     return -math.log(min(prediction.mfu, MOST_UTILISED))
 
 

@@ -1,4 +1,5 @@
-"""A plan at a glance as an SVG: a played iteration, memory of the fullest GPU, where time goes.
+"""A plan at a glance as an SVG: a simulated iteration, memory of the fullest GPU, and the time
+breakdown.
 
 It follows the reader's light or dark theme, and its bytes depend on nothing but the plan.
 """
@@ -23,22 +24,22 @@ from simulators.graph import SENDS
 from simulators.timeline import WORDS as KINDS
 
 WIDTH, MARGIN, GAP = 920, 20, 18
-# Light fills, on which dark letters are read in both themes (after Okabe and Ito).
+# Light fills, on which dark text is readable in both themes (after Okabe and Ito).
 FILLS = (
     *("#8ccbee", "#f2c14e", "#7fd1b0", "#f0a58f", "#d3b3e5", "#c9d46a", "#c8ccd1", "#e9b6d2"),
     *("#a7b6ff", "#d7c4a3", "#9fe0e6", "#ffd9a8", "#bcd9a5"),
 )
-# Stages beyond this many are drawn as the first and the last ones.
+# With more stages, only the first and the last ones are drawn.
 MOST_STAGES = 8
-# Micro-batches of the first stage after which the drawn part of an iteration ends.
+# The number of the first stage's micro-batches in the drawn part of an iteration.
 PASSES = 4
 # The left column's share of the width.
 SHARE_OF_MEMORY = 0.42
 LANE, STAGE_GAP = 12, 8
-# Pixels of a letter of small text, and the least area that holds a name.
+# Pixels per letter of small text, and the smallest area that is labelled.
 LETTER = 6.6
 NAMED = (58.0, 32.0)
-# Shares of the time below this are left out.
+# Smaller shares of the time are omitted.
 LEAST_SHARE = 5e-3
 STYLE = """
 svg { font: 12px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif }
@@ -64,7 +65,7 @@ class Area:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of a whole: its name, its size, and the size in words."""
+    """A part of a whole: its name, its size, and the size as text."""
 
     name: str
     size: float
@@ -122,7 +123,9 @@ def picture_of(
 
 
 def squares(sizes: Sequence[float], area: Area) -> list[Area]:
-    """Areas as large as ``sizes``, the largest first, as near to squares as rows of them can be."""
+    """Areas proportional to ``sizes``, largest first, as close to squares as rows of them can
+    be.
+    """
     scale = area.width * area.height / sum(sizes)
     rest, areas, start = area, [], 0
     while start < len(sizes):
@@ -156,7 +159,7 @@ def squares(sizes: Sequence[float], area: Area) -> list[Area]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """Tasks of one pass of a stage that follow one another at once."""
+    """Consecutive tasks of one pass of a stage."""
 
     stage: int
     stream: str
@@ -166,7 +169,9 @@ class Bar:
 
 
 def _timeline(simulation: Simulation, stages: int, top: float) -> tuple[list[str], float]:
-    """A lane for each stream that a stage uses, from the iteration's begin; and where it ends."""
+    """A lane for each stream that a stage uses, from the start of the iteration; and the end of the
+    drawn part.
+    """
     whole, first_passes = simulation.iteration_s, [("B", number) for number in range(PASSES)]
     returned = [
         task.end_s
@@ -207,7 +212,7 @@ def _timeline(simulation: Simulation, stages: int, top: float) -> tuple[list[str
 
 
 def _together(tasks: Iterable[PlayedTask]) -> list[Bar]:
-    """Tasks as bars, in order of time: one of those that follow one another at once."""
+    """Tasks as bars in order of time: one bar for consecutive tasks of a pass."""
     bars: list[Bar] = []
     last: dict[tuple[int, str], int] = {}
     for task in sorted(tasks, key=lambda one: (one.start_s, one.end_s)):
@@ -241,7 +246,7 @@ def _fullest(job: Job, prediction: Prediction) -> int:
 
 
 def _memory_parts(job: Job, prediction: Prediction, number: int) -> list[Part]:
-    """What fills a GPU of a stage, the largest first, with what is left free."""
+    """The memory of a stage's GPU by class, largest first, and the free part."""
     stage = prediction.stages[number]
     sizes = {one.name: float(getattr(stage.memory, one.name)) for one in fields(stage.memory)}
     reserved = float(stage.peak_reserved_bytes)
@@ -258,7 +263,7 @@ def _memory_parts(job: Job, prediction: Prediction, number: int) -> list[Part]:
 
 
 def _time_parts(job: Job, prediction: Prediction, part_words: Mapping[str, str]) -> list[Part]:
-    """Where a GPU's time goes, the largest first."""
+    """The time of a GPU by cause, largest first."""
     parts = breakdown_of(job, prediction.iteration_s).parts
     rows = [
         Part(name=words, size=getattr(parts, name), words="") for name, words in part_words.items()
@@ -298,7 +303,7 @@ def _has_room(area: Area) -> bool:
 
 
 def _unnamed(parts: Sequence[Part], area: Area) -> str:
-    """The parts whose areas have no room for their names, in words."""
+    """The parts whose areas are too small for their names, as text."""
     places = squares([part.size for part in parts], area)
     small = [
         f"{part.name} {part.words}"

@@ -11,13 +11,15 @@ from experiments.pages.drawing import COLOURS
 from experiments.pages.groups import grouped
 from mistlab.core.units import GIB_BYTES
 
-# Columns of rows: as measured, as predicted.
+# The measured and the predicted column of rows.
 PEAKS = ("measured_bytes", "predicted_bytes")
 TIMES = ("measured_s", "predicted_s")
 
 
 def frontiers(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
-    """What it takes to fit: blocks recomputed over host memory used, a panel a micro-batch."""
+    """The trade-off for fitting: recomputed blocks over host memory, with a panel per micro-batch
+    size.
+    """
     fitting = [row for row in rows if row["frontier"]]
     meshes = list(dict.fromkeys(map(_mesh, rows)))
     batches = sorted({row["micro_batch"] for row in rows})
@@ -51,7 +53,7 @@ def _frontier(axes: Axes, row: Mapping[str, Any], right: float, colour: str) -> 
 
 
 def memory_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Each stage's peak as predicted over as measured, with the line where they are equal."""
+    """Each stage's predicted over measured peak, with the diagonal."""
     title = "Peak allocated memory of a stage (GiB)"
     figure, axes = _axes(title, "measured", "predicted", (5.2, 5.2))
     end = 1.05 * max(max(row[key] for key in PEAKS) for row in rows) / GIB_BYTES
@@ -65,7 +67,9 @@ def memory_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def times_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Each run's iteration as predicted over as measured, with lines a tenth to either side."""
+    """Each run's predicted over measured iteration time, with lines at plus and minus ten per
+    cent.
+    """
     title = "Time of an iteration (s); grey lines: 10 %"
     figure, axes = _axes(title, "measured", "predicted", (6.4, 5.6))
     values = [row[key] for row in rows for key in TIMES]
@@ -85,7 +89,7 @@ def times_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def differences(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """How far the closed form is from the event simulator, over what comes once an iteration."""
+    """The difference of closed form and event simulator, over the work done once per iteration."""
     x = "first and last micro-batches' extras (% of the iteration)"
     title = "Closed form over event simulator: difference in time"
     figure, axes = _axes(title, x, "difference (%)", (7.2, 4.2))

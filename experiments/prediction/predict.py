@@ -1,4 +1,4 @@
-"""Predicts plan files: times with bounds, memory, and where the time goes, as text and JSON."""
+"""Predicts plan files: times with bounds, memory, and the time breakdown, as text and JSON."""
 
 import argparse
 import math
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from simulators.events import Simulation
     from simulators.variability import Variability
 
-# Where the GPUs' time of an iteration goes, as a table and in a sentence.
+# The breakdown of an iteration's GPU time, as a table and in a sentence.
 
 
 WORDS: Mapping[str, str] = {
@@ -57,13 +57,14 @@ WORDS: Mapping[str, str] = {
     "imbalance_s": "waiting for the busiest stage",
     "bubble_s": "the bubble of the pipeline",
 }
-# Parts below this share of an iteration are not worth a line; a sentence leaves out more.
+# Parts below this share of an iteration are not shown; a sentence omits larger ones too.
 NEGLIGIBLE, SMALL = 5e-4, 0.015
 
 
 def lines(breakdown: Breakdown) -> list[str]:
-    """A table: a line for each part that is not negligible, its mean over all GPUs, and on a GPU of
-    the busiest stage where there are several."""
+    """A table with a line for each part that is not negligible: its mean over all GPUs and, with
+    several stages, on a GPU of the busiest stage.
+    """
     mean, whole_s = breakdown.parts, breakdown.parts.total_s
     busiest = breakdown.stages[breakdown.busiest_stage]
     rows = [["where a GPU's time goes", "s", "share"]]
@@ -85,7 +86,7 @@ def lines(breakdown: Breakdown) -> list[str]:
 
 
 def sentence(breakdown: Breakdown) -> str:
-    """The arithmetic, then all other parts that are not small, the largest first."""
+    """The arithmetic, then all other parts that are not small, largest first."""
     whole_s = breakdown.parts.total_s
     first, *others = ((name, getattr(breakdown.parts, name) / whole_s) for name in PARTS)
     large = sorted((one for one in others if one[1] >= SMALL), key=lambda one: -one[1])
@@ -95,14 +96,14 @@ def sentence(breakdown: Breakdown) -> str:
     return f"Where a GPU's time goes: {', '.join(phrases)}."
 
 
-# Plan files predicted, those of one problem together, and their predictions as text and JSON.
+# Predictions of plan files, those of one problem together, as text and JSON.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAnswer:
-    """A plan file's prediction, or what is wrong with it; the iteration if it is to be drawn, what
-    disturbs it where something does, where its time goes if that is asked, and a measured step
-    beside it."""
+    """A plan file's prediction, or its error; optionally the iteration to draw, the disturbance,
+    the breakdown, and a measured step.
+    """
 
     path: Path
     job: Job | None
@@ -172,8 +173,9 @@ def _draw_picture(answer: PlanAnswer, path: Path) -> None:
 
 
 def _checked(options: argparse.Namespace) -> "tuple[Variability, int | None] | None":
-    """What disturbs the plans, and how often each is played then; refuses options that are wrong,
-    or do not go together."""
+    """The disturbance of the plans, and the number of samples of each; refuses invalid or
+    incompatible options.
+    """
     for name in ("timeline", "variability"):
         if getattr(options, name) is not None and options.simulator != "events":
             reject(f"--{name} needs what --simulator events plays: give both")
@@ -200,7 +202,7 @@ def _with_more(
     disturbs: "tuple[Variability, int | None] | None",
     options: argparse.Namespace,
 ) -> list[PlanAnswer]:
-    """The answers with what else the options ask of each."""
+    """The answers extended by everything that the options request."""
     if disturbs is not None:
         answers = _disturbed(answers, *disturbs)
     if options.breakdown:
@@ -214,7 +216,7 @@ def _with_more(
 
 
 def _solved(answer: PlanAnswer, options: argparse.Namespace) -> PlanAnswer:
-    """An answer with the number that its plan needs for a goal."""
+    """An answer with the figure that its plan needs for a goal."""
     from experiments.prediction.solve import solved  # noqa: PLC0415 (seldom asked)
 
     if answer.job is None or answer.prediction is None:
@@ -223,7 +225,7 @@ def _solved(answer: PlanAnswer, options: argparse.Namespace) -> PlanAnswer:
 
 
 def _with_forecast(answer: PlanAnswer) -> PlanAnswer:
-    """An answer with what its reduction does to convergence, if it has one of its own."""
+    """An answer with the effect of its reduction on convergence, if it has one."""
     if answer.job is None or answer.prediction is None or answer.job.workload.reduces_plainly:
         return answer
     from experiments.prediction.converging import (  # noqa: PLC0415 (seldom asked)
@@ -236,7 +238,7 @@ def _with_forecast(answer: PlanAnswer) -> PlanAnswer:
 def _disturbed(
     answers: Sequence[PlanAnswer], by: "Variability", samples: int | None
 ) -> list[PlanAnswer]:
-    """The answers, with what plans take while something disturbs them."""
+    """The answers with the distribution of iteration times under the disturbance."""
     from experiments.prediction.disturbed import Disturbed  # noqa: PLC0415 (needs SimPy)
 
     with_disturbed = []
@@ -252,7 +254,7 @@ def _disturbed(
 
 
 def _broken_down(answer: PlanAnswer) -> PlanAnswer:
-    """An answer with where its time goes, if it has a prediction."""
+    """An answer with its time breakdown, if it has a prediction."""
     if answer.job is None or answer.prediction is None:
         return answer
     return replace(answer, breakdown=breakdown_of(answer.job))
@@ -292,7 +294,8 @@ def predicted(
     drawn: bool = False,
     numbers: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[PlanAnswer]:
-    """The answers to plan files, in order; plans of one workload and cluster go through together.
+    """The answers to plan files, in order; plans of one workload and cluster are predicted
+    together.
 
     Those that are to be ``drawn`` come with the iteration that was played. Clusters have other
     ``numbers``, where they are given.
@@ -316,7 +319,7 @@ def predicted(
 
 
 def _together(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> Iterator[PlanAnswer]:
-    """The answers to jobs, all at once where none is refused."""
+    """The answers to jobs, predicted together unless one is refused."""
     answers = predicted_each(predictor, [job.plan for _, job in jobs])
     for (path, job), answer in zip(jobs, answers, strict=True):
         if isinstance(answer, InputError):
@@ -404,7 +407,7 @@ def _table(answer: PlanAnswer) -> str:
 
 
 def _comparisons(answers: Sequence[PlanAnswer]) -> Iterator[str]:
-    """The fastest of the plans that fit, of each workload, beside the others."""
+    """For each workload, the fastest plan that fits beside the others."""
     by_workload: dict[Workload, list[tuple[Path, Prediction]]] = defaultdict(list)
     for answer in answers:
         if answer.job is not None and answer.prediction is not None and answer.prediction.fits:

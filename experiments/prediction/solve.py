@@ -1,4 +1,6 @@
-"""Inverse questions about a plan: which bandwidth, latency, memory or number of GPUs it needs."""
+"""Inverse questions about a plan: the bandwidth, latency, memory or number of GPUs that it
+needs.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -15,18 +17,18 @@ from mistlab.job.prediction import Prediction
 from mistlab.machine.hardware import GroupTransfers, Line, Transfers
 from mistlab.plan.dimensions import AXES
 
-# The degree that more GPUs raise.
+# The degree that more GPUs increase.
 REPLICAS = AXES["data"].dimension
-# Rates that are tried, as multiples of the present one; the last one is unlimited.
+# The range of rates that are tried, as multiples of the current one; the last one is unlimited.
 SLOWEST, FASTEST = 1e-4, 1e4
-# Latencies that are tried, in microseconds.
+# The range of latencies that are tried, in microseconds.
 LATENCIES = 1e-2, 1e7
 SHARE, SECONDS = "%", "s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solved:
-    """The answer to an inverse question: the number, what it is now, and the steps compared."""
+    """The answer to an inverse question: the figure, its current value, and the compared steps."""
 
     name: str
     number: float | None
@@ -46,15 +48,16 @@ class Solved:
 
 
 def solved(job: Job, name: str, goal: str | None) -> Solved:
-    """The number of this name that a plan needs for a goal: a step within some per cent of one
-    without any limit (``5%``), or of so many seconds (``12.5s``)."""
+    """The figure with this name that a plan needs for a goal: a step within some per cent of an
+    unlimited one (``5%``), or of some seconds (``12.5s``).
+    """
     if name not in QUESTIONS:
         refuse("--solve", f"{name!r} is unknown{near_matches(name, QUESTIONS)}")
     return QUESTIONS[name](job, name, goal)
 
 
 def _rate(job: Job, name: str, goal: str | None) -> Solved:
-    """The least rate of links."""
+    """The smallest rate of links."""
     node = job.cluster.hardware.node
     now = getattr(job.cluster, name) or getattr(node, name)
     if now is None:
@@ -81,7 +84,7 @@ def _rate(job: Job, name: str, goal: str | None) -> Solved:
 
 
 def _latency(job: Job, name: str, goal: str | None) -> Solved:
-    """The most latency that may come on top of every message."""
+    """The largest latency that may be added to every message."""
     unlimited_s = _seconds(job)
     most_s, goal_words = _goal(goal, unlimited_s)
     transfers = job.cluster.hardware.transfers
@@ -101,7 +104,7 @@ def _latency(job: Job, name: str, goal: str | None) -> Solved:
 
 
 def _memory(job: Job, name: str, goal: str | None) -> Solved:
-    """The least memory of a GPU with which the plan fits."""
+    """The smallest memory of a GPU with which the plan fits."""
     if goal is not None:
         refuse("--for", f"{goal}: {name} asks whether the plan fits: leave it out")
     prediction = _predicted(job)
@@ -154,7 +157,7 @@ QUESTIONS: Mapping[str, Asked] = {
 
 
 def _goal(goal: str | None, unlimited_s: float) -> tuple[float, str]:
-    """The longest step that a goal allows, and the goal in words."""
+    """The longest step that a goal allows, and the goal as text."""
     text = (goal or f"5{SHARE}").strip()
     unit = text[-1:]
     number = text[:-1] if unit in (SHARE, SECONDS) else text
@@ -170,8 +173,9 @@ def _goal(goal: str | None, unlimited_s: float) -> tuple[float, str]:
 
 
 def _with_replicas(job: Job, count: int, now: int) -> Job | None:
-    """A job with other numbers of replicas, on as many nodes as they take; None where stages or
-    nodes do not divide."""
+    """A job with other numbers of replicas, on as many nodes as they need; None if stages or nodes
+    do not divide.
+    """
     stages = []
     for stage in job.plan.stages:
         degree, rest = divmod(stage.degree(REPLICAS) * count, now)
@@ -194,7 +198,7 @@ def _with_replicas(job: Job, count: int, now: int) -> Job | None:
 
 
 def _later(transfers: Transfers, more_us: float) -> Transfers:
-    """Transfers whose messages between GPUs take longer by a latency."""
+    """Transfers with a latency added to messages between GPUs."""
 
     def later(line: Line | None) -> Line | None:
         return line and replace(line, latency_us=line.latency_us + more_us)

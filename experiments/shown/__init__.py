@@ -1,1 +1,1 @@
-"""Runs that were made, shown on one page."""
+"""Shows finished runs on one page."""

@@ -1,4 +1,4 @@
-"""The command ``show``: one page of any runs, whose plots and tables a person can ask."""
+"""The command ``show``: one page of any runs, with interactive plots and tables."""
 
 import argparse
 import base64
@@ -20,16 +20,17 @@ from experiments.pages.tables import flat_row
 from mistlab.core.files import naming, read_json, text_in
 from mistlab.core.values import reject
 
-# Rows beyond these are left out of a page, which says so.
+# Further rows are omitted from a page, with a note.
 MOST_ROWS = 5_000
-# The largest picture that is put into a page.
+# The largest picture that is embedded in a page.
 MOST_PICTURE = 1 << 23
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptRun:
-    """A run's folder: how it was made, the words of its report in Markdown, pictures by name, rows
-    without nested values, and how many rows it has in all."""
+    """A run's folder: its configuration, its report in Markdown, pictures by name, flattened rows,
+    and the total number of rows.
+    """
 
     path: Path
     command: str
@@ -76,14 +77,14 @@ class KeptRun:
 
 
 def _command(made: Mapping[str, Any]) -> str:
-    """The command line that a configuration was written for, if it says so."""
+    """The command line recorded in a configuration, if there is one."""
     if not isinstance(made.get("command"), str) or not isinstance(made.get("options"), Mapping):
         return ""
     return command_line(made)
 
 
 def _pictures(path: Path) -> Iterator[tuple[str, str]]:
-    """The pictures of a folder as addresses that hold them."""
+    """The pictures of a folder as data URLs."""
     for file in sorted(path.glob("*.svg")):
         if file.stat().st_size <= MOST_PICTURE:
             content = base64.b64encode(file.read_bytes()).decode()
@@ -95,7 +96,7 @@ _PART = re.compile(r"[^a-z0-9]+")
 
 
 def show(options: argparse.Namespace) -> int:
-    """One page of any runs: their reports, pictures and rows, with plots that can be asked.
+    """One page of any runs: their reports, pictures and rows, with interactive plots.
 
     RUN is a folder that a command wrote (--out). The page is one file that needs nothing else. Each
     run's rows can be sorted, filtered and plotted: any column over any other, coloured by a third.
@@ -114,7 +115,7 @@ def page_of(runs: Sequence[KeptRun]) -> str:
     folder = files("experiments.shown")
     script = folder.joinpath("show.js").read_text(encoding="utf-8")
     style = folder.joinpath("show.css").read_text(encoding="utf-8")
-    # Scripts that stand in a report do not run: the page names the one that may.
+    # Scripts inside a report do not run: the page allows one script by its hash.
     allowed = b64encode(sha256(script.encode()).digest()).decode()
     sections = [*_together(runs), *(_section(run, place) for place, run in enumerate(runs))]
     title = runs[0].title if len(runs) == 1 else f"{len(runs)} runs"
@@ -129,7 +130,7 @@ def page_of(runs: Sequence[KeptRun]) -> str:
 
 
 def _contents(runs: Sequence[KeptRun]) -> Iterator[str]:
-    """Links to the runs, where there are several."""
+    """Links to the runs, if there are several."""
     if len(runs) > 1:
         yield "<nav aria-label='Runs'><ul>"
         for number, run in enumerate(runs):
@@ -151,7 +152,7 @@ def _together(runs: Sequence[KeptRun]) -> Iterator[str]:
 
 
 def _section(run: KeptRun, number: int) -> str:
-    """A run: how it was made, its words and pictures, its rows."""
+    """A run: its configuration, its report and pictures, its rows."""
     # A report begins with the command itself.
     is_told = not run.command or run.words
     made = "" if is_told else f'<pre tabindex="0">{html.escape(run.command)}</pre>'
@@ -173,12 +174,12 @@ def _anchor(run: KeptRun, number: int) -> str:
 
 
 def _words(run: KeptRun) -> tuple[str, set[str]]:
-    """A report as HTML, with its pictures in it, and which of them it shows."""
+    """A report as HTML with its pictures, and the names of the pictures that it shows."""
     import markdown  # noqa: PLC0415 (an extra)
 
     if not run.words:
         return "", set()
-    # Reports are Markdown with tables; what looks like HTML in them is text.
+    # Reports are Markdown with tables; apparent HTML in them is text.
     text = re.sub(r"<(?=[a-zA-Z/!])", "&lt;", run.words.partition("\n")[2])
     made = markdown.markdown(text, extensions=["tables", "fenced_code"])
     shown: set[str] = set()
@@ -206,7 +207,7 @@ def _figure(name: str, address: str, caption: str) -> str:
 
 
 def _data(rows: Sequence[Mapping[str, Any]], caption: str) -> str:
-    """Rows for the page's script, which makes plots and a table of them."""
+    """Rows for the page's script, which makes plots and a table."""
     columns = [*dict.fromkeys(name for row in rows for name in row)]
     cells = [[row.get(name) for name in columns] for row in rows]
     plain = json.dumps({"columns": columns, "rows": cells}, separators=(",", ":"))
@@ -220,7 +221,7 @@ def _data(rows: Sequence[Mapping[str, Any]], caption: str) -> str:
 
 
 def _versions(made: Mapping[str, Any]) -> str:
-    """The revision and the versions with which a run was made."""
+    """The revision and the versions of a run."""
     versions = made.get("versions")
     if not isinstance(versions, Mapping):
         return ""

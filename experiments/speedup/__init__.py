@@ -1,1 +1,1 @@
-"""Systems measured side by side: what each tries, how a trial runs, what came out."""
+"""Systems measured side by side: their grids, trials and results."""

@@ -1,4 +1,4 @@
-"""What each system tries on a workload: plans of its own grid, those predicted fastest first."""
+"""The plans that each system tries on a workload, from its own grid, predicted fastest first."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 
 OURS = "mistlab"
-# By system: the target whose words its plans must have.
+# By system: the export target that must be able to express its plans.
 TARGET = {
     "megatron": "megatron",
     "deepspeed": "deepspeed",
@@ -35,9 +35,9 @@ TARGET = {
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 SHARES = (0.0, 0.5, 1.0)
 _GRIDS = read_yaml(Path(__file__).with_name("grids.yaml"))
-# By system: its ways to keep states.
+# By system: its options of sharding and offloading states.
 STATES: Mapping[str, Sequence[Mapping[str, float]]] = _GRIDS["states"]
-# The grid of Megatron-core's users: all kinds of parallelism, and the optimizer sharded.
+# The grid of Megatron-core's users: all kinds of parallelism, with a sharded optimizer.
 _FIXED: dict[str, Any] = {name: tuple(values) for name, values in _GRIDS["megatron"].items()}
 MEGATRON = replace(space_of("megatron-core"), name="megatron", **_FIXED)
 BUDGET = Budget(evaluations=2_000, seconds=30)
@@ -45,7 +45,7 @@ BUDGET = Budget(evaluations=2_000, seconds=30)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """A plan that a system tries, and its prediction; None where there is none."""
+    """A plan that a system tries, and its prediction; None if there is none."""
 
     job: Job
     prediction: Prediction | None
@@ -54,7 +54,7 @@ class Contender:
 def contenders(
     system: str, workload: Workload, cluster: Cluster, count: int, seed: int
 ) -> list[Contender]:
-    """So many plans of a system: those that are predicted to fit first, the fastest first."""
+    """This many plans of a system: those predicted to fit first, fastest first."""
     if system == OURS:
         return _searched(workload, cluster, count, seed)
     jobs = dict.fromkeys(_of_grid(system, workload, cluster))
@@ -69,14 +69,15 @@ def contenders(
 
 
 def _order(contender: Contender) -> tuple[bool, float]:
-    """Sorts plans, the best first, those without a prediction last."""
+    """Sort key: best plans first, those without a prediction last."""
     prediction = contender.prediction
     return (True, float("inf")) if prediction is None else order_of(prediction)
 
 
 def _searched(workload: Workload, cluster: Cluster, count: int, seed: int) -> list[Contender]:
-    """The best plan of the search over this package's own space, then the fastest others that this
-    search and a local one have seen."""
+    """The best plan of the search over this package's own space, then the fastest others seen by it
+    and by a local search.
+    """
     problem = Problem(workload=workload, cluster=cluster)
     predictor = SymbolicPredictor(workload=workload, cluster=cluster)
     plans: dict[Plan, None] = {}
@@ -97,7 +98,7 @@ def _searched(workload: Workload, cluster: Cluster, count: int, seed: int) -> li
 
 
 def _of_megatron(workload: Workload, cluster: Cluster) -> list[Contender]:
-    """Every plan of the space ``MEGATRON`` that recomputes no block, half of them, or all."""
+    """Every plan of the space ``MEGATRON`` that recomputes no, half or all blocks."""
     plans = [
         plan
         for plan in all_plans(Problem(workload=workload, cluster=cluster), MEGATRON)
@@ -111,9 +112,9 @@ def _of_megatron(workload: Workload, cluster: Cluster) -> list[Contender]:
 
 
 def _of_grid(system: str, workload: Workload, cluster: Cluster) -> Iterator[Job]:
-    """The grid of a system, each plan as its framework says it."""
+    """The grid of a system, with each plan as its framework expresses it."""
     if system in ("deepspeed", "deepcompile") and workload.precision == "bf16":
-        # As all other systems sum them.
+        # All other systems accumulate in 32 bits, too.
         workload = replace(workload, gradients="32bit")
     ranks, layers = cluster.num_gpus, workload.model.layers
     sequences, rest = divmod(workload.global_batch, ranks)
@@ -133,12 +134,12 @@ def _of_grid(system: str, workload: Workload, cluster: Cluster) -> Iterator[Job]
         plan = Plan(micro_batches=sequences // micro_batch, stages=(StagePlan.of_values(values),))
         job = Job(workload=workload, cluster=cluster, plan=plan)
         sayable = nearest(job, TARGETS[TARGET[system]]).job
-        # FSDP2 alone recomputes whichever blocks it is told to.
+        # Only FSDP2 can recompute an arbitrary set of blocks.
         yield job if system == "fsdp" else replace(sayable, cluster=cluster)
 
 
 def _lacks(system: str, states: Mapping[str, float], cluster: Cluster) -> bool:
-    """Whether a system lacks what it offloads the optimizer's state with.
+    """Whether a system lacks the package by which it offloads optimizer states.
 
     Megatron-core takes a package for it, and a GPU. DeepSpeed steps a part of it with an optimizer
     of its own, which its driver uses on GPUs alone, and compiles whole steps for GPUs alone.

@@ -1,4 +1,6 @@
-"""Measured speedups: trials of every system, then the best of each in turn."""
+"""Measured speedups: trials of every system, then its best plan repeatedly, in turn with the
+others'.
+"""
 
 import argparse
 import os
@@ -33,7 +35,7 @@ HEAD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedupCase:
-    """A model, a memory cap and a batch; each is measured by itself."""
+    """A model, a memory limit and a batch, measured separately."""
 
     model: str
     cap_gib: float
@@ -48,7 +50,7 @@ class SpeedupCase:
 def report_of(
     cases: Sequence[SpeedupCase], rows: Sequence[Row], systems: Sequence[str], left: int
 ) -> Report:
-    """The table of all cases; ``left`` of them are not finished."""
+    """The table of all cases; ``left`` of them are unfinished."""
     lines: list[Sequence[object]] = []
     gains: dict[str, list[float]] = {system: [] for system in systems if system != OURS}
     for case in cases:
@@ -85,13 +87,13 @@ def report_of(
 
 
 def _name(rows: Sequence[Row], system: str) -> str:
-    """A system by what ran: Megatron-core on its local layers is not what its users run."""
+    """A system's name by what ran: Megatron-core with local layers is named as such."""
     ran = (row[CONFIGURATION] for row in rows if row["system"] == system and CONFIGURATION in row)
     return str(next(ran, {"system": system})["system"])
 
 
 def _tried(rows: Sequence[Row], case: SpeedupCase, system: str) -> str:
-    """The outcomes of the trials of a system of which none ran."""
+    """The outcomes of the trials of a system none of whose plans ran."""
     outcomes = dict.fromkeys(
         row["outcome"] for row in _rows_of(rows, case, system) if row["phase"] == "trial"
     )
@@ -108,7 +110,7 @@ def _rows_of(rows: Sequence[Row], case: SpeedupCase, system: str) -> list[Row]:
 def _best_s(
     rows: Sequence[Row], case: SpeedupCase, system: str
 ) -> tuple[float, float, float | None] | None:
-    """The median of the repeats of a system's best plan, their spread, and its prediction."""
+    """The median over the repeats of a system's best plan, their spread, and its prediction."""
     of_system = [row for row in _rows_of(rows, case, system) if TIMING in row]
     last = [row for row in of_system if row["phase"] == "repeat"] or of_system[:1]
     if not last:
@@ -119,9 +121,10 @@ def _best_s(
 
 
 SYSTEMS = (OURS, *TARGET)
-# With less time left no run begins. One that the end of the call cuts begins again in the next.
+# No run starts with less time left. A run cut off by the end of a call is repeated in the next
+# call.
 SHORTEST_S = 30.0
-# What --quick leaves: one plan of each system, once.
+# The settings of --quick: one plan of each system, once.
 QUICK = {"trials": 1, "repeats": 1, "steps": 3}
 
 
@@ -178,15 +181,16 @@ def _measured(options: argparse.Namespace, nodes: Nodes) -> int:
 
 
 def _leads(options: argparse.Namespace, environment: Mapping[str, str]) -> bool:
-    """Whether this process leads its node: under torchrun the first of each node does. Plans are
-    for as many nodes and GPUs as torchrun has; their runs have launchers of their own."""
+    """Whether this process leads its node: under torchrun the first of each node. Plans use the
+    nodes and GPUs of torchrun; their runs have their own launchers.
+    """
     options.nodes = int(environment.get("GROUP_WORLD_SIZE", "1"))
     options.gpus_per_node = int(environment.get("LOCAL_WORLD_SIZE", options.gpus_per_node))
     return environment.get("LOCAL_RANK", "0") == "0"
 
 
 def chosen_systems(text: str) -> list[str]:
-    """The systems of --systems, each of which is installed."""
+    """The systems in --systems, each of which is installed."""
     names = _listed(text)
     for name in names:
         if name not in SYSTEMS:
@@ -233,7 +237,7 @@ def _key(row: Row) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _UnderWay:
-    """The measurements of a call and of earlier calls, and the time at which the call ends."""
+    """The measurements of this and earlier calls, and the deadline of the call."""
 
     options: argparse.Namespace
     systems: Sequence[str]
@@ -259,7 +263,7 @@ class _UnderWay:
             seconds = row.get(TIMING, {}).get("median_s")
             if seconds is not None and (system not in best or seconds < best[system][1]):
                 best[system] = contender, seconds
-        # In turn, so that a machine that slows down slows all systems down.
+        # In turn, so that a slowing machine affects all systems equally.
         for turn, system in product(range(options.repeats), best):
             row = self._row(case, system, best[system][0], ("repeat", turn), ours)
             yield row
@@ -274,7 +278,7 @@ class _UnderWay:
         run: tuple[str, int],
         ours: Sequence[float] | None,
     ) -> Row | None:
-        """One run, measured before or now; its losses are held against ``ours``."""
+        """One run, measured before or now; its losses are compared with ``ours``."""
         prediction, options = contender.prediction, self.options
         row: dict[str, Any] = {
             "model": case.model,

@@ -1,4 +1,4 @@
-"""Runs that take several nodes: the first node says what runs, and every node starts its own part.
+"""Runs on several nodes: the first node announces a run, and every node starts its part.
 
 Under a torchrun of several nodes the first process of each node leads it. The leader of the first
 node measures; the others do what it says until it is done. They talk through a store that the
@@ -15,16 +15,18 @@ from typing import Any, Self
 
 from mistlab.core.values import reject
 
-# As long as a leader waits for the first node's next run.
+# The longest wait for the first node's next run.
 LONGEST_WAIT = timedelta(days=1)
-# What other nodes have to end their parts when one node's part is over.
+# The seconds that other nodes have to end their parts when one node's part has ended.
 PARTING_S = 10.0
 ENDED = "ended"
 
 
 @dataclass(slots=True, kw_only=True)
 class Nodes:
-    """The nodes of a torchrun, as one leader sees them: their number, its own, and the store."""
+    """The nodes of a torchrun, as one leader sees them: their number, its own index, and the
+    store.
+    """
 
     count: int = 1
     own: int = 0
@@ -35,7 +37,7 @@ class Nodes:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self:
-        """The nodes that torchrun says; one without torchrun."""
+        """The nodes given by torchrun; one without torchrun."""
         count = int(environment.get("GROUP_WORLD_SIZE", "1"))
         if count == 1:
             return cls()
@@ -53,8 +55,9 @@ class Nodes:
         return cls(count=count, own=rank, address=address, store=store)
 
     def launcher(self, ranks: int, port: int | None) -> list[str]:
-        """The words that start this node's part of so many ranks; the first node listens at the
-        port."""
+        """The launcher's command for this node's part with this many ranks; the first node listens
+        at the port.
+        """
         torchrun = ["-m", "torch.distributed.run"]
         if self.count == 1:
             return [*torchrun, "--standalone", "--nproc-per-node", str(ranks)]
@@ -68,7 +71,9 @@ class Nodes:
         ]
 
     def announce(self, run: Mapping[str, Any]) -> int | None:
-        """Tell the other nodes of a run; the port at which its first process listens."""
+        """Announce a run to the other nodes; returns the port at which its first process
+        listens.
+        """
         self.number += 1
         self._over_since = None
         if self.count == 1:
@@ -80,7 +85,7 @@ class Nodes:
         return port
 
     def announced(self) -> Iterator[dict[str, Any]]:
-        """The runs that the first node tells of, until it is done."""
+        """The runs that the first node announces, until it has finished."""
         while True:
             self.number += 1
             self._over_since = None
@@ -90,18 +95,18 @@ class Nodes:
             yield run
 
     def end(self) -> None:
-        """Tell the other nodes that there are no more runs."""
+        """Announce that there are no more runs."""
         if self.count > 1:
             self.number += 1
             self.store.set(f"run {self.number}", json.dumps(ENDED))
 
     def over(self, outcome: str) -> None:
-        """Tell the other nodes what became of this node's part of a run."""
+        """Report the outcome of this node's part of a run."""
         if self.count > 1:
             self.store.set(self._key(self.own), outcome)
 
     def others_are_over(self) -> bool:
-        """Whether another node's part has ended for so long that this node's part hangs."""
+        """Whether another node's part ended so long ago that this node's part hangs."""
         if self.count == 1:
             return False
         if self._over_since is None:
@@ -111,7 +116,7 @@ class Nodes:
         return time.monotonic() - self._over_since > PARTING_S
 
     def outcomes(self) -> list[str]:
-        """The outcomes of other nodes' parts, as far as they have ended."""
+        """The outcomes of other nodes' parts that have ended."""
         keys = map(self._key, self._others)
         return [self.store.get(key).decode() for key in keys if self.store.check([key])]
 

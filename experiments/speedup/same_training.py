@@ -1,4 +1,4 @@
-"""Whether systems train alike: losses held against ours, and configurations side by side.
+"""Checks that systems train alike: losses compared with ours, and configurations side by side.
 
 All systems begin with the same weights, see the same tokens and step with the same settings, so
 their losses agree up to rounding. A run whose losses do not is no measurement of the same work.
@@ -9,8 +9,8 @@ from typing import Any
 
 from experiments.pages.tables import TIMING, Row, table
 
-# By precision: the share by which a loss may differ from ours in the same step. The first three
-# losses of systems on CPUs differ by at most 1.3e-6 in 32 bits and 3e-5 in bf16.
+# By precision: the relative difference from our loss that is allowed in the same step. The first
+# three losses of systems on CPUs differ by at most 1.3e-6 in 32 bits and 3e-5 in bf16.
 ROUNDING: Mapping[str, float] = {"fp32": 1e-5, "bf16": 5e-4, "fp16": 5e-4}
 CONFIGURATION = "configuration"
 
@@ -18,12 +18,13 @@ CONFIGURATION = "configuration"
 def held_against(
     trial: dict[str, Any], losses: Sequence[float] | None, precision: str
 ) -> dict[str, Any]:
-    """What a run says; where its losses are not those of ``losses``, its outcome says so, and it
-    has no time. Without ``losses`` nothing is compared."""
+    """A run's result; if its losses differ from ``losses``, its outcome says so, and it has no
+    time. Without ``losses`` nothing is compared.
+    """
     if losses is None or "losses" not in trial:
         return trial
     for step, (theirs, ours) in enumerate(zip(trial["losses"], losses, strict=False), start=1):
-        # A loss that is no number is none of ours either.
+        # A NaN loss differs too.
         if not abs(theirs - ours) <= ROUNDING[precision] * abs(ours):
             kept = {name: value for name, value in trial.items() if name != TIMING}
             outcome = f"trains something else: loss {theirs:.6g} in step {step}, ours is {ours:.6g}"
@@ -32,7 +33,7 @@ def held_against(
 
 
 def configurations(rows: Sequence[Row]) -> list[str]:
-    """The configuration of each system's best plan beside the others', as their objects say it."""
+    """The configuration of each system's best plan side by side, from the systems' own objects."""
     by_system = {row["system"]: row for row in rows if CONFIGURATION in row}
     if not by_system:
         return []

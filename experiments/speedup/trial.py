@@ -1,4 +1,4 @@
-"""One run of a plan in a system, in processes of its own: seconds of its steps, or what failed."""
+"""One run of a plan in a system, in separate processes: seconds of its steps, or its failure."""
 
 import json
 import os
@@ -16,19 +16,21 @@ from experiments.speedup.same_training import CONFIGURATION
 from experiments.training.plan_runs import ended_within, last_words
 from mistlab.job.job import Job, dump_job, job_from_mapping, job_to_mapping
 
-# Steps at the beginning that are not timed: kernels are loaded and memory is taken.
+# The number of initial steps that are not timed, during which kernels are loaded and memory is
+# allocated.
 WARM_UPS = 2
-# Of a call that starts processes and trains a few steps.
+# The time limit of a call that starts processes and trains a few steps.
 LONGEST_S = 480.0
 OVERDUE = f"took longer than {LONGEST_S:.0f} s"
 ENDED_ELSEWHERE = "ended on another node"
 SHORT = "out of memory"
-# What torchrun says to its processes, beside what begins with TORCHELASTIC_.
+# torchrun's environment variables for its processes, in addition to those with prefix
+# TORCHELASTIC_.
 OF_LAUNCHER = {
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
 }
-# Systems that compile parts of theirs when these are first used.
+# Systems that compile parts on first use.
 COMPILING = ("deepspeed", "deepcompile")
 
 
@@ -66,14 +68,14 @@ def run_trial(
 
 
 def take_part(nodes: Nodes) -> None:
-    """Start this node's part of each run that the first node tells of."""
+    """Start this node's part of each run that the first node announces."""
     for run in nodes.announced():
         job = job_from_mapping(run["job"])
         nodes.over(_own_part(run, job, nodes)["outcome"])
 
 
 def _own_part(run: Mapping[str, Any], job: Job, nodes: Nodes) -> dict[str, Any]:
-    """What this node's processes of a run say; only those of the first node tell losses."""
+    """The result of this node's processes; only the first node's report losses."""
     with TemporaryDirectory() as folder:
         plan, out = Path(folder) / "plan.yaml", Path(folder) / "out.json"
         dump_job(job, plan)
@@ -96,8 +98,7 @@ def _own_part(run: Mapping[str, Any], job: Job, nodes: Nodes) -> dict[str, Any]:
 
 
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what torchrun says to its processes: a run has a launcher of its
-    own."""
+    """The environment without torchrun's variables, since a run has its own launcher."""
     return {
         name: value
         for name, value in environment.items()
@@ -119,7 +120,7 @@ def _words(run: Mapping[str, Any], job: Job, plan: Path, out: Path, nodes: Nodes
 
 
 def _of_ours(printed: Mapping[str, Any], job: Job) -> dict[str, Any]:
-    """What a run of this package says, in the words of other systems."""
+    """The result of this package's run, in the form of other systems' results."""
     from runtime.baselines.baseline import Configuration  # noqa: PLC0415 (needs torch)
 
     configuration = asdict(Configuration.of_ours(job))

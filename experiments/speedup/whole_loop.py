@@ -1,4 +1,4 @@
-"""Runs plans and baselines in turn on a profiled machine, and holds predictions against them."""
+"""Runs plans and baselines in turn on a profiled machine, and compares predictions with them."""
 
 import argparse
 import os
@@ -34,7 +34,8 @@ from searchers.meshes import equal_pipelines, only
 from searchers.savings import Chooser, chosen_plan
 from simulators.symbolic import SymbolicPredictor
 
-# Trains a step of eight sequences in one to four seconds on a core: arithmetic decides, not Python.
+# A model whose step of eight sequences takes one to four seconds on a core, so that arithmetic
+# dominates Python.
 MODEL = ModelSpec.of(family="gpt", hidden=512, layers=8, heads=8, vocab=4096)
 SPACE = "wide"
 MOST_DRAWN = 1000
@@ -43,7 +44,7 @@ QUICK = {"plans": 3, "trials": 1, "repeats": 1, "steps": 3}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopEntry:
-    """One thing that runs: a plan of this package or a baseline's, on as many ranks as it takes.
+    """A run: a plan of this package or a baseline's, on as many ranks as it needs.
 
     ``is_trial`` says that the system tries the plan to be fast; other plans are drawn at random.
     """
@@ -82,7 +83,7 @@ def whole_loop(options: argparse.Namespace) -> int:
             ]
     earlier = {_key(row): row for row in study.earlier}
     ours: Sequence[float] | None = None
-    # In turn, so that a machine that slows down slows every plan down.
+    # In turn, so that a slowing machine affects every plan equally.
     for number, entry in study.counted([*product(range(options.repeats), entries)], "runs"):
         row = _described(entry, number)
         outcome = earlier.get(_key(row))
@@ -111,7 +112,7 @@ def _workload(options: argparse.Namespace) -> Workload:
 
 
 def _hardware(options: argparse.Namespace, folder: Path) -> Hardware:
-    """The hardware that is named, or this machine as it was profiled before or is profiled now."""
+    """The named hardware, or this machine from an earlier or a new profile."""
     if options.hardware is not None:
         return hardware_from(options.hardware, Path())
     path = folder / "machine.yaml"
@@ -128,7 +129,7 @@ def _hardware(options: argparse.Namespace, folder: Path) -> Hardware:
 def _own(
     workload: Workload, hardware: Hardware, options: argparse.Namespace
 ) -> Iterator[LoopEntry]:
-    """The best plans of a search on all devices, then plans drawn at random on one and on all."""
+    """The best plans of a search on all devices, then random plans on one and on all."""
     devices = hardware.node.gpus
     clusters = [Cluster(hardware=hardware, nodes=1, gpus_per_node=n) for n in sorted({1, devices})]
     count, seed = min(options.trials, options.plans), options.seed
@@ -145,7 +146,7 @@ def _own(
 
 
 def _drawn(workload: Workload, clusters: Sequence[Cluster], seed: int) -> Iterator[Contender]:
-    """Random plans that fit: first a cluster, then a pipeline of it, then how to save memory."""
+    """Random plans that fit: first a cluster, then a pipeline of it, then memory savings."""
     draw = np.random.default_rng(seed)
     chooser = Chooser(lambda _, options: int(draw.integers(options)))
     space = space_of(SPACE)
@@ -165,7 +166,7 @@ def _drawn(workload: Workload, clusters: Sequence[Cluster], seed: int) -> Iterat
 
 
 def _has_priority() -> bool:
-    """Whether this process, and so each run, goes before all ordinary work of the machine."""
+    """Whether this process, and so each run, has priority over all ordinary work of the machine."""
     return os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
 
 
@@ -189,7 +190,7 @@ def _key(row: Row) -> str:
 # The report of the whole loop: predictions beside measurements, and plans beside baselines.
 
 
-# Two plans whose times differ by less are not ranked.
+# Plans whose times differ by a smaller factor are not ranked.
 APART = 1.25
 HEAD = (
     *("plan", "ranks", "dp x tp x pp", "micro-batch", "ZeRO", "recomputed", "offloaded"),
@@ -216,7 +217,7 @@ class Measured:
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> "Measured":
-        """The measurement in the rows of a plan, of which one at least ran."""
+        """The measurement in the rows of a plan with at least one successful run."""
         names = ("name", "system", "is_trial", "ranks", "plan", "predicted_s")
         runs_s = tuple(row[TIMING]["median_s"] for row in rows if TIMING in row)
         return cls(**{name: rows[0][name] for name in names}, runs_s=runs_s)
@@ -233,7 +234,7 @@ class Measured:
 
     @property
     def error(self) -> float:
-        """Predicted over measured, less one."""
+        """Predicted over measured, minus one."""
         return self.predicted_s / self.seconds - 1
 
     @property
@@ -259,8 +260,10 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speedup:
-    """How many times as fast our best plan is as a baseline's; ``low`` and ``high`` set the slowest
-    run of one against the fastest of the other. ``trials`` are plans tried, ours and theirs."""
+    """The speedup of our best plan over a baseline's; ``low`` and ``high`` compare the slowest run
+    of one with the fastest of the other. ``trials`` are the numbers of plans tried, ours and
+    theirs.
+    """
 
     over: str
     trials: tuple[int, int]
@@ -270,7 +273,7 @@ class Speedup:
 
     @property
     def words(self) -> str:
-        """The speedup in words: a win, a loss, or neither beyond the runs' spread."""
+        """The speedup as text: a win, a loss, or within the runs' spread."""
         verdict = "a win" if self.low > 1 else "a loss" if self.high < 1 else "within the spread"
         ours, theirs = self.trials
         return (
@@ -321,7 +324,7 @@ def report(rows: Sequence[Row], hardware: Hardware, *, has_priority: bool) -> Re
 
 
 def _judged(ours: Sequence[Measured]) -> dict[str, Any]:
-    """The errors of predictions, and pairs of plans far apart whose order is predicted right."""
+    """The errors of predictions, and the share of distinguishable pairs in the right order."""
     errors = [abs(one.error) for one in ours]
     pairs = [
         (first, other) if first.seconds < other.seconds else (other, first)
@@ -339,7 +342,7 @@ def _judged(ours: Sequence[Measured]) -> dict[str, Any]:
 
 
 def _speedups(ran: Sequence[Measured]) -> list[Speedup]:
-    """The fastest of our searched plans over the fastest that each baseline tried, measured."""
+    """The measured speedup of our fastest searched plan over each baseline's fastest."""
     tried = grouped((one for one in ran if one.is_trial), lambda one: one.system)
     best = {system: min(own, key=lambda one: one.seconds) for system, own in tried.items()}
     ours = best.pop(OURS, None)

@@ -1,1 +1,1 @@
-"""Experiments that answer one question each, as a table, a picture and a page."""
+"""Studies that answer one question each, with a table, a picture and a page."""

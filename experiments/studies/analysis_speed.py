@@ -1,4 +1,4 @@
-"""Rates of analysis: columns of candidates, whole plans, and concrete traces one by one."""
+"""The speed of analysis: columns of candidates, whole plans, and concrete traces one by one."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ from simulators.symbolic import SymbolicPredictor
 RATIOS = (0.0, 0.25, 0.5, 0.75, 1.0)
 ROUNDS, MESHES, PLANS = 5, 6, 2000
 QUICK_ROUNDS, QUICK_MESHES, QUICK_PLANS = 3, 2, 200
-# Published: configurations a second.
+# The published rate, in configurations per second.
 PUBLISHED_RATE = 1e5
 MEMORY, COSTS, WHOLE, CONCRETE, EVERY_BLOCK = (
     "stage candidates, memory",
@@ -40,12 +40,13 @@ MEMORY, COSTS, WHOLE, CONCRETE, EVERY_BLOCK = (
     "concrete traces of one block",
     "concrete runs of every block",
 )
-# A run of every block takes a second or two.
+# Two rounds, since a run of every block takes a second or two.
 FEW_ROUNDS = 2
 
 
 def speeds(options: argparse.Namespace) -> int:
-    """How many configurations a second are analysed, beside one concrete trace and evaluation.
+    """Measure how many configurations per second are analysed, beside one concrete trace and
+    evaluation.
 
     Layer graphs are traced once with symbols, and their sums compiled; then whole columns of
     stage candidates are evaluated at a time. The other way is to run the model's code, without
@@ -78,7 +79,7 @@ def speeds(options: argparse.Namespace) -> int:
 
 
 def _batches(problem: Problem, number: int) -> list[StageBatch]:
-    """All ways to save memory of the first stage of some meshes."""
+    """All memory-saving strategies of the first stage of some meshes."""
     layers = problem.workload.model.layers
     return [
         rows_of_mesh(
@@ -100,7 +101,7 @@ def _plans(problem: Problem, number: int, seed: int) -> list[Plan]:
 
 
 def _seconds(work: Callable[[], Any], rounds: int) -> float:
-    """CPU seconds of a piece of work, the median of some rounds; of several, after a first one."""
+    """The CPU seconds of some work, the median of several rounds after a first one."""
     times = []
     for _ in range(rounds + (rounds > 1)):
         began_s = process_time()
@@ -110,7 +111,7 @@ def _seconds(work: Callable[[], Any], rounds: int) -> float:
 
 
 def _concrete_s(workload: Workload, rounds: int) -> dict[str, float]:
-    """CPU seconds to analyse one configuration with plain numbers, where that can be done.
+    """The CPU seconds to analyse one configuration with plain numbers, where possible.
 
     Once of all blocks one is traced and its layers are summed up; once all blocks run.
     """

@@ -1,5 +1,6 @@
-"""The command ``document_lengths``: steps of documents that are not equally long, by how they are
-arranged."""
+"""The command ``document_lengths``: steps of documents of different lengths, by their
+arrangement.
+"""
 
 import argparse
 from collections.abc import Sequence
@@ -26,18 +27,18 @@ from simulators.lengths import (
 )
 
 QUICK_SAMPLES = 8
-# What CPU runs are measured of: a block, its documents, and so many steps of so many micro-batches.
-# Documents are heavy-tailed: half of the tokens are of a ninth of them.
+# The CPU measurement: a block, its documents, and numbers of steps and micro-batches. Documents are
+# heavy-tailed: a ninth of them have half of the tokens.
 MEASURED = "lognormal:80:1.2"
 CONTEXT, RANKS, MICRO_BATCHES, STEPS, CALIBRATING, REPETITIONS = 1024, 4, 4, 16, 4, 2
 QUICK_STEPS = 4
-# Seeds of the documents to which costs are fitted, and of those that are played.
+# The seeds of the documents to which costs are fitted, and of those that are played.
 FITTED, PLAYED = 1001, 1002
 WAYS: tuple[Arrangement, ...] = ("packed", "balanced")
 
 
 def document_lengths(options: argparse.Namespace) -> int:
-    """How long steps of a plan take where documents are not equally long: mean, and tail.
+    """The duration of a plan's steps with documents of different lengths: mean and tail.
 
     Documents come from a file or a distribution, and are padded, sorted, packed into sequences with
     attention within each, or dealt out to micro-batches by cost. Each step is played with
@@ -151,12 +152,13 @@ def _played(job: Job, lengths: DocumentLengths, samples: int, seed: int) -> list
     return rows
 
 
-# Steps of measured passes, beside steps that are played with costs of other documents.
+# Steps of measured passes, compared with steps played with costs fitted to other documents.
 
 
 def _replayed(options: argparse.Namespace) -> list[Row]:
-    """A row for each arrangement: the mean step of measured micro-batches, and that of played ones
-    of other documents."""
+    """A row for each arrangement: the mean step of measured micro-batches, and that played for
+    other documents.
+    """
     lengths = lengths_from(MEASURED).within(CONTEXT, cuts=True)
     steps = QUICK_STEPS if options.quick else STEPS
     sets = {
@@ -166,7 +168,7 @@ def _replayed(options: argparse.Namespace) -> list[Row]:
         one for step in _documents(lengths, "packed", FITTED, CALIBRATING) for one in step
     ]
     every = [*calibrating, *(one for sample in sets.values() for step in sample for one in step)]
-    # A machine's pace drifts: all that is compared is measured in one random order.
+    # A machine's speed drifts, so all compared passes are measured in one random order.
     order = np.random.default_rng(options.seed).permutation(len(every))
     seconds = np.zeros(len(every))
     seconds[order] = _measured([every[place] for place in order])
@@ -223,12 +225,12 @@ def _measured(sequences: Sequence[Sequence[int]]) -> list[float]:
 
 
 def _work(sequences: Sequence[Sequence[int]]) -> Floats:
-    """Of each micro-batch (N, 3): tokens, the sum of squares of lengths, documents."""
+    """For each micro-batch (N, 3): tokens, the sum of squared lengths, documents."""
     return np.array(
         [(sum(one), sum(length**2 for length in one), len(one)) for one in sequences], dtype=float
     )
 
 
 def _fitted(sequences: Sequence[Sequence[int]], seconds: Floats) -> Floats:
-    """Seconds of a token, a square and a document, by least squares."""
+    """The seconds of a token, a squared length and a document, by least squares."""
     return np.asarray(np.linalg.lstsq(_work(sequences), seconds, rcond=None)[0], dtype=float)

@@ -31,12 +31,12 @@ from searchers.meshes import even_layers
 from searchers.methods.exhaustive import all_plans
 from searchers.savings import alike, saving_names
 
-# Climbs from one plan to another, one choice at a time: first save memory, then spend it.
+# Moves from one plan to another, one choice at a time: first save memory, then spend it.
 #
-# Both plans have equal stages. A rung takes one choice over from the plan at the end. Rungs that
-# save memory (ZeRO, recomputation, offloading) come in the order of the table of dimensions; a
-# rung that spends memory (fewer ranks share a layer or a pipeline, larger micro-batches) comes as
-# soon as its plan fits.
+# Both plans have equal stages. A rung adopts one choice of the final plan. Rungs that save memory
+# (ZeRO, recomputation, offloading) come in the order of the table of dimensions; a rung that spends
+# memory (fewer ranks share a layer or a pipeline, larger micro-batches) comes as soon as its plan
+# fits.
 
 
 # The number of stages, which is a choice of the pipeline and not of a stage.
@@ -49,7 +49,7 @@ Predict = Callable[[Sequence[Plan]], Sequence[Prediction]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """A plan of the ladder: the choice that it changed, and what it gained and lost.
+    """A plan of the ladder: its changed choice, and the resulting gain or loss.
 
     ``terms`` is what an iteration takes longer than on the rung before, term by term.
     ``freed_bytes`` is what the fullest GPU need no longer hold. ``bought`` are the changes that did
@@ -88,7 +88,7 @@ def ladder(problem: Problem, first: Plan, last: Plan, predict: Predict) -> list[
         )
         rungs.append(_rung(name, change, *tried[name], rungs[-1], bought if _saves(name) else ()))
     if rungs[-1].plan != last:
-        # No single choice leads on: the rest is changed at once.
+        # No single choice leads further: the rest is changed at once.
         rungs.append(_rung("rest", "all else at once", last, predict([last])[0], rungs[-1], ()))
     return rungs
 
@@ -103,7 +103,7 @@ def choices_of(plan: Plan) -> dict[str, float]:
 
 
 def plan_with(problem: Problem, like: Plan, choices: Choices) -> Plan | None:
-    """The plan of equal stages that has these choices; None if they do not divide GPUs or batch."""
+    """The plan of equal stages with these choices; None if they do not divide GPUs or batch."""
     layers, num_stages = problem.workload.model.layers, int(choices[STAGES])
     degrees = [int(choices[name]) for name in dimensions_of_axes() if name != SHARED]
     data, rest = divmod(problem.cluster.num_gpus, num_stages * prod(degrees))
@@ -144,7 +144,7 @@ def _tried(
     names: Sequence[str],
     predict: Predict,
 ) -> dict[str, tuple[Plan, Prediction]]:
-    """The plans in which one more choice is the last plan's, by name."""
+    """The plans that adopt one more choice of the final plan, by name."""
     plans = {
         name: plan
         for name in names
@@ -158,8 +158,9 @@ def _tried(
 
 
 def _chosen(tried: Mapping[str, tuple[Plan, Prediction]], now: Prediction) -> str | None:
-    """The choice to change next: the fastest of the choices that spend memory, fit and gain time;
-    else the first that frees memory; else the first that fits; else the first."""
+    """The next choice: the fastest of those that spend memory, fit and gain time; otherwise the
+    first that frees memory; otherwise the first that fits; otherwise the first.
+    """
     gains = [
         (prediction.iteration_s, name)
         for name, (_, prediction) in tried.items()
@@ -197,7 +198,7 @@ def _rung(
 
 
 def _words(name: str, before: Plan, after: Plan) -> str:
-    """A change in words: "micro batch 1 to 2"."""
+    """A change as text: "micro batch 1 to 2"."""
     if name == STAGES:
         return f"stages {before.num_stages} to {after.num_stages}"
     first, last = before.stages[0], after.stages[0]
@@ -217,8 +218,8 @@ COARSE = (0.0, 0.5, 1.0)
 
 
 def climbed(options: argparse.Namespace) -> int:
-    """What each way to save memory costs, and what the memory buys: from a bare plan to the best
-    one.
+    """The cost of each way to save memory, and the gain from the memory: from the best plan without
+    savings to the best one.
 
     The ladder begins at the best plan that saves nothing: no ZeRO, no recomputation, no
     offloading. Each rung takes one choice over from the best plan of equal stages that saves
@@ -238,7 +239,7 @@ def climbed(options: argparse.Namespace) -> int:
 
 
 def _bare(bench: Bench) -> Plan:
-    """The best plan that saves no memory; where none fits, the one that needs least."""
+    """The best plan without memory savings; if none fits, the one that needs least memory."""
     space = replace(space_of("3d"), zero=(0,))
     plans = [
         plan
@@ -269,7 +270,7 @@ def _saving(bench: Bench, options: argparse.Namespace) -> Plan:
 
 
 def saving_space(*, quick: bool) -> SearchSpace:
-    """Plans of equal stages that save memory alike, in any way; in haste in coarse ratios."""
+    """Plans of uniform stages with any memory savings; in a quick run with coarse ratios."""
     space = replace(
         space_of("+offload"), name="equal stages", unequal_stages=False, zero=(0, 1, 2, 3)
     )
@@ -329,7 +330,7 @@ def _report(rungs: Sequence[Rung], rows: Sequence[Row], where: str) -> Report:
 
 
 def _longer_s(rows: Sequence[Row], kind: str) -> float:
-    """How much longer all rungs of a kind make an iteration."""
+    """The total effect of all rungs of a kind on the iteration time."""
     longer: list[float] = [row[name] for row in rows for name in TERMS if row["kind"] == kind]
     return sum(longer)
 
@@ -347,7 +348,7 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def _picture(rungs: Sequence[Rung], rows: Sequence[Row]) -> Bars:
-    """The terms of each rung's iteration, one above the other."""
+    """The terms of each rung's iteration, stacked."""
     terms: list[Any] = [Terms.of(rung.plan, rung.prediction) for rung in rungs]
     assert {entry.name for entry in fields(Terms)} == set(TERMS)
     return Bars(

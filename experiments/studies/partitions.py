@@ -1,4 +1,6 @@
-"""Partitions of a chain of three products and of a transformer block, and what they cost."""
+"""Partitions of a chain of three GEMMs and of a transformer block, with their communication
+costs.
+"""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,10 +26,10 @@ LAYOUTS: tuple[Layout, ...] = ("whole", "split", "tokens", "partial")
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
 COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter")
-# How often an activation's bytes pass a rank's link.
+# How many times an activation's bytes pass a rank's link.
 PASSES: Mapping[Collective, float] = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 
-# One change of layout, and the collective that makes it; a rank that has all may drop a part.
+# Single changes of layout, and their collectives; a rank with the whole may drop a part.
 CHANGES: Mapping[tuple[Layout, Layout], Collective | None] = {
     ("whole", "split"): None,
     ("whole", "tokens"): None,
@@ -41,7 +43,7 @@ CHANGES: Mapping[tuple[Layout, Layout], Collective | None] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A way to run an operator: the layout that it needs, and the layout of its output."""
+    """A way to run an operator: the required input layout, and the output layout."""
 
     name: str
     needs: Layout
@@ -75,7 +77,7 @@ class Message:
 
     @property
     def cost(self) -> float:
-        """The passes of M bytes over a rank's link."""
+        """The cost of the message, in passes of M bytes over a rank's link."""
         return PASSES[self.collective] * self.size
 
 
@@ -94,23 +96,23 @@ class Partition:
 
     @property
     def rank(self) -> tuple[float, int]:
-        """What partitions are ordered by: the cost, and of equal ones the number of messages."""
+        """The sort key of partitions: the cost, then the number of messages."""
         return self.cost, len(self.messages)
 
 
 def weight(name: str, output: float = 1.0) -> Operator:
-    """A product with a weight, which is split by rows or by columns."""
+    """A GEMM with a weight, which is split by rows or by columns."""
     return Operator(name=name, ways=(BY_ROWS, BY_COLUMNS), output=output)
 
 
 def elementwise(name: str, layouts: Sequence[Layout], output: float = 1.0) -> Operator:
-    """An operator that keeps the layout of its input, which may be one of some."""
+    """An operator that keeps the layout of its input, restricted to given layouts."""
     ways = tuple(Way(name=layout, needs=layout, gives=layout) for layout in layouts)
     return Operator(name=name, ways=ways, output=output)
 
 
 def chain(products: int) -> tuple[Operator, ...]:
-    """A chain of products of equal widths: y = W_n ... W_2 W_1 x."""
+    """A chain of GEMMs of equal widths: y = W_n ... W_2 W_1 x."""
     return tuple(weight(f"W{number + 1}") for number in range(products))
 
 
@@ -141,7 +143,8 @@ def shortest(
     end: Layout = "whole",
     collectives: Sequence[Collective] = COLLECTIVES,
 ) -> Partition:
-    """The partition of a chain whose messages cost least; of equals, one with fewest messages.
+    """The partition of a chain with the lowest communication cost; ties are broken by the number of
+    messages.
 
     ``collectives`` are those that the library has. The residual stream's layouts of a block are
     those at its ``start`` and ``end``.
@@ -192,7 +195,7 @@ def all_partitions(
 
 
 def forced_to(operators: Sequence[Operator], ways: Mapping[str, str]) -> tuple[Operator, ...]:
-    """A chain in which some operators, by name, have one way to run."""
+    """A chain in which some operators, by name, are restricted to one way."""
     return tuple(
         Operator(
             name=operator.name,
@@ -206,7 +209,7 @@ def forced_to(operators: Sequence[Operator], ways: Mapping[str, str]) -> tuple[O
 
 
 def mirrored(operators: Sequence[Operator]) -> tuple[Operator, ...]:
-    """The chain of a backward pass, in which weights are transposed and outputs are inputs."""
+    """The chain of a backward pass: transposed weights, with outputs as inputs."""
     inputs = (1.0, *(one.output for one in operators))
     return tuple(
         Operator(
@@ -230,7 +233,7 @@ def weight_ways(operators: Sequence[Operator], partition: Partition) -> tuple[st
 def _moved(
     before: Partition, change: tuple[Collective, ...] | None, size: float, name: str
 ) -> Partition | None:
-    """A partition with the messages of a change of layout before an operator, if there is one."""
+    """A partition with the messages of a layout change before an operator, if there is one."""
     if change is None:
         return None
     messages = tuple(
@@ -244,7 +247,7 @@ def _moved(
 def _changes(
     collectives: Sequence[Collective],
 ) -> dict[tuple[Layout, Layout], tuple[Collective, ...]]:
-    """The cheapest collectives from each layout to each other, one after another (Floyd)."""
+    """The cheapest sequences of collectives between all layouts (Floyd-Warshall)."""
     cheapest: dict[tuple[Layout, Layout], tuple[Collective, ...]] = {
         (layout, layout): () for layout in LAYOUTS
     }
@@ -264,14 +267,14 @@ def _changes(
     return cheapest
 
 
-# Libraries that reduce to every rank, or not at all.
+# Libraries without reduce-scatter.
 WITHOUT_SCATTER: tuple[Collective, ...] = ("all_reduce", "all_gather")
 PUBLISHED = ("rows", "columns", "rows", "columns")
 BYTES_A_NUMBER = 2
 MICROSECONDS_A_SECOND = 1e6
 SHORT = {"rows": "r", "columns": "c"}
 
-# The chains: their operators, the layout of their ends, and the collectives of the library.
+# The chains: operators, the layout of both ends, and the library's collectives.
 Chain = tuple[str, Sequence[Operator], Layout, Sequence[Collective]]
 CHAINS: tuple[Chain, ...] = (
     ("three products", chain(3), "whole", WITHOUT_SCATTER),
@@ -282,7 +285,8 @@ CHAINS: tuple[Chain, ...] = (
 
 
 def partitions(options: argparse.Namespace) -> int:
-    """Which way to split a chain of products over tensor-parallel ranks costs the fewest messages.
+    """Find the partition of a chain of GEMMs over tensor-parallel ranks with the lowest
+    communication cost.
 
     A weight is split by rows or by columns, and an activation is whole, split, or a sum in
     parts on the ranks. So a partition is a path over layouts, and the best is a shortest path:
@@ -335,7 +339,7 @@ def _rows(row_of_chain: Chain, links: LinkTimes, ranks: int, message_bytes: floa
 def _microseconds(
     partition: Partition, links: LinkTimes, ranks: int, message_bytes: float
 ) -> float:
-    """What a partition's messages take on a machine, one after another."""
+    """The time of a partition's messages on a machine, in sequence."""
     seconds = 0.0
     for each in partition.messages:
         link = links.collective(each.collective, gpus_in_node=ranks, nodes=1)
@@ -343,7 +347,7 @@ def _microseconds(
     return seconds * MICROSECONDS_A_SECOND
 
 
-# The chain whose partitions a page shows; those of others stand in files.
+# The chain whose partitions the page shows; those of others are in files.
 SHOWN = "three products"
 
 

@@ -1,4 +1,4 @@
-"""Megatron-Bridge's published configurations, and what we would run on the same GPUs."""
+"""Megatron-Bridge's published configurations, compared with better ones on the same GPUs."""
 
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,17 +34,18 @@ TENSOR = (1, 2, 4, 8)
 PIPELINE = (1, 2, 4, 8, 16)
 MICRO_BATCH = (1, 2, 4)
 EXPERT = (4, 8, 16, 32, 64)
-# Recomputed blocks of a stage, as shares of its blocks, beside what the run itself recomputes.
+# Shares of a stage's blocks that are recomputed, in addition to the run's own recomputation.
 RECOMPUTED = (0.25, 0.5, 1.0)
-# Peaks of memory are predicted to within a tenth or so: configurations that leave as much will fit.
+# Peaks of memory are predicted to within about a tenth: configurations that leave as much free will
+# fit.
 LEFT = 0.1
-# Of each number of stages so many are tried with their blocks in chunks, and so many are played.
+# For each number of stages, how many configurations are tried with chunks, and how many are played.
 CHUNKED, PLAYED = 4, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriedConfiguration:
-    """A configuration, its job, and what is predicted of it."""
+    """A configuration, its job, and its prediction."""
 
     run: Configuration
     job: Job
@@ -52,7 +53,7 @@ class TriedConfiguration:
 
     @property
     def full(self) -> float:
-        """The share of its memory that the fullest GPU takes by prediction."""
+        """The predicted share of its memory that the fullest GPU uses."""
         room = room_of_plan(self.job.cluster, self.job.plan)
         peaks = [stage.peak_reserved_bytes for stage in self.prediction.stages]
         return float(max(peak / own for peak, own in zip(peaks, room, strict=True)))
@@ -60,8 +61,9 @@ class TriedConfiguration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """The best configurations of a run's GPUs: how many were predicted, and the few that fit and
-    are fastest, each with its played seconds. The ``roomy`` ones leave a tenth of the memory."""
+    """The best configurations of a run's GPUs: the number predicted, and the fastest few that fit,
+    with played seconds. The ``roomy`` ones leave a tenth of the memory free.
+    """
 
     predicted: int
     played: Sequence[tuple[TriedConfiguration, float]]
@@ -69,8 +71,9 @@ class Search:
 
 
 def search(run: Configuration) -> Search:
-    """Predict other configurations of a run, and play the fastest ones that fit; the run itself is
-    among them."""
+    """Predict other configurations of a run, the run itself included, and play the fastest ones
+    that fit.
+    """
     plain = tried(_stages_of_run(run))
     by_stages = grouped(_by_time(plain), lambda one: one.run.pipeline_parallel)
     deep = [one.run for some in by_stages.values() for one in some[:CHUNKED]]
@@ -92,7 +95,7 @@ def search(run: Configuration) -> Search:
 
 
 def tried(runs: Iterable[Configuration]) -> list[TriedConfiguration]:
-    """Predictions of those configurations that plans can say; equal plans are predicted once."""
+    """Predictions of the configurations that plans can express; equal plans are predicted once."""
     jobs: dict[Job, Configuration] = {}
     for run in runs:
         try:
@@ -122,7 +125,9 @@ def _by_time(every: Sequence[TriedConfiguration]) -> list[TriedConfiguration]:
 
 
 def _stages_of_run(run: Configuration) -> Iterator[Configuration]:
-    """The run in one chunk a stage, and all others of its engine, GPUs, batch and arithmetic."""
+    """The run with one chunk per stage, and all other numbers of stages for its engine, GPUs, batch
+    and arithmetic.
+    """
     yield replace(run, saves_unsaid=False)
     experts = run.shape.model.experts
     degrees = EXPERT if experts is not None else (1,)
@@ -149,8 +154,9 @@ def _stages_of_run(run: Configuration) -> Iterator[Configuration]:
 
 
 def _recomputed(run: Configuration) -> Iterator[Recomputation]:
-    """Ways to recompute: the run's own, unless it is a number of blocks; none; and parts of each
-    stage's blocks."""
+    """Recomputation: the run's own, unless it is a number of blocks; none; and shares of each
+    stage's blocks.
+    """
     if run.recompute.way not in ("full", "blocks"):
         yield run.recompute
     if run.recompute.way != "none":
@@ -161,8 +167,9 @@ def _recomputed(run: Configuration) -> Iterator[Recomputation]:
 
 
 def _sharded(run: Configuration) -> Iterator[tuple[int, int]]:
-    """ZeRO levels and replicas of states: optimizer states sharded; without pipeline weights too,
-    over all ranks or inside nodes."""
+    """ZeRO levels and state replicas: sharded optimizer states; without a pipeline also weights,
+    over all ranks or inside nodes.
+    """
     yield 1, 1
     if run.pipeline_parallel > 1 or ENGINES[run.engine].highest_zero < 3:
         return
@@ -173,7 +180,7 @@ def _sharded(run: Configuration) -> Iterator[tuple[int, int]]:
 
 
 FILE = "published_configurations.yaml"
-# For a first look: models of one node.
+# The GPUs of a quick run: models of one node.
 QUICK_GPUS = 8
 
 
@@ -230,7 +237,7 @@ def _row(cells: Mapping[str, str]) -> dict[str, Any]:
 def _fastest(
     played: Sequence[tuple[TriedConfiguration, float]],
 ) -> tuple[TriedConfiguration, float]:
-    """The fastest as played; of two that are as fast the last, which is the published one."""
+    """The fastest when played; ties go to the last, which is the published one."""
     return min(reversed(played), key=lambda one: one[1])
 
 
@@ -313,7 +320,7 @@ def _report(rows: Sequence[Row]) -> Report:
 
 
 def _roomy(row: Row) -> tuple[str, str]:
-    """The seconds of the configuration that leaves a tenth of the memory, and its gain."""
+    """The seconds of the configuration that leaves a tenth of the memory free, and its gain."""
     if row["roomy"] is None:
         return "-", "-"
     seconds = row["roomy"]["played_s"]

@@ -41,13 +41,13 @@ from simulators.symbolic import SymbolicPredictor
 MOST_NODES = 1536
 NODES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, MOST_NODES)
 QUICK_NODES = (1, 16, 512)
-# Sequences of a step: of strong scaling in all, of weak scaling for each GPU.
+# The sequences of a step: in total for strong scaling, per GPU for weak scaling.
 STRONG_BATCH, BATCH_A_GPU = 1536, 4
-# How many times slower the network is than the datasheet says.
+# The factors by which the network is slower than its datasheet.
 SLOWER, QUICK_SLOWER = (1, 2, 4), (1, 4)
-# Stages that choose alike: quick to search, and proven best in its space.
+# Uniform stages: quick to search, and proven best in the space.
 SPACE = replace(space_of("+checkpointing"), name="equal stages", unequal_stages=False)
-# The largest search, in the whole space; for a first look a smaller one, in the space above.
+# The largest search, in the whole space; a quick run uses a smaller one, in the space above.
 LARGE_MODEL, LARGE_NODES, QUICK_LARGE_NODES = "gpt3-175b", 1280, 32
 LARGE_SPACE, QUICK_LARGE_SPACE = space_of("mist"), SPACE
 # Never reached: searches end by themselves, and so alike in every run.
@@ -115,7 +115,7 @@ def _searched(
     options: argparse.Namespace,
     space: SearchSpace = SPACE,
 ) -> Row:
-    """The best plan on a cluster: what it reaches, and how long it took to find."""
+    """The best plan on a cluster: its rate, and the time to find it."""
     predictor = SymbolicPredictor(workload=workload, cluster=cluster)
     searcher = StrategySearcher(strategy=SEARCHERS["mist"], predictor=predictor)
     began_s, began_cpu_s = perf_counter(), process_time()
@@ -154,7 +154,9 @@ def _searched(
 
 
 def _largest(hardware: Hardware, options: argparse.Namespace) -> Row:
-    """A search for more than ten thousand GPUs, in the whole space; in haste a smaller one."""
+    """A search for more than ten thousand GPUs, in the whole space; a smaller one in a quick
+    run.
+    """
     nodes = QUICK_LARGE_NODES if options.quick else LARGE_NODES
     space = QUICK_LARGE_SPACE if options.quick else LARGE_SPACE
     workload = _workload(model_from(LARGE_MODEL, Path()), options.sequence_length, STRONG_BATCH)
@@ -163,7 +165,9 @@ def _largest(hardware: Hardware, options: argparse.Namespace) -> Row:
 
 
 def latencies(hardware: Hardware) -> Iterator[Row]:
-    """An all-reduce of a kilobyte on ever more GPUs: over a ring, a tree, and the faster one."""
+    """An all-reduce of a kilobyte on growing numbers of GPUs: over a ring, a tree, and the faster
+    one.
+    """
     per_node = hardware.node.gpus
     for gpus in LATENCY_GPUS:
         cluster = Cluster(
@@ -203,12 +207,12 @@ def _report(rows: Sequence[Row], options: argparse.Namespace) -> Report:
     )
 
 
-# Points of curves by how much slower the network is: GPUs, and the share of one node's rate.
+# Curves by the slowdown of the network: GPUs, and the rate relative to one node.
 Curves = Mapping[int, Sequence[tuple[int, float]]]
 
 
 def efficiencies(rows: Sequence[Row]) -> Curves:
-    """What a GPU does, over what it does in one node."""
+    """A GPU's rate relative to its rate in one node."""
     curves: dict[int, list[tuple[int, float]]] = {}
     for factor in dict.fromkeys(row["slower_network"] for row in rows):
         mine = [row for row in rows if row["slower_network"] == factor and row["iteration_s"]]
@@ -219,7 +223,7 @@ def efficiencies(rows: Sequence[Row]) -> Curves:
 
 
 def falls_faster(curves: Curves) -> bool:
-    """Whether efficiency on more than one node is lower wherever the network is slower."""
+    """Whether efficiency on several nodes is lower wherever the network is slower."""
     at = [dict(points) for _, points in sorted(curves.items())]
     return all(
         slow[gpus] < fast[gpus]
@@ -271,11 +275,11 @@ def _pictures(
     )
 
 
-# Published runs whose plan is known, as predicted: weak scaling, and a trained model.
+# Published runs with known plans, as predicted: weak scaling, and a trained model.
 
 
 PETA_IN_TERA = 1000
-# Of the model on each stage, which take turns.
+# The numbers of interleaved chunks per stage.
 CHUNKS = (1, 2, 4)
 
 
@@ -285,7 +289,7 @@ def weak_scaling_rows() -> Iterator[Row]:
     text = file.read_text(encoding="utf-8")
     _, runs = carried(text, catalog.hardware("a100-80gb"))
     for name, alike in grouped(runs, lambda run: run.name).items():
-        # The table gives no micro-batch: the fastest that fits.
+        # The table gives no micro-batch size: the fastest that fits is used.
         timed = [
             (predicted_s(run, run.cluster.hardware), index)
             for index, run in enumerate(alike)
@@ -322,13 +326,15 @@ def _weak_scaling_row(name: str, run: PublishedRun, seconds: float) -> Row:
         **{f"{key}tflop_per_s_per_gpu": rate for key, rate in tflop.items()},
         **{f"{key}share_of_peak": rate / peak for key, rate in tflop.items()},
         **{f"{key}pflop_per_s": rate * gpus / PETA_IN_TERA for key, rate in tflop.items()},
-        # Of the time, as elsewhere.
+        # The error of the time, as elsewhere.
         "error": seconds / run.iteration_s - 1,
     }
 
 
 def llama3_405b() -> Iterator[Row]:
-    """Llama 3 405B on 16,384 H100 by its published degrees, with ever more chunks a stage."""
+    """Llama 3 405B on 16,384 H100 with its published degrees, and growing numbers of chunks per
+    stage.
+    """
     cluster = Cluster(hardware=catalog.hardware("h100-80gb"), nodes=2048, gpus_per_node=8)
     workload = Workload(
         model=catalog.model("llama3-405b"),
@@ -336,7 +342,7 @@ def llama3_405b() -> Iterator[Row]:
         global_batch=2048,
         attention="flash",
         precision="bf16",
-        # That run shards sums of 32 bits; whole ones leave no room here.
+        # That run shards 32-bit gradient accumulators; whole ones would not fit here.
         gradients="16bit",
     )
     predictor = SymbolicPredictor(workload=workload, cluster=cluster)
@@ -378,7 +384,7 @@ def llama3_405b() -> Iterator[Row]:
 # Tables and sentences about scaling.
 
 
-# Published: a trained model's rate on 16K GPUs.
+# The published rate of the trained model on 16K GPUs.
 LLAMA3_405B_TFLOP_PER_S = 400
 MICROSECONDS_A_SECOND = 1e6
 
@@ -472,7 +478,7 @@ def _within(row: Row) -> str:
 
 
 def curve_name(factor: int) -> str:
-    """The name of a curve of strong scaling, by how much slower the network is."""
+    """The name of a strong-scaling curve, by the slowdown of the network."""
     return "strong" if factor == 1 else f"strong, network {factor} times slower"
 
 
@@ -521,7 +527,7 @@ def _trained(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _spent(row: Row) -> dict[str, float]:
-    """Of an iteration, the shares in which the slowest stage computes, communicates and waits."""
+    """The shares of an iteration in which the slowest stage computes, communicates and stalls."""
     computing, communicating = (
         row["terms_s"][name] / row["iteration_s"]
         for name in ("computation_s", "exposed_communication_s")

@@ -1,4 +1,4 @@
-"""How the time of a proving search grows, and what each of its ideas is worth when taken away."""
+"""The growth of a proving search's time, and the value of each of its ideas by ablation."""
 
 import argparse
 import time
@@ -29,13 +29,12 @@ from searchers.registry import SEARCHERS
 from searchers.strategy import Ending, Ledger, NeedsStageCosts, Strategy, StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 
-# Searches from which one idea is taken away: a weaker part stands in its place for the time of a
-# search.
+# Searches with one idea removed: a weaker component replaces it for the duration of a search.
 #
-# The answer stays the same: no idea decides what is found, only how soon it is proven.
+# The answer is unchanged: ideas affect only how soon it is proven.
 
 
-# A module or a class, a name in it, and what stands there instead.
+# A module or a class, a name in it, and the replacement.
 Weaker = tuple[Any, str, Any]
 
 
@@ -44,11 +43,12 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 def _all_rows(columns: Sequence[Floats]) -> Rows:
-    """Every candidate, whether another is at least as good or not."""
+    """Every candidate, without pruning dominated ones."""
     return np.arange(len(columns[0]))
 
 
-# What is put in place of each idea. Without boxes there is another search: one that tries all ways.
+# The replacement of each idea. Without boxes another search runs: one that enumerates all
+# strategies.
 REMOVED: Mapping[str, Sequence[Weaker]] = {
     "nothing": (),
     "plans found before and on the way": (
@@ -66,7 +66,7 @@ IDEAS = (*REMOVED, BOXES)
 
 @contextmanager
 def without(idea: str) -> Iterator[Strategy]:
-    """The strategy without an idea, as long as the block lasts."""
+    """The strategy without an idea, for the duration of the block."""
     if idea == BOXES:
         yield SEARCHERS["exact"]
         return
@@ -79,13 +79,13 @@ def without(idea: str) -> Iterator[Strategy]:
 def _proven(
     problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
 ) -> Ending:
-    """The proof by boxes, however few ways there are to save memory."""
+    """The proof by boxes, however few memory-saving strategies there are."""
     return Hierarchy.of(problem, space, ledger).proven(tolerance=0.0, seconds=inf)
 
 
 @contextmanager
 def _replaced(where: Any, name: str, weaker: Any) -> Iterator[None]:
-    """Put something in the place of a name, and take it away again."""
+    """Replace a name temporarily."""
     original: Callable[..., Any] = vars(where)[name]
     setattr(where, name, weaker)
     try:
@@ -94,11 +94,12 @@ def _replaced(where: Any, name: str, weaker: Any) -> Iterator[None]:
         setattr(where, name, original)
 
 
-# How search time grows, and what each idea of the search is worth: problems, rows, page.
+# The growth of search time, and the value of each idea of the search: problems, rows, page.
 
 
 SECONDS, QUICK_SECONDS = 8.0, 1.0
-# Values of each axis, and fewer in haste; of spaces and ratios, what they grow from.
+# The values of each axis, and fewer in a quick run; for spaces and ratios, the values from which
+# they grow.
 LAYERS, GPUS, BATCHES = (8, 16, 32, 64), (1, 2, 4, 8, 16), (8, 16, 32, 64, 128)
 SPACES = ("3d", "+zero", "+checkpointing", "+offload", "mist", "wide")
 PARTS = (1, 2, 4, 8, 16)
@@ -118,7 +119,7 @@ AXES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthQuestion:
-    """A search: what grows in it, its value, and the problem."""
+    """A search: the growing quantity, its value, and the problem."""
 
     axis: str
     value: int | str
@@ -127,7 +128,7 @@ class GrowthQuestion:
 
 
 def grown(options: argparse.Namespace) -> int:
-    """How the time of a search that proves its plan grows, and what each of its ideas is worth.
+    """Measure how the time of a proving search grows, and the value of each of its ideas.
 
     One thing of a problem grows at a time: blocks, GPUs, batch, the space, the fineness of its
     ratios. Then each idea of the search is removed alone, on GPT-3 22B on 32 GPUs. Times are of
@@ -155,7 +156,7 @@ def grown(options: argparse.Namespace) -> int:
 
 
 def pipelined(problem: Problem) -> Problem:
-    """The larger problem on which ideas are removed: its best plans are pipelines of stages."""
+    """The larger problem on which ideas are removed, whose best plans are pipelines."""
     work, cluster = problem.workload, problem.cluster
     work = replace(work, model=catalog.model(LARGER), sequence_length=2048, global_batch=512)
     return Problem(workload=work, cluster=replace(cluster, nodes=4, gpus_per_node=GPUS_A_NODE))
@@ -170,7 +171,7 @@ def _words(problem: Problem) -> str:
 
 
 def _asked(problem: Problem, space: SearchSpace, *, count: int | None) -> Iterator[GrowthQuestion]:
-    """The searches of each axis; of each at most so many."""
+    """The searches of each axis, at most this many per axis."""
     work, cluster = problem.workload, problem.cluster
     for layers in LAYERS[:count]:
         model = replace(work.model, name="", layers=layers)
@@ -192,7 +193,7 @@ def _asked(problem: Problem, space: SearchSpace, *, count: int | None) -> Iterat
 
 
 def in_parts(space: SearchSpace, parts: int) -> SearchSpace:
-    """The space with every ratio that it lets choose in so many equal parts."""
+    """The space with each of its free ratios divided into this many equal parts."""
     ratios = tuple(part / parts for part in range(parts + 1))
     kinds = {entry.name: getattr(space.offload, entry.name) for entry in fields(OffloadRatios)}
     finer = {kind: ratios if len(own) > 1 else own for kind, own in kinds.items()}
@@ -202,7 +203,7 @@ def in_parts(space: SearchSpace, parts: int) -> SearchSpace:
 def searched(
     strategy: Strategy, problem: Problem, space: SearchSpace, seconds: float
 ) -> dict[str, Any]:
-    """The row of a search by the processor's clock; the compiling of expressions does not count."""
+    """The row of a search in CPU time, without compiling expressions."""
     predictor = SymbolicPredictor(workload=problem.workload, cluster=problem.cluster)
     first = StrategySearcher(strategy=SEARCHERS["random"], predictor=predictor)
     first.search(problem, space, Budget(evaluations=1), 0)
@@ -259,7 +260,7 @@ COLUMNS = (
 
 
 def _slowest(rows: Sequence[Row]) -> str:
-    """How much longer the last value of each axis takes than the first."""
+    """The ratio of the last value's time to the first's, for each axis."""
     growths = []
     for axis, axis_words in AXES.items():
         first, *_, last = (row for row in rows if row["axis"] == axis)

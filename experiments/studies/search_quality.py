@@ -1,4 +1,6 @@
-"""Searchers on several problems with several seeds: who finds how good a plan within a budget."""
+"""Compares searchers on several problems with several seeds: the quality of their plans within a
+budget.
+"""
 
 import argparse
 import time
@@ -29,7 +31,7 @@ from searchers.strategy import STAGES_A_PLAN, StrategySearcher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QualityProblem(Case):
-    """A problem and the space that all searchers choose from."""
+    """A problem, and the space that all searchers use."""
 
     attention: Attention = "flash"
     space: str
@@ -37,7 +39,7 @@ class QualityProblem(Case):
 
     @property
     def words(self) -> str:
-        """What the problem is, in a few words."""
+        """A short description of the problem."""
         return (
             f"{self.model}, {self.nodes} x {self.gpus_per_node} {self.hardware}, sequence "
             f"{self.sequence_length}, batch {self.global_batch}, space {self.space}"
@@ -57,7 +59,7 @@ def _on_l4(model: str, nodes: int, gpus: int, batch: int, space: str) -> Quality
     )
 
 
-# Problems by the names that the option takes; the first is that of the other commands.
+# Problems by the names of the option; the first is the default problem of other commands.
 PROBLEMS: Mapping[str, QualityProblem] = {
     "default": replace(_on_l4("gpt3-2.7b", 1, 4, 8, "mist"), sequence_length=4096),
     "7b-l4": _on_l4("gpt3-7b", 1, 8, 128, "mist"),
@@ -82,21 +84,22 @@ PROBLEMS: Mapping[str, QualityProblem] = {
         space="megatron-core",
     ),
 }
-# Those that a short run takes, and its budget.
+# The problems, seeds and evaluations of a quick run.
 QUICK_PROBLEMS, QUICK_SEEDS, QUICK_EVALUATIONS = 2, 2, 100
-# Searchers that draw run once for each seed, others once.
+# Randomised searchers run once for each seed, the others once.
 DRAWING = ("optuna", "optuna:cmaes", "optuna:nsgaii", "optuna:random", "rl", "random")
-# The search that proves the optimum, and the seconds of the processor that it has.
+# The search that proves the optimum, and its CPU seconds.
 REFERENCE, REFERENCE_S = "mist", 120.0
-# In pictures, how many places budgets have, and the largest gap.
+# In pictures: the number of budgets shown, and the largest gap.
 PLACES = 60
 LARGEST_GAP = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QualityQuestion:
-    """A search: who, on which problem, by which seed, within which budget. Without evaluations the
-    budget is of the processor's seconds, without either the search is the reference."""
+    """A search: the searcher, the problem, the seed and the budget. Without evaluations the budget
+    is in CPU seconds; without either the search is the reference.
+    """
 
     name: str
     searcher: str
@@ -106,7 +109,7 @@ class QualityQuestion:
 
     @property
     def budget(self) -> Budget:
-        """The budget, by the processor's clock."""
+        """The budget, in CPU time."""
         if self.evaluations is None and self.cpu_seconds is None:
             return Budget(seconds=REFERENCE_S)
         return Budget(evaluations=self.evaluations, seconds=self.cpu_seconds)
@@ -161,7 +164,7 @@ def _asked(options: argparse.Namespace, names: Sequence[str]) -> Iterator[Qualit
 
 
 def searched(asked: QualityQuestion) -> dict[str, Any]:
-    """The row of a search, whose clock is the processor's."""
+    """The row of a search, in CPU time."""
     of = PROBLEMS[asked.name]
     bench, space = Bench.of(of.problem(of.precision)), space_of(of.space)
     bench.warm_up(space)
@@ -259,7 +262,7 @@ def report(rows: Sequence[Row], names: Sequence[str]) -> Report:
 
 
 def _best_s(rows: Sequence[Row], problem: str) -> float | None:
-    """The time of the best plan known: of the optimum, where it is proven."""
+    """The time of the best known plan: the optimum, if it is proven."""
     every = [row["iteration_s"] for row in rows if row["problem"] == problem]
     return min((seconds for seconds in every if seconds), default=None)
 
@@ -269,7 +272,7 @@ def _key(row: Row) -> tuple[str, str]:
 
 
 def _told(problem: str, name: str, rows: Sequence[Row], best_s: float | None) -> dict[str, Any]:
-    """What a searcher found of a problem over seeds."""
+    """A searcher's results on a problem over seeds."""
     gaps = sorted(_gap(row["iteration_s"], best_s) for row in rows)
     plans = [gap for gap in gaps if gap < inf]
     median = float(np.median(gaps))
@@ -287,7 +290,7 @@ def _told(problem: str, name: str, rows: Sequence[Row], best_s: float | None) ->
 
 
 def _gap(seconds: float | None, best_s: float | None) -> float:
-    """How much longer a time is than the best that is known."""
+    """The relative excess of a time over the best known one."""
     if seconds is None or best_s is None:
         return inf
     return max(0.0, seconds / best_s - 1)
@@ -323,7 +326,7 @@ def _picture(
     *,
     by_clock: bool,
 ) -> Lines:
-    """The median over problems of the medians over seeds, of gaps at every budget."""
+    """The median over problems of the medians over seeds of gaps, at every budget."""
 
     def history(row: Row) -> Sequence[Sequence[float]]:
         points: Sequence[Sequence[float]] = (row["timing"] if by_clock else row)["history"]
@@ -362,6 +365,6 @@ def _picture(
 
 
 def _gap_at(history: Sequence[Sequence[float]], budget: float, best_s: float | None) -> float:
-    """The gap of the best plan that a search had when so much was spent."""
+    """The gap of the best plan that a search had after spending this much."""
     reached = [seconds for at, seconds in history if at <= budget]
     return _gap(min(reached), best_s) if reached else inf

@@ -1,4 +1,4 @@
-"""One number of a problem changed at a time, and the best plans then."""
+"""Sensitivity: the best plans when one figure of a problem changes."""
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,10 +27,10 @@ from mistlab.plan.workload import Workload
 BATCHES = (64, 128, 256, 512, 1024, 2048)
 DEPTHS = (48, 64, 80, 96)
 SEQUENCES = (1024, 2048, 4096, 8192)
-# Multiples of what the machine has.
+# Multiples of the machine's figures.
 FASTER, LARGER = (4.0,), (1.5, 2.0)
 SPACE = space_of("mist")
-# In haste all stages choose alike, and offload all or nothing of the optimizer's state and halves
+# In a quick run all stages are uniform, and offload all or none of the optimizer states and halves
 # of activations: the two kinds that the best plans of the defaults offload.
 QUICK_SPACE = replace(
     space_of("+offload"),
@@ -45,16 +45,16 @@ BASELINE_WORDS = (
     "Speedups are over Megatron-LM's grid as a user tunes it, and as published, with every block "
     "recomputed."
 )
-# What a machine has more of, which makes no best plan slower.
+# Improvements of a machine, which make no best plan slower.
 MACHINE = ("links between nodes", "links in a node", "memory", "interference")
 UNCHANGED = "as it is"
-# A search that is not proven best may miss the best plan by about this much.
+# A search without proof may miss the best plan by about this much.
 MISSED = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedProblem:
-    """A problem with one number changed."""
+    """A problem with one changed figure."""
 
     aspect: str
     value: str
@@ -62,7 +62,8 @@ class ChangedProblem:
 
 
 def sensitivity(options: argparse.Namespace) -> int:
-    """What changes if the problem does: batch, depth, sequence, links, memory, interference.
+    """The effect of changing one figure of the problem: batch, depth, sequence, links, memory,
+    interference.
 
     From one problem a single number is changed at a time, and plans are searched again, for
     this engine and over Megatron-LM's grid. What the best plan then does, and where the two
@@ -77,7 +78,7 @@ def sensitivity(options: argparse.Namespace) -> int:
         every = [*_ends(every)]
     problems = [*dict.fromkeys(case.problem for case in every)]
     search = partial(_searched, space=space, seed=options.seed)
-    # A process that begins imports and compiles for as long as a few quick searches take.
+    # Starting a process imports and compiles for as long as a few quick searches take.
     answered = answers(study, search, problems, "problems", side_by_side=not options.quick)
     known: dict[Problem, Row] = {}
     for case in every:
@@ -89,7 +90,7 @@ def sensitivity(options: argparse.Namespace) -> int:
 
 
 def cases(base: Problem) -> Iterator[ChangedProblem]:
-    """Every problem: the base with one number changed, aspect by aspect."""
+    """Every problem: the base with one changed figure, aspect by aspect."""
     work, cluster = base.workload, base.cluster
     node = cluster.hardware.node
     for batch in BATCHES:
@@ -144,7 +145,7 @@ def _ends(every: Sequence[ChangedProblem]) -> Iterator[ChangedProblem]:
 
 
 def _searched(problem: Problem, space: SearchSpace, seed: int) -> Row:
-    """The best plans of a problem, of this engine and of the grids of Megatron-LM."""
+    """The best plans of a problem, of this engine and of Megatron-LM's grids."""
     began_s = perf_counter()
     bench = Bench.of(problem)
     ours = bench.found("mist", space, view=None, seed=seed)
@@ -170,7 +171,7 @@ def _searched(problem: Problem, space: SearchSpace, seed: int) -> Row:
 
 
 def _words(plan: Plan) -> str:
-    """A plan in a few words: its degrees, and what it saves, at the least and at the most."""
+    """A plan in brief: its degrees, and the range of its savings."""
     stage = plan.stages[0]
     text = (
         f"pp {plan.num_stages} dp {stage.data_parallel} tp {stage.tensor_parallel} micro-batch "
@@ -206,7 +207,7 @@ def _report(rows: Sequence[Row], where: str) -> Report:
 
 
 def _overview(rows: Sequence[Row]) -> str:
-    """From the first value of each aspect to the last: the rate, and the speedup over the grid."""
+    """From the first to the last value of each aspect: the rate, and the speedup over the grid."""
     lines = []
     for aspect in dict.fromkeys(row["aspect"] for row in rows):
         first, *_, last = (row for row in rows if row["aspect"] == aspect)
@@ -225,7 +226,9 @@ def _overview(rows: Sequence[Row]) -> str:
 
 
 def worse(rows: Sequence[Row]) -> list[str]:
-    """Where a better machine makes the best plan slower, by more than a search may miss."""
+    """The cases where a better machine makes the best plan slower, by more than a search may
+    miss.
+    """
     return [
         f"{aspect} {more['value']}"
         for aspect in MACHINE

@@ -1,4 +1,4 @@
-"""How many plans spaces have, counted feature by feature and never listed."""
+"""The number of plans in spaces, counted feature by feature without listing them."""
 
 import argparse
 from collections import defaultdict
@@ -22,14 +22,14 @@ from searchers.meshes import lies_well, meshes, micro_batch_counts
 from searchers.methods.exhaustive import count_plans
 from searchers.savings import counts_choices, savings_choices
 
-# How many plans a space has, however many: pipelines are counted, not listed.
+# Counts the plans of a space without listing them.
 #
-# Where meshes may differ from stage to stage, a pipeline is a walk over ranks and blocks: each
-# stage takes some of both. Walks that arrive at the same rank with equally many blocks go on
-# alike, so they are counted together.
+# If meshes may differ from stage to stage, a pipeline is a walk over ranks and blocks: each stage
+# takes some of both. Walks that arrive at the same rank with equally many blocks have the same
+# continuations, so they are counted together.
 
 
-# Whole numbers of any size, by number of blocks.
+# Integers of any size, by number of blocks.
 Counts = NDArray[np.object_]
 
 
@@ -54,7 +54,7 @@ def _of_several_stages(problem: Problem, space: SearchSpace, micro_batches: int)
     """The number of plans of at least two stages."""
     gpus, layers = problem.cluster.num_gpus, problem.workload.model.layers
     by_size = _ways_by_size(problem, space, micro_batches)
-    # For each rank and number of blocks: the ways to come there.
+    # For each rank and number of blocks: the number of walks that arrive there.
     arrived: dict[int, Counts] = {0: _no_counts(layers)}
     arrived[0][0] = 1
     for rank in range(gpus):
@@ -69,7 +69,7 @@ def _of_several_stages(problem: Problem, space: SearchSpace, micro_batches: int)
 
 
 def _ways_by_size(problem: Problem, space: SearchSpace, micro_batches: int) -> dict[int, Counts]:
-    """For each number of GPUs of a stage, the stages that there are of each number of blocks."""
+    """For each number of GPUs of a stage, the number of stages with each number of blocks."""
     layers = problem.workload.model.layers
     of_blocks = _no_counts(layers)
     of_blocks[1:] = [len({*counts_choices(space, own)}) for own in range(1, layers + 1)]
@@ -84,12 +84,12 @@ def _no_counts(layers: int) -> Counts:
     return np.zeros(layers + 1, dtype=object)
 
 
-# How many plans spaces have: features one by one, against the number of blocks.
+# The number of plans in spaces: feature by feature, over the number of blocks.
 
 
 DEPTHS = (16, 32, 48, 64, 80)
 QUICK_DEPTHS = (16, 32, 48)
-# The features in the order in which Mist's paper adds them, by the names that it gives them.
+# The features in the order of Mist's paper, with its names.
 FEATURES = ("DP+TP", "+PP", "+ZeRO", "+CKPT", "+OO", "+GO", "+PO", "+AO")
 OFFLOADED = {"+OO": "optimizer", "+GO": "gradients", "+PO": "weights", "+AO": "activations"}
 NAMED = ("3d", "+zero", "+checkpointing", "+offload", "mist", "wide")
@@ -97,8 +97,7 @@ ATOMS_POWER = 80
 
 
 def sizes(options: argparse.Namespace) -> int:
-    """How many plans there are to choose from, dimension by dimension, against the number of
-    blocks.
+    """Count the plans to choose from, dimension by dimension, over the number of blocks.
 
     First data and tensor parallelism alone, then pipelines of stages of any number of blocks
     and GPUs, then ZeRO levels, recomputed blocks and the four offload ratios, chosen for each
@@ -122,7 +121,7 @@ def sizes(options: argparse.Namespace) -> int:
 
 
 def features() -> Iterator[tuple[str, SearchSpace]]:
-    """The spaces, each with a feature more than the one before."""
+    """The spaces, each with one feature more than the previous."""
     wide = space_of("wide")
     space = replace(
         space_of("3d"),
@@ -200,12 +199,14 @@ def _report(rows: Sequence[Row], where: str) -> Report:
 
 
 def _words(power: float | None, digits: int = 1) -> str:
-    """The number of a space's plans; none where nothing fits the blocks and the GPUs."""
+    """The number of a space's plans as text; a dash if no plan fits blocks and GPUs."""
     return "none" if power is None else f"1e{power:.{digits}f}"
 
 
 def _grows(power: Mapping[tuple[str, int], float | None], depths: Sequence[int]) -> bool:
-    """Whether no feature and no block takes plans away; a space without plans has fewest."""
+    """Whether features and blocks never reduce the number of plans; a space without plans has
+    fewest.
+    """
     known = {key: -inf if value is None else value for key, value in power.items()}
     features_grow = all(
         known[first, depth] <= known[other, depth]

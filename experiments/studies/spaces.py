@@ -1,4 +1,4 @@
-"""One problem searched in spaces that contain one another, within equal budgets."""
+"""Searches one problem in nested spaces, within equal budgets."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,18 +23,18 @@ from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 
-# Each space has all plans of those before it.
+# Each space contains those before it.
 SPACES = ("3d", "+zero", "+checkpointing", "+offload", "mist", "wide", "everything")
 LARGEST = SPACES[-1]
 SEARCHER = "mist"
 QUICK_SIZES = ("1.3b",)
-# Times that differ by less than this share are equal but for rounding.
+# Times that differ by less than this share are equal up to rounding.
 ROUNDING = 1e-9
 FAMILIES = ("gpt3", "llama", "falcon")
 
 
 def spaces(options: argparse.Namespace) -> int:
-    """Spaces side by side: whether a search of a larger space ever ends with a worse plan.
+    """Compare nested spaces: whether a search of a larger space ever ends with a worse plan.
 
     Each problem of the published evaluation is searched in spaces that contain one another, by
     the default searcher within equal budgets of evaluations. A larger space has every plan of a
@@ -49,7 +49,7 @@ def spaces(options: argparse.Namespace) -> int:
     study = Study.begin("spaces", options)
     searched = partial(_searched, names=SPACES, seed=options.seed)
     asked = [*product(cases, budgets)]
-    # A process that begins imports and compiles for as long as a small problem takes.
+    # Starting a process imports and compiles for as long as a small problem takes.
     answered = answers(study, searched, asked, "problems", side_by_side=not options.quick)
     study.add_all(row for _, rows in answered for row in rows)
     return study.end(_report(study.rows), DONE)
@@ -92,8 +92,9 @@ def _cases(options: argparse.Namespace) -> Iterator[Case]:
 
 
 def worse(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Where a space's answer is worse than a smaller one's within the same budget: the best of the
-    smaller ones, and by which factor."""
+    """The cases where a space's answer is worse than a smaller one's within the same budget: the
+    best of the smaller ones, and the factor.
+    """
     worse_rows = []
     for (problem, budget), times in _by_problem(rows).items():
         best_s, best = inf, ""
