@@ -26,7 +26,7 @@ from mistlab.plan.plan_words import plan_words
 from searchers.savings import contains
 
 GRIDS = ("megatron", "deepspeed")
-# Sizes that are looked at in haste.
+# The number of sizes in a quick run.
 QUICK = 2
 
 
@@ -96,8 +96,9 @@ def _row(case: Case, seed: int) -> Row:
 
 
 def _is_outside(problem: Problem, grid: Entry) -> bool:
-    """Whether a grid's best plan is none of space mist, were it run by mistlab's engine. A single
-    rank shards nothing, whatever its ZeRO level is called."""
+    """Whether a grid's best plan lies outside space mist, if mistlab's engine ran it. A single rank
+    shards nothing, whatever its ZeRO level.
+    """
     if grid.answer is None:
         return False
     plan, space = grid.answer[0], space_of("mist")
@@ -129,7 +130,7 @@ def _over(
 
 
 def _averages(rows: Sequence[Row], published: Sequence[Row]) -> Iterator[Row]:
-    """The ratios over the Megatron grid, for each average that was published and for the rest."""
+    """The ratios over the Megatron grid, for each published average and for the rest."""
     for hardware in dict.fromkeys([*(row["hardware"] for row in rows), None]):
         for attention in (*ATTENTIONS, None):
             chosen = [
@@ -157,7 +158,7 @@ def _averages(rows: Sequence[Row], published: Sequence[Row]) -> Iterator[Row]:
                 }
 
 
-# Columns of ratios, their heads and their names in a row.
+# The columns of ratios: heading, and name in a row.
 RATIOS = (
     ("over Megatron", "over_megatron"),
     ("played", "over_megatron_played"),

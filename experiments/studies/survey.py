@@ -1,4 +1,6 @@
-"""Every pipeline of equal stages of a space at once: what fits, and what makes it fit."""
+"""Enumerates all pipelines of equal stages of a space: those that fit, and the memory savings that
+make them fit.
+"""
 
 import argparse
 import time
@@ -25,11 +27,11 @@ from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.orders import in_flight
 from mistlab.stages.stage_batch import StageBatch, StageFigures
 
-# Evaluates all pipelines of equal stages on a mesh at once, to see which fit in memory.
+# Evaluates all pipelines of equal stages on a mesh in one batch, to find those that fit in memory.
 #
-# A candidate is a pipeline of equal stages, with its number of stages, degrees, micro-batch, ZeRO
-# level, checkpointed blocks and four offload ratios. Its first and its last stage are evaluated. A
-# frontier has the least recomputation that fits for each use of host memory.
+# A candidate is a pipeline of equal stages, with its number of stages, degrees, micro-batch size,
+# ZeRO level, recomputed blocks and four offload ratios. Its first and its last stage are evaluated.
+# The frontier has the least recomputation that fits for each amount of host memory.
 
 
 KINDS = ("weights", "gradients", "optimizer", "activations")
@@ -38,7 +40,7 @@ LARGEST_MICRO_BATCH = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """A division of the GPUs and the batch, without any way to save memory."""
+    """A division of the GPUs and the batch, without memory savings."""
 
     stages: int
     data_parallel: int
@@ -48,7 +50,7 @@ class Mesh:
 
     @property
     def label(self) -> str:
-        """The mesh in a few words, for people."""
+        """A short description of the mesh."""
         return (
             f"pp {self.stages} · dp {self.data_parallel} · tp {self.tensor_parallel}"
             f" · micro-batch {self.micro_batch}"
@@ -57,7 +59,7 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surveyed:
-    """The result for one mesh: its number of candidates, how many fit, and its frontier.
+    """The result for one mesh: the number of candidates, the number that fit, and the frontier.
 
     A row of ``frontier`` has host bytes for each GPU, the recomputed share of blocks, and peak
     bytes. No candidate with as few host bytes recomputes less.
@@ -90,7 +92,7 @@ def meshes(workload: Workload, cluster: Cluster) -> Iterator[Mesh]:
 
 
 def survey(model: StageModel, cluster: Cluster, mesh: Mesh, ratios: Sequence[float]) -> Surveyed:
-    """Evaluate all ways to save memory on one mesh."""
+    """Evaluate all memory-saving strategies on one mesh."""
     layers = model.workload.model.layers // mesh.stages
     grid = candidates_of(model.workload.model, mesh, ratios)
     fits, ends = np.ones(len(grid), dtype=bool), []
@@ -114,7 +116,7 @@ def survey(model: StageModel, cluster: Cluster, mesh: Mesh, ratios: Sequence[flo
 
 
 def _first_node_bytes(mesh: Mesh, cluster: Cluster, ends: Sequence[StageFigures]) -> Floats:
-    """Bytes on the host of the first node, which is the fullest.
+    """The host bytes of the first node, which is the fullest.
 
     Its stages have most micro-batches in flight. A stage's bytes lie between those of the first and
     of the last stage, in proportion to its micro-batches in flight.
@@ -131,7 +133,7 @@ def _first_node_bytes(mesh: Mesh, cluster: Cluster, ends: Sequence[StageFigures]
 
 
 def candidates_of(model: ModelSpec, mesh: Mesh, ratios: Sequence[float]) -> Floats:
-    """Rows of a ZeRO level, a number of checkpointed blocks and four ratios."""
+    """Rows of a ZeRO level, a number of recomputed blocks and four ratios."""
     levels = (1, 2, 3) if mesh.data_parallel > 1 else (0,)
     checkpointed = np.arange(model.layers // mesh.stages + 1)
     axes = np.meshgrid(levels, checkpointed, *([ratios] * len(KINDS)), indexing="ij")
@@ -177,7 +179,7 @@ EIGHTHS = tuple(i / 8 for i in range(9))
 
 
 def surveyed(options: argparse.Namespace) -> int:
-    """Every candidate of a space at once: what fits, and what it costs to make it fit.
+    """Enumerate every candidate of a space: which fit, and the cost of making the others fit.
 
     A candidate is a pipeline of equal stages: its depth, data and tensor parallel degrees,
     micro-batch, ZeRO level, checkpointed blocks and the four offload ratios. The survey

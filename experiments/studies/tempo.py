@@ -1,5 +1,4 @@
-"""The command ``tempo``: what operators that keep less bring, beside recomputation and published
-figures."""
+"""The command ``tempo``: the gain of lean operators, beside recomputation and published figures."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,29 +22,29 @@ from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Attention, Workload
 from simulators.symbolic import SymbolicPredictor
 
-# What a plan is of, fixed before anything was predicted: torch's own operators one by one, which
-# Tempo replaced, in 16 bits; attention written out, as it was then; a step of one micro-batch.
+# The setting of every plan, fixed before any prediction: torch's separate operators, which Tempo
+# replaced, in 16 bits; unfused attention, as at the time; a step of one micro-batch.
 ENGINE = "fsdp-eager"
 PRECISION: Precision = "bf16"
 ATTENTIONS: tuple[Attention, ...] = ("math", "flash")
 HARDWARE = "a100-40gb"
 GPUS = ("a100-40gb", "h100-80gb", "l4-24gb")
-# Of each model: its tokens, those of the map, and its published gain.
+# For each model its sequence length, the lengths of the map, and its published gain.
 MODELS: Mapping[str, tuple[int, Sequence[int], float]] = {
     "bert-large": (512, (128, 256, 512), 0.16),
     "gpt2-medium": (1024, (256, 512, 1024), 0.19),
     "roberta-large": (512, (128, 256, 512), 0.26),
 }
-# Within so many points of a published gain.
+# The tolerance around a published gain, in percentage points.
 POINTS = 6
 PLAIN, LEAN, AGAIN = "plain", "lean", "recomputed"
 RECOMPUTED, IS_LEAN = (TREATMENTS[name].dimension for name in ("recomputed", "lean"))
-# Numbers of a model's blocks that are recomputed, in parts of all.
+# The shares of a model's blocks that are recomputed.
 SHARES = tuple(part / 12 for part in range(13))
 MOST = 1 << 14
-# GiB that the GPU is left with.
+# The reduced GPU memories in GiB.
 LESS_GIB = (10.0, 12.0, 16.0, 24.0)
-# Parts of the largest plain batch.
+# Divisors of the largest plain batch.
 PARTS = (1, 2, 4, 8)
 
 
@@ -61,11 +60,13 @@ class OneGpu:
 
     @property
     def layers(self) -> int:
-        """The model's blocks."""
+        """The number of the model's blocks."""
         return catalog.model(self.model).layers
 
     def predicted(self, sequences: int, values: Mapping[str, float]) -> Prediction:
-        """A step of so many sequences, with these values of the stage's dimensions."""
+        """The prediction of a step of this many sequences, with these values of the stage's
+        dimensions.
+        """
         plan = Plan.of_one_gpu(self.layers, sequences, ENGINE, values)
         return _predictor(self, sequences).predict(plan)
 
@@ -89,7 +90,9 @@ def _predictor(case: OneGpu, sequences: int) -> SymbolicPredictor:
 
 
 def largest(case: OneGpu, values: Mapping[str, float]) -> tuple[int, Prediction | None]:
-    """The most sequences of a step that fit, and that step; 0 if one does not."""
+    """The largest number of sequences that fit, and the prediction of that step; 0 if one does not
+    fit.
+    """
     low, high = 0, 1
     while high < MOST and case.predicted(high, values).fits:
         low, high = high, 2 * high
@@ -103,8 +106,8 @@ def largest(case: OneGpu, values: Mapping[str, float]) -> tuple[int, Prediction 
 
 
 def tempo(options: argparse.Namespace) -> int:
-    """What lean operators bring (Tempo, NeurIPS 2022): the largest batch and the throughput of BERT
-    Large, GPT-2 and RoBERTa Large on one GPU, plain, lean and recomputed, alone and together.
+    """The gain of lean operators (Tempo, NeurIPS 2022): the largest batch and the throughput of
+    BERT Large, GPT-2 and RoBERTa Large on one GPU, plain, lean and recomputed, alone and combined.
 
     GPU, lengths and models were fixed before anything was predicted; published gains stand beside
     those predicted. Further chapters have each kind of operator alone, fused attention, and a map
@@ -125,7 +128,7 @@ def tempo(options: argparse.Namespace) -> int:
 
 
 def _cases(models: Sequence[str], *, quick: bool) -> Iterator[tuple[OneGpu, str]]:
-    """Each case, and the chapter that it belongs to."""
+    """Each case, and its chapter."""
     for model in models:
         length, lengths, _ = MODELS[model]
         yield OneGpu(model=model, hardware=HARDWARE, length=length), "ways"
@@ -139,7 +142,7 @@ def _cases(models: Sequence[str], *, quick: bool) -> Iterator[tuple[OneGpu, str]
 
 
 def _lean(case: OneGpu, number: int = ALL, share: float = 0.0) -> dict[str, float]:
-    """All blocks lean but those that are recomputed."""
+    """All blocks lean, except those that are recomputed."""
     again = round(share * case.layers)
     return {IS_LEAN: case.layers - again, RECOMPUTED: again, CHOICE: number}
 
@@ -148,10 +151,10 @@ def _again(case: OneGpu, share: float) -> dict[str, float]:
     return {RECOMPUTED: round(share * case.layers)}
 
 
-# What tells a case, and the chapters whose cases are compared.
+# The key of a case; below, the chapters whose cases are compared.
 CASE = ("model", "hardware", "length", "attention", "memory_gib")
 COMPARED = ("ways", "fused", "less memory", "map")
-# Each way, with the values of stages among which it takes the fastest.
+# Each way, with the stage values among which it takes the fastest.
 SOME_AGAIN, LEAN_AND_AGAIN = "some recomputed", "lean and recomputed"
 WAYS = (PLAIN, LEAN, AGAIN, SOME_AGAIN, LEAN_AND_AGAIN)
 
@@ -169,7 +172,9 @@ def _of_way(case: OneGpu, way: str) -> Row:
 
 
 def _at_parts(case: OneGpu) -> Iterator[Row]:
-    """A plain step of the largest batch and of parts of it, which tell what a larger one brings."""
+    """Plain steps at the largest batch and at parts of it, which show the gain of a larger
+    batch.
+    """
     most, _ = largest(case, _again(case, 0.0))
     for part in PARTS:
         batch = max(1, most // part)
@@ -203,8 +208,9 @@ def _row(case: OneGpu, way: str, values: Mapping[str, float]) -> Row:
 
 
 def gains(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Of each case, lean beside plain and beside the better one of plain and recomputed: how many
-    times the batch, and how much faster."""
+    """For each case, lean relative to plain and to the better of plain and recomputed: the ratios
+    of batch and of throughput.
+    """
     rows_of_gains = []
     compared = [row for row in rows if row["chapter"] in COMPARED]
     keys = dict.fromkeys((row["chapter"], *_case_of(row)) for row in compared)
@@ -228,7 +234,7 @@ def _case_of(row: Row) -> tuple[object, ...]:
 
 
 def beside_published(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Predicted gains of the cases that were fixed before, beside published ones, in points."""
+    """Predicted gains of the cases fixed beforehand, beside published ones, in points."""
     with_published = []
     for row in gains(rows):
         if row["chapter"] == "ways":
@@ -305,7 +311,7 @@ def _report(rows: Sequence[Row]) -> Report:
 
 
 def _of_parts(rows: Sequence[Row]) -> str:
-    """Plain throughput at parts of the largest batch, as shares of that at the whole."""
+    """Plain throughput at parts of the largest batch, relative to the whole."""
     of_parts = [row for row in rows if row["chapter"] == "parts"]
     rates = {(row["model"], row["part"]): row["rate"] for row in of_parts}
     lines = [

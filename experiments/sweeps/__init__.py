@@ -1,1 +1,3 @@
-"""Many tuning problems at once: the file that lists them, the workers that solve them, the page."""
+"""Sweeps over many tuning problems: the file that lists them, the workers that solve them, the
+page.
+"""

@@ -1,4 +1,4 @@
-"""A cell of a sweep: one tuning problem, and the row that a searcher's answer to it makes.
+"""A cell of a sweep: one tuning problem, and the row with a searcher's answer.
 
 Cells and answers are plain values, so that any process of any machine may solve a cell.
 """
@@ -25,12 +25,12 @@ from mistlab.plan.plan_words import plan_line
 from mistlab.plan.space import SearchSpace
 from searchers.savings import why_empty
 
-# What a search says, as rows of compare_searchers have it.
+# The search columns, as in rows of compare_searchers.
 SAID = (
     *("status", "reason", "predicted_s", "predicted_s_low", "predicted_s_high", "simulated_s"),
     *("headroom_bytes", "plan_evaluations", "stage_evaluations", "lower_bound_s", "gap"),
 )
-# Numbers that a cluster may have in place of its hardware's.
+# Cluster figures that may override the hardware's.
 OVERRIDES = (
     *("memory_gib", "keep_free_gib", "host_memory_gib"),
     *("intra_node_gbytes_per_s", "inter_node_gbytes_per_s"),
@@ -39,7 +39,7 @@ OVERRIDES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A problem, the space and the searcher that looks for its plan, and the searcher's budget."""
+    """A problem, the space, the searcher, and its budget."""
 
     problem: Problem
     space: SearchSpace
@@ -49,7 +49,7 @@ class Cell:
     play: bool
 
     def asked(self) -> dict[str, Any]:
-        """The columns of a row that say what was asked."""
+        """The columns of a row that describe the question."""
         work, cluster = self.problem.workload, self.problem.cluster
         overrides = {name: own for name in OVERRIDES if (own := getattr(cluster, name)) is not None}
         return {
@@ -68,8 +68,9 @@ class Cell:
         }
 
     def key(self, sources: str) -> str:
-        """A name for the cell's answer by these sources: equal for equal questions, and files that
-        a model names count by what they hold."""
+        """A key of the cell's answer for the current sources: equal for equal questions; files that
+        a model names are hashed.
+        """
         graph = self.problem.workload.model.graph_file
         content = {
             "cell": to_mapping(self),
@@ -88,10 +89,10 @@ class CellAnswer:
 
 
 def solved(cell: Cell) -> CellAnswer:
-    """Search, play, and say what came out; a problem that cannot be asked is a row as well."""
+    """Search, play, and return the row; an invalid problem is a row as well."""
     began_s, began_cpu_s = perf_counter(), process_time()
     try:
-        # A cell is one job: searches that would start more leave the cores to other cells.
+        # A cell is one job: searches that would start further jobs leave the cores to other cells.
         with parallel_config(backend="sequential"):
             row, job = _searched(cell)
     except InputError as error:
@@ -129,7 +130,9 @@ def _searched(cell: Cell) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
 
 
 def _why_none(entry: Entry, bench: Bench) -> str:
-    """Why a search has no plan: its own reason, else the memory of the plan that needs least."""
+    """Why a search has no plan: its own reason, otherwise the memory of the plan that needs
+    least.
+    """
     if entry.result.reason or entry.result.status != "INFEASIBLE":
         return entry.result.reason
     return need_words(nearest(bench, entry.space))

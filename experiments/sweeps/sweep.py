@@ -1,4 +1,4 @@
-"""A sweep from its file to its table: solves the cells that no earlier run has kept."""
+"""A sweep from its file to its table: solves the cells that no earlier run has stored."""
 
 import argparse
 import json
@@ -39,10 +39,10 @@ from mistlab.plan.space import SearchSpace
 from mistlab.plan.workload import Attention, ModelSpec, Workload
 from searchers.registry import SEARCHERS
 
-# In haste: cells from the beginning of the sweep, and what their searchers may ask.
+# A quick run: the first few cells, with a small budget.
 QUICK_CELLS = 4
 QUICK = Budget(evaluations=200)
-# Folders of the run folder: an answer a file, a plan a file.
+# Subfolders of the run folder: one file per answer, one file per plan.
 CELLS, PLANS = "cells", "plans"
 
 
@@ -76,8 +76,9 @@ def sweep(options: argparse.Namespace) -> int:
 
 
 class Answers:
-    """The answers of a sweep's cells: those that an earlier run has kept in its folder, and new
-    ones, each kept in a file of its own as it ends."""
+    """The answers of a sweep's cells: those stored by an earlier run, and new ones, each stored in
+    a file when it ends.
+    """
 
     def __init__(self, study: Study, keys: Sequence[str]) -> None:
         self._study = study
@@ -91,7 +92,7 @@ class Answers:
     def fill(
         self, cells: Sequence[Cell], pool: Workers, call: Callable[[Cell], CellAnswer] = solved
     ) -> bool:
-        """Solve the cells that have no answer; whether that was interrupted."""
+        """Solve the cells without an answer; returns whether that was interrupted."""
         missing = [place for place in range(len(cells)) if place not in self._answers]
         if self._answers:
             progress(f"cells: {len(self._answers)} of {len(cells)} are kept from before")
@@ -114,8 +115,9 @@ class Answers:
             yield self._answers[index]
 
     def write_plans(self) -> None:
-        """Write a plan file for each answer that has one, named by the number of its row; those of
-        an earlier run's rows go."""
+        """Write a plan file for each answer that has one, named by the number of its row; files of
+        an earlier run's rows are deleted.
+        """
         for path in (self._study.path / PLANS).glob("[0-9]*.yaml"):
             path.unlink()
         for row_number, answer in enumerate(self.in_order(), 1):
@@ -129,8 +131,9 @@ class Answers:
 
 
 def _kept(path: Path) -> CellAnswer | None:
-    """The answer in a file; none where there is no file, a damaged one, or one that was refused:
-    what was missing, such as a file on a worker's machine, may be there by now."""
+    """The answer in a file; None if the file is missing or damaged, or if the answer was a refusal,
+    whose cause, such as a missing file on a worker, may be gone.
+    """
     if not path.is_file():
         return None
     try:
@@ -142,10 +145,10 @@ def _kept(path: Path) -> CellAnswer | None:
         return None
 
 
-# The page of a sweep: how its cells ended, a table with a line each, and a picture.
+# The page of a sweep: how its cells ended, a table, and a picture.
 
 
-# Columns that say what was asked, and their heads; those with one value in all rows are left out.
+# The columns of the question, with their headings; columns with a single value are omitted.
 ASKED = {
     "model": "model",
     "hardware": "hardware",
@@ -163,14 +166,14 @@ ASKED = {
     "space": "space",
     "searcher": "searcher",
 }
-# Numbers that may be the horizontal axis, the first one with most values is.
+# Candidates for the horizontal axis; the one with most distinct values is used.
 AXES = ("global_batch", "gpus", "sequence_length")
-# Curves that a picture can tell apart.
+# The largest number of curves that a picture can distinguish.
 MOST_CURVES = 16
 
 
 def report(rows: Sequence[Row], cells: int, *, is_interrupted: bool = False) -> Report:
-    """The page of the rows that there are, of so many cells."""
+    """The page of the existing rows, out of a number of cells."""
     varied = [name for name in ASKED if len({row.get(name) for row in rows}) > 1]
     return Report(
         title="Sweep",
@@ -224,8 +227,9 @@ def _plan_or_reason(row: Row) -> str:
 
 
 def _pictures(rows: Sequence[Row], varied: Sequence[str]) -> list[Lines]:
-    """Tokens a second of a GPU against the number that varies most, a curve for each combination of
-    what varies else."""
+    """Tokens per second and GPU against the figure that varies most, with a curve for each
+    combination of the others.
+    """
     points = [(_numbers(row), row) for row in rows if row.get("tokens_per_s_per_gpu")]
     if not points:
         return []
@@ -275,8 +279,8 @@ def _label(row: dict[str, Any], names: Sequence[str]) -> str:
 # cluster: {hardware: a100-40gb, nodes: 1, gpus_per_node: 8}, global_batch: 64}
 
 
-# Plans that each cell's searcher may ask about: never seconds, so that answers are equal on every
-# machine. Mist's search of a few GPUs ends by itself before.
+# The budget of each cell's searcher: evaluations, never seconds, so that answers do not depend on
+# the machine. Mist's search of a few GPUs ends before by itself.
 BUDGET = Budget(evaluations=10_000)
 
 Item = TypeVar("Item")
@@ -284,7 +288,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepCase:
-    """One tuning problem; what it leaves out is the only item of the list above it."""
+    """One tuning problem; an omitted part is the only item of the list above it."""
 
     model: ModelSpec
     cluster: Cluster
@@ -361,8 +365,9 @@ class SweepFile:
 
 
 def load_cells(path: Path, seed: int) -> list[Cell]:
-    """The cells of a sweep file; paths in it are relative to its folder, and errors begin with its
-    name."""
+    """The cells of a sweep file; paths are relative to its folder, and errors begin with its
+    name.
+    """
     mapping = read_yaml(path)
     with about(path):
         return cells_of(sweep_from_mapping(mapping, path.parent), seed)
@@ -384,8 +389,9 @@ def sweep_from_mapping(mapping: Mapping[str, Any], folder: Path) -> SweepFile:
 
 
 def cells_of(sweep: SweepFile, seed: int) -> list[Cell]:
-    """The cells of a sweep, in order. Searchers with a space of their own have one cell for all
-    spaces, and a case that is a combination of the lists too is one cell."""
+    """The cells of a sweep, in order. Searchers with their own space have one cell for all spaces,
+    and a case that is also a combination of the lists is one cell.
+    """
     cells = []
     for model, cluster, batch, length, attention, precision, space, searcher in (
         *sweep.combinations(),
@@ -421,7 +427,7 @@ def _each(name: str, plain: Any, value_of: Callable[[Any], Any]) -> Iterator[Any
 
 @contextmanager
 def _at(holder: str, prefix: str = "") -> Iterator[None]:
-    """Let errors of the block name their place in the file, in place of a plan file's ``own``."""
+    """Make errors in the block name their position in the sweep file."""
     try:
         yield
     except FieldError as error:
@@ -465,7 +471,7 @@ def _case(plain: Any, folder: Path) -> Any:
 
 
 def _only(name: str, given: Item | None, listed: Sequence[Item]) -> Item:
-    """What a case says, or the only item of the list that it leaves out."""
+    """The value of a case, or the only item of the list if the case omits it."""
     if given is not None:
         return given
     if len(listed) > 1:
@@ -474,7 +480,7 @@ def _only(name: str, given: Item | None, listed: Sequence[Item]) -> Item:
 
 
 def _check_list(name: str, items: object) -> None:
-    """Refuse an empty list, and an item that stands twice."""
+    """Refuse an empty list, and an item that occurs twice."""
     if not isinstance(items, tuple):
         return
     if not items:

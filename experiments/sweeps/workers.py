@@ -1,4 +1,4 @@
-"""Worker processes of a sweep, on this machine or a Ray cluster, and the version that each has."""
+"""Worker processes of a sweep, on this machine or a Ray cluster, and their version checks."""
 
 import platform
 import socket
@@ -15,13 +15,13 @@ from joblib import Parallel, delayed, effective_n_jobs, parallel_config
 from experiments.cli.commandline import progress
 from mistlab.core.values import InputError, reject
 
-# Which version of the project a process has: answers of different versions must not mix.
+# The version of the project in a process, since answers of different versions must not mix.
 #
-# ``told`` may be sent by value to a machine that has another version of this project, or none. So
-# it imports only what every Python has, and answers in plain texts.
+# ``told`` may be sent by value to a machine with another version of this project, or none. So it
+# imports only the standard library, and answers in plain texts.
 
 
-# What must be equal, by the word for it.
+# The properties that must be equal, by name.
 Version = Mapping[str, str]
 
 
@@ -31,7 +31,8 @@ class OtherVersionError(InputError):
 
 def told() -> dict[str, str]:
     """The versions of mistlab, Python and NumPy of this process, and a hash of the sources that
-    decide what a search answers."""
+    determine a search's answer.
+    """
     import hashlib  # noqa: PLC0415 (sent by value, with its imports)
     import importlib.metadata  # noqa: PLC0415
     import importlib.util  # noqa: PLC0415
@@ -62,7 +63,7 @@ def here() -> Version:
 
 
 def check_equal(worker: str, theirs: Version, ours: Version) -> None:
-    """Refuse a worker of another version."""
+    """Refuse a worker with another version."""
     other = [
         f"{name} {theirs.get(name)} instead of {version}"
         for name, version in ours.items()
@@ -76,35 +77,34 @@ def check_equal(worker: str, theirs: Version, ours: Version) -> None:
         raise OtherVersionError(message)
 
 
-# Calls a function for many items in worker processes, as joblib's context or a Ray cluster has
-# them.
+# Calls a function for many items in worker processes, of joblib's context or of a Ray cluster.
 #
-# Answers come as they end, in any order. The items of a worker that is killed are done again.
+# Answers arrive in any order. The items of a killed worker are repeated.
 
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 Call = Callable[[Item], Answer]
 
-# Rounds in a row in which workers are lost and no item ends, after which the rest is given up.
+# Consecutive rounds in which workers are lost and no item ends, after which the rest is abandoned.
 VAIN_ROUNDS = 3
-# Items a worker gets at a time where a backend tells nothing before all are done.
+# The number of items per worker and call, for a backend that returns only when all are done.
 AT_ONCE = 4
 RAY = "ray"
-# Seconds that a cluster's head may take to answer a call.
+# The seconds within which a cluster's head must answer a call.
 LISTENS_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """Stands for the answer of a worker that was killed."""
+    """A placeholder for the answer of a killed worker."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class _OnRay(Generic[Item, Answer]):
-    """A call that a process of a Ray cluster makes while a thread here waits for it."""
+    """A call in a process of a Ray cluster, for which a thread here waits."""
 
     call: Call[Item, Answer]
     remote: Any
@@ -123,7 +123,7 @@ class _OnRay(Generic[Item, Answer]):
 
 @dataclass(frozen=True, slots=True)
 class _Checked(Generic[Item, Answer]):
-    """A call that a worker of another version refuses to make."""
+    """A call that a worker with another version refuses."""
 
     call: Call[Item, Answer]
     version: Version
@@ -135,15 +135,16 @@ class _Checked(Generic[Item, Answer]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
-    """Worker processes: those of joblib's context, or with ``remote`` those of a Ray cluster."""
+    """Worker processes: of joblib's context, or with ``remote`` of a Ray cluster."""
 
     remote: Any = None
 
     def answers(
         self, call: Call[Item, Answer], items: Sequence[Item]
     ) -> Iterator[tuple[int, Answer]]:
-        """The place of each item with its answer, as they end. Items whose workers are killed again
-        and again have none."""
+        """The index of each item with its answer, as they arrive. Items whose workers are killed
+        repeatedly have none.
+        """
         checked: Call[Item, Answer | _Lost] = _Checked(call, here())
         if self.remote is not None:
             checked = _OnRay(checked, self.remote)
@@ -162,7 +163,7 @@ class Workers:
             vain = 0 if len(left) < before else vain + 1
             if left:
                 progress(f"a worker was lost ({lost}): {len(left)} are left, and done again")
-                # What killed the worker was begun first.
+                # The item that killed the worker was among the first.
                 first = effective_n_jobs(None)
                 left = left[first:] + left[:first]
 
@@ -170,12 +171,12 @@ class Workers:
 def _round(
     call: Call[Item, Answer], items: Sequence[Item], places: Sequence[int]
 ) -> Iterator[tuple[int, Answer]]:
-    """One try of the items at some places, in joblib's context."""
+    """One attempt of the items with some indices, in joblib's context."""
     tasks = [delayed(_with_place)(call, place, items[place]) for place in places]
     try:
         parallel = Parallel(return_as="generator_unordered", batch_size=1)
     except ValueError:
-        # A backend, such as Ray's own, that gives all answers at once.
+        # For a backend, such as Ray's own, that returns all answers together.
         several = AT_ONCE * effective_n_jobs(None)
         for start in range(0, len(tasks), several):
             yield from Parallel(batch_size=1)(tasks[start : start + several])
@@ -193,9 +194,9 @@ def _called(call: Call[Item, Answer], item: Item) -> Answer:
 
 @contextmanager
 def workers(jobs: int | None, cluster: str | None) -> Iterator[Workers]:
-    """The workers that ``--jobs`` and ``--cluster`` ask for, until the block ends."""
+    """The workers that ``--jobs`` and ``--cluster`` request, for the duration of the block."""
     if cluster is None:
-        # One job is this process.
+        # A single job runs in this process.
         backend = "sequential" if jobs in (None, 1) else "loky"
         with parallel_config(backend=backend, n_jobs=jobs or 1):
             yield Workers()
@@ -209,8 +210,9 @@ def workers(jobs: int | None, cluster: str | None) -> Iterator[Workers]:
 
 @contextmanager
 def _ray(jobs: int | None, address: str) -> Iterator[tuple[Any, int]]:
-    """A function that Ray calls elsewhere, and how many calls at once; a cluster of workers of
-    another version is refused."""
+    """A function that Ray calls elsewhere, and the number of concurrent calls; refuses a cluster
+    whose workers have another version.
+    """
     options: dict[str, Any] = {"log_to_driver": False}
     if address:
         options["address"] = address
@@ -222,8 +224,8 @@ def _ray(jobs: int | None, address: str) -> Iterator[tuple[Any, int]]:
     try:
         began = nullcontext() if ray.is_initialized() else ray.init(**options)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        # Ray tells of a daemon that did not start, of too little memory and of a cluster that does
-        # not answer by errors of many kinds.
+        # Ray reports a daemon that did not start, too little memory and an unreachable cluster by
+        # many kinds of errors.
         raise _no_cluster(address, error) if address else _not_started(error) from None
     with began:
         _check_nodes(ray)
@@ -233,7 +235,7 @@ def _ray(jobs: int | None, address: str) -> Iterator[tuple[Any, int]]:
 
 
 def _check_answers(address: str) -> None:
-    """Refuse HOST:PORT where nobody listens at once; Ray itself would try for minutes."""
+    """Refuse HOST:PORT at once if no process listens; Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "/" not in host:
         try:

@@ -1,1 +1,1 @@
-"""Runs plans in processes of their own, and keeps the result of each run."""
+"""Runs plans in separate processes, and stores the result of each run."""

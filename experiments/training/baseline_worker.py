@@ -1,4 +1,4 @@
-"""One process of a run of another system: trains a plan file in it, and tells how that went.
+"""One process of another system's run: trains a plan file, and reports the outcome.
 
 The argument is a JSON object: ``plan``, ``system``, ``steps``, ``device``, ``seed``, ``cap_gib``
 (null for no cap) and ``out``, the file for losses, seconds of steps and peaks of memory. Running
@@ -19,7 +19,7 @@ from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError
 from mistlab.job.job import load_job
 
-# By system: where its driver is.
+# The driver of each system.
 DRIVERS = {
     "megatron": ("runtime.baselines.megatron_run", "MegatronRun"),
     "deepspeed": ("runtime.baselines.deepspeed_run", "DeepSpeedRun"),
@@ -29,7 +29,7 @@ DRIVERS = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train, and write what was measured; the first process writes."""
+    """Train, and write the measurements; only the first process writes."""
     settings = json.loads(arguments[0])
     try:
         result = _trained(settings)

@@ -1,13 +1,13 @@
-"""Whether a GPU's clocks were the same before and after something was timed."""
+"""Checks whether a GPU's clocks stayed the same during a measurement."""
 
 from mistlab.job.prediction import Clocks
 
-# Clocks that move by more make times that are not of one machine.
+# Larger changes of clocks make times incomparable.
 MOST_MOVED = 0.03
 
 
 def moved_words(before: Clocks | None, after: Clocks | None) -> str:
-    """A warning if clocks have moved by more than they may; else, or if they are unknown, empty."""
+    """A warning if clocks have changed too much; empty otherwise, or if they are unknown."""
     if before is None or after is None or after.moved_from(before) <= MOST_MOVED:
         return ""
     return (

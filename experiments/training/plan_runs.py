@@ -1,4 +1,4 @@
-"""Runs plans in other processes, keeps what each said, and finds the message of one that failed."""
+"""Runs plans in other processes, stores their results, and extracts the message of a failed run."""
 
 import json
 import re
@@ -19,39 +19,41 @@ from experiments.cli.commandline import WRONG_USAGE
 from mistlab.core.files import naming
 from mistlab.core.values import reject
 
-# Finds the message of a failed run: the line of its standard error that tells what was wrong.
+# Extracts the message of a failed run: the line of its standard error that names the error.
 
 
 ERROR = "error: "
-# As torch has a rank's traceback: its number, then the error.
+# A line of a rank's traceback as torch prints it: the rank, then the error.
 _RAISED = re.compile(r"\[rank\d+\]: ((?:\w+\.)*\w*(?:Error|Exception)\b.*)")
 
 
 def last_words(errors: str, otherwise: str) -> str:
-    """The line in which a command or a rank says what was wrong, else the last line; a launcher of
-    several ranks has words of its own below theirs."""
+    """The line in which a command or a rank names its error, otherwise the last line; a launcher of
+    several ranks prints its own lines below.
+    """
     lines = [line for line in errors.splitlines() if line.strip()]
     complaints = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
     raised = [found[1] for line in lines if (found := _RAISED.match(line))]
     return [*complaints[:1], *raised[-1:], *(line.strip() for line in lines[-1:]), otherwise][0]
 
 
-# Running plans in other processes, and keeping what each run said, run by run.
+# Runs plans in other processes, and stores the result of each run.
 
 
 Said = Mapping[str, Any]
 
 PARTING_S = 10.0
-# How often a running command is asked whether it hangs.
+# The interval at which a running command is checked for a hang.
 LOOK_S = 0.5
-# Far above the norms of models that begin to train, so that nothing is scaled by much.
+# Far above the gradient norms of models at the start of training, so that clipping has little
+# effect.
 CLIP_NORM = "1000"
 WORKER = (sys.executable, "-m", "experiments.training.plan_worker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRun:
-    """A plan file that is to run for some steps.
+    """A plan file to run for some steps.
 
     With ``serialises`` no two of its tasks overlap; a ``stage`` runs by itself. One that is
     ``strict`` gives the same bits whenever it computes the same; ``with_norms`` it tells norms of
@@ -78,13 +80,13 @@ class PlanRun:
         return arguments + (["--clip-norm", CLIP_NORM] if self.with_norms else [])
 
 
-# What ``run_plan --json`` prints of a run, or a mapping with ``error``; None if the seconds were
-# not enough.
+# The output of ``run_plan --json`` for a run, or a mapping with ``error``; None if the time was not
+# enough.
 PlanRunner = Callable[[PlanRun, float], Said | None]
 
 
 class WorkerRunner:
-    """``python -m experiments.run_plan`` on a device, one process for plan after plan.
+    """``python -m experiments.run_plan`` on a device, with one process for all plans.
 
     Starting a process and a device, and pinning memory, take longer than many a run. After a run
     that fails, and where runs begin to be strict or end being so, there is a new one.
@@ -96,7 +98,9 @@ class WorkerRunner:
         self._is_strict = False
 
     def __call__(self, run: PlanRun, seconds: float) -> Said | None:
-        """Run; a failure is its last line on standard error, wrong usage ends the caller too."""
+        """Run; a failure is reported by its last line on standard error, wrong usage ends the
+        caller too.
+        """
         if run.strict != self._is_strict:
             self.close()
         if self._worker is None:
@@ -123,7 +127,7 @@ RUN_PLAN = ("-m", "experiments.run_plan")
 
 
 class NodeRunner:
-    """Runs of one GPU share a process; each of several GPUs has a torchrun of its own.
+    """Single-GPU runs share a process; each run of several GPUs has a torchrun of its own.
 
     The process ends before a torchrun starts, as it holds memory of the first GPU.
     """
@@ -133,7 +137,7 @@ class NodeRunner:
         self._alone = WorkerRunner(device)
 
     def __call__(self, run: PlanRun, seconds: float) -> Said | None:
-        """Run; a failure is the line in which a rank says what was wrong."""
+        """Run; a failure is reported by the line in which a rank names its error."""
         if run.gpus == 1:
             return self._alone(run, seconds)
         self.close()
@@ -147,12 +151,12 @@ class NodeRunner:
         return outcome
 
     def close(self) -> None:
-        """End the process of runs of one GPU, if there is one."""
+        """End the process of single-GPU runs, if there is one."""
         self._alone.close()
 
 
 def silent(status: int) -> str:
-    """The error of a run that ended without a word."""
+    """The error of a run that ended without output."""
     return f"it ended with status {status}, without a word"
 
 
@@ -175,22 +179,22 @@ class _Worker:
         self._listener.start()
 
     def ask(self, arguments: Sequence[str], seconds: float) -> Said | None:
-        """Status, and what was said or the error; None once the time is over."""
-        # One that has ended says so by an empty line.
+        """The status, and the output or the error; None once the time is over."""
+        # An ended process is recognised by an empty line.
         with suppress(BrokenPipeError):
             self._input.write(json.dumps(arguments) + "\n")
             self._input.flush()
         try:
             line = self._lines.get(timeout=max(0.0, seconds))
         except Empty:
-            # Unlike a kill, that lets it end the processes that it started.
+            # Unlike a kill, an interrupt lets the process end the processes that it started.
             self._process.send_signal(signal.SIGINT)
             return None
         answer = json.loads(line) if line else {"status": self._process.wait(), "said": None}
         return {**answer, "error": self._last_words()}
 
     def close(self) -> None:
-        """Let it end; it has some time for that."""
+        """Let the process end, within some time."""
         with suppress(BrokenPipeError):
             self._input.close()
         try:
@@ -222,7 +226,8 @@ def ended_within(
     hangs: Callable[[], bool] = lambda: False,
 ) -> subprocess.CompletedProcess[str] | None:
     """The output of a command; None if it was interrupted because its time was over, or because it
-    is known to hang."""
+    hangs.
+    """
     pipe = subprocess.PIPE
     ends = time.monotonic() + seconds
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env) as process:
@@ -234,7 +239,7 @@ def ended_within(
             except subprocess.TimeoutExpired:
                 if left > LOOK_S and not hangs():
                     continue
-            # An interrupt, unlike a kill, lets it end the processes that it started.
+            # Unlike a kill, an interrupt lets the process end the processes that it started.
             process.send_signal(signal.SIGINT)
             try:
                 process.communicate(timeout=PARTING_S)
@@ -246,7 +251,7 @@ def ended_within(
 
 @dataclass(slots=True, kw_only=True)
 class RunRows:
-    """A file of one JSON object a run, by its plan; a line that was cut off is dropped."""
+    """A file with one JSON object per run, by its plan; a truncated line is dropped."""
 
     path: Path
     said: dict[str, Said] = field(default_factory=dict, init=False)

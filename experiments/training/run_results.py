@@ -1,5 +1,4 @@
-"""The results of a run of a plan: as JSON, as a measurement with times of stages, as rows, in
-words."""
+"""The results of a plan's run: as JSON, as a measurement with times of stages, as rows, as text."""
 
 import argparse
 import math
@@ -25,16 +24,17 @@ if TYPE_CHECKING:
 
 # The times of a stage's passes in a measured iteration, named as in a prediction.
 #
-# As in a prediction, the times of a micro-batch in several chunks add up, and gradients of weights
-# count as part of its backward pass.
+# As in a prediction, the times of a micro-batch in several chunks are summed, and weight gradients
+# count in its backward pass.
 
 
-# A layer's optimizer step is part of the first forward pass.
+# A layer's optimizer step counts in the first forward pass.
 _PASSES = {"F": "F", "S": "F", "B": "B", "W": "W"}
 
 
 def stage_times(tasks: Iterable["MeasuredTask"]) -> Mapping[str, float]:
-    """Fields of a ``StageMeasurement``; none without a steady pass, of a single micro-batch.
+    """The fields of a ``StageMeasurement``; empty without a steady-state pass, as with a single
+    micro-batch.
 
     A pass lasts from the start of its first task that computes to the end of its last.
     """
@@ -52,7 +52,7 @@ def stage_times(tasks: Iterable["MeasuredTask"]) -> Mapping[str, float]:
 
 
 def _pass_seconds(tasks: Iterable["MeasuredTask"]) -> tuple[list[float], list[float]]:
-    """Seconds of each micro-batch's forward passes, and of its backward passes."""
+    """The seconds of each micro-batch's forward passes, and of its backward passes."""
     seconds: dict[bool, dict[int, float]] = {True: {}, False: {}}
     for kind, micro_batch, lasting_s in _passes(tasks):
         of_way = seconds[kind == "F"]
@@ -62,7 +62,7 @@ def _pass_seconds(tasks: Iterable["MeasuredTask"]) -> tuple[list[float], list[fl
 
 
 def _passes(tasks: Iterable["MeasuredTask"]) -> Iterator[tuple[str, int, float]]:
-    """Kind, micro-batch and seconds of each pass: its tasks follow one another, layer by layer."""
+    """The kind, micro-batch and seconds of each pass: its tasks are consecutive, layer by layer."""
     running: tuple[str, int] | None = None
     begin_s = end_s = 0.0
     layer: int | None = None
@@ -84,18 +84,19 @@ def _passes(tasks: Iterable["MeasuredTask"]) -> Iterator[tuple[str, int, float]]
         yield *running, end_s - begin_s
 
 
-# The results of a run of a plan: as JSON, as a measurement, as rows, in words.
+# The results of a plan's run: as JSON, as a measurement, as rows, as text.
 #
-# ``stage`` is the number of a stage that ran by itself, or None if all stages ran.
+# ``stage`` is the index of a stage that ran alone, or None if all stages ran.
 
 
-# Iterations that allocate, compile and connect; left out of the measurement where more follow.
+# The warm-up iterations, which allocate, compile and connect; excluded from the measurement if more
+# follow.
 WARM_UP = 2
 
 
 @dataclass(slots=True, kw_only=True)
 class History:
-    """The results of steps, a row each, in order; the ``earlier`` ones are of processes before.
+    """The results of steps, one row each, in order; the ``earlier`` ones are of previous processes.
 
     Also the first GPU's clocks after warming up and at the end, and seconds until the first step.
     """
@@ -106,33 +107,37 @@ class History:
     start_s: float = 0.0
 
     def go_on_from(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Begin with the rows of processes before."""
+        """Start with the rows of previous processes."""
         self.rows, self.earlier = [*rows], len(rows)
 
     def add(self, step: int, report: "Report", seconds: float) -> dict[str, Any]:
-        """Note a step; its row."""
+        """Record a step; returns its row."""
         self.rows.append({"step": step, **to_mapping(report), "iteration_s": seconds})
         return self.rows[-1]
 
     def note_clocks(self, clocks: Clocks | None) -> None:
-        """Keep what the first GPU's driver says, if it says anything."""
+        """Record the clocks from the first GPU's driver, if it reports any."""
         if clocks is not None:
             self.clocks.append(clocks)
 
     @property
     def moved_clocks(self) -> str:
-        """A warning if clocks have moved since warming up; else, or if they are unknown, empty."""
+        """A warning if clocks have changed since warm-up; empty otherwise, or if they are
+        unknown.
+        """
         return moved_words(self.clocks[0], self.clocks[-1]) if self.clocks else ""
 
     @property
     def timed_s(self) -> list[float]:
-        """This process's samples after warming up; if it had no step to do, those before."""
+        """This process's samples after warm-up; if it had no step to do, those of previous
+        processes.
+        """
         samples = self._column("iteration_s")
         samples_after = samples[self.earlier :] or samples
         return sorted(samples_after[min(WARM_UP, len(samples_after) - 1) :])
 
     def columns(self) -> dict[str, list[Any]]:
-        """Losses and the like of all steps, as ``--json`` names them."""
+        """The losses and other columns of all steps, as ``--json`` names them."""
         return {
             "losses": self._column("loss"),
             "gradient_norms": self._column("gradient_norm"),
@@ -182,7 +187,7 @@ def measurement_of(
     tasks: Sequence["MeasuredTask"],
     environment: Environment,
 ) -> Measurement:
-    """The run in the names and units of a prediction."""
+    """The run with the names and units of a prediction."""
     samples = history.timed_s
     median = statistics.median(samples)
     stages, first = [], 0
@@ -215,7 +220,7 @@ def measurement_of(
 
 
 def summary_of(result: dict[str, Any]) -> str:
-    """The result in words."""
+    """The result as text."""
     predicted = result["predicted_iteration_s"]
     losses = [f"{loss:.6f}" for loss in result["losses"] if loss is not None]
     lines = [] if result["stage"] is None else [f"stage {result['stage']} by itself"]
@@ -237,7 +242,9 @@ def summary_of(result: dict[str, Any]) -> str:
 
 
 def shortage_words(shortage: "Shortage", job: Job, stage: int | None) -> str:
-    """Which stage ran out of memory doing what; what it held, and what was predicted, by class."""
+    """The stage and the task that ran out of memory, with its allocated and its predicted bytes by
+    class.
+    """
     held = shortage.held_bytes
     text = f"stage {shortage.stage} is out of memory at {shortage.doing} ({shortage.reason})"
     if held:
@@ -262,12 +269,12 @@ def _gib(sizes: Mapping[str, int]) -> str:
 
 
 def stages_run(job: Job, stage: int | None) -> Sequence[int]:
-    """The numbers of the stages that ran."""
+    """The indices of the stages that ran."""
     return range(job.plan.num_stages) if stage is None else range(stage, stage + 1)
 
 
 def prediction_of(job: Job, stage: int | None) -> Prediction:
-    """The closed form's prediction of the plan, or of one of its stages on a GPU by itself."""
+    """The closed form's prediction of the plan, or of one of its stages on a GPU alone."""
     if stage is None:
         return SymbolicPredictor(workload=job.workload, cluster=job.cluster).predict(job.plan)
     alone = SymbolicPredictor(workload=job.workload, cluster=job.cluster.alone)
@@ -275,7 +282,7 @@ def prediction_of(job: Job, stage: int | None) -> Prediction:
 
 
 def _predicted(job: Job, stage: int | None) -> dict[str, Any]:
-    """The predicted figures of a run, peaks rank by rank; null where nothing was predicted."""
+    """The predicted figures of a run, with peaks by rank; null if there is no prediction."""
     prediction = _prediction(job, stage)
     pairs = zip(
         stages_run(job, stage), prediction.stages if prediction else (), strict=bool(prediction)
@@ -289,7 +296,7 @@ def _predicted(job: Job, stage: int | None) -> dict[str, Any]:
 
 
 def _prediction(job: Job, stage: int | None) -> Prediction | None:
-    """The prediction; nothing where the hardware is not calibrated."""
+    """The prediction; None if the hardware is not calibrated."""
     try:
         return prediction_of(job, stage)
     except UncalibratedError:

@@ -1,4 +1,4 @@
-"""Plans checked without a GPU: what is found is told, and counted."""
+"""Checks plans without a GPU, and reports and counts the findings."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from runtime.engine.training import Training
 
 
-# Of very many findings the first ones tell what is wrong.
+# The largest number of findings that are printed.
 MOST_TOLD = 20
 
 
 def sanitize(options: argparse.Namespace) -> int:
-    """Check without a GPU that a plan would run right on GPUs.
+    """Check without a GPU that a plan would run correctly on GPUs.
 
     There are three checks. Collectives: all ranks of a group must make its calls in one order,
     and no ranks may wait in a circle. Hidden waits: the code of run_plan --device cuda runs on
@@ -35,7 +35,7 @@ def sanitize(options: argparse.Namespace) -> int:
     """
     from runtime.checks.sanitizer import Sanitizer  # noqa: PLC0415 (needs torch)
 
-    # What cannot run is said before anything does.
+    # Plans that cannot run are reported before anything runs.
     jobs = [(path, load_job(path)) for path in options.plan]
     sanitizers = []
     for path, job in jobs:
@@ -67,7 +67,7 @@ def _gpus(gpus: int, unlike: int) -> str:
 
 
 def _checked(path: Path, gpus: int, sanitizer: "Sanitizer", options: argparse.Namespace) -> int:
-    """Check a plan, and tell; how much was found."""
+    """Check a plan, and report; returns the number of findings."""
     ranks = sanitizer.ranks
     left_out = "".join(f"; {words}" for words in sanitizer.small.left_out)
     progress(f"{path}: {_gpus(gpus, len(ranks))}{left_out}; about {sanitizer.expected_s:.0f} s")
@@ -76,7 +76,7 @@ def _checked(path: Path, gpus: int, sanitizer: "Sanitizer", options: argparse.Na
     progress(f"{path}: collectives: {_count(len(collectives))}, {perf_counter() - start:.0f} s")
     findings, checked = [*map(str, collectives)], []
     for number, rank in enumerate(ranks, 1):
-        # Fake devices are made known to torch before its first backward pass.
+        # Fake devices must be registered with torch before its first backward pass.
         waits, races = sanitizer.waits(rank.rank), sanitizer.races(rank.rank)
         checked.append({**to_mapping(rank), **_as_mappings(waits, races)})
         findings += [f"{rank}: {finding}" for finding in (*waits, *races)]

@@ -1,1 +1,1 @@
-"""Searches compared with one another, and the plans that they find explained."""
+"""Commands that search for plans, compare searchers, and explain plans."""

@@ -1,4 +1,4 @@
-"""Compares searchers on one problem, and keeps, prints and draws what each found."""
+"""Compares searchers on one problem; stores, prints and draws their results."""
 
 import argparse
 import io
@@ -58,12 +58,12 @@ from mistlab.plan.space import SearchSpace
 from searchers.registry import SEARCHERS
 from searchers.strategy import INTERRUPTED as SEARCH_INTERRUPTED
 
-# Searchers compared on one problem, one after another, with their results kept in a folder.
+# Runs searchers on one problem, one after another, with results stored in a folder.
 
 
 @dataclass(slots=True, kw_only=True)
 class Comparison:
-    """Searchers on one problem, and what they have found so far."""
+    """Searchers on one problem, and their results so far."""
 
     bench: Bench
     space: SearchSpace
@@ -74,7 +74,7 @@ class Comparison:
     is_interrupted: bool = False
 
     def run(self, names: Sequence[str], earlier: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Let each search in turn, unless an earlier row says what it finds.
+        """Run each search in turn, unless an earlier row has its result.
 
         An interrupt ends it all, and what was found stays.
         """
@@ -105,7 +105,7 @@ class Comparison:
         live.end(f"{entry.result.status}, {best}, {came}")
 
     def _keep(self) -> None:
-        """Write what is known, so that nothing is lost."""
+        """Store the current results, so that none are lost."""
         self.directory.write_rows(self.rows())
         for entry in self.entries:
             if entry.answer is not None:
@@ -124,21 +124,22 @@ class Comparison:
 
 COMMAND = "compare_searchers"
 EVALUATIONS = 10_000
-# Shared out among the searchers, for an answer within a minute.
+# The total seconds of all searchers, for an answer within a minute.
 SECONDS_TOGETHER = 40.0
 QUICK = 20
-# Of a core, for each searcher in a quick look; most end before by the number of evaluations.
+# The CPU seconds of each searcher in a quick run; most end before by their number of evaluations.
 QUICK_SECONDS = 1.5
-# Searchers with a colon in their names that are compared where nobody names any.
+# Searchers with a colon in their names that are compared by default.
 BESIDE = ("mist:published",)
-# How the answer was told from others that predictions cannot tell from it.
+# How the answer was selected among plans that predictions cannot distinguish.
 ANSWERED = {False: "predicted best and played fastest", True: "of the plans near it played fastest"}
-# Options that do not change what a searcher finds.
+# Options that do not change a searcher's result.
 ASIDE = ("searchers", "out", "json", "page")
 
 
 def compare(options: argparse.Namespace) -> int:
-    """All searchers on one problem: which finds the best plan, how fast, how far from optimal.
+    """Compare all searchers on one problem: which finds the best plan, how fast, how far from
+    optimal.
 
     All ask one predictor with one budget and seed; the Megatron and DeepSpeed grids search
     spaces of their own, the others the one given. Every winner is played by the event
@@ -174,7 +175,7 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def _wanted(options: argparse.Namespace) -> list[str]:
-    """The searchers that were asked for; where none were, all that can ask the predictor."""
+    """The requested searchers; by default all that can use the predictor."""
     if options.searchers is not None:
         wanted: list[str] = options.searchers.split(",")
         return wanted
@@ -189,7 +190,7 @@ def _default_budget(searchers: int, *, quick: bool) -> Budget:
 
 
 def _conclude(comparison: Comparison, options: argparse.Namespace, started: float) -> int:
-    """Explain, write the page, print; the exit status."""
+    """Explain, write the page, print; returns the exit status."""
     best, why = judged(comparison.entries), None
     if best is not None:
         others = [entry for entry in comparison.entries if entry.searcher != best.searcher]
@@ -198,7 +199,7 @@ def _conclude(comparison: Comparison, options: argparse.Namespace, started: floa
     if best is None and not comparison.is_interrupted:
         nothing = smallest(comparison.bench, comparison.space)
     free = free_words(comparison.bench.problem.cluster)
-    # Searchers with a space of their own prove nothing of the others'.
+    # Searchers with their own space prove nothing about the others'.
     is_proven = any(
         entry.result.status == "INFEASIBLE" and entry.space == comparison.space
         for entry in comparison.entries
@@ -241,7 +242,7 @@ def _mapping(
 
 
 def _played_mapping(comparison: Comparison, best: Entry | None) -> dict[str, Any] | None:
-    """The plan that is played fastest, and whether it is the one that is predicted best."""
+    """The plan that is fastest when played, and whether it is the one predicted best."""
     fastest = fastest_played(comparison.entries)
     if fastest is None or best is None:
         return None
@@ -273,15 +274,16 @@ def _text(
 
 
 def _proven(comparison: Comparison) -> Iterator[str]:
-    """What the search whose plan is predicted best has proven, and whose it is."""
+    """The proof of the search whose plan is predicted best, and the searcher's name."""
     if (prover := best_of(comparison.entries)) is not None:
         judge = decided(bounded_by_all(prover, comparison.entries))
         yield f"{verdict(judge)} ({prover.searcher})"
 
 
 def fastest_played(entries: Sequence[Entry]) -> tuple[str, Plan, float] | None:
-    """Of the best plans of all searchers and their nearest rivals the one that is played fastest:
-    whose it is, the plan and its seconds."""
+    """The fastest when played, among the best plans of all searchers and their nearest rivals:
+    searcher, plan and seconds.
+    """
     played = [
         (seconds, number, plan)
         for number, entry in enumerate(entries)
@@ -302,7 +304,7 @@ def _played_plans(entry: Entry) -> Iterator[tuple[Plan, float]]:
 
 
 def _played(entries: Sequence[Entry], best: Entry) -> Iterator[str]:
-    """Whether the order of plans is another one when they are played."""
+    """Whether the order of plans changes when they are played."""
     fastest = fastest_played(entries)
     if fastest is not None and best.simulated_s is not None:
         searcher, plan, seconds = fastest
@@ -362,20 +364,21 @@ def _write_page(
 
 
 def _write_rows(comparison: Comparison, answer: Mapping[str, Any]) -> None:
-    """The rows once more for who reads tables, without what a clock says; and the whole answer."""
+    """Write the rows as a table without measured times, and the whole answer."""
     rows = [{name: row[name] for name in row if name != "wall_s"} for row in answer["rows"]]
     comparison.directory.write_text("rows.csv", csv_of(rows))
     text = json.dumps(answer, indent=1, allow_nan=False)
     comparison.directory.write_text("summary.json", f"{text}\n")
 
 
-# One self-contained HTML page about a comparison: no network, no script, all pictures inline.
+# A self-contained HTML page of a comparison: no network, no script, all pictures inline.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestPlan:
-    """The best plan: who found it, in words, why, where its time goes if the closed form predicts
-    it, and an iteration of it as SVG."""
+    """The best plan: its searcher, its text, the reasons, its time breakdown if the closed form
+    predicts it, and an iteration as SVG.
+    """
 
     row: Mapping[str, Any]
     prediction: Prediction
@@ -387,7 +390,7 @@ class BestPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonPage:
-    """What the page tells; ``no_answer`` has the reasons where there is no plan."""
+    """The content of the page; ``no_answer`` has the reasons if there is no plan."""
 
     title: str
     subtitle: str

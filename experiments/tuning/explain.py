@@ -1,4 +1,6 @@
-"""Why a plan won: what limits its stages, and why its neighbours and the next best plan lost."""
+"""Explains why a plan won: the limits of its stages, and why its neighbours and the next best plan
+lost.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -20,10 +22,10 @@ from mistlab.plan.space import SearchSpace
 from searchers.meshes import mesh_of, meshes, micro_batch_counts
 from simulators.symbolic import NAME as CLOSED_FORM
 
-# Plans one step away from another that save less memory, inside the same space.
+# The neighbours of a plan in a space that save less memory by one step.
 #
 # A step lowers one choice of a stage to its next value: the number of recomputed blocks, the ZeRO
-# level, or an offload ratio. If the space keeps stages alike, it lowers this choice of all stages.
+# level, or an offload ratio. If the space has uniform stages, it lowers this choice of all stages.
 # A step may also make micro-batches twice as large and half as many.
 
 
@@ -32,19 +34,19 @@ Step = Callable[[StagePlan], StagePlan]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
-    """A plan, and in words what it does otherwise."""
+    """A plan, and a description of its difference."""
 
     change: str
     plan: Plan
 
 
 def neighbours(plan: Plan, problem: Problem, space: SearchSpace) -> list[Neighbour]:
-    """All of them."""
+    """All neighbours."""
     return [*_less_saving(plan, space), *_larger_micro_batches(plan, problem, space)]
 
 
 def _less_saving(plan: Plan, space: SearchSpace) -> Iterator[Neighbour]:
-    # Where stages are alike, the largest one says how many blocks each of them treats.
+    # With uniform stages, the largest one determines how many blocks each of them treats.
     layers = [stage.layers for stage in plan.stages]
     places = range(plan.num_stages) if space.unequal_stages else (layers.index(max(layers)),)
     for stage_number in places:
@@ -62,7 +64,7 @@ def _less_saving(plan: Plan, space: SearchSpace) -> Iterator[Neighbour]:
 
 
 def _steps(stage: StagePlan, num_stages: int, space: SearchSpace) -> Iterator[tuple[str, Step]]:
-    # Blocks that are treated otherwise come first.
+    # Block treatments come first.
     for name in (*counts_of_blocks(), *names_of("savings")):
         now = stage.value(name)
         choices = space.choices(
@@ -91,15 +93,14 @@ def _larger_micro_batches(plan: Plan, problem: Problem, space: SearchSpace) -> I
         )
 
 
-# Why a plan won: what limits its stages, why the next one lost, what did not fit.
+# Why a plan won: the limits of its stages, why the next one lost, which faster plans did not fit.
 #
-# An iteration is taken apart into terms that add up to it: the slowest stage's computation and
-# exposed communication over all micro-batches, the other stages that a micro-batch passes through,
-# and the rest (first and last micro-batches, the optimizer's step, sends, what an iteration takes
-# besides).
+# An iteration is split into terms that sum to it: the slowest stage's computation and exposed
+# communication over all micro-batches, the other stages that a micro-batch passes through, and the
+# rest (first and last micro-batches, the optimizer step, sends, costs of the iteration as a whole).
 
 
-# A stage is limited by communication where so much of its time nothing else hides it.
+# A stage is bound by communication if this share of its time is exposed communication.
 TELLING_SHARE = 0.1
 
 Limit = Literal["compute", "exposed communication", "memory"]
@@ -107,7 +108,7 @@ Limit = Literal["compute", "exposed communication", "memory"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLimit:
-    """The resource that keeps a stage from being faster.
+    """The resource that limits a stage.
 
     ``memory`` where saving less would make the plan faster, and the stage has no room for it.
     """
@@ -122,7 +123,7 @@ class StageLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loser:
-    """A plan that is slower than another: by how much, whether bounds tell them apart, and where.
+    """A slower plan: by how much, whether bounds distinguish the two, and in which terms.
 
     ``slowest_stage`` is its own slowest stage; ``longer_by`` says how much longer each of its terms
     is.
@@ -135,7 +136,7 @@ class Loser:
 
     @classmethod
     def of(cls, best: Entry, other: Entry) -> Self:
-        """An entry beside the best one; both have answers."""
+        """Compare an entry with the best one; both have answers."""
         assert best.answer is not None
         assert other.answer is not None
         return cls(
@@ -148,7 +149,7 @@ class Loser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """A plan next to the best one that would be faster and does not fit.
+    """A neighbour of the best plan that would be faster and does not fit.
 
     ``stage`` and ``phase`` are where most is missing, ``memory_class`` what takes more room there
     than in the best plan; of host memory there is neither phase nor stage.
@@ -164,7 +165,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
-    """All reasons for the best plan; None where there is nothing to tell.
+    """All reasons for the best plan; None where there is nothing to report.
 
     ``baseline`` is the Megatron grid's plan beside it, ``same`` who else found it.
     ``missed`` is a change that would make the plan faster and fit: no search proved it best.
@@ -226,7 +227,7 @@ def explain(best: Entry, entries: Sequence[Entry], bench: Bench) -> Why:
 
 
 def _runner_up(best: Entry, others: Sequence[Entry]) -> Loser | None:
-    """The next best plan that is another one, of the same space if there is one."""
+    """The next best distinct plan, of the same space if there is one."""
     losers = [entry for entry in others if entry.result.plan != best.result.plan]
     alike = [entry for entry in losers if entry.space == best.space]
     runner_up = min(alike or losers, key=_predicted_s, default=None)

@@ -1,4 +1,4 @@
-"""The few changes of a plan that gain most by prediction: each alone, then one after another."""
+"""The few changes of a plan with the largest predicted gains: each alone, then cumulatively."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -14,8 +14,7 @@ from mistlab.job.job import Job, dump_job, load_job
 from mistlab.job.prediction import Prediction, compared
 from simulators.symbolic import SymbolicPredictor
 
-# How many changes are told alone, how many are made one after another, and the least that each of
-# them has to gain.
+# The number of changes reported alone, the number made cumulatively, and the smallest gain of each.
 ALONE = 5
 STEPS = 6
 LEAST_GAIN = 0.005
@@ -23,14 +22,14 @@ LEAST_GAIN = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Improved:
-    """A change, and the prediction of the job that has it."""
+    """A change, and the prediction of the changed job."""
 
     change: SingleChange
     prediction: Prediction
 
 
 def improve(options: argparse.Namespace) -> int:
-    """Tell the changes that gain most, and write the plan that has them."""
+    """Report the changes with the largest gains, and write the plan with them."""
     out = file_at(options.out, "plan file")
     job = on_cluster_with(load_job(options.start), numbers_of(options))
     predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
@@ -53,7 +52,7 @@ def improve(options: argparse.Namespace) -> int:
 
 
 def ranked(job: Job, before: Prediction, predictor: SymbolicPredictor) -> list[Improved]:
-    """The single changes of a job that make it better, the best first."""
+    """The single changes that improve a job, best first."""
     changes = single_changes(job)
     answers = predicted_each(predictor, [change.job.plan for change in changes])
     steps = [
@@ -65,7 +64,7 @@ def ranked(job: Job, before: Prediction, predictor: SymbolicPredictor) -> list[I
 
 
 def best_of_choices(steps: Sequence[Improved]) -> list[Improved]:
-    """The best step for each choice, in order, at most a few."""
+    """The best step for each choice, in order, up to a few."""
     best: dict[str, Improved] = {}
     for step in steps:
         best.setdefault(step.change.choice, step)

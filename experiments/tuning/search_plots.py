@@ -1,4 +1,4 @@
-"""Pictures of searches: how they converge, what memory buys, and what fills it."""
+"""Pictures of searches: convergence, time against memory, and memory by class."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -29,7 +29,7 @@ def convergence(rows: Rows, *, over_seconds: bool) -> Figure:
         axes.step(spent, best_s, where="post", label=row["searcher"], **style)
         axes.plot(spent[-1], best_s[-1], "o", color=style["color"], markersize=4)
     ends_s = [row["history"][-1]["iteration_s"] for _, row in styled]
-    # What the first plans of a search take would leave no room for the others.
+    # The first plans of a search would leave no room for the others.
     axes.set_ylim(0.97 * min(ends_s), 1.5 * max(ends_s))
     axes.set_xlabel("seconds" if over_seconds else "evaluations of plans (1,000 stages as one)")
     axes.set_ylabel("best iteration so far (s)")
@@ -39,7 +39,9 @@ def convergence(rows: Rows, *, over_seconds: bool) -> Figure:
 
 
 def _spent(row: Mapping[str, Any], *, over_seconds: bool) -> list[float]:
-    """What it took to find each plan, and to the end of the search; above 0 for a logarithm."""
+    """The cost until each plan was found, and until the end of the search; positive for a log
+    scale.
+    """
     if over_seconds:
         spent = [*row["timing"]["history_wall_s"], row["wall_s"]]
     else:
@@ -51,7 +53,7 @@ def _spent(row: Mapping[str, Any], *, over_seconds: bool) -> list[float]:
 
 
 def fronts(rows: Rows, limit_bytes: int) -> Figure:
-    """Time over memory: of each searcher's plans those that no other of its beats in both."""
+    """The Pareto frontier of time and memory of each searcher's plans."""
     figure = Figure(figsize=SIZE, layout="constrained")
     axes = figure.subplots()
     for style, row in _styled(rows):
@@ -78,7 +80,7 @@ def fronts(rows: Rows, limit_bytes: int) -> Figure:
 
 
 def memory(prediction: Prediction, outside_bytes: float, limit_bytes: int) -> Figure:
-    """What fills a GPU of each stage at its peak, beside what there is."""
+    """The memory of a GPU of each stage at its peak, by class, beside its capacity."""
     stages = prediction.stages
     figure = Figure(figsize=(6.4, 1.6 + 0.4 * len(stages)), layout="constrained")
     axes = figure.subplots()
@@ -104,7 +106,7 @@ def memory(prediction: Prediction, outside_bytes: float, limit_bytes: int) -> Fi
 
 
 def _styled(rows: Rows) -> list[tuple[dict[str, Any], Mapping[str, Any]]]:
-    """Rows that found a plan, each with the colour and line of its searcher."""
+    """Rows with a plan, each with the colour and line style of its searcher."""
     return [
         (
             {

@@ -1,4 +1,4 @@
-"""What searches found, in words and tables that a person reads."""
+"""Search results as text and tables."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,11 +14,11 @@ from mistlab.job.prediction import Comparison, Prediction
 from mistlab.plan.plan import Plan
 from mistlab.plan.plan_words import count_words, runs_of
 
-# Stages of a plan in words: those that follow one another and are alike share a line.
+# Stages of a plan as text: consecutive equal ones share a line.
 
 
 def limits_in_words(limits: Sequence[StageLimit]) -> Iterator[str]:
-    """What limits each stage; stages whose words differ in memory alone share a line."""
+    """The limit of each stage; stages that differ only in memory share a line."""
     words = [_limit(limit) for limit in limits]
     for run in runs_of(words):
         held = [limits[stage].memory_bytes / GIB_BYTES for stage in run]
@@ -28,7 +28,7 @@ def limits_in_words(limits: Sequence[StageLimit]) -> Iterator[str]:
 
 
 def stages_called(run: range) -> str:
-    """The stages of a run, as a sentence begins with them."""
+    """The stages of a run, as the beginning of a sentence."""
     first, last = run[0], run[-1]
     return f"Stage {first} is" if first == last else f"Stages {first} to {last} are each"
 
@@ -42,20 +42,21 @@ def _limit(limit: StageLimit) -> str:
     )
 
 
-# What searches found, in words and tables that a person reads.
+# Search results as text and tables.
 
 
-# Below this many milliseconds a difference is not worth a word.
+# A smaller difference in seconds is not mentioned.
 NEGLIGIBLE_S = 5e-4
 
-# A search that had a core for a smaller share of its seconds, if these are so many, is told of.
+# A search that had a core for a smaller share of its seconds gets a note, if it took at least this
+# long.
 BUSY, LEAST_BUSY_S = 0.75, 1.0
 
 HEAD = (
     *("searcher", "engine", "space", "predicted s", "simulated s", "over Megatron"),
     *("plans", "stages", "wall s", "headroom GiB", "status", "gap"),
 )
-# Columns of words; the others are numbers.
+# The columns of text; the others are numbers.
 WORDS = (0, 1, 2, 10, 11)
 
 TERMS: Mapping[str, str] = {
@@ -85,13 +86,13 @@ def cells_of(row: Mapping[str, Any]) -> list[str]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """All rows, fastest first, and why some have no plan."""
+    """All rows, fastest first, and the reasons why some have no plan."""
     lines = aligned([list(HEAD), *map(cells_of, by_time(rows))], left=WORDS)
     return "\n".join([*lines, *reasons(rows)])
 
 
 def reasons(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The reasons that searchers give for their ends."""
+    """The reasons that searchers give for how they ended."""
     return [f"{row['searcher']}: {row['reason']}" for row in rows if row["reason"]]
 
 
@@ -101,13 +102,14 @@ def by_time(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def prediction_words(plan: Plan, prediction: Prediction, simulated_s: float | None) -> str:
-    """What an iteration takes, as predicted and as played."""
+    """An iteration's time, as predicted and as played."""
     return f"{rate_words(plan, prediction)}; event simulator: {played_words(simulated_s)}"
 
 
 def verdict(entry: Entry) -> str:
-    """The first line of an answer: a proof, a gap, or that there is no bound, and which plans it is
-    about."""
+    """The first line of an answer: a proof, a gap, or the lack of a bound, and the plans that it
+    covers.
+    """
     result = entry.result
     assert result.prediction is not None, "an answer has a prediction"
     best, space = f"{result.prediction.iteration_s:.3f} s", f"space {entry.space.name}"
@@ -132,7 +134,7 @@ def verdict(entry: Entry) -> str:
 
 
 def _on_gpus(gpus: Sequence[int], uses: str = "uses") -> str:
-    """The numbers of GPUs that plans were searched for."""
+    """The numbers of GPUs for which plans were searched."""
     if not gpus:
         return ""
     if len(gpus) == 1:
@@ -142,7 +144,7 @@ def _on_gpus(gpus: Sequence[int], uses: str = "uses") -> str:
 
 
 def busy_words(entry: Entry) -> list[str]:
-    """That other work took a good part of the time in which a plan was to be proven."""
+    """A note that other work on the machine slowed the proof."""
     wall_s, cpu_s = entry.result.wall_s, entry.cpu_s
     if entry.result.status in {"OPTIMAL", "INFEASIBLE"} or wall_s < LEAST_BUSY_S:
         return []
@@ -153,7 +155,7 @@ def busy_words(entry: Entry) -> list[str]:
 
 
 def rival_words(entry: Entry) -> list[str]:
-    """What playing the rivals of the best plan says of it."""
+    """The result of playing the best plan's rivals."""
     if not entry.rivals or entry.simulated_s is None:
         return []
     count = count_words(len(entry.rivals), "plan")
@@ -229,8 +231,9 @@ def _rejected_words(rejected: Rejected) -> str:
 
 
 def smallest_words(smallest: Smallest, space: str, *, is_proven: bool) -> list[str]:
-    """Why there is no answer, and what would give one; ``is_proven`` says whether a search has
-    shown that nothing fits."""
+    """Why there is no answer, and the changes that would give one; ``is_proven`` says whether a
+    search has proven that nothing fits.
+    """
     needs = _needs(smallest)
     if smallest.prediction.fits:
         found = "No searcher found a plan that fits within its budget, but there is one"

@@ -1,5 +1,4 @@
-"""Finds the plan that needs least memory when nothing fits, and the changes that would make one
-fit.
+"""Finds the plan that needs least memory if nothing fits, and the changes that would make one fit.
 
 First come plans of equal stages that recompute all blocks in the smallest micro-batches. They are
 tried on every mesh that all stages can have, and at each ZeRO level. They offload nothing, one kind
@@ -39,9 +38,9 @@ from searchers.meshes import (
 )
 from searchers.savings import stage_of, why_empty
 
-# Pipelines of unequal meshes to look at.
+# The number of pipelines of unequal meshes that are tried.
 SOME = 100
-# Up to so many doublings of GPUs or host memory, and halvings of the batch, are tried.
+# The largest number of doublings of GPUs or host memory, and of halvings of the batch.
 DOUBLINGS = 5
 
 
@@ -67,7 +66,9 @@ class Smallest:
 
 
 def smallest(bench: Bench, space: SearchSpace) -> Smallest:
-    """The plan of a space that comes nearest to fitting, and what would make one fit."""
+    """The plan of a space that comes nearest to fitting, and the changes that would make one
+    fit.
+    """
     found = nearest(bench, space)
     if found.prediction.fits:
         return found
@@ -121,7 +122,8 @@ def _nearest_of_one(bench: Bench, space: SearchSpace) -> tuple[Plan, Prediction]
 
 def _smallest_pipelines(problem: Problem, space: SearchSpace) -> list[Pipeline]:
     """For each mesh, with its choices such as expert parallelism, the pipeline with most
-    micro-batches; a few other pipelines if none has equal meshes."""
+    micro-batches; a few other pipelines if none has equal meshes.
+    """
     smallest: dict[Mesh, Pipeline] = {}
     for pipeline in equal_pipelines(problem, space):
         mesh = pipeline.meshes[0]._replace(micro_batch=0)
@@ -132,13 +134,13 @@ def _smallest_pipelines(problem: Problem, space: SearchSpace) -> list[Pipeline]:
 
 
 def _best(plans: Sequence[Plan], bench: Bench) -> tuple[Plan, Prediction]:
-    """The plan whose fullest GPU or host has least too much; the first of several."""
+    """The plan with the smallest excess on its fullest GPU or host; the first of several."""
     found = zip(plans, bench.predictor.predict_many(plans), strict=True)
     return min(found, key=lambda one: _fullness(one, bench))
 
 
 def _fullness(one: tuple[Plan, Prediction], bench: Bench) -> tuple[bool, float]:
-    """Shares of the room that are taken, those of plans that fit first."""
+    """The used shares of capacity, as a sort key with fitting plans first."""
     plan, prediction = one
     host = (
         host_bytes_of(plan, prediction, bench.problem.cluster)
@@ -148,20 +150,20 @@ def _fullness(one: tuple[Plan, Prediction], bench: Bench) -> tuple[bool, float]:
 
 
 def _shares(plan: Plan, prediction: Prediction, bench: Bench) -> list[float]:
-    """The share of the room on its GPUs that each stage takes."""
+    """The share of its GPUs' capacity that each stage uses."""
     room = bench.room_bytes(plan).tolist()
     both = zip(prediction.stages, room, strict=True)
     return [stage.peak_reserved_bytes / own for stage, own in both]
 
 
 def _group_of(plan: Plan, stage: int, cluster: Cluster) -> Cluster:
-    """The cluster as if all nodes were of a stage's group."""
+    """The cluster as if all nodes belonged to a stage's group."""
     first_rank = sum(before.num_gpus for before in plan.stages[:stage])
     return cluster.of_groups[cluster.group_of(first_rank)]
 
 
 def _saving(pipeline: Pipeline, layers: int, space: SearchSpace) -> Iterator[Plan]:
-    """Ways to save as much memory as can be."""
+    """The strategies that save as much memory as possible."""
     in_pipeline = pipeline.num_stages > 1
     shares = even_layers(layers, pipeline.num_stages)
     largest = max(pipeline.meshes, key=lambda mesh: mesh.data_parallel)
@@ -200,7 +202,7 @@ def _moved(plan: Plan, prediction: Prediction, space: SearchSpace) -> Iterator[P
 
 
 def _offloading(plan: Plan, space: SearchSpace) -> Iterator[Plan]:
-    """The plan with another ratio of one kind on every stage."""
+    """The plan with another offload ratio of one kind on every stage."""
     for kind in (entry.name for entry in fields(Offload)):
         for ratio in getattr(space.offload, kind):
             stages = tuple(
@@ -230,21 +232,21 @@ def _remedies(problem: Problem, space: SearchSpace) -> Iterator[str]:
     yield from _in_another_space(problem, space)
 
 
-# Ways to train that need less, the one that changes least first: what they change of a workload,
-# and how a command line says it.
+# Leaner ways to train, smallest change first: the changed workload fields, and the command-line
+# options.
 LEANER: tuple[tuple[dict[str, Any], str], ...] = (
     ({"loss": "chunked"}, "a loss in chunks (--loss chunked)"),
     ({"states": "16bit"}, "weights and states of 16 bits (--states 16bit)"),
     ({"train": "adapters"}, "adapters alone (--train lora)"),
     ({"train": "adapters", "base": "4bit"}, "adapters on 4 bits (--train lora --base 4bit)"),
 )
-# Spaces whose plans keep on the host what others cannot: what blocks keep, and states too.
+# Spaces whose plans can offload more: activations, and also states.
 OFFLOADING = ("fsdp", "mist")
 IN_CHUNKS = LEANER[0]
 
 
 def _trained_otherwise(problem: Problem, space: SearchSpace) -> Iterator[str]:
-    """The first of the ways to train with which a plan fits, if it is another one than today's."""
+    """The first leaner way to train with which a plan fits, if it differs from the current one."""
     for changes, words in LEANER:
         try:
             workload = replace(problem.workload, **changes)
@@ -259,8 +261,9 @@ def _trained_otherwise(problem: Problem, space: SearchSpace) -> Iterator[str]:
 
 
 def _in_another_space(problem: Problem, space: SearchSpace) -> Iterator[str]:
-    """The first other space that offloads more and has a plan that fits, as the workload is or with
-    its loss in chunks, with this plan in words."""
+    """The first other space that offloads more and has a plan that fits, with or without a chunked
+    loss, and this plan as text.
+    """
     changes, in_chunks = IN_CHUNKS
     chunked = replace(problem, workload=replace(problem.workload, **changes))
     asked = [(problem, ""), (chunked, f" and {in_chunks}")]
@@ -285,7 +288,7 @@ def _in_another_space(problem: Problem, space: SearchSpace) -> Iterator[str]:
 
 
 def limits(problem: Problem, space: SearchSpace) -> list[str]:
-    """What plans of a space do not do for memory, in words; empty if they do all."""
+    """The memory savings that a space lacks, as text; empty if it has all."""
     kinds = offloaded(space)
     lacking = [words for names, words in _LIMITS if not any(name in kinds for name in names)]
     said = [f"cannot offload {' or '.join(lacking)}"] if lacking else []
@@ -301,7 +304,7 @@ _LIMITS = (
 
 
 def offloaded(space: SearchSpace) -> frozenset[str]:
-    """The kinds of bytes that plans of a space may have on the host."""
+    """The kinds of bytes that plans of a space may offload."""
     kinds = frozenset(
         entry.name for entry in fields(Offload) if max(getattr(space.offload, entry.name)) > 0
     )

@@ -1,4 +1,4 @@
-"""One searcher's plan for a problem: searched, played, explained and written."""
+"""Tunes a problem with one searcher: searched, played, explained and written."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -36,18 +36,18 @@ from mistlab.job.search import Budget
 from mistlab.plan.plan_words import count_words, plan_words
 from mistlab.plan.space import SearchSpace
 
-# The searcher, and the one for what it refuses: it asks for whole plans alone.
+# The default searcher, and the one for problems that it refuses, which uses whole plans only.
 SEARCHER, OF_WHOLE_PLANS = "mist", "aceso"
-# For each engine of the space.
+# The budget for each engine of the space.
 BUDGET = Budget(evaluations=100_000, seconds=60)
 QUICK = Budget(evaluations=1_000, seconds=2, clock="cpu")
 
-# Options that go with a plan to start from; all others are the plan's own.
+# Options that are allowed with a plan to start from; all others are determined by the plan.
 BESIDE_A_PLAN = ("from", "out", "json", "quick", "seed", *OF_CLUSTER)
 
 
 def tune(options: argparse.Namespace, line: Sequence[str]) -> int:
-    """One searcher, one plan: find the fastest plan that fits, say why, and write its file.
+    """Find the fastest plan that fits, explain it, and write its file.
 
     The file runs unchanged with predict and every other command that takes plans.
     After the search the event simulator plays the best plan, and the plans that predictions
@@ -78,8 +78,9 @@ def tune(options: argparse.Namespace, line: Sequence[str]) -> int:
 
 
 def tuned(options: argparse.Namespace, *, writes: bool = False) -> tuple[Bench, Entry, Path]:
-    """The search that the options ask for: its bench, its result, and the plan file's path, which
-    is checked before the search where one ``writes`` it."""
+    """The search that the options request: its bench, its result, and the plan file's path, which
+    is checked before the search if the command ``writes`` it.
+    """
     (name,) = searchers_called([options.searcher or SEARCHER], options.predictor)
     problem, space = searched(options)
     if writes:
@@ -96,7 +97,7 @@ def tuned(options: argparse.Namespace, *, writes: bool = False) -> tuple[Bench, 
 
 
 def budget_for(budget: Budget, space: SearchSpace) -> Budget:
-    """As much for each engine of a space, which share what is given."""
+    """The same budget for each engine of a space; a given budget is divided."""
     assert budget.evaluations is not None
     assert budget.seconds is not None
     engines = len(space.engines)
@@ -106,7 +107,7 @@ def budget_for(budget: Budget, space: SearchSpace) -> Budget:
 
 
 def _searched(bench: Bench, name: str, space: SearchSpace, budget: Budget, seed: int) -> Entry:
-    """A searcher's plan, played beside its rivals."""
+    """A searcher's plan, played together with its rivals."""
     live = Live(searcher=name)
     entry = bench.played(bench.search(name, space, budget, seed, live))
     entry = judged([entry]) or entry
@@ -122,7 +123,7 @@ def _no_answer(entry: Entry, bench: Bench) -> int:
 
 
 def lacking_words(entry: Entry, bench: Bench) -> str:
-    """Why a search has no plan, and what would make one fit."""
+    """Why a search has no plan, and the changes that would make one fit."""
     if entry.result.status == "REFUSED":
         return entry.result.reason
     is_proven = entry.result.status == "INFEASIBLE"
