@@ -9,6 +9,7 @@ from typing import Any, Literal
 from experiments.cli.commandline import OF_CLUSTER, PROBLEM, as_options
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError, refuse, reject
+from mistlab.cost.confidence import PeakBounds, peak_bounds
 from mistlab.cost.memory import allocator_of, host_bytes_over, room_bytes, room_of_plan
 from mistlab.economy.bill import model_parameters
 from mistlab.job.job import (
@@ -247,6 +248,24 @@ def fit_words(job: Job, prediction: Prediction) -> tuple[Fit, str]:
     return "yes", f"It fits in memory: {how}."
 
 
+def peak_bounds_of(job: Job, prediction: Prediction) -> PeakBounds:
+    """The probability that a job's plan fits, and the bounds of its peak."""
+    rooms: list[float] = room_of_plan(job.cluster, job.plan).tolist()
+    return peak_bounds(prediction, rooms, job.plan.engine)
+
+
+def probable_words(bounds: PeakBounds) -> str:
+    """How probable it is that a plan fits, and between which peaks."""
+    low, high = (
+        size / GIB_BYTES
+        for size in (bounds.peak_reserved_bytes_low, bounds.peak_reserved_bytes_high)
+    )
+    return (
+        f"it fits with a probability of {bounds.fit_probability:.0%} "
+        f"(90 % of peaks: {low:.1f} to {high:.1f} GiB)"
+    )
+
+
 def fullest_words(job: Job, prediction: Prediction) -> Iterator[str]:
     """The stage whose GPU has the smallest margin, and a node that lacks host memory."""
     lacks = lacking_bytes(job.cluster, job.plan, prediction)
@@ -263,6 +282,7 @@ def fullest_words(job: Job, prediction: Prediction) -> Iterator[str]:
         others = "" if lacking == 1 else f", and {lacking} stages in all lack memory"
         begin = f"stage {number} lacks {rest:.2f} GiB: it {what}{others}"
     yield f"{begin}; {_held_words(fullest)}"
+    yield probable_words(peak_bounds_of(job, prediction))
     over = host_bytes_over(job.plan, prediction, job.cluster)
     if over > 0:
         yield f"the fullest node lacks {over / GIB_BYTES:.2f} GiB of host memory"

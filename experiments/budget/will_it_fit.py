@@ -7,12 +7,13 @@ from functools import partial
 from pathlib import Path
 
 from experiments.bench.problem import (
-    UNSURE,
     asked_words,
     check_beside_plan,
     load_equal,
     numbers_of,
     on_cluster_with,
+    peak_bounds_of,
+    probable_words,
     problem_of,
     room_words,
 )
@@ -63,9 +64,6 @@ class Tried:
 # Whether a plan fits, as text and as pictures of its memory by class.
 
 
-NARROW = "Peaks are predicted wrongly by up to a tenth or so, so try it before you rely on it."
-
-
 def report_of(study: Study, asked: Tried, cheapest: Tried | None) -> Report:
     """The report of the study."""
     row = study.rows[0]
@@ -74,7 +72,7 @@ def report_of(study: Study, asked: Tried, cheapest: Tried | None) -> Report:
     others = [one for one in study.rows if one["kind"] not in ("asked", "cheapest")]
     paragraphs = [
         f"{asked_words(work, cluster)}, engine {asked.job.plan.engine}.",
-        " ".join([_verdict(row), f"Plans may take {room_words(cluster)}."]),
+        " ".join([_verdict(row), f"Plans may take {room_words(cluster)}.", _probable(row)]),
         "; ".join(plan_words(asked.job.plan)[:2]) + ".",
         _memory(row),
     ]
@@ -83,7 +81,11 @@ def report_of(study: Study, asked: Tried, cheapest: Tried | None) -> Report:
     return Report(
         title=title,
         words=paragraphs,
-        summary={"fits": row["fits"], "cheapest": None if cheapest is None else cheapest.words},
+        summary={
+            "fits": row["fits"],
+            "fit_probability": row["fit_probability"],
+            "cheapest": None if cheapest is None else cheapest.words,
+        },
         pictures=[*_pictures(asked, cheapest)],
     )
 
@@ -93,11 +95,16 @@ def _verdict(row: Row) -> str:
     host, host_room = row["host_bytes"] / GIB_BYTES, row["host_room_bytes"] / GIB_BYTES
     where = f"the fullest GPU, of stage {row['stage']}, needs {needs:.1f} of {room:.1f} GiB"
     if row["fits"]:
-        left = f"Yes: {where}, {room - needs:.1f} GiB are left."
-        return f"{left} {NARROW}" if room - needs < UNSURE * room else left
+        return f"Yes: {where}, {room - needs:.1f} GiB are left."
     if needs > room:
         return f"No: {where}, {needs - room:.1f} GiB too much."
     return f"No: {where}, but a node's host memory needs {host:,.1f} of {host_room:,.1f} GiB."
+
+
+def _probable(row: Row) -> str:
+    """How probable the verdict is, as a sentence."""
+    words: str = row["probable"]
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def _memory(row: Row) -> str:
@@ -354,10 +361,13 @@ def _row(change: Tried, asked: Tried) -> Row:
     fullest = max(prediction.stages, key=lambda stage: stage.peak_reserved_bytes)
     memory: Mapping[str, int] = to_mapping(fullest.memory)
     assert set(memory) == {*MemoryByClass.__slots__}
+    bounds = peak_bounds_of(change.job, prediction)
     return {
         "kind": change.kind,
         "change": change.words,
         "fits": prediction.fits,
+        "fit_probability": bounds.fit_probability,
+        "probable": probable_words(bounds),
         "gpus": change.job.plan.num_gpus,
         "iteration_s": prediction.iteration_s,
         "slower_by": prediction.iteration_s / asked.prediction.iteration_s - 1,

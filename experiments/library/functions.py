@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from experiments.bench.bench import Bench, Entry
-from experiments.bench.problem import fullest_words, room_words
+from experiments.bench.problem import fullest_words, peak_bounds_of, room_words
 from experiments.library.frames import frame_of
 from experiments.pages.tables import rate_words
 from experiments.prediction.predict import lines
@@ -105,7 +105,8 @@ class PredictedPlan(Told):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``mistlab predict --json`` prints it."""
-        return {"plan": self.name, **to_mapping(self.prediction)}
+        bounds = to_mapping(peak_bounds_of(self.job, self.prediction))
+        return {"plan": self.name, **to_mapping(self.prediction), **bounds}
 
     def to_frame(self) -> "pd.DataFrame":
         """A pandas frame with a row for each stage."""

@@ -160,12 +160,14 @@ def _held(row: Judged, spread: Spread | None) -> Held | None:
     return Held.of(row.measured_s, doubt.range.bounds_s(spread))
 
 
-def by_source_lines(known: Sequence[Known]) -> Iterator[str]:
-    """The section of a page: what all sources come to, and a line for each."""
+def by_source_lines(known: Sequence[Known], more: Sequence[str] = ()) -> Iterator[str]:
+    """The section of a page: what all sources come to, ``more`` lines on that, and a line for
+    each."""
     sources = errors_by_source(known)
     asked = [one for one in sources if not one.apart]
     yield "\n\n".join(beside("report_runs-by_source")) + "\n"
     yield from (f"- {line}" for line in _sums(asked, [row for _, row, _ in known]))
+    yield from (f"- {line}" for line in more)
     for name, words in APART.items():
         yield from (f"- Apart, {words}: {line}" for line in _apart(name, sources))
     yield from ("", *narrow(HEAD, (one.cells() for one in sources)), "")

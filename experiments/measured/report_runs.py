@@ -19,6 +19,7 @@ from experiments.measured.from_datasheets import (
     runs_from_datasheets,
 )
 from experiments.measured.group_errors import group_lines
+from experiments.measured.peaks import known_peaks, peak_lines, peak_misses
 from experiments.measured.predict_runs import RowPredictor
 from experiments.pages.page_tables import IN_A_FILE, write_page
 from experiments.pages.study import beside
@@ -127,7 +128,7 @@ def report(options: argparse.Namespace) -> int:
     words = "\n\n".join(beside("report_runs")).replace("(runs.svg)", f"({options.name}.svg)")
     page = [f"{words}\n", *_summary("All tables", plain), *left_out_lines(plain)]
     known = _known(plain)
-    page += by_source_lines(known)
+    page += by_source_lines(known, [*peak_lines(known)])
     lent = runs_from_datasheets(known)
     page += datasheet_lines(known, lent)
     if options.sureness is not None:
@@ -422,14 +423,16 @@ def _with_misses(table: str, rows: Sequence[Judged]) -> Iterator[tuple[Judged, M
         yield row, miss
 
 
-def write_sureness(
-    tables: Sequence[tuple[str, Sequence[Judged]]], lent: Sequence[LentRun], path: Path
-) -> None:
+def write_sureness(tables: Tables, lent: Sequence[LentRun], path: Path) -> None:
     """Write the spreads of all kinds of runs in tables, for the catalogue."""
     misses = [miss for name, rows in tables for _, miss in _misses(name, rows)]
     names = ", ".join(name for name, rows in tables if any(True for _ in _misses(name, rows)))
     source = f"{len(misses)} measured runs of tables {names} by experiments.report_runs"
     path = writable(path, "path of a file of spreads")
-    sureness = replace(sureness_of(misses, source), datasheet=datasheet_kind(lent))
+    sureness = replace(
+        sureness_of(misses, source),
+        datasheet=datasheet_kind(lent),
+        peaks=known_peaks(peak_misses(_known(tables))),
+    )
     write_yaml(to_mapping(sureness), path)
     progress(f"{path} written")

@@ -13,6 +13,7 @@ from experiments.bench.problem import (
     fullest_words,
     numbers_of,
     on_cluster_with,
+    peak_bounds_of,
     predicted_each,
     room_words,
 )
@@ -364,6 +365,7 @@ def _mapping(answer: PlanAnswer) -> Mapping[str, Any]:
         "plan": str(answer.path),
         **order_told,
         **figures,
+        **to_mapping(peak_bounds_of(answer.job, answer.prediction)),
         **goes,
         **disturbed,
         **beside,

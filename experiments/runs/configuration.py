@@ -183,7 +183,9 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
         loss=row.loss,
         states=row.states,
         optimizer=_optimizer(row, engine),
-        elsewhere=KeptElsewhere.of_row(row, of_step, _shards(data * degrees["cp"], replicas, zero)),
+        elsewhere=KeptElsewhere.of_row(
+            row, of_step, _shards(data * degrees["cp"], replicas, zero), shape.model.layers
+        ),
         unsaid=() if is_assumed or order else unsaid_of(row, engine, degrees["pp"]),
     )
 

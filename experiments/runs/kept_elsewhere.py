@@ -25,6 +25,8 @@ class KeptElsewhere:
     Of states in ``shards``, a run that ``loads_whole`` gathers all weights beside its shard as it
     reads a checkpoint, and one with ``whole_gradients`` reduces gradients after its last
     micro-batch alone (``no_sync``), so that each rank has all of them until then.
+    ``activations_share`` of activations leave beside the passes; inputs of blocks may
+    ``leave_by_copies`` for which passes wait.
     """
 
     weights: bool = False
@@ -36,9 +38,11 @@ class KeptElsewhere:
     loads_whole: bool = False
     whole_gradients: bool = False
     shards: int = 1
+    activations_share: float = 0.0
+    leave_by_copies: bool = False
 
     @classmethod
-    def of_row(cls, row: RunRow, micro_batches: int, shards: int) -> "KeptElsewhere":
+    def of_row(cls, row: RunRow, micro_batches: int, shards: int, blocks: int) -> "KeptElsewhere":
         """What a row says of it, whose states lie in so many shards."""
         is_late = row.late_gradients and micro_batches == 1
         is_whole = shards > 1 and row.loads_whole
@@ -53,6 +57,7 @@ class KeptElsewhere:
             loads_whole=is_whole,
             whole_gradients=is_summed,
             shards=shards if is_whole or is_summed else 1,
+            activations_share=min(1.0, (row.offloaded_blocks or 0) / blocks),
         )
 
     @property
@@ -87,6 +92,7 @@ class KeptElsewhere:
             held = stage.memory.gradients
             without = max(peak - held, peak - stage.memory.activations - stage.memory.logits)
             gone += peak - max(without, stage.memory_by_phase.step)
+        gone += int((self.leave_by_copies or self.activations_share) * stage.memory.activations)
         if self.pages and not self.optimizer:
             lacking = max(0, stage.peak_reserved_bytes - gone - int(room))
             gone += min(lacking, stage.memory.optimizer)
@@ -96,11 +102,26 @@ class KeptElsewhere:
         if self.loads_whole:
             peak = max(peak, (self.shards + 1) * stage.memory.weights)
         more = peak - stage.peak_allocated_bytes
+        if self.leave_by_copies:
+            # What the allocator caches is a share of what it holds.
+            more = int(stage.peak_reserved_bytes * more / stage.peak_allocated_bytes)
         return replace(
             stage,
             peak_allocated_bytes=peak,
             peak_reserved_bytes=max(stage.peak_reserved_bytes + more, 0),
         )
+
+    def copies_s(self, prediction: Prediction, micro_batches: int, bytes_per_s: float) -> float:
+        """The seconds of a step in which passes wait for inputs of blocks to leave, and to come
+        back. A stage holds those of as many micro-batches as stages follow it."""
+        if not self.leave_by_copies:
+            return 0.0
+        stages = prediction.stages
+        of_one = max(
+            stage.memory.activations / min(micro_batches, len(stages) - number)
+            for number, stage in enumerate(stages)
+        )
+        return 2 * of_one * micro_batches / bytes_per_s
 
 
 # A run that keeps what its plan does.

@@ -284,8 +284,14 @@ def job_of(
         times=run.fillings,
         unrunnable=unrunnable(run, blocks),
         saves_unsaid=run.saves_unsaid,
-        elsewhere=run.elsewhere,
+        elsewhere=replace(run.elsewhere, leave_by_copies=_copies_inputs(run)),
     )
+
+
+def _copies_inputs(run: Configuration) -> bool:
+    """Whether inputs of blocks go to the host under an engine whose plans cannot say so."""
+    is_left = run.elsewhere.activations and run.recompute.way == "full"
+    return is_left and not ENGINES[run.engine].offloads_activations
 
 
 def _leaves_inputs_alone(run: Configuration) -> bool:
@@ -399,10 +405,17 @@ def _cluster(
 
 def _of_smaller_nodes(hardware: Hardware, gpus_per_node: int) -> float | None:
     """The GB/s between nodes with fewer GPUs than the hardware's own, and as many adapters fewer;
-    None where they have as many GPUs, lie in a rack, or where GPUs share adapters."""
+    None where they have as many GPUs, lie in a rack, or where GPUs share adapters.
+
+    A network slower than one adapter is a cloud machine's, which nodes with fewer GPUs are not.
+    """
     node = hardware.node
     of_gpu = node.inter_node_gbytes_per_s / node.gpus
-    if node.is_rack or not 0 < gpus_per_node < node.gpus or of_gpu < ADAPTER_GBYTES_PER_S:
+    if node.is_rack or not 0 < gpus_per_node < node.gpus:
+        return None
+    if node.inter_node_gbytes_per_s < ADAPTER_GBYTES_PER_S:
+        return ADAPTER_GBYTES_PER_S
+    if of_gpu < ADAPTER_GBYTES_PER_S:
         return None
     return node.inter_node_gbytes_per_s * gpus_per_node / node.gpus
 

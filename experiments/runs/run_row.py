@@ -108,6 +108,7 @@ class RunRow:
     gradients_on_host: bool = False
     optimizer_on_host: bool = False
     activations_on_host: bool = False
+    offloaded_blocks: int | None = None
     late_gradients: bool = False
     steps_in_backward: bool = False
     pages_optimizer: bool = False
@@ -167,6 +168,8 @@ class RunRow:
 
     # The kernel of attention, where it is named.
     attention_kernel: AttentionKernel = ""
+    # Whether experts are products of one batch, each padded to the tokens of the busiest.
+    pads_experts: bool = False
 
     # What was measured: whether it failed, as a benchmark, and whose peak of memory.
     failed: bool = False

@@ -12,15 +12,17 @@ from experiments.runs.run_jobs import RunJob
 from experiments.runs.run_row import PeakOf
 from mistlab.calibration.fitted_sureness import SourceSpreads, spreads_of_kinds
 from mistlab.core.arrays import Ints
-from mistlab.core.units import GIB_BYTES, MIB_BYTES
+from mistlab.core.units import GBYTES, GIB_BYTES, MIB_BYTES
 from mistlab.cost.confidence import (
     SOURCES_OF_WIDER,
     TAIL,
     KnownKind,
+    PeakBounds,
     RunKind,
     Spread,
     Sureness,
     bounds_of,
+    peak_bounds,
 )
 from mistlab.cost.memory import room_bytes, room_of_plan
 from mistlab.engines.engine import ENGINES
@@ -160,6 +162,8 @@ class Held:
 MUCH_SLOWER = 1.1
 # All measured runs that took more than this share of a GPU's memory (70 of 80 GB) were slow.
 NEARLY_FULL = 70 / 79.1
+# Copies to pageable memory reach about so much of the rate of the link to the host; by hand.
+PAGEABLE = 7 / 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +180,7 @@ class RunAnswer:
     """The answer to a row; without a prediction, ``refused`` says why.
 
     ``doubt`` has the grounds of its bounds, ``sequences`` are those of the step that was predicted,
-    ``outside_bytes`` what a driver counts beside torch's memory.
+    ``outside_bytes`` what a driver counts beside torch's memory, ``peak`` the bounds of the peak.
     """
 
     prediction: Prediction | None = None
@@ -185,10 +189,11 @@ class RunAnswer:
     doubt: Doubt | None = None
     sequences: int = 0
     outside_bytes: float = 0.0
+    peak: PeakBounds | None = None
 
     def mapping(self, peak_of: PeakOf) -> Mapping[str, Any]:
         """The answer as plain data; memory is that of a stage's rank."""
-        if self.prediction is None:
+        if self.prediction is None or self.peak is None:
             return {"refused": self.refused}
         found, stage = self.prediction, stage_of(self.prediction, peak_of)
         return {
@@ -197,7 +202,10 @@ class RunAnswer:
             "iteration_s_high": found.iteration_s_high,
             "peak_allocated_gib": stage.peak_allocated_bytes / GIB_BYTES,
             "peak_reserved_gib": stage.peak_reserved_bytes / GIB_BYTES,
+            "peak_reserved_gib_low": self.peak.peak_reserved_bytes_low / GIB_BYTES,
+            "peak_reserved_gib_high": self.peak.peak_reserved_bytes_high / GIB_BYTES,
             "fits": found.fits,
+            "fit_probability": self.peak.fit_probability,
             "global_batch": self.sequences,
             "notes": [*self.notes],
         }
@@ -208,7 +216,10 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
     workload, cluster, engine = found.job.workload, found.job.cluster, found.job.plan.engine
     notes, more = found.notes, list[str]()
     if not found.elsewhere.is_plain:
-        room = room_of_plan(cluster, found.job.plan)
+        room, plan = room_of_plan(cluster, found.job.plan), found.job.plan
+        rate = PAGEABLE * cluster.hardware.node.host_link_gbytes_per_s * GBYTES
+        copies_s = found.elsewhere.copies_s(prediction, plan.micro_batches, rate)
+        prediction = prediction.lasting(1 + copies_s / prediction.iteration_s)
         prediction = found.elsewhere.applied(prediction, lambda stage: float(room[stage]))
     if found.times > 1:
         prediction = _repeated(prediction, found.times)
@@ -235,6 +246,8 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
             f"{cluster.memory_bytes / GIB_BYTES:.1f} GiB): runs are slow"
             + (f", {factor:g} times as long assumed" if factor > 1 else "")
         )
+    rooms: list[float] = room_of_plan(cluster, found.job.plan).tolist()
+    peak = peak_bounds(prediction, rooms, engine)
     if found.unrunnable:
         prediction = replace(prediction, fits=False)
         more.append(found.unrunnable)
@@ -246,6 +259,7 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
         doubt=Doubt(kind=found.kind, gpus=gpus, range=around),
         sequences=workload.global_batch * found.times,
         outside_bytes=outside_bytes(found.job),
+        peak=peak,
     )
 
 

@@ -1,5 +1,6 @@
 """The shape of a measured run's model, from a row's columns or from the catalogue's model."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
@@ -339,6 +340,15 @@ def _parts_of(row: RunRow, alike: ModelSpec | None, sizes: Mapping[str, int]) ->
     return parts
 
 
+def busiest(experts: int, active: int) -> int:
+    """How many experts a token may as well go to where each is padded to the busiest one's tokens.
+
+    Between even routing, of which this is ``active``, and all tokens at one expert, of which it is
+    all ``experts``, it is the middle in logarithms: nothing is known of a row's routing.
+    """
+    return min(experts, round(math.sqrt(experts * active)))
+
+
 def _experts_of_row(row: RunRow, like: Experts | None, sizes: Mapping[str, int]) -> Experts:
     """The experts of a row's blocks; what it does not say is as in another model ``like`` it."""
     experts = row.count("experts") or (1 if like is None else like.count)
@@ -347,6 +357,8 @@ def _experts_of_row(row: RunRow, like: Experts | None, sizes: Mapping[str, int])
         refuse("topk", f"is empty: give how many of {experts} experts a token takes")
     if active > experts:
         refuse("topk", f"{active} is more than experts {experts}: correct one of them")
+    if row.pads_experts:
+        active = busiest(experts, active)
     shared, dense = row.shared_ffn, row.dense_blocks
     if shared is None:
         shared = 0 if like is None else like.shared_ffn * sizes["ffn"] // like.ffn

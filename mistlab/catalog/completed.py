@@ -25,6 +25,8 @@ from mistlab.machine.hardware import (
 # Penalties in doublings for another architecture, another product line, an older GPU (whose rates
 # extrapolate less well upwards), and another maker.
 OTHER_ARCHITECTURE, OTHER_LINE, OLDER, OTHER_MAKER = 1.0, 4.0, 1.0, 8.0
+# The GB/s of PCIe 5 x16; links between GPUs that are no faster go through it.
+MOST_OF_PCIE = 64.0
 # Groups that describe links.
 LINKS = ("interference", "transfers")
 # The gain of a generation in GEMM rate per watt: measured 1.58 from A100 to H100, and 1.16 from
@@ -122,36 +124,46 @@ def changed_figures(then: DatasheetFigures, now: DatasheetFigures) -> list[str]:
 def nearest(
     hardware: Hardware, calibrated: Sequence[Hardware], *, by_links: bool = False
 ) -> Hardware:
-    """The calibrated hardware with the fewest doublings between the figures of both datasheets.
+    """The calibrated hardware of the nearest architecture, where it is told, and of those the one
+    with the fewest doublings between the figures of both datasheets.
 
-    For links, their rates inside a node and to the host count; for rates, the peak, the memory's
-    bandwidth and, where they are told, the architectures.
+    For rates of operators, the line of GPUs comes first; figures are the peak and the memory's
+    bandwidth. For links, racks come first, then cards behind PCIe; figures are the rates inside a
+    node and to the host. So an edited figure brings no other lender, which might be slower.
     """
 
-    def doublings(other: Hardware) -> float:
+    def apart(other: Hardware) -> tuple[float, ...]:
         pairs = zip(_figures(hardware, by_links), _figures(other, by_links), strict=True)
-        apart = sum(abs(log2(mine / its)) for mine, its in pairs)
-        return apart + _between_architectures(hardware, other, by_links=by_links)
+        doublings = sum(abs(log2(mine / its)) for mine, its in pairs)
+        between = _between_architectures(hardware, other)
+        if by_links:
+            classes = zip(_class_of_links(hardware), _class_of_links(other), strict=True)
+            return (*(mine != its for mine, its in classes), between, doublings)
+        return (between >= OTHER_LINE, between > 0, doublings + between)
 
-    return min(calibrated, key=doublings)
+    return min(calibrated, key=apart)
 
 
-def _figures(hardware: Hardware, by_links: bool) -> tuple[float, float]:
+def _figures(hardware: Hardware, by_links: bool) -> tuple[float, ...]:
     gpu, node = hardware.gpu, hardware.node
     if by_links:
         return node.intra_node_gbytes_per_s, node.host_link_gbytes_per_s
     return gpu.peak_tflops.fp16, gpu.memory_gbytes_per_s
 
 
-def _between_architectures(hardware: Hardware, other: Hardware, *, by_links: bool) -> float:
+def _class_of_links(hardware: Hardware) -> tuple[bool, bool]:
+    """Whether a hardware is a rack, and whether its GPUs are cards behind PCIe."""
+    node = hardware.node
+    return node.is_rack, node.intra_node_gbytes_per_s <= MOST_OF_PCIE
+
+
+def _between_architectures(hardware: Hardware, other: Hardware) -> float:
     mine, its = hardware.gpu.architecture, other.gpu.architecture
     if mine is None or its is None or mine == its:
         return 0.0
     own, lent = ARCHITECTURES[mine], ARCHITECTURES[its]
     if own.maker != lent.maker:
         return OTHER_MAKER
-    if by_links:
-        return 0.0
     newer = lent.generation - own.generation
     return OTHER_ARCHITECTURE + OTHER_LINE * (own.line != lent.line) + OLDER * (newer < 0)
 

@@ -14,7 +14,7 @@ off, in closed form: bounds of its further runs narrow to their scatter.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, Literal, Self
@@ -22,6 +22,7 @@ from typing import Any, Literal, Self
 from mistlab import catalog
 from mistlab.core.values import Checked, bounded, from_mapping
 from mistlab.engines.engine import ENGINES, Engine, Precision
+from mistlab.job.prediction import Prediction
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import EngineCalibration, Hardware, MeasuredAt, OwnRuns
 from mistlab.plan.workload import Workload
@@ -86,6 +87,11 @@ class RunKind:
         return -math.log(min(mfu, MOST_UTILISED))
 
 
+def peak_kinds(engine: str) -> tuple[str, ...]:
+    """The names of kinds of peaks that an engine's family belongs to, the narrowest first."""
+    return (f"engine {engine}", ANY) if engine else (ANY,)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
     """How a source's runs are expected to lie around predictions, in roots of their ways.
@@ -115,6 +121,12 @@ class Spread:
         prior, told = self.between**-2, own.runs * self.within**-2
         offset = (prior * self.offset + told * own.offset) / (prior + told)
         return replace(self, offset=offset, between=(prior + told) ** -0.5)
+
+    def below(self, log: float) -> float:
+        """The probability that the logarithm of measured over predicted lies below ``log``, by the
+        distribution that spreads are told by: Student's t of 3 degrees of freedom."""
+        off = (log - self.offset) / math.hypot(self.between, self.within) / math.sqrt(3)
+        return 0.5 + (off / (1 + off * off) + math.atan(off)) / math.pi
 
     def beside(self, other: "Spread") -> Self:
         """The spread of the sum of two independent misses."""
@@ -149,12 +161,14 @@ class Sureness:
     """The kinds of runs that were measured, and the source of the measurements.
 
     ``datasheet`` says how far predictions by rates of another GPU, scaled by datasheets, lie from
-    those by a GPU's own rates; its sources are GPUs.
+    those by a GPU's own rates; its sources are GPUs. ``peaks`` are kinds of peaks of memory, whose
+    spreads are plain logarithms.
     """
 
     source: str
     kinds: tuple[KnownKind, ...]
     datasheet: KnownKind | None = None
+    peaks: tuple[KnownKind, ...] = ()
 
     @cached_property
     def _known(self) -> Mapping[str, KnownKind]:
@@ -170,6 +184,11 @@ class Sureness:
         spread = replace(known.spread.knowing(own), stretch=1 + STRETCH_A_DOUBLING * doublings)
         is_wider = scaled and self.datasheet is not None and (own is None or not own.runs)
         return spread.beside(self.datasheet.spread) if is_wider and self.datasheet else spread
+
+    def peak_spread(self, engine: str) -> Spread:
+        """How measured peaks of an engine's family are expected to lie around predicted ones."""
+        known = {one.name: one.spread for one in self.peaks}
+        return next(known[name] for name in peak_kinds(engine) if name in known)
 
     def words(self, kind: RunKind) -> str:
         """Which measured runs a run's bounds are from: those of its narrowest kind, and how much
@@ -415,3 +434,35 @@ def iteration_figures(
         "tokens_per_s": workload.tokens / seconds,
         "mfu": mfu,
     }
+
+
+# The probability that a plan fits, and bounds of its peak.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakBounds(Checked):
+    """The probability that a plan fits, and the bytes between which 90 % of measured peaks lie on
+    its fullest GPU, as torch's allocator reserves them."""
+
+    fit_probability: float = field(metadata=bounded(minimum=0, maximum=1))
+    peak_reserved_bytes_low: int = field(metadata=bounded(minimum=0))
+    peak_reserved_bytes_high: int = field(metadata=bounded(minimum=0))
+
+
+def peak_bounds(prediction: Prediction, rooms: Sequence[float], engine: str) -> PeakBounds:
+    """The bounds of a plan's peak; ``rooms`` are the bytes that each stage's GPUs have.
+
+    A source's peaks are off together, so the stage with the least room decides. Host memory that is
+    short is no matter of chance: such a plan does not fit.
+    """
+    spread = known_sureness().peak_spread(ENGINES[engine].family)
+    peaks = [max(1, stage.peak_reserved_bytes) for stage in prediction.stages]
+    slack = min(room / peak for room, peak in zip(rooms, peaks, strict=False))
+    lacks_host = not prediction.fits and slack >= 1
+    reach = REACH * math.hypot(spread.between, spread.within)
+    low, high = (math.exp(spread.offset + side * reach) for side in (-1, 1))
+    return PeakBounds(
+        fit_probability=0.0 if lacks_host else round(spread.below(math.log(slack)), 4),
+        peak_reserved_bytes_low=int(max(peaks) * min(1.0, low)),
+        peak_reserved_bytes_high=int(max(peaks) * max(1.0, high)),
+    )

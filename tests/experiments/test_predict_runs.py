@@ -44,6 +44,7 @@ ROW = {
 KEYS = {
     *("file", "row", "iteration_s", "iteration_s_low", "iteration_s_high"),
     *("peak_allocated_gib", "peak_reserved_gib", "fits", "global_batch", "notes"),
+    *("fit_probability", "peak_reserved_gib_low", "peak_reserved_gib_high"),
 }
 
 

@@ -79,13 +79,18 @@ def test_options_that_a_plan_says_itself_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("held", "is_narrow"), [(89, False), (91, True)])
-def test_a_plan_that_just_fits_is_said_to_be_unsure(held: int, is_narrow: bool) -> None:
-    bytes_of = {"reserved_bytes": held * 2**30, "room_bytes": 100 * 2**30}
-    host = {"host_bytes": 0, "host_room_bytes": 2**40}
-    told = fitting._verdict({"fits": True, "stage": 0, **bytes_of, **host})
-    assert f"{100 - held:.1f} GiB are left." in told
-    assert told.endswith("so try it before you rely on it.") is is_narrow
+def test_how_probable_it_is_that_a_plan_fits_grows_with_what_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    probabilities = []
+    for kept in ("0", "5.9", "15"):
+        found = answer(capsys, FITS, "--keep-free-gib", kept, "--out", tmp_path / kept)
+        page = (tmp_path / kept / "report.md").read_text(encoding="utf-8")
+        assert f"It fits with a probability of {found['fit_probability']:.0%} (90 % of" in page
+        probabilities.append(found["fit_probability"])
+    assert 0.7 < probabilities[0] < 0.95
+    assert 0.3 < probabilities[1] < 0.6
+    assert probabilities[2] < 0.05
 
 
 def test_the_cheapest_change_fits_and_none_that_was_tried_is_faster(

@@ -114,7 +114,8 @@ def _peak(one: Prediction) -> int:
 
 
 def test_ranks_that_split_no_logits_hold_those_of_the_others_too() -> None:
-    cells = {"notes": "torch.compile", "tp": "4", "micro_batch": "4"}
+    cells = {"notes": "torch.compile", "tp": "4", "micro_batch": "4", "global_batch": "16"}
+    cells |= {"precision": "bf16 (all)"}
     split = predicted(**cells)
     whole = predicted(**cells, engine="KempnerForge (PyTorch FSDP2)")
     wide = ENGINES["fsdp-compiled-blocks"].memory["bf16"].wide_logits

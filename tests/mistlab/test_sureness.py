@@ -14,6 +14,7 @@ from mistlab.calibration.fitted_sureness import (
     UNKNOWN_WITHIN,
     spreads_of_kinds,
 )
+from mistlab.core.units import GIB_BYTES
 from mistlab.cost.confidence import (
     ANY,
     LEAST_LOG,
@@ -22,11 +23,13 @@ from mistlab.cost.confidence import (
     SOURCES_OF_WIDER,
     STRETCH_A_DOUBLING,
     KnownKind,
+    PeakBounds,
     RunKind,
     Spread,
     Sureness,
     bounds_of,
     known_sureness,
+    peak_bounds,
 )
 from mistlab.machine.hardware import OwnRuns
 from simulators.symbolic import SymbolicPredictor
@@ -286,3 +289,43 @@ def test_the_catalogue_knows_any_run() -> None:
     assert 1 < 1 / below < above < 3
     lent = known_sureness().spread(strange, 8, scaled=True).around(1.0)
     assert lent[0] < below < above < lent[1]
+
+
+def fitting(peak_gib: float, room_gib: float, *, fits: bool) -> PeakBounds:
+    job = job_of(run()).job
+    prediction = SymbolicPredictor(workload=job.workload, cluster=job.cluster).predict(job.plan)
+    stages = tuple(
+        replace(stage, peak_reserved_bytes=int(peak_gib * GIB_BYTES)) for stage in prediction.stages
+    )
+    prediction = replace(prediction, stages=stages, fits=fits)
+    return peak_bounds(prediction, [room_gib * GIB_BYTES] * len(stages), "nanotron")
+
+
+def test_a_plan_fits_the_more_probably_the_more_room_it_leaves() -> None:
+    rooms = (40.0, 75.0, 80.0, 85.0, 160.0)
+    found = [fitting(80.0, room, fits=room >= 80).fit_probability for room in rooms]
+    assert found == sorted(found)
+    assert found[0] < 0.1
+    assert 0.3 < found[2] < 0.6
+    assert found[-1] > 0.9
+    spread = known_sureness().peak_spread("nanotron")
+    assert found[2] == pytest.approx(spread.below(0.0), abs=1e-4)
+
+
+def test_nine_in_ten_peaks_lie_within_their_bounds_by_the_distribution_of_spreads() -> None:
+    spread = Spread(offset=0.1, between=0.1, within=0.2)
+    assert spread.below(0.1) == pytest.approx(0.5)
+    # Of Student's t of 3 degrees, 5 % lie beyond 2.353 (tables of its quantiles).
+    assert spread.below(0.1 + 2.353 * math.hypot(0.1, 0.2)) == pytest.approx(0.95, abs=1e-4)
+    bounds = fitting(80.0, 100.0, fits=True)
+    assert bounds.peak_reserved_bytes_low < 80 * GIB_BYTES < bounds.peak_reserved_bytes_high
+
+
+def test_a_plan_whose_host_is_short_does_not_fit_however_much_room_gpus_have() -> None:
+    assert fitting(40.0, 80.0, fits=False).fit_probability == 0.0
+
+
+def test_an_engine_without_measured_peaks_has_those_of_all() -> None:
+    known = known_sureness()
+    assert known.peak_spread("") == known.peak_spread("mistlab")
+    assert known.peak_spread("fsdp") != known.peak_spread("")

@@ -83,6 +83,7 @@ CHIPS: Mapping[str, Mapping[int, Gpus]] = {
     "t4": _sized("t4-16gb", 15, 16),
     "mi210": _sized("mi210-64gb", 64),
     "mi250x": _sized("mi250x-64gb", 64, note="one die of two"),
+    "mi350x": _sized("mi350x-288gb", 288),
     "mi355x": _sized("mi355x-288gb", 288),
 }
 DEFAULT_CHIP = "h100"

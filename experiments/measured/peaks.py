@@ -1,0 +1,109 @@
+"""How far measured peaks of memory lie from predicted ones, by source, and who is said to fit."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+import numpy as np
+
+from experiments.measured.by_source import Known, apart_of
+from experiments.runs.judged import Judged
+from mistlab.calibration.fitted_sureness import SourceSpreads, spreads_of_kinds
+from mistlab.core.arrays import Ints
+from mistlab.cost.confidence import REACH, SOURCES_OF_WIDER, KnownKind, peak_kinds
+
+# No run that ran may be said not to fit with a greater probability than this.
+MOST_WRONG = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakMiss:
+    """The logarithm of a measured peak over the predicted one; ``names`` are its kinds."""
+
+    names: tuple[str, ...]
+    source: str
+    gpus: int
+    log: float
+    is_apart: bool
+
+
+def peak_misses(known: Sequence[Known]) -> list[PeakMiss]:
+    """The misses of all peaks whose rows say what they hold at once."""
+    return [
+        PeakMiss(
+            names=peak_kinds(doubt.kind.engine),
+            source=source,
+            gpus=doubt.gpus,
+            log=-math.log1p(row.memory_error),
+            is_apart=bool(apart_of(row.row.cells)),
+        )
+        for source, row, _ in known
+        if (doubt := row.answer.doubt) is not None
+        and row.memory_error is not None
+        and row.says_batch
+    ]
+
+
+def known_peaks(misses: Sequence[PeakMiss]) -> tuple[KnownKind, ...]:
+    """The kinds of peaks, for the catalogue."""
+    spreads = _spreads(misses, np.full(len(misses), -1))
+    together: dict[str, list[PeakMiss]] = defaultdict(list)
+    for one in misses:
+        for name in one.names:
+            together[name].append(one)
+    return tuple(
+        KnownKind(
+            name=name,
+            offset=round(float(spreads[name].offset[0]), 4),
+            between=round(float(spreads[name].between[0]) ** 0.5, 4),
+            within=round(float(spreads[name].within[0]) ** 0.5, 4),
+            runs=len(alike),
+            sources=len({one.source for one in alike}),
+            most_gpus=max(one.gpus for one in alike),
+        )
+        for name, alike in sorted(together.items())
+    )
+
+
+def _spreads(misses: Sequence[PeakMiss], folds: Ints) -> dict[str, SourceSpreads]:
+    sources = np.unique([one.source for one in misses], return_inverse=True)[1]
+    logs = np.array([one.log for one in misses])
+    return spreads_of_kinds(logs, [one.names for one in misses], sources, folds, SOURCES_OF_WIDER)
+
+
+def peak_lines(known: Sequence[Known]) -> Iterator[str]:
+    """What bounds of peaks come to, each source left out, and what is said of runs that ran."""
+    misses = peak_misses(known)
+    sources = np.unique([one.source for one in misses], return_inverse=True)[1]
+    if misses and sources.max() > 0:
+        spreads = _spreads(misses, sources)
+        inside: dict[str, list[bool]] = defaultdict(list)
+        for one, fold in zip(misses, sources, strict=True):
+            spread = spreads[one.names[0]]
+            reach = REACH * math.sqrt(spread.between[fold] + spread.within[fold])
+            if not one.is_apart:
+                inside[one.source].append(bool(abs(one.log - spread.offset[fold]) <= reach))
+        yield (
+            f"Bounds of peaks without a run's source hold for "
+            f"{mean(one for some in inside.values() for one in some):.0%} of rows, and for "
+            f"{mean(map(mean, inside.values())):.0%} of a source's rows in the mean of sources."
+        )
+    ran = [_fit_probability(row) for _, row, _ in known if not row.failed]
+    failed = [_fit_probability(row) for _, row, _ in known if row.failed]
+    told = [[one for one in some if one is not None] for some in (ran, failed)]
+    if told[0]:
+        wrong = sum(one < 1 - MOST_WRONG for one in told[0])
+        of_failed = ""
+        if told[1]:
+            of_failed = f" Runs that failed fit with a probability of {mean(told[1]):.2f}."
+        yield (
+            f"Runs that ran fit with a probability of {mean(told[0]):.2f} in the mean, "
+            f"{min(told[0]):.2f} at least; {wrong} are said not to fit with a probability above "
+            f"{MOST_WRONG}.{of_failed}"
+        )
+
+
+def _fit_probability(row: Judged) -> float | None:
+    return None if row.answer.peak is None else row.answer.peak.fit_probability
