@@ -17,7 +17,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 RESULTS = sorted((ROOT / "docs" / "results").glob("*.md"))
-MOST_WORDS_OF_A_DECISION = 600
+MOST_WORDS_OF_A_DECISION, MOST_WORDS = 600, 90_000
 # What commands write on pages beside their figures, and those of their pages that are here.
 TEXTS = sorted(ROOT.glob("experiments/*/beside/*.md"))
 PAGES_OF_TEXTS = {
@@ -141,6 +141,14 @@ def test_a_decision_is_short() -> None:
     words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in decisions}
     longer = {name: count for name, count in words.items() if count > MOST_WORDS_OF_A_DECISION}
     assert longer == {}
+
+
+def test_the_pages_are_few_words() -> None:
+    """A word has a letter or a digit: bars between the cells of a table are none."""
+    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md")]
+    assert len(pages) > 150
+    words = sum(bool(re.search(r"[^\W_]", word)) for page in pages for word in page.split())
+    assert words <= MOST_WORDS
 
 
 @pytest.mark.parametrize(
