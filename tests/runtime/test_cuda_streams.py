@@ -137,6 +137,16 @@ def test_nobody_waits_for_what_was_read(driver: Driver, streams: CudaStreams) ->
     assert streams.stream("host_to_device").waited_for == []
 
 
+def test_times_are_read_when_the_device_has_ended_its_work(
+    driver: Driver, streams: CudaStreams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[Any] = []
+    monkeypatch.setattr(driver, "synchronize", waits.append)
+    streams.submit("compute", nothing, [])
+    streams.spans()
+    assert waits == [DEVICE]
+
+
 def test_serialised_work_waits_for_the_work_before(driver: Driver) -> None:
     streams = CudaStreams(DEVICE, driver, serialises=True)
     streams.submit("compute", nothing, [])

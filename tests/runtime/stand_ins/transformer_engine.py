@@ -320,6 +320,8 @@ def parallel_cross_entropy(
     dist_process_group: Any = None,
     ignore_idx: int = -100,
     is_cg_capturable: bool = False,
+    *,
+    _input: Tensor | None = None,
 ) -> Tensor:
     """Losses of tokens over logits whose vocabulary is split over ranks."""
     from megatron.core.tensor_parallel import (  # noqa: PLC0415 (imports this module)

@@ -1,0 +1,108 @@
+"""Holds stand-ins for baselines' packages against the packages' sources, which are not installed.
+
+    pip download --no-deps -d FOLDER transformer_engine==2.11.0 deepspeed==0.19.8
+    python -m benchmarks.baseline_arguments FOLDER
+
+Arguments, their order and their defaults must be those of the sources. Exit status 1: some differ.
+"""
+
+import ast
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+STAND_INS = Path(__file__).parents[1] / "tests/runtime/stand_ins"
+# By stand-in: the start of its package's archive, folders of its sources, and its names there.
+SOURCES: Mapping[str, tuple[str, tuple[str, ...], Mapping[str, str]]] = {
+    "transformer_engine.py": (
+        "transformer_engine-",
+        (
+            *("transformer_engine/pytorch/module/", "transformer_engine/pytorch/attention/"),
+            *("transformer_engine/pytorch/optimizers/", "transformer_engine/pytorch/cross_entropy"),
+            "transformer_engine/pytorch/distributed",
+        ),
+        {},
+    ),
+    "deepspeed_adam.py": (
+        "deepspeed-",
+        ("deepspeed/ops/adam/",),
+        {"fused_adam": "FusedAdam", "adam_of_host": "DeepSpeedCPUAdam"},
+    ),
+}
+Arguments = Sequence[tuple[str, str]]
+
+
+def arguments_of(tree: ast.Module) -> Iterator[tuple[str, Arguments]]:
+    """Names of a module's classes and functions, with their arguments and defaults."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, _said(node)
+        elif isinstance(node, ast.ClassDef):
+            for one in node.body:
+                if isinstance(one, ast.FunctionDef) and one.name == "__init__":
+                    yield node.name, _said(one)[1:]
+
+
+def _said(function: ast.FunctionDef) -> Arguments:
+    own = function.args
+    names = [one.arg for one in (*own.posonlyargs, *own.args)]
+    defaults = [None] * (len(names) - len(own.defaults)) + [*own.defaults]
+    named = [*zip(names, defaults, strict=True)]
+    named += [*zip([one.arg for one in own.kwonlyargs], own.kw_defaults, strict=True)]
+    return [(name, _default(default)) for name, default in named]
+
+
+def _default(node: ast.expr | None) -> str:
+    """A default as text; numbers by their value, so that 0 is 0.0."""
+    if node is None:
+        return "required"
+    text = ast.unparse(node)
+    try:
+        return f"{float(text):g}"
+    except ValueError:
+        return text
+
+
+def sources_in(archive: Path, folders: Sequence[str]) -> Iterator[str]:
+    """The Python sources in some folders of a wheel or of a source distribution."""
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            for name in wheel.namelist():
+                if name.endswith(".py") and name.startswith(tuple(folders)):
+                    yield wheel.read(name).decode()
+        return
+    with tarfile.open(archive) as file:
+        for member in file.getmembers():
+            inside = member.name.partition("/")[2]
+            content = file.extractfile(member) if inside.endswith(".py") else None
+            if content is not None and inside.startswith(tuple(folders)):
+                yield content.read().decode()
+
+
+def compared(folder: Path) -> Iterator[tuple[str, str]]:
+    """Each stand-in that a package has, and how its arguments differ: empty if they do not."""
+    for file, (start, folders, names) in SOURCES.items():
+        (archive,) = folder.glob(f"{start}*")
+        texts = sources_in(archive, folders)
+        theirs = dict(found for text in texts for found in arguments_of(ast.parse(text)))
+        own = arguments_of(ast.parse((STAND_INS / file).read_text(encoding="utf-8")))
+        for name, arguments in own:
+            if (real := theirs.get(names.get(name, name))) is not None:
+                apart = sorted(map(str, {*arguments} ^ {*real}))
+                if not apart and [*arguments] != [*real]:
+                    apart = ["in another order"]
+                yield f"{archive.name}: {names.get(name, name)}", ", ".join(apart)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print each stand-in, and how it differs."""
+    rows = [*compared(Path(*arguments))]
+    for name, apart in rows:
+        sys.stdout.write(f"{name}: {apart or 'the same arguments'}\n")
+    return int(not rows or any(apart for _, apart in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
