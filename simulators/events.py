@@ -5,7 +5,6 @@ model.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 import numpy as np
 
@@ -29,7 +28,8 @@ from mistlab.stages.stage_batch import StageBatch, batch_of_parts
 from mistlab.stages.stage_shape import parts_of_plan
 from simulators.averaging_cycle import played_asynchronous_s, played_cycle_s
 from simulators.build import Name, StageTasks, build_graph, build_stage
-from simulators.graph import LANES, TaskGraph, Use
+from simulators.graph import LANES, TaskGraph
+from simulators.link_uses import links_of_sends
 from simulators.play import ALONE, Factors, PassTimes, Times, pass_times, play
 from simulators.symbolic import SymbolicPredictor, as_they_are
 from simulators.variability import Quantiles, Variability
@@ -59,7 +59,7 @@ def tasks_of_parts(
     later_s = peculiar_s(batch.value, cluster)
     parts = parts_of_plan(plan, placement)
     of_parts = model.types.of_stages(batch_of_parts([plan], placement).value)
-    networks, names = _networks(of_stages, batch, placement), _names(model.template)
+    networks, names = links_of_sends(of_stages, batch, placement), _names(model.template)
     awaits = model.host is not None and model.host.waits_for_sends
     is_awaited = awaits and plan.num_stages > 1 and plan.order == DEFAULT_ORDER
     tied_ends = plan.num_stages > 1 and not placement.ends_meet
@@ -166,50 +166,6 @@ def _send_s(of_stages: Sequence[TaskSeconds], placement: Placement, part: int) -
         return 0.0
     seconds = of_stages[stage]
     return float((seconds.receive_s if step == PREVIOUS else seconds.send_s)[stage])
-
-
-def _networks(
-    of_stages: Sequence[TaskSeconds], batch: StageBatch, placement: Placement
-) -> list[dict[Kind, tuple[Use, ...]]]:
-    """The inter-node links that each part's sends use, and the share of each link.
-
-    An even link is traffic out of a node, an odd link is traffic into it. A stage's first rank
-    stands for all its ranks. A send takes an equal share of equal networks; the faster of two
-    unlike networks has as many bytes to pass on as the slower one.
-    """
-    shapes = of_stages[0].shapes
-    nodes = (batch.first_rank // of_stages[0].model.cluster.gpus_per_node).tolist()
-    uses: list[dict[Kind, tuple[Use, ...]]] = [{} for _ in placement.stages]
-    for part, (sender, receiver) in enumerate(pairwise(placement.stages)):
-        step = placement.goes_to(part)
-        here, there = nodes[sender], nodes[receiver]
-        # In a loop the last stage sends to the first, which is in its own node if there is only one
-        # node.
-        stays = step == HERE or (receiver < sender and here == there)
-        if shapes.crosses_to_next[receiver if step == PREVIOUS else sender] and not stays:
-            ends = of_stages[sender], of_stages[receiver]
-            of_sender = _shares(ends, sender)
-            of_receiver = _shares(ends, receiver)
-            uses[part]["F"] = ((2 * here, of_sender[0]), (2 * there + 1, of_sender[1]))
-            uses[part + 1]["B"] = ((2 * there, of_receiver[1]), (2 * here + 1, of_receiver[0]))
-    return uses
-
-
-def _shares(ends: tuple[TaskSeconds, TaskSeconds], stage: int) -> tuple[float, float]:
-    """The shares of the links at both ends of a send, given the number of a stage's senders in a
-    node.
-    """
-    links = [end.model.links for end in ends]
-    senders = int(ends[0].shapes.senders_of_node[stage])
-    parts = [one.part_of_network(senders) for one in links]
-    if links[0] is not links[1]:
-        rates = [one.cluster.inter_node_bytes_per_s for one in links]
-        bytes_per_s = min(part * rate for part, rate in zip(parts, rates, strict=True))
-        parts = [bytes_per_s / rate for rate in rates]
-    # A send that starts late uses the network for the rest of its time.
-    sender = ends[0]
-    in_time = 1 - float(sender.late_s[stage] / sender.send_s[stage])
-    return parts[0] * in_time, parts[1] * in_time
 
 
 def _names(template: Template) -> list[Name]:

@@ -275,10 +275,17 @@ class LinkTimes:
         tier = self.tier_name(NETWORK if across_nodes else NODE)
         return LinkTime(latency_s=latency_s, s_per_byte=1 / rate, tier=tier)
 
-    def part_of_network(self, at_once: int) -> float:
-        """The share of a node's network that sends of ``at_once`` of its GPUs use."""
-        link = self._send(across_nodes=True, at_once=at_once)
-        return at_once / (link.s_per_byte * self.cluster.inter_node_bytes_per_s)
+    def parts_of_links(
+        self, *, at_once: int, place: int = NETWORK, senders: int = 1
+    ) -> list[float]:
+        """The share of a node's network that sends of ``at_once`` of its GPUs take, and of the link
+        of a unit into each tier above, up to the one at a ``place``, that so many ``senders`` do.
+        """
+        link = self.send(across_nodes=True, at_once=at_once, place=place, senders=senders)
+        found = [at_once / (link.s_per_byte * self.cluster.inter_node_bytes_per_s)]
+        if self.tiers is not None:
+            found += self.tiers.parts_of_units(link, place, senders)
+        return found
 
     def copy(self, direction: Copy) -> LinkTime:
         """The time of a host copy while all GPUs of the node copy."""

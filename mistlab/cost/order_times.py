@@ -11,7 +11,7 @@ from typing import Self
 
 import numpy as np
 
-from mistlab.core.arrays import Floats, Rows
+from mistlab.core.arrays import Floats, Ints, Rows
 from mistlab.cost.links import groups_of
 from mistlab.cost.order_path import (
     EndTimes,
@@ -21,7 +21,7 @@ from mistlab.cost.order_path import (
     TurnTimes,
     order_bound_s,
 )
-from mistlab.cost.side_by_side import SharedNetworks, until
+from mistlab.cost.side_by_side import SharedNetworks, Way, until
 from mistlab.cost.slot_work import (
     HERE,
     NOTHING,
@@ -36,6 +36,7 @@ from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns, weight_grad
 from mistlab.engines.engine import ENGINES, Engine
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import COMPUTE, STREAMS
+from mistlab.network.tiers import NETWORK
 from mistlab.plan.dimensions import num_gpus
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Workload
@@ -263,10 +264,11 @@ def _played_s(
 def _networks(
     model: StagesOnGroups, plans: Sequence[Plan], placement: Placement
 ) -> SharedNetworks | None:
-    """The node networks that sends of several stages share; None on one node.
+    """The networks of nodes, and links of units of the tiers above, that sends of several stages
+    share; None on one node.
 
-    A send takes the share of the network that the sending ranks of a node ask for together. Ranks
-    of neighbouring stages are taken to be alike, as for the size of sends.
+    A send takes the share of a link that the sending ranks of a node or unit ask for together.
+    Ranks of neighbouring stages are taken to be alike, as for the size of sends.
     """
     cluster = model.cluster
     if cluster.nodes == 1 or placement.num_stages < 3 or model.tasks.template.sends in IN_TURN:
@@ -274,17 +276,39 @@ def _networks(
     batch, shape = StageBatch.of_plans(plans), (len(plans), placement.num_stages)
     shapes = _seconds(model.models[0], batch).shapes
     links = model.tasks.links
-    senders, asked = np.unique(shapes.senders_of_node, return_inverse=True)
-    share = np.array([links.part_of_network(int(count)) for count in senders])[asked]
-    share = np.where(shapes.crosses_to_next, share, 0.0).reshape(shape)
-    nodes = (batch.first_rank // cluster.gpus_per_node).reshape(shape)
+    nodes = batch.first_rank.astype(np.int64) // cluster.gpus_per_node
+    units = [nodes]
+    if links.tiers is not None:
+        units += [links.tiers.units_of(nodes, place) for place in links.tiers.places]
+    asked = np.stack([shapes.senders_of_node, np.maximum(shapes.place_to_next, NETWORK)])
+    asked = np.concatenate([asked, shapes.senders[None]])
+    ways, rows = np.unique(asked, axis=1, return_inverse=True)
+    parts = np.zeros((len(units), ways.shape[1]))
+    for column, (at_once, place, senders) in enumerate(ways.T.tolist()):
+        found = links.parts_of_links(at_once=at_once, place=place, senders=senders)
+        parts[: len(found), column] = found
+    shares = np.where(shapes.crosses_to_next, parts[:, rows.ravel()], 0.0)
+    return SharedNetworks.of(
+        [
+            (
+                of_tier.reshape(shape),
+                _shares(of_tier.reshape(shape), share.reshape(shape), placement),
+            )
+            for of_tier, share in zip(units, shares, strict=True)
+        ]
+    )
+
+
+def _shares(units: Ints, share: Floats, placement: Placement) -> dict[Way, Floats]:
+    """The share (C) of the link of a node, or of a unit of a tier, that sends on each way take,
+    from those of sends to the next stage (C, stages); none within a unit."""
     shares = {}
     for here, there in pairwise(placement.stages):
         lower = min(here, there) if abs(here - there) == 1 else here
-        used_share = np.where(nodes[:, here] == nodes[:, there], 0.0, share[:, lower])
+        used_share = np.where(units[:, here] == units[:, there], 0.0, share[:, lower])
         if here != there:
             shares[here, there] = shares[there, here] = used_share
-    return SharedNetworks.of(nodes, shares)
+    return shares
 
 
 def _end_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]) -> EndTimes:

@@ -429,22 +429,27 @@ class SharedNetworks:
     weights: Mapping[Way, Mapping[Way, Floats | float]]
 
     @classmethod
-    def of(cls, nodes: Ints, shares: Mapping[Way, Floats]) -> Self:
-        """The ways of stages on these ``nodes`` (C, stages), each of which uses a share (C) of its
-        networks: none within a node.
-        """
+    def of(cls, levels: Sequence[tuple[Ints, Mapping[Way, Floats]]]) -> Self:
+        """The ways of stages, at each level by the nodes, or the units of a tier (C, stages), that
+        they are on, and the share (C) of its links that each takes: none within a node or unit. Two
+        sends wait for the link that they fill most."""
         weights: dict[Way, dict[Way, Floats | float]] = {}
-        for way, share in shares.items():
-            for other, other_share in shares.items():
-                meets = (nodes[:, way[0]] == nodes[:, other[0]]) | (
-                    nodes[:, way[1]] == nodes[:, other[1]]
-                )
-                uses = (share > 0) & (other_share > 0) & meets & (way[0] != other[0])
-                weight = np.where(uses, np.maximum(share + other_share - 1, 0.0), 0.0)
+        for way in levels[0][1]:
+            for other in levels[0][1]:
+                weight = np.max([_together(*level, way, other) for level in levels], axis=0)
                 if weight.any():
                     used = weight if len(weight) > 1 else weight.item()
                     weights.setdefault(way, {})[other] = used
         return cls(weights=weights)
+
+
+def _together(units: Ints, shares: Mapping[Way, Floats], way: Way, other: Way) -> Floats:
+    """By how much (C) sends on two ways ask together for more than the links have of nodes or units
+    that both leave, or both reach."""
+    share, other_share = shares[way], shares[other]
+    meets = (units[:, way[0]] == units[:, other[0]]) | (units[:, way[1]] == units[:, other[1]])
+    uses = (share > 0) & (other_share > 0) & meets & (way[0] != other[0])
+    return np.where(uses, np.maximum(share + other_share - 1, 0.0), 0.0)
 
 
 @dataclass(slots=True, eq=False)

@@ -179,6 +179,16 @@ class TierTimes:
             link = link.at_least(at_once / self._bytes_per_s(one), self.network.tiers[one].name)
         return link
 
+    def parts_of_units(self, link: LinkTime, place: int, senders: int) -> list[float]:
+        """The shares of the links of a unit into each tier above the network, up to the one at this
+        place, that a ``link`` takes by which so many GPUs of a stage send; the lowest tier first.
+        """
+        return [
+            min(float(senders), self._gpus_of_unit(one))
+            / (link.s_per_byte * self._bytes_per_s(one))
+            for one in range(ABOVE, place + 1)
+        ]
+
     def to_offset(self, link: LinkTime, shape: GroupSpread, away: int) -> LinkTime:
         """The time in which each rank of groups of a shape sends to the one so many ranks away, all
         at once, from that between two nodes."""

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from mistlab import catalog
-from mistlab.core.values import FieldError
+from mistlab.core.values import FieldError, from_mapping
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import GroupSlowdowns, Interference
+from mistlab.network.tiers import Network
 from mistlab.plan.plan import Offload, Plan, StagePlan
 from mistlab.plan.workload import Workload
 from simulators.events import EventSimulator, Simulation
@@ -61,6 +62,54 @@ def test_sends_of_neighbours_at_one_time_share_their_nodes_network(engine: str) 
     shares = stretches(played(plan, cluster))
     assert min(shares) == pytest.approx(1)
     assert 1.3 < max(shares) <= 2 * (1 + 1e-9)
+
+
+LEAVES = {"name": "leaf", "gpus": 16}
+
+
+def on_leaves(nodes: int) -> Cluster:
+    """The cluster on leaves of two nodes each, whose links into the spine are slow."""
+    spine = {"name": "spine", "gpus": 8 * nodes, "gbytes_per_s": 0.25}
+    net = from_mapping(Network, {"tiers": [{"name": "node", "gpus": 8}, LEAVES, spine]})
+    fast = replace(TWO_NODES, inter_node_gbytes_per_s=10.0)
+    return apart(replace(fast, nodes=nodes, gpus_per_node=8, network=net))
+
+
+@pytest.mark.parametrize("engine", ["mistlab", "megatron"])
+def test_sends_of_neighbours_at_one_time_share_their_leafs_link(engine: str) -> None:
+    """Of six nodes, a stage each, the middle leaf's first one sends back through the link into the
+    spine while its second one sends forward. No link passes on more than it can."""
+    whole = replace(SIX.stages[0], data_parallel=8)
+    plan = replace(SIX, engine=engine, stages=(whole,) * 6)
+    simulation = played(plan, on_leaves(6), replace(WORK, global_batch=64))
+    graph, times = simulation.graph, simulation.times
+    of_links: dict[int, list[tuple[float, float, float]]] = {}
+    for task, uses in graph.networks.items():
+        for link, share in uses:
+            stretch = times.starts_s[task], times.ends_s[task], share * graph.seconds[task]
+            of_links.setdefault(link, []).append(stretch)
+    met = set()
+    for link, stretches_of in of_links.items():
+        end, busy_s = 0.0, 0.0
+        for start_s, end_s, _ in sorted(stretches_of):
+            if start_s < end:
+                met.add(link)
+            busy_s += max(0.0, end_s - max(start_s, end))
+            end = max(end, end_s)
+        assert sum(sent_s for *_, sent_s in stretches_of) <= busy_s * (1 + 1e-9)
+    # Behind the links of six nodes: that of the middle one of three leaves, out and in.
+    assert {2 * (6 + 1), 2 * (6 + 1) + 1} <= met
+
+
+def test_paths_of_orders_share_the_leafs_link_too() -> None:
+    """They take nearly what the event simulator plays; with sends alone, three quarters of it."""
+    plan = replace(SIX, order="zb-h1", stages=(replace(SIX.stages[0], data_parallel=8),) * 6)
+    work, cluster = replace(WORK, global_batch=64), on_leaves(6)
+    path, simulator = (
+        one(workload=work, cluster=cluster).predict(plan).iteration_s
+        for one in (SymbolicPredictor, EventSimulator)
+    )
+    assert path == pytest.approx(simulator, rel=0.05)
 
 
 def test_without_neighbours_sends_take_what_they_take_alone() -> None:

@@ -1,0 +1,86 @@
+"""The links that sends between stages use when they are played: of nodes, and of units of the tiers
+above.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from mistlab.cost.tasks import TaskSeconds
+from mistlab.network.tiers import NETWORK
+from mistlab.schedule.placement import HERE, PREVIOUS, Placement
+from mistlab.schedule.slots import Kind
+from mistlab.stages.stage_batch import StageBatch
+from simulators.graph import Use
+
+
+def links_of_sends(
+    of_stages: Sequence[TaskSeconds], batch: StageBatch, placement: Placement
+) -> list[dict[Kind, tuple[Use, ...]]]:
+    """The links out of and into nodes, and units of tiers above, that each part's sends use, and
+    the share of each link.
+
+    An even link is traffic out of a node or unit, an odd link is traffic into it. A stage's first
+    rank stands for all its ranks. A send takes an equal share of equal networks; the faster of two
+    unlike networks has as many bytes to pass on as the slower one.
+    """
+    shapes = of_stages[0].shapes
+    gpus, tiers = of_stages[0].model.cluster.gpus_per_node, of_stages[0].model.links.tiers
+    units = [batch.first_rank.astype(np.int64) // gpus]
+    if tiers is not None:
+        units += [tiers.units_of(units[0], place) for place in tiers.places]
+    # Units of further tiers are numbered behind those of the tier before.
+    begins = np.cumsum([0, *(int(of_tier.max()) + 1 for of_tier in units)])
+    numbered = [of_tier + begin for of_tier, begin in zip(units, begins, strict=False)]
+    uses: list[dict[Kind, tuple[Use, ...]]] = [{} for _ in placement.stages]
+    for part, (sender, receiver) in enumerate(pairwise(placement.stages)):
+        step = placement.goes_to(part)
+        # In a loop the last stage sends to the first, which is in its own node if there is only one
+        # node.
+        stays = step == HERE or (receiver < sender and units[0][sender] == units[0][receiver])
+        lower = receiver if step == PREVIOUS else sender
+        if shapes.crosses_to_next[lower] and not stays:
+            ends, place = (of_stages[sender], of_stages[receiver]), int(shapes.place_to_next[lower])
+            forward, backward = _shares(ends, sender, place), _shares(ends, receiver, place)[::-1]
+            places = [(int(of[sender]), int(of[receiver])) for of in numbered]
+            uses[part]["F"] = _used(places, forward)
+            uses[part + 1]["B"] = _used([place[::-1] for place in places], backward)
+    return uses
+
+
+def _used(places: Sequence[tuple[int, int]], shares: Sequence[Sequence[float]]) -> tuple[Use, ...]:
+    """The uses of a send between these nodes and units, out of the first and into the second of
+    each pair, with the shares at both ends; none of a unit that it stays in."""
+    return tuple(
+        use
+        for (here, there), *of_ends in zip(places, *shares, strict=False)
+        if here != there or places[0] == (here, there)
+        for use in ((2 * here, of_ends[0]), (2 * there + 1, of_ends[1]))
+    )
+
+
+def _shares(
+    ends: tuple[TaskSeconds, TaskSeconds], stage: int, place: int
+) -> tuple[Sequence[float], Sequence[float]]:
+    """The shares of the links at both ends of a send, of a node and of units of each tier above up
+    to the one at a ``place``, given a stage's senders.
+    """
+    links, shapes = [end.model.links for end in ends], ends[0].shapes
+    parts = [
+        one.parts_of_links(
+            at_once=int(shapes.senders_of_node[stage]),
+            place=max(place, NETWORK),
+            senders=int(shapes.senders[stage]),
+        )
+        for one in links
+    ]
+    if links[0] is not links[1]:
+        rates = [one.cluster.inter_node_bytes_per_s for one in links]
+        bytes_per_s = min(part[0] * rate for part, rate in zip(parts, rates, strict=True))
+        parts = [[bytes_per_s / rate, *part[1:]] for part, rate in zip(parts, rates, strict=True)]
+    # A send that starts late uses the network for the rest of its time.
+    sender = ends[0]
+    in_time = 1 - float(sender.late_s[stage] / sender.send_s[stage])
+    here, there = ([in_time * one for one in part] for part in parts)
+    return here, there
