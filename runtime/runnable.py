@@ -14,6 +14,8 @@ from mistlab.stages.stage_shape import StageShape, replicas_of
 
 # The treatments of blocks of a user's own code that the runtime supports.
 TREATED_OWN = frozenset({PLAIN, "recomputed"})
+# Optimizers whose moments the runtime has.
+TRAINED_OPTIMIZERS = ("adamw", "adamw-bf16")
 REMEDY_OWN = "and names no factory: trace package.module:factory, without --blocks"
 
 
@@ -330,8 +332,8 @@ def _check_dropped_shares(workload: Workload) -> None:
 
 
 def check_usual(workload: Workload) -> None:
-    """Refuse adapters and chunked losses where this package's layers are not used."""
-    usual = {"train": "all", "loss": "whole"}
+    """Refuse adapters, chunked losses and 16-bit moments where other layers are used."""
+    usual = {"train": "all", "loss": "whole", "optimizer": "adamw"}
     for name, value in usual.items():
         if (given := getattr(workload, name)) != value:
             reject(
@@ -361,10 +363,10 @@ def check_model(workload: Workload) -> None:
             f"workload.states: {workload.states} can be predicted and not yet trained: give mixed, "
             "or leave it out"
         )
-    if workload.optimizer != "adamw":
+    if workload.optimizer not in TRAINED_OPTIMIZERS:
         reject(
             f"workload.optimizer: {workload.optimizer} can be predicted and not yet trained: give "
-            "adamw, or leave it out"
+            "adamw-bf16, adamw, or leave it out"
         )
     if workload.precision in ("fp8", "fp4"):
         reject(

@@ -145,8 +145,15 @@ def _cut(piece: Piece) -> Iterator[Piece]:
 
 
 def is_away(tensor: Tensor) -> bool:
-    """Whether a tensor is on a device, so that the host must copy it to read it."""
-    return not tensor.is_cpu
+    """Whether the host must copy a tensor to read it: one on a device, or of 16 bits, which is
+    stored in 32.
+    """
+    return not tensor.is_cpu or tensor.dtype == torch.bfloat16
+
+
+def _stored_type(tensor: Tensor) -> torch.dtype:
+    """The data type in which a tensor is stored: moments of 16 bits go on as ones of 32, too."""
+    return torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
 
 
 class Saver(SavePlanner):
@@ -175,7 +182,7 @@ class Saver(SavePlanner):
                     type=WriteItemType.SHARD,
                     tensor_data=TensorWriteData(
                         chunk=box.chunk,
-                        properties=TensorProperties(dtype=box.values.dtype),
+                        properties=TensorProperties(dtype=_stored_type(box.values)),
                         size=torch.Size(box.whole),
                     ),
                 )

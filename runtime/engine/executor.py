@@ -28,6 +28,7 @@ from runtime.engine.streams.context_lanes import StreamedContext
 from runtime.engine.streams.expert_lanes import StreamedExperts
 from runtime.engine.streams.lanes import Event, StreamedRanks, Streams
 from runtime.engine.training import Training
+from runtime.engine.work.adamw import MOMENTS
 from runtime.engine.work.frozen_products import multiply_frozen
 from runtime.engine.work.gradient_averages import GradientAverages
 from runtime.engine.work.layer_passes import LAYER_RUNS, Passes, layer_treatments
@@ -132,7 +133,8 @@ class Executor:
         let_draw(self.layers, self.draws)
         dtype = TYPE_OF_PRECISION[workload.precision]
         self.state = StageState.build(
-            *(self.shape, self._layouts(), Types(dtype, sums_of(workload)), device),
+            *(self.shape, self._layouts()),
+            *(Types(dtype, sums_of(workload), MOMENTS[workload.optimizer]), device),
             frozen=self._frozen_layouts(),
         )
         self.device = device

@@ -18,7 +18,8 @@ from tests.runtime.plain_model import loss_of
 
 class PlainRun:
     """A model in numbers of 64 bits, and its optimizer; ``rounds`` is the type of numbers to which
-    weights are rounded before each step's passes."""
+    weights are rounded before each step's passes, ``moments`` that to which moments are rounded
+    after it."""
 
     def __init__(
         self,
@@ -26,8 +27,10 @@ class PlainRun:
         weights: Mapping[str, Tensor],
         training: Training,
         rounds: torch.dtype,
+        moments: torch.dtype | None = None,
     ) -> None:
         self.spec, self.training, self.rounds = spec, training, rounds
+        self.moments = moments
         self.weights = {name: one.double().clone() for name, one in weights.items()}
         zeros = {name: torch.zeros_like(one) for name, one in self.weights.items()}
         self.first, self.second = dict(zeros), {name: one.clone() for name, one in zeros.items()}
@@ -67,3 +70,6 @@ class PlainRun:
             spread = self.second[name] / (1 - of.beta2**self.steps)
             kept = self.weights[name] * (1 - rate * of.weight_decay)
             self.weights[name] = kept - rate * mean / (spread.sqrt() + of.epsilon)
+            if self.moments is not None:
+                self.first[name] = self.first[name].to(self.moments).double()
+                self.second[name] = self.second[name].to(self.moments).double()

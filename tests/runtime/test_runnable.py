@@ -54,7 +54,9 @@ def test_a_way_to_train_that_is_not_there_is_refused(change: dict[str, Any]) -> 
         check_model(work)
 
 
-@pytest.mark.parametrize("change", [{"train": "adapters"}, {"loss": "chunked"}])
+@pytest.mark.parametrize(
+    "change", [{"train": "adapters"}, {"loss": "chunked"}, {"optimizer": "adamw-bf16"}]
+)
 def test_other_systems_train_in_the_usual_way_alone(change: dict[str, Any]) -> None:
     ((name, value),) = change.items()
     work = replace(workload(catalog.model("llama-7b")), **change)

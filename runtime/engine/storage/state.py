@@ -23,12 +23,16 @@ from runtime.models.parallel import SmallMatrix
 
 
 class Staging:
-    """The entries of a ring; each has ``kinds`` vectors (master weights and moments) of ``numel``
-    elements.
+    """The entries of a ring; each has vectors of ``kinds`` (the data types of master weights and
+    moments) of ``numel`` elements.
     """
 
     def __init__(
-        self, entries: Iterable[int], kinds: int, numel: int, device: torch.device
+        self,
+        entries: Iterable[int],
+        kinds: Sequence[torch.dtype],
+        numel: int,
+        device: torch.device,
     ) -> None:
         self._entries = sorted(set(entries)) if numel else []
         self._kinds, self._numel, self._device = kinds, numel, device
@@ -43,8 +47,7 @@ class Staging:
         """Allocate the room."""
         for entry in self._entries:
             self._slots[entry] = tuple(
-                torch.empty(self._numel, dtype=torch.float32, device=self._device)
-                for _ in range(self._kinds)
+                torch.empty(self._numel, dtype=kind, device=self._device) for kind in self._kinds
             )
 
     def close(self, streams: Streams) -> None:
@@ -68,10 +71,6 @@ class Staging:
 # A partly offloaded vector is ``Split``: its beginning stays on the device, and its tail is on the
 # host. Sharded or offloaded weights and gradients are whole only in a ring entry, which layers use
 # in turn. The optimizer's vectors are never whole: their two pieces are stepped separately.
-
-
-# Master weights and two moments.
-OPTIMIZER_VECTORS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -140,10 +139,16 @@ class LayerState:
 
 
 class Types(NamedTuple):
-    """The data types of weights, and of accumulated gradients."""
+    """The data types of weights, of accumulated gradients, and of moments."""
 
     weights: torch.dtype
     gradients: torch.dtype
+    moments: torch.dtype = torch.float32
+
+    @property
+    def stepped(self) -> tuple[torch.dtype, ...]:
+        """The data types of master weights and two moments."""
+        return torch.float32, self.moments, self.moments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -254,7 +259,7 @@ class StageState:
         host_device = torch.device("cpu")
         on_host = Arena(rehearsed[1].size_bytes, host_device, pins_for=driver_of(device))
         parts, rings = _parts(shape, layouts, frozen, types, on_device, on_host)
-        staging = _staging(shape, parts[: len(layouts)], device)
+        staging = _staging(shape, parts[: len(layouts)], types.stepped, device)
         sections = [
             Section(shape=shape, layers=layers, rings=rings, staging=staging) for layers in parts
         ]
@@ -340,7 +345,12 @@ def _parts(
     )
 
 
-def _staging(shape: StageShape, sections: Sequence[Layers], device: torch.device) -> Staging:
+def _staging(
+    shape: StageShape,
+    sections: Sequence[Layers],
+    kinds: Sequence[torch.dtype],
+    device: torch.device,
+) -> Staging:
     """Staging buffers for the largest layer whose offloaded states are stepped on the device."""
     sizes: dict[int, int] = {}
     for layers in sections:
@@ -349,7 +359,7 @@ def _staging(shape: StageShape, sections: Sequence[Layers], device: torch.device
                 sizes[layer] = sizes.get(layer, 0) + one.optimizer[0].tail.numel()
     return Staging(
         entries=[shape.entry_at_step(layer) for layer in sizes],
-        kinds=OPTIMIZER_VECTORS,
+        kinds=kinds,
         numel=max(sizes.values(), default=0),
         device=device,
     )
@@ -369,8 +379,7 @@ def _layer(
     gradients = part if shape.zero >= 2 else whole
     stepped = part if shape.zero >= 1 else whole
     optimizer = tuple(
-        Split.of(stepped, offload.optimizer, torch.float32, device, host)
-        for _ in range(OPTIMIZER_VECTORS)
+        Split.of(stepped, offload.optimizer, kind, device, host) for kind in types.stepped
     )
     exchanged = optimizer[0].tail.numel() if shape.steps_tail(layer) else 0
     exchange = host.take(exchanged, types.gradients)

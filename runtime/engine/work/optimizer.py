@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from mistlab.stages.stage_program import Op
@@ -12,6 +11,7 @@ from runtime.comm.topology import Sharers
 from runtime.engine.storage.state import Section, Split
 from runtime.engine.streams.lanes import LaneWork, Streams
 from runtime.engine.training import Training
+from runtime.engine.work.adamw import step_adamw
 from runtime.engine.work.gradient_averages import GradientAverages
 from runtime.engine.work.parameters import Squares
 from runtime.engine.work.scaling import Scaling
@@ -26,7 +26,7 @@ from runtime.engine.work.turn_server import TurnServer
 # Makes a task's work when the task is issued; by the names of tasks.
 MakeWork = Callable[[Op], LaneWork]
 Works = Mapping[str, MakeWork]
-# So many elements are stepped at once, to limit the 32-bit copy of their gradients.
+# So many elements are stepped at once, to limit the 32-bit copies of gradients and moments.
 CHUNK = 2**24
 
 
@@ -92,25 +92,15 @@ class Stepper:
         self, pieces: list[list[Tensor]], gradients: Tensor, step: Tensor, learning_rate: float
     ) -> None:
         training, begin = self.training, 0
-        divisor, overflow = self.scaling.said(step.device) if training.needs_norm else (None, None)
+        scaling = self.scaling.said(step.device) if training.needs_norm else (None, None)
         step += 1
-        for master, first, second in (chunk for piece in pieces for chunk in _chunks(piece)):
-            gradient = gradients[begin : begin + master.numel()].float()
-            begin += master.numel()
-            torch._fused_adamw_(
-                *([master], [gradient], [first], [second], [], [step]),
-                lr=learning_rate,
-                beta1=training.beta1,
-                beta2=training.beta2,
-                weight_decay=training.weight_decay,
-                eps=training.epsilon,
-                amsgrad=False,
-                maximize=False,
-                grad_scale=divisor,
-                found_inf=overflow,
-            )
-        if overflow is not None:
-            step -= overflow
+        for vectors in (chunk for piece in pieces for chunk in _chunks(piece)):
+            numel = vectors[0].numel()
+            gradient = gradients[begin : begin + numel].float()
+            begin += numel
+            step_adamw(training, vectors, gradient, step, learning_rate, scaling)
+        if scaling[1] is not None:
+            step -= scaling[1]
 
 
 def _chunks(piece: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:

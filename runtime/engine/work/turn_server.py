@@ -17,6 +17,7 @@ from mistlab.reduction.robust import LIE
 from runtime.comm.group import Group
 from runtime.engine.storage.state import Section
 from runtime.engine.training import Training
+from runtime.engine.work.adamw import step_adamw
 from runtime.engine.work.compressed import message_of, vector_of
 from runtime.engine.work.gradient_averages import Exchange, drawing
 
@@ -66,18 +67,9 @@ class TurnServer:
     def _step(self, layer: int, gradient: Tensor, before: int) -> None:
         """The optimizer's step of the server's weights, after so many others."""
         training = self.training
-        master, first, second = (one.resident for one in self.section.layers[layer].optimizer)
+        vectors = [one.resident for one in self.section.layers[layer].optimizer]
         count = torch.full((), before + 1.0, device=self.device)
-        torch._fused_adamw_(
-            *([master], [gradient], [first], [second], [], [count]),
-            lr=training.learning_rate_at(self.step),
-            beta1=training.beta1,
-            beta2=training.beta2,
-            weight_decay=training.weight_decay,
-            eps=training.epsilon,
-            amsgrad=False,
-            maximize=False,
-        )
+        step_adamw(training, vectors, gradient, count, training.learning_rate_at(self.step))
 
     def _draws(self, layer: int) -> torch.Generator:
         return drawing(self.device, self.step, layer, self.group.rank)

@@ -1,0 +1,43 @@
+"""AdamW's step of flat vectors, whose moments have 32 or 16 bits."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from runtime.engine.training import Training
+
+# The data types of moments, by optimizer.
+MOMENTS: Mapping[str, torch.dtype] = {"adamw": torch.float32, "adamw-bf16": torch.bfloat16}
+
+
+def step_adamw(
+    training: Training,
+    vectors: Sequence[Tensor],
+    gradient: Tensor,
+    step: Tensor,
+    learning_rate: float,
+    scaling: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> None:
+    """Update master weights and two moments in place; ``scaling`` is the divisor of gradients, and
+    whether the step is skipped.
+
+    Moments of 16 bits are stepped as 32-bit copies, and rounded.
+    """
+    master, *moments = vectors
+    first, second = wide = [one.float() for one in moments]
+    torch._fused_adamw_(
+        *([master], [gradient], [first], [second], [], [step]),
+        lr=learning_rate,
+        beta1=training.beta1,
+        beta2=training.beta2,
+        weight_decay=training.weight_decay,
+        eps=training.epsilon,
+        amsgrad=False,
+        maximize=False,
+        grad_scale=scaling[0],
+        found_inf=scaling[1],
+    )
+    for moment, updated in zip(moments, wide, strict=True):
+        if moment.dtype != torch.float32:
+            moment.copy_(updated)
