@@ -38,7 +38,7 @@ def calibrate_serving(options: argparse.Namespace) -> int:
                 "about": "GPU, engine, work, kind (precision of weights or caches; GPUs of an "
                 "all-reduce), floor in microseconds, reached shares of bandwidth (of the links, of "
                 "an all-reduce) and of peak, nanoseconds for each value that an outcome of a "
-                "product sums, median error, rows",
+                "product sums, share of bandwidth for rows of experts, median error, rows",
                 "source": f"kernel tables: {_SOURCE}",
                 "command": "python -m experiments.calibrate_serving --kernels FOLDER --out FOLDER",
                 "rates": rates,

@@ -19,7 +19,7 @@ from mistlab import catalog
 from mistlab.core.values import InputError, near_matches, refuse, reject, shown
 from mistlab.plan.workload import ModelSpec
 from mistlab.serving.engine_constants import ServedRun
-from mistlab.serving.gpu_facts import FORMATS, gpu_named, serving_data
+from mistlab.serving.gpu_facts import CACHE_BYTES, FORMATS, gpu_named, serving_data
 from mistlab.serving.step_cost import RankLayout
 
 Kind = Literal["closed loop", "offline", "static batch", "rate"]
@@ -30,8 +30,18 @@ BUDGET = 8192.0
 SEQUENCES = {"vllm": 1024.0, "sglang": 1024.0, "trtllm": 2048.0}
 # Engines that read all prompts that wait before they decode, unless told otherwise.
 READS_FIRST = frozenset(("sglang",))
-# Names of precisions of weights as tables write them.
-_WEIGHTS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "int4_wo": "int4"}
+DP_UNSAID = "dp unsaid"
+# Names of precisions and of engines as tables write them.
+_WEIGHTS = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "int4_wo": "int4",
+    "fp4": "nvfp4",
+}
+_CACHES = {**_WEIGHTS, "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "auto": ""}
+_ENGINES = {"tensorrt-llm": "trtllm", "trt-llm": "trtllm", "tensorrt_llm": "trtllm"}
+_MODES = ("aggregated", "disaggregated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +79,11 @@ class ServedRow:
             return self.layout.gpus * self.workers[1]
         readers, decoders = self.workers
         return self.prefill.gpus * readers + self.layout.gpus * decoders
+
+    @property
+    def says_dp(self) -> bool:
+        """Whether the row says its attention data parallelism, or can have none."""
+        return not any(note.startswith(DP_UNSAID) for note in self.notes)
 
     @property
     def configuration(self) -> str:
@@ -125,14 +140,19 @@ def _served(number: int, kind: Kind, cells: Mapping[str, str]) -> ServedRow:
     notes: list[str] = []
     _refuse_unbuilt(cells, notes)
     engine = text_of(cells, "engine").casefold() or "trtllm"
+    engine = _ENGINES.get(engine, engine)
     if engine not in SEQUENCES:
         refuse("engine", f"{shown(engine)} is unknown{near_matches(engine, SEQUENCES)}")
     model_name = text_of(cells, "model")
     model = model_named(model_name)
+    if model.is_encoder:
+        refuse(
+            "model", f"{shown(model_name)} is an encoder, which generates no tokens: give a decoder"
+        )
     gpu = gpu_named(text_of(cells, "hardware")).name
     weights = _weights(cells)
     cache_kind = _cache(cells, weights, notes)
-    split = text_of(cells, "mode") == "disaggregated"
+    split = _mode(cells) == "disaggregated"
     layout, prefill, workers = _layouts(
         cells,
         RankLayout(model=model, gpu=gpu, engine=engine, weights=weights, cache=cache_kind),
@@ -200,24 +220,36 @@ def _weights(cells: Mapping[str, str]) -> str:
 
 def _cache(cells: Mapping[str, str], weights: str, notes: list[str]) -> str:
     text = text_of(cells, "kv") or text_of(cells, "kv_dtype")
-    name = _WEIGHTS.get(text.casefold(), text.casefold())
+    name = _CACHES.get(text.casefold(), text.casefold())
     if name in ("bf16", "fp16", "fp8"):
         return "bf16" if name == "fp16" else name
+    if name:
+        refuse("kv", f"{shown(text)} is unknown{near_matches(name, CACHE_BYTES)}")
     narrow = weights in ("fp8", "fp8_block", "nvfp4")
     notes.append(f"kv unsaid: {'fp8' if narrow else 'bf16'} assumed")
     return "fp8" if narrow else "bf16"
 
 
+def _mode(cells: Mapping[str, str]) -> str:
+    mode = text_of(cells, "mode").casefold() or _MODES[0]
+    if mode not in _MODES:
+        refuse("mode", f"{shown(mode)} is unknown{near_matches(mode, _MODES)}")
+    return mode
+
+
 def _layouts(
     cells: Mapping[str, str], plain: RankLayout, notes: list[str]
 ) -> tuple[RankLayout, RankLayout | None, tuple[int, int]]:
-    if text_of(cells, "mode") != "disaggregated":
+    if _mode(cells) != "disaggregated":
         layout = _layout(cells, plain, "")
+        if layout.ep > 1 and count_of(cells, "dp") is None:
+            notes.append(f"{DP_UNSAID}: {layout.dp} assumed")
         replicas = 1
         gpus = count_of(cells, "gpus")
         if gpus and gpus > layout.gpus and gpus % layout.gpus == 0:
             if count_of(cells, "dp") is None and layout.ep > layout.tp:
                 layout = _with(layout, dp=gpus // (layout.tp * layout.pp), ep=layout.ep)
+                notes[-1] = f"{DP_UNSAID}: {layout.dp} assumed"
             else:
                 replicas = gpus // layout.gpus
                 notes.append(f"{replicas} replicas of {layout.gpus} GPUs assumed")
@@ -296,19 +328,25 @@ def _measured_output(kind: Kind, cells: Mapping[str, str]) -> float | None:
     return None if column is None else number_of(cells, column)
 
 
+# What names of weights say after a model's size: what it was taught, its precision and its date.
+_AFTER_SIZE = re.compile(
+    r"-(instruct|chat|it|hf|base|exp|thinking|awq|gptq|w4a16|"
+    r"fp8|fp4|nvfp4|mxfp4|int4|bf16|fp16|0528|0905|2507|v0\.\d).*$"
+)
+
+
 @cache
 def model_named(name: str) -> ModelSpec:
     """The catalogue's model for a name in a table of serving runs, perhaps with its owner's before
     a slash."""
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         refuse("model", f"{shown(name)} is a path: give a name, such as llama3-8b")
-    text = name.casefold().rpartition("/")[2]
-    text = re.sub(
-        r"-(instruct|chat|it|hf|fp8|fp4|nvfp4|bf16|thinking|0528|2507|v0\.\d).*$", "", text
-    )
+    text = name.casefold().rpartition("/")[2].removeprefix("meta-")
     aliases: Mapping[str, str] = serving_data()["models"]
+    if text not in catalog.model_names() and text not in aliases:
+        text = _AFTER_SIZE.sub("", text)
     known = aliases.get(text, text)
     if known not in catalog.model_names():
-        names = (*aliases, *catalog.model_names())
+        names = dict.fromkeys((*aliases, *catalog.model_names()))
         refuse("model", f"{shown(name)} is unknown{near_matches(text, names)}")
     return catalog.model(known)

@@ -55,7 +55,7 @@ def report_of(
         table(head, [[row[name] for name in names] + _shares(row) for row in _of(errors, by)])
         for by in left
     ]
-    rank_head = ["left out", "groups", "pairs", "right order", "pick over best"]
+    rank_head = ["left out", "in tables", "groups", "pairs", "right order", "pick over best"]
     about = (
         f"{summary['rows']} measured runs. Each is predicted by constants fitted to all runs but "
         "those of its group. Bounds are the 5 and 95 % quantiles of the other groups' errors."
@@ -63,7 +63,9 @@ def report_of(
     of_ranks = (
         "Layouts of equal GPUs and load, of one model, precision, GPU and engine, ranked by their "
         "requests a second (derived from both times): pairs that differ by over 5 % in the right "
-        "order, and the measured rate of the best over that of the layout predicted best."
+        "order, and the measured rate of the best over that of the layout predicted best. Some "
+        "groups in tables have two layouts only by an empty `dp`, which is read as if it said the "
+        "same as the other row: nothing is there to rank."
     )
     paragraphs = [about, *tables, of_ranks, table(rank_head, ranks)]
     picture = Bars(
@@ -105,8 +107,9 @@ def error_rows(by: str, apart: LeftOut) -> Iterator[dict[str, Any]]:
 
 
 def ranking(apart: LeftOut) -> dict[str, float | None]:
-    """How layouts of equal GPUs and load are ranked: groups, pairs that clearly differ, the share
-    of them in the right order, and the mean of the best rate over that of the pick."""
+    """How layouts of equal GPUs and load are ranked: groups by what tables say and by layouts,
+    pairs that clearly differ, the share of them in the right order, and the mean of the best rate
+    over that of the pick."""
     pairs = right = 0
     regrets = []
     groups = list(groups_of_layouts(apart))
@@ -118,6 +121,7 @@ def ranking(apart: LeftOut) -> dict[str, float | None]:
                 right += (ratio > 1) == (predicted[first] > predicted[second])
         regrets.append(float(np.max(measured) / measured[int(np.argmax(predicted))]))
     return {
+        "in_tables": len(list(_grouped(apart, is_as_told=True))),
         "groups": len(groups),
         "pairs": pairs,
         "right_order": round(right / pairs, 3) if pairs else None,
@@ -129,6 +133,17 @@ def groups_of_layouts(apart: LeftOut) -> Iterator[tuple[Floats, Floats]]:
     """Measured and predicted rates of layouts of equally many GPUs under one load; of runs of a
     layout on several dates and versions the geometric mean."""
     measured, predicted = apart.measured["requests_per_s"], apart.predicted["requests_per_s"]
+    for layouts in _grouped(apart):
+        yield (
+            np.array([np.exp(np.mean(np.log(measured[runs]))) for runs in layouts]),
+            np.array([np.exp(np.mean(np.log(predicted[runs]))) for runs in layouts]),
+        )
+
+
+def _grouped(apart: LeftOut, *, is_as_told: bool = False) -> Iterator[list[list[int]]]:
+    """Places of closed loops of each layout, where one load has several: if ``is_as_told``, an
+    unsaid attention data parallelism is told from any that is said."""
+    measured = apart.measured["requests_per_s"]
     groups: dict[Any, dict[Any, list[int]]] = defaultdict(lambda: defaultdict(list))
     for index, row in enumerate(apart.rows):
         if row.kind != "closed loop" or row.prefill or not np.isfinite(measured[index]):
@@ -136,10 +151,6 @@ def groups_of_layouts(apart: LeftOut) -> Iterator[tuple[Floats, Floats]]:
         layout = row.layout
         same = (layout.model.name, layout.gpu, layout.engine, layout.weights)
         load = (row.gpus, round(row.prompt), round(row.output), row.in_flight)
-        groups[same + load][layout.tp, layout.pp, layout.ep, layout.dp].append(index)
-    for layouts in groups.values():
-        if len(layouts) > 1:
-            yield (
-                np.array([np.exp(np.mean(np.log(measured[runs]))) for runs in layouts.values()]),
-                np.array([np.exp(np.mean(np.log(predicted[runs]))) for runs in layouts.values()]),
-            )
+        dp = layout.dp if row.says_dp or not is_as_told else None
+        groups[same + load][layout.tp, layout.pp, layout.ep, dp].append(index)
+    yield from (list(layouts.values()) for layouts in groups.values() if len(layouts) > 1)

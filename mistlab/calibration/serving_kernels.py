@@ -8,7 +8,7 @@ row of ``mistlab/catalog/serving_kernels.yaml``; errors count relatively, outlie
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,16 @@ from scipy.optimize import least_squares
 from mistlab.core.arrays import Floats
 from mistlab.core.files import read_csv
 from mistlab.core.units import GBYTES, MICROSECONDS, MILLISECONDS, NANOSECONDS
-from mistlab.serving.gpu_facts import FORMATS, ROOFS, KernelRate, ServingGpu, gpu_named
+from mistlab.serving.gpu_facts import (
+    EVENNESS,
+    FORMATS,
+    ROOFS,
+    ROW_BYTES,
+    KernelRate,
+    ServingGpu,
+    gpu_named,
+    reached_share,
+)
 
 Row = Mapping[str, str]
 # The tables' names of precisions, with their names in ``FORMATS``.
@@ -35,18 +44,22 @@ SMALLEST_WEIGHTS = 1e6
 # independent of their keys and values.
 SHORTEST_CONTEXT = 512
 # The fitted constants with initial, smallest and largest value; reduction depths are for GEMMs
-# only.
-_NAMES = tuple(one.name for one in fields(KernelRate))
-_START = (3e-6, 0.7, 0.5, 1e-9)
-_LEAST = (1e-7, 0.02, 0.004, 1e-13)
-_MOST = (1e-3, 2.0, 1.5, 1e-7)
+# only, shares of rows for experts only.
+_FITTED: Mapping[str, tuple[float, float, float]] = {
+    "floor_s": (3e-6, 1e-7, 1e-3),
+    "memory_share": (0.7, 0.02, 2.0),
+    "arithmetic_share": (0.5, 0.004, 1.5),
+    "depth_s": (1e-9, 1e-13, 1e-7),
+    "rows_share": (0.3, 0.02, 2.0),
+}
 _SOFT = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelGroup:
     """Rows of one kind of kernel on one GPU: seconds at memory bandwidth and at peak arithmetic,
-    for GEMMs the reduction depth (otherwise None), and measured seconds (C each).
+    for GEMMs the reduction depth (otherwise None), for experts the seconds of their rows at memory
+    bandwidth (otherwise None), and measured seconds (C each).
     """
 
     gpu: str
@@ -55,8 +68,9 @@ class KernelGroup:
     kind: str
     memory_s: Floats
     arithmetic_s: Floats
-    depth: Floats | None
     measured_s: Floats
+    depth: Floats | None = None
+    rows_s: Floats | None = None
 
     def predicted(self, rate: KernelRate) -> Floats:
         """The seconds (C) predicted by a rate."""
@@ -64,13 +78,16 @@ class KernelGroup:
         roofs = roofs + (self.arithmetic_s / rate.arithmetic_share) ** ROOFS
         if self.depth is not None:
             roofs = roofs + (self.depth * rate.depth_s) ** ROOFS
-        return np.asarray(rate.floor_s + roofs ** (1 / ROOFS))
+        total_s = rate.floor_s + roofs ** (1 / ROOFS)
+        if self.rows_s is not None and rate.rows_share is not None:
+            total_s = total_s + self.rows_s / rate.rows_share
+        return np.asarray(total_s)
 
 
 def fitted_kernels(folder: Path) -> Iterator[list[str | float]]:
     """The rows of the catalogue's file, in order: GPU, engine, work, kind, floor in microseconds,
-    shares of memory bandwidth and of peak arithmetic, nanoseconds per reduced value, median error,
-    rows.
+    shares of memory bandwidth and of peak arithmetic, nanoseconds per reduced value, share of
+    memory bandwidth for rows of experts (0: no experts), median error, rows.
     """
     for group in kernel_groups(folder):
         yield _fitted(group)
@@ -84,25 +101,30 @@ def kernel_groups(folder: Path) -> Iterator[KernelGroup]:
 
 
 def _fitted(group: KernelGroup) -> list[str | float]:
-    used = len(_START) if group.depth is not None else len(_START) - 1
+    unused = {"depth_s"} if group.depth is None else set()
+    unused |= {"rows_share"} if group.rows_s is None else set()
+    names = [name for name in _FITTED if name not in unused]
+    start, least, most = np.log([_FITTED[name] for name in names]).T
 
     def rate_of(logs: Floats) -> KernelRate:
-        return KernelRate(**dict(zip(_NAMES, np.exp(logs).tolist(), strict=False)))
+        return KernelRate(**dict(zip(names, np.exp(logs).tolist(), strict=True)))
 
     def residuals(logs: Floats) -> Floats:
         return np.asarray(np.log(group.predicted(rate_of(logs)) / group.measured_s))
 
     fit = least_squares(
         residuals,
-        np.log(_START[:used]),
+        start,
         loss="soft_l1",
         f_scale=_SOFT,
-        bounds=(np.log(_LEAST[:used]), np.log(_MOST[:used])),
+        bounds=(least, most),
     )
     rate = rate_of(fit.x)
     error = float(np.median(np.abs(group.predicted(rate) / group.measured_s - 1)))
     shares = [round(rate.memory_share, 3), round(rate.arithmetic_share, 3)]
-    numbers = [round(rate.floor_s / MICROSECONDS, 2), *shares, round(rate.depth_s / NANOSECONDS, 2)]
+    floor_us, depth_ns = rate.floor_s / MICROSECONDS, rate.depth_s / NANOSECONDS
+    of_rows = round(rate.rows_share or 0.0, 3)
+    numbers = [round(floor_us, 2), *shares, round(depth_ns, 2), of_rows]
     where = [group.gpu, group.engine, group.work, group.kind]
     return [*where, *numbers, round(error, 3), len(group.measured_s)]
 
@@ -129,16 +151,29 @@ def _products(rows: Sequence[Row]) -> Iterator[KernelGroup]:
 
 
 def _experts(rows: Sequence[Row]) -> Iterator[KernelGroup]:
-    for (hardware, engine, dtype), group in _grouped(rows, "hardware", "engine", "dtype"):
+    # Uneven routes over several ranks are timed on the fullest one, which tables do not describe.
+    known = [row for row in rows if row["moe_ep"] == "1" or row["distribution"] == "balanced"]
+    # GPUs that multiply four bits as they are serve such weights by other kernels.
+    known = [row for row in known if not (_is_unpacked(row["dtype"]) and _has_four_bits(row))]
+    for (hardware, engine, dtype), group in _grouped(known, "hardware", "engine", "dtype"):
         gpu, kind = gpu_named(hardware), PRECISIONS[dtype]
         tokens, experts, active = (_column(group, name) for name in ("tokens", "experts", "topk"))
         ranks, parts = _column(group, "moe_ep"), _column(group, "moe_tp")
-        each = 3 * _column(group, "hidden") * _column(group, "inter") / parts
-        reached = experts / ranks * (1 - (1 - active / experts) ** tokens)
+        hidden, rows_on_rank = _column(group, "hidden"), tokens * active / ranks
+        each = 3 * hidden * _column(group, "inter") / parts
+        evenness = [np.inf if row["distribution"] == "balanced" else EVENNESS for row in group]
+        reached = experts / ranks * reached_share(active / experts, tokens, np.array(evenness))
         moved = reached * each * FORMATS[kind].bytes_each
-        yield _group(
-            (gpu, engine, "experts", kind), group, moved, 2 * each * tokens * active / ranks
-        )
+        of_kind = _group((gpu, engine, "experts", kind), group, moved, 2 * each * rows_on_rank)
+        yield replace(of_kind, rows_s=rows_on_rank * hidden * ROW_BYTES / gpu.bytes_per_s)
+
+
+def _is_unpacked(dtype: str) -> bool:
+    return dtype.startswith("w4a16")
+
+
+def _has_four_bits(row: Row) -> bool:
+    return gpu_named(row["hardware"]).fp4_tflops is not None
 
 
 def _decode(rows: Sequence[Row]) -> Iterator[KernelGroup]:
@@ -183,7 +218,6 @@ def _all_reduce(rows: Sequence[Row]) -> Iterator[KernelGroup]:
             kind=ranks,
             memory_s=link_s,
             arithmetic_s=np.zeros(len(group)),
-            depth=None,
             measured_s=_column(group, "latency_ms") * MILLISECONDS,
         )
 
@@ -208,7 +242,6 @@ def _group(
         kind=kind,
         memory_s=moved_bytes / gpu.bytes_per_s,
         arithmetic_s=flop / peak,
-        depth=None,
         measured_s=_column(rows, "latency_ms") * MILLISECONDS,
     )
 

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from statistics import NormalDist
 from typing import Self
 
 import numpy as np
@@ -26,11 +27,14 @@ from mistlab.graph.symbols import constants_of, size_names
 from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.serving.gpu_facts import (
     CACHE_BYTES,
+    EVENNESS,
     FORMATS,
+    ROW_BYTES,
     KernelRate,
     ServingGpu,
     gpu_named,
     kernel_rate,
+    reached_share,
 )
 
 # Graphs do not depend on the length of a sequence; the longest window of a published model fits.
@@ -313,11 +317,13 @@ class LayoutColumns:
     product_floors_s: Floats
     expert_s: Floats
     expert_s_per_row: Floats
+    expert_s_per_row_moved: Floats
     expert_floors_s: Floats
     experts: Floats
     experts_on_rank: Floats
     active: Floats
     expert_share: Floats
+    fullest: Floats
     attention_floors_s: Floats
     prompt_floors_s: Floats
     full_layers: Floats
@@ -420,10 +426,23 @@ def _products(of: LayoutColumns, tokens: Floats) -> Floats:
 def _experts(of: LayoutColumns, tokens: Floats) -> Floats:
     """Experts of all blocks for tokens of a whole replica's batch (C): each expert that a token
     reaches is read once."""
+    reached, rows = fullest_rank(of, tokens)
+    roofs = _roofs(reached * of.expert_s, rows * of.expert_s_per_row)
+    return np.asarray(roofs + rows * of.expert_s_per_row_moved)
+
+
+def fullest_rank(of: LayoutColumns, tokens: Floats) -> tuple[Floats, Floats]:
+    """Experts that so many tokens reach on the fullest rank, and their rows there (C each): all
+    ranks wait for it in each block."""
     share = of.active / np.maximum(of.experts, 1.0)
-    reached = of.experts_on_rank * (1 - (1 - share) ** tokens)
+    touched = reached_share(share, tokens)
+    reached = of.experts_on_rank * touched
+    reached = reached + of.fullest * np.sqrt(reached * (1 - touched))
     rows = tokens * of.active * of.expert_share
-    return _roofs(reached * of.expert_s, rows * of.expert_s_per_row)
+    # The chance of single tokens, and some experts are more likely than others.
+    uneven = rows**2 / (EVENNESS * np.maximum(of.experts_on_rank, 1.0))
+    rows = rows + of.fullest * np.sqrt(rows * (1 - share) + uneven)
+    return np.minimum(reached, of.experts_on_rank), rows
 
 
 def _links(of: LayoutColumns, on_rank: Floats, together: Floats) -> Floats:
@@ -475,11 +494,14 @@ def _numbers(layout: RankLayout) -> Mapping[str, float]:
         "expert_s_per_row": stage
         * work.expert_layers
         * (2 * work.expert_parameters / _flop_per_s(gpu, experts, layout.weights)),
+        # Each rank moves the rows of its experts whole, however narrow its part of each expert is.
+        "expert_s_per_row_moved": stage * work.expert_layers * _row_s(gpu, experts, work.hidden),
         "expert_floors_s": stage * work.expert_layers * experts.floor_s,
         "experts": work.experts,
         "experts_on_rank": work.experts_on_rank,
         "active": work.active,
         "expert_share": work.experts_on_rank / work.experts if work.experts else 0.0,
+        "fullest": _fullest(layout.ep),
         "attention_floors_s": stage * (attends + work.scan_layers) * decode.floor_s,
         "prompt_floors_s": stage * (attends + work.scan_layers) * prefill.floor_s,
         "full_layers": work.full_layers * stage,
@@ -500,6 +522,15 @@ def _numbers(layout: RankLayout) -> Mapping[str, float]:
         "state_bytes": stage * state_bytes,
         "memory_bytes": gpu.memory_bytes,
     }
+
+
+def _fullest(ranks: int) -> float:
+    """By how many standard deviations of one rank's share the largest share of ranks, whose sum is
+    given, lies above the mean: of normal deviates by Blom's formula."""
+    if ranks == 1:
+        return 0.0
+    largest = NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+    return float(largest * np.sqrt(1 - 1 / ranks))
 
 
 def _link_numbers(layout: RankLayout, gpu: ServingGpu, work: RankWork) -> Mapping[str, float]:
@@ -552,6 +583,11 @@ def _products_rate(layout: RankLayout, kind: str) -> KernelRate:
 
 def _bytes_per_s(gpu: ServingGpu, rate: KernelRate) -> float:
     return gpu.bytes_per_s * rate.memory_share
+
+
+def _row_s(gpu: ServingGpu, rate: KernelRate, hidden: int) -> float:
+    share = rate.rows_share
+    return 0.0 if share is None else hidden * ROW_BYTES / (gpu.bytes_per_s * share)
 
 
 def _flop_per_s(gpu: ServingGpu, rate: KernelRate, weights: str) -> float:

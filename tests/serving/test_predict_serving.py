@@ -8,6 +8,8 @@ import pytest
 
 from experiments.cli.command import main_of
 from experiments.commands import COMMANDS
+from mistlab.core.values import InputError
+from mistlab.serving.gpu_facts import gpu_named
 
 HEAD = (
     "engine,engine_version,hardware,gpus,model,weights,mode,tp,pp,ep,dp,prefill_workers,prefill_tp,"
@@ -53,6 +55,8 @@ def test_what_was_measured_changes_no_answer(
         (PLAIN.format("", "").replace(",4,1,1,1,", ",3,1,1,1,"), "tp: 3 does not divide heads 64"),
         (PLAIN.format("", "").replace(",4,1,1,1,", ",4,1,4,1,"), "has no experts"),
         (PLAIN.format("", "").replace("1024,1024", ",1024"), "isl: is empty"),
+        (PLAIN.format("", "").replace("aggregated", "static"), "mode: 'static' is unknown"),
+        (PLAIN.format("", "").replace("Llama-3.1-70B", "bert-base"), "generates no tokens"),
         (PLAIN.format("", "").replace("0.9,16", "0.9,"), "concurrency: is empty"),
     ],
 )
@@ -62,6 +66,41 @@ def test_a_wrong_row_is_refused_by_field_and_remedy(
     (answer,) = answers(tmp_path, capsys, HEAD, line)
     assert told in answer["error"]
     assert "give" in answer["error"] or "did you mean" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("H100", "NVIDIA H100-SXM5-80GB"),
+        ("H100", "h100"),
+        ("vllm", "vLLM"),
+        ("Llama-3.1-70B", "meta-llama/Meta-Llama-3.1-70B-Instruct"),
+        ("aggregated", "Aggregated"),
+    ],
+)
+def test_names_are_read_as_others_write_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, other: str
+) -> None:
+    line = PLAIN.format("", "")
+    own, others = answers(tmp_path, capsys, HEAD, line, line.replace(name, other))
+    assert {**own, "row": 2} == others
+
+
+@pytest.mark.parametrize("name", ["H100-PCIe", "H1000", "A1000", "B20"])
+def test_another_gpu_is_no_spelling_of_a_known_one(name: str) -> None:
+    with pytest.raises(InputError, match="is no GPU that serves"):
+        gpu_named(name)
+
+
+def test_precisions_of_caches_are_read_or_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (f"{PLAIN.format('', '')},{kv}" for kv in ("fp8", "fp8_e4m3", "bf16", "auto", "int3"))
+    fp8, also, bf16, auto, wrong = answers(tmp_path, capsys, f"{HEAD},kv", *lines)
+    assert {**fp8, "row": 2} == also
+    assert fp8["tpot_s"] < bf16["tpot_s"]
+    assert auto["notes"] == ["kv unsaid: fp8 assumed"]
+    assert "kv: 'int3' is unknown" in wrong["error"]
 
 
 def test_prefix_caching_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

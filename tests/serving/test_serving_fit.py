@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from experiments.serve.served_rows import ServedRow
-from experiments.serve.serving_fit import constants_of_rows, contradicted, left_out, rows_to_fit
+from experiments.serve.serving_errors import ranking
+from experiments.serve.serving_fit import (
+    LeftOut,
+    constants_of_rows,
+    contradicted,
+    left_out,
+    measured_of,
+    rows_to_fit,
+)
 from mistlab import catalog
 from mistlab.serving.engine_constants import DEFAULTS
 from mistlab.serving.load import ServingLoad
@@ -45,6 +53,36 @@ def test_contradicted_runs_are_left_out_of_fits_and_judged_all_the_same() -> Non
     apart = left_out(rows, "model")
     assert len(apart.rows) == len(rows)
     assert np.isfinite(apart.logs("token_s")).sum() == len(rows)
+
+
+HEAD = "engine,hardware,gpus,model,weights,tp,pp,ep,dp,isl,osl,concurrency,ttft_s,tpot_s,spec\n"
+RUN = "vllm,B200,4,MiniMax-M2.5,fp8_block,4,1,{},{},1024,1024,{},0.1,{},none\n"
+
+
+def ranked(folder: Path, lines: list[str], predicted: list[float]) -> dict[str, float | None]:
+    table = folder / "runs.csv"
+    table.write_text(HEAD + "".join(lines), encoding="utf-8")
+    rows = rows_to_fit([table])
+    groups = ["0"] * len(rows)
+    rates = {"requests_per_s": np.array(predicted)}
+    apart = LeftOut(rows=rows, groups=groups, predicted=rates, measured=measured_of(rows))
+    return ranking(apart)
+
+
+def test_layouts_are_ranked_where_measured_rates_clearly_differ(tmp_path: Path) -> None:
+    # Half as fast, a little faster, and another load in which the order is predicted wrong.
+    lines = [RUN.format(1, 1, 8, 0.02), RUN.format(4, 1, 8, 0.01), RUN.format(4, 1, 16, 0.01)]
+    lines += [RUN.format(1, 1, 16, 0.011), RUN.format(1, 1, 32, 0.01), RUN.format(4, 1, 32, 0.0101)]
+    found = ranked(tmp_path, lines, [1.0, 2.0, 1.0, 2.0, 1.0, 2.0])
+    assert (found["groups"], found["pairs"], found["right_order"]) == (3, 2, 0.5)
+    assert found["pick_over_best"] == pytest.approx((1 + 1.1 + 1.01) / 3, abs=2e-3)
+
+
+def test_a_layout_whose_ranks_are_unsaid_is_no_other_layout(tmp_path: Path) -> None:
+    lines = [RUN.format(4, "", 8, 0.02), RUN.format(4, 1, 8, 0.01)]
+    assert {"in_tables": 1, "groups": 0, "pairs": 0}.items() <= ranked(
+        tmp_path, lines, [1.0, 1.0]
+    ).items()
 
 
 @pytest.mark.parametrize(("prompt", "output", "in_flight"), [(1000, 200, 16), (3000, 400, 64)])
