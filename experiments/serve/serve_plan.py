@@ -3,7 +3,7 @@
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ from experiments.cli.commandline import DONE, NO_ANSWER, as_options, print_json
 from experiments.pages.tables import table
 from experiments.serve.served_rows import model_named
 from mistlab.core.files import read_csv
-from mistlab.core.values import refuse, reject
+from mistlab.core.values import Checked, FieldError, bounded, quantity, refuse, reject
 from mistlab.serving.engine_constants import ServedRun, fitted_constants
-from mistlab.serving.gpu_facts import gpu_named
-from mistlab.serving.load import Goals, Lengths, ServingLoad, drawn_load, load_of_trace
-from mistlab.serving.serving_plan import ServingPlan, check_layout, exported_lines
+from mistlab.serving.gpu_facts import ServingGpu, gpu_named
+from mistlab.serving.load import MOST_TOKENS, Goals, Lengths, ServingLoad, drawn_load, load_of_trace
+from mistlab.serving.serving_plan import MOST_DEGREE, ServingPlan, check_layout, exported_lines
 from mistlab.serving.steady import capacity_tokens
 from mistlab.serving.step_cost import LayoutColumns, RankLayout
 from searchers.serving.layout_search import (
@@ -51,6 +51,22 @@ class ServingQuestion:
     goals: Goals
     constants: Mapping[str, float]
     dollars: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionNumbers(Checked):
+    """The numbers of a question, by the names of options; None where nothing is asked."""
+
+    gpus: int = field(metadata=bounded(minimum=1, most=MOST_DEGREE))
+    prompt: float = field(metadata=bounded(above=0, most=MOST_TOKENS))
+    output: float = field(metadata=bounded(above=0, most=MOST_TOKENS))
+    budget: int = field(metadata=bounded(minimum=1, most=MOST_TOKENS))
+    sequences: int = field(metadata=bounded(minimum=1, most=MOST_TOKENS))
+    context: int | None = field(metadata=bounded(minimum=1, most=MOST_TOKENS))
+    rate: float | None = field(metadata=quantity())
+    ttft: float | None = field(metadata=quantity())
+    tpot: float | None = field(metadata=quantity())
+    dollars: float | None = field(metadata=quantity())
 
 
 def serve_plan(options: argparse.Namespace) -> int:
@@ -96,8 +112,9 @@ def served(options: argparse.Namespace, *, plays: bool = True) -> dict[str, Any]
 
 
 def _question(options: argparse.Namespace) -> ServingQuestion:
+    QuestionNumbers(**{one.name: getattr(options, one.name) for one in fields(QuestionNumbers)})
     model = model_named(options.model)
-    gpu = gpu_named(options.gpu)
+    gpu = _gpu(options.gpu)
     cache_kind = options.cache or (
         "fp8" if options.weights in ("fp8", "fp8_block", "nvfp4") else "bf16"
     )
@@ -144,6 +161,13 @@ def _question(options: argparse.Namespace) -> ServingQuestion:
         constants=constants,
         dollars=options.dollars or gpu.dollars_an_hour,
     )
+
+
+def _gpu(name: str) -> ServingGpu:
+    try:
+        return gpu_named(name)
+    except FieldError as error:
+        refuse("gpu", error.problem)
 
 
 def _load(options: argparse.Namespace) -> ServingLoad:

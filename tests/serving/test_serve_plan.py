@@ -128,6 +128,11 @@ def test_the_fewest_gpus_reach_the_rate(capsys: pytest.CaptureFixture[str]) -> N
         (("--model", "lama"), "'lama' is unknown"),
         (("--context", "64"), "more than the context of 64"),
         (("--fewest",), "--rate: is needed"),
+        (("--rate", "0"), "--rate: 0.0 is too small"),
+        (("--dollars", "-1"), "--dollars: -1.0 is too small"),
+        (("--prompt", "0"), "--prompt: 0.0 is too small"),
+        (("--gpus", "0"), "--gpus: 0 is too small"),
+        (("--gpu", "H1000"), "--gpu: 'H1000' is no GPU that serves"),
         (("--weights", "fp7"), "'fp7' is unknown"),
     ],
 )
