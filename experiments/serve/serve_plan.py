@@ -13,10 +13,10 @@ from experiments.cli.commandline import DONE, NO_ANSWER, as_options, print_json
 from experiments.pages.tables import table
 from experiments.serve.served_rows import model_named
 from mistlab.core.files import read_csv
-from mistlab.core.values import Checked, FieldError, bounded, quantity, refuse, reject
+from mistlab.core.values import MOST_TOKENS, Checked, FieldError, bounded, quantity, refuse, reject
 from mistlab.serving.engine_constants import ServedRun, fitted_constants
 from mistlab.serving.gpu_facts import ServingGpu, gpu_named
-from mistlab.serving.load import MOST_TOKENS, Goals, Lengths, ServingLoad, drawn_load, load_of_trace
+from mistlab.serving.load import Goals, Lengths, ServingLoad, drawn_load, load_of_trace
 from mistlab.serving.serving_plan import MOST_DEGREE, ServingPlan, check_layout, exported_lines
 from mistlab.serving.steady import capacity_tokens
 from mistlab.serving.step_cost import LayoutColumns, RankLayout
