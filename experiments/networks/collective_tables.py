@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from mistlab.network.collective_times import (
     SOCKET_TIERS,
     Collectives,
     GpuLinks,
+    ethernet_rate,
     gpu_links,
     socket_rates,
 )
@@ -230,7 +232,12 @@ def _network(
         pairs = min(in_node, count_of(cells, "to_gpus") or in_node)
         rate = links.node_gbytes_per_s * min(1.0, pairs / links.cards)
         return rate, rate, (f"{hardware} has a network card for each GPU, which is taken",)
-    if _kind_of_network(cells, hardware) == "sockets":
+    kind = _kind_of_network(cells, hardware)
+    if kind == "ethernet":
+        rate = ethernet_rate()
+        note = "no network: the Ethernet of a workstation's board (1 Gb/s) is assumed"
+        return rate, rate, (note,)
+    if kind == "sockets":
         rate = socket_rates(text_of(cells, "network"), in_node)
         return rate, rate, ()
     text = text_of(cells, "network") or text_of(cells, "hardware")
@@ -248,12 +255,22 @@ def _network(
 
 
 def _kind_of_network(cells: Mapping[str, str], hardware: str) -> str:
-    """Sockets between nodes of a cloud, a cloud's own network (EFA), or direct access to memory."""
-    has_sockets = "sockets" in text_of(cells, "library") and not gpu_links()[hardware].cards
+    """Sockets between nodes of a cloud or workstations, a cloud's own network (EFA), or direct
+    access to memory."""
+    links = gpu_links()[hardware]
+    has_sockets = "sockets" in text_of(cells, "library") and not links.cards
     if has_sockets and text_of(cells, "network") in SOCKET_TIERS:
-        return "sockets"
+        at_desk = links.at_desk or _is_at_desk(text_of(cells, "to_hardware"))
+        return "ethernet" if at_desk else "sockets"
     text = " ".join(text_of(cells, name) for name in ("network", "hardware", "software"))
     return "efa" if "EFA" in text else "rdma"
+
+
+def _is_at_desk(text: str) -> bool:
+    """Whether a text names a GPU of workstations; one that is not known is not taken to be."""
+    with suppress(InputError):
+        return gpu_links()[hardware_named(text)].at_desk
+    return False
 
 
 def _measured(row: CollectiveRow, cells: Mapping[str, str]) -> CollectiveRow:

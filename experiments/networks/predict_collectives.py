@@ -23,6 +23,7 @@ from mistlab.core.files import format_yaml
 from mistlab.core.units import MICROSECONDS
 from mistlab.core.values import InputError
 from mistlab.network.collective_times import (
+    SOCKETS,
     CollectiveNumbers,
     Fitted,
     first_guess,
@@ -63,7 +64,7 @@ def fit(rows: Sequence[CollectiveRow], start: Fitted) -> Fitted:
 
     Exchanges over sockets have rates of their own, and count for nothing here.
     """
-    rows = [row for row in rows if row.network != "sockets"]
+    rows = [row for row in rows if row.network not in SOCKETS]
     columns = columns_of(rows)
     logs = np.log([_measured_s(row) for row in rows])
     sizes = Counter(row.cluster for row in rows)
@@ -183,7 +184,7 @@ def _head(options: argparse.Namespace) -> Iterator[str]:
         "all others where the command has `--leave-out`. Bounds hold 90 % of the rows of such "
         "clusters, each cluster counted by a root of its rows. Kinds: *switched* is NCCL over "
         "NVLink, *direct* an inference engine's own all-reduce, *pcie* NCCL over PCIe, *network* "
-        "between nodes, *sockets* between nodes of a cloud."
+        "between nodes, *sockets* between nodes of a cloud, *ethernet* between workstations."
     )
 
 

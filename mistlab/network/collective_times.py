@@ -23,6 +23,7 @@ SWITCHED_BYTES, SWITCHED_GPUS = 2**21, 5
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 # How far nodes of a cloud may be apart that exchange over sockets.
 SOCKET_TIERS = ("same zone", "same region", "two regions")
+SOCKETS = ("sockets", "ethernet")
 # Who sends: NCCL (or RCCL) by itself or called by torch, and all-reduces of inference engines,
 # called by a graph or by a host.
 SOFTWARE = ("nccl", "torch", "graph", "eager", "trtllm")
@@ -36,7 +37,8 @@ class GpuLinks:
     ``gbytes_per_s`` counts one direction. ``kind`` is ``switched`` where GPUs reach one another at
     this rate, and ``pcie`` where they go through the host. GPUs of one ``generation`` have like
     latencies; ``adds_in_switch`` says that switches add up what all-reduces sum. GPUs that are sold
-    with network ``cards`` of their own reach one another by these, in clouds too.
+    with network ``cards`` of their own reach one another by these, in clouds too; those of
+    workstations (``at_desk``) over sockets by the Ethernet of their boards.
     """
 
     gbytes_per_s: float
@@ -44,6 +46,7 @@ class GpuLinks:
     generation: str
     node_gbytes_per_s: float = 0.0
     cards: int = 0
+    at_desk: bool = False
     adds_in_switch: bool = False
 
 
@@ -134,13 +137,14 @@ class Collectives:
         """What bounds of a prediction go by: the links that bind, and who sends."""
         inside = np.where(self.is_switched, "switched", "pcie")
         inside = np.where(self._is_direct, "direct", inside)
-        across = np.where(self.is_socket, "sockets", "network")
+        across = np.where(self.network == "ethernet", "ethernet", "network")
+        across = np.where(self.network == "sockets", "sockets", across)
         return np.where(self.nodes > 1, across, inside)
 
     @property
     def is_socket(self) -> Bools:
-        """Which exchanges go over sockets."""
-        return np.equal(self.network, "sockets").astype(bool)
+        """Which exchanges go over sockets, of a cloud or over a workstation's Ethernet."""
+        return np.isin(self.network, SOCKETS)
 
     @property
     def bus_factor(self) -> Floats:
@@ -232,7 +236,9 @@ class Collectives:
         added = added & (in_node >= SWITCHED_GPUS) & (self.size_bytes >= SWITCHED_BYTES)
         share = np.where(added, share * numbers.switch_gain, share)
         share = np.where(self._is_direct, numbers.direct_share, share)
-        crowded = 1 + numbers.pcie_crowding * np.maximum(in_node - 2, 0)
+        # Two GPUs that exchange a message are alone on their links, whoever else is in the node.
+        others = np.where(self.operation == "send", 0.0, np.maximum(in_node - 2, 0))
+        crowded = 1 + numbers.pcie_crowding * others
         return self.gpu_rate * np.where(self.is_switched, share, numbers.pcie_share / crowded)
 
 
@@ -257,6 +263,11 @@ def fitted_collectives() -> Fitted:
         network=plain["network"],
         bounds={kind: tuple(pair) for kind, pair in plain["bounds"].items()},
     )
+
+
+def ethernet_rate() -> float:
+    """GB/s that a workstation sends over the Ethernet of its board."""
+    return float(_catalogue()["sockets"]["workstation"]["gbytes_per_s"])
 
 
 def socket_rates(tier: str, streams: float) -> float:

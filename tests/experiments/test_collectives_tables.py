@@ -116,10 +116,10 @@ def test_networks_are_read_from_what_rows_say(tmp_path: Path) -> None:
 
 
 def test_a_fit_finds_the_numbers_that_made_its_rows(tmp_path: Path) -> None:
-    """And predicts a cluster that was left out, whose links are others."""
+    """And predicts a cluster that was left out, of whose kind of links there is another."""
     truth = fitted_collectives()
     lines, draw = [], np.random.default_rng(0)
-    for gpu in ("A100", "H100", "B200", "L40S"):
+    for gpu in ("A100", "H100", "B200", "L40S", "RTX-PRO-6000"):
         for operation in ("all_reduce", "all_gather"):
             for gpus in (2, 4, 8):
                 lines += [
@@ -224,3 +224,26 @@ def test_gpus_with_cards_of_their_own_go_by_these(tmp_path: Path) -> None:
 
 
 PAIRS = [("GH-96", 1, 4), ("GH-96", 4, 1), ("GH-96", 2, 2), ("GH-96", 4, 4), ("A100-80", 2, 2)]
+
+
+def test_workstations_reach_one_another_by_the_ethernet_of_their_boards(tmp_path: Path) -> None:
+    """Where one end is a workstation, or both; a network that the row says comes first."""
+    path = tmp_path / "desks.csv"
+    head = "collective,library,hardware,gpus,nodes,gpus_per_node,network,to_hardware,to_gpus"
+    sockets = "send/recv,NCCL (sockets)"
+    lines = [
+        f"{sockets},RTX-3090,4,2,4,same zone,RTX-3090,4",
+        f"{sockets},A100-80,1,2,1,same zone,RTX-2080,1",
+        f"{sockets},A100-80,1,2,1,same zone,other,1",
+        "all_reduce,NCCL,RTX-4090,16,2,8,100 Gb/s,,",
+    ]
+    path.write_text("\n".join([head, *lines]))
+    rows = rows_of(path)
+    assert [row.network for row in rows] == ["ethernet", "ethernet", "sockets", "rdma"]
+    assert [row.node_rate for row in rows[:2]] == [0.1175, 0.1175]
+    assert "Ethernet of a workstation's board" in rows[0].notes[-1]
+    assert rows[3].node_rate == 12.5
+    assert columns_of(rows).kinds.tolist() == ["ethernet", "ethernet", "sockets", "network"]
+    # A message of a gibibyte takes what a gigabit a second takes.
+    gigabit_s = 2**30 / 0.125e9
+    assert seconds(columns_of(rows))[0] == pytest.approx(gigabit_s, rel=0.1)
