@@ -35,8 +35,9 @@ from runtime.data import Sequences, Synthetic, batches_of, open_tokens
 from runtime.devices.cuda import check_device, driver_of
 from runtime.devices.driver import DevicePeaks
 from runtime.devices.outside import Cap, outside_bytes
+from runtime.engine.captured_steps import CapturedSteps, check_captures, own_compute
 from runtime.engine.executor import Executor, Report
-from runtime.engine.streams.device_streams import streams_of
+from runtime.engine.streams.device_streams import CudaStreams, streams_of
 from runtime.engine.training import Training
 from runtime.failure import let_go
 from runtime.models.attention_kernel import AttentionKernel, check_kernel, settle_kernel
@@ -54,7 +55,8 @@ class Settings:
     With ``serialises`` no two tasks of a CUDA device overlap, for comparison. With ``stage`` only
     this stage of the plan runs, alone. ``kernel`` is the implementation of fused attention. With
     ``draws_on_device`` first weights are drawn on the device, which is faster; a GPU draws other
-    values than a CPU. With ``weights`` they are those of a folder of Hugging Face.
+    values than a CPU. With ``weights`` they are those of a folder of Hugging Face. If it
+    ``captures``, iterations are replayed as one CUDA graph, without times of tasks.
     """
 
     device: str
@@ -67,6 +69,7 @@ class Settings:
     kernel: AttentionKernel = "flash"
     draws_on_device: bool = False
     weights: Path | None = None
+    captures: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +130,10 @@ class Session:
                 # do not take.
                 driver.count_anew(device)
         self._batches = BatchesAhead(self._own_sequences, device)
+        self._captured: CapturedSteps | None = None
+        if settings.captures:
+            assert isinstance(self._streams, CudaStreams)
+            self._captured = CapturedSteps(self._executor, self._streams)
         self._spans: list[tuple[float, float]] = []
         self._is_new = True
 
@@ -145,11 +152,16 @@ class Session:
             precision=job.workload.precision,
             attention=job.workload.attention,
         )
+        if settings.captures:
+            check_captures(job, settings.training, settings.device)
         device = device_of(settings.device, world)
         check_device(job.workload, device)
         settle_kernel(settings.kernel, device)
         session = None
-        with with_share(job.cluster.hardware.gpu.cores if device.type == "cpu" else None):
+        with (
+            with_share(job.cluster.hardware.gpu.cores if device.type == "cpu" else None),
+            own_compute(device, captures=settings.captures),
+        ):
             try:
                 session = cls._joined(job, settings, world, device)
                 yield session
@@ -189,7 +201,7 @@ class Session:
         start = perf_counter()
         executor = self._executor
         with self._watched():
-            executor.iterate(self._batches.of(self.steps))
+            (self._captured or executor).iterate(self._batches.of(self.steps))
             # The host is free until the device has finished the issued work.
             self._batches.prepare(self.steps)
             report = executor.report()

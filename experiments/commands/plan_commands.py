@@ -22,6 +22,7 @@ PLAN_COMMANDS: dict[str, Group] = {
                 " it, exposed communication by kind, waiting in the pipeline; parts add up to"
                 " the iteration",
             ),
+            flag("--cuda-graphs", "iterations are replayed as CUDA graphs: nothing is launched"),
             option(
                 "--measured-step",
                 "seconds of a step of the first plan, as measured: held against its "

@@ -217,6 +217,11 @@ TRAINING_COMMANDS: dict[str, Group] = {
             ),
             flag("--serialise", "one task after another, to compare (cuda)"),
             flag(
+                "--cuda-graphs",
+                "capture an iteration and replay it: launches take no time of the host (cuda); "
+                "no times of tasks",
+            ),
+            flag(
                 "--deterministic",
                 "the same bits whenever the same is computed, to compare; takes longer",
             ),

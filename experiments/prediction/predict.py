@@ -22,6 +22,7 @@ from experiments.pages.tables import aligned, rate_words
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError, check_field, reject, to_mapping
 from mistlab.cost.breakdown import breakdown_of
+from mistlab.cost.kernels import captured
 from mistlab.job.job import Job, load_job
 from mistlab.job.prediction import PARTS, Breakdown, Prediction, Predictor, compared
 from mistlab.machine.cluster import Cluster
@@ -138,6 +139,7 @@ def predict(options: argparse.Namespace) -> int:
         options.simulator,
         drawn=options.timeline is not None,
         numbers=numbers_of(options),
+        captures=options.cuda_graphs,
     )
     answers = _with_more(answers, disturbs, options)
     for answer in answers:
@@ -294,18 +296,20 @@ def predicted(
     *,
     drawn: bool = False,
     numbers: Mapping[str, Any] = MappingProxyType({}),
+    captures: bool = False,
 ) -> list[PlanAnswer]:
     """The answers to plan files, in order; plans of one workload and cluster are predicted
     together.
 
     Those that are to be ``drawn`` come with the iteration that was played. Clusters have other
-    ``numbers``, where they are given.
+    ``numbers``, where they are given; a run that ``captures`` replays iterations as CUDA graphs.
     """
     answers: dict[int, PlanAnswer] = {}
     together: dict[tuple[Workload, Cluster], list[tuple[int, Job]]] = defaultdict(list)
     for index, path in enumerate(paths):
         try:
             job = on_cluster_with(load_job(path), numbers)
+            job = captured(job) if captures else job
         except InputError as error:
             answers[index] = PlanAnswer(path=path, job=None, prediction=None, error=str(error))
         else:

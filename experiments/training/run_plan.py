@@ -123,6 +123,7 @@ def _settings(options: argparse.Namespace, job: Job) -> "Settings":
         kernel=options.attention_kernel,
         draws_on_device=options.draw_on_device,
         weights=options.weights,
+        captures=options.cuda_graphs,
         training=training,
     )
 

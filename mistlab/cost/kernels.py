@@ -9,8 +9,17 @@ from functools import cache
 import numpy as np
 
 from mistlab.core.arrays import Column, Floats
+from mistlab.core.values import reject
 from mistlab.engines.adapters import BASE_BYTES, Train
-from mistlab.engines.engine import BATCHED_PRODUCTS, PLAIN, Engine, HostTime, KernelRule, Precision
+from mistlab.engines.engine import (
+    BATCHED_PRODUCTS,
+    ENGINES,
+    PLAIN,
+    Engine,
+    HostTime,
+    KernelRule,
+    Precision,
+)
 from mistlab.graph.compiled import Compiled, compile_sums, kept
 from mistlab.graph.graph import JOINS, LayerGraph, Operator
 from mistlab.graph.layer_types import graphs_of
@@ -146,6 +155,30 @@ def compute_of(hardware: Hardware, compute: Compute, engine: Engine) -> Compute:
     )
     launch_us = compute.launch_us if engine.host is None else 0.0
     return replace(compute, rates=rates, launch_us=launch_us)
+
+
+def captured(job: Job) -> Job:
+    """A job whose iterations are replayed as a CUDA graph: the host launches none of its kernels,
+    whatever hardware it runs on. Gaps of a GPU between kernels of a graph count as its rates do."""
+    if not ENGINES[job.plan.engine].runs_here:
+        reject(
+            f"plan.engine: {job.plan.engine}, and --cuda-graphs is of this package's runtime: give "
+            "mistlab, or leave --cuda-graphs out"
+        )
+
+    def launched(hardware: Hardware) -> Hardware:
+        compute = hardware.compute
+        return (
+            hardware
+            if compute is None
+            else replace(hardware, compute=replace(compute, launch_us=0.0))
+        )
+
+    cluster = job.cluster
+    others = tuple(replace(one, hardware=launched(one.hardware)) for one in cluster.others)
+    return replace(
+        job, cluster=replace(cluster, hardware=launched(cluster.hardware), others=others)
+    )
 
 
 def with_dequantised(compute: Compute, hardware: Hardware, workload: Workload) -> Compute:

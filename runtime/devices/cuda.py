@@ -2,8 +2,9 @@
 
 import os
 import re
+from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, final
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from mistlab.core.values import reject
 from mistlab.plan.workload import Workload
 from mistlab.schedule.stage_passes import LANES
-from runtime.devices.driver import DevicePeaks, Driver, Event, Stream
+from runtime.devices.driver import DevicePeaks, Driver, Event, Graph, Stream
 
 # CUDA devices by ``torch.cuda``.
 
@@ -165,6 +166,13 @@ class CudaDriver:
     def event(self) -> Event:
         """A new event, with timing; a thread that waits for it sleeps rather than spins."""
         return torch.cuda.Event(enable_timing=True, blocking=True)
+
+    @contextmanager
+    def capture(self, stream: Any) -> Iterator[Graph]:
+        """Capture a CUDA graph. What other threads of the process do, as NCCL's, may go on."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            yield graph
 
     def synchronize(self, device: torch.device) -> None:
         """Block the calling thread until all streams have ended their work."""

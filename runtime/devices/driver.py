@@ -16,6 +16,13 @@ import torch
 from torch import Tensor
 
 
+class Graph(Protocol):
+    """Work of a device that was captured."""
+
+    def replay(self) -> None:
+        """Run it on the current stream."""
+
+
 class Stream(Protocol):
     """A queue of a device's work."""
 
@@ -82,6 +89,10 @@ class Driver(Protocol):
 
     def event(self) -> Event:
         """A new event, with timing; a thread that waits for it yields its core."""
+
+    def capture(self, stream: Any) -> AbstractContextManager[Graph]:
+        """Within the ``with`` block capture work in place of running it: that of a stream, which is
+        not the default one, and of streams that wait for it and that it waits for at the end."""
 
     def synchronize(self, device: torch.device) -> None:
         """Block the calling thread until all streams have ended their work."""

@@ -28,7 +28,7 @@ from runtime.engine.streams.context_lanes import StreamedContext
 from runtime.engine.streams.expert_lanes import StreamedExperts
 from runtime.engine.streams.lanes import Event, StreamedRanks, Streams
 from runtime.engine.training import Training
-from runtime.engine.work.adamw import MOMENTS
+from runtime.engine.work.adamw import MOMENTS, Rate
 from runtime.engine.work.frozen_products import multiply_frozen
 from runtime.engine.work.gradient_averages import GradientAverages
 from runtime.engine.work.layer_passes import LAYER_RUNS, Passes, layer_treatments
@@ -207,6 +207,24 @@ class Executor:
             self.weight_averages.begin()
         self.issued = self.programs[1 if self._events else 0]
         self._issue(self.issued)
+        self.count_step()
+
+    @property
+    def follows(self) -> bool:
+        """Whether the next iteration begins with the step of one before."""
+        return bool(self._events)
+
+    @property
+    def learning_rate(self) -> Rate | None:
+        """The learning rate of the step with which the next iteration begins."""
+        return self.steppers[0].learning_rate
+
+    def learn_at(self, rate: Rate) -> None:
+        """Let that step have another learning rate, or one of the same value."""
+        self._learn_at(rate)
+
+    def count_step(self) -> None:
+        """Note that an iteration has been issued, or replayed."""
         self._learn_at(self.training.learning_rate_at(self.steps))
         self.steps += 1
 
@@ -384,6 +402,8 @@ class Executor:
 
     def _draw_for(self, op: Op) -> None:
         """Set dropout masks to those of a pass's micro-batch in this step."""
+        if not (self.model.dropout or self.model.attention_dropout):
+            return
         connections = self.connections
         self.draws.step = self.steps
         self.draws.sequence = connections.topology.sequences(connections.place, op.micro_batch)
@@ -440,7 +460,7 @@ class Executor:
             mine = torch.cat([mine, self.routers.taken(micro_batches)])
 
         def take() -> None:
-            self._reported = mine[:2]
+            self._reported.copy_(mine[:2])
             if self.training.needs_norm:
                 self.scaling.judge(mine[1])
             if shape.routers != "none":
@@ -487,7 +507,7 @@ class Executor:
             for layer, of_layer in shapes.items()
         }
 
-    def _learn_at(self, rate: float | None) -> None:
+    def _learn_at(self, rate: Rate | None) -> None:
         if any(isinstance(one, TurnServer) for one in self.averages):
             # The server has stepped; weights that it sent are only rounded.
             rate = None

@@ -140,6 +140,13 @@ def counted(
 # Linear maps between tensors of ranks, whose transpose carries gradients.
 
 
+def bare(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """``function.apply`` without what it does for transforms of torch.func, which nobody uses here:
+    it takes longer than a small kernel."""
+    apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    return apply
+
+
 class Carried(torch.autograd.Function):
     """A linear map of tensors; its transpose carries the gradients ``back``."""
 
@@ -156,13 +163,16 @@ class Carried(torch.autograd.Function):
         return None, None, *((given,) if isinstance(given, Tensor) else given)
 
 
+_carry = bare(Carried)
+
+
 def carried(
     x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """The image of a tensor under the linear map ``there``; its transpose carries gradients
     ``back``.
     """
-    made: Tensor = Carried.apply(there, back, x)
+    made: Tensor = _carry(there, back, x)
     return made
 
 

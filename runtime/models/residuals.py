@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from runtime.models.dropout import Drop, dropped, hashes_of_rows, threshold_of
 from runtime.models.operators import LayerNorm, RMSNorm, kernels_for, rms_norm, rms_norm_backward
-from runtime.models.ranks import direct
+from runtime.models.ranks import bare, direct
 
 # Columns of the widest row that a kernel of a norm holds; a wider row has kernels apart.
 WIDEST = 8192
@@ -279,12 +279,14 @@ def _wanted(ctx: Any, of_norm: list[Tensor]) -> tuple[Tensor | None, Tensor | No
 
 # As a block calls them.
 
+_add, _add_and_norm, _norm_beside = map(bare, (AddedPart, NormOfSum, NormBeside))
+
 
 def added(x: Tensor, part: Tensor, bias: Tensor | None, drop: Drop | None) -> Tensor:
     """A residual with a part, its bias and dropout."""
     if bias is None and drop is None:
         return x + part
-    made: Tensor = AddedPart.apply(x, part, bias, drop)
+    made: Tensor = _add(x, part, bias, drop)
     return made
 
 
@@ -292,13 +294,13 @@ def added_and_normed(
     x: Tensor, part: Tensor, bias: Tensor | None, drop: Drop | None, norm: nn.Module
 ) -> tuple[Tensor, Tensor]:
     """``added``, and its norm."""
-    made: tuple[Tensor, Tensor] = NormOfSum.apply(x, part, bias, drop, *_vectors(norm))
+    made: tuple[Tensor, Tensor] = _add_and_norm(x, part, bias, drop, *_vectors(norm))
     return made
 
 
 def normed_beside(x: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
     """A residual and its norm, whose backward pass adds the residual's gradient."""
-    made: tuple[Tensor, Tensor] = NormBeside.apply(x, *_vectors(norm))
+    made: tuple[Tensor, Tensor] = _norm_beside(x, *_vectors(norm))
     return made
 
 

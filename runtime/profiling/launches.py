@@ -91,8 +91,12 @@ class TinyBlocks:
 
     def sample_s(self, now: Callable[[], float] = perf_counter) -> float:
         """The seconds of one block's forward and backward pass."""
-        few_s, many_s = (self._iteration_s(run, now) for run in self._runs)
+        few_s, many_s = self.samples_s(now)
         return (many_s - few_s) / (MANY - FEW) / MICRO_BATCHES
+
+    def samples_s(self, now: Callable[[], float] = perf_counter) -> list[float]:
+        """Seconds of an iteration of the model with few blocks, and of that with many."""
+        return [self._iteration_s(run, now) for run in self._runs]
 
     def release(self) -> None:
         """Return pinned memory."""

@@ -20,9 +20,10 @@ from runtime.checks.recorded_library import Messages, RecordedGroup, RecordedLib
 from runtime.comm.library import Work
 from runtime.comm.topology import connected
 from runtime.devices.cuda import DRIVERS
+from runtime.engine.captured_steps import CapturedSteps
 from runtime.engine.executor import Batches, Executor
 from runtime.engine.storage.saved import storage_of
-from runtime.engine.streams.device_streams import streams_of
+from runtime.engine.streams.device_streams import CudaStreams, streams_of
 from runtime.engine.training import Training
 
 # Registers a kind of device named "sham" with torch; needs no compiler.
@@ -166,6 +167,8 @@ class _Ended:
 
 # The first iteration allocates persistent memory. The second takes the first's optimizer step.
 ITERATIONS = 2
+# A capture comes behind both; a replay behind it issues nothing.
+CAPTURED_ITERATIONS = 4
 
 
 @contextmanager
@@ -204,7 +207,7 @@ def device_findings(
     captures: bool = False,
 ) -> tuple[WaitFinding, ...]:
     """Places where one rank's host would wait for its GPU, or would fail; the rank runs alone. If
-    it ``captures``, also what would end the capture of a later iteration as a CUDA graph.
+    it ``captures``, iterations are captured as a CUDA graph: also what would end the capture.
 
     Nothing is computed and nothing takes memory, so a plan of any size can be checked.
     """
@@ -224,20 +227,24 @@ def device_findings(
             executor = Executor(
                 workload, plan, connections, streams, training, device=device, seed=None
             )
-            _train(executor, workload, plan)
+            assert isinstance(streams, CudaStreams)
+            steps = CapturedSteps(executor, streams)
+            _train(executor, workload, plan, steps if captures else executor)
         except Exception as error:
             if watch.stopped_by is not error:
                 raise
     return watch.findings
 
 
-def _train(executor: Executor, workload: Workload, plan: Plan) -> None:
+def _train(
+    executor: Executor, workload: Workload, plan: Plan, steps: Executor | CapturedSteps
+) -> None:
     stage = plan.stages[executor.connections.place.stage]
     shape = (stage.micro_batch, workload.sequence_length)
     tokens, targets = (torch.zeros(shape, dtype=torch.int64, device=executor.device),) * 2
     batches: Batches = [(tokens, targets)] * plan.micro_batches
-    for _ in range(ITERATIONS):
-        executor.iterate(batches)
+    for _ in range(ITERATIONS if steps is executor else CAPTURED_ITERATIONS):
+        steps.iterate(batches)
         executor.report()
         executor.streams.spans()
     executor.flush()

@@ -4,9 +4,9 @@ Work of the host lane runs at once, in the thread that issues it, so that the mo
 thread see it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, final
 
 import torch
@@ -22,10 +22,32 @@ DEVICES, MEMORY_BYTES, PEAK_BYTES = 8, 80 * GIB_BYTES, GIB_BYTES
 
 
 class FakeStream:
-    """A stream on which everything has ended."""
+    """A stream on which everything has ended; in a capture it knows whose work comes before."""
 
-    def wait_event(self, event: Any) -> None:
-        """Does nothing: the event has already occurred."""
+    def __init__(self, driver: "FakeDriver") -> None:
+        self._driver = driver
+        # The captures that it takes part in, its pieces of work, and those of others before.
+        self.capture, self.work = 0, 0
+        self.after: dict[FakeStream, int] = {}
+
+    def wait_event(self, event: "FakeEvent") -> None:
+        """Note an event of before the capture; else the event has come."""
+        driver = self._driver
+        if not driver.captures:
+            return
+        if event.capture != driver.captures:
+            if self.capture == driver.captures:
+                driver.watch.note("outside wait", "Stream.wait_event")
+            return
+        self.capture = event.capture
+        for stream, work in event.after.items():
+            self.after[stream] = max(work, self.after.get(stream, 0))
+
+    def goes_on(self) -> None:
+        """Count a piece of work; note it where the stream takes no part in the capture."""
+        if self._driver.captures and self.capture != self._driver.captures:
+            self._driver.watch.note("outside work", "work on a lane")
+        self.work += 1
 
 
 class FakeEvent:
@@ -35,11 +57,15 @@ class FakeEvent:
 
     def __init__(self, driver: "FakeDriver") -> None:
         self._driver = driver
-        self.recorded_ms = 0
+        self.recorded_ms, self.capture = 0, 0
+        self.after: dict[FakeStream, int] = {}
 
-    def record(self, stream: Any) -> None:
+    def record(self, stream: FakeStream) -> None:
         """Take the next tick of the driver's clock."""
         self.recorded_ms = self._driver.tick()
+        if self._driver.captures:
+            self.capture = stream.capture
+            self.after = {**stream.after, stream: stream.work}
 
     def synchronize(self) -> None:
         """Record that the host waits."""
@@ -50,6 +76,13 @@ class FakeEvent:
         if self._driver.watch.captures:
             self._driver.watch.note("wait", "Event.elapsed_time")
         return float(end_event.recorded_ms - self.recorded_ms)
+
+
+class FakeGraph:
+    """A graph of work that takes no time."""
+
+    def replay(self) -> None:
+        """Do nothing."""
 
 
 class AtOnce(Executor):
@@ -75,6 +108,10 @@ class FakeDriver:
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
         self._ticks = 0
+        # The number of the capture that goes on; 0 for none.
+        self.captures, self._captured = 0, 0
+        self._current = FakeStream(self)
+        self._streams = [self._current]
         # Tensors are held while they are pinned, so that no other storage gets their identifier.
         self._pinned: dict[int, Tensor] = {}
 
@@ -103,16 +140,33 @@ class FakeDriver:
         return True
 
     def current_stream(self, device: torch.device) -> FakeStream:
-        """A stream."""
-        return FakeStream()
+        """The one stream that is current where no other is."""
+        return self._current
 
     def stream(self, device: torch.device, *, urgent: bool = False) -> FakeStream:
-        """A stream."""
-        return FakeStream()
+        """A new stream."""
+        self._streams.append(FakeStream(self))
+        return self._streams[-1]
 
-    def using(self, stream: Any) -> AbstractContextManager[object]:
-        """A context without effect."""
+    def using(self, stream: FakeStream) -> AbstractContextManager[object]:
+        """Note that the stream gets work."""
+        stream.goes_on()
         return nullcontext()
+
+    @contextmanager
+    def capture(self, stream: FakeStream) -> Iterator["FakeGraph"]:
+        """Note what ends the capture of a CUDA graph: waits for what was issued before, work on
+        streams that take no part, and streams whose work the first one does not come after."""
+        self._captured += 1
+        self.captures = stream.capture = self._captured
+        try:
+            yield FakeGraph()
+            for other in self._streams:
+                is_part = other is not stream and other.capture == self.captures
+                if is_part and stream.after.get(other, 0) < other.work:
+                    self.watch.note("never joined", "end of the capture")
+        finally:
+            self.captures = 0
 
     def event(self) -> FakeEvent:
         """A new event."""

@@ -18,6 +18,7 @@ from typing import Literal
 
 import runtime
 from mistlab.stages.stage_program import Op
+from runtime.engine.captured_steps import CapturedSteps
 from runtime.engine.executor import Executor
 
 Kind = Literal[
@@ -30,6 +31,9 @@ Kind = Literal[
     "wrong device",
     "memory pinned",
     "wait",
+    "outside wait",
+    "outside work",
+    "never joined",
     "collective",
     "failure",
 ]
@@ -44,6 +48,9 @@ REMEDIES: Mapping[Kind, str] = {
     "wrong device": "it ends the run: bring all tensors to one device before",
     "memory pinned": "pinning waits for the device: do it before the second iteration",
     "wait": "the host waits for the device: order lanes by events instead",
+    "outside wait": "what was issued before cannot be waited for: a replay comes after it anyway",
+    "outside work": "it runs while the rest is captured: let the lane wait for compute first",
+    "never joined": "the capture fails: let compute wait for the lane's last work",
     "collective": "the library of collectives refuses it",
     "failure": "it cannot run, or cannot be judged",
 }
@@ -51,7 +58,7 @@ REMEDIES: Mapping[Kind, str] = {
 # Kinds that end the capture of a CUDA graph, on any lane.
 FORBIDDEN: tuple[Kind, ...] = (
     *("value read", "size from values", "blocking copy", "unpinned copy", "scalar copied"),
-    *("memory pinned", "wait"),
+    *("memory pinned", "wait", "outside wait", "outside work", "never joined"),
 )
 # Kinds that are allowed in the first iteration, which allocates persistent memory.
 _ONCE: tuple[Kind, ...] = ("work on the CPU", "memory pinned")
@@ -60,7 +67,7 @@ _ENDINGS: tuple[Kind, ...] = ("wrong device", "collective", "failure")
 MOST_SAID = 160
 _ROOT = Path(runtime.__file__).parent
 _ASIDE = (_ROOT / "checks", _ROOT / "comm/processes.py")
-_ITERATE = Executor.iterate.__code__
+_ITERATIONS = (Executor.iterate.__code__, CapturedSteps.iterate.__code__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +120,7 @@ class Watch:
         The host's lane may wait, and the first iteration may make memory that lasts.
         """
         frames = list(self._frames())
-        executor = next((_executor(frame) for frame in frames if frame.f_code is _ITERATE), None)
+        executor = next((_executor(frame) for frame in frames if frame.f_code in _ITERATIONS), None)
         if executor is None or (kind in _ONCE and executor.steps == 0):
             return False
         lane = next((op.lane for frame in frames if (op := _op(frame))), "compute")
@@ -154,7 +161,8 @@ class Watch:
 
 
 def _executor(frame: FrameType) -> Executor:
-    executor = frame.f_locals["self"]
+    own = frame.f_locals["self"]
+    executor = own.executor if isinstance(own, CapturedSteps) else own
     assert isinstance(executor, Executor)
     return executor
 

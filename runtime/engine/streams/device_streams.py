@@ -15,7 +15,7 @@ from torch import Tensor
 from mistlab.schedule.stage_passes import LANES, Lane
 from runtime.comm.group import Pending
 from runtime.devices.cuda import driver_of
-from runtime.devices.driver import Driver, Stream
+from runtime.devices.driver import Driver, Graph, Stream
 from runtime.devices.driver import Event as DeviceEvent
 from runtime.engine.streams.lanes import Event, LaneWork, Streams
 
@@ -152,6 +152,23 @@ class CudaStreams:
         self._reduced.record(lane)
         work()
         compute.wait_event(self._reduced)
+
+    @contextmanager
+    def captured(self) -> Iterator[Graph]:
+        """Within the ``with`` block capture the work of all lanes as a graph, in place of running
+        it. All work before has ended, and ``spans`` has been called: its events are no more."""
+        compute = self._streams["compute"]
+        lanes = [lane for lane in self._streams.values() if lane is not compute]
+        with self._driver.capture(compute) as graph:
+            # Lanes take part from compute's first moment to its last.
+            self._made.record(compute)
+            for lane in lanes:
+                lane.wait_event(self._made)
+            yield graph
+            for lane in lanes:
+                compute.wait_event(self._recorded(lane))
+        # Nothing of it has run: it has no times.
+        self._log.clear()
 
     def read(self, tensor: Tensor, usual: int) -> list[int]:
         """The values of a tensor that compute has produced."""

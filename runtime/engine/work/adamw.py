@@ -7,6 +7,8 @@ from torch import Tensor
 
 from runtime.engine.training import Training
 
+# A learning rate: a number, or a tensor of one on the device, which captured steps read.
+Rate = float | Tensor
 # The data types of moments, by optimizer.
 MOMENTS: Mapping[str, torch.dtype] = {"adamw": torch.float32, "adamw-bf16": torch.bfloat16}
 
@@ -16,7 +18,7 @@ def step_adamw(
     vectors: Sequence[Tensor],
     gradient: Tensor,
     step: Tensor,
-    learning_rate: float,
+    learning_rate: Rate,
     scaling: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> None:
     """Update master weights and two moments in place; ``scaling`` is the divisor of gradients, and

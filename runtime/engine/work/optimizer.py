@@ -11,7 +11,7 @@ from runtime.comm.topology import Sharers
 from runtime.engine.storage.state import Section, Split
 from runtime.engine.streams.lanes import LaneWork, Streams
 from runtime.engine.training import Training
-from runtime.engine.work.adamw import step_adamw
+from runtime.engine.work.adamw import Rate, step_adamw
 from runtime.engine.work.gradient_averages import GradientAverages
 from runtime.engine.work.parameters import Squares
 from runtime.engine.work.scaling import Scaling
@@ -44,7 +44,7 @@ class Stepper:
         self.training = training
         self.scaling = scaling
         self.streams = streams
-        self.learning_rate: float | None = None
+        self.learning_rate: Rate | None = None
         self.works: Works = {"S": self.step, "host step": self.step_on_host}
 
     def step(self, op: Op) -> LaneWork:
@@ -57,7 +57,7 @@ class Stepper:
         learning_rate = self.learning_rate
         return lambda: self._step_on_host(op, learning_rate)
 
-    def _step(self, op: Op, learning_rate: float | None) -> None:
+    def _step(self, op: Op, learning_rate: Rate | None) -> None:
         state, layer = self.state, op.layer
         pieces = self._pieces(op)
         if learning_rate is not None:
@@ -71,7 +71,7 @@ class Stepper:
             state.set_stepped(layer, op.entry, begin, master)
             begin += master.numel()
 
-    def _step_on_host(self, op: Op, learning_rate: float | None) -> None:
+    def _step_on_host(self, op: Op, learning_rate: Rate | None) -> None:
         own = self.state.layers[op.layer]
         master, *_ = tail = [split.tail for split in own.optimizer]
         if learning_rate is not None:
@@ -89,7 +89,7 @@ class Stepper:
         return [piece for piece in pieces if piece[0].numel()]
 
     def _update(
-        self, pieces: list[list[Tensor]], gradients: Tensor, step: Tensor, learning_rate: float
+        self, pieces: list[list[Tensor]], gradients: Tensor, step: Tensor, learning_rate: Rate
     ) -> None:
         training, begin = self.training, 0
         scaling = self.scaling.said(step.device) if training.needs_norm else (None, None)

@@ -28,6 +28,7 @@ from runtime.models.parallel import (
     shared_parameters,
     token_losses,
 )
+from runtime.models.ranks import bare
 from runtime.models.transformer import Head
 
 # Takes work, and runs it now or later in the same backward pass of the layer.
@@ -154,11 +155,14 @@ def adding_up_gathered(
     return made
 
 
+_add_linear = bare(_AddingLinear)
+
+
 def adding_up(x: Tensor, weight: Tensor, bias: Tensor | None, schedule: RunBeside) -> Tensor:
     """torch's ``linear``, except that its backward pass accumulates in ``weight.grad``, which must
     exist.
     """
-    made: Tensor = _AddingLinear.apply(x, weight, bias, schedule)
+    made: Tensor = _add_linear(x, weight, bias, schedule)
     return made
 
 

@@ -1,0 +1,123 @@
+"""A stand-in for a CUDA graph on a CPU: operators are noted while they are captured, and replayed.
+
+A replay runs the noted operators on the tensors that they had, as a graph runs kernels on the
+addresses that it captured. No line of Python between them runs again: a number that Python has made
+stays what it was, and memory that was handed on outside of the graph is read where it lay. What a
+capture changes is put back, as a graph runs nothing while it is captured.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from runtime.checks.fake.hidden_waits import tensors_in
+from runtime.engine.storage.saved import storage_of
+from runtime.engine.streams.lanes import Streams
+
+_Call = tuple[OpOverload, tuple[Any, ...], dict[str, Any], Any]
+_NUMBERS = (torch.ops.aten._local_scalar_dense.default,)
+
+
+@final
+class RecordedGraph(TorchDispatchMode):
+    """Notes operators within its ``with`` block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[_Call] = []
+        # Storages that operators have made, which calls hold; and others as they were before.
+        self._made: set[int] = set()
+        self._before: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an operator and note it; refuse one that gives a number to the host."""
+        kwargs = kwargs or {}
+        if func in _NUMBERS or torch.Tag.dynamic_output_shape in func.tags:
+            message = f"{func}: the host reads what a graph has not computed while it is captured"
+            raise RuntimeError(message)
+        for tensor in _written(func, args, kwargs):
+            self._keep(tensor)
+        # A tensor may be given other memory later; the graph goes on with the address.
+        addresses = _addresses(args), _addresses(kwargs)
+        result = func(*args, **kwargs)
+        given = {storage_of(one) for one in tensors_in(addresses)}
+        self._made |= {storage_of(one) for one in tensors_in(result)} - given
+        if func.overloadpacket is not torch.ops.aten.set_:
+            self.calls.append((func, *addresses, _addresses(result)))
+        return result
+
+    def _keep(self, tensor: Tensor) -> None:
+        key = storage_of(tensor)
+        if key not in self._made and key not in self._before:
+            whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+            self._before[key] = (whole, whole.clone())
+
+    def put_back(self) -> None:
+        """Undo what operators have changed of memory that was there before."""
+        for whole, before in self._before.values():
+            whole.copy_(before)
+        self._before.clear()
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        """Run all operators again, each on the tensors that it had."""
+        for func, args, kwargs, result in self.calls:
+            given = {storage_of(one) for one in tensors_in((args, kwargs))}
+            results = [*tensors_in(result)]
+            writes = bool(_written(func, args, kwargs))
+            is_view = not writes and all(storage_of(one) in given for one in results)
+            if is_view or "empty" in func.name():
+                continue
+            again = func(*args, **kwargs)
+            if not writes:
+                for place, values in zip(results, tensors_in(again), strict=True):
+                    place.copy_(values)
+
+
+def _addresses(given: Any) -> Any:
+    """Nested arguments or results with tensors of their own on the same memory."""
+    return tree_map(lambda one: one.detach() if isinstance(one, Tensor) else one, given)
+
+
+def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that an operator writes to."""
+    arguments = func._schema.arguments
+    named = {one.name: value for one, value in zip(arguments, args, strict=False)} | kwargs
+    return [
+        tensor
+        for one in arguments
+        if one.alias_info is not None and one.alias_info.is_write
+        for tensor in tensors_in(named.get(one.name))
+    ]
+
+
+@final
+class RecordedLanes:
+    """Simulated lanes that can be captured."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self.graphs: list[RecordedGraph] = []
+
+    @contextmanager
+    def captured(self) -> Iterator[RecordedGraph]:
+        """Note what is issued within the ``with`` block."""
+        graph = RecordedGraph()
+        self._streams.synchronize()
+        with graph:
+            yield graph
+            self._streams.synchronize()
+        graph.put_back()
+        self.graphs.append(graph)

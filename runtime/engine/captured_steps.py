@@ -1,0 +1,98 @@
+"""Training iterations as one CUDA graph: captured once, then replayed by a single launch.
+
+The first iteration has no optimizer step, and the second makes all memory that lasts: both are
+issued as usual. The third is captured, with all lanes, and replayed from then on: the same kernels
+on the same addresses. Batches and the learning rate are copied to their addresses before. After a
+checkpoint, which takes the last step by itself, one iteration is issued as usual.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+
+from mistlab.core.values import reject
+from mistlab.job.job import Job
+from runtime.devices.cuda import driver_of
+from runtime.devices.driver import Graph
+from runtime.engine.executor import Batches, Executor
+from runtime.engine.training import Training
+
+FLAG = "--cuda-graphs"
+
+
+class CapturableLanes(Protocol):
+    """Lanes that can be captured."""
+
+    def captured(self) -> AbstractContextManager[Graph]:
+        """Within the ``with`` block capture the work of all lanes in place of running it."""
+
+
+def check_captures(job: Job, training: Training, device: str) -> None:
+    """Refuse a run whose iterations cannot be captured: the host works or reads inside of them, or
+    finds numbers anew in each."""
+    model, workload = job.workload.model, job.workload
+    if driver_of(torch.device(device)) is None:
+        reject(f"{FLAG}: {device} has no graphs: give --device cuda, or leave {FLAG} out")
+    if training.steps_on_host:
+        reject(f"{FLAG}: the host waits for gradients: leave --step-on-cpu out, or {FLAG}")
+    obstacles = {
+        "workload.model.experts": (model.experts, "the host reads how many rows each expert gets"),
+        "workload.model.dropout": (
+            model.dropout or model.attention_dropout,
+            "masks follow from the step's number, which a replay would repeat",
+        ),
+        "workload.model.family": (model.family == "custom", "its code may do anything"),
+        "workload.reduction": (
+            not workload.reduces_plainly,
+            "what ranks exchange changes from step to step",
+        ),
+    }
+    for field, (is_there, why) in obstacles.items():
+        if is_there:
+            reject(f"{field}: {why}, so no iteration can be captured: leave {FLAG} out")
+
+
+def own_compute(device: torch.device, *, captures: bool) -> AbstractContextManager[object]:
+    """A context in which compute has a stream of its own, if it is to be captured: CUDA does not
+    capture its default stream."""
+    driver = driver_of(device)
+    if driver is None or not captures:
+        return nullcontext()
+    return driver.using(driver.stream(device))
+
+
+class CapturedSteps:
+    """The iterations of an executor; reports of each are read before the next."""
+
+    def __init__(self, executor: Executor, lanes: CapturableLanes) -> None:
+        self.executor, self._lanes = executor, lanes
+        self._graph: Graph | None = None
+        self._is_warm = False
+        self._batches: Batches = ()
+        self._rate = torch.zeros((), device=executor.device)
+
+    def iterate(self, batches: Batches) -> None:
+        """Issue an iteration, or replay it."""
+        executor = self.executor
+        if not (executor.follows and self._is_warm):
+            self._is_warm = self._is_warm or executor.follows
+            executor.iterate(batches)
+            return
+        if self._graph is None:
+            self._batches = [(tokens.clone(), targets.clone()) for tokens, targets in batches]
+        else:
+            for own, given in zip(self._batches, batches, strict=True):
+                for place, values in zip(own, given, strict=True):
+                    place.copy_(values)
+        rate = executor.learning_rate
+        assert rate is not None
+        self._rate.fill_(rate)
+        if self._graph is None:
+            executor.learn_at(self._rate)
+            with self._lanes.captured() as graph:
+                executor.iterate(self._batches)
+            self._graph = graph
+        else:
+            executor.count_step()
+        self._graph.replay()
