@@ -23,6 +23,7 @@ TEXTS = sorted(ROOT.glob("experiments/*/beside/*.md"))
 PAGES_OF_TEXTS = {
     "predictor_error-in-part": 0,
     **{text.stem: 2 for text in TEXTS if text.stem.startswith("report_runs")},
+    "report_runs-ablation": 1,
 }
 # Of a line of prose, and of a row of a table without the addresses of its links.
 COLUMNS, COLUMNS_OF_A_ROW = 100, 200

@@ -267,9 +267,10 @@ MACHINE_COMMANDS: dict[str, Group] = {
             option("--name", "name of the page and of its picture", "runs"),
             option(
                 "--sureness",
-                "also write the shares of bounds by kind of run, for the catalogue",
+                "also write the spreads of bounds by kind of run, for the catalogue",
                 **path("FILE.yaml"),
             ),
+            flag("--ablation", "also predict rows without groups of columns"),
             examples={"the page of measured runs": "runs.csv --out runs.md"},
         ),
         "cross_check": command(

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from experiments.cli.commandline import DONE, as_options, progress, writable
+from experiments.measured.ablation import ablation_lines
 from experiments.measured.by_source import by_source_lines, source_of
 from experiments.measured.errors import ERROR_FORMS, error_cells
 from experiments.measured.from_datasheets import (
@@ -120,7 +121,7 @@ def report(options: argparse.Namespace) -> int:
     bounds that were made without the run's group; the spread of repeated runs; the refused
     rows. Sources are held against the others, each left out whole, and runs on measured GPUs
     against what their datasheets alone say. With --profile it also has the errors under that
-    profile.
+    profile, with --ablation those of rows that tell less.
     """
     with as_options():
         profile = None if options.profile == "none" else catalog.profile(options.profile)
@@ -131,6 +132,8 @@ def report(options: argparse.Namespace) -> int:
     page += by_source_lines(known, [*peak_lines(known)])
     lent = runs_from_datasheets(known)
     page += datasheet_lines(known, lent)
+    if options.ablation:
+        page += ablation_lines(known)
     if options.sureness is not None:
         write_sureness(plain, lent, options.sureness)
     if profile is not None:

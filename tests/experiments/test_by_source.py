@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.measured.ablation import ablation_lines
 from experiments.measured.by_source import (
     Known,
     apart_of,
@@ -14,6 +15,7 @@ from experiments.measured.by_source import (
     source_of,
 )
 from experiments.measured.from_datasheets import as_of_datasheet
+from experiments.measured.predict_runs import RowPredictor
 from experiments.runs.judged import Judged
 from experiments.runs.run_sureness import Doubt, Miss, Range, RunAnswer
 from experiments.runs.runs_table import TableRow
@@ -120,3 +122,32 @@ def test_a_gpu_from_its_datasheet_has_no_rate_of_its_own_architecture(name: str)
     assert hardware.provenance.compute is not None
     lender = catalog.stated_hardware(hardware.provenance.compute.source)
     assert lender.gpu.architecture != stated.gpu.architecture
+
+
+def test_what_a_column_brings_is_the_error_of_its_sources_without_it() -> None:
+    """A run that took as long as its network lets it, and one that tells no network."""
+    plain = {"engine": "Megatron-LM", "hardware": "H100", "gpus": "16", "model": "llama3-8b"}
+    cells = {**plain, "sequence_length": "4096", "global_batch": "64", "micro_batch": "1"}
+    cells |= {"tp": "1", "pp": "1", "precision": "bf16", "recompute": "full"}
+    slow = {**cells, "network": "10 Gb/s"}
+    found = []
+    for source, own in (("slow", slow), ("plain", cells)):
+        row = TableRow(file="runs.csv", number=1, line=2, cells=own)
+        (one,) = RowPredictor().answers_of([row])
+        assert one.answer.prediction is not None, one.answer.refused
+        seconds = one.answer.prediction.iteration_s
+        found.append(
+            (
+                source,
+                Judged(row=row, answer=one.answer, measured_s=seconds, measured_gib=None),
+                None,
+            )
+        )
+    (line,) = [line for line in ablation_lines(found) if line.startswith("| network")]
+    _, name, runs, sources, own_error, without, every, every_without, *_ = line.split("|")
+    assert (name.strip(), runs.strip(), sources.strip()) == ("network and nodes", "1", "1")
+    assert own_error.strip() == every.strip() == "0.0%"
+    assert float(without.strip(" %")) > 20
+    assert float(every_without.strip(" %")) == pytest.approx(
+        float(without.strip(" %")) / 2, abs=0.1
+    )

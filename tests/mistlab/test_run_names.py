@@ -168,3 +168,28 @@ def test_a_machine_of_a_measurement_table_is_named_by_whole_words(name: str, is_
 )
 def test_precisions_by_their_long_names(text: str, precision: str) -> None:
     assert run(precision=text).precision == precision
+
+
+@pytest.mark.parametrize(
+    ("machine", "hardware"),
+    [
+        ("p5.48xlarge", "h100-80gb"),
+        ("AWS p5en.48xlarge", "h200-141gb"),
+        ("p3dn.24xlarge", "v100-32gb"),
+        ("a3-megagpu-8g", "h100-80gb"),
+        ("a3-ultragpu-8g", "h200-141gb"),
+        ("ND H100 v5", "h100-80gb"),
+        ("Standard_ND96amsr_A100_v4", "a100-80gb"),
+        ("g6e.12xlarge", "l40s-48gb"),
+        ("BM.GPU.H100.8", "h100-80gb"),
+    ],
+)
+def test_a_cloud_s_machine_is_what_it_holds(machine: str, hardware: str) -> None:
+    assert gpus_of(machine).hardware == hardware
+    assert gpus_of(machine).note == ""
+
+
+@pytest.mark.parametrize("name", ["p50", "g61", "ND X100 v9", "a3"])
+def test_what_only_looks_like_a_machine_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="has no hardware file"):
+        gpus_of(name)

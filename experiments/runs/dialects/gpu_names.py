@@ -87,6 +87,48 @@ CHIPS: Mapping[str, Mapping[int, Gpus]] = {
     "mi355x": _sized("mi355x-288gb", 288),
 }
 DEFAULT_CHIP = "h100"
+# Machines of clouds by the beginnings of their names: AWS, Google, Azure, Oracle.
+MACHINES = {
+    "p3dn": "v100-32gb",
+    "p3": "v100-16gb",
+    "p4de": "a100-80gb",
+    "p4d": "a100-40gb",
+    "p5en": "h200-141gb",
+    "p5e": "h200-141gb",
+    "p5": "h100-80gb",
+    "p6-b200": "b200-180gb",
+    "p6-b300": "b300-288gb",
+    "p6e-gb200": "gb200-186gb",
+    "g4dn": "t4-16gb",
+    "g5": "a10g-24gb",
+    "g6e": "l40s-48gb",
+    "g6": "l4-24gb",
+    "g2": "l4-24gb",
+    "a2-high": "a100-40gb",
+    "a2-mega": "a100-40gb",
+    "a2-ultra": "a100-80gb",
+    "a3-high": "h100-80gb",
+    "a3-mega": "h100-80gb",
+    "a3-edge": "h100-80gb",
+    "a3-ultra": "h200-141gb",
+    "a4x": "gb200-186gb",
+    "a4-high": "b200-180gb",
+    "nd96asr": "a100-40gb",
+    "nd96amsr": "a100-80gb",
+    "nd h100 v5": "h100-80gb",
+    "nd h200 v5": "h200-141gb",
+    "nd mi300x v5": "mi300x-192gb",
+    "ndm a100 v4": "a100-80gb",
+    "nd a100 v4": "a100-40gb",
+    "nc a100 v4": "a100-pcie-80gb",
+    "nc h100 v5": "h100-nvl-94gb",
+    "bm.gpu.h100": "h100-80gb",
+    "bm.gpu.h200": "h200-141gb",
+    "bm.gpu.b200": "b200-180gb",
+    "bm.gpu.a100-v2": "a100-80gb",
+    "bm.gpu4": "a100-40gb",
+    "bm.gpu.mi300x": "mi300x-192gb",
+}
 # Words before and after a chip's name that make no other of it.
 _MAKERS = frozenset(("nvidia", "amd", "tesla", "instinct", "geforce", "quadro", "rtx"))
 _SAME = re.compile(
@@ -124,6 +166,8 @@ def gpus_of(
 def _named_gpu(text: str) -> Gpus:
     """The GPUs of a name: a chip's whole word, and what its further words say."""
     given = text.casefold()
+    if machine := _machine(given):
+        return Gpus(hardware=machine)
     sizes = [int(size) for size in _MEMORY.findall(given)]
     parts = re.findall(r"[a-z0-9]+", _MEMORY.sub(" ", given))
     parts = [word for word in parts if word not in _MAKERS]
@@ -143,6 +187,15 @@ def _named_gpu(text: str) -> Gpus:
         return gpus
     taken = f"hardware {text} is taken as {gpus.hardware}"
     return replace(gpus, note=f"{taken}; {gpus.note}" if gpus.note else taken)
+
+
+def _machine(given: str) -> str:
+    """The hardware of a cloud's machine; empty for what is none. Its network is the hardware's."""
+    words = re.sub(r"^(?:aws|gcp|azure|oci)[ :]+|(?:^|\b)standard[_ ]", "", given)
+    words = re.sub(r"[_ ]+", " ", words)
+    longest_first = sorted(MACHINES, key=len, reverse=True)
+    end = r"(?![a-z0-9])" if words[:1] in "pg" else ""
+    return next((MACHINES[one] for one in longest_first if re.match(one + end, words)), "")
 
 
 def _chip(word: str) -> str:

@@ -1,0 +1,75 @@
+"""What each group of columns brings: rows predicted again without it, by source."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import mean
+
+from experiments.measured.by_source import Known, apart_of, is_published
+from experiments.measured.predict_runs import RowPredictor
+from experiments.pages.study import beside
+from experiments.pages.tables import narrow, number
+from experiments.runs.judged import Judged, judged
+
+# Columns by what they tell. Without the engine, the engine is assumed; ``quality`` stays, by which
+# rows are counted.
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "engine": ("engine",),
+    "attention kernel": ("attention_kernel",),
+    "network and nodes": ("network", "gpus_per_node"),
+    "experts' products and dispatcher": ("experts_by", "dispatcher"),
+    "recomputation and offload": ("recompute", "offload"),
+    "notes": ("notes",),
+}
+HEAD = (
+    *("without", "runs told", "sources told", "mean error of these", "without it"),
+    *("all sources", "without it", "peaks", "without it", "refused"),
+)
+
+
+def ablation_lines(known: Sequence[Known]) -> Iterator[str]:
+    """The section of a page: errors by source with and without each group of columns."""
+    rows = [(source, row) for source, row, _ in known if not apart_of(row.row.cells)]
+    yield "\n\n".join(beside("report_runs-ablation")) + "\n"
+    lines = [_line(name, columns, rows) for name, columns in GROUPS.items()]
+    yield from (*narrow(HEAD, lines), "")
+
+
+def _line(name: str, columns: Sequence[str], rows: Sequence[tuple[str, Judged]]) -> list[object]:
+    """A group's line: of the sources that tell it, and of all."""
+    told = [place for place, (_, row) in enumerate(rows) if _tells(row, columns)]
+    empty = dict.fromkeys(columns, "")
+    asked = (rows[place][1].row for place in told)
+    answers = RowPredictor().answers_of(replace(row, cells={**row.cells, **empty}) for row in asked)
+    without = [*rows]
+    for place, one in zip(told, answers, strict=True):
+        source, row = rows[place]
+        # Held against what the whole row measured.
+        again = judged(row.row, one.answer)
+        without[place] = source, replace(again, measured_s=row.measured_s)
+    telling = {rows[place][0] for place in told}
+    figures = [
+        _mean(some, telling if is_part else None, peaks=peaks)
+        for is_part, peaks in ((True, False), (False, False), (False, True))
+        for some in (rows, without)
+    ]
+    refused = sum(without[place][1].answer.prediction is None for place in told)
+    cells = [number(figure, ".1%", none="") for figure in figures]
+    return [name, len(told), len(telling), *cells, refused or ""]
+
+
+def _tells(row: Judged, columns: Sequence[str]) -> bool:
+    return row.answer.prediction is not None and any(row.row.cells.get(name) for name in columns)
+
+
+def _mean(
+    rows: Sequence[tuple[str, Judged]], sources: set[str] | None, *, peaks: bool
+) -> float | None:
+    """The mean over sources of the mean error of published times, or of peaks."""
+    errors: dict[str, list[float]] = defaultdict(list)
+    for source, row in rows:
+        error = row.memory_error if peaks else row.time_error
+        counts = row.says_batch if peaks else is_published(row)
+        if error is not None and counts and (sources is None or source in sources):
+            errors[source].append(abs(error))
+    return mean(map(mean, errors.values())) if errors else None
