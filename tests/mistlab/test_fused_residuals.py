@@ -35,7 +35,7 @@ def of_residuals(layer: LayerGraph, rules: tuple[KernelRule, ...], phase: Phase)
             moved = value(one.read_bytes + one.written_bytes)
             found[0] += value(bytes_factor(rule)) * moved / 2 / 10**6
             found[1] += value(_kernels(rule))
-    return [round(found[0]), found[1]]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_sums_norms_and_biases_take_what_their_kernels_move(
     work: Workload, engine: str, forward: list[int], backward: list[int]
 ) -> None:
     block, rules = graph_of(work).counts.block, ENGINES[engine].kernels
-    assert of_residuals(block, rules, "forward") == forward
-    assert of_residuals(block, rules, "backward") == backward
+    assert of_residuals(block, rules, "forward") == pytest.approx(forward, abs=0.03)
+    assert of_residuals(block, rules, "backward") == pytest.approx(backward, abs=0.03)
 
 
 def test_a_lean_norm_is_apart_and_adds_no_gradient() -> None:
