@@ -1,5 +1,6 @@
-"""What an engine keeps and does as a workload trains: adapters beside frozen weights (LoRA, QLoRA),
-and losses in chunks."""
+"""Engines under training options: adapters beside frozen weights (LoRA, QLoRA), loss in chunks,
+16-bit states.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,34 +14,34 @@ Base = Literal["16bit", "8bit", "4bit"]
 Loss = Literal["whole", "chunked"]
 States = Literal["mixed", "16bit"]
 
-# What blocks keep whose operators torch runs one by one (``EngineMemory.kept_by``).
+# Settings of ``EngineMemory.kept_by`` in which torch launches a kernel per operator.
 ONE_BY_ONE = ("eager", "autocast")
-# Where everything has 16 bits, a step reads a gradient, and reads and writes a weight and two
-# moments.
+# Bytes per parameter of an optimizer step in 16 bits: reads a gradient, reads and writes a weight
+# and two moments.
 _MOVED_IN_16_BITS = 2 + 2 * 3 * 2
 
-# Bytes of a frozen weight of a block. Eight bits have a 32-bit scale of 4,096 weights. Four bits
-# (NF4, Dettmers et al. 2023, arXiv 2305.14314) have an 8-bit scale of 64 weights, of which 256
-# share a 32-bit one.
+# Bytes of a frozen block weight. 8-bit weights have a 32-bit scale per 4,096. NF4 weights (Dettmers
+# et al. 2023, arXiv 2305.14314) have an 8-bit scale per 64, and a 32-bit scale per 256 of these
+# scales.
 BASE_BYTES: Mapping[Base, float] = {
     "16bit": 2.0,
     "8bit": 1.0 + 4 / 4096,
     "4bit": 0.5 + 1 / 64 + 4 / (64 * 256),
 }
 
-# Weights of few bits are packed in blocks, of which so many share a 32-bit scale.
+# Weights of a quantisation block; each block has a scale.
 BLOCK = 64
 BLOCKS_A_SCALE: Mapping[Base, int] = {"8bit": 64, "4bit": 256}
 
-# No product makes gradients of frozen weights, so a backward pass has one product for each of the
-# forward pass, in place of two, and nothing is added up.
+# Frozen weights have no gradients: a backward pass has one matrix product per product of the
+# forward pass, not two, and accumulates nothing.
 _FROZEN = (
     KernelRule(kind="matmul", phase="backward", makes="weight", runs=False),
     KernelRule(kind="accumulate", runs=False),
 )
 
 
-# Scales and sums of adapters are part of their thin products where kernels are fused.
+# Engines with fused kernels scale and add an adapter's output within its low-rank product.
 _FUSED_ADAPTERS = KernelRule(name="mistlab.adapter", bytes_factor=0.5)
 
 
@@ -54,10 +55,10 @@ def training(
     sums: Sums,
     optimizer: Optimizer,
 ) -> Engine:
-    """The engine as it trains: all weights, or adapters beside weights of some bits that have
-    neither gradients nor optimizer state; with logits of all tokens at once, or in chunks; with
-    states as the engine mixes them, or weights, gradients and moments of 16 bits; with gradients
-    summed in bits that are not the usual ones.
+    """The engine under training options: adapters beside frozen weights of some bits, which have
+    neither gradients nor optimizer states; logits of all tokens at once, or in chunks;
+    mixed-precision states, or weights, gradients and moments all in 16 bits; gradients accumulated
+    in other bits than the default.
 
     States of the adapters themselves are counted with the stage (``mistlab.graph.stage_model``).
     """
@@ -95,15 +96,18 @@ def training(
 
 
 def _of_adapters(engine: Engine) -> tuple[KernelRule, ...]:
-    """The rules of an engine's operators beside adapted products: none where all run one by one."""
+    """Kernel rules of the operators around low-rank products; none if each runs as its own
+    kernel.
+    """
     is_eager = any(row.kept_by in ONE_BY_ONE for row in engine.memory.values())
     return () if is_eager else (_FUSED_ADAPTERS,)
 
 
 def _in_16_bits(engine: Engine, optimizer: Optimizer) -> Engine:
-    """The engine without sums or master weights of 32 bits; moments have 16 bits, or fewer if the
-    optimizer's have."""
-    # What an optimizer of fewer bits saves is taken off later.
+    """The engine without 32-bit accumulation and master weights; moments in 16 bits, or in the
+    optimizer's fewer bits.
+    """
+    # The savings of low-precision moments are subtracted later.
     moments = 4.0 if optimizer == "adamw" else MOMENTS_BYTES["adamw"]
     return replace(
         engine,

@@ -1,4 +1,6 @@
-"""The row of an engine: slot tables, kernels, memory, limits; and the table of all engines."""
+"""A training engine as one value: slot tables, kernel rules, memory, limits; and the table of all
+engines.
+"""
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,18 +10,18 @@ from mistlab.core.values import FieldError, OnUse, imported, one_of, refuse
 from mistlab.schedule.context_ways import RING
 from mistlab.schedule.slots import Sends, Template
 
-# Precisions of a training run: of its arithmetic, and of the two moments that AdamW keeps.
+# Precisions of training: of the arithmetic, and of AdamW's two moments.
 
 
 Precision = Literal["fp16", "bf16", "fp32", "fp8", "fp4"]
 Optimizer = Literal["adamw", "adamw-bf16", "adamw-8bit"]
-# Bits in which gradients of 16 bits are summed over micro-batches and ranks: as the engine usually
-# does it in a precision, or these.
+# Precision in which 16-bit gradients are accumulated over micro-batches and reduced over ranks: the
+# engine's default in a precision, or the given number of bits.
 Sums = Literal["usual", "32bit", "16bit"]
 
-# Moments of 8 bits share a 32-bit scale among 256 (Dettmers et al. 2021, arXiv 2110.02861).
+# Weights whose 8-bit moments share one 32-bit scale (Dettmers et al. 2021, arXiv 2110.02861).
 _SCALED_TOGETHER = 256
-# Bytes of both moments of a parameter. The 32-bit master weights stay as they are.
+# Bytes of both AdamW moments per parameter. Master weights stay in 32 bits.
 MOMENTS_BYTES: Mapping[Optimizer, float] = {
     "adamw": 8.0,
     # As DeepSeek V3 was trained (arXiv 2412.19437, section 3.3.3).
@@ -29,22 +31,23 @@ MOMENTS_BYTES: Mapping[Optimizer, float] = {
 
 
 def saved_bytes(optimizer: Optimizer) -> float:
-    """Bytes of a parameter's moments that an optimizer saves beside 32-bit ones."""
+    """Bytes per parameter that an optimizer with low-precision moments saves over 32-bit
+    moments.
+    """
     return MOMENTS_BYTES["adamw"] - MOMENTS_BYTES[optimizer]
 
 
-# The parts of an engine's row: its memory, its host, its experts' exchange, its kernels' rules.
+# The parts of an engine: memory, host time, expert exchange, kernel rules.
 #
-# Rules tell the differences between an engine's kernels and the operators of a layer graph. Graphs
-# are made from this package's own models. An engine fuses some of their operators and splits
-# others. A rule says how many bytes the engine's kernels move for each byte in the graph; zero
-# means that another kernel does the work as well. ``mistlab.cost.kernels`` finds the rule of an
-# operator.
+# Kernel rules say how an engine's kernels differ from the operators of a layer graph, which is
+# traced from this package's own models. An engine fuses some operators and splits others. A rule
+# gives the bytes that the engine's kernels move per byte in the graph; zero means that the operator
+# is fused into another kernel. ``mistlab.cost.kernels`` finds the rule of an operator.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemory:
-    """An engine's memory in one precision, in bytes for each parameter unless said otherwise.
+    """Memory of an engine in one precision, in bytes per parameter unless said otherwise.
 
     ``weight``, ``gradient`` and ``optimizer`` are kept all the time, ``step_scratch`` only while
     the rank's part is stepped. With ``rings`` layers come and go through rings of two buffers.
@@ -97,17 +100,17 @@ class EngineMemory:
 
     @property
     def reduced_gradient(self) -> int:
-        """Bytes a parameter that data-parallel ranks reduce."""
+        """Bytes per parameter of the gradients that data-parallel ranks reduce."""
         return self.reduced or self.gradient
 
     @property
     def kept_weight(self) -> float:
-        """Bytes a parameter of weights of blocks, as ranks keep and gather them."""
+        """Bytes per parameter of block weights as ranks store and all-gather them."""
         return self.frozen_weight or self.weight
 
     @property
     def sums(self) -> Sums:
-        """The bits in which gradients are summed over ranks."""
+        """The bits in which gradients are reduced over ranks."""
         return "16bit" if self.reduced_gradient == HALF_BYTES else "32bit"
 
 
@@ -116,8 +119,9 @@ HALF_BYTES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherSums:
-    """What an engine keeps, and the bytes a parameter of its step, where gradients are summed in
-    other bits than usual."""
+    """Memory of an engine, and bytes per parameter moved by its optimizer step, with gradients
+    accumulated in other bits than its default.
+    """
 
     memory: EngineMemory
     step_moved: int
@@ -125,7 +129,8 @@ class OtherSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTime:
-    """Seconds in which the host issues a block's forward pass, and its backward pass.
+    """Seconds that the host takes to launch the kernels of a block's forward pass, and of its
+    backward pass.
 
     A pass of the embedding, or of the head, takes ``end_s``. The GPU never waits for the host as
     long as the host is ahead, which it is wherever passes compute for longer. A step waits for the
@@ -152,7 +157,7 @@ class HostTime:
     waits_for_sends: bool = False
 
     def of_blocks(self, operators: float) -> Self:
-        """The time of a host whose blocks have so many operators, in the mean."""
+        """The host time of a block with this mean number of operators."""
         if operators <= self.operators or not self.operators:
             return self
         share = operators / self.operators
@@ -161,7 +166,7 @@ class HostTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertExchange:
-    """The exchanges of an engine between ranks with different experts.
+    """All-to-all exchanges of tokens between expert-parallel ranks, as an engine does them.
 
     At each exchange the GPU waits ``wait_s`` for its host, which has to know how many rows come,
     and sorts them by the rank's experts; where a rank has one expert there is nothing to sort.
@@ -186,13 +191,15 @@ class ExpertExchange:
     weights_of_all: bool = False
 
     def waits_s(self, experts: float) -> float:
-        """Seconds of an exchange beyond its bytes' time, for a rank with so many experts."""
+        """Latency in seconds of an exchange, beyond its transfer time, on a rank with this number
+        of experts.
+        """
         return (self.wait_s if experts > 1 else 0.0) + experts * self.expert_s
 
 
 AT_ONCE = ExpertExchange()
 
-# Tokens whose logits are there at once where this package's runtime computes the loss in chunks.
+# Tokens per chunk of logits where the runtime computes the loss in chunks.
 CHUNK_TOKENS = 4096
 
 BATCHED_PRODUCTS = ("aten.bmm", "aten.baddbmm")
@@ -200,7 +207,7 @@ BATCHED_PRODUCTS = ("aten.bmm", "aten.baddbmm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRule:
-    """The bytes that an engine moves for each byte in the graph, for matching operators.
+    """The bytes that an engine's kernels move per byte in the graph, for the operators that match.
 
     The first nine fields choose operators; "" and None match any. ``broadcasts`` says whether an
     operand has fewer dimensions than another, as a bias does. ``adds`` says whose gradients the
@@ -238,20 +245,20 @@ class KernelRule:
     runs: bool = True
 
 
-# The rule of torch's own operators: one kernel, and the graph's bytes.
+# The default rule: one kernel per operator, moving the bytes of the graph.
 PLAIN = KernelRule()
 
 
-# An engine as one value: a system that trains by a plan.
+# An engine: a training system, as one value.
 #
-# Engines differ in their slot tables, their kernels, the memory that they keep, the bytes that
-# their optimizer step moves, and the plans that they can run. Predictors, checks, searches and the
-# runtime all read these facts from the engine's row.
+# Engines differ in slot tables, kernels, memory, bytes moved by the optimizer step, and the plans
+# that they can run. Predictors, checks, searchers and the runtime all read these facts from this
+# value.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """One engine.
+    """A training engine.
 
     ``system`` names the engine of the same software, of which this one is a variant, or the engine
     itself. ``family`` names the engine whose measured runs say how sure this one's times are, which
@@ -344,7 +351,7 @@ class Engine:
         return hash(self.name)
 
     def template(self, *, overlap_communication: bool = True) -> Template:
-        """The slot table for plans with or without overlapped communication."""
+        """The slot table of plans with or without overlapped communication."""
         wanted, other = self.overlapped, self.afterwards
         if not overlap_communication:
             wanted, other = other, wanted
@@ -353,20 +360,24 @@ class Engine:
         return replace(template, sends=self.sends, send_wait_s=self.send_wait_s)
 
     def in_named_order(self) -> "Engine":
-        """The engine where passes run in another order than the default one: its host waits for no
-        messages."""
+        """The engine under an order of passes other than its default, in which the host does not
+        wait for messages.
+        """
         if self.host is None or not self.host.waits_for_sends:
             return self
         return replace(self, host=replace(self.host, waits_for_sends=False))
 
     def shares(self, hardware: str) -> tuple[float, float, float]:
-        """The shares of the rates of products, attention and memory on a hardware."""
+        """Fractions of the hardware's rates that matrix products, attention and memory-bound
+        kernels reach.
+        """
         usual = self.products_share, self.attention_share, self.memory_share
         return self.shares_on.get(hardware, usual)
 
     def memory_in(self, precision: Precision, optimizer: Optimizer = "adamw") -> EngineMemory:
-        """The memory that the engine keeps in a precision with an optimizer; refuses those that it
-        lacks."""
+        """Memory of the engine in a precision with an optimizer; refuses combinations that the
+        engine lacks.
+        """
         if problem := self.precision_problem(precision):
             refuse("workload.precision", problem)
         if problem := self.optimizer_problem(optimizer):
@@ -376,17 +387,21 @@ class Engine:
         return replace(memory, optimizer=memory.optimizer - saved) if saved else memory
 
     def step_moved_in(self, precision: Precision, optimizer: Optimizer = "adamw") -> float:
-        """The bytes a parameter that a step reads and writes: each moment once and once."""
+        """Bytes per parameter that an optimizer step reads and writes, each moment once in each
+        direction.
+        """
         return self.step_moved[precision] - 2 * saved_bytes(optimizer)
 
     def rules_in(self, precision: Precision) -> tuple[KernelRule, ...]:
-        """The rules of its kernels in a precision."""
+        """Kernel rules of the engine in a precision."""
         memory = self.memory[precision]
         is_wide = memory.weight == HALF_BYTES and memory.sums == "32bit"
         return (*self.kernels_of_wide_sums, *self.kernels) if is_wide else self.kernels
 
     def summing(self, sums: Sums) -> Self:
-        """The engine that sums gradients in these bits, in every precision in which it can."""
+        """The engine with gradients accumulated in the given bits, in every precision that supports
+        them.
+        """
         others = {name: row for name, row in self.other_sums.items() if row.memory.sums == sums}
         return replace(
             self,
@@ -398,7 +413,9 @@ class Engine:
         )
 
     def sums_problem(self, precision: Precision, sums: Sums) -> str:
-        """Why the engine cannot sum gradients of a precision in these bits; empty if it can."""
+        """Why the engine cannot accumulate gradients of a precision in the given bits; empty if it
+        can.
+        """
         usual = self.memory[precision].sums
         if sums in ("usual", usual):
             return ""
@@ -410,7 +427,7 @@ class Engine:
         )
 
     def highest_zero_of(self, *, in_pipeline: bool) -> int:
-        """The highest ZeRO level that a stage may have."""
+        """The highest ZeRO level of a stage."""
         return self.highest_zero_in_pipeline if in_pipeline else self.highest_zero
 
     def order_problem(self, order: str, *, default: str) -> str:
@@ -423,7 +440,7 @@ class Engine:
         return f"{order}, but engine {self.name} does not run it here: give {known}"
 
     def blocks_problem(self, blocks: Sequence[int]) -> FieldError | None:
-        """What is wrong with the blocks of a pipeline's stages, if anything is."""
+        """Why the engine cannot run these numbers of blocks per pipeline stage; empty if it can."""
         for stage, count in enumerate(blocks):
             may_lack_blocks = self.parts_ends and stage > 0 and not any(blocks[stage:])
             if count == 0 and not may_lack_blocks:
@@ -434,7 +451,7 @@ class Engine:
     def overlap_problem(
         self, *, overlap_communication: bool, others: Callable[[], Sequence[str]]
     ) -> str:
-        """Why a plan cannot turn overlapping off; empty if it can.
+        """Why a plan of this engine cannot turn overlapping off; empty if it can.
 
         ``others`` gives the engines that allow it.
         """
@@ -453,17 +470,17 @@ class Engine:
         return f"{precision}, but engine {self.name} does not train in it: give {known}"
 
     def optimizer_problem(self, optimizer: Optimizer) -> str:
-        """Why the engine cannot step with an optimizer; empty if it can."""
+        """Why the engine cannot use an optimizer; empty if it can."""
         if optimizer in self.optimizers:
             return ""
         problem = f"{optimizer}, but engine {self.name} keeps moments otherwise"
         return f"{problem}: give {one_of(self.optimizers)}"
 
 
-# The table of all engines by name; a new engine is a row in its family's file, and one name here.
+# All engines by name; a new engine is a value in its family's file, and one name here.
 #
-# A row is imported when it is first asked for, so that names alone cost nothing.
-# The rows of files by name, in the order in which users read them; ``fsdp-te`` is ``FSDP_TE``.
+# An engine is imported on first use, so listing names costs nothing. Names are in reading order;
+# ``fsdp-te`` is the constant ``FSDP_TE``.
 _ROWS = (
     ("mistlab", ("mistlab",)),
     ("baselines", ("megatron",)),
@@ -491,10 +508,10 @@ ENGINES: "MutableMapping[str, Engine]" = OnUse(
 
 
 def names_for_plans() -> tuple[str, ...]:
-    """The names of all engines, each of which a plan may name."""
+    """Names of all engines that a plan may use."""
     return tuple(ENGINES)
 
 
 def names_that_wait() -> tuple[str, ...]:
-    """The names of the engines that can turn overlapping off."""
+    """Names of the engines that can turn overlapping off."""
     return tuple(name for name, row in ENGINES.items() if row.afterwards is not None)

@@ -1,4 +1,4 @@
-"""Engines ``fsdp...``: torch's fully sharded data parallelism.
+"""Engines ``fsdp...``: PyTorch's Fully Sharded Data Parallel.
 
 ``fsdp`` trains models with fused kernels, ``fsdp-eager`` and ``fsdp-compiled`` those in torch's own
 operators, ``fsdp-te`` those in Transformer Engine's kernels. Engines ``...-rowwise`` scale 8-bit
@@ -23,18 +23,18 @@ from mistlab.schedule.context_ways import GATHER, RING
 from mistlab.schedule.orders import INTERLEAVED
 from mistlab.schedule.slots import Phase, Task, evict, fetch
 
-# A rank keeps its shard of 32-bit weights, of gradients and of two moments: 16 bytes a parameter.
-# Each pass gathers the 16-bit weights of a block ahead and frees them after the block; each
-# backward pass reduces and scatters gradients while the next block computes.
+# Each rank has its shard of 32-bit weights, gradients and two moments: 16 bytes per parameter. Each
+# pass prefetches the all-gather of a block's 16-bit weights and frees them after the block; each
+# backward pass reduce-scatters gradients while the next block computes.
 #
-# torchtitan computes the loss of the logits as 32-bit numbers, operator by operator: beside 16-bit
-# logits there are logarithms of shares, their gradient and that of the logits, 14 bytes a logit.
-# Workspaces are cuBLAS's, of torch's two threads.
+# torchtitan computes the loss from 32-bit logits, operator by operator: beside 16-bit logits,
+# memory holds log-probabilities, their gradient and the logits' gradient, 14 bytes per logit.
+# Workspaces are cuBLAS's, one for each of torch's two threads.
 _MEMORY = EngineMemory(weight=2, gradient=4, optimizer=10, wide_logits=5, fixed_mib=64)
 _REDUCED_IN_16_BITS = OtherSums(memory=replace(_MEMORY, reduced=2), step_moved=50)
 
-# What blocks keep may leave behind their forward pass and come back ahead of their backward pass:
-# torchtune's ``OffloadActivations``, on streams of its own, and TRL's ``activation_offloading``.
+# Activations may be offloaded after a block's forward pass and prefetched before its backward pass,
+# on streams of their own: torchtune's ``OffloadActivations`` and TRL's ``activation_offloading``.
 _LEAVING: dict[Phase, tuple[Task, ...]] = {
     phase: (*tasks, evict("A") if "forward" in phase else fetch("A"))
     for phase, tasks in OVERLAPPED.phases.items()
@@ -47,44 +47,45 @@ FSDP = Engine(
     name="fsdp",
     system="fsdp",
     family="fsdp",
-    # torch.distributed.pipelining also interleaves; AutoModel's runs by it are read as 1F1B.
+    # torch.distributed.pipelining has interleaved orders too; pipelined runs of AutoModel are read
+    # as 1F1B.
     orders=("gpipe", "zb-v", "dualpipe-v"),
-    # torch.distributed.tensor.experimental.context_parallel gathers keys, or passes them on.
+    # torch.distributed.tensor.experimental.context_parallel all-gathers keys and values, or passes
+    # them around a ring.
     context_exchanges=(RING, GATHER),
     overlapped=_OVERLAPPED,
     kernels=LOSS_IN_32_BITS,
     memory=dict.fromkeys(("bf16", "fp8", "fp4"), _MEMORY),
     step_moved={"bf16": 50, "fp8": 50, "fp4": 50},
-    # ``MixedPrecisionPolicy.reduce_dtype`` of 16 bits: shards are added up in the weights' own 32.
+    # With a 16-bit ``MixedPrecisionPolicy.reduce_dtype``, gradient shards are still accumulated in
+    # 32 bits.
     other_sums=dict.fromkeys(("bf16", "fp8", "fp4"), _REDUCED_IN_16_BITS),
-    # torchao's, which replaces torch's optimizer.
+    # torchao's 8-bit AdamW in place of torch's.
     optimizers=("adamw", "adamw-8bit"),
     cached_share=CACHED_SHARE,
     products_share=_FITTED["products_share"],
     attention_share=_FITTED["attention_share"],
     memory_share=_FITTED["memory_share"],
-    # The same kernels make less of an H100.
+    # Kernels reach a smaller fraction of an H100's rates.
     shares_on={name: tuple(shares) for name, shares in _FITTED["shares_on"].items()},
     eight_bit_on=_FITTED["eight_bit_on"],
     host=HostTime(**_FITTED["host"]),
     offloads_activations=True,
 )
 
-# 8-bit products with a scale for each row are CUTLASS's kernels in torch, not cuBLAS's, whose own
-# scales are of whole tensors.
+# 8-bit products with row-wise scales run CUTLASS kernels in torch; tensor-wise scales run cuBLAS.
 _OF_ROWS: float = fitted("fsdp-rowwise")["eight_bit_share"]
 _B200: float = FSDP.eight_bit_on["b200-180gb"]
 _ROWWISE = {"h100-80gb": _OF_ROWS, "h200-141gb": _OF_ROWS, "b200-180gb": _B200 * _OF_ROWS}
 FSDP_ROWWISE = replace(FSDP, name="fsdp-rowwise", eight_bit_on=_ROWWISE)
 
-# ``fsdp-eager`` runs the operators of a block one by one, so RMSNorm, rotary embedding and the gate
-# are chains of kernels that read and write their numbers again and again, partly in 32 bits.
-# ``fsdp-compiled`` has each block and the loss compiled (``torch.compile``), which makes one kernel
-# of each chain. ``fsdp-compiled-blocks`` has blocks compiled, and the loss operator by operator, as
-# torchtitan had it until the spring of 2025.
+# ``fsdp-eager`` launches each operator of a block as its own kernel: RMSNorm, rotary embedding and
+# the gated activation read and write memory several times, partly in 32 bits. ``fsdp-compiled``
+# compiles each block and the loss (``torch.compile``), which fuses these chains.
+# ``fsdp-compiled-blocks`` compiles blocks but not the loss, torchtitan's default until spring 2025.
 #
-# FSDP2 copies gathered weights apart, in each pass, and gradients together before they are reduced
-# (``_fsdp_collectives.py``).
+# FSDP2 copies gathered weights out of the all-gather buffer in each pass, and gradients into the
+# reduce-scatter buffer (``_fsdp_collectives.py``).
 
 # Bytes a parameter: weights are read and written in 16 bits (8 in both passes); gradients are read
 # in 16 bits and written in 32, in place of sums (6, as in the graph).
@@ -100,24 +101,24 @@ _EAGER = (
     # The activation and the product; in the backward pass two products and the activation.
     KernelRule(name="mistlab.swiglu", bytes_factor=5 / 3),
     KernelRule(name="mistlab.swiglu_backward", bytes_factor=9 / 5),
-    # Gradients of a block's input are summed over queries, keys and values, of the network's input
-    # over gate and network: three sums beside the graph's two.
+    # The gradient of a block's input is summed over query, key and value, that of the network's
+    # input over gate and value: three additions beyond the graph's two.
     KernelRule(name="aten.add", phase="backward", bytes_factor=2.5),
-    # The largest number of a tensor, and its conversion in either layout, are kernels of their own.
+    # Finding a tensor's largest magnitude, and casting to either layout, are separate kernels.
     KernelRule(name="mistlab.cast", bytes_factor=2.0),
     _COPIES,
     *LOSS_IN_32_BITS,
 )
 _BLOCKS = (
-    # One kernel adds and norms; in the backward pass it norms and adds.
+    # One kernel adds the residual and normalises; in the backward pass it normalises and adds.
     KernelRule(name="mistlab.rms_norm", module="mlp_norm", bytes_factor=0.5),
     KernelRule(name="aten.add", phase="backward", bytes_factor=1 / 3),
-    # Queries, keys and values have weights of their own: their gradients are not joined.
+    # Query, key and value have separate weights: their gradients are not concatenated.
     KernelRule(name="aten.cat", module="attention", bytes_factor=0.0),
     _COPIES,
 )
-# A loss that is compiled reads its logits twice, and once more to write their gradient: 8 bytes a
-# logit in place of 20.
+# A compiled loss reads its logits twice, and a third time to write the gradient: 8 bytes per logit
+# in place of 20.
 _LOSS = tuple(
     KernelRule(kind=kind, module="head", bytes_factor=8 / 20)
     for kind in ("elementwise", "reduction")
@@ -125,7 +126,7 @@ _LOSS = tuple(
 
 
 def _keeping(kept_by: str, wide_logits: int) -> dict[str, Any]:
-    """The fields of an engine that keeps these."""
+    """The engine's fields for what its blocks keep for the backward pass."""
 
     def kept(row: EngineMemory) -> EngineMemory:
         return replace(row, kept_by=kept_by, wide_logits=wide_logits)
@@ -147,12 +148,13 @@ FSDP_EAGER = replace(
     shares_on={
         "a100-80gb": (FSDP.products_share, 1.0, _MEMORY_SHARE),
         "a100-40gb": (FSDP.products_share, 1.0, _MEMORY_SHARE),
-        # The files of MI300X and MI325X are H100's by datasheet.
+        # MI300X and MI325X take H100's fractions: their hardware files are from datasheets.
         **dict.fromkeys(("h100-80gb", "mi300x-192gb", "mi325x-256gb"), FSDP.shares_on["h100-80gb"]),
     },
-    # Torchao's products on GB200 are those on B200.
+    # torchao's 8-bit products on GB200 reach B200's fractions.
     eight_bit_on={**FSDP.eight_bit_on, "gb200-186gb": _B200},
-    # A model's own operators may be replaced; a compiler chooses itself what is kept.
+    # Memory-saving operators may replace a model's own; a compiler decides by itself what is kept
+    # for the backward pass.
     runs_lean=True,
 )
 FSDP_COMPILED = replace(
@@ -160,7 +162,7 @@ FSDP_COMPILED = replace(
     name="fsdp-compiled",
     runs_lean=False,
     kernels=(*_BLOCKS, *_LOSS),
-    # 16-bit logits and their gradient.
+    # Logits and their gradient in 16 bits.
     **_keeping("compiled", 0),
 )
 FSDP_COMPILED_BLOCKS = replace(
@@ -174,11 +176,12 @@ FSDP_EAGER_ROWWISE, FSDP_COMPILED_ROWWISE, FSDP_COMPILED_BLOCKS_ROWWISE = (
     for row in (FSDP_EAGER, FSDP_COMPILED, FSDP_COMPILED_BLOCKS)
 )
 
-# llm-foundry's loss is flash-attention's: one kernel, which leaves the gradient of 16-bit logits in
-# their place.
-# A loss in chunks is the cut cross-entropy of AutoModel then, which has a block of logits at once.
+# llm-foundry uses flash-attention's fused cross entropy: one kernel writes the 16-bit gradient over
+# the logits. With a loss in chunks, AutoModel's cut cross entropy, which has one block of logits at
+# a time.
 FSDP_FUSED_LOSS = replace(FSDP, name="fsdp-fused-loss", chunk_tokens=256, **_keeping("", 0))
-# Where DTensor's plans give each tensor-parallel rank the logits of the whole vocabulary.
+# Variants with logits of the whole vocabulary on each tensor-parallel rank, as DTensor plans lay
+# them out.
 FSDP_EAGER_WHOLE_LOGITS, FSDP_COMPILED_BLOCKS_WHOLE_LOGITS = (
     replace(
         engine,
@@ -189,11 +192,11 @@ FSDP_EAGER_WHOLE_LOGITS, FSDP_COMPILED_BLOCKS_WHOLE_LOGITS = (
     for engine in (FSDP_EAGER, FSDP_COMPILED_BLOCKS)
 )
 
-# ``fsdp-te`` is FSDP2 of models whose kernels are Transformer Engine's, as AutoModel's.
+# ``fsdp-te``: FSDP2 with Transformer Engine kernels, as in NeMo AutoModel.
 #
-# Products are those of other engines of FSDP. Attention is cuDNN's, which hardware files have the
-# rates of. Copies of tokens go to experts as in Megatron-Bridge, by DeepEP; experts' products run
-# one after another.
+# Matrix products are those of the other FSDP engines. Attention is cuDNN's, at the hardware file's
+# rates. Tokens reach experts by DeepEP as in Megatron-Bridge; experts' products run one after
+# another.
 FSDP_TE = replace(
     FSDP,
     name="fsdp-te",

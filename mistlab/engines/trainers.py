@@ -1,4 +1,4 @@
-"""Engines ``trainer...`` and ``llmq``: what most people fine-tune with, on GPUs of their own.
+"""Engines ``trainer...`` and ``llmq``: fine-tuning frameworks of consumer GPUs.
 
 ``trainer`` is Hugging Face's models under its Trainer, TRL, PEFT, Accelerate or axolotl, and others
 that run a model's operators one by one (litgpt, torchtune, scripts). ``trainer-fused`` has these
@@ -14,24 +14,23 @@ from mistlab.engines.fitted import fitted
 from mistlab.engines.fsdp import FSDP, FSDP_EAGER
 from mistlab.engines.megatron_core import MEGATRON_CORE
 
-# A single GPU gathers nothing, and whoever shards does so by FSDP or as FSDP does. Logits are
-# converted to 32 bits, their logarithms of shares and gradients follow: as many bytes as
-# torchtitan's.
-# Of sharded weights those of the root, embedding and head, stay gathered beside a block and the
-# next one: about as many as DeepSpeed's ``stage3_max_live_parameters``.
-# bitsandbytes' products with weights of few bits keep their inputs.
+# One GPU all-gathers nothing; several shard by FSDP or a scheme like it. Logits are cast to 32
+# bits, followed by log-probabilities and gradients, with torchtitan's bytes per logit. Of sharded
+# weights, those of the root module (embedding and head) stay gathered beside a block and the
+# prefetched next one: about DeepSpeed's ``stage3_max_live_parameters``. bitsandbytes' quantised
+# products keep their inputs.
 _MEMORY = replace(FSDP_EAGER.memory["bf16"], gathered_elements=1_000_000_000, quantised_inputs=1)
 _PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "fp4")
 _STEP_MOVED = dict.fromkeys(_PRECISIONS, FSDP.step_moved["bf16"])
 _OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "adamw-bf16", "adamw-8bit")
 
-# Attention is FlashAttention's or cuDNN's, whose rates hardware files have.
+# Attention is FlashAttention's or cuDNN's, at the hardware file's rates.
 _PRODUCTS, _, _MOVED = FSDP_EAGER.shares("")
 _SHARES_ON = {
     name: (products, 1.0, moved) for name, (products, _, moved) in FSDP_EAGER.shares_on.items()
 }
-# A loss in chunks has few tokens at once: an eighth of some thousand (torchtune), as many as make
-# logits no larger than their input (Liger), 256 (TRL).
+# Tokens of a chunk of the loss: an eighth of a few thousand (torchtune), as many as make logits no
+# larger than their input (Liger), 256 (TRL).
 _CHUNK_TOKENS = 1024
 TRAINER = replace(
     FSDP_EAGER,
@@ -50,22 +49,22 @@ TRAINER = replace(
     runs_lean=False,
 )
 
-# A script's loop holds on to its last loss until it has the next one, and so to what its products
-# keep outside of autograd's own saved tensors: bitsandbytes' inputs, of two micro-batches then.
+# A script's training loop holds the last loss until the next one exists, and with it tensors that
+# products keep outside of autograd: bitsandbytes' inputs, of two micro-batches then.
 TRAINER_LOOP = replace(
     TRAINER,
     name="trainer-loop",
     memory=dict.fromkeys(_PRECISIONS, replace(_MEMORY, quantised_inputs=2)),
 )
 
-# Until the end of 2024 the logits that Hugging Face's models gave back had 32 bits, and stayed
-# beside the logarithms of shares, their gradient and that of the logits.
+# Until the end of 2024, Hugging Face models returned 32-bit logits, which stayed in memory beside
+# log-probabilities and both gradients.
 _WIDE = replace(_MEMORY, wide_logits=6)
 TRAINER_WIDE_LOGITS = replace(
     TRAINER, name="trainer-wide-logits", memory=dict.fromkeys(_PRECISIONS, _WIDE)
 )
 
-# Models loaded in 32 bits under torch's autocast: weights are kept and gathered in 32 bits.
+# Models loaded in 32 bits under torch.autocast: weights are stored and gathered in 32 bits.
 TRAINER_AUTOCAST = replace(
     TRAINER,
     name="trainer-autocast",
@@ -75,7 +74,7 @@ TRAINER_AUTOCAST = replace(
     ),
 )
 
-# DeepSpeed's ZeRO over these models: its states, buckets and reductions, and their operators.
+# DeepSpeed ZeRO's states, buckets and reductions around Hugging Face models and their operators.
 DEEPSPEED_TRAINER = replace(
     DEEPSPEED,
     name="deepspeed-trainer",
@@ -92,10 +91,10 @@ DEEPSPEED_TRAINER = replace(
     shares_on=TRAINER.shares_on,
 )
 
-# Its own products with weights of few bits keep nothing.
+# Fused quantised products keep no inputs.
 _FUSED = replace(_MEMORY, quantised_inputs=0)
-# Norms, rotary embedding, gates and the loss are one kernel each, as Unsloth and Liger have them;
-# Python issues them through the modules of adapters.
+# Norms, rotary embedding, activations and loss are one kernel each, as in Unsloth and Liger,
+# launched from Python through adapter modules.
 TRAINER_FUSED = replace(
     TRAINER,
     name="trainer-fused",
@@ -103,14 +102,14 @@ TRAINER_FUSED = replace(
     memory=dict.fromkeys(_PRECISIONS, replace(_FUSED, kept_by="", wide_logits=0, fuses_loss=True)),
     host=HostTime(**fitted("trainer-fused")["host"]),
 )
-# Networks run tile by tile over the sequence, besides.
+# With the feed-forward network tiled over the sequence.
 TRAINER_TILED = replace(
     TRAINER_FUSED,
     name="trainer-tiled",
     memory=dict.fromkeys(_PRECISIONS, replace(_FUSED, kept_by="tiled", wide_logits=1)),
 )
 
-# llm.c: weights and gradients have 16 bits, masters and moments 32.
+# llm.c: 16-bit weights and gradients, 32-bit master weights and moments.
 TRAINER_C = Engine(
     name="trainer-c",
     system="trainer",
@@ -123,7 +122,7 @@ TRAINER_C = Engine(
     highest_zero=1,
 )
 
-# Weights, gradients and both moments have 16 bits; the gradient of logits is written over them.
+# Weights, gradients and both moments in 16 bits; the gradient of logits overwrites them.
 _LLMQ = EngineMemory(weight=2, gradient=2, optimizer=4, wide_logits=-1, fixed_mib=64)
 LLMQ = Engine(
     name="llmq",
@@ -132,7 +131,7 @@ LLMQ = Engine(
     overlapped=FSDP.overlapped,
     kernels=MEGATRON_CORE.kernels,
     memory=dict.fromkeys(_PRECISIONS, _LLMQ),
-    # A gradient and a weight and two moments, read and written.
+    # Reads a gradient, reads and writes a weight and two moments.
     step_moved=dict.fromkeys(_PRECISIONS, 14),
     optimizers=_OPTIMIZERS,
     cached_share=0.0,

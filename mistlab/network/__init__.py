@@ -1,1 +1,1 @@
-"""Networks: how long collectives take over the links of GPUs, nodes and clusters."""
+"""Networks: the times of collectives over the links of GPUs, nodes and clusters."""

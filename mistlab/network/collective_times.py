@@ -1,4 +1,4 @@
-"""Seconds of collectives over the links of a GPU and of a node, by their physics.
+"""The times of collectives over the links of a GPU and of a node, from their physics.
 
 A collective takes its latency, the transfer of its bytes, and a part of the root of their product:
 a message that is sent in chunks pays latency for each, and the best number of chunks leaves twice
@@ -18,21 +18,21 @@ from mistlab.core.files import parse_yaml
 from mistlab.core.units import GBYTES, MICROSECONDS
 from mistlab.core.values import from_mapping
 
-# The smallest message that switches of NVLink add up, and the fewest GPUs that ask them to.
+# The smallest message that NVLink switches reduce, and the fewest GPUs for which they do.
 SWITCHED_BYTES, SWITCHED_GPUS = 2**21, 5
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
-# How far nodes of a cloud may be apart that exchange over sockets.
+# Distances between cloud nodes that communicate over sockets.
 SOCKET_TIERS = ("same zone", "same region", "two regions")
 SOCKETS = ("sockets", "ethernet")
-# Who sends: NCCL (or RCCL) by itself or called by torch, and all-reduces of inference engines,
-# called by a graph or by a host.
+# The callers: NCCL (or RCCL) alone or through torch, and all-reduces of inference engines, launched
+# by a graph or by a host.
 SOFTWARE = ("nccl", "torch", "graph", "eager", "trtllm")
 DIRECT = SOFTWARE[2:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLinks:
-    """Links of a GPU to others of its node, by its datasheet.
+    """The links of a GPU to others of its node, from its datasheet.
 
     ``gbytes_per_s`` counts one direction. ``kind`` is ``switched`` where GPUs reach one another at
     this rate, and ``pcie`` where they go through the host. GPUs of one ``generation`` have like
@@ -52,7 +52,7 @@ class GpuLinks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveNumbers:
-    """Latencies in microseconds, and rates as shares of the links', which were fitted to runs."""
+    """Latencies in microseconds, and rates relative to the links', fitted to measurements."""
 
     launch_us: float
     graph_launch_us: float
@@ -88,7 +88,7 @@ class CollectiveNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """Everything that was fitted: numbers of all GPUs, and factors of latencies by generation.
+    """All fitted values: constants of all GPUs, and latency factors by generation.
 
     ``latency`` multiplies what GPUs wait for, ``host`` what their hosts take for an eager call,
     ``network`` what messages between nodes wait for, by the kind of network.
@@ -104,7 +104,7 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
-    """Columns of collectives: what is exchanged by how many ranks, and over which links.
+    """Columns of collectives: kind, number of ranks, message, and links.
 
     ``size_bytes`` is the message as nccl-tests counts it: what every rank has after an all-gather,
     before a reduce-scatter, and sends in an all-to-all. Rates are GB/s in one direction; those of
@@ -128,13 +128,13 @@ class Collectives:
         return len(self.ranks)
 
     def where(self, kept: Bools) -> Self:
-        """The collectives for which an entry holds."""
+        """The collectives to which an entry applies."""
         columns = {entry.name: getattr(self, entry.name)[kept] for entry in fields(self)}
         return type(self)(**columns)
 
     @property
     def kinds(self) -> Column:
-        """What bounds of a prediction go by: the links that bind, and who sends."""
+        """The kinds by which bounds are looked up: the binding links, and the caller."""
         inside = np.where(self.is_switched, "switched", "pcie")
         inside = np.where(self._is_direct, "direct", inside)
         across = np.where(self.network == "ethernet", "ethernet", "network")
@@ -148,7 +148,7 @@ class Collectives:
 
     @property
     def bus_factor(self) -> Floats:
-        """Bus bandwidth over message size by time, as nccl-tests defines it."""
+        """Bus bandwidth relative to message size over time, as nccl-tests defines it."""
         share = np.where(self.operation == "send", 1.0, (self.ranks - 1) / self.ranks)
         return np.where(self.operation == "all_reduce", 2 * share, share)
 
@@ -157,7 +157,7 @@ class Collectives:
         return np.isin(self.software, DIRECT)
 
     def seconds(self, fitted: Fitted) -> Floats:
-        """Seconds of each collective, between others of its kind and beside nothing else."""
+        """The seconds of each collective, run alone within a series of equal ones."""
         numbers = fitted.numbers
         latency = self._latency_us(fitted)
         transfer = self._transfer_us(numbers)
@@ -192,20 +192,22 @@ class Collectives:
         return latency
 
     def _steps(self, ranks: Floats) -> Floats:
-        """Steps of a ring; of an all-to-all, whose messages leave together, a share of them."""
+        """The steps of a ring; for an all-to-all, whose messages leave together, a fraction of
+        them.
+        """
         steps: Floats = (ranks - 1) * np.select(
             [self.operation == "all_reduce", self.operation == "all_to_all"], [2.0, 0.3], 1.0
         )
         return steps
 
     def _transfer_us(self, numbers: CollectiveNumbers) -> Floats:
-        """Seconds of the slower of both parts: inside nodes, and between them."""
+        """The microseconds of the slower of both parts: inside nodes, and between nodes."""
         in_node = self.ranks / self.nodes
         is_send, is_exchange = self.operation == "send", self.operation == "all_to_all"
         twice = np.where(self.operation == "all_reduce", 2.0, 1.0)
         spread = np.where(is_send, 1.0, twice * (self.ranks - 1) / self.ranks)
         inside = np.where(in_node > 1, spread, 0.0)
-        # A message between nodes, and an all-to-all's, use the cards of the ranks that send.
+        # A message between nodes, and an all-to-all, uses the NICs of the sending ranks.
         per_node = np.minimum(self.node_rate, self.card_rate * in_node)
         rate = np.select([is_send, is_exchange], [self.card_rate, per_node / in_node], per_node)
         across = np.select(
@@ -221,7 +223,7 @@ class Collectives:
         return np.where(is_send & (self.nodes > 1), across_us, np.maximum(inside_us, across_us))
 
     def _gpu_rate(self, numbers: CollectiveNumbers) -> Floats:
-        """What of its links' rate a GPU reaches, in GB/s."""
+        """The achieved rate of a GPU's links in GB/s."""
         share = np.select(
             [
                 self.operation == "all_reduce",
@@ -243,7 +245,7 @@ class Collectives:
 
 
 def first_guess() -> Fitted:
-    """Where fits begin: numbers of like magnitude for all GPUs, and no factors."""
+    """The starting point of fits: constants of equal magnitude for all GPUs, and no factors."""
     numbers = CollectiveNumbers(**_catalogue()["start"])
     return Fitted(numbers=numbers, latency={}, host={}, network={}, bounds={})
 
@@ -254,7 +256,7 @@ def _factors(by_kind: Mapping[str, float], kinds: Column) -> Floats:
 
 @cache
 def fitted_collectives() -> Fitted:
-    """The numbers of the catalogue."""
+    """The fitted constants in the catalogue."""
     plain = _catalogue()["fitted"]
     return Fitted(
         numbers=CollectiveNumbers(**plain["numbers"]),
@@ -271,7 +273,7 @@ def ethernet_rate() -> float:
 
 
 def socket_rates(tier: str, streams: float) -> float:
-    """GB/s that so many processes of a node send over sockets to another of a cloud.
+    """The GB/s that this many processes of a node send over sockets to another cloud node.
 
     ``tier`` says how far the other node is.
     """
@@ -281,7 +283,7 @@ def socket_rates(tier: str, streams: float) -> float:
 
 @cache
 def gpu_links() -> Mapping[str, GpuLinks]:
-    """Links of GPUs by name, of the catalogue."""
+    """The links of GPUs by name, from the catalogue."""
     return {
         name: from_mapping(GpuLinks, values, f"gpus.{name}")
         for name, values in _catalogue()["gpus"].items()

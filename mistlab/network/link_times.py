@@ -1,4 +1,4 @@
-"""How long messages and collectives take over the tiers of a network above its nodes.
+"""The times of messages and collectives over the tiers of a network above its nodes.
 
 A group of ranks lies in one unit of a tier or in several. What crosses the border of a unit shares
 the unit's link with what other groups send, as all groups of a cluster run the same collective at
@@ -18,18 +18,18 @@ from mistlab.core.arrays import Bools, Floats, Ints
 from mistlab.core.units import MICROSECONDS
 from mistlab.network.tiers import ABOVE, NETWORK, NODE, Network
 
-# The latency of a message between nodes, and the rate of a tree as a share of a ring's rate, by the
-# figures with which NCCL chooses between rings and trees (https://github.com/NVIDIA/nccl,
+# The latency of a message between nodes, and the rate of a tree relative to a ring's, by the
+# constants with which NCCL chooses between rings and trees (https://github.com/NVIDIA/nccl,
 # src/graph/tuning.cc: hwLat, simple protocol).
 NETWORK_HOP_S = 14.0 * MICROSECONDS
 RATE_OF_TREES = 0.9
-# What a tier is called where no file names it.
+# The names of tiers that no file names.
 NAMES = ("node", "network")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTime:
-    """The time of a message: a latency, and seconds for each byte.
+    """The time of a message: a latency, and seconds per byte.
 
     A message takes the other way ``instead``, if this is given and faster. Large messages wait for
     the links of a ``tier``.
@@ -41,21 +41,23 @@ class LinkTime:
     tier: str = ""
 
     def __call__(self, size_bytes: Floats, messages: int | Floats = 1) -> Floats:
-        """Seconds (C) of ``messages`` (C) with ``size_bytes`` (C) in all; no bytes take no time."""
+        """The seconds (C) of ``messages`` (C) with ``size_bytes`` (C) in total; zero bytes take no
+        time.
+        """
         seconds = messages * self.latency_s + size_bytes * self.s_per_byte
         if self.instead is not None:
             seconds = np.minimum(seconds, self.instead(size_bytes, messages))
         return np.asarray(np.where(size_bytes > 0, seconds, 0.0))
 
     def at_least(self, s_per_byte: float, tier: str) -> Self:
-        """The same over a tier's links that pass no byte on in less than so many seconds."""
+        """The same time over links of a tier with at least this many seconds per byte."""
         if s_per_byte <= self.s_per_byte:
             return self
         return replace(self, s_per_byte=s_per_byte, tier=tier)
 
     @property
     def binding_tier(self) -> str:
-        """The tier for which the largest messages wait, on the way that they take."""
+        """The tier that limits the largest messages on their route."""
         ways = [self]
         while ways[-1].instead is not None:
             ways.append(ways[-1].instead)
@@ -63,8 +65,9 @@ class LinkTime:
 
 
 class GroupSpread(NamedTuple):
-    """How a group of ranks lies: the most in a node, the nodes, and the units that it lies in of
-    those which join each tier above the network, the lowest first; none where no tiers are."""
+    """The spread of a group of ranks: the most in a node, the number of nodes, and the number of
+    units of each tier above the network that it spans, lowest first; empty without tiers.
+    """
 
     gpus_in_node: int
     nodes: int
@@ -78,8 +81,9 @@ class GroupSpread(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierTimes:
-    """The times of a network's tiers above its nodes, of which a cluster has so many with so many
-    GPUs in use; a node sends ``node_bytes_per_s``."""
+    """The times of a network's tiers above its nodes, for a cluster with this many nodes and GPUs
+    per node; a node sends ``node_bytes_per_s``.
+    """
 
     network: Network
     nodes: int
@@ -88,16 +92,17 @@ class TierTimes:
 
     @property
     def places(self) -> range:
-        """The places of the tiers above the network, up to the one that joins all nodes."""
+        """The indices of the tiers above the network, up to the one that joins all nodes."""
         return range(ABOVE, self.network.joins(self.nodes) + 1)
 
     def latency_s(self, place: int = NETWORK) -> float:
-        """What a message takes through the tier at this place."""
+        """The latency of a message through the tier at this index."""
         return self.network.latency_s(place, NETWORK_HOP_S)
 
     def collective(self, kind: str, link: LinkTime, shape: GroupSpread) -> LinkTime:
-        """The time of a collective, from that over nodes alone; a ring, and for all-reduces a tree
-        or switches that add up, if they are faster."""
+        """The time of a collective, from that over nodes alone: by a ring or, for all-reduces, by a
+        tree or in-network reduction, whichever is fastest.
+        """
         passes = 2.0 if kind == "all_reduce" else 1.0
         tree, ring = link.instead, passes * (shape.ranks - 1) / shape.ranks
         slower = self._slower(link, ring, shape)
@@ -106,7 +111,8 @@ class TierTimes:
             groups = self._gpus_of_unit(place) * units / shape.ranks
             hops, crossings = units - 1, 1.0
             if tier.scattered:
-                # The nodes in a unit follow one another in no ring, so each sends to another unit.
+                # The nodes of a unit are not consecutive in the ring, so each sends to another
+                # unit.
                 hops, crossings = shape.nodes - 1, shape.nodes / units
             s_per_byte = slower * ring * groups * crossings / self._bytes_per_s(place)
             later_s = self._later_s(place)
@@ -122,14 +128,15 @@ class TierTimes:
     def summed_in_switches(
         self, over_nodes: LinkTime, inside: LinkTime, shape: GroupSpread
     ) -> LinkTime | None:
-        """The time of an all-reduce whose sums the switches of all its tiers add up, after GPUs of
-        each node have added up theirs ``inside``, from that of a ring over nodes alone; None where
-        one of the tiers does not add up."""
+        """The time of an all-reduce that the switches of all its tiers reduce, after a reduction
+        ``inside`` each node, from that of a ring over nodes alone; None if one of the tiers cannot
+        reduce.
+        """
         crossed = [NETWORK, *(place for place, _ in self._crossed(shape))]
         tiers = self.network.tiers
         if shape.nodes == 1 or not all(tiers[place].reduces for place in crossed):
             return None
-        # A sum goes up to the highest switch, and comes down.
+        # A partial sum goes up to the highest switch, and the result comes down.
         latency_s = inside.latency_s + 2 * self.latency_s(crossed[-1])
         slower = self._slower(over_nodes, 2 * (shape.ranks - 1) / shape.ranks, shape)
         node = slower * self.gpus_per_node / shape.gpus_in_node / self.node_bytes_per_s
@@ -141,14 +148,15 @@ class TierTimes:
         return link
 
     def _slower(self, link: LinkTime, ring: float, shape: GroupSpread) -> float:
-        """How many times as long as by its rate a ring between nodes takes that sends so much of a
-        message: what was measured falls short of rates, and so it does above."""
+        """The measured slowdown of a ring between nodes relative to its nominal rate, for a sent
+        share of a message; assumed for higher tiers, too.
+        """
         by_rate = ring * self.gpus_per_node / shape.gpus_in_node / self.node_bytes_per_s
         return max(1.0, link.s_per_byte / by_rate)
 
     def to_all(self, link: LinkTime, shape: GroupSpread, reached: float = 1.0) -> LinkTime:
-        """The time of an all-to-all, from that over nodes alone: each rank sends the same to every
-        other one, all at once, but to units above that it has copies for only what is ``reached``.
+        """The time of an all-to-all, from that over nodes alone: each rank sends equal parts to all
+        others concurrently, but to units above only to the ``reached`` share.
         """
         ranks = shape.ranks
         for place, units in self._crossed(shape):
@@ -157,7 +165,7 @@ class TierTimes:
             link = replace(link, latency_s=link.latency_s + self._later_s(place))
             link = link.at_least(elsewhere * share, self.network.tiers[place].name)
         if self._leaves_rails and shape.nodes > 1 and shape.gpus_in_node > 1:
-            # What goes to other places of other nodes cannot stay on a rail.
+            # Messages to other positions of other nodes cannot stay on a rail.
             others = reached * (shape.nodes - 1) * (shape.gpus_in_node - 1) / ranks
             share = self._gpus_of_unit(ABOVE) / self._bytes_per_s(ABOVE)
             link = link.at_least(others * share, self.network.tiers[ABOVE].name)
@@ -165,12 +173,13 @@ class TierTimes:
 
     @property
     def forwards(self) -> bool:
-        """Whether messages to other places of other nodes are forwarded inside nodes."""
+        """Whether messages to other positions of other nodes are forwarded inside nodes."""
         return self.network.between.rails and not self._leaves_rails
 
     def send(self, link: LinkTime, place: int, senders: int) -> LinkTime:
-        """The time of a send through the tier at this place, while so many GPUs of a stage send,
-        from that between two nodes."""
+        """The time of a send through the tier at this index, while this many GPUs of a stage send,
+        from that between two nodes.
+        """
         if link.instead is not None:
             link = replace(link, instead=self.send(link.instead, place, senders))
         for one in range(ABOVE, place + 1):
@@ -190,8 +199,9 @@ class TierTimes:
         ]
 
     def to_offset(self, link: LinkTime, shape: GroupSpread, away: int) -> LinkTime:
-        """The time in which each rank of groups of a shape sends to the one so many ranks away, all
-        at once, from that between two nodes."""
+        """The time in which each rank of groups of a shape sends to the rank at an offset, all
+        concurrently, from that between two nodes.
+        """
         for place, units in self._crossed(shape):
             gpus = self._gpus_of_unit(place)
             at_once = min(away * gpus * units / shape.ranks, gpus)
@@ -200,19 +210,19 @@ class TierTimes:
         return link
 
     def place_of(self, shape: GroupSpread) -> int:
-        """The place of the highest tier that a group of several nodes crosses."""
+        """The index of the highest tier that a group of several nodes crosses."""
         return max((place for place, _ in self._crossed(shape)), default=NETWORK)
 
     def between_ends(self, link: LinkTime, senders: int) -> LinkTime:
-        """The time of an exchange between so many GPUs at one end of the cluster and as many at the
-        other, from that between two nodes."""
+        """The time of an exchange between this many GPUs at one end of the cluster and as many at
+        the other, from that between two nodes.
+        """
         ends = np.array([0, self.nodes - 1])
         apart = [place for place in self.places if np.ptp(self.units_of(ends, place))]
         return self.send(link, max(apart, default=NETWORK), senders)
 
     def units_of(self, nodes: Ints, place: int) -> Ints:
-        """The number of the unit that each of these nodes is in, of those that join the tier at
-        this place."""
+        """The index of each node's unit, among those that the tier at this index joins."""
         network = self.network
         number, within = np.zeros_like(nodes), nodes
         for one in range(network.joins(self.nodes), place - 1, -1):
@@ -226,8 +236,9 @@ class TierTimes:
         return number
 
     def sends_through(self, first: Ints, ranks: Ints) -> Ints:
-        """The place of the highest tier through which ranks from ``first`` on send to the rank as
-        many further on; ``NODE`` where all stay inside nodes."""
+        """The index of the highest tier through which ranks from ``first`` on send to the ranks as
+        many positions further; ``NODE`` if all stay inside nodes.
+        """
         gpus = self.gpus_per_node
         found = np.full_like(first, NODE)
         found[(first + 2 * ranks - 1) // gpus != first // gpus] = NETWORK
@@ -244,24 +255,24 @@ class TierTimes:
         return found
 
     def _apart(self, here: Ints, there: Ints, place: int) -> Bools:
-        """Whether these ranks are in two units of those that join the tier at a place."""
+        """Whether these ranks are in two of the units that the tier at an index joins."""
         gpus = self.gpus_per_node
         one, other = (self.units_of(ranks // gpus, place) for ranks in (here, there))
         return np.asarray(one != other)
 
     @property
     def _leaves_rails(self) -> bool:
-        """Whether messages to other places of nodes pass through the tier above the rails."""
+        """Whether messages to other positions of nodes pass through the tier above the rails."""
         between = self.network.between
         return between.rails and not between.forwards and len(self.network.tiers) > ABOVE
 
     def _crossed(self, shape: GroupSpread) -> list[tuple[int, int]]:
-        """The places of the tiers that a group crosses, with the units that it lies in."""
+        """The indices of the tiers that a group crosses, with the number of units that it spans."""
         several = zip(self.places, shape.units, strict=False)
         return [(place, units) for place, units in several if units > 1]
 
     def _gpus_of_unit(self, place: int) -> float:
-        """The GPUs in use, in the mean, of units that join the tier at this place."""
+        """The mean number of used GPUs in the units that the tier at this index joins."""
         units = math.ceil(self.nodes / self.network.nodes_below(place))
         return self.nodes * self.gpus_per_node / units
 
@@ -269,5 +280,5 @@ class TierTimes:
         return self.network.bytes_per_s(place, self.node_bytes_per_s)
 
     def _later_s(self, place: int) -> float:
-        """How much longer a message takes through a tier than through the one below."""
+        """The additional latency of a message through a tier, compared with the tier below."""
         return self.latency_s(place) - self.latency_s(place - 1)

@@ -1,4 +1,4 @@
-"""A network as it is: tiers of links and switches, from those inside a node to those between sites.
+"""Network topologies: tiers of links and switches, from those inside a node to those between sites.
 
 Each tier joins units of the tier below: GPUs to a node, nodes to a leaf, leaves to a spine, and so
 on. What leaves a unit goes through the unit's link into the tier, which all of its GPUs share.
@@ -18,15 +18,15 @@ from mistlab.core.values import (
     within,
 )
 
-# The most GPUs below a tier: those of the most nodes of the most GPUs.
+# The largest number of GPUs below a tier.
 MOST_GPUS = 1 << 30
-# Tiers by their place: inside a node, between nodes, and those above.
+# The indices of tiers: inside a node, between nodes, and the first one above.
 NODE, NETWORK, ABOVE = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier(Checked):
-    """Links and switches that join units of the tier below, so that ``gpus`` reach one another.
+    """Links and switches that join units of the tier below, so that ``gpus`` GPUs are connected.
 
     ``gbytes_per_s`` is what a unit of the tier below sends into the tier, in one direction; or that
     is what its own units send into it over the ``oversubscription``. A message through the tier
@@ -50,7 +50,7 @@ class Tier(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """Tiers, the lowest first: that of a node, that between nodes, and any above."""
+    """Tiers, lowest first: that of a node, that between nodes, and any above."""
 
     name: str = "given"
     tiers: tuple[Tier, ...]
@@ -88,23 +88,24 @@ class Network:
 
     @property
     def nodes(self) -> int:
-        """The nodes that reach one another."""
+        """The number of connected nodes."""
         return self.tiers[-1].gpus // self.node.gpus
 
     def nodes_below(self, place: int) -> int:
-        """The nodes of a unit that joins the tier at this place."""
+        """The number of nodes in a unit that the tier at this index joins."""
         return self.tiers[place - 1].gpus // self.node.gpus
 
     def nodes_alike(self, nodes: int) -> int:
-        """So many nodes further on a node lies in the same way among the first ``nodes``: in units
-        at equal places of the lowest tier that joins all of them."""
-        # Where units hold nodes in turn, neighbours lie in unlike ways.
+        """The distance in nodes after which placement repeats among the first ``nodes``: equal
+        positions in units of the lowest tier that joins all of them.
+        """
+        # If units take nodes in turn, the placement of neighbours differs.
         if any(one.scattered for one in self.tiers):
             return nodes
         return self.nodes_below(self.joins(nodes))
 
     def joins(self, nodes: int) -> int:
-        """The place of the lowest tier from ``NETWORK`` on that joins the first ``nodes``."""
+        """The index of the lowest tier from ``NETWORK`` on that joins the first ``nodes``."""
         gpus = nodes * self.node.gpus
         wide = (
             place for place in range(NETWORK, len(self.tiers)) if self.tiers[place].gpus >= gpus
@@ -112,8 +113,9 @@ class Network:
         return next(wide, len(self.tiers) - 1)
 
     def bytes_per_s(self, place: int, node_bytes_per_s: float) -> float:
-        """What a unit sends into the tier at this place from ``NETWORK`` on, where a node sends so
-        much into the network."""
+        """The rate at which a unit sends into the tier at this index from ``NETWORK`` on, given the
+        rate of a node into the network.
+        """
         if place == NETWORK:
             return node_bytes_per_s
         tier = self.tiers[place]
@@ -124,15 +126,16 @@ class Network:
         return units * below / (tier.oversubscription or 1.0)
 
     def latency_s(self, place: int, of_network_s: float) -> float:
-        """What a message through the tier at this place takes, where one between two nodes takes so
-        much unless the file says otherwise: that of the highest tier up to it that says one."""
+        """The latency of a message through the tier at this index, given that between two nodes:
+        the stated one of the highest tier up to it that states one.
+        """
         told = (self.tiers[one].latency_us for one in range(place, NODE, -1))
         found = next((one for one in told if one is not None), None)
         return of_network_s if found is None else found * MICROSECONDS
 
 
 def _check_nests(below: Tier, tier: Tier) -> None:
-    """Refuse a tier whose units are not several whole units of the one below."""
+    """Refuse a tier whose units are not several whole units of the tier below."""
     words = f"{tier.gpus} of tier {tier.name}"
     if tier.gpus % below.gpus:
         down = tier.gpus // below.gpus * below.gpus
@@ -145,7 +148,7 @@ def _check_nests(below: Tier, tier: Tier) -> None:
 
 
 def _check_latency(below: Tier, tier: Tier, place: int) -> None:
-    """Refuse messages that are faster through a tier than through one below it."""
+    """Refuse a latency below that of a lower tier."""
     least, own = below.latency_us or 0.0, tier.latency_us or 0.0
     if own < least:
         problem = f"{own:g} is less than the {least:g} of tier {below.name}"
@@ -156,7 +159,7 @@ def _check_latency(below: Tier, tier: Tier, place: int) -> None:
 
 
 def _check_place(tier: Tier, place: int) -> None:
-    """Refuse what a tier's place does not have, and rates that are said twice or not at all."""
+    """Refuse fields that a tier at this index cannot have, and rates stated twice or not at all."""
     if place == NODE:
         if tier.gpus > MOST_GPUS_OF_NODE:
             problem = f"{tier.gpus} is more than any node has: give the GPUs of a node first"
@@ -175,7 +178,7 @@ def _check_place(tier: Tier, place: int) -> None:
 
 
 def _check_rate(tier: Tier, place: int) -> None:
-    """Refuse a rate between units that is said twice or not at all."""
+    """Refuse a rate between units that is stated twice or not at all."""
     over, rate = tier.oversubscription, tier.gbytes_per_s
     if place == NETWORK and over is not None:
         problem = "GPUs do not send into it themselves: give gbytes_per_s of a node"

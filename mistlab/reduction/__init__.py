@@ -1,1 +1,3 @@
-"""Data parallelism that communicates less: who averages with whom, how often, how compressed."""
+"""Data parallelism that communicates less: with whom, how often and how compressed ranks
+average.
+"""

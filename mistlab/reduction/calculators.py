@@ -1,4 +1,4 @@
-"""The wall clock of outer steps as the published calculators have it, with their constants.
+"""The wall-clock time of outer steps by the published calculators, with their constants.
 
 The formulas are those of the simulator that accompanies the training report of
 robirahman/miri-decentralized-training-report; its constants are its own, not measured here.
@@ -9,17 +9,18 @@ from dataclasses import dataclass, field
 
 from mistlab.core.values import Checked, bounded
 
-# Stragglers: so much longer for each doubling of the nodes.
+# Stragglers: the relative slowdown for each doubling of the nodes.
 STRAGGLING = 0.05
-# Worth of a token: the least there is, and the loss for each tenfold of the inner steps at 1e9
+# The value of a token: its minimum, and its loss for each tenfold of the inner steps at 1e9
 # parameters, which shrinks with their logarithm.
 LEAST_WORTH, LOSS_A_TENFOLD, OF_SIZE = 0.4, 0.08, 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterClock(Checked):
-    """A training by outer steps: parameters, bits each, how much they are compressed, nodes, their
-    link, and inner steps with their seconds."""
+    """A training with outer steps: parameters, bits each, compression, nodes, their link, and inner
+    steps with their seconds.
+    """
 
     parameters: float = field(metadata=bounded(above=0))
     bits: int = field(default=16, metadata=bounded(minimum=1))
@@ -37,7 +38,7 @@ class OuterClock(Checked):
 
     @property
     def exchange_s(self) -> float:
-        """The seconds of an all-reduce of the outer gradients, stragglers among the nodes."""
+        """The seconds of an all-reduce of the outer gradients, with stragglers."""
         straggling = 1 + STRAGGLING * math.log2(self.nodes)
         return (2 * self.exchanged_bits / self.bits_per_s + self.latency_s) * straggling
 
@@ -54,6 +55,6 @@ class OuterClock(Checked):
 
     @property
     def worth(self) -> float:
-        """The worth of a token beside one of a training that exchanges in every step."""
+        """The value of a token, relative to a training that exchanges in every step."""
         loss = LOSS_A_TENFOLD / (1 + math.log10(self.parameters / 1e9) / OF_SIZE)
         return max(LEAST_WORTH, 1 - loss * math.log10(self.every))

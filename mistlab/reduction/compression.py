@@ -1,4 +1,4 @@
-"""A compressor of gradients by its kind and number: bytes of its messages, and its bounds.
+"""Gradient compressors by kind and parameter: message bytes, and compression bounds.
 
 Unbiased ones have ``E C(x) = x`` and ``E |C(x) - x|^2 <= omega |x|^2``; contractive ones have
 ``E |C(x) - x|^2 <= (1 - delta) |x|^2``. Values are 4 bytes, and so are indices.
@@ -13,14 +13,15 @@ from mistlab.core.values import Checked, bounded
 CompressorKind = Literal["none", "qsgd", "top_k", "sign", "power"]
 VALUE_BYTES = INDEX_BYTES = 4
 BITS_A_BYTE = 8
-# An unbiased quantiser's interval is in units of the vector's norm; a scale is sent with it.
+# An unbiased quantiser's interval is relative to the vector's norm; a scale is sent with it.
 SCALE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compressor(Checked):
-    """A compressor and its number: ``levels`` of ``qsgd``, the ``share`` that ``top_k`` keeps, the
-    ``rank`` of ``power``."""
+    """A compressor with its parameter: ``levels`` of ``qsgd``, the ``share`` that ``top_k`` keeps,
+    the ``rank`` of ``power``.
+    """
 
     kind: CompressorKind = "none"
     levels: int = field(default=5, metadata=bounded(minimum=2))
@@ -28,11 +29,11 @@ class Compressor(Checked):
     rank: int = field(default=1, metadata=bounded(minimum=1))
 
     def kept(self, size: int) -> int:
-        """How many values ``top_k`` keeps of so many."""
+        """The number of values that ``top_k`` keeps of this many."""
         return max(1, round(self.share * size))
 
     def sent_bytes(self, size: int) -> int:
-        """The bytes of a message that has a vector of so many values."""
+        """The bytes of the message for a vector of this many values."""
         if size == 0:
             return 0
         shape = matrix_shape(size)
@@ -48,24 +49,27 @@ class Compressor(Checked):
 
     @property
     def is_summable(self) -> bool:
-        """Whether messages of several ranks add up on their way, as a ring's all-reduce needs; all
-        others are gathered."""
+        """Whether messages of several ranks can be summed in transit, as a ring all-reduce needs;
+        all others are gathered.
+        """
         return self.kind in ("none", "power")
 
     @property
     def is_unbiased(self) -> bool:
-        """Whether the mean of what is received is the vector."""
+        """Whether the expected value of the received vector is the vector."""
         return self.kind in ("none", "qsgd")
 
     def omega(self, size: int) -> float:
-        """The bound of an unbiased compressor's variance over the square of the norm."""
+        """The bound omega of an unbiased compressor: its variance relative to the squared norm."""
         if self.kind == "none":
             return 0.0
         steps = self.levels - 1
         return min(size / steps**2, math.sqrt(size) / steps)
 
     def delta(self, size: int) -> float:
-        """The least share of the square of the norm that a contractive compressor keeps."""
+        """The bound delta of a contractive compressor: the smallest share of the squared norm that
+        it keeps.
+        """
         if self.kind in ("top_k", "none"):
             return self.kept(size) / size if self.kind == "top_k" else 1.0
         if self.kind == "sign":
@@ -75,6 +79,6 @@ class Compressor(Checked):
 
 
 def matrix_shape(size: int) -> tuple[int, int]:
-    """Rows and columns of the squarest matrix that holds so many values."""
+    """The rows and columns of the squarest matrix with this many values."""
     rows = max(1, math.isqrt(size))
     return rows, -(-size // rows)

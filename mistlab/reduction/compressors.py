@@ -1,5 +1,4 @@
-"""Compressors of gradients as functions: what is left of a vector (``compression`` has their
-bounds)."""
+"""Gradient compressors as functions of a vector (``compression`` has their bounds)."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,8 +13,9 @@ def _unchanged(_: Compressor, vector: Floats, __: np.random.Generator) -> Floats
 
 
 def quantised(vector: Floats, levels: int, scale: float, rng: np.random.Generator) -> Floats:
-    """Values from 0 to ``scale``, and their negatives, at ``levels`` equal steps, up or down by
-    chance so that the mean is the value: 0.6 of 1 at five levels is 0.5 or 0.75."""
+    """Values between ``-scale`` and ``scale``, stochastically rounded to ``levels`` equal steps so
+    that the mean is the value: 0.6 of 1 at five levels is 0.5 or 0.75.
+    """
     if scale == 0:
         return np.zeros_like(vector)
     steps = levels - 1
@@ -42,7 +42,7 @@ def _sign(_: Compressor, vector: Floats, __: np.random.Generator) -> Floats:
 
 
 def _power(how: Compressor, vector: Floats, rng: np.random.Generator) -> Floats:
-    """The nearest matrix of a rank that one power iteration finds from a random start."""
+    """The low-rank approximation of a matrix after one power iteration from a random start."""
     rows, columns = matrix_shape(vector.size)
     padded = np.zeros(rows * columns)
     padded[: vector.size] = vector
@@ -62,5 +62,5 @@ KINDS: Mapping[str, Callable[[Compressor, Floats, np.random.Generator], Floats]]
 
 
 def compressed(how: Compressor, vector: Floats, rng: np.random.Generator) -> Floats:
-    """A vector as the receiver of its message reads it."""
+    """A vector as the receiver of its message decodes it."""
     return KINDS[how.kind](how, vector, rng)

@@ -1,4 +1,4 @@
-"""Steps to a mean square gradient, by bounds on convergence as the literature has them.
+"""The number of steps to a mean squared gradient, from convergence bounds in the literature.
 
 Of smooth functions that need not be convex, with noise of standard deviation ``noise`` on each
 rank's gradients and ranks whose data differ by ``unlike``, each kind reaches ``noise / sqrt(n T)``
@@ -18,25 +18,26 @@ ASSUMPTIONS = (
     "bounds for smooth functions that need not be convex; smoothness and the first distance from "
     "the optimum are 1; compare kinds by them, not losses"
 )
-# The search for a number of steps ends at this many.
+# The largest number of steps that is searched.
 MOST_STEPS = 1e18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise(Checked):
-    """The standard deviation of a rank's gradients, and how much ranks' data differ."""
+    """The standard deviation of a rank's gradients, and the heterogeneity of ranks' data."""
 
     noise: float = field(default=1.0, metadata=bounded(minimum=0))
     unlike: float = field(default=0.0, metadata=bounded(minimum=0))
 
     def linear_term(self, ranks: int, steps: float) -> float:
-        """The term that all kinds share, with linear speedup in the ranks."""
+        """The common term of all kinds, with linear speedup in the number of ranks."""
         return self.noise / math.sqrt(ranks * steps)
 
     def transient_term(self, how: Reduction, ranks: int, values: int, steps: float) -> float:
-        """The term of a kind beyond that: of disagreement, of drift between exchanges, of what is
-        cut off."""
-        # Gradients of a server that waits for none are as old as the other ranks are many.
+        """The additional transient term of a kind: consensus distance, drift between exchanges,
+        compression error.
+        """
+        # Gradients at an asynchronous server are as stale as there are other ranks.
         whole = (ranks if how.asynchronous else 1) / steps
         spread = 0.0
         if how.kind == "gossip":
@@ -57,7 +58,7 @@ class Noise(Checked):
         return float(whole + spread / steps ** (2 / 3))
 
     def steps_to(self, goal: float, how: Reduction, ranks: int, values: int) -> float:
-        """The steps after which both terms are at most a goal together."""
+        """The number of steps after which both terms together reach a goal."""
         low, high = 1.0, 2.0
         while self._sum(high, how, ranks, values) > goal and high < MOST_STEPS:
             low, high = high, 2 * high

@@ -1,4 +1,4 @@
-"""Averages of compressed gradients, and what ranks remember of what was cut off.
+"""Averages of compressed gradients, with error feedback.
 
 Gradients of all ranks are rows. Each average is what every rank gets of a step.
 """
@@ -16,16 +16,17 @@ from mistlab.reduction.compressors import compressed
 
 
 class Averaging(Protocol):
-    """Averages gradients of ranks, step by step, with a memory between them."""
+    """Averages gradients of ranks step by step, with a memory between steps."""
 
     def average(self, gradients: Floats, rng: np.random.Generator) -> Floats:
-        """The average of a step as every rank gets it."""
+        """The average of a step as every rank receives it."""
         ...
 
 
 def _compressed(how: Compressor, rows: Floats, rng: np.random.Generator) -> Floats:
-    """Each rank's row as the others read it. Factors of low rank share their left one, of the mean
-    of all rows, so that messages add up on their way (PowerSGD)."""
+    """Each rank's row as the others decode it. Low-rank factors share the left one, that of the
+    mean of all rows, so that messages can be summed in transit (PowerSGD).
+    """
     if how.kind != "power":
         return np.stack([compressed(how, row, rng) for row in rows])
     size = rows.shape[1]
@@ -45,7 +46,7 @@ def _mean(rows: Floats) -> Floats:
 
 @dataclass(slots=True)
 class Forgetting:
-    """The mean of compressed gradients; what is cut off is lost."""
+    """The mean of compressed gradients without error feedback."""
 
     compressor: Compressor
 
@@ -56,7 +57,7 @@ class Forgetting:
 
 @dataclass(slots=True)
 class Remembering:
-    """MEM-SGD: a rank adds what was cut off to its next gradient."""
+    """MEM-SGD: a rank adds the compression error to its next gradient."""
 
     compressor: Compressor
     memory: Floats | float = 0.0
@@ -71,7 +72,7 @@ class Remembering:
 
 @dataclass(slots=True)
 class Doubling:
-    """DoubleSqueeze: the server compresses the mean, too, and remembers what it cut off."""
+    """DoubleSqueeze: the server also compresses the mean, and keeps its compression error."""
 
     compressor: Compressor
     workers: Remembering = field(init=False)
@@ -90,7 +91,9 @@ class Doubling:
 
 @dataclass(slots=True)
 class ChangesOnly:
-    """EF21: ranks send the compressed change of their gradients' estimates, which all keep."""
+    """EF21: ranks send the compressed change of estimates of their gradients, which all ranks
+    keep.
+    """
 
     compressor: Compressor
     estimates: Floats | float = 0.0
@@ -104,8 +107,9 @@ class ChangesOnly:
 
 @dataclass(slots=True)
 class InRounds:
-    """NEOLITHIC: what a message cut off is compressed and sent again, so many rounds a step, by
-    ranks and by the server; what is cut off after the last round is remembered on both sides."""
+    """NEOLITHIC: compression errors are compressed and sent again, several rounds per step, by
+    ranks and by the server; the error after the last round is kept on both sides.
+    """
 
     compressor: Compressor
     rounds: int = 2
@@ -113,7 +117,7 @@ class InRounds:
     server: Floats | float = 0.0
 
     def average(self, gradients: Floats, rng: np.random.Generator) -> Floats:
-        """The mean, sent in rounds both ways."""
+        """The mean, sent in rounds in both directions."""
         wanted = gradients + self.memory
         sent = self._sent(wanted, rng)
         self.memory = wanted - sent
@@ -139,7 +143,7 @@ FEEDBACKS: Mapping[str, type[Averaging]] = {
 
 
 def averaging(feedback: str, compressor: Compressor, rounds: int = 2) -> Averaging:
-    """The averaging of this name, at the start of a run; ``neolithic`` sends in so many rounds."""
+    """The averaging with this name, at the start of a run; ``neolithic`` uses this many rounds."""
     if feedback not in FEEDBACKS:
         refuse("feedback", f"{feedback!r} is unknown{near_matches(feedback, FEEDBACKS)}")
     if feedback == "neolithic":

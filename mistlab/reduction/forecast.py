@@ -1,5 +1,6 @@
-"""What a reduction does to convergence, beside a plan's time: steps to a goal by bounds, and the
-loss of outer steps by published laws, so that a time to a loss has its assumptions beside it."""
+"""The effect of a reduction on convergence, beside a plan's time: steps to a goal by bounds, and
+the loss of outer steps by published laws, so that a time to a loss states its assumptions.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,7 @@ from mistlab.reduction.convergence import ASSUMPTIONS, Noise
 from mistlab.reduction.reduction_costs import PLAIN_REDUCTION, Reduction
 
 HOURS = 3600.0
-# The mean square gradient to which steps are counted.
+# The mean squared gradient that counts as the goal.
 GOAL = 0.01
 # Evaluation loss A N^-alpha of N parameters after 20 tokens for each, by replicas of outer steps,
 # and without outer steps (0): power laws of arXiv 2503.09799, with an outer step every 30 steps.
@@ -30,8 +31,10 @@ TOKENS_A_PARAMETER = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """A training by a reduction among so many ranks, or replicas, each of whose steps takes
-    ``step_s`` and reads ``tokens``; one that sums in every step would take ``plain_step_s``."""
+    """A training with a reduction among this many ranks or replicas, whose steps each take
+    ``step_s`` and read ``tokens``; with an all-reduce in every step they would take
+    ``plain_step_s``.
+    """
 
     how: Reduction
     ranks: int
@@ -43,7 +46,7 @@ class Forecast:
     goal: float = GOAL
 
     def steps_to_goal(self, how: Reduction) -> float:
-        """The steps to the goal by the bound of a reduction."""
+        """The number of steps to the goal by a reduction's bound."""
         return self.noise.steps_to(self.goal, how, self.ranks, self.parameters)
 
     def mapping(self) -> Mapping[str, Any]:
@@ -66,7 +69,7 @@ class Forecast:
         return found | (self._of_outer() if self.how.kind == "outer" else {})
 
     def lines(self) -> Iterator[str]:
-        """The forecast in words."""
+        """The forecast as text."""
         own = self.mapping()
         yield (
             f"Convergence by bounds: {own['steps']:,.0f} steps ({own['hours']:,.3g} h) to a mean "
@@ -92,8 +95,7 @@ class Forecast:
             )
 
     def _of_outer(self) -> dict[str, Any]:
-        """The loss by the law of the nearest number of replicas that was published, and the hours
-        to it."""
+        """The loss by the law of the nearest published number of replicas, and the hours to it."""
         known = [count for count in LOSS_OF_OUTER if count]
         replicas = min(known, key=lambda count: abs(math.log(count / self.ranks)))
         steps = TOKENS_A_PARAMETER * self.parameters / self.tokens

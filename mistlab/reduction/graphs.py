@@ -1,4 +1,4 @@
-"""Mixing matrices of graphs of ranks, and how fast ranks' values come together by them."""
+"""Mixing matrices of communication graphs, and their contraction factors."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from mistlab.reduction.neighbours import offsets_of
 
 
 def mixing_matrix(topology: str, ranks: int, step: int = 0) -> Floats:
-    """The weights by which each rank averages: equal ones of itself and its neighbours."""
+    """The weights with which each rank averages: equal ones for itself and its neighbours."""
     return matrix_of(offsets_of(topology, ranks, step), ranks)
 
 
@@ -24,9 +24,10 @@ def matrix_of(offsets: Sequence[int], ranks: int) -> Floats:
 
 
 def contraction(topology: str, ranks: int) -> float:
-    """The factor by which differences between ranks shrink in a step, at least: the second largest
-    singular value of the mixing matrix. ``one_peer`` goes through the same neighbours one by one,
-    and has the factor of ``exponential``, as its bounds on convergence do."""
+    """The contraction of differences between ranks per step: the second largest singular value of
+    the mixing matrix. ``one_peer`` cycles through the neighbours of ``exponential``, and has its
+    factor, as its convergence bounds do.
+    """
     if ranks == 1:
         return 0.0
     name = "exponential" if topology == "one_peer" else topology
@@ -34,7 +35,8 @@ def contraction(topology: str, ranks: int) -> float:
 
 
 def contraction_of(offsets: Sequence[int], ranks: int) -> float:
-    """The factor by which differences shrink in a step among neighbours at these offsets; 1 if
-    ranks do not all hear of one another."""
+    """The contraction per step among neighbours at these offsets; 1 if the graph is not
+    connected.
+    """
     second = float(np.linalg.svd(matrix_of(offsets, ranks) - 1 / ranks, compute_uv=False)[0])
     return second if second > np.finfo(float).eps * ranks else 0.0

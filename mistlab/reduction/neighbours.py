@@ -1,4 +1,4 @@
-"""Graphs of ranks that average with their neighbours: who hears from whom.
+"""Communication graphs of ranks that average with their neighbours.
 
 Every graph here is the same seen from each rank: rank ``i`` hears from the ranks at fixed offsets
 from ``i``, counted round. So in round ``k`` of a step all ranks send to their ``k``-th neighbour at
@@ -16,8 +16,9 @@ TOPOLOGIES: tuple[Topology, ...] = get_args(Topology)
 
 
 def offsets_of(topology: str, ranks: int, step: int = 0) -> Sequence[int]:
-    """The offsets from which a rank hears in a step; of ``one_peer`` a power of two that changes
-    from step to step, of ``grid`` those of a torus that is as square as may be."""
+    """The offsets from which a rank receives in a step; for ``one_peer`` a power of two that
+    changes from step to step, for ``grid`` those of a torus that is as square as possible.
+    """
     if topology not in TOPOLOGIES:
         refuse("topology", f"{topology!r} is unknown{near_matches(topology, TOPOLOGIES)}")
     if ranks < 1:
@@ -35,16 +36,15 @@ def offsets_of(topology: str, ranks: int, step: int = 0) -> Sequence[int]:
 
 
 def _side(ranks: int) -> int:
-    """The largest divisor of a number that is at most its root."""
+    """The largest divisor of a number that is at most its square root."""
     return max(side for side in range(1, math.isqrt(ranks) + 1) if ranks % side == 0)
 
 
 def degree_of(topology: str, ranks: int) -> int:
-    """How many messages a rank sends in a step."""
+    """The number of messages that a rank sends in a step."""
     return len(offsets_of(topology, ranks))
 
 
 def parts_of_graph(offsets: Sequence[int], ranks: int) -> int:
-    """The number of parts into which a graph falls that never hear of one another: one if it is
-    connected."""
+    """The number of connected components of a graph: one if it is connected."""
     return math.gcd(ranks, *offsets)

@@ -1,4 +1,4 @@
-"""When the fragments of a model take their outer steps: in turn, at equal distances."""
+"""The schedule of outer steps for a model's fragments: in turn, at equal distances."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,8 @@ from mistlab.core.values import bounded, check_fields, refuse
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterSchedule:
     """Each of the ``fragments`` takes an outer step once in ``every`` inner steps; its change is
-    taken ``delay`` steps before that."""
+    computed ``delay`` steps before that.
+    """
 
     every: int = field(metadata=bounded(minimum=1))
     fragments: int = field(default=1, metadata=bounded(minimum=1))
@@ -25,14 +26,14 @@ class OuterSchedule:
 
     @property
     def distance(self) -> int:
-        """The inner steps between exchanges of two fragments."""
+        """The inner steps between the exchanges of two fragments."""
         return self.every // self.fragments
 
     def due(self, step: int) -> int | None:
-        """The fragment that takes its outer step after this inner step, if one does."""
+        """The fragment that takes its outer step after this inner step, if there is one."""
         turn, rest = divmod(step, self.distance)
         return None if rest or not step else (turn - 1) % self.fragments
 
     def starting(self, step: int) -> int | None:
-        """The fragment whose change is taken after this inner step, if one's is."""
+        """The fragment whose change is computed after this inner step, if there is one."""
         return self.due(step + self.delay)

@@ -1,4 +1,4 @@
-"""Streaming outer steps (DiLoCo): fragments of a model that are averaged in turn, late and in part.
+"""Streaming outer steps (DiLoCo): fragments of a model are averaged in turn, delayed and mixed.
 
 Each fragment is averaged once in ``every`` inner steps, one after another at equal distances. Its
 change since its last outer step is taken ``delay`` steps before that, and averaged meanwhile; then
@@ -15,14 +15,15 @@ from mistlab.core.arrays import Floats
 from mistlab.core.values import bounded, check_fields, refuse
 from mistlab.reduction.outer_schedule import OuterSchedule
 
-# The change of a rank's weights, a row, by an inner step, a column a fragment.
+# The change of a rank's weights (a row) in an inner step, with a column per fragment.
 InnerStep = Callable[[Floats, int], Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterSteps:
-    """When and how fragments are averaged, and the outer optimizer: a rate, and Nesterov's
-    momentum."""
+    """The schedule of averaging fragments, and the outer optimizer: learning rate and Nesterov
+    momentum.
+    """
 
     every: int = field(metadata=bounded(minimum=1))
     fragments: int = field(default=1, metadata=bounded(minimum=1))
@@ -37,15 +38,16 @@ class OuterSteps:
 
     @property
     def schedule(self) -> OuterSchedule:
-        """When fragments take their outer steps."""
+        """The schedule of the fragments' outer steps."""
         return OuterSchedule(every=self.every, fragments=self.fragments, delay=self.delay)
 
 
 @dataclass(slots=True)
 class OuterRun:
-    """A run of ranks by outer steps: each rank's weights are a row, each fragment a column; with
-    the weights that all share and the outer momenta. A fragment may be one number or several.
-    Ranks that are ``away`` neither step nor are averaged."""
+    """A run of ranks with outer steps: each rank's weights are a row, each fragment a column; with
+    the shared weights and the outer momentum. A fragment may be one number or several. Ranks that
+    are ``away`` neither step nor are averaged.
+    """
 
     how: OuterSteps
     weights: Floats
@@ -64,7 +66,7 @@ class OuterRun:
         self.momenta = np.zeros_like(self.shared)
 
     def advance(self, inner: InnerStep) -> None:
-        """One inner step of every rank, and the outer step that is due after it."""
+        """Run one inner step of every rank, and the outer step that is due after it."""
         self.step += 1
         there = self._there
         self.weights[there] += inner(self.weights, self.step)[there]
@@ -77,13 +79,13 @@ class OuterRun:
             self._outer(due)
 
     def leave(self, rank: int) -> None:
-        """Let a rank leave: the others go on by themselves."""
+        """Let a rank leave: the others continue without it."""
         if self.away | {rank} == {*range(len(self.weights))}:
             refuse("rank", f"{rank} is the last one there: let another one come back first")
         self.away.add(rank)
 
     def rejoin(self, rank: int) -> None:
-        """Let a rank that was away go on from the weights that all share."""
+        """Let a rank that was away continue from the shared weights."""
         self.away.discard(rank)
         self.weights[rank] = self.shared
 

@@ -1,4 +1,4 @@
-"""Seconds, bytes and buffers of one reduction of data parallelism, by kind.
+"""The seconds, bytes and buffers of one data-parallel reduction, by kind.
 
 A message occupies its sender and its receiver for a latency and its bytes over the rate; a rank
 sends one at a time and receives one at a time. ``simulators.messages`` plays the same, message by
@@ -18,12 +18,12 @@ from mistlab.reduction.outer_schedule import OuterSchedule
 ReductionKind = Literal["all_reduce", "server", "gossip", "local", "outer"]
 Feedback = Literal["none", "memory", "double", "ef21", "neolithic"]
 REDUCTION_KINDS: tuple[ReductionKind, ...] = get_args(ReductionKind)
-# Kinds whose ranks do not hold equal weights between two exchanges, or not exactly.
+# Kinds whose ranks have different weights between two exchanges.
 APART = ("gossip", "local", "outer")
-# The highest level of ZeRO that goes with each.
+# The highest ZeRO level that is compatible with each kind.
 MOST_SHARDED = {"all_reduce": 3, "server": 0, "gossip": 0, "local": 0, "outer": 3}
 MOST_SHARDED_COMPRESSED = 1
-# The kinds that each choice is for; others leave it out.
+# The kinds to which each choice applies; others omit it.
 OF_KINDS: Mapping[str, tuple[ReductionKind, ...]] = {
     "topology": ("gossip",),
     "offsets": ("gossip",),
@@ -38,36 +38,38 @@ OF_KINDS: Mapping[str, tuple[ReductionKind, ...]] = {
     "replicas": ("outer",),
     **dict.fromkeys(("outer_bits", "fragments", "delay", "mixed", "rate", "momentum"), ("outer",)),
 }
-# Gradients whole, as they are.
+# Uncompressed gradients.
 WHOLE = Compressor()
-# Vectors as large as the gradients that a rank keeps of its own for a feedback, and those of their
-# mean, which the server keeps, or every rank where messages are gathered: what was cut off of the
-# mean, or the mean of all estimates.
+# Vectors of the gradients' size that a rank keeps for a feedback, and those of the mean, which the
+# server keeps (or every rank, where messages are gathered): the compression error of the mean, or
+# the mean of all estimates.
 VECTORS_KEPT: Mapping[Feedback, int] = {
     "none": 0, "memory": 1, "double": 1, "ef21": 1, "neolithic": 1,
 }  # fmt: skip
 OF_THE_MEAN: Mapping[Feedback, int] = {
     "none": 0, "memory": 0, "double": 1, "ef21": 1, "neolithic": 1,
 }  # fmt: skip
-# Feedbacks by which the mean is compressed, too.
+# Feedbacks that also compress the mean.
 BOTH_WAYS: tuple[Feedback, ...] = ("double", "neolithic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLink(Checked):
-    """A rank's link to the others: the latency of a message, and bytes a second each way."""
+    """A rank's link to the others: the latency of a message, and bytes per second in each
+    direction.
+    """
 
     latency_s: float = field(metadata=bounded(minimum=0))
     bytes_per_s: float = field(metadata=bounded(above=0))
 
     def message_s(self, size: float) -> float:
-        """The seconds of a message of so many bytes."""
+        """The seconds of a message of this many bytes."""
         return self.latency_s + size / self.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """How ranks of data parallelism bring their gradients or weights together.
+    """How data-parallel ranks combine their gradients or weights.
 
     Gradients are summed by all ranks (``all_reduce``) or by ``shards`` servers, whole or compressed
     with a feedback, ``neolithic`` in so many ``rounds``. Of each value so many of the smallest and
@@ -118,7 +120,9 @@ class Reduction:
             _ = self.schedule
 
     def _check_robust(self) -> None:
-        """Refuse what compares values that nobody has, or that come one after another."""
+        """Refuse robust means without values to compare, or with values that arrive one after
+        another.
+        """
         if self.trimmed and self.compressor.kind != "none":
             problem = f"{self.trimmed}, and values of compressed gradients are not compared"
             refuse("trimmed", f"{problem}: leave the compressor out, or give 0")
@@ -135,7 +139,7 @@ class Reduction:
             refuse("liars", f"{listed} name a rank twice: give each once")
 
     def _check_kind(self) -> None:
-        """Refuse what belongs to other kinds."""
+        """Refuse choices that belong to other kinds."""
         for entry in fields(self):
             kinds = OF_KINDS.get(entry.name, REDUCTION_KINDS)
             given = getattr(self, entry.name)
@@ -150,47 +154,50 @@ class Reduction:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all ranks sum whole gradients in every step, as engines do by themselves."""
+        """Whether all ranks all-reduce whole gradients in every step, the default of engines."""
         is_whole = self.kind == "all_reduce" and self.compressor.kind == "none"
         return is_whole and not self.trimmed and not self.liars
 
     @property
     def is_beside_steps(self) -> bool:
-        """Whether exchanges go on beside further steps, or steps beside one another."""
+        """Whether exchanges overlap with further steps, or steps with one another."""
         return self.delay > 0 or self.asynchronous
 
     @property
     def is_apart(self) -> bool:
-        """Whether ranks step by themselves and average their weights afterwards."""
+        """Whether ranks step independently and average their weights afterwards."""
         return self.kind in APART
 
     @property
     def schedule(self) -> OuterSchedule:
-        """When fragments of outer steps are averaged."""
+        """The schedule of averaging fragments."""
         return OuterSchedule(every=self.every, fragments=self.fragments, delay=self.delay)
 
     def replicas_of(self, ranks: int) -> int:
-        """How many replicas of weights so many data-parallel ranks have, each of which steps by
-        itself."""
+        """The number of weight replicas of this many data-parallel ranks, each of which steps
+        independently.
+        """
         if not self.is_apart:
             return 1
         return ranks if self.replicas is None else self.replicas
 
     def neighbours(self, ranks: int, step: int = 0) -> Sequence[int]:
-        """The offsets of the ranks that a rank hears from in a step of ``gossip``."""
+        """The offsets of the ranks from which a rank receives in a step of ``gossip``."""
         if not self.offsets:
             return offsets_of(self.topology, ranks, step)
         offsets = dict.fromkeys(offset % ranks for offset in self.offsets)
         return [offset for offset in offsets if offset]
 
     def rounds_of_neighbours(self, ranks: int) -> Sequence[Sequence[int]]:
-        """The offsets of ``gossip`` in each of the steps after which they come again."""
+        """The offsets of ``gossip`` in each step of its period."""
         changes = self.topology == "one_peer" and not self.offsets and ranks > 1
         steps = math.ceil(math.log2(ranks)) if changes else 1
         return [self.neighbours(ranks, step) for step in range(steps)]
 
     def ranks_problem(self, ranks: int) -> str:
-        """Why so many data-parallel ranks cannot average like this; empty if they can."""
+        """The reason why this many data-parallel ranks cannot average in this way; empty if they
+        can.
+        """
         replicas = self.replicas_of(ranks)
         if self.replicas is not None and ranks % replicas:
             return (
@@ -211,7 +218,7 @@ class Reduction:
         )
 
     def _robust_problem(self, ranks: int) -> str:
-        """Why so many ranks cannot be compared; empty if they can."""
+        """The reason why this many ranks cannot use a robust mean; empty if they can."""
         if ranks > 1 and 2 * self.trimmed >= ranks:
             most = (ranks - 1) // 2
             return f"of {ranks} values {self.trimmed} at each end leave none: trim {most} at most"
@@ -220,7 +227,9 @@ class Reduction:
         return ""
 
     def sharding_problem(self, level: int) -> str:
-        """Why a level of ZeRO does not go with the reduction; empty if it does."""
+        """The reason why a ZeRO level is incompatible with the reduction; empty if it is
+        compatible.
+        """
         most = self.most_sharded
         if level <= most:
             return ""
@@ -233,31 +242,32 @@ class Reduction:
 
     @property
     def most_sharded(self) -> int:
-        """The highest level of ZeRO that goes with the reduction."""
+        """The highest ZeRO level that is compatible with the reduction."""
         is_whole = self.compressor.kind == "none" and not self.trimmed and not self.liars
         most = MOST_SHARDED[self.kind]
         return most if is_whole else min(most, MOST_SHARDED_COMPRESSED)
 
     def message_bytes(self, values: int) -> float:
-        """The bytes of a whole exchange's message of so many values."""
+        """The bytes of a whole exchange's message for this many values."""
         if self.kind == "outer":
             return values / self.fragments * self.outer_bits / 8
         rounds = self.rounds if self.feedback == "neolithic" else 1
         return float(rounds * self.compressor.sent_bytes(values))
 
     def answer_bytes(self, values: int, ranks: int) -> float:
-        """The bytes of servers' answer to a rank: the mean, which is compressed by some feedbacks,
-        and is otherwise the messages of all ranks, or whole where that is less."""
+        """The bytes of servers' answer to a rank: the mean, compressed by some feedbacks; otherwise
+        the messages of all ranks, or the whole mean if that is less.
+        """
         sent = self.message_bytes(values)
         if self.compressor.kind == "none" or self.feedback in BOTH_WAYS:
             return sent
         if self.asynchronous:
-            # Weights that others have changed as well.
+            # Weights that other ranks have changed as well.
             return float(VALUE_BYTES * values)
         return min(VALUE_BYTES * values, ranks * sent)
 
     def exchange_s(self, values: int, ranks: int, link: RankLink) -> float:
-        """The seconds of one exchange among so many ranks."""
+        """The seconds of one exchange among this many ranks."""
         if ranks == 1:
             return 0.0
         size = self.message_bytes(values)
@@ -270,8 +280,9 @@ class Reduction:
         return (ranks - 1) * link.message_s(size)
 
     def step_s(self, compute_s: float, values: int, ranks: int, link: RankLink) -> float:
-        """The mean seconds of a step whose computation takes so long; of an asynchronous server, in
-        which it has stepped once with the gradients of every rank."""
+        """The mean seconds of a step with this compute time; with an asynchronous server, until it
+        has applied the gradients of every rank once.
+        """
         if self.asynchronous and ranks > 1:
             sent, answered = self._served_s(values, ranks, link)
             both_s = self.shards * (sent + answered)
@@ -279,7 +290,7 @@ class Reduction:
         return self.mean_step_s(compute_s, self.exchange_s(values, ranks, link))
 
     def mean_step_s(self, step_s: float, exchange_s: float) -> float:
-        """The mean seconds of a step, over a cycle of steps that take so long without an exchange.
+        """The mean seconds of a step over a cycle, given the seconds of a step without exchange.
 
         Outer steps exchange every fragment once in a cycle, beside the steps of their delay.
         """
@@ -287,23 +298,24 @@ class Reduction:
         return step_s + self.exchanges_a_step * late_s
 
     def asynchronous_step_s(self, compute_s: float, both_s: float, busy_s: float) -> float:
-        """The mean seconds in which every rank computes, sends and hears once: by itself, or as
-        fast as a server takes the messages of all of them."""
+        """The mean seconds in which every rank computes, sends and receives once: its own time, or
+        the time in which a server handles the messages of all ranks.
+        """
         return max(compute_s + both_s, busy_s)
 
     def _served_s(self, values: int, ranks: int, link: RankLink) -> tuple[float, float]:
-        """The seconds of a rank's message to a server, and of the answer."""
+        """The seconds of a rank's message to a server and of the answer."""
         sizes = self.message_bytes(values), self.answer_bytes(values, ranks)
         sent, answered = (link.message_s(one / self.shards) for one in sizes)
         return sent, answered
 
     @property
     def exchanges_a_step(self) -> float:
-        """The number of exchanges, of a fragment if there are several, over that of steps."""
+        """The number of exchanges (of fragments, if there are several) per step."""
         return self.fragments / self.every
 
     def vectors_kept(self, ranks: int = 2) -> int:
-        """Vectors as large as the gradients that a rank remembers between steps."""
+        """The number of vectors of the gradients' size that a rank keeps between steps."""
         if ranks == 1 or self.is_apart:
             return 0
         mean = 0 if self.kind == "server" else OF_THE_MEAN[self.feedback]
@@ -311,13 +323,15 @@ class Reduction:
 
     @property
     def outer_vectors(self) -> int:
-        """Vectors as large as the weights that outer steps keep: the weights that all share,
-        momenta, and with a delay the change that was averaged."""
+        """The number of vectors of the weights' size that outer steps keep: the shared weights, the
+        momentum and, with a delay, the averaged change.
+        """
         return 0 if self.kind != "outer" else 2 + (self.delay > 0)
 
     def buffer_bytes(self, values: int, ranks: int) -> int:
-        """The bytes that a rank keeps for it beyond what training needs: memories of what was cut
-        off, weights of a neighbour that arrive, and the outer steps' weights and momenta."""
+        """The bytes that a rank keeps in addition to plain training: error memories, arriving
+        weights of a neighbour, and the outer steps' weights and momentum.
+        """
         kept = self.vectors_kept(ranks)
         if (self.kind == "gossip" or self.trimmed) and ranks > 1:
             kept += 1
@@ -328,7 +342,7 @@ class Reduction:
 
     @property
     def words(self) -> str:
-        """What is averaged, with whom and how often, in words."""
+        """The averaged quantity, the partners and the period, as text."""
         if self.kind == "gossip":
             by = f"offsets {', '.join(map(str, self.offsets))}" if self.offsets else self.topology
             return f"weights averaged with neighbours ({by.replace('_', ' ')}) after every step"
@@ -371,6 +385,7 @@ PLAIN_REDUCTION = Reduction()
 
 
 def fitted_rate(seconds: float, values: int, ranks: int) -> float:
-    """The bytes a second at which a ring's all-reduce of so many values takes these seconds, with
-    no latency."""
+    """The bytes per second at which a ring all-reduce of this many values takes these seconds,
+    without latency.
+    """
     return 2 * (ranks - 1) / ranks * VALUE_BYTES * values / seconds

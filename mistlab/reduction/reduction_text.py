@@ -1,4 +1,4 @@
-"""A reduction as a command line says it: its kind, and behind a colon its keys with values."""
+"""Parses a reduction on a command line: its kind, and after a colon its keys with values."""
 
 from dataclasses import fields
 from typing import Any
@@ -11,12 +11,12 @@ from mistlab.reduction.reduction_costs import REDUCTION_KINDS, Reduction
 
 OF_COMPRESSORS = tuple(entry.name for entry in fields(Compressor) if entry.name != "kind")
 
-# Keys with several numbers, which stand with a plus between them.
+# Keys with several numbers, which are separated by a plus.
 LISTS = ("offsets", "liars")
 
 
 def reduction_named(text: str) -> Reduction:
-    """The reduction of a text; numbers of its compressor stand beside the other keys.
+    """The reduction in a text; parameters of its compressor are given among the other keys.
 
     >>> reduction_named("local:every=8").every
     8

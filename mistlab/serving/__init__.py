@@ -1,1 +1,1 @@
-"""Serving: loads of requests, plans that answer them, and what a step of an engine costs."""
+"""Serving: loads of requests, serving plans, and the cost of an engine's step."""

@@ -1,4 +1,4 @@
-"""Layouts that change, in closed form: what a batch of requests takes by phases (Seesaw).
+"""Changing layouts in closed form: the time of a batch of requests by phases (Seesaw).
 
 A round reads as many prompts as both tiers hold, changes to decoding, decodes what waits in the
 host's tier, and changes back; the last round decodes everything. Copies to the host run beside the
@@ -27,31 +27,32 @@ from mistlab.serving.step_cost import LayoutColumns, RankLayout
 
 # The share of host memory for keys and values.
 HOST_SHARE = 0.5
-# Shares of a round's last requests at which its end is timed.
+# The shares of a round's requests still running at which its end is timed.
 LEFT = (0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.02, 0.01)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutPair:
-    """The layout that reads prompts, and the one that decodes, on the same GPUs."""
+    """The prefill layout and the decode layout on the same GPUs."""
 
     reading: Layout
     decoding: Layout
 
     @property
     def text(self) -> str:
-        """The pair in words."""
+        """The pair as text."""
         return f"{self.reading.text} -> {self.decoding.text}"
 
 
-# Seconds for which each rank takes keys and values of a token, by replica before and after.
+# The seconds in which each rank receives keys and values of a token, by replica before and after.
 Moves = Mapping[tuple[int, int], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseTimes:
-    """How long phases take: seconds of a change to decoding and back, seconds of a token's keys and
-    values to the host and back, and between ranks in both changes."""
+    """The times of phases: a change to decoding and back, a token's keys and values to the host and
+    back, and between ranks in both changes.
+    """
 
     to_decode_s: float = 0.0
     to_prompts_s: float = 0.0
@@ -63,8 +64,9 @@ class PhaseTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changing:
-    """Everything about a pair but the load: tokens that fit on a replica of each layout and in the
-    host's tier, and times."""
+    """The properties of a pair independent of the load: tokens that fit on a replica of each layout
+    and in host memory, and times.
+    """
 
     pair: LayoutPair
     reading_tokens: int
@@ -74,12 +76,12 @@ class Changing:
 
 
 def rank_layout(plain: RankLayout, layout: Layout) -> RankLayout:
-    """A replica of a layout, with everything else as in a plain one."""
+    """A replica of a layout, with all other settings as in a plain one."""
     return replace(plain, tp=layout.tp, pp=layout.pp, dp=1, ep=1)
 
 
 def changing_of(plain: RankLayout, pair: LayoutPair, constants: Mapping[str, float]) -> Changing:
-    """What a pair of layouts means for a model on its GPUs."""
+    """The properties of a pair of layouts for a model on its GPUs."""
     gpu, gpus = gpu_named(plain.gpu), pair.decoding.gpus
     each = [rank_layout(plain, one) for one in (Layout(), pair.reading, pair.decoding)]
     columns = LayoutColumns.of(each)
@@ -89,7 +91,7 @@ def changing_of(plain: RankLayout, pair: LayoutPair, constants: Mapping[str, flo
     on_node = min(1.0, gpus / gpu.gpus_per_node)
     host_bytes = gpu.host_memory_gib * GIB_BYTES * HOST_SHARE * on_node
     over = lcm(pair.reading.tp, pair.decoding.tp)
-    # Weights in 16 bits: what other precisions move follows their bytes.
+    # For 16-bit weights: transfers in other precisions are in proportion to their bytes.
     sizes = tensor_sizes(plain.model, 2, over)
     scale = float(columns.weight_bytes[0]) / sum(one.split + one.whole for one in sizes)
     ways = (pair.reading, pair.decoding), (pair.decoding, pair.reading)
@@ -104,7 +106,7 @@ def changing_of(plain: RankLayout, pair: LayoutPair, constants: Mapping[str, flo
         times=PhaseTimes(
             to_decode_s=changes[0],
             to_prompts_s=changes[1],
-            # Replicas copy beside one another.
+            # Replicas copy concurrently.
             store_s=reading / rate / pair.reading.dp,
             fetch_s=decoding / rate / pair.decoding.dp,
             decoding_moves=moves[0],
@@ -116,7 +118,9 @@ def changing_of(plain: RankLayout, pair: LayoutPair, constants: Mapping[str, flo
 def _moves(
     before: Layout, after: Layout, plain: RankLayout, cache_bytes: float, gpu: ServingGpu
 ) -> dict[tuple[int, int], tuple[float, ...]]:
-    """Seconds for which each rank takes keys and values of a token, by replica before and after."""
+    """The seconds in which each rank receives keys and values of a token, by replica before and
+    after.
+    """
     each_s = cache_bytes / peer_bytes_per_s(gpu)
     heads, blocks = plain.model.kv_heads, plain.model.layers
     return {
@@ -137,14 +141,15 @@ def batch_s(
     *,
     limits: tuple[float, float] = (2048.0, 256.0),
 ) -> float:
-    """Seconds of a batch of requests that come at once; ``limits`` are the tokens of a pass, and
-    requests that run on a replica."""
+    """The seconds of a batch of requests that arrive together; ``limits`` are the tokens of a pass,
+    and the running requests of a replica.
+    """
     requests, prompt, output = len(load), load.mean_prompt, load.mean_output
     (budget, sequences), times = limits, of.times
     by = {name: np.array([value]) for name, value in constants.items()}
     reading = LayoutColumns.of([rank_layout(plain, of.pair.reading)])
     together = max(1.0, budget // prompt)
-    # Long prompts look at more tokens than the mean prompt's half.
+    # Long prompts attend to more tokens than half of the mean prompt.
     squares = float(np.mean(np.square(load.prompts)))
     tokens, looked = np.array([together * prompt]), np.array([squares / prompt / 2])
     pass_s = float(prompt_pass_s(reading, by, tokens, looked)[0])
@@ -154,7 +159,7 @@ def batch_s(
     running = max(1.0, min(room, sequences * replicas, float(requests)))
     a_round = max(1.0, of.host_tokens / prompt)
     rounds = max(1.0, float(np.ceil((requests - running) / a_round)))
-    # The batch ends with fewer and fewer requests, the longest answers last.
+    # The batch ends with ever fewer requests, the longest outputs last.
     alive = np.append(running * np.array(LEFT), 1.0)
     alive = np.maximum(alive[alive >= 1.0], 1.0)
     ends = np.quantile(load.outputs, 1 - alive / running)

@@ -1,4 +1,4 @@
-"""A file that says what to run with changing layouts: a model, both layouts, tiers and requests."""
+"""The file of a run with changing layouts: a model, both layouts, tiers and requests."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ LONGEST = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degrees(Checked):
-    """Replicas, and tensor and pipeline parallelism of each."""
+    """The number of replicas, and the tensor- and pipeline-parallel degrees of each."""
 
     dp: int = field(default=1, metadata=bounded(minimum=1, most=MOST_RANKS))
     tp: int = field(default=1, metadata=bounded(minimum=1, most=MOST_RANKS))
@@ -37,14 +37,15 @@ class Degrees(Checked):
 
     @property
     def layout(self) -> Layout:
-        """The layout that these degrees make."""
+        """The layout with these degrees."""
         return Layout(dp=self.dp, tp=self.tp, pp=self.pp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnRequests(Checked):
-    """So many requests that come at once, with drawn lengths around these means, or as long as
-    those of a ``trace``."""
+    """Requests that arrive together, with random lengths around these means, or with those of a
+    ``trace``.
+    """
 
     count: int = field(default=16, metadata=bounded(minimum=1, most=10**6))
     prompt: float = field(default=32.0, metadata=bounded(above=0, most=MOST_TOKENS))
@@ -55,8 +56,9 @@ class DrawnRequests(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangingRun:
-    """What ``run_serving`` runs. Tiers are in tokens: what a replica holds while it reads prompts
-    and while it decodes, and what the host holds."""
+    """The input of ``run_serving``. Tiers are in tokens: the capacity of a replica during prefill
+    and during decoding, and that of the host.
+    """
 
     model: ModelSpec
     prefill: Degrees
@@ -109,7 +111,7 @@ class ChangingRun:
 
     @property
     def workload(self) -> Workload:
-        """The model with the longest request as its sequence."""
+        """The model with the longest request as its sequence length."""
         return Workload(
             model=self.model,
             sequence_length=self.context,
@@ -120,7 +122,7 @@ class ChangingRun:
 
     @property
     def limits(self) -> PhaseLimits:
-        """What phases may hold."""
+        """The limits of phases."""
         return PhaseLimits(
             block=self.block,
             reading_blocks=self.reading_tokens // self.block,
@@ -134,7 +136,7 @@ class ChangingRun:
         )
 
     def load(self, seed: int, folder: Path) -> ServingLoad:
-        """The requests: those of the trace, in order and at once, or drawn by a seed."""
+        """The requests: those of the trace, in order and together, or drawn by a seed."""
         of = self.requests
         if of.trace is not None:
             given = load_of_trace(read_csv(folder / of.trace), of.trace)
@@ -157,7 +159,7 @@ class ChangingRun:
 
 
 def changing_run(content: Mapping[str, Any], folder: Path) -> ChangingRun:
-    """The run that a mapping says; paths in it begin at a folder."""
+    """The run in a mapping; its paths are relative to a folder."""
     given = dict(content)
     if "model" not in given:
         refuse("model", "missing: give a catalogue name, a path or a mapping")
@@ -166,6 +168,6 @@ def changing_run(content: Mapping[str, Any], folder: Path) -> ChangingRun:
 
 
 def load_changing_run(path: Path) -> ChangingRun:
-    """The run that a YAML file says."""
+    """The run in a YAML file."""
     with naming(path):
         return changing_run(read_yaml(path), path.parent)

@@ -1,4 +1,4 @@
-"""Constants of serving engines: what steps and requests take beyond what kernels say.
+"""Constants of serving engines: the time of steps and requests beyond that of kernels.
 
 Each constant is a product over levels: its default, and factors of the engine, of the engine on a
 GPU, of a model in a precision, and of both. A level without a fit has the factor 1, so that a GPU
@@ -13,10 +13,10 @@ import numpy as np
 from mistlab.core.arrays import Floats
 from mistlab.serving.gpu_facts import constants_data, is_native
 
-# The constants with their defaults before any fit, by name.
+# The constants by name, with their defaults before any fit.
 DEFAULTS: Mapping[str, float] = {
-    # Factors on parts of a step: products, experts, attention, links, and the floors of kernels,
-    # which tables measure outside of a replayed graph; and on whole passes.
+    # Factors on parts of a step: GEMMs, experts, attention, links, and the latency floors of
+    # kernels, which tables measure outside of CUDA graphs; and on whole passes.
     "products": 1.0,
     "experts": 1.0,
     "attention": 1.0,
@@ -24,20 +24,20 @@ DEFAULTS: Mapping[str, float] = {
     "floors": 0.5,
     "decode": 1.0,
     "prefill": 1.2,
-    # A small kernel inside a replayed graph with the gaps around it, the host's exposed time in a
-    # step, and its time for each sequence of a step.
+    # A small kernel inside a CUDA graph with the gaps around it, the host's exposed time in a step,
+    # and its time per sequence of a step.
     "kernels": 6e-6,
     "host": 3e-4,
     "sequence": 1e-5,
-    # Of the first token: what HTTP and tokenising take, prompts' own passes, steps waited for, and
-    # the share of all other prompts that arrive at once.
+    # For the first token: HTTP and tokenising, extra prompt passes, waited steps, and the share of
+    # all other prompts that arrive together.
     "first": 0.04,
     "prompt": 1.0,
     "steps": 1.5,
     "burst": 0.1,
-    # How much of others' prompts delays a step's tokens.
+    # The share of other prompts' time that delays a step's tokens.
     "stall": 1.0,
-    # Factor on the whole time to the first token.
+    # A factor on the whole time to first token.
     "wait": 1.0,
     # The share of a GPU's memory for weights and caches.
     "memory": 0.88,
@@ -46,8 +46,9 @@ DEFAULTS: Mapping[str, float] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRun:
-    """What constants are looked up by: engine, version, GPU, model, precision, and the kind of
-    measurement."""
+    """The keys of constants: engine, version, GPU, model, precision, and the kind of
+    measurement.
+    """
 
     engine: str
     version: str
@@ -58,9 +59,9 @@ class ServedRun:
     mode: str = "aggregated"
 
 
-# The levels of constants: a name, and the key of a run in it.
+# The levels of constants: a name, and a run's key at that level.
 def keys_of(run: ServedRun) -> dict[str, str]:
-    """The key of a run in each level of constants."""
+    """The key of a run at each level of constants."""
     weights = run.weights if is_native(run.weights, run.gpu) else f"{run.weights} unpacked"
     return {
         "engine": run.engine,
@@ -78,7 +79,7 @@ def keys_of(run: ServedRun) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConstants:
-    """Fitted factors: level, key, constant."""
+    """Fitted factors by level, key and constant."""
 
     factors: Mapping[str, Mapping[str, Mapping[str, float]]]
 
@@ -97,22 +98,24 @@ class EngineConstants:
 
 
 def fitted_constants() -> EngineConstants:
-    """The constants of the catalogue."""
+    """The constants in the catalogue."""
     return EngineConstants(factors=constants_data()["constants"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeBounds:
-    """How far measured runs lie from their predictions: the factors below and above which five in a
-    hundred lie, of runs left out of the fit."""
+    """The bounds of measured over predicted: the 5 % and 95 % quantiles over runs left out of the
+    fit.
+    """
 
     low: float
     high: float
 
 
 def bounds_of(run: ServedRun, outcome: str) -> OutcomeBounds:
-    """The bounds of an outcome: those of runs left out by configuration, by GPU or by model, as the
-    run's GPU and model are known to the fit or not."""
+    """The bounds of an outcome: from runs left out by configuration, by GPU or by model, depending
+    on whether the fit knows the run's GPU and model.
+    """
     data = constants_data()
     known = data["known"]
     is_known = f"{run.engine} on {run.gpu}" in known["gpu"], run.model in known["model"]
@@ -127,7 +130,7 @@ def bounds_of(run: ServedRun, outcome: str) -> OutcomeBounds:
 
 
 def flat(factors: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator[tuple[str, ...]]:
-    """Level, key and constant of each factor."""
+    """The level, key and constant of each factor."""
     for level, keys in factors.items():
         for key, names in keys.items():
             for name in names:

@@ -1,4 +1,4 @@
-"""Facts of GPUs that serve, and rates of single kernels on them, read from the catalogue.
+"""Facts of serving GPUs, and rates of single kernels on them, from the catalogue.
 
 ``mistlab/catalog/serving.yaml`` names for each GPU the catalogue's hardware, or has the datasheet's
 numbers. ``mistlab/catalog/serving_kernels.yaml`` has the fits to tables of single kernels:
@@ -38,7 +38,7 @@ from mistlab.core.values import (
 )
 
 Work = Literal["products", "experts", "decode", "prefill", "all_reduce"]
-# How a roof of memory and one of arithmetic join: 1 adds them, infinity takes the larger one.
+# The power of the norm that joins memory and arithmetic time: 1 adds them, infinity is the maximum.
 ROOFS = 4
 # Bytes of each hidden value of an expert's row, in 16 bits: it is read and its outcome is written.
 ROW_BYTES = 4.0
@@ -46,18 +46,19 @@ ROW_BYTES = 4.0
 # coefficient of variation is its inverse root. Of 4, 2, 1 and 0.5 this one fits the tables of
 # experts under uneven routes best (median error 10.7 %; 11.7 % if all shares were equal).
 EVENNESS = 1.0
-# Fits with a larger median error stand for nothing: another engine's are taken.
+# Fits with a larger median error are not used: another engine's are.
 WORST_FIT = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
-    """How weights of one precision are held: bytes of a weight with its scales, and the precision
-    of peaks in which their products run on GPUs that have it."""
+    """How weights of a precision are stored: bytes per weight with its scales, and the precision
+    whose peak rate applies on GPUs that support it.
+    """
 
     bytes_each: float
     runs_in: Literal["fp16", "fp8", "fp4"]
-    # Experts alone are in this precision; other products stay in 16 bits.
+    # Only experts are in this precision; other GEMMs stay in 16 bits.
     experts_alone: bool = False
 
 
@@ -75,7 +76,7 @@ CACHE_BYTES: Mapping[str, float] = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingGpu(Checked):
-    """One GPU that serves, by its datasheet; ``like`` names the GPU whose kernels stand for its."""
+    """A serving GPU, from its datasheet; ``like`` names the GPU whose kernel rates are used."""
 
     name: str
     memory_gib: float = field(metadata=quantity())
@@ -90,8 +91,8 @@ class ServingGpu(Checked):
     gpus_per_node: int = field(metadata=bounded(minimum=1))
     dollars_an_hour: float | None = field(default=None, metadata=quantity())
     like: str = ""
-    # The share of its peak in 16 bits that products reach, where that of the GPU it is like does
-    # not stand for its own.
+    # The share of its 16-bit peak that GEMMs achieve, if that of the GPU in ``like`` does not
+    # apply.
     fp16_share: float | None = field(default=None, metadata=bounded(above=0, maximum=1))
 
     @property
@@ -105,7 +106,7 @@ class ServingGpu(Checked):
         return self.memory_gbytes_per_s * GBYTES
 
     def flop_per_s(self, precision: str) -> float:
-        """Peak of products in a precision; of the next wider one that the GPU has."""
+        """The peak rate of GEMMs in a precision, or in the next wider supported one."""
         eight = self.fp8_tflops or self.fp16_tflops
         peaks = {"fp16": self.fp16_tflops, "fp8": eight, "fp4": self.fp4_tflops or eight}
         return peaks[precision] * TFLOP
@@ -160,20 +161,21 @@ def reached_share(share: Floats, tokens: Floats, evenness: float | Floats = EVEN
 
 
 def is_native(weights: str, gpu: str) -> bool:
-    """Whether a GPU multiplies weights of a format as they are; else other kernels unpack them
-    first."""
+    """Whether a GPU multiplies weights of a format directly; otherwise kernels dequantise them
+    first.
+    """
     runs_in, of = FORMATS[weights].runs_in, gpu_named(gpu)
     peaks = {"fp16": of.fp16_tflops, "fp8": of.fp8_tflops, "fp4": of.fp4_tflops}
     return peaks[runs_in] is not None
 
 
 def gpu_names() -> tuple[str, ...]:
-    """The names of all GPUs that serve."""
+    """The names of all serving GPUs."""
     return tuple(_gpus())
 
 
 def kernel_rate(gpu: str, engine: str, work: Work, kind: str) -> KernelRate:
-    """The rate of kernels of a kind: a precision of weights or caches, or a number of GPUs.
+    """The rate of a kind of kernels, given a precision of weights or caches, or a number of GPUs.
 
     Without a fit an engine takes that of another, a precision that of the one nearest to it, and a
     GPU with none of these that of the GPU it is like.
@@ -191,12 +193,12 @@ def kernel_rate(gpu: str, engine: str, work: Work, kind: str) -> KernelRate:
 
 
 def serving_data() -> dict[str, Any]:
-    """The catalogue's file about serving, as plain data."""
+    """The catalogue's serving file, as plain data."""
     return _data("serving.yaml")
 
 
 def constants_data() -> dict[str, Any]:
-    """The catalogue's file of constants fitted to runs, as plain data."""
+    """The catalogue's file of fitted constants, as plain data."""
     return _data("serving_constants.yaml")
 
 

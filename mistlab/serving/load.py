@@ -1,4 +1,4 @@
-"""A serving load: requests with lengths of prompts and outputs, when they come, and goals.
+"""A serving load: requests with prompt and output lengths, arrivals, and goals.
 
 Axes: R requests.
 """
@@ -28,8 +28,9 @@ Shape = Literal["fixed", "uniform", "lognormal"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths(Checked):
-    """A distribution of lengths: fixed, uniform from ``low`` of the largest to the largest, or
-    lognormal with a mean and a spread of logarithms, cut at ``most``."""
+    """A distribution of lengths: fixed, uniform from ``low`` times the largest to the largest, or
+    lognormal with a mean and a standard deviation of logarithms, truncated at ``most``.
+    """
 
     shape: Shape = "fixed"
     tokens: float = field(metadata=bounded(above=0, most=MOST_TOKENS))
@@ -39,11 +40,11 @@ class Lengths(Checked):
 
     @property
     def mean(self) -> float:
-        """The mean length, before lengths are rounded and cut."""
+        """The mean length, before rounding and truncation."""
         return self.tokens * (1 + self.low) / 2 if self.shape == "uniform" else self.tokens
 
     def drawn(self, count: int, draw: np.random.Generator) -> Ints:
-        """So many lengths, of at least one token."""
+        """This many random lengths, of at least one token."""
         if self.shape == "fixed":
             lengths = np.full(count, self.tokens)
         elif self.shape == "uniform":
@@ -57,8 +58,9 @@ class Lengths(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goals(Checked):
-    """What a plan has to reach: seconds to the first token and of each further one, at a share of
-    requests, and requests a second; None where anything goes."""
+    """The goals of a plan: time to first token, time per output token, a share of requests that
+    must meet them, and requests per second; None where there is no goal.
+    """
 
     first_s: float | None = field(default=None, metadata=quantity())
     token_s: float | None = field(default=None, metadata=quantity())
@@ -68,8 +70,9 @@ class Goals(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingLoad:
-    """Requests: tokens of prompts and outputs, and seconds at which they come, in order. In a
-    ``closed loop`` so many are ``in_flight``, and the next comes when one ends."""
+    """Requests: prompt and output tokens, and arrival times, in order. In a closed loop this many
+    are ``in_flight``, and the next arrives when one ends.
+    """
 
     prompts: tuple[int, ...] = field(metadata=bounded(minimum=1, most=MOST_TOKENS))
     outputs: tuple[int, ...] = field(metadata=bounded(minimum=1, most=MOST_TOKENS))
@@ -95,16 +98,16 @@ class ServingLoad:
 
     @property
     def mean_prompt(self) -> float:
-        """Tokens of a prompt in the mean."""
+        """The mean number of prompt tokens."""
         return float(np.mean(self.prompts))
 
     @property
     def mean_output(self) -> float:
-        """Tokens of an output in the mean."""
+        """The mean number of output tokens."""
         return float(np.mean(self.outputs))
 
     def check_context(self, context: int) -> None:
-        """Refuse requests that are longer than the context."""
+        """Refuse requests longer than the context."""
         for number, (prompt, output) in enumerate(zip(self.prompts, self.outputs, strict=True)):
             if prompt + output > context:
                 problem = (
@@ -122,8 +125,9 @@ def drawn_load(
     rate: float | None = None,
     in_flight: int | None = None,
 ) -> ServingLoad:
-    """A load of so many requests with drawn lengths: all at once, or as a Poisson process of so
-    many requests a second, or so many in flight."""
+    """A load of this many requests with random lengths: all together, as a Poisson process with a
+    rate per second, or with this many in flight.
+    """
     prompts, outputs = (one.drawn(count, draw) for one in lengths)
     arrivals: Floats = np.zeros(count)
     if rate is not None:
@@ -141,7 +145,7 @@ TRACE_COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
 
 
 def load_of_trace(rows: Sequence[Mapping[str, Any]], name: str) -> ServingLoad:
-    """The load of a trace's rows, which have its columns; in the order of arrivals."""
+    """The load of a trace's rows, in the order of arrivals."""
     columns: dict[str, list[float]] = {column: [] for column in TRACE_COLUMNS}
     missing = [column for column in TRACE_COLUMNS if rows and column not in rows[0]]
     if missing:

@@ -1,4 +1,4 @@
-"""Bytes that ranks take and copy while they serve by phases, from the schedule's actions."""
+"""The bytes that ranks receive and copy while serving in phases, from the schedule's actions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +15,9 @@ BYTES_EACH = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseBytes:
-    """What one rank takes from others in each change, of weights and of keys and values, and what
-    it copies to the host's tier and back."""
+    """The bytes that one rank receives in each change, of weights and of keys and values, and those
+    that it copies to host memory and back.
+    """
 
     weights: list[int]
     cache: list[int]
@@ -27,7 +28,7 @@ class PhaseBytes:
 def phase_bytes(
     actions: Sequence[Action], layouts: tuple[Layout, Layout], workload: Workload
 ) -> list[PhaseBytes]:
-    """What each rank takes and copies."""
+    """The bytes that each rank receives and copies."""
     model, bytes_each = workload.model, BYTES_EACH[workload.precision]
     changes = [one for one in actions if isinstance(one, Change)]
     over = lcm(*(layout.tp for layout in layouts))
@@ -58,7 +59,7 @@ def phase_bytes(
 
 
 def _share(layout: Layout, rank: int, model: ModelSpec) -> Fraction:
-    """The share of a request's keys and values that a rank of its replica has."""
+    """The share of a request's keys and values on a rank of its replica."""
     blocks = len(layout.blocks_of(rank, model.layers))
     return Fraction(blocks, model.layers) * width(layout.heads_of(rank, model.kv_heads))
 
@@ -66,7 +67,7 @@ def _share(layout: Layout, rank: int, model: ModelSpec) -> Fraction:
 def _kept_bytes(
     change: Change, way: tuple[Layout, Layout], model: ModelSpec, token: int
 ) -> list[int]:
-    """Bytes of keys and values that each rank takes in a change."""
+    """The bytes of keys and values that each rank receives in a change."""
     taken = [Fraction(0)] * way[0].gpus
     for move in change.moved:
         before, after = (way[0], move.source), (way[1], move.target)

@@ -1,5 +1,5 @@
-"""Seesaw's phases as a schedule: which prompts are read, where keys and values wait, and what is
-decoded, in which order (Seesaw, arXiv 2503.06433).
+"""Seesaw's schedule: the order of prefill, of waiting keys and values, and of decoding in phases
+(Seesaw, arXiv 2503.06433).
 
 Prompts are read under one layout, answers decoded under another, on the same GPUs. Keys and values
 of read prompts stay on the GPUs while there is room, then go to host memory. When both tiers are
@@ -21,16 +21,17 @@ import numpy as np
 from mistlab.core.values import Checked, bounded, refuse
 from mistlab.serving.load import ServingLoad
 
-# Steps taken together at most, so that contexts are those of their middle.
+# The largest number of steps taken at once; their contexts are those of the middle step.
 MOST_TOGETHER = 64
 MOST_BLOCKS = 10**12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseLimits(Checked):
-    """What phases may hold: tokens of a block of keys and values; blocks on the GPUs of a replica
-    that reads prompts and of one that decodes, and in the host's tier; the share of a tier at which
-    prompts are read again; tokens of a pass, requests that run on a replica, and replicas."""
+    """The limits of phases: tokens per block; blocks on the GPUs of a prefill and of a decode
+    replica, and in host memory; the occupancy of a tier at which prefill resumes; tokens of a pass,
+    running requests of a replica, and replicas.
+    """
 
     block: int = field(default=16, metadata=bounded(minimum=1))
     reading_blocks: int = field(metadata=bounded(minimum=1, most=MOST_BLOCKS))
@@ -43,11 +44,11 @@ class PhaseLimits(Checked):
     decoders: int = field(default=1, metadata=bounded(minimum=1))
 
     def blocks(self, tokens: int) -> int:
-        """Blocks that so many tokens take."""
+        """The number of blocks for this many tokens."""
         return -(-tokens // self.block)
 
     def check(self, load: ServingLoad) -> None:
-        """Refuse a load with a request that some tier does not hold even alone."""
+        """Refuse a load with a request that exceeds some tier even alone."""
         tiers = [self.reading_blocks, self.decoding_blocks, *[self.host_blocks] * self.has_host]
         for number, (prompt, output) in enumerate(zip(load.prompts, load.outputs, strict=True)):
             if self.blocks(prompt + output) > min(tiers):
@@ -61,12 +62,14 @@ class PhaseLimits(Checked):
         return self.host_blocks > 0
 
 
-# Actions, in the order in which they are performed.
+# Actions, in the order of execution.
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPrompts:
-    """A pass of a replica over whole prompts; those that were dropped, with what they had made."""
+    """A prefill pass of a replica over whole prompts; for dropped requests including their output
+    so far.
+    """
 
     replica: int
     requests: tuple[int, ...]
@@ -75,7 +78,7 @@ class ReadPrompts:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Keys and values of a request, copied from a replica to the host."""
+    """Copy the keys and values of a request from a replica to the host."""
 
     request: int
     replica: int
@@ -84,7 +87,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Keys and values of a request, copied from the host to a replica."""
+    """Copy the keys and values of a request from the host to a replica."""
 
     request: int
     replica: int
@@ -93,7 +96,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Keys and values of a request, forgotten: no tier has room, so it is read again."""
+    """Discard the keys and values of a request, since no tier has room; it is prefilled again."""
 
     request: int
     replica: int
@@ -101,8 +104,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A request that stays on the GPUs while layouts change, from a replica to one of the other
-    layout."""
+    """A request that stays on the GPUs while layouts change, with its old and its new replica."""
 
     request: int
     tokens: int
@@ -112,7 +114,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Another layout: weights move, and keys and values that are on the GPUs."""
+    """A change of layout: weights are re-sharded, and so are keys and values on the GPUs."""
 
     to: Literal["decoding", "prompts"]
     moved: tuple[Moved, ...]
@@ -120,7 +122,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class DecodeSteps:
-    """So many steps, in each of which every request gets a token; requests by replica."""
+    """A number of decode steps, each giving every request a token; requests by replica."""
 
     requests: tuple[tuple[int, ...], ...]
     steps: int
@@ -128,28 +130,28 @@ class DecodeSteps:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do until a copy ends or a request comes."""
+    """Wait until a copy ends or a request arrives."""
 
 
 Action = ReadPrompts | Store | Fetch | Drop | Change | DecodeSteps | Wait
 
 
 class PhaseClock(Protocol):
-    """What a schedule asks whoever performs it."""
+    """The questions that a schedule asks its executor."""
 
     def arrived(self) -> Sequence[int]:
-        """Requests that have come since it was last asked, in order."""
+        """Requests that have arrived since the last call, in order."""
 
     def is_fetched(self, request: int) -> bool:
         """Whether the copy of a request from the host has ended."""
 
     def most_steps(self, requests: Sequence[Sequence[int]]) -> int:
-        """For each replica, an upper bound on the steps of its requests before the next arrives."""
+        """For each replica, an upper bound on its decode steps before the next arrival."""
 
 
 @dataclass(slots=True)
 class PhasedRequest:
-    """A request under way: its lengths, and tokens that it has made."""
+    """A request under way: its lengths, and its output tokens so far."""
 
     number: int
     prompt: int
@@ -158,22 +160,22 @@ class PhasedRequest:
 
     @property
     def to_read(self) -> int:
-        """Tokens whose keys and values it needs before it makes the next token."""
+        """The tokens whose keys and values it needs before its next output token."""
         return self.prompt + self.made
 
     @property
     def held(self) -> int:
-        """Tokens whose keys and values it has: all but the last one made."""
+        """The tokens whose keys and values exist: all but the last output token."""
         return self.prompt + self.made - 1
 
 
 class _Residents:
-    """Requests on the GPUs of one layout, by replica in the order in which they came there."""
+    """Requests on the GPUs of one layout, by replica in the order of arrival there."""
 
     def __init__(self, limits: PhaseLimits, blocks: int, replicas: int) -> None:
         self.limits, self.blocks = limits, blocks
         self.replicas: list[dict[int, PhasedRequest]] = [{} for _ in range(replicas)]
-        # Blocks of each replica now, and with a further token of each request.
+        # The blocks of each replica now, and with a further token of each request.
         self.used, self.used_next = [0] * replicas, [0] * replicas
 
     def add(self, request: PhasedRequest, replica: int) -> None:
@@ -189,7 +191,7 @@ class _Residents:
         self.used_next[replica] += sign * self.limits.blocks(request.held + 1)
 
     def grown(self, replica: int) -> None:
-        """Count blocks again: requests have made tokens."""
+        """Recount blocks after requests have produced tokens."""
         held = [one.held for one in self.replicas[replica].values()]
         self.used[replica] = sum(map(self.limits.blocks, held))
         self.used_next[replica] = sum(self.limits.blocks(one + 1) for one in held)
@@ -197,9 +199,10 @@ class _Residents:
     def place(
         self, tokens: int, *, ahead: bool = False, near: tuple[int, int] | None = None
     ) -> int | None:
-        """The replica with the most room for a further request of so many tokens, or ``ahead``
-        for a further token of all requests, too; None if none has room. Those on the same GPUs as
-        one of so many other replicas (``near``) come first."""
+        """The replica with the most room for a further request of this many tokens, or ``ahead``
+        also for a further token of all requests; None if there is no room. Replicas on the same
+        GPUs as a given one of another layout (``near``) come first.
+        """
         needed, used = self.limits.blocks(tokens + ahead), self.used_next if ahead else self.used
         near_replicas: range | tuple[()] = ()
         if near is not None:
@@ -217,7 +220,7 @@ class _Residents:
         return None if best is None else -best[2]
 
     def all(self) -> list[tuple[int, PhasedRequest]]:
-        """Replica and request of all, in the order of replicas."""
+        """The replica and the request of all residents, in the order of replicas."""
         return [(place, one) for place, each in enumerate(self.replicas) for one in each.values()]
 
     def __bool__(self) -> bool:
@@ -225,8 +228,9 @@ class _Residents:
 
 
 class PhaseSchedule:
-    """The actions that serve a load in phases; ``peak_gpu`` and ``peak_host`` are the most blocks
-    on a replica and in the host's tier."""
+    """The actions that serve a load in phases; ``peak_gpu`` and ``peak_host`` are the peak numbers
+    of blocks on a replica and in host memory.
+    """
 
     def __init__(self, load: ServingLoad, limits: PhaseLimits, clock: PhaseClock) -> None:
         limits.check(load)
@@ -270,7 +274,7 @@ class PhaseSchedule:
         self._coming -= len(come)
         self._waiting.extend(self.requests[number] for number in come)
 
-    # Reading prompts.
+    # Prefill.
 
     def _read(self) -> Iterator[Action]:
         while self._waiting:
@@ -285,8 +289,9 @@ class PhaseSchedule:
             self._arrive()
 
     def _batch(self, replica: int) -> list[tuple[PhasedRequest, bool]]:
-        """The requests of the next pass, which count as read from here on, each with whether it
-        goes to the host."""
+        """The requests of the next pass, which count as prefilled from here on, each with whether
+        it goes to the host.
+        """
         batch: list[tuple[PhasedRequest, bool]] = []
         tokens = passing = 0
         while self._waiting:
@@ -316,8 +321,9 @@ class PhaseSchedule:
     def _place_of(
         self, request: PhasedRequest, replica: int, passing: int
     ) -> Literal["gpu", "host"] | None:
-        """Where a request's keys and values wait, if there is room anywhere: on the GPUs they have
-        room under both layouts."""
+        """Where a request's keys and values wait, if there is room; GPUs must have room under both
+        layouts.
+        """
         of, needed = self.limits, self.limits.blocks(request.to_read)
         is_free = self._readers.used[replica] + needed <= self._readers.blocks
         if is_free and self._decoders.place(request.to_read, ahead=True) is not None:
@@ -340,7 +346,7 @@ class PhaseSchedule:
                     if decoding is request:
                         self._decoders.remove(request, decoder)
 
-    # Changes.
+    # Changes of layout.
 
     def _to_decoding(self) -> Change:
         sources = {one.number: replica for replica, one in self._readers.all()}
@@ -352,7 +358,9 @@ class PhaseSchedule:
         return Change("decoding", tuple(moved))
 
     def _to_prompts(self) -> Iterator[Action]:
-        """Find room under the other layout for requests that run; those without go to the host."""
+        """Assign running requests to replicas of the other layout; those without room go to the
+        host.
+        """
         if not (self._waiting or self._coming):
             return
         moved = []
@@ -366,7 +374,7 @@ class PhaseSchedule:
         yield Change("prompts", tuple(moved))
 
     def _let_go(self, request: PhasedRequest, replica: int) -> Store | Drop:
-        """Send a request from a decoding replica to the host, or drop it where that is full."""
+        """Move a request from a decode replica to the host, or drop it if the host is full."""
         self._decoders.remove(request, replica)
         blocks = self.limits.blocks(request.held)
         if self._host_used + blocks > self.limits.host_blocks:
@@ -401,7 +409,7 @@ class PhaseSchedule:
                 yield self._let_go(last, crowded)
 
     def _turns_back(self) -> bool:
-        """Whether prompts are read again: they wait, little is left, and the next has room."""
+        """Whether prefill resumes: prompts wait, occupancy is low, and the next prompt has room."""
         if not self._waiting:
             return False
         of = self.limits
@@ -412,7 +420,7 @@ class PhaseSchedule:
         return is_low and self._has_room()
 
     def _has_room(self) -> bool:
-        """Whether the next prompt finds room once those that run have found theirs."""
+        """Whether the next prompt has room after all running requests have theirs."""
         of, after, over = self.limits, self._none_read(), self._host_used
         for source, request in self._decoders.all():
             target = after.place(request.held, near=(source, of.decoders))
@@ -441,8 +449,9 @@ class PhaseSchedule:
             yield Fetch(request.number, target, request.held)
 
     def _steps(self, ready: Sequence[Sequence[int]]) -> tuple[int, int | None]:
-        """Steps until a request ends, another comes or has been fetched, or room runs out; and a
-        replica without room for a single one."""
+        """The number of steps until a request ends, another arrives or is fetched, or room runs
+        out; and a replica without room for a single step.
+        """
         most = min(MOST_TOGETHER, self._clock.most_steps(ready))
         for replica, numbers in enumerate(ready):
             if not numbers:
@@ -456,7 +465,7 @@ class PhaseSchedule:
             room = self._decoders.blocks - idle
             if self._blocks(held, 1) > room:
                 return 0, replica
-            # Steps up to ``low`` have room; halves of the rest are tried.
+            # Bisection: ``low`` steps have room.
             low = 1
             while low < most:
                 if self._blocks(held, most) <= room:

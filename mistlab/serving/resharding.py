@@ -1,5 +1,4 @@
-"""Layouts that change on the same GPUs: which weights and keys and values move where, and for how
-long.
+"""Re-sharding between layouts on the same GPUs: the moved weights, keys and values, and their time.
 
 Rank ``r`` of a replica of ``tp x pp`` has the layers of stage ``r // tp`` and the part ``r % tp``
 of each of their tensors. Layer 0 is the embedding, and the head comes last. What a rank has under
@@ -16,12 +15,13 @@ from math import ceil
 from mistlab.core.units import GBYTES
 from mistlab.serving.gpu_facts import ServingGpu
 
-# Two GPUs share a host's link: a node's switches each join two of them (assumed for all nodes).
+# Two GPUs share a host link, as behind one PCIe switch (assumed for all nodes).
 GPUS_A_HOST_LINK = 2
-# A change drains the pipeline, frees and takes memory and captures no graph again: seconds.
+# The seconds in which a change drains the pipeline and reallocates memory, without capturing graphs
+# again.
 CHANGE_S = 0.2
 
-# From and to a share of a whole.
+# The start and the end of a part, as shares of a whole.
 Part = tuple[Fraction, Fraction]
 
 
@@ -40,16 +40,16 @@ class Layout:
 
     @property
     def text(self) -> str:
-        """The layout in words."""
+        """The layout as text."""
         parts = [(self.dp, "dp"), (self.tp, "tp"), (self.pp, "pp")]
         return " ".join(f"{name}{degree}" for degree, name in parts if degree > 1) or "tp1"
 
     def replica_of(self, rank: int) -> int:
-        """The replica that a rank is in."""
+        """The replica of a rank."""
         return rank // (self.tp * self.pp)
 
     def stage_of(self, rank: int) -> int:
-        """The stage that a rank has."""
+        """The stage of a rank."""
         return rank % (self.tp * self.pp) // self.tp
 
     def ranks_of(self, replica: int, stage: int) -> range:
@@ -58,23 +58,24 @@ class Layout:
         return range(first, first + self.tp)
 
     def blocks_of(self, rank: int, blocks: int) -> range:
-        """The blocks, counted from 0, that a rank's stage has."""
+        """The blocks, counted from 0, of a rank's stage."""
         stage = self.stage_of(rank)
         return range(blocks * stage // self.pp, blocks * (stage + 1) // self.pp)
 
     def layers_of(self, rank: int, blocks: int) -> range:
-        """The layers that a rank's stage has: 0 is the embedding, then blocks, then the head."""
+        """The layers of a rank's stage: 0 is the embedding, then blocks, then the head."""
         blocks_of_stage, stage = self.blocks_of(rank, blocks), self.stage_of(rank)
         first = 0 if stage == 0 else blocks_of_stage.start + 1
         return range(first, blocks_of_stage.stop + 1 + (stage == self.pp - 1))
 
     def part_of(self, rank: int) -> Part:
-        """The part of each tensor of its layers that a rank has."""
+        """A rank's part of each tensor of its layers."""
         return _part(rank % self.tp, self.tp)
 
     def heads_of(self, rank: int, kv_heads: int) -> Part:
-        """The part of heads of keys and values that a rank has; with more ranks than heads,
-        several have the same one."""
+        """A rank's part of the key-value heads; with more ranks than heads, several have the same
+        one.
+        """
         tensor_rank = rank % self.tp
         if self.tp <= kv_heads:
             return _part(tensor_rank, self.tp)
@@ -86,7 +87,7 @@ def _part(number: int, parts: int) -> Part:
 
 
 def layouts_of(gpus: int, heads: int, layers: int) -> Iterator[Layout]:
-    """All layouts of so many GPUs whose degrees divide the model's heads."""
+    """All layouts of this many GPUs whose degrees divide the model's heads."""
     for dp in _divisors(gpus):
         for tp in _divisors(gpus // dp):
             pp = gpus // dp // tp
@@ -99,20 +100,21 @@ def _divisors(number: int) -> list[int]:
 
 
 def common(first: Part, second: Part) -> Part:
-    """The part that two parts have in common; an empty one begins where it ends."""
+    """The intersection of two parts; an empty one ends where it begins."""
     begin = max(first[0], second[0])
     return begin, max(begin, min(first[1], second[1]))
 
 
 def width(part: Part) -> Fraction:
-    """The share of the whole that a part is."""
+    """The size of a part, as a share of the whole."""
     return part[1] - part[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSizes:
-    """Bytes of tensors that lie together, in each of ``layers``: of those that ranks split, and of
-    those that each rank has whole."""
+    """The bytes of tensors with equal placement, in each of ``layers``: of those that ranks split,
+    and of those that each rank has whole.
+    """
 
     layers: tuple[int, ...]
     split: int
@@ -124,7 +126,9 @@ class TensorSizes:
 
 
 def moved_bytes(before: Layout, after: Layout, sizes: Sequence[TensorSizes]) -> list[int]:
-    """Bytes of weights that each rank takes anew in a change; ``sizes`` are those of all layers."""
+    """The bytes of weights that each rank receives in a change; ``sizes`` are those of all
+    layers.
+    """
     blocks = max(max(one.layers) for one in sizes) - 1
     return [_moved_to(rank, before, after, sizes, blocks) for rank in range(after.gpus)]
 
@@ -147,8 +151,9 @@ def _moved_to(
 def moved_of_cache(
     before: tuple[Layout, int], after: tuple[Layout, int], kv_heads: int, blocks: int
 ) -> list[Fraction]:
-    """The share of a request's keys and values that each rank takes anew, where a replica of one
-    layout gives it to a replica of another."""
+    """The share of a request's keys and values that each rank receives, when a replica of one
+    layout passes it to a replica of another.
+    """
     (old, source), (new, target) = before, after
     moved = []
     for rank in range(new.gpus):
@@ -174,8 +179,9 @@ class SentPart:
 def pieces_to(
     rank: int, wanted: Part, kept: Part | None, peers: Iterable[tuple[int, Part]]
 ) -> list[SentPart]:
-    """Who sends which part to a rank that wants one and keeps what it has of it; ``peers`` are
-    ranks with their parts, and of those with the same part the first is asked."""
+    """The senders of the parts that a rank needs in addition to those it has; ``peers`` are ranks
+    with their parts, and of those with the same part the first one sends.
+    """
     left = [wanted]
     if kept is not None and width(common(wanted, kept)):
         left = [(wanted[0], kept[0]), (kept[1], wanted[1])]
@@ -190,7 +196,7 @@ def pieces_to(
 
 
 def change_s(before: Layout, after: Layout, sizes: Sequence[TensorSizes], gpu: ServingGpu) -> float:
-    """Seconds of a change of layouts without keys and values; none if they are equal."""
+    """The seconds of a change of layouts without keys and values; zero if they are equal."""
     if before == after:
         return 0.0
     most = max(moved_bytes(before, after, sizes))
@@ -200,10 +206,10 @@ def change_s(before: Layout, after: Layout, sizes: Sequence[TensorSizes], gpu: S
 
 
 def peer_bytes_per_s(gpu: ServingGpu) -> float:
-    """Bytes a second that a GPU takes from others of its node."""
+    """The bytes per second that a GPU receives from others of its node."""
     return gpu.intra_node_gbytes_per_s * GBYTES
 
 
 def host_bytes_per_s(gpu: ServingGpu, gpus: int) -> float:
-    """Bytes a second of one GPU to host memory while so many GPUs of a node do the same."""
+    """The bytes per second between one GPU and host memory while this many GPUs of a node copy."""
     return gpu.host_link_gbytes_per_s * GBYTES / min(gpus, GPUS_A_HOST_LINK)

@@ -1,4 +1,4 @@
-"""A serving plan: which layout answers a load, on how many replicas, and by which scheduler."""
+"""A serving plan: the layout, its number of replicas, and the scheduler."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ MOST_DEGREE = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingPlan:
-    """Equal ``replicas`` of a layout, and how they batch.
+    """Equal ``replicas`` of a layout, and their batching.
 
     With ``whole prompts`` a step reads prompts or decodes; with ``chunked prompts`` it does both,
     and reads at most ``budget`` tokens of prompts; at most ``sequences`` requests run on a replica.
@@ -51,7 +51,7 @@ class ServingPlan:
 
     @property
     def gpus(self) -> int:
-        """All GPUs of the plan."""
+        """The number of all GPUs of the plan."""
         decoding = self.replicas * self.layout.gpus
         if self.prefill is None or self.scheduler == "changing layouts":
             return decoding
@@ -59,7 +59,7 @@ class ServingPlan:
 
     @property
     def gpu(self) -> ServingGpu:
-        """The GPU that it runs on."""
+        """The GPU model."""
         return gpu_named(self.layout.gpu)
 
     @property
@@ -74,7 +74,7 @@ class ServingPlan:
 
 
 def layout_text(layout: RankLayout) -> str:
-    """The degrees of a layout in words."""
+    """The degrees of a layout as text."""
     parts = [f"tp{layout.tp}"]
     parts += [f"pp{layout.pp}"] * (layout.pp > 1)
     parts += [f"dp{layout.dp}"] * (layout.dp > 1)
@@ -108,11 +108,11 @@ def check_layout(layout: RankLayout) -> None:
         refuse("pp", f"{layout.pp} is more than the layers {model.layers}: give at most these")
 
 
-# Command lines of engines: their names of what a plan says.
+# Command lines of engines, with their names of a plan's choices.
 
 
 def vllm_line(plan: ServingPlan, layout: RankLayout) -> str:
-    """The command line of vLLM for one replica (vLLM 0.19, engine arguments)."""
+    """vLLM's command line for one replica (vLLM 0.19, engine arguments)."""
     options: dict[str, object] = {
         "--tensor-parallel-size": layout.tp,
         "--pipeline-parallel-size": layout.pp,
@@ -129,8 +129,9 @@ def vllm_line(plan: ServingPlan, layout: RankLayout) -> str:
 
 
 def sglang_line(plan: ServingPlan, layout: RankLayout) -> str:
-    """The command line of SGLang for one replica (SGLang 0.5, server arguments); its ``--tp-size``
-    counts the ranks of attention data parallelism too."""
+    """SGLang's command line for one replica (SGLang 0.5, server arguments); its ``--tp-size``
+    includes the ranks of attention data parallelism.
+    """
     options: dict[str, object] = {
         "--tp-size": layout.tp * layout.dp,
         "--pp-size": layout.pp,
@@ -147,7 +148,9 @@ def sglang_line(plan: ServingPlan, layout: RankLayout) -> str:
 
 
 def exported_lines(plan: ServingPlan, engine: str) -> list[str]:
-    """The command lines of a plan for an engine, with comments on what it cannot say."""
+    """The command lines of a plan for an engine, with comments on choices that it cannot
+    express.
+    """
     if engine not in LINES:
         refuse("engine", f"{shown(engine)} has no command line{near_matches(engine, LINES)}")
     line = LINES[engine]

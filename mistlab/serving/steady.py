@@ -1,4 +1,4 @@
-"""Serving at a steady load in closed form: so many requests in flight, each followed by the next.
+"""Serving at a steady load in closed form: a constant number of requests in flight.
 
 In the steady state a step decodes a token of every running request, and in ``O`` steps (the mean
 number of output tokens) every request ends and another prompt is read. So the time of a token is
@@ -16,9 +16,9 @@ import numpy as np
 from mistlab.core.arrays import Bools, Floats
 from mistlab.serving.step_cost import LayoutColumns, decode_parts, prefill_parts
 
-# Requests grow while they run: in the mean they hold their prompt and a part of their output.
+# The mean occupancy of a running request: its prompt and this share of its output.
 HELD_OUTPUT = 0.6
-# Bytes that engines keep for activations, graphs and buffers of collectives.
+# The bytes that engines reserve for activations, graphs and buffers of collectives.
 KEPT_BYTES = 2.5e9
 _ROUNDS = 6
 # The parts of a step that constants of engines multiply.
@@ -28,10 +28,11 @@ Constants = Mapping[str, Floats]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SteadyLoad:
-    """Requests in flight at one replica (C), and mean tokens of prompts and outputs (C); at most
-    ``sequences`` run at once, and a pass reads at most ``budget`` tokens of prompts. Requests of
-    one length that come at once end in ``waves`` (C), and their prompts are read together; an
-    engine that ``reads_first`` (C) reads all prompts that wait before it decodes."""
+    """Requests in flight at one replica (C), and mean prompt and output tokens (C); at most
+    ``sequences`` run at once, and a pass prefills at most ``budget`` tokens. Requests of equal
+    length that arrive together end in ``waves`` (C), and their prompts are prefilled together; an
+    engine that ``reads_first`` (C) prefills all waiting prompts before it decodes.
+    """
 
     in_flight: Floats
     prompt: Floats
@@ -44,8 +45,9 @@ class SteadyLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SteadyState:
-    """Seconds to the first token and of each further token, requests a second of a replica, running
-    requests, tokens for which there is memory, and whether one request fits (C each)."""
+    """Time to first token, time per output token, requests per second of a replica, running
+    requests, tokens that fit in memory, and whether one request fits (C each).
+    """
 
     first_s: Floats
     token_s: Floats
@@ -56,7 +58,7 @@ class SteadyState:
 
 
 def decode_step_s(of: LayoutColumns, by: Constants, running: Floats, context: Floats) -> Floats:
-    """Seconds (C) in which every running request gets its next token, without prompts."""
+    """The seconds (C) in which every running request gets its next token, without prefill."""
     parts = decode_parts(of, running, context)
     factors = {name: by[name] for name in PARTS}
     device_s = parts.summed(factors) * by["decode"]
@@ -65,35 +67,37 @@ def decode_step_s(of: LayoutColumns, by: Constants, running: Floats, context: Fl
 
 
 def prompt_pass_s(of: LayoutColumns, by: Constants, tokens: Floats, looked: Floats) -> Floats:
-    """Seconds (C) for which a pass over so many tokens of prompts, each of which looks at so many
-    of its own prompt in the mean, occupies each stage."""
+    """The seconds (C) for which a prefill pass over this many tokens, with this mean context,
+    occupies each stage.
+    """
     parts = prefill_parts(of, tokens, looked)
     factors = {name: by[name] for name in PARTS}
     return parts.summed(factors) * by["prefill"]
 
 
 def capacity_tokens(of: LayoutColumns, by: Constants) -> Floats:
-    """Tokens (C) whose keys and values fit on a replica beside the weights; negative if the weights
-    alone do not fit."""
+    """The tokens (C) whose keys and values fit on a replica beside the weights; negative if the
+    weights alone do not fit.
+    """
     free = of.memory_bytes * by["memory"] - of.weight_bytes - KEPT_BYTES
     return np.asarray(free * of.dp / np.maximum(of.cache_bytes, 1.0))
 
 
 def steady_state(of: LayoutColumns, by: Constants, load: SteadyLoad) -> SteadyState:
-    """The steady state of replicas that do everything on the same GPUs."""
+    """The steady state of replicas that prefill and decode on the same GPUs."""
     capacity = capacity_tokens(of, by)
     each = load.prompt + HELD_OUTPUT * load.output
     fits = capacity >= load.prompt + load.output
     room = np.maximum(capacity / each, 1.0)
     admitted = np.minimum(np.minimum(load.in_flight, room), load.sequences * of.dp)
     outputs = np.maximum(load.output - 1, 1.0)
-    # Each batch in flight has a budget of its own.
+    # Each batch in flight has its own token budget.
     most_read = of.batches * load.budget * load.output / (load.prompt + load.output)
     decoding = np.minimum(admitted, most_read)
     waves = _mask(load.waves, admitted)
     together = waves & _mask(load.reads_first, admitted)
-    # A prompt of a wave waits for half of the others in the mean, its tokens for the rest; those
-    # that one pass reads have their first token together.
+    # On average a prompt of a wave waits for half of the others, and its output for the rest;
+    # prompts of one pass get their first token together.
     at_once = np.minimum(admitted, np.maximum(load.budget / load.prompt, 1.0)) / admitted
     stall = np.where(together, (1 - at_once) / 2, by["stall"])
     burst = np.where(together, (1 + at_once) / 2 - 1 / admitted, by["burst"])
@@ -102,7 +106,7 @@ def steady_state(of: LayoutColumns, by: Constants, load: SteadyLoad) -> SteadySt
         step_s = decode_step_s(of, by, decoding, load.prompt + load.output / 2)
         arriving = decoding / load.output
         read_s = _prompt_s(of, by, load, np.where(together, admitted * at_once, arriving))
-        # No request waits for its own prompt between its tokens.
+        # No request waits for its own prefill between its output tokens.
         others = arriving * np.where(
             together, 1.0, np.maximum(admitted - 1, 0.0) / np.maximum(admitted, 1.0)
         )
@@ -111,12 +115,12 @@ def steady_state(of: LayoutColumns, by: Constants, load: SteadyLoad) -> SteadySt
         others_s = burst * admitted * read_s / of.dp
         aside_s = by["first"] + by["steps"] * step_s + others_s
         first_s = by["wait"] * (aside_s + by["prompt"] * read_s * of.pp)
-        # While its own prompt is read, a request is aside for one step, however long that is.
+        # During its own prefill, a request is not decoding for one step, however long.
         share = outputs * token_s / (aside_s + outputs * token_s)
         # A wave decodes as a whole.
         share = np.where(together, 1.0, share)
         decoding = np.minimum(admitted * share, most_read)
-        # Where a step's budget does not read prompts as fast as answers end, they wait.
+        # Prompts queue if a step's budget prefills them more slowly than outputs end.
         first_s = np.maximum(first_s, (admitted / decoding - 1) * outputs * token_s)
     rate = admitted / (first_s + outputs * token_s)
     waiting_s = np.maximum(load.in_flight - admitted, 0.0) / rate
@@ -137,8 +141,9 @@ def split_state(
     load: SteadyLoad,
     workers: tuple[Floats, Floats],
 ) -> SteadyState:
-    """The steady state of separate GPUs for prompts and for decoding, so many workers of each;
-    ``load`` counts requests in flight at all of them."""
+    """The steady state of separate prefill and decode GPUs, this many workers of each; ``load``
+    counts requests in flight at all of them.
+    """
     readers, decoders = workers
     capacity = capacity_tokens(decode, by)
     each = load.prompt + HELD_OUTPUT * load.output
@@ -156,12 +161,12 @@ def split_state(
         first_s = by["wait"] * (
             by["first"] + own_s + by["burst"] * load.in_flight / readers * read_s
         )
-        # A reader cannot end more prompts than it reads.
+        # A prefill worker cannot complete more prompts than it prefills.
         slowest_s = load.in_flight * read_s / readers - outputs * token_s
         first_s = np.maximum(first_s, slowest_s)
         share = outputs * token_s / (first_s + outputs * token_s)
         decoding = np.minimum(load.in_flight * share, most)
-    # Requests for which the decoders have no memory wait.
+    # Requests for which the decode workers have no memory queue.
     rate = np.minimum(load.in_flight / (first_s + outputs * token_s), most / (outputs * token_s))
     return SteadyState(
         first_s=load.in_flight / rate - outputs * token_s,
@@ -178,14 +183,14 @@ def _mask(given: Bools | None, like: Floats) -> Bools:
 
 
 def _waits(of: LayoutColumns, arriving: Floats) -> Floats:
-    """How much longer than a prompt occupies a stage all batches in flight wait for it (C).
+    """How long all batches in flight wait for a prompt, relative to its time on a stage (C).
 
     A pipeline has a batch for each stage in flight, and none passes the longest one: if a step
     reads ``N`` prompts, spread evenly over ``B`` batches, it is longer by ``B`` times the prompts
     of the fullest batch, in place of ``N``. So have ranks of attention data parallelism that are in
     lockstep, a batch each. ``N`` has a Poisson distribution.
     """
-    # What N lacks to a multiple of B, in the mean, by the roots of unity.
+    # The expected distance of N to the next multiple of B, by roots of unity.
     mean = np.maximum(arriving, 1e-9)
     lacking = np.zeros_like(mean)
     for stages in np.unique(of.batches[of.batches > 1]):
@@ -198,9 +203,11 @@ def _waits(of: LayoutColumns, arriving: Floats) -> Floats:
 
 
 def _prompt_s(of: LayoutColumns, by: Constants, load: SteadyLoad, arriving: Floats) -> Floats:
-    """Seconds (C) for which one prompt occupies each stage. Prompts that arrive within one step are
-    read in one pass of each batch in flight, and long ones in several, each within the budget."""
-    # Prompts come by chance: steps that read any read more than the mean, in the fullest batch.
+    """The seconds (C) for which one prompt occupies each stage. Prompts that arrive within one step
+    are prefilled in one pass of each batch in flight, and long ones in several, each within the
+    budget.
+    """
+    # Arrivals are random: steps with prefill have more prompts than the mean, in the fullest batch.
     lumps = arriving * _waits(of, arriving) / of.batches
     lumps = lumps / -np.expm1(-np.maximum(arriving, 1e-9))
     several = np.clip(lumps, 1.0, np.maximum(load.budget / load.prompt, 1.0))

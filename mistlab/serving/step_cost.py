@@ -1,4 +1,4 @@
-"""What a step of an engine takes on one rank, for columns of layouts.
+"""The cost of an engine's step on one rank, for columns of layouts.
 
 A step runs some decoded tokens and some tokens of prompts through all blocks. Its parts are summed
 from the work of a rank (``rank_work``) and the rates of kernels (``gpu_facts``), and multiplied by
@@ -37,23 +37,23 @@ from mistlab.serving.gpu_facts import (
     reached_share,
 )
 
-# Graphs do not depend on the length of a sequence; the longest window of a published model fits.
+# Graphs do not depend on the sequence length; the longest window of a published model fits.
 GRAPH_TOKENS = 32768
-# Kinds of operators that are small kernels of their own between products.
+# Kinds of operators that are separate small kernels between GEMMs.
 SMALL = frozenset(("normalization", "softmax", "elementwise", "reduction", "gather", "copy"))
 
 
-# The share of peak at which many heads look at the same latent vectors; no table of kernels has it.
+# The share of peak at which heads attend to shared latent vectors; no kernel table has it.
 LATENT_SHARE = 0.4
-# Engines whose ranks of attention data parallelism choose by themselves which prompts they read: as
-# all exchange tokens in each block of experts, one rank's prompt holds up all of them. SGLang and
-# TensorRT-LLM let their ranks read together.
+# Engines whose attention-data-parallel ranks choose their prompts independently: since all exchange
+# tokens in each block of experts, one rank's prompt delays all of them. SGLang and TensorRT-LLM let
+# their ranks prefill together.
 LOCKSTEP = frozenset(("vllm",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWork:
-    """What all blocks and the head of a model ask of one rank of a layout.
+    """The work of all blocks and the head of a model on one rank of a layout.
 
     ``dense_parameters`` are in ``dense_products`` products whose weights may be of few bits,
     ``wide_parameters`` (routers and the head) in products that stay in 16 bits; ``dense_depth`` and
@@ -92,14 +92,15 @@ class RankWork:
 
     @property
     def resident_parameters(self) -> float:
-        """Parameters of experts on the rank, in all blocks."""
+        """The number of expert parameters on the rank, in all blocks."""
         return self.expert_layers * self.experts_on_rank * self.expert_parameters
 
 
 @cache
 def rank_work(model: ModelSpec, *, tp: int, ep: int = 1, expert_tp: int = 1) -> RankWork:
-    """The work of a rank under ``tp``-way tensor parallelism of attention and plain networks, with
-    experts over ``ep`` ranks, each divided by ``expert_tp``."""
+    """The work of a rank with ``tp``-way tensor parallelism of attention and dense networks, and
+    experts over ``ep`` ranks, each divided by ``expert_tp``.
+    """
     graph = serving_graph(model)
     turns = Counter(graph.pattern[block % len(graph.pattern)] for block in range(model.layers))
     sizes = graph_sizes(model, tp=tp, ep=ep, expert_tp=expert_tp)
@@ -145,19 +146,19 @@ def rank_work(model: ModelSpec, *, tp: int, ep: int = 1, expert_tp: int = 1) -> 
 
 
 def parameters_of(model: ModelSpec) -> float:
-    """All parameters of a model, by its work on a single rank."""
+    """The number of all parameters of a model, from its work on a single rank."""
     work = rank_work(model, tp=1)
     held = work.dense_parameters + work.wide_parameters + work.table_parameters
     return held + work.resident_parameters
 
 
-# Sums that are the same for a rank however many blocks there are.
+# Sums that do not depend on a rank's number of blocks.
 _LARGEST = frozenset(("attends", "windowed"))
 
 
 @cache
 def serving_graph(model: ModelSpec) -> StoredGraph:
-    """The layer graphs of a model that serves."""
+    """The layer graphs of a served model."""
     workload = Workload(
         model=model,
         sequence_length=GRAPH_TOKENS,
@@ -204,7 +205,7 @@ def _compiled(graph: StoredGraph, kind: str) -> tuple[Compiled, Mapping[str, flo
         "attends": float(attends),
         "windowed": float(attends and any("w" in one.flop.names for one in forward)),
         "kernels": len(small),
-        # Experts give their outcome by one all-reduce where tokens are not exchanged.
+        # Expert outputs are combined by one all-reduce where tokens are not exchanged.
         "all_reduces": sum(one.name == "mistlab.all_reduce_" for one in forward)
         + (min(1, len(experts)) if not _shares(layer) else 0),
     }
@@ -224,7 +225,7 @@ def _is_batched(operator: Operator) -> bool:
 
 
 def _shares(layer: LayerGraph) -> bool:
-    """Whether a block's experts have a shared network, whose all-reduce sums theirs too."""
+    """Whether a block's experts have a shared network, whose all-reduce includes theirs."""
     return any(one.module.startswith("shared") for one in layer.operators)
 
 
@@ -244,11 +245,12 @@ def _of_expert(model: ModelSpec) -> float:
 
 
 def _attention(model: ModelSpec, tp: int) -> dict[str, float]:
-    """Numbers of one attention block on a rank: elements kept for a token, operations for each
-    token looked at, and parameters of keys that ranks repeat."""
+    """Figures of one attention block on a rank: elements cached per token, operations per attended
+    token, and key parameters that ranks replicate.
+    """
     heads = max(1.0, model.heads / tp)
     if model.latent is not None:
-        # Decoding works on the latent vectors themselves, which every rank keeps whole.
+        # Decoding works directly on the latent vectors, which every rank holds whole.
         rank, rotated = model.latent.key_rank, model.rotated_channels
         return {
             "cache": float(rank + rotated),
@@ -268,14 +270,15 @@ def _state_elements(model: ModelSpec) -> float:
     return 0.0 if scan is None else float(scan.heads * scan.channels * scan.states)
 
 
-# Operations of a scan for each state element and token: decay, outer product, and reading.
+# Operations of a scan per state element and token: decay, outer product, and query.
 SCAN_FLOP = 6.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLayout:
     """One replica as its ranks see it: the model, the GPU, the engine's kernels, degrees and
-    precisions."""
+    precisions.
+    """
 
     model: ModelSpec
     gpu: str
@@ -294,13 +297,13 @@ class RankLayout:
 
     @property
     def expert_tp(self) -> int:
-        """Ranks that share each expert."""
+        """The number of ranks that share each expert."""
         return max(1, self.tp * self.dp // self.ep)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayoutColumns:
-    """Numbers of layouts as columns (C), from which steps are timed."""
+    """Figures of layouts as columns (C), from which steps are timed."""
 
     tp: Floats
     pp: Floats
@@ -347,7 +350,7 @@ class LayoutColumns:
 
     @classmethod
     def of(cls, layouts: Sequence[RankLayout]) -> Self:
-        """The columns of layouts, one after another."""
+        """The columns of layouts, concatenated."""
         known: dict[RankLayout, Mapping[str, float]] = {}
         rows = []
         for layout in layouts:
@@ -358,14 +361,14 @@ class LayoutColumns:
         return cls(**{name: np.array([row[name] for row in rows]) for name in names})
 
     def rows(self, index: Rows) -> Self:
-        """The columns of some rows, in the order of an index."""
+        """The columns of the rows with these indices."""
         names = [one.name for one in fields(self)]
         return type(self)(**{name: getattr(self, name)[index] for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServingStep:
-    """Seconds (C) of a step by what takes them, before an engine's constants multiply them."""
+    """The seconds (C) of a step by cause, before an engine's constants multiply them."""
 
     products: Floats
     experts: Floats
@@ -375,15 +378,16 @@ class ServingStep:
     kernels: Floats
 
     def summed(self, factors: Mapping[str, Floats]) -> Floats:
-        """Seconds (C) of the step, each part multiplied by its factor."""
+        """The seconds (C) of the step, with each part multiplied by its factor."""
         names = [one.name for one in fields(self)]
         total = sum(getattr(self, name) * factors.get(name, 1.0) for name in names)
         return np.asarray(total)
 
 
 def decode_parts(of: LayoutColumns, sequences: Floats, context: Floats) -> ServingStep:
-    """A step in which a replica decodes one token for each of ``sequences`` (C), which look at
-    ``context`` (C) tokens in the mean."""
+    """A step in which a replica decodes one token for each of ``sequences`` (C) at a mean
+    ``context`` (C).
+    """
     on_rank = np.maximum(sequences / of.dp, np.minimum(sequences, 1.0)) / of.pp
     together = np.maximum(sequences / of.pp, np.minimum(sequences, 1.0))
     seen = of.full_layers * context + of.window_layers * np.minimum(context, of.window)
@@ -400,8 +404,9 @@ def decode_parts(of: LayoutColumns, sequences: Floats, context: Floats) -> Servi
 
 
 def prefill_parts(of: LayoutColumns, tokens: Floats, looked: Floats) -> ServingStep:
-    """A pass over ``tokens`` (C) of prompts on one rank, each of which looks at ``looked`` (C)
-    tokens of its prompt in the mean: half of the prompt, if it is read whole."""
+    """A prefill pass over ``tokens`` (C) on one rank, attending to a mean ``looked`` (C) tokens
+    of its prompt: half of the prompt, if it is prefilled whole.
+    """
     full = tokens * looked
     window = tokens * np.minimum(looked, of.window)
     pairs = of.full_layers * full + of.window_layers * window
@@ -424,8 +429,9 @@ def _products(of: LayoutColumns, tokens: Floats) -> Floats:
 
 
 def _experts(of: LayoutColumns, tokens: Floats) -> Floats:
-    """Experts of all blocks for tokens of a whole replica's batch (C): each expert that a token
-    reaches is read once."""
+    """The experts of all blocks for the tokens of a whole replica's batch (C): each expert with at
+    least one token is read once.
+    """
     reached, rows = fullest_rank(of, tokens)
     roofs = _roofs(reached * of.expert_s, rows * of.expert_s_per_row)
     return np.asarray(roofs + rows * of.expert_s_per_row_moved)
@@ -452,7 +458,7 @@ def _links(of: LayoutColumns, on_rank: Floats, together: Floats) -> Floats:
 
 
 def _roofs(*parts_s: Floats) -> Floats:
-    # The fourth root by two square roots: a fit asks for it a million times.
+    # The fourth root by two square roots, since a fit computes it a million times.
     total = sum((one * one) ** 2 for one in parts_s)
     return np.asarray(np.sqrt(np.sqrt(total)))
 
@@ -508,7 +514,7 @@ def _numbers(layout: RankLayout) -> Mapping[str, float]:
         "window_layers": work.window_layers * stage,
         "window": work.window,
         "look_s": cache_bytes / _bytes_per_s(gpu, decode),
-        # Many heads look at the same latent vectors, which turns memory's work into arithmetic.
+        # Many heads attend to shared latent vectors: decoding is bound by arithmetic.
         "look_flop_s": work.decode_flop
         / (peak * (LATENT_SHARE if layout.model.latent else decode.arithmetic_share)),
         "prompt_flop_s": work.prefill_flop / (peak * prefill.arithmetic_share),
@@ -553,7 +559,7 @@ def _link_numbers(layout: RankLayout, gpu: ServingGpu, work: RankWork) -> Mappin
         numbers["reduce_floor_s"] = reduce_rate.floor_s
         numbers["reduce_s_per_token"] = per_token
     if layout.dp > 1 and work.expert_layers:
-        # Tokens go to their experts' ranks and back: in the mean a rank takes what it sends.
+        # Tokens go to their experts' ranks and back: a rank receives as much as it sends.
         wide = str(min(8, 2 ** round(np.log2(layout.dp * layout.tp))))
         rate = _rate(layout, "all_reduce", wide)
         sent = 2 * width * min(work.active, layout.ep) / (layout.dp * layout.tp)
@@ -566,7 +572,7 @@ def _link_numbers(layout: RankLayout, gpu: ServingGpu, work: RankWork) -> Mappin
 
 
 def _keeps_wide(layout: RankLayout) -> bool:
-    """Whether all but experts stays in 16 bits: models of experts in four bits, as published."""
+    """Whether all but experts stays in 16 bits, as in published models with 4-bit experts."""
     return layout.weights == "nvfp4" and layout.model.experts is not None
 
 

@@ -1,5 +1,5 @@
-"""Causal softmax, SwiGLU, rotary embedding, dropout by position, a token's loss, and sums with a
-residual and the norm behind them as one Triton kernel each, where torch runs several.
+"""Triton kernels where torch runs several: causal softmax, SwiGLU, rotary embedding, counter-based
+dropout, cross entropy, and residual addition fused with the next norm.
 
 Each program reads what it needs once and writes its result once; between the two it computes in 32
 bits. ``runtime.models.operators`` calls these kernels on GPUs and checks shapes.
@@ -13,19 +13,21 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-# Columns of a program that goes through a row in parts.
+# Columns that a program loads at a time when it loops over a row.
 PART = 1024
-# Logits of a program that goes through a token's row.
+# Logits that a program loads at a time when it loops over a token's vocabulary.
 PART_OF_ROW = 4096
-# Columns of the widest row that one program holds, and programs that share the rows of a norm's
-# backward pass: about two for each multiprocessor of a large GPU.
+# Columns of the widest row that one program holds in registers, and programs that share the rows of
+# a norm's backward pass: about two per multiprocessor of a large GPU.
 WIDEST, PROGRAMS = 8192, 256
-# Heads of a program that turns them: all heads of a large model would not fit its registers.
+# Heads per program of the rotary embedding: all heads of a large model would spill registers.
 HEADS = 8
 
 
 def causal_softmax(scores: Tensor, sequence: int) -> Tensor:
-    """The shares of ``runtime.models.operators.causal_softmax``; reads no score of the future."""
+    """``runtime.models.operators.causal_softmax`` as one kernel; reads no score of a future
+    position.
+    """
     scores = scores.contiguous()
     shares = torch.empty_like(scores)
     block = triton.next_power_of_2(sequence)
@@ -36,7 +38,7 @@ def causal_softmax(scores: Tensor, sequence: int) -> Tensor:
 
 
 def swiglu(gate_and_up: Tensor) -> Tensor:
-    """As ``runtime.models.operators.swiglu``."""
+    """``runtime.models.operators.swiglu`` as one kernel."""
     gate_and_up = gate_and_up.contiguous()
     *rows, both = gate_and_up.shape
     result = gate_and_up.new_empty((*rows, both // 2))
@@ -45,7 +47,7 @@ def swiglu(gate_and_up: Tensor) -> Tensor:
 
 
 def swiglu_backward(gradient: Tensor, gate_and_up: Tensor) -> Tensor:
-    """As ``runtime.models.operators.swiglu_backward``."""
+    """``runtime.models.operators.swiglu_backward`` as one kernel."""
     gradient, gate_and_up = gradient.contiguous(), gate_and_up.contiguous()
     result = torch.empty_like(gate_and_up)
     _swiglu_backward[_parts(gradient)](result, gradient, gate_and_up, gradient.shape[-1], PART)
@@ -53,7 +55,9 @@ def swiglu_backward(gradient: Tensor, gate_and_up: Tensor) -> Tensor:
 
 
 def rotate_(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
-    """As ``runtime.models.operators.rotate_``; a program turns a few heads at one position."""
+    """``runtime.models.operators.rotate_`` as one kernel; a program rotates a few heads at one
+    position.
+    """
     batch, sequence, count, _ = heads.shape
     half = cosine.shape[-1]
     group = min(HEADS, triton.next_power_of_2(count))
@@ -71,24 +75,27 @@ def rotate_(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
 
 
 def dropped(x: Tensor, hashes: Tensor, key: int, threshold: int, factor: float) -> Tensor:
-    """Rows (R, columns) times ``factor`` where ``runtime.models.dropout`` keeps them, else 0; with
-    hashes of rows (R) and the key of columns."""
+    """Rows (R, columns) scaled by ``factor`` where ``runtime.models.dropout`` keeps them, else 0;
+    the mask comes from the rows' hashes (R) and the columns' key.
+    """
     result = torch.empty_like(x)
     _dropped[_parts(x)](result, x, hashes, *_words(key, threshold), factor, x.shape[-1], PART)
     return result
 
 
 def _words(key: int, threshold: int) -> tuple[int, int]:
-    """Numbers of 32 bits as signed ones, which kernels take."""
+    """Unsigned 32-bit numbers reinterpreted as signed, which kernels take."""
     return key - (key >> 31 << 32), threshold - (threshold >> 31 << 32)
 
 
-# Hashes of rows, the key of columns, the threshold and the factor of dropout.
+# Dropout's row hashes, column key, threshold and scale.
 Drop = tuple[Tensor, int, int, float]
 
 
 def added(x: Tensor, part: Tensor, bias: Tensor | None, drop: Drop | None) -> Tensor:
-    """``x`` and a part with its bias and dropout, as ``runtime.models.residuals`` adds them."""
+    """``x`` plus a branch with bias and dropout, as ``runtime.models.residuals`` adds it, as one
+    kernel.
+    """
     x, part = x.contiguous(), part.contiguous()
     result = torch.empty_like(x)
     _add[_parts(x)](result, x, part, *_of_part(part, bias, drop), x.shape[-1], PART)
@@ -104,7 +111,9 @@ def added_and_normed(
     shift: Tensor | None,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``added``, its norm, and each row's mean and reciprocal deviation, or root mean square."""
+    """``added``, its norm, and each row's statistics: mean and reciprocal standard deviation, or
+    reciprocal root mean square.
+    """
     x, part = x.contiguous(), part.contiguous()
     *rows, columns = x.shape
     result, normal = torch.empty_like(x), torch.empty_like(x)
@@ -129,8 +138,9 @@ def norm_backward(
     *,
     centers: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of a norm's input, with that of the ``residual`` added, of its weight and of its
-    bias; a norm that ``centers`` has one."""
+    """Gradients of a norm's input (with that of the ``residual`` added), weight and bias; only a
+    norm that ``centers`` has a bias.
+    """
     gradient, x = gradient.contiguous(), x.contiguous()
     rows, columns = reciprocal.numel(), x.shape[-1]
     programs = min(rows, PROGRAMS)
@@ -148,7 +158,7 @@ def norm_backward(
 
 
 def _of_part(part: Tensor, bias: Tensor | None, drop: Drop | None) -> tuple[object, ...]:
-    """Bias and dropout of a part, as kernels take them; tensors that are not read are any."""
+    """A branch's bias and dropout as kernel arguments; unused tensor arguments are placeholders."""
     hashes, key, threshold, factor = (part, 0, 0, 1.0) if drop is None else drop
     words = _words(key, threshold)
     own = part if bias is None else bias
@@ -156,12 +166,14 @@ def _of_part(part: Tensor, bias: Tensor | None, drop: Drop | None) -> tuple[obje
 
 
 def _warps(width: int) -> int:
-    """Warps among whose registers a row is spread, so that none are spilled."""
+    """Warps per program such that a row fits in their registers."""
     return 32 if width == WIDEST else max(1, width // 512)
 
 
 def sum_rows(found: Tensor, logits: Tensor, targets: Tensor, first: int, used: int) -> None:
-    """As ``runtime.models.operators.sum_rows``; a program goes through a token's row."""
+    """``runtime.models.operators.sum_rows`` as one kernel; a program loops over a token's
+    vocabulary.
+    """
     rows, columns = logits.shape
     part = min(PART_OF_ROW, triton.next_power_of_2(columns))
     _sum_rows[rows,](found, logits, targets, rows, columns, first, used, part, num_warps=8)
@@ -170,7 +182,7 @@ def sum_rows(found: Tensor, logits: Tensor, targets: Tensor, first: int, used: i
 def to_gradient_(
     logits: Tensor, gradient: Tensor, totals: Tensor, targets: Tensor, first: int, used: int
 ) -> None:
-    """As ``runtime.models.operators.to_gradient_``."""
+    """``runtime.models.operators.to_gradient_`` as one kernel."""
     columns = logits.shape[-1]
     gradient = gradient.contiguous()
     _to_gradient[_parts(logits)](logits, gradient, totals, targets, columns, first, used, PART)
@@ -352,7 +364,7 @@ def _add_and_norm(
         part, bias, hashes, row, column, inside, place, key, threshold, factor, has_bias, drops
     )
     value += tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    # The norm is of the sum as it is kept, which the backward pass reads.
+    # The norm is of the sum as stored in 16 bits, which the backward pass reads.
     kept = value.to(result.dtype.element_ty)
     tl.store(result + place, kept, mask=inside)
     value = kept.to(tl.float32)
@@ -405,7 +417,7 @@ def _norm_backward(
             of_shift += slope
         value *= root
         of_gain += slope * value
-        # Loaded anew for each row, from a cache: registers are full of what is summed.
+        # The weight is loaded anew for each row, from cache: registers hold the accumulated sums.
         slope *= tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
         made = slope - value * (tl.sum(slope * value, axis=0) / columns)
         if centers:
@@ -425,14 +437,14 @@ def _norm_backward(
 def _sum_rows(found, logits, targets, rows, columns, first, used, part: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * columns
-    # What a lane of the program has seen so far; lanes are joined behind the last part.
+    # Running maximum per lane; lanes are merged after the last part.
     largest = tl.full((part,), -float("inf"), tl.float32)
     total = tl.zeros((part,), tl.float32)
     for begin in range(0, used, part):
         column = begin + tl.arange(0, part)
         logit = tl.load(start + column, mask=column < used, other=-float("inf")).to(tl.float32)
         top = tl.maximum(largest, logit)
-        # A lane that has seen nothing has no difference of infinities.
+        # A lane that has seen no value would subtract infinity from infinity.
         known = tl.where(top == -float("inf"), 0.0, top)
         total = total * tl.exp(largest - known) + tl.exp(logit - known)
         largest = top

@@ -1,4 +1,6 @@
-"""Fused operators that eager PyTorch lacks, and norms made of them; a trace sees each as one."""
+"""Fused operators that eager PyTorch lacks, and norms built from them; a trace records each as one
+operator.
+"""
 
 import math
 import warnings
@@ -14,28 +16,29 @@ from torch import Tensor, nn
 from mistlab.plan.workload import NORM_EPSILON
 from runtime.models.ranks import Size, direct, is_watched, operator
 
-# Fused operators that eager PyTorch lacks; a trace sees each as one operator.
+# Fused operators that eager PyTorch lacks; a trace records each as one operator.
 #
-# They keep the same tensors for the backward pass as a fused GPU kernel does. RMSNorm keeps its
-# input and one number a row, SwiGLU its input, causal softmax its result. Rotary embedding works
-# in place and keeps nothing. On GPUs where Triton works, softmax, SwiGLU and rotary embedding are
-# one kernel each (``runtime.models.kernels``); elsewhere torch runs several.
+# They save the same tensors for the backward pass as a fused GPU kernel does: RMSNorm its input and
+# one number per row, SwiGLU its input, causal softmax its output, rotary embedding (in place)
+# nothing. With Triton, softmax, SwiGLU and rotary embedding are one kernel each
+# (``runtime.models.kernels``); elsewhere torch runs several.
 
 
-# How often ``_hide_future`` halves the squares at the diagonal before it masks the rest.
+# Recursion depth of ``_hide_future``: squares at the diagonal are halved this often before the rest
+# is masked.
 HALVINGS = 4
-# Triton holds a row of scores in a GPU's registers.
+# Longest row of scores that Triton holds in a GPU's registers.
 LONGEST_ROW = 32_768
 
 
 def kernels_for(x: Tensor) -> ModuleType | None:
-    """The operators as one kernel each, for a tensor in a GPU's memory, or None."""
+    """The module of Triton kernels for a tensor on a GPU, or None."""
     return _triton() if x.device.type == "cuda" else None
 
 
 @cache
 def _triton() -> ModuleType | None:
-    """The operators as one kernel each, or None, with a warning, if Triton does not work here."""
+    """The module of Triton kernels; None, with a warning, if Triton does not work here."""
     try:
         kernels = import_module("runtime.models.kernels")
         kernels.causal_softmax(torch.zeros(16, 16, device="cuda"), 16)
@@ -50,7 +53,9 @@ def _triton() -> ModuleType | None:
 
 
 def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Divide the last dimension by its root mean square; also return each root's reciprocal."""
+    """RMSNorm without weight: the last dimension divided by its root mean square, and the
+    reciprocal of the root.
+    """
     if x.is_cuda:
         return torch.ops.aten._fused_rms_norm(x, (x.shape[-1],), weight, epsilon)
     reciprocal = x.float().square().mean(-1, keepdim=True).add_(epsilon).rsqrt_()
@@ -85,14 +90,17 @@ def rms_norm_backward(
 
 
 class RMSNormed(torch.autograd.Function):
-    """``rms_norm`` with its gradient; keeps its input and each row's reciprocal."""
+    """Autograd function of ``rms_norm``; saves its input and each row's reciprocal root mean
+    square.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-        """The normal values, and each root's reciprocal, which has no gradient."""
+        """Normalised values, and the reciprocal roots, which have no gradient."""
         normal, reciprocal = rms_norm(x, weight, epsilon)
         ctx.mark_non_differentiable(reciprocal)
-        # A trace records zeros for it, as torch makes them where nobody says that none are needed.
+        # A trace records zeros here, as torch materialises them unless told that they are not
+        # needed.
         ctx.set_materialize_grads(is_watched(x))
         ctx.save_for_backward(x, reciprocal, weight)
         return normal, reciprocal
@@ -127,7 +135,7 @@ def _(gate_and_up: Tensor) -> Tensor:
 
 @operator("gate_and_up")
 def swiglu_backward(gradient: Tensor, gate_and_up: Tensor) -> Tensor:
-    """Gradient of ``swiglu``; the halves of the result are the only scratch memory."""
+    """Gradient of ``swiglu``; needs no scratch memory beyond its result's halves."""
     if kernels := kernels_for(gate_and_up):
         return kernels.swiglu_backward(gradient, gate_and_up)
     result = torch.empty_like(gate_and_up)
@@ -141,7 +149,7 @@ def swiglu_backward(gradient: Tensor, gate_and_up: Tensor) -> Tensor:
 
 
 class SwiGLU(torch.autograd.Function):
-    """``swiglu`` with its gradient; keeps its input."""
+    """Autograd function of ``swiglu``; saves its input."""
 
     @staticmethod
     def forward(ctx: Any, gate_and_up: Tensor) -> Tensor:
@@ -151,7 +159,7 @@ class SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        """The gradient of gates and values."""
+        """Gradients of gate and up."""
         return swiglu_backward(gradient, *ctx.saved_tensors)
 
 
@@ -173,7 +181,9 @@ def rotate_(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
 
 
 class Rotary(torch.autograd.Function):
-    """Rotary position embedding of the first heads of a projection, in place."""
+    """Autograd function of rotary position embedding, applied in place to the first heads of a
+    projection.
+    """
 
     @staticmethod
     def forward(
@@ -184,7 +194,9 @@ class Rotary(torch.autograd.Function):
         shape: tuple[Any, ...],
         rotated: Any,
     ) -> Tensor:
-        """Turn the first ``rotated`` heads of ``projection``, viewed as ``shape`` (B, S, H, D)."""
+        """Rotate the first ``rotated`` heads of ``projection``, viewed as ``shape`` (B, S, H,
+        D).
+        """
         ctx.mark_dirty(projection)
         ctx.save_for_backward(cosine, sine)
         ctx.shape, ctx.rotated = shape, rotated
@@ -195,7 +207,7 @@ class Rotary(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, None, None, None, None]:
-        """Turn the gradient of these heads back."""
+        """Rotate the gradient of these heads back."""
         cosine, sine = ctx.saved_tensors
         turned = gradient.clone()
         rotate_(turned.view(ctx.shape)[:, :, : ctx.rotated], cosine, -sine)
@@ -204,7 +216,7 @@ class Rotary(torch.autograd.Function):
 
 @operator("scores", changes=("scores",))
 def causal_softmax(scores: Tensor, sequence: int) -> Tensor:
-    """Softmax of ``scores`` (.., S) over the positions up to the query's own position.
+    """Softmax of ``scores`` (.., S) over positions up to the query's own.
 
     Rows are in order of query position. The scores of future positions may be overwritten.
     """
@@ -215,7 +227,7 @@ def causal_softmax(scores: Tensor, sequence: int) -> Tensor:
 
 
 def _hide_future(scores: Tensor) -> None:
-    """Set the scores (.., S, S) of positions after a query's own to minus infinity.
+    """Set scores (.., S, S) of positions after the query's own to minus infinity.
 
     The upper right quarter of the whole square is filled without being read. So is the quarter of
     each of the two squares left at the diagonal, and so on ``HALVINGS`` times. Only the small
@@ -231,7 +243,9 @@ def _hide_future(scores: Tensor) -> None:
 
 
 def _squares(scores: Tensor, count: int, size: int, rows: int) -> Tensor:
-    """A view of the first ``rows`` of ``count`` squares at the diagonal (.., count, rows, size)."""
+    """View of the first ``rows`` of each of ``count`` square blocks on the diagonal (.., count,
+    rows, size).
+    """
     whole = scores.shape[-1]
     strides = (whole * whole, size * (whole + 1), whole, 1)
     return scores.as_strided((len(scores), count, rows, size), strides, scores.storage_offset())
@@ -239,45 +253,48 @@ def _squares(scores: Tensor, count: int, size: int, rows: int) -> Tensor:
 
 @operator("shares")
 def causal_softmax_backward(gradient: Tensor, shares: Tensor) -> Tensor:
-    """Gradient of ``causal_softmax``; shares of future positions are zero already."""
+    """Gradient of ``causal_softmax``; probabilities of future positions are already zero."""
     of_scores: Tensor = torch.ops.aten._softmax_backward_data(gradient, shares, -1, shares.dtype)
     return of_scores
 
 
 class CausalSoftmax(torch.autograd.Function):
-    """Softmax over the positions up to the query's own; keeps only its result."""
+    """Autograd function of ``causal_softmax``; saves only its output."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, sequence: Any) -> Tensor:
-        """Shares (.., S) of ``scores`` (.., S); overwrites the scores of future positions."""
+        """Probabilities (.., S) of ``scores`` (.., S); overwrites the scores of future
+        positions.
+        """
         shares = causal_softmax(scores, sequence)
         ctx.save_for_backward(shares)
         return shares
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        """The softmax's derivative."""
+        """Gradient of the scores."""
         (shares,) = ctx.saved_tensors
         return causal_softmax_backward(gradient, shares), None
 
 
-# The loss of each token in one pass over the logits, which become their own gradient in another.
+# Cross entropy per token in one pass over the logits, and their gradient, written in place, in a
+# second.
 #
-# Torch's operators (``runtime.models.parallel.VocabularyCrossEntropy``) take nine to twelve passes,
-# and two tensors of the logits' size at once. Here logits are read once to find the largest, the
-# sum of powers and the target's logit of every token, and once more to write their gradient over
-# them. Numbers between are of 32 bits. With Triton each pass is a kernel.
+# With torch's operators (``runtime.models.parallel.VocabularyCrossEntropy``) it takes nine to
+# twelve passes, and two tensors of the logits' size at a time. Here the first pass finds each
+# token's largest logit, the sum of exponentials and the target's logit; the second writes the
+# gradient over the logits. Accumulation is in 32 bits. With Triton each pass is one kernel.
 
 
-# Logits that torch takes at once where there is no kernel: as many as a processor's cache holds.
+# Logits that torch processes at a time where there is no kernel: about a CPU cache.
 LOGITS_TOGETHER = 2**18
-# Rows of what a pass finds for each token.
+# Rows of the first pass's result, per token.
 LARGEST, TOTAL, AT_TARGET = range(3)
 
 
 @operator(changes=("found",))
 def sum_rows(found: Tensor, logits: Tensor, targets: Tensor, first: int, used: int) -> None:
-    """Each row's largest logit, the sum of powers of the others less it, and the target's logit.
+    """Each row's largest logit, sum of exponentials of differences to it, and the target's logit.
 
     ``found`` is (3, rows), of 32 bits; ``logits`` (rows, columns) are those of tokens from
     ``first`` on, of which ``used`` are in the vocabulary. A target that is elsewhere gives 0.
@@ -302,7 +319,8 @@ def sum_rows(found: Tensor, logits: Tensor, targets: Tensor, first: int, used: i
 def to_gradient_(
     logits: Tensor, gradient: Tensor, totals: Tensor, targets: Tensor, first: int, used: int
 ) -> None:
-    """Write over logits the gradient of losses: the shares of tokens, less one at the target.
+    """Overwrite logits with the gradient of the losses: each token's probabilities, minus one at
+    the target.
 
     ``totals`` are logarithms of the sums of powers over all ranks; the rest is as for ``sum_rows``.
     """
@@ -324,29 +342,29 @@ def _parts(logits: Tensor) -> list[slice]:
     return [slice(begin, begin + step) for begin in range(0, rows, step)]
 
 
-# Normalisations of the last dimension of a tensor.
+# Normalisations over the last dimension of a tensor.
 
 
 class LayerNorm(nn.Module):
-    """Normalisation of vectors to zero mean and unit variance, with a weight and a bias."""
+    """LayerNorm: zero mean and unit variance, with weight and bias."""
 
     def __init__(self, width: Size, dtype: torch.dtype) -> None:
         super().__init__()
         self.width, self.epsilon = width, NORM_EPSILON
         self.weight = nn.Parameter(torch.empty(width, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(width, dtype=dtype))
-        # Another way to work it out than torch's.
+        # Another implementation than torch's, if set.
         self.normalise: Callable[[Tensor, LayerNorm], Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
+        """Normalise over the last dimension."""
         if self.normalise is not None:
             return self.normalise(x, self)
         return nn.functional.layer_norm(x, (self.width,), self.weight, self.bias, self.epsilon)
 
 
 class RMSNorm(nn.Module):
-    """Normalisation of vectors by their root mean square, with a weight."""
+    """RMSNorm: unit root mean square, with a weight."""
 
     def __init__(self, width: Size, dtype: torch.dtype) -> None:
         super().__init__()
@@ -354,18 +372,19 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(width, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
+        """Normalise over the last dimension."""
         normal: Tensor = RMSNormed.apply(x, self.weight, self.epsilon)[0]
         return normal
 
 
 class HeadNorm(RMSNorm):
-    """RMSNorm of each head's channels; every tensor-parallel rank has the weight, and a summand of
-    its gradient, that of its own heads."""
+    """RMSNorm per head; the weight is replicated over tensor-parallel ranks, and each rank's
+    gradient is its own heads' contribution.
+    """
 
 
 def add_in_norms(module: nn.Module, epsilon: float) -> None:
-    """Let all norms inside a module add ``epsilon``."""
+    """Set ``epsilon`` of all norms inside a module."""
     for norm in module.modules():
         if isinstance(norm, LayerNorm | RMSNorm):
             norm.epsilon = epsilon

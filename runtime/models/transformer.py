@@ -34,13 +34,15 @@ from runtime.models.ranks import CountedRanks, OneRank, TensorParallel, construc
 from runtime.models.residuals import added, added_and_normed, is_plain, normed_beside
 from runtime.models.state_space import SquaredRelu, StateSpace
 
-# How often the mean loss of further tokens counts: DeepSeek V3's weight for two thirds of its
-# training (arXiv 2412.19437, section 4.2).
+# Weight of the mean multi-token prediction loss: DeepSeek V3's for two thirds of its training
+# (arXiv 2412.19437, section 4.2).
 FURTHER_SHARE = 0.3
 
 
 class MLP(nn.Module):
-    """Two products around an activation; if gated, the first product makes gate and value."""
+    """Feed-forward network: two products around an activation; if gated, the first product computes
+    gate and value.
+    """
 
     def __init__(self, config: ModelConfig, structure: Structure, ranks: TensorParallel) -> None:
         super().__init__()
@@ -55,12 +57,13 @@ class MLP(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the network to each token; input and output are (batch, sequence, hidden)."""
+        """Apply the network per token; input and output are (batch, sequence, hidden)."""
         return self.down(self._activated(self.up(x)))
 
     def _activated(self, inner: Tensor) -> Tensor:
-        """What the second product takes. No name holds what the first one makes while the second
-        one runs."""
+        """Input of the second product. No variable references the first product's output while the
+        second runs.
+        """
         if self.structure.gated_mlp:
             gated: Tensor = SwiGLU.apply(inner)
             return gated
@@ -77,7 +80,7 @@ def _gelu(x: Tensor, approximate: str) -> Tensor:
 
 
 class Embedding(nn.Module):
-    """Tokens to vectors, with learned positions where the structure has them."""
+    """Embedding of tokens, with learned positions if the structure has them."""
 
     def __init__(self, config: ModelConfig, structure: Structure, ranks: TensorParallel) -> None:
         super().__init__()
@@ -87,7 +90,8 @@ class Embedding(nn.Module):
         if structure.position == "absolute":
             shape = (config.positions, config.hidden)
             self.positions = nn.Parameter(torch.empty(*shape, dtype=config.dtype))
-        # The positions of this rank's tokens, where ranks split sequences otherwise than in order.
+        # Positions of this rank's tokens, where ranks split sequences in another way than
+        # contiguously.
         self.places: Tensor | None = None
         self.norm: nn.Module | None = None
         if structure.encoder:
@@ -95,8 +99,9 @@ class Embedding(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Vectors (batch, sequence, hidden) of ``tokens`` (batch, sequence); those of this rank's
-        part of each sequence if the ranks split tokens."""
+        """Vectors (batch, sequence, hidden) of ``tokens`` (batch, sequence); with sequence
+        parallelism, of this rank's part of each sequence.
+        """
         x = self.tokens(tokens)
         if self.positions is not None:
             first = self.ranks.rank * x.shape[1] if self.ranks.splits_tokens else 0
@@ -109,7 +114,8 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each added to the residual: one after the other or side by side.
+    """Transformer block: attention and feed-forward network, each added to the residual,
+    sequentially or in parallel.
 
     Side by side, attention and MLP share one normalisation and one sum over ranks. In place of
     attention there may be a state-space mixer. In place of the MLP there may be experts, with or
@@ -130,7 +136,7 @@ class Block(nn.Module):
         self.encodes = structure.encoder
         self.attention: Attention | LatentAttention | StateSpace | None = None
         self.mlp_norm: nn.Module | None = None
-        # Norms of what attention and the network make.
+        # Norms applied to the outputs of attention and of the network.
         self.attention_post_norm: nn.Module | None = None
         self.mlp_post_norm: nn.Module | None = None
         self.mlp: MLP | None = None
@@ -152,11 +158,11 @@ class Block(nn.Module):
         if structure.shared_experts:
             self.shared = MLP(dataclasses.replace(config, ffn=config.shared_ffn), structure, ranks)
         self.dropout = Dropout(config.dropout)
-        # Whether sums with the residual, and norms of it, are operators of ``residuals``.
+        # Whether residual additions and norms are fused (``residuals``).
         self.fuses = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """One layer of the model; input and output are (batch, sequence, hidden)."""
+        """Apply the block; input and output are (batch, sequence, hidden)."""
         if self.encodes:
             return self._encoded(x)
         if self.attention is None:
@@ -169,7 +175,7 @@ class Block(nn.Module):
         if self.mlp is not None and self.mlp_norm is None:
             biases = bias, self.mlp.down.bias
             return self._added(x, self.attention(inner) + self.mlp(inner), *biases)
-        # No name holds what attention makes: it would stay in memory until the block ends.
+        # No variable references attention's output: it would stay in memory until the block ends.
         post = self.attention_post_norm
         if self.mlp_norm is None:
             return self._added(x, self.attention(inner), bias, post=post)
@@ -188,10 +194,10 @@ class Block(nn.Module):
         return self._added_and_normed(x, made, bias, self.mlp_norm, mask=SECOND_HALF)[1]
 
     def _through_network(self, x: Tensor, inner: Tensor) -> Tensor:
-        """The residual with what the network, or the experts, make of its norm."""
+        """The residual plus the output of the network, or of the experts, on its norm."""
         post = self.mlp_post_norm
         if self.mlp is not None:
-            # No name holds what the network makes, either.
+            # No variable references the network's output.
             bias = self.mlp.down.bias
             return self._added(
                 x, self.mlp(enter(inner, self.ranks)), bias, post=post, mask=SECOND_HALF
@@ -220,7 +226,9 @@ class Block(nn.Module):
         post: nn.Module | None = None,
         mask: int = FIRST_HALF,
     ) -> Tensor:
-        """The residual with a part, after the sum over ranks: its biases, norm and dropout."""
+        """The residual plus a branch, after the tensor-parallel reduction: with bias, norm and
+        dropout.
+        """
         part, bias = self._whole(part, biases, post)
         return self._sum(x, part, bias, mask)
 
@@ -234,19 +242,19 @@ class Block(nn.Module):
         post: nn.Module | None = None,
         mask: int = FIRST_HALF,
     ) -> tuple[Tensor, Tensor]:
-        """``_added``, and its norm."""
+        """``_added``, and the next norm of its result."""
         part, bias = self._whole(part, (bias,), post)
         if self.fuses and is_plain(norm) and self.dropout.is_drawn:
             return added_and_normed(x, part, bias, self.dropout.drawn(mask), norm)
         x = self._sum(x, part, bias, mask)
-        # No name holds a part that has been added.
+        # No variable references a branch that has been added.
         del part
         return x, norm(x)
 
     def _whole(
         self, part: Tensor, biases: Sequence[Tensor | None], post: nn.Module | None
     ) -> tuple[Tensor, Tensor | None]:
-        """What all ranks make of a part, and the bias that is still to be added."""
+        """A branch reduced over tensor-parallel ranks, and its bias, which is not yet added."""
         part = leave(part, self.ranks)
         given = [one for one in biases if one is not None]
         if self.fuses and post is None:
@@ -262,7 +270,7 @@ class Block(nn.Module):
 
 
 def let_fuse(module: nn.Module) -> None:
-    """Let blocks add to their residuals, and norm them, by one operator each."""
+    """Let blocks fuse residual additions with the norms after them."""
     for one in module.modules():
         if isinstance(one, Block):
             one.fuses = True
@@ -285,14 +293,16 @@ def _mixer(
 
 
 def with_further(targets: Tensor, tokens: int) -> Tensor:
-    """Targets (batch, sequence), and so many tokens' after them, as one tensor (1 + tokens, batch,
-    sequence); where a sequence has no such token it is -1."""
+    """Targets (batch, sequence) stacked with those of further tokens, (1 + tokens, batch,
+    sequence); -1 past the end of a sequence.
+    """
     pad = nn.functional.pad
     return torch.stack([pad(targets[:, k:], (0, k), value=-1) for k in range(tokens + 1)])
 
 
 class FurtherHead(nn.Module):
-    """Predicts one token more (multi-token prediction, as in DeepSeek V3, arXiv 2412.19437).
+    """Head that predicts one token further (multi-token prediction, as in DeepSeek V3, arXiv
+    2412.19437).
 
     What made the token before is normalised, as is this token's own vector. A product joins both,
     and a block goes on from there. Its result has a norm of its own before the model's head.
@@ -317,7 +327,9 @@ class FurtherHead(nn.Module):
         self.block = Block(config, structure, ranks, rotary)
 
     def forward(self, x: Tensor, vectors: Tensor) -> Tensor:
-        """What the head's norm takes, from what made the token before and the token's vectors."""
+        """Input of the head's norm, from the previous head's output and the embedding of the next
+        token.
+        """
         both = torch.cat([self.norm(x), self.token_norm(vectors)], -1)
         joint = self.joint(enter(both, self.ranks))
         made: Tensor = self.block(whole_columns(joint, self.ranks))
@@ -325,19 +337,20 @@ class FurtherHead(nn.Module):
 
 
 class RunAgain(torch.autograd.Function):
-    """What a function makes of ``x`` and further arguments; keeps ``x`` alone, and runs the
-    function again in the backward pass. Gradients of parameters are added to them there."""
+    """Autograd function that recomputes: saves ``x`` alone and runs a function of ``x`` and further
+    arguments again in the backward pass, where gradients of parameters are accumulated.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Callable[..., Tensor], *others: Tensor) -> Tensor:
-        """The function's result."""
+        """The function's output."""
         ctx.save_for_backward(x)
         ctx.function, ctx.others = function, others
         return function(x, *others)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """The gradient of ``x``."""
+        """Gradient of ``x``."""
         x = ctx.saved_tensors[0].detach().requires_grad_()
         with torch.enable_grad():
             made = ctx.function(x, *ctx.others)
@@ -346,7 +359,7 @@ class RunAgain(torch.autograd.Function):
 
 
 class Head(nn.Module):
-    """Final normalisation, the product with the vocabulary, and the loss.
+    """Head: final norm, output projection to the vocabulary, and loss.
 
     The head predicts further tokens by ``further`` heads, which use its product, and the table of
     token vectors: ``table``, or with tied embeddings the product's matrix. Their mean loss counts
@@ -372,7 +385,7 @@ class Head(nn.Module):
         self.ranks = ranks
         self.unused, self.length = config.unused_vocab, config.positions
         self.look_up: LookUp = nn.functional.embedding
-        # How many tokens' logits there are at once; None for those of all.
+        # Tokens per chunk of logits; None for all tokens at once.
         self.chunk_tokens: int | None = None
         self.loss: LossOfTokens = eager_losses
         self.further = nn.ModuleList(further)
@@ -386,7 +399,7 @@ class Head(nn.Module):
             self.projection.weight = tied
 
     def logits(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
-        """This rank's share of the logits; logits of padding tokens are minus infinity."""
+        """This rank's slice of the logits; minus infinity at padding of the vocabulary."""
         return without(self._product(x, norm or self.norm), self.ranks, self.unused)
 
     def _product(self, x: Tensor, norm: nn.Module) -> Tensor:
@@ -396,8 +409,9 @@ class Head(nn.Module):
         return made
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """The mean loss against ``targets`` (batch, sequence), or all logits without targets; with
-        further heads the targets are those of ``with_further``."""
+        """Mean loss against ``targets`` (batch, sequence), or all logits without targets; with
+        multi-token heads, targets are those of ``with_further``.
+        """
         if targets is None:
             return self.ranks.all_gather(self.logits(x))
         if self.transform is not None:
@@ -412,7 +426,7 @@ class Head(nn.Module):
             x = head(x, self._vectors(targets[number - 1]))
             own = targets[number]
             losses = self._losses(x, head.last_norm, own) * (own.flatten() >= 0)
-            # Of a sequence's tokens the last ones have no such token after them.
+            # The last tokens of a sequence have no target this far ahead.
             share = self.length / (self.length - number)
             loss = loss + losses.mean() * (share * FURTHER_SHARE / len(self.further))
         return loss
@@ -420,7 +434,7 @@ class Head(nn.Module):
     def _losses(self, x: Tensor, norm: nn.Module, targets: Tensor) -> Tensor:
         if self.chunk_tokens is None:
             return self._losses_at_once(x, norm, targets)
-        # Where ranks split tokens, a chunk has some of each rank's part of each sequence.
+        # With sequence parallelism, a chunk takes tokens from each rank's part of each sequence.
         parts = self.ranks.size if self.ranks.splits_tokens else 1
         rows, own = x.shape[:2]
         each = max(1, self.chunk_tokens // (rows * parts)) if parts > 1 else self.chunk_tokens
@@ -446,7 +460,7 @@ class Head(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Embedding, ``config.layers`` blocks and head, on one tensor-parallel rank.
+    """A transformer on one tensor-parallel rank: embedding, ``config.layers`` blocks and head.
 
     Blocks have the model's ``structure``, or each its own of ``blocks``; those of heads that
     predict ``further_tokens`` have that of the last. Parameters are not initialised: the code that
@@ -489,13 +503,13 @@ class Transformer(nn.Module):
             self.head.table.weight = self.embedding.tokens.weight
 
     def named_corrections(self) -> Iterator[tuple[str, Tensor]]:
-        """The numbers by which routers correct experts' scores, which no gradient moves."""
+        """Bias corrections of routers' expert scores, which have no gradient."""
         for name, one in self.named_buffers():
             if name.endswith(CORRECTION):
                 yield name, one
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """The mean loss, or the logits without ``targets``."""
+        """Mean loss, or logits without ``targets``."""
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x)
