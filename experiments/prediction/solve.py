@@ -24,6 +24,11 @@ SLOWEST, FASTEST = 1e-4, 1e4
 # The range of latencies that are tried, in microseconds.
 LATENCIES = 1e-2, 1e7
 SHARE, SECONDS = "%", "s"
+# What is said of links that a plan does not use, by the question about their rate.
+CROSSED_BY = {
+    "inter_node_gbytes_per_s": "nothing crosses nodes",
+    "intra_node_gbytes_per_s": "nothing passes between GPUs of a node",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +80,10 @@ def _rate(job: Job, name: str, goal: str | None) -> Solved:
             f"no rate gives {most_s:.3f} s: with unlimited links a step takes {unlimited_s:.3f} s"
         )
         return Solved(name=name, number=None, now=now, unit="GB/s", words=text)
+    if _seconds(with_rate(now * SLOWEST)) == unlimited_s:
+        text = f"{CROSSED_BY[name]}: any rate is enough for a step {goal_words}"
+        text = f"{text} (now {now:g} GB/s and {_seconds(job):.3f} s)"
+        return Solved(name=name, number=0.0, now=now, unit="GB/s", words=text)
     begin = "less than " if least <= now * SLOWEST else ""
     text = (
         f"{begin}{least:.4g} GB/s are enough for a step {goal_words} (now {now:g} GB/s and "

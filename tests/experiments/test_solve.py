@@ -56,6 +56,25 @@ def test_the_least_rate_is_the_one_at_which_the_step_is_near_enough(name: str) -
     assert solved(JOB, name, "0.001s").number is None
 
 
+def test_links_that_a_plan_does_not_use_need_no_rate() -> None:
+    alone = replace(
+        JOB,
+        cluster=replace(JOB.cluster, nodes=1, gpus_per_node=4),
+        plan=replace(
+            JOB.plan,
+            micro_batches=32,
+            stages=tuple(replace(one, data_parallel=2) for one in JOB.plan.stages),
+        ),
+    )
+    answer = solved(alone, "inter_node_gbytes_per_s", "5%")
+    assert answer.number == 0
+    assert answer.words.startswith("nothing crosses nodes: any rate is enough")
+    within = solved(alone, "intra_node_gbytes_per_s", "5%")
+    assert within.number is not None
+    assert within.number > 0
+    assert solved(alone, "inter_node_gbytes_per_s", "0.001s").number is None
+
+
 def test_the_most_latency_lengthens_the_step_by_as_much() -> None:
     small, large = (solved(JOB, "latency_us", goal).number for goal in ("1%", "10%"))
     assert small is not None
