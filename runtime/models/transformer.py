@@ -174,13 +174,17 @@ class Block(nn.Module):
         bias = self.attention.output.bias
         if self.mlp is not None and self.mlp_norm is None:
             biases = bias, self.mlp.down.bias
-            return self._added(x, self.attention(inner) + self.mlp(inner), *biases)
+            return self._added(
+                x, leave(self.attention(inner) + self.mlp(inner), self.ranks), biases
+            )
         # No variable references attention's output: it would stay in memory until the block ends.
         post = self.attention_post_norm
         if self.mlp_norm is None:
-            return self._added(x, self.attention(inner), bias, post=post)
+            return self._added(x, leave(self.attention(inner), self.ranks), (bias,), post=post)
         return self._through_network(
-            *self._added_and_normed(x, self.attention(inner), bias, self.mlp_norm, post=post)
+            *self._added_and_normed(
+                x, leave(self.attention(inner), self.ranks), bias, self.mlp_norm, post=post
+            )
         )
 
     def _encoded(self, x: Tensor) -> Tensor:
@@ -188,9 +192,9 @@ class Block(nn.Module):
         assert self.mlp is not None
         assert self.mlp_norm is not None
         bias = self.attention.output.bias
-        made = self.attention(enter(x, self.ranks))
+        made = leave(self.attention(enter(x, self.ranks)), self.ranks)
         x = self._added_and_normed(x, made, bias, self.attention_norm)[1]
-        bias, made = self.mlp.down.bias, self.mlp(enter(x, self.ranks))
+        bias, made = self.mlp.down.bias, leave(self.mlp(enter(x, self.ranks)), self.ranks)
         return self._added_and_normed(x, made, bias, self.mlp_norm, mask=SECOND_HALF)[1]
 
     def _through_network(self, x: Tensor, inner: Tensor) -> Tensor:
@@ -198,9 +202,13 @@ class Block(nn.Module):
         post = self.mlp_post_norm
         if self.mlp is not None:
             # No variable references the network's output.
-            bias = self.mlp.down.bias
+            biases = (self.mlp.down.bias,)
             return self._added(
-                x, self.mlp(enter(inner, self.ranks)), bias, post=post, mask=SECOND_HALF
+                x,
+                leave(self.mlp(enter(inner, self.ranks)), self.ranks),
+                biases,
+                post=post,
+                mask=SECOND_HALF,
             )
         assert self.experts is not None
         made = self.experts(inner)
@@ -210,7 +218,10 @@ class Block(nn.Module):
             made = made + (of_all if bias is None else of_all + bias)
         if post is not None:
             made = post(made)
-        return self._sum(x, made, None, SECOND_HALF)
+        if self.fuses and self.dropout.is_drawn:
+            return added(x, made, None, self.dropout.drawn(SECOND_HALF))
+        made = self.dropout(made, SECOND_HALF)
+        return x + made
 
     def _normed(self, x: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
         """The residual and its norm."""
@@ -222,15 +233,18 @@ class Block(nn.Module):
         self,
         x: Tensor,
         part: Tensor,
-        *biases: Tensor | None,
+        biases: Sequence[Tensor | None],
+        *,
         post: nn.Module | None = None,
         mask: int = FIRST_HALF,
     ) -> Tensor:
-        """The residual plus a branch, after the tensor-parallel reduction: with bias, norm and
-        dropout.
-        """
-        part, bias = self._whole(part, biases, post)
-        return self._sum(x, part, bias, mask)
+        """The residual plus a reduced branch with bias, norm and dropout."""
+        part, bias = self._biased(part, biases, post)
+        if self.fuses and self.dropout.is_drawn:
+            return added(x, part, bias, self.dropout.drawn(mask))
+        # No variable references what the branch was before dropout.
+        part = self.dropout(part if bias is None else part + bias, mask)
+        return x + part
 
     def _added_and_normed(
         self,
@@ -243,30 +257,25 @@ class Block(nn.Module):
         mask: int = FIRST_HALF,
     ) -> tuple[Tensor, Tensor]:
         """``_added``, and the next norm of its result."""
-        part, bias = self._whole(part, (bias,), post)
+        part, bias = self._biased(part, (bias,), post)
         if self.fuses and is_plain(norm) and self.dropout.is_drawn:
             return added_and_normed(x, part, bias, self.dropout.drawn(mask), norm)
-        x = self._sum(x, part, bias, mask)
+        part = self.dropout(part if bias is None else part + bias, mask)
+        x = x + part
         # No variable references a branch that has been added.
         del part
         return x, norm(x)
 
-    def _whole(
+    def _biased(
         self, part: Tensor, biases: Sequence[Tensor | None], post: nn.Module | None
     ) -> tuple[Tensor, Tensor | None]:
-        """A branch reduced over tensor-parallel ranks, and its bias, which is not yet added."""
-        part = leave(part, self.ranks)
+        """A branch with biases and norm, or a branch and a bias that a fused operator adds."""
         given = [one for one in biases if one is not None]
         if self.fuses and post is None:
             return part, sum(given[1:], start=given[0]) if given else None
         for bias in given:
             part = part + bias
         return part if post is None else post(part), None
-
-    def _sum(self, x: Tensor, part: Tensor, bias: Tensor | None, mask: int) -> Tensor:
-        if self.fuses and self.dropout.is_drawn:
-            return added(x, part, bias, self.dropout.drawn(mask))
-        return x + self.dropout(part if bias is None else part + bias, mask)
 
 
 def let_fuse(module: nn.Module) -> None:

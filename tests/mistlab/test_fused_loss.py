@@ -65,10 +65,10 @@ def test_sums_of_ranks_go_in_one_call() -> None:
     assert [len(one) for one in calls] == [4, 3]
 
 
-def test_this_runtime_alone_has_it_and_a_model_s_own_code_has_its_own_loss() -> None:
+def test_this_runtime_and_fused_trainers_have_it() -> None:
     rows = {name for name, row in ENGINES.items() if any(m.fuses_loss for m in row.memory.values())}
-    assert rows == {"mistlab"}
-    assert all(m.fuses_loss for m in ENGINES["mistlab"].memory.values())
+    assert rows == {"mistlab", "trainer-fused"}
+    assert all(m.fuses_loss for name in rows for m in ENGINES[name].memory.values())
 
 
 def test_further_tokens_have_it_too() -> None:

@@ -127,7 +127,7 @@ def test_a_fault_in_the_time_of_a_host_is_noticed(
     assert min(map(largest_share, telling)) > 1 + EXACT
 
 
-@pytest.mark.parametrize("seed", [21, 23])
+@pytest.mark.parametrize("seed", [21, 27])
 def test_a_proof_with_a_slower_host_is_wrong(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     problem, space = with_host(seed)
     # Pipelines in 1F1B know their hosts by a formula.
