@@ -12,7 +12,7 @@ from experiments.cli.commandline import DONE, NO_ANSWER, writable
 from experiments.pages.charts import Lines
 from experiments.pages.page_tables import IN_A_FILE
 from experiments.pages.study import Report, Study, beside
-from experiments.pages.tables import Row, item, narrow, table, table_of
+from experiments.pages.tables import Row, item, table, table_of
 from mistlab.core.values import InputError
 from mistlab.economy.bill import model_parameters
 from mistlab.huggingface.configurations import KIND, model_of_config
@@ -173,12 +173,13 @@ def write_types(page: Path) -> int:
 
 
 def types_page() -> str:
-    """The page with the table of types, from the package's data."""
-    alike: dict[tuple[str, ...], list[str]] = {}
+    """The page with the list of types, from the package's data."""
+    alike: dict[str, list[str]] = {}
     for kind, row in model_types().items():
         alike.setdefault(_description(row), []).append(f"`{kind}`")
-    lines = ((", ".join(kinds), *description) for description, kinds in alike.items())
-    read = "\n".join(narrow(("types", "built as", "parts", "remarks"), lines))
+    read = "\n".join(
+        item(f"{', '.join(kinds)}: {description}") for description, kinds in alike.items()
+    )
     refused: dict[str, list[str]] = {}
     for kind, reason in refused_types().items():
         refused.setdefault(reason, []).append(kind)
@@ -187,11 +188,15 @@ def types_page() -> str:
     return "\n\n".join([*head, read, *of_refused, named]) + "\n"
 
 
-def _description(row: TypeRow) -> tuple[str, ...]:
-    """What models of a type are built as, their parts and remarks."""
-    fields = (f"{key}: {_plain(value)}" for key, value in row.model.items() if key != "family")
-    built = ", ".join([row.model["family"], *fields])
-    return built, ", ".join(_parts(row)), "; ".join(row.remarks)
+def _description(row: TypeRow) -> str:
+    """The fields and parts of a type's models, and in parentheses its remarks."""
+    fields = (
+        key if value is True else f"{key} {_plain(value)}"
+        for key, value in row.model.items()
+        if key != "family"
+    )
+    built = ", ".join([row.model["family"], *fields, *_parts(row)])
+    return f"{built} ({'; '.join(row.remarks)})" if row.remarks else built
 
 
 def _parts(row: TypeRow) -> Iterator[str]:

@@ -114,9 +114,10 @@ def test_the_hardware_files_load() -> None:
         for entry in fields(kind)
     ],
 )
-def test_every_field_has_its_row(page: str, name: str) -> None:
-    first_cells = re.findall(r"^\| (.*?) \|", text_of(page), re.MULTILINE)
-    assert any(f"`{name}`" in cell for cell in first_cells)
+def test_every_field_has_its_entry(page: str, name: str) -> None:
+    """A field stands before the colon of an entry of a list."""
+    heads = re.findall(r"^- (.*?): ", text_of(page).replace("\n  ", " "), re.MULTILINE)
+    assert any(f"`{name}`" in head.partition(" (")[0] for head in heads)
 
 
 @pytest.mark.parametrize(
