@@ -1,1 +1,1 @@
-"""Tables of measured runs held against predictions."""
+"""Prediction errors on tables of measured runs."""

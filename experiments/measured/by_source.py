@@ -1,4 +1,6 @@
-"""Errors of measured runs by their sources, each source left out whole: times, bounds and peaks."""
+"""Prediction errors by source of measured runs, with each source left out whole: times, bounds and
+peaks.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,16 +16,16 @@ from experiments.runs.run_sureness import Held, Miss, left_out
 from mistlab.cost.confidence import Spread
 from mistlab.engines.engine import ENGINES
 
-# Tables that gather the pages of many writers: each page is a source. Other tables are a source
-# each, but for rows that name a group.
+# Tables compiled from many publications: each page is a source. Any other table is one source,
+# except for rows with a group of their own.
 OF_PAGES = ("papers_and_readmes", "moe_zoo_ablations_primus_misc", "torchtitan")
-# Rows without the column, and those that it calls so, are published as they stand.
+# Values of the column of provenance that mean figures as published.
 AS_PUBLISHED = ("", "published")
-# What its writer or copier doubts.
+# Mark of rows that the author or compiler doubts.
 DOUBTED = "SUSPECT"
-# Kinds with fewer sources say little about further ones.
+# Kinds of runs with fewer sources have no useful spread.
 ENOUGH_SOURCES = 5
-# What is asked of all sources together, but for those apart.
+# Sources reported separately from the mean over all.
 APART = {
     "functional tests": "tiny models of Megatron's functional tests, which time launches",
     "verification cards": "runs that train as users do, unbalanced and from checkpoints",
@@ -32,13 +34,13 @@ APART = {
 
 
 def source_of(table: str, cells: Mapping[str, str]) -> str:
-    """The source of a row of a table: its group, its page, or the table."""
+    """The source of a table's row: its group, its page, or the table."""
     page = cells.get("source", "") if table in OF_PAGES else ""
     return cells.get("group", "") or page or table
 
 
 def apart_of(cells: Mapping[str, str]) -> str:
-    """The key of ``APART`` under which a row is counted; empty for all others."""
+    """The key of ``APART`` that counts a row; empty for all others."""
     row = row_of(cells)
     if row.arguments:
         return "functional tests"
@@ -50,7 +52,7 @@ def apart_of(cells: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceErrors:
-    """The runs of one source, with the bounds (or None) that other sources give them."""
+    """Runs of one source, with bounds (or None) fitted to the other sources."""
 
     name: str
     apart: str
@@ -59,41 +61,41 @@ class SourceErrors:
 
     @cached_property
     def published(self) -> Sequence[float]:
-        """Errors of times of the rows that nobody doubts."""
+        """Errors of the times of rows that nobody doubts."""
         return [
             one.time_error for one in self.rows if one.time_error is not None and is_published(one)
         ]
 
     @cached_property
     def mean_time(self) -> float | None:
-        """The mean size of the errors of published times."""
+        """Mean absolute error of published times."""
         return mean(map(abs, self.published)) if self.published else None
 
     @cached_property
     def bounded(self) -> Sequence[Held]:
-        """How measurements of published rows lie to bounds."""
+        """Measurements of published rows against their bounds."""
         pairs = zip(self.rows, self.held, strict=True)
         return [held for one, held in pairs if held is not None and is_published(one)]
 
     @cached_property
     def peaks(self) -> Sequence[float]:
-        """Errors of peaks of memory, of runs that say what they hold at once."""
+        """Errors of memory peaks, for runs that report a comparable peak."""
         return [
             one.memory_error for one in self.rows if one.memory_error is not None and one.says_batch
         ]
 
     @cached_property
     def mean_peak(self) -> float | None:
-        """The mean size of the errors of peaks."""
+        """Mean absolute error of peaks."""
         return mean(map(abs, self.peaks)) if self.peaks else None
 
     @property
     def inside(self) -> float | None:
-        """The share of measurements within bounds."""
+        """Share of measurements inside their bounds."""
         return mean(one.is_inside for one in self.bounded) if self.bounded else None
 
     def cells(self) -> list[object]:
-        """The source's line of the table."""
+        """The source's row of the table."""
         widths = [one.width for one in self.bounded]
         return [
             f"{self.name} ({self.apart})" if self.apart else self.name,
@@ -116,8 +118,7 @@ HEAD = (
 
 
 def is_published(one: Judged) -> bool:
-    """Whether a row's figures stand as they were published, nobody doubts them, and it says of what
-    batch they are."""
+    """Whether a row has its published figures, is not doubted, and gives its batch."""
     cells = one.row.cells
     return (
         one.says_batch
@@ -134,7 +135,7 @@ Known = tuple[str, Judged, Miss | None]
 
 
 def errors_by_source(known: Sequence[Known]) -> list[SourceErrors]:
-    """The sources of rows, with bounds from all other sources; those that err most come first."""
+    """Errors by source, with bounds fitted to all other sources; largest errors first."""
     misses = [miss for *_, miss in known if miss is not None]
     spreads = iter(left_out(misses, [miss.source for miss in misses]))
     groups: dict[tuple[str, str], list[tuple[Judged, Held | None]]] = defaultdict(list)
@@ -186,7 +187,7 @@ def _apart(name: str, sources: Sequence[SourceErrors]) -> Iterator[str]:
 
 
 def _sums(asked: Sequence[SourceErrors], every: Sequence[Judged]) -> Iterator[str]:
-    """What all sources that are not apart come to."""
+    """Means over all sources that are not reported separately."""
     means = [one.mean_time for one in asked if one.mean_time is not None]
     errors = [error for one in asked for error in one.published]
     if not means:
@@ -225,7 +226,7 @@ def _sums(asked: Sequence[SourceErrors], every: Sequence[Judged]) -> Iterator[st
 
 
 def _of_known_kinds(sources: Sequence[SourceErrors]) -> Iterator[Sequence[Held]]:
-    """How runs lie to bounds whose narrowest kind of any software has enough sources."""
+    """Coverage of bounds, for runs whose narrowest kind over any software has enough sources."""
     of_kind: dict[str, set[str]] = defaultdict(set)
     for source in sources:
         for one in source.rows:

@@ -1,4 +1,4 @@
-"""The errors of predicted runs as tables for people: by table, model, GPUs and degrees, by row."""
+"""Tables of prediction errors: by table, model, GPUs and parallel degrees, and by row."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from experiments.runs.judged import GroupErrors, Judged, errors_of, groups_of, j
 from experiments.runs.run_sureness import RunAnswer
 from experiments.runs.runs_table import TableRow, count_of
 
-# The errors of a group: heads, and how each is written.
+# Errors of a group of runs: table heads and number formats.
 ERROR_FORMS = {
     "mean": ("mean_time", ".1%"),
     "median": ("median_time", ".1%"),
@@ -18,7 +18,7 @@ ERROR_FORMS = {
 }
 HEAD = ("", "rows", "refused", *ERROR_FORMS)
 COLUMNS = ("model", "gpus", "tp", "pp")
-# More runs than these are told by their groups alone.
+# Tables with more runs are shown by group only.
 MOST_ROWS = 40
 ROW_HEAD = (
     *("row", "model", "gpus", "tp", "pp", "measured s", "predicted s", "90 % within", "error"),
@@ -27,7 +27,7 @@ ROW_HEAD = (
 
 
 def error_lines(rows: Sequence[tuple[TableRow, RunAnswer]]) -> list[str]:
-    """The lines of the table, and why rows were refused."""
+    """The table of errors, and why rows were refused."""
     every = [judged(row, answer) for row, answer in rows]
     groups = [
         (one.name, str(one.rows), str(one.refused), *error_cells(one)) for one in _groups(every)
@@ -65,12 +65,12 @@ def _groups(every: Sequence[Judged]) -> Iterator[GroupErrors]:
 
 
 def error_cells(group: GroupErrors) -> list[str]:
-    """The errors of a group; those without measurements are empty."""
+    """Table cells of a group's errors; empty without measurements."""
     return [number(getattr(group, name), form, none="") for name, form in ERROR_FORMS.values()]
 
 
 def _changed(predicted: Sequence[Judged]) -> Iterator[str]:
-    """A line on rows that were predicted with another batch than their own."""
+    """A line on rows predicted with another batch size than their own."""
     changed = [
         f"{run.row.where} ({batch} as {run.answer.sequences})"
         for run in predicted
@@ -84,7 +84,7 @@ def _changed(predicted: Sequence[Judged]) -> Iterator[str]:
 
 
 def _refusals(every: Sequence[Judged]) -> Iterator[str]:
-    """A line for each reason of refusal, with the first line of a table that has it."""
+    """A line per reason of refusal, with the first line of a table that has it."""
     reasons: dict[str, list[str]] = {}
     for run in every:
         if run.answer.refused:

@@ -1,4 +1,6 @@
-"""Measured GPUs predicted as if nobody had measured them: by datasheets, and other GPUs' rates."""
+"""Errors on measured GPUs predicted as unknown ones: from the datasheet, with rates scaled from
+other GPUs.
+"""
 
 import math
 from collections import defaultdict
@@ -21,14 +23,15 @@ from mistlab.catalog.completed import completed
 from mistlab.cost.confidence import KnownKind, Spread
 from mistlab.machine.hardware import LENT, Hardware, can_lend
 
-# The unknown kind counts as one GPU.
+# An unknown GPU counts as one in the number of GPUs.
 GPUS_OF_UNKNOWN = 1
 DATASHEET = "datasheet"
 
 
 def as_of_datasheet(name: str) -> Hardware:
-    """The hardware of the catalogue with what its datasheet says, completed from others' rates:
-    those of GPUs of another architecture."""
+    """Hardware of the catalogue reduced to its datasheet, then completed with rates scaled from
+    GPUs of other architectures.
+    """
     stated = catalog.stated_hardware(name)
     nothing: dict[str, Any] = dict.fromkeys(LENT)
     provenance = replace(stated.provenance, **nothing)
@@ -40,7 +43,9 @@ def as_of_datasheet(name: str) -> Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LentRun:
-    """A run on a measured GPU, predicted by another GPU's rates; ``place`` is the row's in all."""
+    """A run on a measured GPU predicted with another GPU's scaled rates; ``place`` is the row's
+    index.
+    """
 
     place: int
     gpu: str
@@ -51,7 +56,7 @@ class LentRun:
 
     @property
     def roots(self) -> float:
-        """How much longer it takes by the GPU's own rates, in roots of the way."""
+        """Ratio of the times by scaled and by own rates, in square roots of the bounds' unit."""
         assert self.own.predicted_s is not None
         assert self.lent.predicted_s is not None
         doubt = self.lent.answer.doubt
@@ -89,7 +94,9 @@ def runs_from_datasheets(known: Sequence[Known]) -> list[LentRun]:
 
 
 def _spreads(lent: Sequence[LentRun], *, by_gpu: bool) -> SourceSpreads:
-    """How far predictions by lent rates lie from those by own ones; in folds, without each GPU."""
+    """Spread of predictions with scaled rates around those with own rates, per fold with one GPU
+    left out.
+    """
     _, gpus = np.unique([one.gpu for one in lent], return_inverse=True)
     folds = gpus if by_gpu else np.full(len(lent), -1)
     roots = np.array([one.roots for one in lent])
@@ -107,7 +114,7 @@ def _of_fold(spreads: SourceSpreads, fold: int) -> Spread:
 
 
 def datasheet_kind(lent: Sequence[LentRun]) -> KnownKind | None:
-    """How far predictions by lent rates lie from those by own ones, for the catalogue."""
+    """Spread of predictions with scaled rates around those with own rates, for the catalogue."""
     if not lent:
         return None
     spread = _of_fold(_spreads(lent, by_gpu=False), 0)
@@ -123,8 +130,7 @@ def datasheet_kind(lent: Sequence[LentRun]) -> KnownKind | None:
 
 
 def _held(known: Sequence[Known], lent: Sequence[LentRun]) -> list[Held]:
-    """How measurements lie to bounds of lent rates, without a run's GPU in what lending costs, nor
-    its source in what runs of its kind are."""
+    """Coverage of bounds with scaled rates, fitted without the run's GPU and without its source."""
     misses = [(place, miss) for place, (*_, miss) in enumerate(known) if miss is not None]
     spreads = left_out([miss for _, miss in misses], [miss.source for _, miss in misses])
     of_place = dict(zip((place for place, _ in misses), spreads, strict=True))
@@ -145,7 +151,7 @@ HEAD = ("", "rates of", "runs", "median, own rates", "median", "bias", "in bound
 
 
 def datasheet_lines(known: Sequence[Known], lent: Sequence[LentRun]) -> Iterator[str]:
-    """The section of a page: runs on each measured GPU, predicted from its datasheet alone."""
+    """The page's section: runs on each measured GPU, predicted from its datasheet alone."""
     yield "\n\n".join(beside("report_runs-datasheets")) + "\n"
     if lent:
         held = _held(known, lent)

@@ -1,4 +1,4 @@
-"""The errors of runs whose table has them in groups, each group counted once."""
+"""Prediction errors of tables with groups of runs, each group counted once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ HEAD = ("group", "runs", "answered", "times", "mean", "bias", "in bounds", "peak
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedOnce:
-    """Means over groups: of their mean errors of times and peaks, and of their shares in bounds."""
+    """Means over groups: of mean errors of times and peaks, and of shares inside bounds."""
 
     time_groups: int
     time: float | None
@@ -23,7 +23,7 @@ class CountedOnce:
 
 
 def counted_once(groups: Sequence[GroupErrors]) -> CountedOnce:
-    """The means of groups' own means; a group without such measurements has no part in it."""
+    """Means over the groups' means; a group without such measurements is left out."""
     times = [one.mean_time for one in groups if one.mean_time is not None]
     inside = [one.inside for one in groups if one.inside is not None]
     peaks = [one.mean_memory for one in groups if one.mean_memory is not None]
@@ -37,7 +37,7 @@ def counted_once(groups: Sequence[GroupErrors]) -> CountedOnce:
 
 
 def group_lines(name: str, rows: Sequence[Judged]) -> Iterator[str]:
-    """The lines of a page about a table's groups; none if it has no such column."""
+    """The page's lines on a table's groups; none without the column."""
     if not any(one.row.cells.get("group") for one in rows):
         return
     groups = [*groups_of(rows, lambda one: one.row.cells.get("group", ""))]
@@ -48,7 +48,9 @@ def group_lines(name: str, rows: Sequence[Judged]) -> Iterator[str]:
 
 
 def summary(rows: Sequence[Judged]) -> str:
-    """A sentence: the groups' errors, each counted once, and runs told from those that failed."""
+    """A sentence: errors with each group counted once, and accuracy of telling runs that ran from
+    failed ones.
+    """
     errors = counted_once(
         [
             errors_of(name, group)

@@ -1,4 +1,6 @@
-"""Measured kernels of fine-tuning, predicted: rows as JSON, or errors by kernel, GPUs left out."""
+"""Predicts measured kernels of fine-tuning: rows as JSON, or errors by kernel with GPUs left
+out.
+"""
 
 import argparse
 import json
@@ -27,23 +29,24 @@ from mistlab.core.values import InputError, one_of, refuse, reject, shown
 from mistlab.graph.sums import sum_from
 from mistlab.machine.hardware import Hardware
 
-# Without these columns no row is answered.
+# Columns that every row needs.
 NEEDED = ("kernel", "provider", "pass", "x_name", "x_value", "hardware")
 PASSES: Mapping[str, tuple[str, ...]] = {
     "forward": ("forward",),
     "backward": ("backward",),
     "full": ("forward", "backward"),
 }
-# Bytes of a number by the name that benchmarks give its type; where none is given, of 32 bits.
+# Bytes of a number by the benchmark's name of its type; 32 bits by default.
 WIDTHS = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0}
-# Kernels of a provider with these words are fused: one or two go through all data.
+# Names of providers with fused kernels, which read and write data once or twice.
 FUSED = re.compile("liger|(?<!un)fused|tiled|compile")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelWork:
-    """What a kernel moves and computes on a hardware: the bytes and operations of its passes, by
-    whether it is fused, and how many backward passes it has."""
+    """Work of a kernel: bytes and operations of its passes, fused or not, and its number of
+    backward passes.
+    """
 
     bytes_moved: float
     flop: float
@@ -53,7 +56,7 @@ class KernelWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRow:
-    """A row of a table of kernels, its work, and the seconds that were measured, if any were."""
+    """A row of a table of kernels, its work, and measured seconds if any."""
 
     row: TableRow
     kernel: str
@@ -72,8 +75,9 @@ class RefusedKernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRates:
-    """What kernels reach on any GPU: shares of the datasheet's bandwidth of fused kernels and of
-    torch's operators, seconds in which a launch and a backward pass begin."""
+    """Rates of kernels on any GPU: fractions of the datasheet's bandwidth for fused kernels and for
+    torch's operators, and latencies of a launch and of a backward pass.
+    """
 
     fused: float = 0.85
     eager: float = 0.85
@@ -81,7 +85,7 @@ class KernelRates:
     backward_s: float = 6e-6
 
     def seconds(self, hardware: Hardware, work: KernelWork) -> float:
-        """The predicted time of a kernel: a backward pass waits for Python, or works."""
+        """Predicted time of a kernel; a backward pass is host-bound or bound by its work."""
         compute = hardware.compute
         assert compute is not None
         tflops = compute.rate("matmul").tflops
@@ -94,14 +98,14 @@ class KernelRates:
 
 @cache
 def described() -> Mapping[str, Any]:
-    """The kernels that are described, by name, and other names of sizes."""
+    """Descriptions of kernels by name, and synonyms of sizes."""
     file = files("experiments.measured") / "operators.yaml"
     found: Mapping[str, Any] = parse_yaml(file.read_text(encoding="utf-8"), file.name)
     return found
 
 
 def kernel_rows(path: Path) -> Iterator[KernelRow | RefusedKernel]:
-    """The rows of a table that have a time, or may have one; others are left out."""
+    """Rows of a table with a time, or that could have one; others are left out."""
     for row in rows_of_table(path, NEEDED, NEEDED):
         if text_of(row.cells, "quantity") not in ("", "time"):
             continue
@@ -156,7 +160,7 @@ def _work(row: TableRow, kernel: Mapping[str, Any], provider: str) -> KernelWork
 
 
 def _sizes(row: TableRow) -> tuple[dict[str, float], float]:
-    """The sizes of a row by all their names, and the bytes of a number."""
+    """Sizes of a row under all their names, and bytes of a number."""
     text = text_of(row.cells, "extra")
     try:
         extra = json.loads(text) if text.startswith("{") else {}
@@ -178,7 +182,7 @@ def _sizes(row: TableRow) -> tuple[dict[str, float], float]:
 
 
 def _number(expression: object, sizes: Mapping[str, float]) -> float:
-    """An expression's value; refuses one whose sizes a row does not give."""
+    """Value of an expression; refuses one whose sizes the row does not give."""
     terms = sum_from(str(expression)).terms
     needed = {name for powers in terms for name, _ in powers}
     if missing := sorted(needed - sizes.keys()):
@@ -192,14 +196,15 @@ def _number(expression: object, sizes: Mapping[str, float]) -> float:
     )
 
 
-# The fit of what kernels reach, and errors by kernel.
+# Fits the rates of kernels, and tables errors by kernel.
 
 LEAST, MOST = (0.3, 0.3, 1e-6, 1e-6), (1.0, 1.0, 5e-5, 1e-3)
 
 
 def fit(rows: Sequence[KernelRow]) -> KernelRates:
-    """The rates that agree best with rows, each kernel counted once: least sizes of the logarithms
-    of predicted over measured times."""
+    """Rates that fit the rows best, each kernel counted once: least absolute logarithms of
+    predicted over measured times.
+    """
     weights = defaultdict[str, int](int)
     for one in rows:
         weights[one.kernel] += 1
@@ -224,7 +229,7 @@ def _rates(logarithms: Sequence[float]) -> KernelRates:
 
 
 def left_out(rows: Sequence[KernelRow]) -> Mapping[str, KernelRates]:
-    """The rates for each GPU, by the measured rows of all other GPUs; the usual ones of none."""
+    """Rates fitted without each GPU, by GPU; the default rates where no other GPU is measured."""
     measured = [one for one in rows if one.measured_s is not None]
     rates = {}
     for name in {one.hardware.name for one in rows}:
@@ -234,7 +239,8 @@ def left_out(rows: Sequence[KernelRow]) -> Mapping[str, KernelRates]:
 
 
 def predict_operators(options: argparse.Namespace) -> int:
-    """Kernels of tables, predicted: norms, gates, rotary embedding and losses, fused or not.
+    """Predict measured kernels in tables: norms, activations, rotary embedding and losses, fused or
+    not.
 
     A row is one kernel (docs/reference/measured-runs.md): its name, who wrote it, its pass, the
     size that varies and others, and its GPU. What a kernel moves and computes is counted in its

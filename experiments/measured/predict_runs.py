@@ -1,4 +1,4 @@
-"""Rows of tables of runs, predicted in order, and printed as JSON or as a table of errors."""
+"""Predicts rows of tables of measured runs, in order; prints JSON or a table of errors."""
 
 import argparse
 import math
@@ -29,22 +29,22 @@ from mistlab.machine.hardware import Hardware
 from mistlab.plan.plan import Plan
 from simulators.symbolic import SymbolicPredictor
 
-# Rows that are predicted together, and the seconds after which progress is shown.
+# Rows predicted per batch, and seconds between updates of progress.
 AT_ONCE = 4096
 PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweredRow:
-    """A row of a table, and its answer."""
+    """A row of a table and its answer."""
 
     row: TableRow
     answer: RunAnswer
 
 
 def predict_rows(options: argparse.Namespace) -> int:
-    """Measured runs, predicted: each row of tables of runs as a plan of its own, beside what it
-    took.
+    """Predict measured runs: each row of tables of runs as a plan, beside its measured time and
+    memory.
 
     A row tells of one run: model, GPUs, degrees, batch (docs/reference/measured-runs.md lists
     the columns). Cells may be empty; what is assumed instead is a note of the answer. A row
@@ -85,25 +85,25 @@ def mapping_of(one: AnsweredRow) -> dict[str, object]:
 
 
 class RowPredictor:
-    """Predicts rows of tables; rows of equal configurations are predicted once."""
+    """Predicts rows of tables; equal configurations are predicted once."""
 
     def __init__(self, profile: Profile | None = None, hardware: Hardware | None = None) -> None:
         self._profile, self._hardware = profile, hardware
         self._known: dict[Configuration, RunAnswer] = {}
-        # Whether memory is nearly full, and the seconds.
+        # Sort key of a configuration: whether memory is nearly full, then seconds.
         self._ranks: dict[Configuration, tuple[bool, float]] = {}
         self._begun_s = perf_counter()
         self._told_s = self._begun_s
 
     def answers(self, path: Path) -> Iterator[AnsweredRow]:
-        """The answers to a table's rows, in order."""
+        """Answers to a table's rows, in order."""
         rows = rows_of_table(path)
         if (first := next(rows, None)) is None:
             reject(f"{path}: has no rows below its header: give a run a line")
         yield from self.answers_of(chain([first], rows))
 
     def answers_of(self, rows: Iterable[TableRow]) -> Iterator[AnsweredRow]:
-        """The answers to rows of any tables, in order."""
+        """Answers to rows of several tables, in order."""
         rows = iter(rows)
         while some := list(islice(rows, AT_ONCE)):
             own = "" if self._hardware is None else self._hardware.name
@@ -124,18 +124,20 @@ class RowPredictor:
             progress(text)
 
     def _predict(self, runs: Sequence[Configuration]) -> None:
-        """Predict the runs that are not known yet; of several ways of a run the best one counts."""
+        """Predict runs that are not cached; where a row leaves choices open, the best choice
+        counts.
+        """
         several = {run: ways_of(run) for run in runs if run.unsaid and run not in self._known}
         ways = [way for some in several.values() for way in some]
         self._predict_said([*(run for run in runs if not run.unsaid), *ways])
         self._known |= {run: self._known[self._best(some)] for run, some in several.items()}
 
     def _best(self, ways: Sequence[Configuration]) -> Configuration:
-        """The fastest of some configurations; of those that leave room in memory, if any does."""
+        """The fastest of several configurations, preferring those that leave room in memory."""
         return min(ways, key=lambda way: self._ranks.get(way, (True, math.inf)))
 
     def _predict_said(self, runs: Sequence[Configuration]) -> None:
-        """Predict runs whose rows say all, those of one workload and cluster together."""
+        """Predict fully specified runs, grouped by workload and cluster."""
         instead: dict[Configuration, Configuration] = {}
         together: dict[tuple[int, int], list[tuple[Configuration, RunJob]]] = defaultdict(list)
         for run in dict.fromkeys(runs):
@@ -166,7 +168,7 @@ class RowPredictor:
 
 
 def _otherwise(run: Configuration, found: RunJob, one: Prediction) -> Configuration | None:
-    """The configuration that takes a run's place as its memory is short, if one does."""
+    """The configuration that replaces one that does not fit, if there is one."""
     if run.otherwise not in ("", found.job.plan.engine) and nearly_fills(one, found):
         notes = (*run.notes, f"memory is short: engine {run.otherwise}")
         return replace(run, engine=run.otherwise, otherwise="", notes=notes)
@@ -177,7 +179,7 @@ def _otherwise(run: Configuration, found: RunJob, one: Prediction) -> Configurat
 
 
 def _as_written(refused: str, run: Configuration, row: TableRow) -> str:
-    """A refusal that names the engine as the row does, not the variant that it is predicted as."""
+    """A refusal that names the engine as the row does, not the variant that predicts it."""
     written = text_of(row.cells, "engine") or run.engine
     return re.sub(
         rf"\bengine {re.escape(run.engine)}(?![\w-])", lambda _: f"engine {written}", refused
@@ -196,7 +198,7 @@ def _read(row: TableRow, hardware: str) -> Configuration | RunAnswer:
 
 
 def _all(predictor: SymbolicPredictor, plans: Sequence[Plan]) -> Sequence[Prediction | RunAnswer]:
-    """The predictions of plans together; one by one where a plan is refused."""
+    """Predictions of plans as one batch; one by one where a plan is refused."""
     try:
         return predictor.predict_many(plans)
     except InputError as error:

@@ -1,4 +1,6 @@
-"""Measured runs beside their predictions: a row for each run's time and each stage's memory."""
+"""Predictor error: measured runs beside predictions, a row per run's time and per stage's
+memory.
+"""
 
 import argparse
 import math
@@ -45,12 +47,12 @@ from simulators.events import EventSimulator
 
 END_TO_END = "end_to_end.csv"
 MEGATRON = ("megatron_a100_one_node.csv", "megatron_a100_many_nodes.csv")
-# Machines whose whole runs all went into their calibration.
+# Machines calibrated with all of their whole runs.
 FITTED_TO_ALL = ("l4-24gb", "a100-40gb", "a10g-24gb")
 
 
 def errors(options: argparse.Namespace) -> int:
-    """Predicted beside measured: iteration times and peaks of memory of published runs.
+    """Predictor error: predicted and measured iteration times and memory peaks of published runs.
 
     Without tables, the published figures that the project carries. With --tables DIR, the runs
     of DIR/end_to_end.csv, DIR/megatron_a100_one_node.csv and DIR/megatron_a100_many_nodes.csv
@@ -61,7 +63,7 @@ def errors(options: argparse.Namespace) -> int:
     if options.launch is not None:
         runs = launched_runs(runs, options.launch)
     study = Study.begin("predictor_error", options)
-    # Runs of launch lines are a part of those that a machine was fitted to.
+    # Runs imported from launch lines are a subset of the runs that a machine was fitted to.
     left_out = {} if options.tables is None or options.launch else _left_out(runs)
     times = _fastest(
         [
@@ -79,7 +81,7 @@ def errors(options: argparse.Namespace) -> int:
         ],
         "memory": memory_summary(memory, runs),
     }
-    # What is said of the largest errors is of the runs of all tables.
+    # Sentences about the largest errors need the runs of all tables.
     whole = {END_TO_END, *MEGATRON} <= {one.path.name for one in tables} and not options.launch
     return study.end(_report(summary, times, memory, whole=whole))
 
@@ -116,7 +118,7 @@ def _report(
 
 
 def _runs(folder: Path | None, *, quick: bool = False) -> tuple[list[PublishedRun], list[Table]]:
-    """The runs, and the tables that they came from; in haste without the longest two."""
+    """The runs and their tables; with ``quick``, without the two slowest runs."""
     megatron = catalog.hardware("a100-80gb")
     content = (
         files("experiments.calibration").joinpath("published.yaml").read_text(encoding="utf-8")
@@ -135,7 +137,7 @@ def _runs(folder: Path | None, *, quick: bool = False) -> tuple[list[PublishedRu
 
 
 def _left_out(runs: Sequence[PublishedRun]) -> Mapping[str, float]:
-    """Errors of runs that their machine was fitted to, each left out of the fit in turn."""
+    """Errors of calibration runs, each left out of the fit once."""
     by_machine = grouped(runs, lambda one: one.cluster.hardware.name)
     fits = [
         fit_sustained(alike, alike[0].cluster.hardware)
@@ -155,7 +157,7 @@ def _time(run: PublishedRun, left_out: float | None, *, events: bool) -> dict[st
     peak = run.cluster.peak_flop_per_s(run.workload.precision)
     mfu = model_flop(run.workload) / (seconds * gpus * peak)
     _, above = bounds_of(run.workload, run.cluster, run.engine).around(gpus, mfu)
-    # Of whole layers alone.
+    # The event simulator plays plans without half blocks only.
     played_s = _played_s(run, run.plan) if events and run.plan is not None else None
     return {
         "set": run.set,
@@ -183,7 +185,7 @@ def _played_s(run: PublishedRun, plan: Plan) -> float:
 
 
 def _fastest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of weak scaling, whose table omits the micro-batch, the fastest one of each run."""
+    """Weak-scaling runs without a given micro-batch: the fastest micro-batch per run."""
     fastest: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
         key = row["set"], row["run"]
@@ -212,15 +214,15 @@ def _memory(run: PublishedRun) -> Iterator[dict[str, Any]]:
         }
 
 
-# Errors of predictions, summed up for each set of measured runs.
+# Summary of prediction errors per set of measured runs.
 
 
-# Two runs that differ by less than this can be in either order.
+# Runs whose times differ by less are not ranked.
 TELLING = 0.03
 
 
 def summary_of(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The errors of a set's runs in a few figures."""
+    """Summary figures of a set's errors."""
     errors = np.array([row["error"] for row in rows])
     unseen = [row for row in rows if not row["fitted"] or row["error_left_out"] is not None]
     of_unseen = np.array(
@@ -267,8 +269,9 @@ def _events_summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def _order(rows: Sequence[dict[str, Any]]) -> tuple[list[float], list[float], int]:
-    """Of each workload with several runs: rank correlation, how much the run that is predicted
-    fastest takes beyond the fastest, and pairs that differ tellingly and are in the wrong order."""
+    """Ranking per workload with several runs: rank correlation, regret of the run predicted
+    fastest, and misordered pairs.
+    """
     ranks, best, disordered = [], [], 0
     for alike in grouped(rows, lambda row: row["workload"]).values():
         predicted, measured = (
@@ -288,7 +291,7 @@ def _order(rows: Sequence[dict[str, Any]]) -> tuple[list[float], list[float], in
 def memory_summary(
     rows: Sequence[dict[str, Any]], runs: Sequence[PublishedRun]
 ) -> dict[str, Any] | None:
-    """The errors of all stages' memory in a few figures; none where no run has peaks."""
+    """Summary of memory errors over all stages; none without measured peaks."""
     if not rows:
         return None
     with_peaks = [one for one in runs if one.reserved_bytes and one.plan is not None]
@@ -307,7 +310,7 @@ def memory_summary(
     }
 
 
-# Errors of predictions as a table and sentences.
+# Tables and sentences about prediction errors.
 
 
 INTRODUCTION = (
@@ -328,7 +331,7 @@ def words_of(
     times: Sequence[Mapping[str, Any]],
     memory: Sequence[Mapping[str, Any]],
 ) -> list[str]:
-    """A table of sets, the order of runs, tables of runs, and the memory of stages."""
+    """A table of sets, rankings, tables of runs, and memory of stages."""
     sets = summary["times"]
     paragraphs = [
         INTRODUCTION + (PLAYED if any(map(_is_played, sets)) else ""),
@@ -426,7 +429,7 @@ def _reserved_left_out(figures: Mapping[str, Any]) -> str:
 
 
 def _order_words(figures: Mapping[str, Any]) -> str:
-    """Whether runs of one workload are in the right order; empty where none has several runs."""
+    """A sentence on rankings of runs of one workload; empty where no workload has several."""
     parts = []
     if figures["median_rank_correlation"] is not None:
         parts.append(

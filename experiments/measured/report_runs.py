@@ -1,4 +1,4 @@
-"""Writes the page and the picture of predicted beside measured runs."""
+"""Writes the page and the picture of predicted against measured runs."""
 
 import argparse
 import re
@@ -44,15 +44,15 @@ from mistlab.core.files import naming, write_yaml
 from mistlab.core.values import to_mapping
 from mistlab.cost.confidence import Spread
 
-# The picture of measured runs: predicted over measured seconds, each table with its own look.
+# The picture of measured runs: predicted over measured seconds, one marker per table.
 
 
-# Where there are more tables than colours, the next ones have another shape.
+# Colours, and marker shapes for tables beyond the colours.
 COLOURS, SHAPES = 10, "o^sv"
 
 
 def draw(tables: Sequence[tuple[str, Sequence[Judged]]], path: Path) -> None:
-    """Draw predicted over measured seconds of all tables, on logarithmic axes."""
+    """Plot predicted over measured seconds of all tables on logarithmic axes."""
     from matplotlib.figure import Figure  # noqa: PLC0415 (only where something is drawn)
 
     figure = Figure(figsize=(9, 7), layout="constrained")
@@ -91,30 +91,30 @@ def draw(tables: Sequence[tuple[str, Sequence[Judged]]], path: Path) -> None:
 
 
 def look(number: int) -> tuple[str, str]:
-    """The colour and shape of a table's points."""
+    """Colour and marker of a table."""
     return f"C{number % COLOURS}", SHAPES[number // COLOURS % len(SHAPES)]
 
 
-# The page of measured runs: every table's errors, raw and in groups, and a picture of all.
+# The page of measured runs: errors of every table by row and by group, and a picture.
 
 
 COLUMNS = ("engine", "hardware", "model", "gpus", "tp", "pp", "micro_batch", "precision")
 MOST_GROUPS = 14
-# Parts of the runs of that engine: their most GPUs, tensor-parallel ranks and stages.
+# Subsets of the engine's runs, by their most GPUs, tensor-parallel degree and stages.
 PARTS = {
     "no pipeline, tp to 8, to 128 GPUs": {"gpus": 128, "tp": 8, "pp": 1},
     "tp to 8, to 128 GPUs": {"gpus": 128, "tp": 8},
     "tp to 8, to 256 GPUs": {"gpus": 256, "tp": 8},
 }
-# A choice that takes more than this multiple of the best time is a bad one.
+# A choice slower than the best measured by more than this factor is bad.
 BAD = 1.3
-# Profiles are of clusters that ran this engine.
+# The engine that ran on the clusters with a profile.
 ENGINE_OF_PROFILES = "nanotron"
 HEAD = ("", "runs", "answered", *ERROR_FORMS)
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write the page and the picture of predicted beside measured runs.
+    """Write the page and the picture of predicted against measured runs.
 
     Tables are those of predict_runs (docs/reference/measured-runs.md). The page has, for every
     table: errors, raw and in groups; the share of measurements within the bounds, and within
@@ -167,7 +167,7 @@ def _tables(paths: Sequence[Path], predictor: RowPredictor) -> Tables:
 
 
 def _of_profiles(tables: Tables) -> list[Judged]:
-    """The rows of the engine whose runs have a profile of their cluster."""
+    """Rows of the engine whose cluster has a profile."""
     every = (one for _, rows in tables for one in rows)
     return [one for one in every if row_of(one.row.cells).software == ENGINE_OF_PROFILES]
 
@@ -184,12 +184,14 @@ ORDERS = (
 )
 
 
-# Columns about the order of runs, without those of repeats and failures.
+# Number of ranking columns, without those on repeats and failures.
 ORDERED = 7
 
 
 def _each(tables: Tables) -> Iterator[str]:
-    """The section on each table: orders, repeats, failures, groups, parts and refused rows."""
+    """The page's section per table: rankings, repeats, failures, groups, subsets and refused
+    rows.
+    """
     yield "\n\n".join(beside("report_runs-each")) + "\n"
     lines = [(name, *_order_cells(rows)) for name, rows in tables]
     orders = narrow(ORDERS, (line for line in lines if any(line[1:])))
@@ -204,7 +206,7 @@ def _each(tables: Tables) -> Iterator[str]:
 
 
 def _order_cells(rows: Sequence[Judged]) -> list[str]:
-    """A table's order within tasks, spread of repeated runs, and failures told apart."""
+    """A table's rankings within tasks, spread of repeated runs, and separation of failed runs."""
     cells: list[str] = []
     for tasks in ([*ranked(rows)], [*ranked(rows, by=lambda one: one.longest_s)]):
         if not tasks:
@@ -225,7 +227,7 @@ def _order_cells(rows: Sequence[Judged]) -> list[str]:
 
 
 def _part_cells(rows: Sequence[Judged]) -> Iterator[Sequence[object]]:
-    """The errors of a table's runs by each column with few values."""
+    """Errors of a table's runs by each column with few values."""
     for column in COLUMNS:
         groups = [*groups_of(rows, _cell(column))]
         if 1 < len(groups) <= MOST_GROUPS:
@@ -234,7 +236,7 @@ def _part_cells(rows: Sequence[Judged]) -> Iterator[Sequence[object]]:
 
 
 def _orders(rows: Sequence[Judged]) -> Iterator[str]:
-    """Lines on runs: their order within tasks, failures told apart, and repeats."""
+    """Lines on rankings within tasks, separation of failed runs, and repeats."""
     yield from _ranking(rows)
     if any(one.failed for one in rows):
         told = separation(rows)
@@ -251,7 +253,7 @@ def _orders(rows: Sequence[Judged]) -> Iterator[str]:
 
 
 def _parts(how: str, rows: Sequence[Judged]) -> Iterator[str]:
-    """Prediction errors and rankings in small groups of runs, so that no cluster dominates."""
+    """Errors and rankings in subsets of runs, so that no cluster dominates."""
     if not rows:
         return
     yield f"## Parts of the runs of {ENGINE_OF_PROFILES}, {how}\n"
@@ -266,7 +268,7 @@ def _parts(how: str, rows: Sequence[Judged]) -> Iterator[str]:
 
 
 def _is_within(one: Judged, most: Mapping[str, int]) -> bool:
-    """Whether a run is no larger than this in any column; an empty cell is one."""
+    """Whether a run is within the limits of all columns; an empty cell counts as one."""
     return all(float(one.row.cells.get(name) or 1) <= limit for name, limit in most.items())
 
 
@@ -295,7 +297,7 @@ def _ranks(found: Sequence[Ranked]) -> str:
 
 
 def _single_runs(rows: Sequence[Judged]) -> Iterator[str]:
-    """How much of the worst regret is luck: bad runs among those that are predicted to be best."""
+    """How much of the worst regret is selection noise: bad runs among those predicted best."""
     error = errors_of("", rows).median_time
     found = [] if error is None else [*ranked(rows, near=error)]
     if found:
@@ -318,7 +320,7 @@ def _cell(column: str) -> Callable[[Judged], str]:
 
 
 def _errors(groups: Iterable[GroupErrors]) -> list[str]:
-    """The table of the errors of groups."""
+    """Table of errors by group."""
     return narrow(HEAD, map(_error_line, groups))
 
 
@@ -327,7 +329,7 @@ def _error_line(group: GroupErrors) -> Sequence[object]:
 
 
 def _refused(tables: Tables) -> Iterator[str]:
-    """The refused rows of tables, counted by what is wrong with them."""
+    """Refused rows of tables, counted by fault."""
     reasons = Counter(
         (name, _fault(one.answer.refused))
         for name, rows in tables
@@ -341,29 +343,30 @@ def _refused(tables: Tables) -> Iterator[str]:
 
 
 def _fault(refused: str) -> str:
-    """What a refusal finds wrong, without where, suggestions and the remedy."""
+    """The fault that a refusal names, without place, suggestions and remedy."""
     reason = refused.partition(": ")[2]
     return re.sub(r"( \(did you mean .*?\?\))?: (give|predict) .*", "", reason).replace("|", "\\|")
 
 
-# The bounds of runs that were left out by groups, and the spreads of all kinds of runs.
+# Coverage of bounds with groups left out, and spreads of all kinds of runs.
 
 
-# What is left out at once: the runs of one software with an equal cell, or all of a table.
+# What is left out at a time: runs of one software with an equal cell, or a whole table.
 WAYS: Mapping[str, Callable[[TableRow, str], str]] = {
     "model": lambda row, software: f"{software} {row.cells.get('model', '')}",
     "GPUs": lambda row, software: f"{software} {row.cells.get('gpus', '')}",
     "table": lambda row, _: row.file,
 }
-# Tables may have runs in groups of their own, of one page and card.
+# What is left out of tables with groups: one group, page or GPU.
 OF_GROUPS: Mapping[str, Callable[[TableRow, str], str]] = {
     "group": lambda row, _: row.cells.get("group") or row.file
 }
 
 
 def left_out_lines(tables: Sequence[tuple[str, Sequence[Judged]]]) -> Iterator[str]:
-    """The section of a page: for each table how many measurements lie within bounds that were made
-    without their group."""
+    """The page's section: per table, the share of measurements inside bounds fitted without their
+    group.
+    """
     known = [(name, row, miss) for name, rows in tables for row, miss in _misses(name, rows)]
     misses = [miss for *_, miss in known]
     ways = {**WAYS, **(OF_GROUPS if any(row.row.cells.get("group") for _, row, _ in known) else {})}
@@ -398,7 +401,7 @@ def _held(row: Judged, spread: Spread) -> Held:
 
 
 def _known(tables: Tables) -> list[tuple[str, Judged, Miss | None]]:
-    """Every row with its source, and how far its measurement lies outside of what is predicted."""
+    """Every row with its source, and how far its measurement lies outside the prediction."""
     return [
         (source_of(name, row.row.cells), row, miss)
         for name, rows in tables

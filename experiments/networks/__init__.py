@@ -1,1 +1,1 @@
-"""Tables of measured collectives: read, predicted, and fitted."""
+"""Tables of measured collectives: readers, predictions and fits."""

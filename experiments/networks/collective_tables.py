@@ -1,4 +1,4 @@
-"""Rows of tables of collectives, each as what it says in numbers."""
+"""Reads rows of tables of collectives as numbers."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from mistlab.network.collective_times import (
     socket_rates,
 )
 
-# Columns that tables call otherwise.
+# Synonyms of column names.
 SYNONYMS = {
     "collective": ("collective", "operation", "op"),
     "gpus": ("gpus", "group_size", "workers"),
@@ -45,7 +45,7 @@ NAMES = {
     "p2p copy": "send",
 }
 ELEMENT_BYTES = {"half": 2, "float16": 2, "bfloat16": 2, "int8": 1, "fp8": 1, "float": 4}
-# What is said to be large, or has no size: rates of messages of a gibibyte are like those beyond.
+# Message size of rows that give none or call it large: rates no longer grow beyond a gibibyte.
 LARGE_BYTES = 2.0**30
 _CARDS = re.compile(r"(?:(\d+) ?x ?)?(\d+) ?Gb/s")
 _BY_NAME = {"hdr": 200.0, "ndr": 400.0, "edr": 100.0}
@@ -54,7 +54,7 @@ _NAMED_CARDS = re.compile(r"(?:(\d+) ?x )?(?:one )?(hdr|ndr|edr)", re.IGNORECASE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRow:
-    """A row: what is exchanged over which links, and what was measured."""
+    """A row: a collective, its links, and its measured time or rate."""
 
     where: str
     number: int
@@ -74,7 +74,7 @@ class CollectiveRow:
 
     @property
     def links(self) -> GpuLinks:
-        """The links of its GPUs."""
+        """The links of the row's GPUs."""
         return gpu_links()[self.hardware]
 
 
@@ -88,7 +88,7 @@ class RefusedCollective:
 
 
 def collective_rows(path: Path) -> Iterator[CollectiveRow | RefusedCollective]:
-    """The rows of a table of collectives, in order."""
+    """Rows of a table of collectives, in order."""
     for row in rows_of_table(path, needed=(), told_by=TOLD_BY):
         try:
             if row.problem:
@@ -169,7 +169,9 @@ def _operation(text: str) -> str:
 
 
 def hardware_named(text: str) -> str:
-    """The GPU that a text names, whole: no ``L40S`` for ``L4``, no ``H100`` for ``H1000``."""
+    """The GPU named as a whole word in a text: ``L40S`` does not match ``L4``, nor ``H1000``
+    ``H100``.
+    """
     known = sorted(gpu_links(), key=len, reverse=True)
     for name in known:
         pattern = name.replace("-", "[ -]?")
@@ -186,7 +188,7 @@ def _ranks(cells: Mapping[str, str], nodes: int) -> tuple[int, tuple[str, ...]]:
     ranks = next(filter(None, counts), None)
     per_node = count_of(cells, "gpus_per_node")
     if per_node and ranks == per_node and nodes == 2 and text_of(cells, "to_gpus"):
-        # So many processes of one node send to as many of another.
+        # Ranks per node exchange with as many ranks on another node.
         ranks *= nodes
     notes: tuple[str, ...] = ()
     if ranks is None:
@@ -224,7 +226,9 @@ def _software(text: str, operation: str) -> str:
 def _network(
     cells: Mapping[str, str], hardware: str, in_node: float, nodes: int
 ) -> tuple[float, float, tuple[str, ...]]:
-    """GB/s of a node and of one of its cards, as the row says or as such nodes are sold."""
+    """GB/s of a node and of one of its network adapters, as the row says or by the node's
+    default.
+    """
     if nodes == 1:
         return 0.0, 0.0, ()
     links = gpu_links()[hardware]

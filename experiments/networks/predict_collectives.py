@@ -1,4 +1,4 @@
-"""Measured collectives, predicted: rows as JSON, or errors by cluster; and fits of numbers."""
+"""Predicts measured collectives: rows as JSON, errors by cluster, or a fit."""
 
 import argparse
 from collections import Counter
@@ -30,20 +30,21 @@ from mistlab.network.collective_times import (
     fitted_collectives,
 )
 
-# Logarithms: how far a row scatters, and how far numbers and factors of generations may go from
-# where the fit begins.
+# Standard deviations in logarithms: residual of a row, and priors of constants, of generation
+# factors and of network factors around their starting values.
 SCATTER, NUMBER_SPREAD, GENERATION_SPREAD, NETWORK_SPREAD = 0.2, 0.5, 0.3, 1.0
-# What chunks can cost at most, however many there are: twice the root of latency times transfer.
+# Largest factor by which chunking lengthens a transfer: twice the square root of latency times
+# transfer.
 MOST_CHUNKS = 2.0
-# A cluster counts as this power of the number of its rows: neither all alike, nor each row.
+# A cluster's weight in the fit: its number of rows to this power.
 CLUSTER_POWER = 0.3
-# 90 % of measurements of clusters that were left out lie within these.
+# Bounds are quantiles of left-out clusters: 90 % coverage.
 QUANTILES = (0.05, 0.95)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClustersLeftOut:
-    """Measured over predicted seconds of each row, by a fit without its cluster."""
+    """Ratios of measured and predicted seconds by row, from a fit without the row's cluster."""
 
     rows: Sequence[CollectiveRow]
     over: Floats
@@ -51,16 +52,16 @@ class ClustersLeftOut:
 
     @property
     def errors(self) -> Floats:
-        """Absolute errors of predictions, as shares of what was measured."""
+        """Absolute relative errors of predictions."""
         return np.abs(1 / self.over - 1)
 
     def of(self, cluster: str) -> Bools:
-        """Which rows are a cluster's."""
+        """Mask of a cluster's rows."""
         return np.array([row.cluster == cluster for row in self.rows])
 
 
 def fit(rows: Sequence[CollectiveRow], start: Fitted) -> Fitted:
-    """Numbers that predict measured rows best, near where the fit starts; bounds as they were.
+    """Constants that fit measured rows best, near the starting values; bounds unchanged.
 
     Exchanges over sockets have rates of their own, and count for nothing here.
     """
@@ -117,7 +118,7 @@ def left_out(rows: Sequence[CollectiveRow], start: Fitted) -> ClustersLeftOut:
 
 
 def bounds_of(apart: ClustersLeftOut) -> Mapping[str, tuple[float, float]]:
-    """Bounds of each kind of row by what was left out, each cluster counted by its fit's weight."""
+    """Bounds of each kind of row from left-out errors, clusters weighted as in the fit."""
     sizes = Counter(row.cluster for row in apart.rows)
     weights = np.array([sizes[row.cluster] ** (CLUSTER_POWER - 1) for row in apart.rows])
     kinds = np.array(apart.kinds)
@@ -143,7 +144,7 @@ DIGITS = 4
 
 
 def predict_collectives(options: argparse.Namespace) -> int:
-    """Collectives of tables, predicted from the links that they cross: microseconds with bounds.
+    """Predict measured collectives from the links that they cross: microseconds with bounds.
 
     A row is one collective or message: operation, GPUs, nodes, size in bytes, hardware, library
     and network (docs/reference/collective-tables.md). A size that is not said is taken to be a
@@ -191,7 +192,7 @@ def _head(options: argparse.Namespace) -> Iterator[str]:
 def answers(
     rows: Sequence[CollectiveRow | RefusedCollective], fitted: Fitted
 ) -> Iterator[dict[str, object]]:
-    """An object a row, in order: what is predicted, or why nothing is."""
+    """An object per row, in order: the prediction, or why there is none."""
     known = [row for row in rows if isinstance(row, CollectiveRow)]
     predicted = iter(_predicted(known, fitted) if known else ())
     for row in rows:
@@ -253,14 +254,14 @@ def _report(
 
 
 def _refusal_table(rows: Sequence[CollectiveRow | RefusedCollective]) -> str:
-    """What is not predicted, without the remedies that the command's messages have."""
+    """Table of refusals, without their remedies."""
     refused = (row for row in rows if isinstance(row, RefusedCollective))
     problems = Counter(row.problem.partition(": give")[0] for row in refused)
     return table(["rows", "reason"], [(count, told) for told, count in problems.most_common()])
 
 
 def _errors(apart: ClustersLeftOut, bounds: Mapping[str, tuple[float, float]]) -> str:
-    """Errors of each cluster, of each kind of links, of each table, and of all rows."""
+    """Errors by cluster, kind of links and table, and over all rows."""
     tables = np.array([row.cluster.partition(",")[0] for row in apart.rows])
     groups = [
         *((cluster, apart.of(cluster)) for cluster in dict.fromkeys(r.cluster for r in apart.rows)),

@@ -1,1 +1,1 @@
-"""What data parallelism costs that communicates less, and what it learns."""
+"""Studies of data parallelism with reduced communication: cost and accuracy."""

@@ -1,5 +1,6 @@
-"""The command ``communication``: what reductions that send less cost, how costs grow, and what they
-learn."""
+"""The command ``communication``: cost, scaling and accuracy of gradient reductions that send
+less.
+"""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from mistlab.reduction.neighbours import degree_of
 from mistlab.reduction.reduction_costs import RankLink, Reduction
 from simulators.messages import played_exchange_s
 
-# What is compared, by name.
+# The compared reductions, by name.
 REDUCTIONS: Mapping[str, Reduction] = {
     "ring all-reduce": Reduction(),
     "one server": Reduction(kind="server"),
@@ -40,7 +41,8 @@ REDUCTIONS: Mapping[str, Reduction] = {
 }
 GROWN = ("ring all-reduce", "one server", "gossip, ring", "gossip, one peer")
 GROWTH = "Milliseconds of an exchange as ranks grow, drawn below:"
-# Played message by message up to so many ranks, and in closed form to the last of all.
+# Largest number of ranks simulated message by message, in full and quick runs; beyond, the closed
+# form.
 MOST_PLAYED, QUICK_PLAYED = 512, 64
 MOST_RANKS = 16_384
 SEEDS, STEPS = 5, 600
@@ -48,9 +50,8 @@ QUICK_SEEDS, QUICK_STEPS = 1, 60
 
 
 def communication(options: argparse.Namespace) -> int:
-    """Data parallelism that communicates less: seconds and bytes of each kind of reduction, how
-    they grow with the ranks, bounds on the steps to a goal, published figures, and eight workers
-    that train.
+    """Data parallelism with reduced communication: seconds and bytes per reduction, scaling with
+    ranks, bounds on steps to a target loss, published figures, and eight workers that train.
 
     Kinds are averages of all ranks by a ring, by servers, of neighbours on a graph, every few
     steps, and by outer steps; with gradients whole or compressed, and what is cut off remembered.
@@ -201,7 +202,9 @@ def _trained(rows: Sequence[Row], steps: int) -> str:
 
 
 def _order(rows: Sequence[Row]) -> Iterator[str]:
-    """Where the order of accuracies differs from the published one by more than the spread."""
+    """Pairs of methods whose measured accuracies contradict the published order by more than the
+    spread.
+    """
     known = [row for row in rows if row["published"]]
     ours = sorted(known, key=lambda row: -row["accuracy"])
     theirs = sorted(known, key=lambda row: -row["published"][0])

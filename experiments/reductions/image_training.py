@@ -1,4 +1,4 @@
-"""Trains a small network on handwritten digits with eight workers, by each way to send less.
+"""Trains a small network on handwritten digits with eight workers under each reduction.
 
 The set is the 1,797 digits of 8 x 8 pixels that scikit-learn ships, a part of UCI's. Every way has
 the same steps, batches, starts and learning rates to choose from; its rate is the one with the best
@@ -26,7 +26,7 @@ HIDDEN, CLASSES = 48, 10
 BATCH = 16
 RATES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 CUT_OFF = Compressor(kind="top_k", share=0.05)
-# The ways of the published comparison, with its accuracies of ResNet-18 and ResNet-20 on CIFAR-10.
+# Methods of the published comparison, with accuracies of ResNet-18 and ResNet-20 on CIFAR-10.
 PUBLISHED: Mapping[str, tuple[float, float]] = {
     "plain": (93.99, 91.62),
     "memory": (94.35, 91.27),
@@ -34,8 +34,8 @@ PUBLISHED: Mapping[str, tuple[float, float]] = {
     "neolithic": (94.63, 91.43),
     "ef21": (87.37, 65.82),
 }
-# Those of no comparison: what is cut off is lost, neighbours average, workers average at times, a
-# server waits for none; and a liar among the workers, whose gradients are averaged or trimmed.
+# Further methods: compression without error feedback, gossip, local steps, an asynchronous server,
+# and a Byzantine worker under mean and trimmed mean.
 WAYS = (*PUBLISHED, "none", "gossip", "local", "asynchronous", "one lies", "one lies, trimmed")
 LOCAL_STEPS = 8
 LIARS = (3,)
@@ -43,7 +43,7 @@ LIARS = (3,)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digits:
-    """The images and labels of training, validation and test."""
+    """Images and labels of training, validation and test sets."""
 
     training: tuple[Floats, Ints]
     validation: tuple[Floats, Ints]
@@ -52,7 +52,7 @@ class Digits:
     @classmethod
     @cache
     def loaded(cls) -> "Digits":
-        """The set that scikit-learn ships, shuffled once and for all."""
+        """The digits set of scikit-learn, shuffled with a fixed seed."""
         try:
             from sklearn.datasets import load_digits  # noqa: PLC0415 (an extra)
         except ModuleNotFoundError:
@@ -67,7 +67,7 @@ class Digits:
 
 
 def first_weights(seed: int, pixels: int = 64) -> Floats:
-    """The weights of a network with one hidden layer, as one vector."""
+    """Initial weights of a network with one hidden layer, as one vector."""
     rng = np.random.default_rng(seed)
     first = rng.standard_normal((pixels + 1, HIDDEN)) * np.sqrt(2 / pixels)
     second = rng.standard_normal((HIDDEN + 1, CLASSES)) * np.sqrt(1 / HIDDEN)
@@ -87,7 +87,7 @@ def _forward(weights: Floats, images: Floats) -> tuple[Floats, Floats]:
 
 
 def gradient(weights: Floats, images: Floats, labels: Ints) -> Floats:
-    """The gradient of the mean cross entropy."""
+    """Gradient of the mean cross entropy."""
     _, second = _layers(weights, images.shape[1])
     hidden, logits = _forward(weights, images)
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -100,14 +100,14 @@ def gradient(weights: Floats, images: Floats, labels: Ints) -> Floats:
 
 
 def accuracy(weights: Floats, images: Floats, labels: Ints) -> float:
-    """The share of images whose label the network gives."""
+    """Classification accuracy."""
     _, logits = _forward(weights, images)
     return float((logits.argmax(axis=1) == labels).mean())
 
 
 @dataclass(slots=True, kw_only=True)
 class ImageWorkers:
-    """Eight workers that train by one way, each with weights of its own."""
+    """Eight workers that train under one reduction, each with its own weights."""
 
     way: str
     rate: float
@@ -128,7 +128,7 @@ class ImageWorkers:
         self._averaging = averaging("none" if sends_all else self.way, compressor)
 
     def advance(self, images: Floats, labels: Ints) -> None:
-        """A step of all workers, each on a batch of its own."""
+        """One step of all workers, each on its own batch."""
         self.step += 1
         batches = self._rng.integers(len(labels), size=(WORKERS, BATCH))
         gradients = np.stack(
@@ -145,7 +145,7 @@ class ImageWorkers:
             if self.step % LOCAL_STEPS == 0:
                 self.weights[:] = self.weights.mean(axis=0)
         elif self.way == "asynchronous":
-            # Workers come in turn, each with a gradient of the weights that it got last.
+            # Workers update in turn, each with a gradient at the weights it last received.
             for number, own in enumerate(gradients):
                 self._served = self._served - self.rate / WORKERS * own
                 self.weights[number] = self._served
@@ -158,7 +158,7 @@ class ImageWorkers:
 
 
 def trained(way: str, rate: float, seed: int, steps: int) -> tuple[float, float]:
-    """The accuracy on validation and test part after some steps, of the workers' mean."""
+    """Accuracy of the workers' mean weights on validation and test sets after some steps."""
     digits = Digits.loaded()
     workers = ImageWorkers(way=way, rate=rate, seed=seed)
     for _ in range(steps):
@@ -170,7 +170,9 @@ def trained(way: str, rate: float, seed: int, steps: int) -> tuple[float, float]
 
 
 def training_rows(ways: Sequence[str], seeds: int, steps: int) -> Iterator[dict[str, Any]]:
-    """A row for each way: its accuracy and spread at the rate that validates best."""
+    """A row per method: accuracy and spread at the learning rate with the best validation
+    accuracy.
+    """
     for way in ways:
         by_rate = {
             rate: np.array([trained(way, rate, seed, steps) for seed in range(seeds)])

@@ -1,4 +1,4 @@
-"""Published times of training with fewer messages, beside what the cost model says of them.
+"""Published training times under reduced communication, beside the cost model's predictions.
 
 Figures are those of a lecture on communication-efficient training: ResNet-50 on 256 GPUs, ImageNet
 on 4 to 32 nodes of 8 GPUs, BERT Large on 64 GPUs.
@@ -15,7 +15,7 @@ from mistlab.reduction.reduction_costs import RankLink, Reduction, fitted_rate
 
 RESNET_VALUES, RESNET_GPUS = 25_500_000, 256
 ALL_REDUCE_S, PARTIAL_S = 0.278, 0.150
-# Hours of ImageNet by nodes.
+# Hours of training on ImageNet by number of nodes.
 HOURS: Mapping[str, Mapping[int, float]] = {
     "all_reduce": {4: 11.6, 8: 6.3, 16: 3.7, 32: 2.2},
     "gossip": {4: 11.1, 8: 5.7, 16: 2.8, 32: 1.5},
@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 
 def published_rows() -> Iterator[Row]:
-    """A row for each published figure that is predicted and was not fitted."""
+    """A row per published figure that was not used in the fit."""
     rate = fitted_rate(ALL_REDUCE_S, RESNET_VALUES, RESNET_GPUS)
     link = RankLink(latency_s=0, bytes_per_s=rate)
     partial_s = PARTIAL.exchange_s(RESNET_VALUES, RESNET_GPUS, link)
@@ -44,7 +44,7 @@ def published_rows() -> Iterator[Row]:
 
 
 def predicted_hours() -> dict[str, dict[int, float]]:
-    """Hours of ImageNet on the nodes that are not fitted.
+    """Predicted hours on ImageNet for the numbers of nodes outside the fit.
 
     An epoch has a given number of images, so n nodes take 1/n of the steps; a step is computation
     and an exchange of the gradients. Computation, transfer and latency are fitted to all four runs
@@ -53,7 +53,7 @@ def predicted_hours() -> dict[str, dict[int, float]]:
     fitted = [(kind, nodes) for kind in HOURS for nodes in FITTED_NODES]
     matrix = np.array([_terms(kind, nodes) for kind, nodes in fitted])
     hours = np.array([HOURS[kind][nodes] for kind, nodes in fitted])
-    # Errors count in shares.
+    # Least squares of relative errors.
     terms, _ = nnls(matrix / hours[:, None], np.ones(len(hours)))
     return {
         kind: {
@@ -66,8 +66,9 @@ def predicted_hours() -> dict[str, dict[int, float]]:
 
 
 def _terms(kind: str, nodes: int) -> tuple[float, float, float]:
-    """What computation, transfer and latency count in a run: the steps, and in each of them the
-    messages' bytes and their number."""
+    """Coefficients of compute, transfer and latency: steps, and per step the bytes and number of
+    messages.
+    """
     how = Reduction() if kind == "all_reduce" else PARTIAL
     latency = how.exchange_s(1, nodes, RankLink(latency_s=1.0, bytes_per_s=1e18))
     transfer = how.exchange_s(1, nodes, RankLink(latency_s=0.0, bytes_per_s=VALUE_BYTES))

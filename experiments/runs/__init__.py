@@ -1,1 +1,1 @@
-"""Measured runs as tables tell of them: a row of a table, read into a job of this package."""
+"""Measured runs: rows of tables read into jobs of this package."""

@@ -1,4 +1,4 @@
-"""The attention kernels that runs name, as shares of the rates that hardware files have."""
+"""Attention kernels named by measured runs, as factors on the rates of hardware files."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,17 +6,17 @@ from typing import Literal
 
 from mistlab.machine.hardware import ArchitectureName, Hardware
 
-# FlashAttention 2 and 3, cuDNN's, torch's own choice (`sdpa`), and kernels written in Triton.
+# FlashAttention 2 and 3, cuDNN's kernel, torch's default (`sdpa`), and Triton kernels.
 AttentionKernel = Literal["flash2", "flash3", "cudnn", "sdpa", "triton", ""]
 
-# Rates of hardware files are those of the best kernel of the day on each GPU: FlashAttention 2 on
-# Ampere, cuDNN's on what came later. FlashAttention 2 has Ampere's products (`mma.sync`), whose
-# rate is 0.62 of that of Hopper's own (`wgmma`) and 0.31 of that of Blackwell's (`tcgen05`); it has
-# 35 % of H100's peak by its authors' paper (arXiv 2407.08608), and 550 of 989 TFLOP/s are the
-# file's. torch's own choice is FlashAttention 2.
+# Hardware files give the rate of the best kernel per GPU: FlashAttention 2 on Ampere, cuDNN's on
+# later GPUs. FlashAttention 2 uses Ampere's instructions (`mma.sync`), at 0.62 of the rate of
+# Hopper's (`wgmma`) and 0.31 of Blackwell's (`tcgen05`); it reaches 35 % of H100's peak
+# (paper arXiv 2407.08608), and the file has 550 of 989 TFLOP/s. torch calls
+# FlashAttention 2 by default.
 _FLASH_2: Mapping[ArchitectureName, float] = {"hopper": 0.64, "blackwell": 0.39}
-# FlashAttention 3 has Hopper's own products, and does not run elsewhere: a fifth faster than the
-# file's (the same paper). Triton's is llm-foundry's, fitted (mistlab/catalog/engines.yaml).
+# FlashAttention 3 runs on Hopper alone, a fifth faster than the file's rate (same paper). The
+# Triton kernel is llm-foundry's, fitted (mistlab/catalog/engines.yaml).
 SHARES: Mapping[AttentionKernel, Mapping[ArchitectureName, float]] = {
     "flash2": _FLASH_2,
     "sdpa": _FLASH_2,
@@ -28,8 +28,9 @@ OF_ATTENTION = ("attention_forward", "attention_backward")
 
 
 def with_kernel(hardware: Hardware, kernel: AttentionKernel, engine_share: float) -> Hardware:
-    """A hardware whose attention is as fast as a kernel's, under an engine that takes a share of
-    the rates; the hardware itself where no kernel is named."""
+    """Hardware with the attention rate of a named kernel, under an engine that reaches a fraction
+    of it; unchanged without a name.
+    """
     compute, architecture = hardware.compute, hardware.gpu.architecture
     if not kernel or compute is None:
         return hardware

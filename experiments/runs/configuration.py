@@ -1,4 +1,4 @@
-"""A measured run's configuration: what a row of a table says, and what is assumed otherwise.
+"""The configuration of a measured run: what its row says, and what is assumed.
 
 Nothing that was measured is read. What texts of columns mean is the dialects' matter
 (``experiments.runs.dialects``): here a row has typed columns.
@@ -23,20 +23,20 @@ from mistlab.engines.engine import ENGINES, Optimizer, Precision
 from mistlab.plan.workload import AdapterTargets, Attention, ModelSpec
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED
 
-# Micro-batches of a step where a table does not say the batch.
+# Micro-batches per step where a table does not give the batch.
 MICRO_BATCHES = 8
 ASSUMED_MICRO_BATCH = "micro_batch is empty: 1 assumed"
-# GPUs of a node where neither the table nor the hardware is known to differ.
+# GPUs per node where neither the table nor the hardware says otherwise.
 GPUS_OF_A_NODE = 8
-# The ZeRO level that shards weights too.
+# The ZeRO level that also shards weights.
 WHOLE_SHARDED = 3
-# Systems that split sequences among tensor-parallel ranks where a row does not say.
+# Systems with sequence parallelism by default.
 SEQUENCE_PARALLEL = ("nanotron", "fsdp", "megatron", "megatron-core", "megatron-bridge")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """One run's configuration; equal configurations are predicted once.
+    """A run's configuration; equal configurations are predicted once.
 
     ``otherwise`` is the engine that takes the place of ``engine`` where memory is short or no
     host gets ahead of its GPU; empty for none. A step fills and drains its pipeline ``fillings``
@@ -90,7 +90,7 @@ class Configuration:
 
     @property
     def global_batch(self) -> int:
-        """Sequences for which a pipeline fills."""
+        """Sequences per fill and drain of the pipeline."""
         return self.micro_batch * self.micro_batches * self.data_parallel
 
     def leaves_open(self, column: str) -> bool:
@@ -132,7 +132,7 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
     num_gpus, data = _ranks(row, degrees, experts * parts, notes)
     ranks = degrees["tp"] * degrees["cp"] * data
     if not row.count("etp") and ranks % (experts * parts):
-        # So many ranks with unlike experts leave none to divide an expert.
+        # Expert parallelism over all these ranks leaves none to divide an expert.
         parts = 1
     experts = _divisor(experts, ranks, parts, notes)
     micro_batch, sequence_length = _sequences(row, degrees["cp"], notes)
@@ -191,24 +191,24 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
 
 
 def _shards(ranks: int, replicas: int, zero: int) -> int:
-    """The parts in which weights lie: one but for ZeRO-3."""
+    """Shards of the weights: one except under ZeRO-3."""
     return ranks // replicas if zero >= WHOLE_SHARDED else 1
 
 
 def _rank(row: RunRow, shape: Shape) -> int | None:
-    """The rank of a row's adapters, no wider than its model; None if it says none."""
+    """Rank of a row's adapters, at most its model's width; None if absent."""
     rank = row.count("adapter_rank") if row.adapters else None
     return rank and min(rank, shape.hidden)
 
 
 def _optimizer(row: RunRow, engine: str) -> Optimizer:
-    """What a row steps with, as far as its engine has it; adapters' own states are few."""
+    """Optimizer of a row, as far as its engine supports it; adapters have few states."""
     known = row.moments in ENGINES[engine].optimizers
     return row.moments if known and not row.adapters else "adamw"
 
 
 def _kind(row: RunRow, shape: Shape, gpus: Gpus, precision: Precision, engine: str) -> RunKind:
-    """What bounds depend on; an engine that is only assumed is empty."""
+    """The kind of run that selects bounds; no engine if it was only assumed."""
     blocks: Blocks = "experts" if experts_of(shape, row) > 1 else "dense"
     if shape.model.is_hybrid:
         blocks = "hybrid"
@@ -223,14 +223,14 @@ def _kind(row: RunRow, shape: Shape, gpus: Gpus, precision: Precision, engine: s
 
 
 def _purpose(row: RunRow) -> Purpose:
-    """What a row's run is for: only functional tests tell all of Megatron's arguments."""
+    """Purpose of a row's run: a functional test if it lists all of Megatron's arguments."""
     if row.arguments:
         return "functional test"
     return "benchmark" if row.benchmark else "training"
 
 
 def _at_first(engine: str, degrees: Mapping[str, int]) -> str:
-    """The engine that a run takes if memory allows it, and if its host gets ahead."""
+    """The preferred engine of a run, if memory allows it and its host runs ahead of the GPU."""
     splits = degrees["tp"] > 1
     return "nanotron-whole-inputs" if engine == "nanotron" and splits else engine
 
@@ -240,12 +240,12 @@ def _attention(row: RunRow, shape: Shape) -> Attention:
     return "math" if row.attention == "math" and not is_windowed else "flash"
 
 
-# Parts of models with which attention is never written out.
+# Features of models that need fused attention.
 _FUSED_ONLY = {"window", "sinks"}
 
 
 def _ends(row: RunRow) -> tuple[int, int] | None:
-    """The blocks of a pipeline's first and last stage, if both are said."""
+    """Numbers of blocks of the first and last stage, if both are given."""
     first, last = row.first_blocks, row.last_blocks
     return None if first is None or last is None else (first, last)
 
@@ -260,7 +260,7 @@ def _degree(row: RunRow, name: str, notes: list[str]) -> int:
 
 
 def _check_offload(row: RunRow, notes: list[str]) -> None:
-    """Note what the times of a prediction do not have: copies of states to and from the host."""
+    """Note that copies of optimizer states to and from the host are not predicted."""
     if row.offload:
         notes.append(f"times are predicted without offload ({row.offload_text})")
     elif row.offload_text and row.offload is None:
@@ -268,7 +268,7 @@ def _check_offload(row: RunRow, notes: list[str]) -> None:
 
 
 def _sequences(row: RunRow, context: int, notes: list[str]) -> tuple[int, int]:
-    """The sequences of a micro-batch, and the tokens of a sequence."""
+    """Sequences per micro-batch, and tokens per sequence."""
     micro_batch, sequence_length = (
         row.count("micro_batch"),
         row.count("sequence_length"),
@@ -289,25 +289,25 @@ def _sequences(row: RunRow, context: int, notes: list[str]) -> tuple[int, int]:
 
 
 def experts_of(shape: Shape, row: RunRow) -> int:
-    """How many experts a model has: none, or as many as its shape says."""
+    """Number of experts of a model: none, or as in its shape."""
     experts = dict(shape.parts).get("experts")
     return experts.count if experts is not None else row.count("experts") or 0
 
 
 def _expert_degrees(row: RunRow, experts: int, tensor: int, engine: str) -> tuple[int, int]:
-    """The ranks that share a block's experts, and those that share an expert."""
+    """Expert-parallel degree, and tensor-parallel degree of an expert."""
     if experts <= 1:
         return 1, 1
     ranks = row.count("ep") or 1
     if experts % ranks:
         refuse("ep", f"{ranks} does not divide experts {experts}: give a divisor")
-    # Megatron's own default divides experts as it divides other weights; recipes do not.
+    # Megatron divides experts as other weights by default; its recipes do not.
     default = 1 if ENGINES[engine].system == "megatron-bridge" else tensor
     return ranks, row.count("etp") or default
 
 
 def _divisor(experts: int, ranks: int, parts: int, notes: list[str]) -> int:
-    """The ranks that share experts, as far as there are so many in a stage."""
+    """Expert-parallel degree, limited to the ranks of a stage."""
     shared = math.gcd(experts, ranks // parts) if ranks % parts == 0 else 0
     if not shared:
         refuse("etp", f"{parts} does not divide tp x cp x dp {ranks}: correct one of them")
@@ -322,7 +322,7 @@ def _ranks(
     of_experts: int,
     notes: list[str],
 ) -> tuple[int, int]:
-    """The number of GPUs, and the degree of data parallelism; refuses unlike ones.
+    """Number of GPUs and data-parallel degree; refuses contradictions.
 
     Where neither is said there are as many as the experts need, for Megatron's own tests a node at
     least.
@@ -355,7 +355,7 @@ def _ranks(
 
 
 def _data_of_batch(row: RunRow, notes: list[str]) -> int | None:
-    """The degree of data parallelism that a row's batches say together; None if they say none."""
+    """Data-parallel degree implied by a row's batch sizes; None if they do not imply one."""
     batch, given = row.count("global_batch"), row.count("grad_accumulation")
     at_once = (given or 1) * (row.count("micro_batch") or 1)
     if batch is None or given is None or batch % at_once:
@@ -365,7 +365,7 @@ def _data_of_batch(row: RunRow, notes: list[str]) -> int | None:
 
 
 def _micro_batches(row: RunRow, micro_batch: int, data: int, notes: list[str]) -> int:
-    """The micro-batches of a step; a last micro-batch that is not full counts as one."""
+    """Micro-batches per step; a partial last micro-batch counts as one."""
     batch, at_once = row.count("global_batch"), micro_batch * data
     given = row.count("grad_accumulation")
     if batch is None:
@@ -395,12 +395,12 @@ def _sequence_parallel(row: RunRow, engine: str, tensor: int, notes: list[str]) 
     return bool(splits) and tensor > 1
 
 
-# Engines that predict the software of measured runs, and what rows leave to their recipes.
+# Engines that predict the software of measured runs, and defaults of its recipes.
 
 
-# Megatron's engines, whose sharded weights are those of FSDP.
+# Megatron engines; with sharded weights their runs are predicted as FSDP.
 MEGATRON = ("megatron", "megatron-core")
-# The engine whose runs in the order ZB-V others' are predicted as.
+# Engine for runs in ZB-V order, whatever their software.
 ENGINE_OF_ZB_V = "zero-bubble"
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "fp4", "fp32")
 
@@ -412,7 +412,7 @@ def engine_of(row: RunRow) -> tuple[str, str]:
         return "megatron-fsdp", ""
     if row.engine and not (is_megatron and row.by_fsdp):
         return row.engine, ""
-    # Sharded weights, and gradients, are FSDP's, whatever runs it.
+    # Sharded weights and gradients are predicted as FSDP, whatever the software.
     shards = row.by_fsdp or (not row.engine and (row.zero_level or 0) > 1)
     assumed = row.sharded_engine if shards else "megatron"
     if row.engine:
@@ -423,8 +423,9 @@ def engine_of(row: RunRow) -> tuple[str, str]:
 
 
 def order_of(row: RunRow, engine: str) -> tuple[str, str, str]:
-    """The order of passes that a row's engine names, or else its notes; the engine that runs it;
-    and a note if this is not the row's own engine. The order is empty if nothing names it."""
+    """The order of passes named by a row's engine or notes; the engine that predicts it; and a note
+    if that is not the row's own. Empty if none is named.
+    """
     if row.order:
         return row.order, engine, ""
     if engine == "zero-bubble":
@@ -436,15 +437,16 @@ def order_of(row: RunRow, engine: str) -> tuple[str, str, str]:
 
 
 def exchange_of(row: RunRow, gpus: Gpus, *, is_hybrid: bool) -> tuple[str, str]:
-    """The engine of Megatron-Bridge that exchanges experts' tokens by a dispatcher, and a note
-    where the dispatcher or the graph is assumed."""
+    """The Megatron-Bridge engine with a row's token dispatcher, and a note where dispatcher or CUDA
+    graph is assumed.
+    """
     if row.drops_tokens:
         return "megatron-bridge", "tokens are dropped: no exchange waits for its host"
     if row.graph == "whole":
         return "megatron-bridge-graph", ""
     is_rack = catalog.hardware(gpus.hardware).node.is_rack
     has_graphs = is_rack and (row.year, row.month) >= row.whole_graphs_from
-    # A row that has its recipe's settings would say that there is a graph.
+    # A row with its recipe's settings would mention a CUDA graph.
     if has_graphs and row.recipe and not is_hybrid and not row.offload_text:
         return "megatron-bridge-graph", "one CUDA graph assumed, as recipes of this release have it"
     is_assumed = not row.dispatcher
@@ -457,7 +459,7 @@ def exchange_of(row: RunRow, gpus: Gpus, *, is_hybrid: bool) -> tuple[str, str]:
 
 
 def variant_of(row: RunRow, engine: str) -> str:
-    """The variant of an engine that a row's kernels and precision ask for."""
+    """Variant of an engine for a row's kernels and precision."""
     if engine == "fsdp":
         before, earlier = row.variant_before
         variant = earlier if row.date and row.date < before else row.variant
@@ -467,13 +469,13 @@ def variant_of(row: RunRow, engine: str) -> str:
             engine = f"{own}-whole-logits"
     if engine == "megatron-core" and row.fused_loss:
         return "megatron-core-fused-loss"
-    # Of Megatron-Bridge's variants one was seen to train adapters.
+    # Only one variant of Megatron-Bridge is known to train adapters.
     is_bridge = ENGINES[engine].system == "megatron-bridge"
     return "megatron-bridge" if row.adapters and is_bridge else engine
 
 
 def zero_of(row: RunRow, engine: str) -> tuple[int, str]:
-    """The ZeRO level of a row, and a note where it is assumed."""
+    """ZeRO level of a row, and a note where it is assumed."""
     if row.zero_level is not None:
         return row.zero_level, ""
     column = "zero"
@@ -484,7 +486,7 @@ def zero_of(row: RunRow, engine: str) -> tuple[int, str]:
 
 
 def replicas_of(row: RunRow, data: int, context: int, gpus_per_node: int) -> tuple[int, str]:
-    """The replicas of a row's shards, and a note where they are assumed; 1 if it says none."""
+    """Replicas of a row's shards (hybrid sharding), and a note where assumed; 1 by default."""
     ranks, replicas, note = data * context, 1, ""
     if row.replicas is not None:
         replicas = row.replicas
@@ -500,7 +502,7 @@ def replicas_of(row: RunRow, data: int, context: int, gpus_per_node: int) -> tup
 
 
 def precision_of(row: RunRow, engine: str) -> tuple[Precision, str]:
-    """The precision of a row, and a note where it is assumed."""
+    """Precision of a row, and a note where it is assumed."""
     column = "precision"
     text = row.text(column)
     if not text and engine == "deepspeed":
@@ -518,19 +520,20 @@ def precision_of(row: RunRow, engine: str) -> tuple[Precision, str]:
 
 
 def network_of(row: RunRow, gpus_per_node: int) -> float | None:
-    """The rate of a node's network in GB/s; None if a row does not name it."""
+    """Network rate of a node in GB/s; None if a row does not give it."""
     if row.node_gbits is not None:
         return row.node_links * row.node_gbits / 8
     return None if row.gpu_gbits is None else row.gpu_gbits / 8 * gpus_per_node
 
 
-# What a row does not say of a run that its users chose for speed, or left to a recipe.
+# Settings that a row omits, which its authors tuned or left to a recipe.
 
 
 def unsaid_of(row: RunRow, engine: str, stages: int) -> tuple[str, ...]:
-    """The columns of a benchmark's row that are empty though its batch is said: the micro-batch,
-    and the chunks of stages that may have several. Megatron's arguments have defaults instead, and
-    training as users do it is not tuned."""
+    """Empty columns of a benchmark's row that gives its batch: micro-batch, and chunks per stage
+    where several are possible. Megatron's arguments have defaults instead, and ordinary training is
+    not tuned.
+    """
     if row.arguments or not row.benchmark or row.count("global_batch") is None:
         return ()
     has_chunks = stages > 1 and set(INTERLEAVED) <= set(ENGINES[engine].orders)
@@ -539,7 +542,7 @@ def unsaid_of(row: RunRow, engine: str, stages: int) -> tuple[str, ...]:
 
 
 def recomputation_of(row: RunRow, model: ModelSpec, notes: list[str]) -> Recomputation:
-    """What a row recomputes, or else its software's recipes."""
+    """Recomputation of a row, or else of its software's recipes."""
     if row.recompute:
         text = row.recompute_text if row.recompute == "unknown" else ""
         return Recomputation(way=row.recompute, blocks=row.recomputed_blocks, text=text)
@@ -551,7 +554,7 @@ def recomputation_of(row: RunRow, model: ModelSpec, notes: list[str]) -> Recompu
 
 
 def _weights(model: ModelSpec) -> float:
-    """About how many parameters a model's blocks have."""
+    """Approximate number of parameters in a model's blocks."""
     experts, pattern = model.experts, model.pattern
     networks, width = (experts.count, experts.ffn) if experts else (1, model.ffn)
     share = sum(letter in "EGA" for letter in pattern) / len(pattern) if pattern else 1.0
@@ -559,8 +562,9 @@ def _weights(model: ModelSpec) -> float:
 
 
 def batches_at_once(row: RunRow, micro_batch: int, of_step: int, stages: int) -> int:
-    """The micro-batches for which a pipeline fills and drains, of all ``of_step``: in AutoModel
-    those of a rank's local batch."""
+    """Micro-batches per fill and drain of the pipeline, of all ``of_step``; in AutoModel, those of
+    a rank's local batch.
+    """
     if row.local_batch is None or stages == 1:
         return of_step
     at_once = max(1, row.local_batch // micro_batch)

@@ -1,17 +1,17 @@
-"""Nodes whose GPUs exchange weights and gradients by their copy engines, in place of NCCL."""
+"""Nodes whose GPUs exchange weights and gradients by copy engines instead of NCCL."""
 
 from dataclasses import replace
 
 from mistlab.machine.hardware import GroupTransfers, Hardware, Line
 
-# The share of PCIe's rate that copies reach, as far as large ones of datasheets' links do.
+# Fraction of PCIe's rate that large copies reach, as on links of datasheets.
 OF_LINK = 0.7
-# Where links are faster, GPUs reach one another without their host.
+# Links at least this fast connect GPUs directly, not through the host.
 NVLINK_GBYTES_PER_S = 100.0
 
 
 def with_copy_engines(hardware: Hardware) -> Hardware:
-    """A hardware whose GPUs of a node send at the rate of their links to the host.
+    """Hardware whose GPUs communicate within a node at the rate of their host links.
 
     NCCL's rates of GPUs that do not reach one another were measured on virtual machines, whose
     host copies each message once more; an all-reduce is a reduction and a gather.

@@ -1,4 +1,4 @@
-"""Predictions beside measurements: errors in groups, and how well runs of a workload are ranked."""
+"""Predictions beside measurements: errors by group, and rankings within workloads."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,12 +11,12 @@ from experiments.runs.runs_table import TableRow, number_of, text_of
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError
 
-# Predictions beside measurements: the errors of answered rows, in groups.
+# Predictions beside measurements: errors of answered rows, by group.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A row's measurements and its answer; None for what was not measured."""
+    """A row's measurements and its answer; None where not measured."""
 
     row: TableRow
     answer: RunAnswer
@@ -31,13 +31,13 @@ class Judged:
 
     @property
     def longest_s(self) -> float | None:
-        """The upper bound of the seconds of an iteration."""
+        """Upper bound of the seconds of an iteration."""
         prediction = self.answer.prediction
         return None if prediction is None else prediction.iteration_s_high
 
     @property
     def predicted_gib(self) -> float | None:
-        """The predicted peak that the measured one is held against."""
+        """Predicted peak that is compared with the measured one."""
         if self.answer.prediction is None:
             return None
         row = row_of(self.row.cells)
@@ -47,17 +47,17 @@ class Judged:
 
     @property
     def time_error(self) -> float | None:
-        """The share by which the predicted time is longer than the measured one."""
+        """Relative error of the predicted time."""
         return _error(self.predicted_s, self.measured_s)
 
     @property
     def memory_error(self) -> float | None:
-        """The share by which the predicted peak is larger than the measured one."""
+        """Relative error of the predicted peak."""
         return _error(self.predicted_gib, self.measured_gib)
 
     @property
     def is_inside(self) -> bool | None:
-        """Whether the measured time lies within the predicted bounds."""
+        """Whether the measured time is inside the predicted bounds."""
         prediction = self.answer.prediction
         if prediction is None or self.measured_s is None:
             return None
@@ -65,12 +65,12 @@ class Judged:
 
     @property
     def says_batch(self) -> bool:
-        """Whether the row says its micro-batch, or the batch from which one is found."""
+        """Whether the row gives its micro-batch, or a batch that implies it."""
         return any(self.row.cells.get(name) for name in ("micro_batch", "global_batch"))
 
     @property
     def failed(self) -> bool:
-        """Whether the row tells of a run that failed."""
+        """Whether the row reports a failed run."""
         return row_of(self.row.cells).failed
 
 
@@ -78,19 +78,20 @@ def _error(predicted: float | None, measured: float | None) -> float | None:
     return None if predicted is None or measured is None else predicted / measured - 1
 
 
-# Columns that are only held against the prediction.
+# Columns of measurements, which never enter a prediction.
 MEASURED = ("step_s", "memory_gib")
 
 
 def check_measured(row: TableRow) -> None:
-    """Refuse a row whose measurements are no numbers above 0: left out, they would pass for not
-    measured."""
+    """Refuse a row whose measurements are not positive numbers: skipped, they would count as not
+    measured.
+    """
     for column in MEASURED:
         number_of(row.cells, column)
 
 
 def judged(row: TableRow, answer: RunAnswer) -> Judged:
-    """A row with what it measured; of a row that is refused for its measurements, nothing."""
+    """A row with its measurements; none for a row refused because of them."""
     return Judged(
         row=row,
         answer=answer,
@@ -100,8 +101,9 @@ def judged(row: TableRow, answer: RunAnswer) -> Judged:
 
 
 def _seconds(cells: Mapping[str, str], answer: RunAnswer) -> float | None:
-    """The seconds of a step, for which a rate or the seconds of a micro-batch may stand. In tables
-    that tell how lengths are known, those of exact lengths."""
+    """Seconds of a step, possibly from a throughput or a micro-batch's time; in tables that say how
+    lengths are known, only with exact lengths.
+    """
     step_s = _measured(cells, "step_s")
     lengths = row_of(cells).lengths
     if lengths not in ("", "exact"):
@@ -126,7 +128,7 @@ def _measured(cells: Mapping[str, str], column: str) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupErrors:
-    """The errors of a group of rows: of times, of memory, and the share within bounds."""
+    """Errors of a group of rows: times, memory, and share inside bounds."""
 
     name: str
     rows: int
@@ -141,7 +143,7 @@ class GroupErrors:
 
 
 def errors_of(name: str, rows: Sequence[Judged]) -> GroupErrors:
-    """The errors of a group of rows; a bias above 0 is a prediction that is too long."""
+    """Errors of a group of rows; a positive bias is a prediction that is too long."""
     times = [one.time_error for one in rows if one.time_error is not None]
     memory = [one.memory_error for one in rows if one.memory_error is not None]
     inside = [one.is_inside for one in rows if one.is_inside is not None]
@@ -163,7 +165,7 @@ def errors_of(name: str, rows: Sequence[Judged]) -> GroupErrors:
 def groups_of(
     rows: Sequence[Judged], key: Callable[[Judged], str]
 ) -> Iterator[tuple[str, list[Judged]]]:
-    """The rows in groups of an equal key, sorted by it as numbers where it is one."""
+    """Rows grouped by key, in the key's order, numeric where it is a number."""
     groups: dict[str, list[Judged]] = defaultdict(list)
     for row in rows:
         groups[key(row)].append(row)
@@ -177,18 +179,18 @@ def _sortable(text: str) -> tuple[float, str]:
         return float("inf"), text
 
 
-# How well predictions order runs, tell runs that fit from runs that failed, and how far repeated
-# measurements lie apart.
+# Ranking of runs, separation of runs that fit from runs that failed, and spread of repeated
+# measurements.
 
 
 # Groups with fewer runs are not ranked.
 FEWEST = 5
-# The columns that make a task: what is trained, and on which GPUs. Runs of one task are choices.
+# Columns that identify a task: the training and its GPUs. Runs of one task are alternatives.
 TASK = (
     *("model", "gpus", "hardware", "gpus_per_node", "layers", "hidden", "heads", "kv_heads", "ffn"),
     *("vocab", "experts", "topk", "sequence_length", "global_batch", "precision"),
 )
-# The columns that make a configuration.
+# Columns that identify a configuration.
 CONFIGURATION = (
     *("engine", "hardware", "gpus", "gpus_per_node", "model", "layers", "hidden", "heads"),
     *("kv_heads", "ffn", "vocab", "sequence_length", "global_batch", "micro_batch", "tp", "pp"),
@@ -198,8 +200,8 @@ CONFIGURATION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranked:
-    """The runs of a task: how alike the orders of predicted and measured times are (-1 to 1), and
-    the time of the run that is predicted best, as a multiple of the measured best.
+    """Ranking of a task's runs: rank correlation of predicted and measured times (-1 to 1), and
+    regret, the measured time of the run predicted fastest over the best.
 
     ``near`` has such multiples of all runs that are predicted about as fast as that run.
     """
@@ -212,7 +214,7 @@ class Ranked:
 
 
 def predicted_s(run: Judged) -> float | None:
-    """The seconds that a run is ordered by: the predicted ones."""
+    """Predicted seconds, by which runs are ordered."""
     return run.predicted_s
 
 
@@ -222,7 +224,7 @@ def ranked(
     by: Callable[[Judged], float | None] = predicted_s,
     near: float = 0.0,
 ) -> Iterator[Ranked]:
-    """The ranking of the runs of each task, in the order of seconds that ``by`` gives.
+    """Ranking of each task's runs, ordered by the seconds of ``by``.
 
     Runs are about as fast as the best one if they take longer by a share ``near`` at most.
     """
@@ -246,7 +248,7 @@ def ranked(
 
 
 def _ranks(numbers: Sequence[float]) -> list[float]:
-    """The rank of each number; equal numbers share their mean rank."""
+    """Rank of each number; ties share their mean rank."""
     places: dict[float, list[int]] = defaultdict(list)
     for rank, number in enumerate(sorted(numbers)):
         places[number].append(rank)
@@ -262,7 +264,7 @@ def _correlation(first: Sequence[float], other: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Separation:
-    """Runs that ran and were said to fit, and runs that failed and were said not to."""
+    """Separation of runs that ran from runs that failed, by the predicted fit."""
 
     ran: int
     ran_right: int
@@ -271,12 +273,12 @@ class Separation:
 
     @property
     def share(self) -> float:
-        """The share of all runs that were told apart rightly."""
+        """Share of runs classified correctly."""
         return (self.ran_right + self.failed_right) / (self.ran + self.failed)
 
 
 def separation(rows: Sequence[Judged]) -> Separation:
-    """How well ``fits`` tells runs that ran from runs that failed; a refusal counts as wrong."""
+    """Separation by ``fits`` of runs that ran from runs that failed; a refusal counts as wrong."""
     ran = [one for one in rows if not one.failed]
     failed = [one for one in rows if one.failed]
     says = {True: [one for one in ran if _fits(one) is True]}
@@ -294,8 +296,9 @@ def _fits(run: Judged) -> bool | None:
 
 
 def spreads(rows: Iterable[Judged]) -> list[float]:
-    """For each configuration that was measured several times, the mean distance of its times from
-    their median, as a share of the median."""
+    """For each repeated configuration, the mean absolute deviation of its times from their median,
+    relative to it.
+    """
     times: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for run in rows:
         if run.measured_s is not None:

@@ -1,4 +1,6 @@
-"""What runs keep on their hosts, or for another time than the plan that stands for them."""
+"""States that a measured run holds on the host, or for another part of the step than the plan that
+represents it.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +16,7 @@ def _is_of_activations(dimension: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptElsewhere:
-    """What a run's GPUs do not keep: states on the host, and gradients.
+    """Memory that a run's GPUs do not hold: states on the host, and gradients.
 
     With ``late_gradients`` gradients are freed after the step and come with the next backward pass,
     as torch's optimizers have it (``zero_grad``), so that they are not there while activations are
@@ -43,7 +45,7 @@ class KeptElsewhere:
 
     @classmethod
     def of_row(cls, row: RunRow, micro_batches: int, shards: int, blocks: int) -> "KeptElsewhere":
-        """What a row says of it, whose states lie in so many shards."""
+        """What a row says about it, with states in this number of shards."""
         is_late = row.late_gradients and micro_batches == 1
         is_whole = shards > 1 and row.loads_whole
         is_summed = shards > 1 and row.whole_gradients and micro_batches > 1
@@ -62,22 +64,23 @@ class KeptElsewhere:
 
     @property
     def on_host(self) -> tuple[str, ...]:
-        """The states that are on the host."""
+        """States on the host."""
         return tuple(name for name in ("weights", "gradients", "optimizer") if getattr(self, name))
 
     @property
     def is_plain(self) -> bool:
-        """Whether the plan keeps what the run does."""
+        """Whether the run holds what the plan does."""
         return self == ALL_KEPT
 
     @property
     def of_stages(self) -> Mapping[str, float]:
-        """What a plan's stages say of it, by dimension: that activations are on the host."""
+        """The plan's dimensions for it: activations on the host."""
         return {name: 1.0 for name in OFFLOADS if self.activations and _is_of_activations(name)}
 
     def applied(self, prediction: Prediction, room: Callable[[int], float]) -> Prediction:
-        """A prediction of a plan that keeps all, without what the run does not keep; ``room`` is
-        what a GPU of a stage has."""
+        """Prediction of the plan minus what the run does not hold; ``room`` is a GPU's memory in a
+        stage.
+        """
         stages = tuple(
             self._stage(stage, room(number)) for number, stage in enumerate(prediction.stages)
         )
@@ -88,7 +91,7 @@ class KeptElsewhere:
         gone = sum(getattr(stage.memory, name) for name in self.on_host)
         peak = stage.peak_allocated_bytes
         if self.late_gradients and not self.gradients:
-            # Before gradients come, or when activations are gone.
+            # Held before gradients exist, or after activations are freed.
             held = stage.memory.gradients
             without = max(peak - held, peak - stage.memory.activations - stage.memory.logits)
             gone += peak - max(without, stage.memory_by_phase.step)
@@ -124,5 +127,5 @@ class KeptElsewhere:
         return 2 * of_one * micro_batches / bytes_per_s
 
 
-# A run that keeps what its plan does.
+# A run that holds what its plan does.
 ALL_KEPT = KeptElsewhere()

@@ -1,4 +1,4 @@
-"""Jobs from the configurations of measured runs: their stages, recomputation and hosts ahead."""
+"""Jobs from configurations of measured runs: stages, recomputation, hosts that run ahead."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,12 +24,12 @@ from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, order_problem
 from mistlab.schedule.placement import even_shares, most_chunks
 
-# Whether the host of a run's first stage gets ahead of its GPU, so that tensors of collectives
-# stay in memory.
+# Whether the host of a run's first stage runs ahead of its GPU, which keeps tensors of collectives
+# in memory.
 
 
 def host_is_ahead(run: Configuration, blocks: Sequence[int], cluster: Cluster) -> bool:
-    """Whether the first stage's host gets ahead of its GPU.
+    """Whether the first stage's host runs ahead of its GPU.
 
     Without a pipeline it does. In a pipeline the GPU of a stage waits for its neighbours, while the
     host goes on; but a first stage with more blocks than any other never waits. Where sends are
@@ -46,20 +46,21 @@ def host_is_ahead(run: Configuration, blocks: Sequence[int], cluster: Cluster) -
     return not late_s.any()
 
 
-# The blocks of a stage that a measured run recomputes, whole or in part.
+# Recomputed blocks of a measured run's stage, whole or in part.
 
 
 def recomputed(run: Configuration, layers: int) -> dict[str, int]:
-    """How many of a stage's blocks are recomputed, by the treatment's dimension."""
+    """Number of a stage's blocks recomputed, by the dimension of the recomputation."""
     way = run.recompute.way
     if way == "unknown":
         problem = f"{shown(run.recompute.text)} cannot be said: give none, full or core_attn"
         refuse("recompute", problem)
     if way == "selective":
-        # Torchtitan's is of products, unless it says otherwise; Megatron's of attention's core.
+        # torchtitan's selective recomputation is per operator by default; Megatron's recomputes the
+        # attention core.
         way = "selective op" if ENGINES[run.engine].system == "fsdp" else "core"
     if way == "recipe":
-        # With fused attention the core keeps nothing that could be recomputed.
+        # With fused attention, the core saves nothing that could be recomputed.
         way = "core" if run.attention == "math" else "cheap"
     treated = {
         "full": ("checkpointed_layers", layers),
@@ -73,23 +74,23 @@ def recomputed(run: Configuration, layers: int) -> dict[str, int]:
 
 
 def _blocks_of_experts(run: Configuration, layers: int) -> int:
-    """Of a stage's blocks those with experts, on average; blocks of hybrid models are short."""
+    """Mean number of a stage's blocks with experts; blocks of hybrid models are short."""
     pattern = run.shape.model.pattern
     if not pattern:
         return layers
     return round(layers * sum(letter in "EGA" for letter in pattern) / len(pattern))
 
 
-# How engines divide a model's blocks over the stages of a pipeline.
+# Distribution of a model's blocks over pipeline stages, by engine.
 
 
 LAST_PARTS = ("head", "cast", "loss")
-# No pipeline that anybody trained with has more stages.
+# More stages than any published pipeline.
 MOST_STAGES = 1024
 
 
 def blocks_of_stages(run: Configuration, notes: list[str]) -> list[int]:
-    """The blocks of each stage; a stage without blocks is left out, and noted."""
+    """Blocks per stage; an empty stage is dropped, with a note."""
     stages, layers = run.pipeline_parallel, run.shape.layers
     if stages == 1:
         return [layers]
@@ -110,7 +111,7 @@ def blocks_of_stages(run: Configuration, notes: list[str]) -> list[int]:
         if sum(blocks) != layers:
             refuse("pp", f"{layers} blocks do not divide over {stages} stages with shorter ends")
     else:
-        # The stages in front have the extra blocks: the last one has the head.
+        # Earlier stages take the extra blocks: the last has the head.
         blocks = [*even_shares(layers, stages)]
     if empty := blocks.count(0):
         notes.append(f"{empty} of {stages} stages have no blocks")
@@ -118,7 +119,7 @@ def blocks_of_stages(run: Configuration, notes: list[str]) -> list[int]:
 
 
 def _by_cost(run: Configuration) -> list[int]:
-    """Blocks as nanotron divides them: by weights of blocks and of the head, in order.
+    """Blocks per stage as nanotron divides them: by weights of blocks and head, in order.
 
     A stage takes parts until it has passed its share of all weights (nanotron/models/base.py). The
     head may come to a stage of its own, and the stages after it have nothing. Here the head is on
@@ -156,20 +157,21 @@ def unrunnable(run: Configuration, blocks: Sequence[int]) -> str:
     return ""
 
 
-# What a run chose where its row does not say: of several ways, the fastest that fits.
+# Alternatives for settings that a row omits; the fastest that fits counts.
 #
-# Who publishes a benchmark without its micro-batch, or without its chunks a stage, has chosen them
-# for speed. So such a row stands for several configurations, and is answered with the fastest of
-# those that leave room in memory.
+# A benchmark published without its micro-batch, or without its chunks per stage, was tuned for
+# speed. Such a row stands for several configurations, and is predicted as the fastest of those that
+# leave room in memory.
 
 
-# Micro-batches of so many sequences are tried.
+# Sequences per micro-batch that are tried.
 SEQUENCES = (1, 2, 4, 8, 16)
 
 
 def ways_of(run: Configuration) -> tuple[Configuration, ...]:
-    """The configurations that a run may have had, those with smaller micro-batches and fewer chunks
-    first; the run itself if its row says all."""
+    """Possible configurations of a run, smaller micro-batches and fewer chunks first; only the run
+    itself if its row says all.
+    """
     if not run.unsaid:
         return (run,)
     return tuple(
@@ -180,7 +182,7 @@ def ways_of(run: Configuration) -> tuple[Configuration, ...]:
 
 
 def _of_micro_batches(run: Configuration) -> Iterator[Configuration]:
-    """The run with each micro-batch that divides a rank's sequences of a step."""
+    """The run with each micro-batch that divides a rank's sequences per step."""
     if not run.leaves_open("micro_batch"):
         yield run
         return
@@ -191,7 +193,7 @@ def _of_micro_batches(run: Configuration) -> Iterator[Configuration]:
 
 
 def _of_chunks(run: Configuration) -> Iterator[Configuration]:
-    """The run with each number of chunks a stage."""
+    """The run with each number of chunks per stage."""
     most = run.shape.layers // run.pipeline_parallel if run.leaves_open("vpp") else 1
     for chunks in (1, *sorted(INTERLEAVED.values())):
         if chunks <= most:
@@ -199,7 +201,7 @@ def _of_chunks(run: Configuration) -> Iterator[Configuration]:
 
 
 def _told(way: Configuration, unsaid: tuple[str, ...]) -> tuple[str, ...]:
-    """The notes of a way, with what is assumed in it."""
+    """Notes of an alternative, with its assumptions."""
     taken = {"micro_batch": way.micro_batch, "vpp": way.chunks}
     others = (note for note in way.notes if note != ASSUMED_MICRO_BATCH)
     return (
@@ -208,20 +210,20 @@ def _told(way: Configuration, unsaid: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
-# A measured run's configuration as a job: a workload, a cluster and a plan of this package.
+# A measured run's configuration as a job: workload, cluster and plan of this package.
 
 
-# Engines whose GPUs of a node send by their copy engines.
+# Engines whose GPUs communicate within a node by copy engines.
 BY_COPY_ENGINES = ("llmq",)
-# Runs take so many GPUs of a rack.
+# GPUs of a rack that a run may use.
 RACK = 64
-# Nodes with less of a network for each GPU have fewer adapters than GPUs.
+# Nodes with less bandwidth per GPU have fewer network adapters than GPUs.
 ADAPTER_GBYTES_PER_S = 12.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunJob:
-    """A run's job, the assumptions with which it was made, and why it cannot run, if so.
+    """Job of a run, its assumptions, and why it cannot run, if so.
 
     A step runs the job ``times``. With ``saves_unsaid`` nothing tells what the run recomputes.
     Bounds depend on its ``kind``.
@@ -239,7 +241,7 @@ class RunJob:
 def job_of(
     run: Configuration, profile: Profile | None = None, hardware: Hardware | None = None
 ) -> RunJob:
-    """The job of a run, on a cluster with a profile; refuses what no plan here can say.
+    """Job of a run, on a cluster with a profile; refuses what no plan can express.
 
     A ``hardware`` stands in for that of its name in the catalogue.
     """
@@ -295,12 +297,12 @@ def _copies_inputs(run: Configuration) -> bool:
 
 
 def _leaves_inputs_alone(run: Configuration) -> bool:
-    """Whether blocks keep their inputs alone, and an engine can have these on the host."""
+    """Whether blocks save their inputs alone, and the engine can offload these."""
     return run.recompute.way == "full" and ENGINES[run.engine].offloads_activations
 
 
 def _overlaps(run: Configuration) -> bool:
-    """Whether gradients and weights go on beside passes.
+    """Whether communication of gradients and weights overlaps computation.
 
     Those of experts, which are most of a rank's, do not where they cross nodes: gpt-oss 120B on
     eight nodes, each with all experts, takes 2.7 s a step besides its micro-batches.
@@ -318,7 +320,7 @@ def _overlaps(run: Configuration) -> bool:
 
 
 def _order(run: Configuration, blocks: Sequence[int], notes: list[str]) -> str:
-    """The order of the run's passes; where it cannot be said, the nearest one is noted."""
+    """Order of the run's passes; an unsupported order becomes the nearest one, with a note."""
     if run.pipeline_parallel == 1:
         return DEFAULT_ORDER
     if run.order:
@@ -348,7 +350,7 @@ def _workload(run: Configuration) -> Workload:
             attention=run.attention,
             precision=run.precision,
             optimizer=run.optimizer,
-            # Every expert takes as many tokens as come in the mean.
+            # Every expert takes the mean number of tokens.
             expert_capacity=1.0 if drops_tokens else None,
             expert_padding=drops_tokens,
             train=run.train,
@@ -368,7 +370,7 @@ def _model(shape: Shape) -> ModelSpec:
 
 @cache
 def _equal(workload: Workload) -> Workload:
-    """The one workload that stands for all that are equal: jobs are grouped by it."""
+    """One workload for all equal ones, by which jobs are grouped."""
     return workload
 
 
@@ -382,8 +384,9 @@ def _cluster(
     of_caller: Hardware | None,
     kernels: tuple[AttentionKernel, float, bool],
 ) -> Cluster:
-    """The fewest whole nodes that hold the GPUs; ``kernels`` are attention's, the engine's share of
-    its rate, and whether GPUs send by their copy engines."""
+    """The fewest whole nodes with these GPUs; ``kernels`` are the attention kernel, the engine's
+    fraction of its rate, and whether GPUs use copy engines.
+    """
     if of_caller is not None and of_caller.name == gpus.hardware:
         hardware = of_caller
     else:
@@ -404,8 +407,8 @@ def _cluster(
 
 
 def _of_smaller_nodes(hardware: Hardware, gpus_per_node: int) -> float | None:
-    """The GB/s between nodes with fewer GPUs than the hardware's own, and as many adapters fewer;
-    None where they have as many GPUs, lie in a rack, or where GPUs share adapters.
+    """GB/s between nodes with fewer GPUs than the hardware's default and proportionally fewer
+    adapters; None for default nodes, in a rack, or where GPUs share adapters.
 
     A network slower than one adapter is a cloud machine's, which nodes with fewer GPUs are not.
     """
@@ -421,7 +424,7 @@ def _of_smaller_nodes(hardware: Hardware, gpus_per_node: int) -> float | None:
 
 
 def _with_products(hardware: Hardware, share: float) -> Hardware:
-    """A hardware whose products in 16 bits keep up a share of their rate."""
+    """Hardware whose 16-bit matrix products sustain a fraction of their rate."""
     compute = hardware.compute
     if share == 1 or compute is None:
         return hardware

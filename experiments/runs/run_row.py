@@ -1,4 +1,4 @@
-"""A row of a table of measured runs as typed columns, which need no test of free text."""
+"""A row of a table of measured runs as typed columns, free of text to interpret."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from mistlab.engines.adapters import Base, Loss, States
 from mistlab.engines.engine import Optimizer
 from mistlab.plan.workload import AdapterTargets
 
-# Ways to recompute: of blocks whole, half of them, some or those with experts; of each block every
-# second product or attention's core; what takes hardly any time; as torchtitan or Megatron mean
-# "selective", and as a recipe does; a way that nobody knows; nothing said.
+# Kinds of recomputation: all blocks, half, some, or those with experts; per block every second
+# product, or the attention core; only cheap operators; "selective" as torchtitan or Megatron define
+# it; a recipe's; unknown; or empty.
 Recomputed = Literal[
     "none",
     "full",
@@ -28,13 +28,13 @@ Recomputed = Literal[
     "",
 ]
 Lengths = Literal["exact", "other", ""]
-# The stage whose peak of memory was measured.
+# Stage whose memory peak was measured.
 PeakOf = Literal["first", "last", "fullest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recomputation:
-    """What a run recomputes: a way, with how many blocks of each part, and a row's own words."""
+    """Recomputation of a run: kind, number of blocks of each part, and the row's own words."""
 
     way: Recomputed = ""
     blocks: int = 0
@@ -43,7 +43,7 @@ class Recomputation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
-    """A row's ``cells``, and what dialects make of its text; defaults say nothing.
+    """A row: its ``cells``, and columns that dialects derive; defaults mean not given.
 
     Numbers and flags are read from cells when asked for. ``text`` is for messages, and for whether
     a cell says anything.
@@ -51,8 +51,8 @@ class RunRow:
 
     cells: Mapping[str, str]
 
-    # Software. ``software`` is what ran, ``engine`` the model that predicts it. Without an
-    # engine of its own, ``sharded_engine`` predicts runs with sharded weights.
+    # Software that ran, and the engine that predicts it; ``sharded_engine`` predicts runs with
+    # sharded weights where the software has no engine of its own.
     software: str = "other"
     engine: str = ""
     sharded_engine: str = "fsdp"
@@ -60,7 +60,7 @@ class RunRow:
     year: int = 0
     month: int = 0
 
-    # Variants of engines: ``variant`` of FSDP; before a date another one.
+    # Variants of engines: ``variant`` of FSDP; another one before a date.
     variant: str = "fsdp"
     variant_before: tuple[str, str] = ("", "")
     rowwise: bool = False
@@ -72,30 +72,30 @@ class RunRow:
     moments: Optimizer = "adamw"
     loss: Loss = "whole"
     states: States = "mixed"
-    # What dispatches experts' tokens: "flex" beside other work, "alltoall", or "".
+    # Token dispatcher of experts: "flex" (overlapped), "alltoall", or "" if not given.
     dispatcher: str = ""
-    # The part of an iteration that is a CUDA graph: "whole", "some" or "". Recipes of racks make
-    # the whole one from a release, hosts of these GPUs are late without one.
+    # Part of an iteration captured as a CUDA graph: "whole", "some" or "". Recipes for racks
+    # capture the whole one from some release on; without a graph, hosts of these GPUs are late.
     graph: str = ""
     recipe: bool = False
     whole_graphs_from: tuple[int, int] = (0, 0)
     eager_on: tuple[str, ...] = ()
     drops_tokens: bool = False
-    # TFLOP/s of products that one machine reaches on GPUs, and those of their hardware file.
+    # TFLOP/s of matrix products of one machine by GPU, beside those of the hardware file.
     products_tflops_on: Mapping[str, tuple[float, float]] | None = None
 
-    # The order of passes, by the engine's name or by the notes.
+    # Order of passes, by the engine's name or by notes.
     order: str = ""
     noted_order: str = ""
     overlaps: bool = True
-    # A pipeline's ends; the sequences of a rank for which it fills once.
+    # Blocks at a pipeline's ends; sequences of a rank per fill of the pipeline.
     first_blocks: int | None = None
     last_blocks: int | None = None
     short_ends: bool = False
     local_batch: int | None = None
     data_ranks: int | None = None
 
-    # Shards of states: the ZeRO level, whose sharding it is, and replicas or shards or nodes.
+    # Sharding of states: ZeRO level, its implementation, and number of replicas, shards or nodes.
     zero_level: int | None = None
     by_fsdp: bool = False
     by_megatron_fsdp: bool = False
@@ -103,7 +103,7 @@ class RunRow:
     shards: int | None = None
     shards_in_node: bool = False
 
-    # What lies on the host; gradients that come with the backward pass; a step that is in it.
+    # States on the host; gradients freed during the backward pass; optimizer step fused into it.
     weights_on_host: bool = False
     gradients_on_host: bool = False
     optimizer_on_host: bool = False
@@ -112,12 +112,12 @@ class RunRow:
     late_gradients: bool = False
     steps_in_backward: bool = False
     pages_optimizer: bool = False
-    # Weights that are whole on each GPU as they are read, and gradients until the last micro-batch.
+    # Weights that each GPU loads whole, and gradients that are whole until the last micro-batch.
     loads_whole: bool = False
     whole_gradients: bool = False
-    # How lengths are known, in tables that tell it: exactly, or otherwise.
+    # How sequence lengths are known, in tables that say so: exactly, or otherwise.
     lengths: Lengths = ""
-    # The longest sample of usual data sets, where a row tells only what lengths are cut off at.
+    # Longest sample of common datasets, where a row gives only the truncation length.
     longest_sample: int | None = None
 
     precision: str = ""
@@ -126,13 +126,12 @@ class RunRow:
     recompute: Recomputed = ""
     recomputed_blocks: int = 0
     recompute_text: str = ""
-    # What recipes recompute of models with more parameters than this.
+    # Recomputation of recipes for models above this number of parameters.
     recipe_recompute: Recomputed = ""
     recipe_recompute_above: float = 0.0
 
-    # The model: a name in small letters; a hybrid model of the catalogue, or the sizes of one that
-    # is near to it with a note; the model that is built alike; the family by a word of the name, or
-    # by its end.
+    # The model: name in lower case; hybrid model of the catalogue, or sizes of a similar one with a
+    # note; a model built alike; family by a word of the name, or by its suffix.
     model: str = ""
     hybrid: str = ""
     near_model: Mapping[str, Any] | None = None
@@ -151,27 +150,27 @@ class RunRow:
     shared_ffn: int | None = None
     dense_blocks: int | None = None
     attention: str = ""
-    # Whether the notes hold all of Megatron's arguments that are no defaults; its dropout; that of
-    # others, and how an engine's own examples train a model.
+    # Whether notes list all of Megatron's arguments that are not defaults; its dropout; dropout of
+    # others, and how an engine's examples train a model.
     arguments: bool = False
     dropout: float | None = None
     noted_dropout: float | None = None
     usual_tied: bool | None = None
-    # Of a released model that is trained further.
+    # Whether embedding and head are tied as in the released model, for further training.
     tied_as_released: bool = False
     usual_vocab: int | None = None
 
-    # Gbit/s of the network of a node, or of one of its links, or of one GPU.
+    # Network rate in Gbit/s of a node, of one of its links, or per GPU.
     node_gbits: float | None = None
     gpu_gbits: float | None = None
     node_links: float = 1.0
 
-    # The kernel of attention, where it is named.
+    # Attention kernel, where it is named.
     attention_kernel: AttentionKernel = ""
     # Whether experts are products of one batch, each padded to the tokens of the busiest.
     pads_experts: bool = False
 
-    # What was measured: whether it failed, as a benchmark, and whose peak of memory.
+    # Outcome: whether the run failed, is a benchmark, and which stage's memory peak was measured.
     failed: bool = False
     benchmark: bool = True
     peak_of: PeakOf = "fullest"
@@ -179,13 +178,13 @@ class RunRow:
     of_driver: bool = False
 
     def count(self, column: str) -> int | None:
-        """The whole number in a column; None for nothing."""
+        """Whole number in a column; None if empty."""
         return count_of(self.cells, column)
 
     def flag(self, column: str) -> bool | None:
-        """Whether a column says yes or no; None for nothing."""
+        """Yes or no in a column; None if empty."""
         return flag_of(self.cells, column)
 
     def text(self, column: str) -> str:
-        """A column's own words, for messages."""
+        """Text of a column, for messages."""
         return text_of(self.cells, column)

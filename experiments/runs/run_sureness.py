@@ -1,4 +1,4 @@
-"""How far measured runs lie from predictions, by kind of run, and the answers of predicted rows."""
+"""Spread of measured runs around predictions by kind of run, and answers to rows with bounds."""
 
 import math
 from collections import defaultdict
@@ -30,13 +30,14 @@ from mistlab.job.job import Job
 from mistlab.job.prediction import Prediction, StagePrediction
 from mistlab.plan.plan import reader_of_degrees
 
-# How far measured runs lie from predictions, by kinds of runs and their sources.
+# Spread of measured runs around predictions, by kind of run and source.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Miss:
-    """How far a measured run lies outside of what is predicted, in roots of its way: below 0 for a
-    run that is faster."""
+    """Distance of a measured run outside its predicted range, in units of uncertainty; negative for
+    a faster run.
+    """
 
     kind: RunKind
     source: str
@@ -47,8 +48,9 @@ class Miss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """The shortest and the longest time that is predicted of a run, before any doubt: the longest
-    is that on the slowest cluster known. ``way`` is the unit of doubt (``RunKind.way``)."""
+    """Shortest and longest predicted time of a run before uncertainty; the longest is on the
+    slowest known cluster. ``way`` is the unit of uncertainty (``RunKind.way``).
+    """
 
     least_s: float
     longest_s: float
@@ -56,35 +58,37 @@ class Range:
 
     @classmethod
     def of(cls, prediction: Prediction, above: float, way: float) -> Self:
-        """The range of a prediction whose upper bound is ``above`` times the longest time."""
+        """Range of a prediction whose upper bound is ``above`` times the longest time."""
         least_s = prediction.iteration_s
         longest_s = max(least_s, prediction.iteration_s_high / above)
         return cls(least_s=least_s, longest_s=longest_s, way=way)
 
     def miss(self, measured_s: float) -> float:
-        """How far a measurement lies outside, in roots of the way; below 0 if it is faster."""
+        """Distance of a measurement outside the range, in units of uncertainty; negative if
+        faster.
+        """
         nearest_s = min(max(measured_s, self.least_s), self.longest_s)
         return math.log(measured_s / nearest_s) / math.sqrt(self.way)
 
     def bounds_s(self, spread: Spread) -> tuple[float, float]:
-        """Bounds that lie around the range as far as runs are spread."""
+        """Bounds around the range, as wide as the runs' spread."""
         below, above = spread.around(self.way)
         return self.least_s * below, self.longest_s * above
 
     def bounded(self, prediction: Prediction, spread: Spread) -> Prediction:
-        """A prediction with bounds that lie around the range as far as runs are spread."""
+        """A prediction with bounds around its range, as wide as the runs' spread."""
         low_s, high_s = self.bounds_s(spread)
         return replace(prediction, iteration_s_low=low_s, iteration_s_high=high_s)
 
 
 def sureness_of(misses: Sequence[Miss], source: str = "") -> Sureness:
-    """The kinds of runs that are known from measured ones."""
+    """Spread by kind of run, from measured runs."""
     spreads = _spreads(misses, np.full(len(misses), -1))
     return Sureness(source=source, kinds=_kinds(misses, spreads, 0))
 
 
 def left_out(misses: Sequence[Miss], groups: Sequence[str]) -> Iterator[Spread | None]:
-    """For each run the spread that is known from the runs of other groups, if there are any."""
+    """For each run, the spread estimated from other groups, if there are any."""
     names, folds = np.unique(groups, return_inverse=True)
     if len(names) < 2:
         yield from (None for _ in misses)
@@ -112,7 +116,7 @@ def _spreads(misses: Sequence[Miss], folds: Ints) -> Mapping[str, SourceSpreads]
 def _kinds(
     misses: Sequence[Miss], spreads: Mapping[str, SourceSpreads], fold: int
 ) -> tuple[KnownKind, ...]:
-    """The kinds of some runs with their spreads in a fold."""
+    """Spreads by kind of run in one fold."""
     together: dict[str, list[Miss]] = defaultdict(list)
     for one in misses:
         for name in one.kind.names:
@@ -133,7 +137,7 @@ def _kinds(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """How a run's measurement lies to its bounds: whether within, and what the bounds cost.
+    """A measurement against its bounds: whether inside, and the interval score.
 
     ``score`` is the interval score of the logarithms of times (Gneiting and Raftery, 2007): the
     width, and by how far the measurement lies outside, counted 20 times for bounds of 90 %. Bounds
@@ -146,7 +150,7 @@ class Held:
 
     @classmethod
     def of(cls, measured_s: float, bounds_s: tuple[float, float]) -> Self:
-        """How a measurement lies to a lower and an upper bound."""
+        """Score of a measurement against a lower and an upper bound."""
         low_s, high_s = bounds_s
         outside = max(1.0, low_s / measured_s, measured_s / high_s)
         width = high_s / low_s
@@ -154,13 +158,13 @@ class Held:
         return cls(width=width, is_inside=outside == 1, score=score)
 
 
-# The answer to a row of a table of runs: its predicted time and memory, or why there is none.
+# Answer to a row of a table of runs: predicted time and memory, or why there is none.
 
 
-# A note says what the slowest cluster known takes from this multiple of the prediction on; chosen
+# From this multiple of the prediction on, a note gives the time on the slowest known cluster; set
 # by hand (docs/reference/measured-runs.md).
 MUCH_SLOWER = 1.1
-# All measured runs that took more than this share of a GPU's memory (70 of 80 GB) were slow.
+# Share of a GPU's memory (70 of 80 GB) above which all measured runs were slow.
 NEARLY_FULL = 70 / 79.1
 # Copies to pageable memory reach about so much of the rate of the link to the host; by hand.
 PAGEABLE = 7 / 16
@@ -168,7 +172,7 @@ PAGEABLE = 7 / 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """The grounds of a run's bounds: its kind, its GPUs, and the range that they lie around."""
+    """Basis of a run's bounds: its kind, its GPUs, and its range."""
 
     kind: RunKind
     gpus: int
@@ -177,7 +181,7 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAnswer:
-    """The answer to a row; without a prediction, ``refused`` says why.
+    """Answer to a row; without a prediction, ``refused`` says why.
 
     ``doubt`` has the grounds of its bounds, ``sequences`` are those of the step that was predicted,
     ``outside_bytes`` what a driver counts beside torch's memory, ``peak`` the bounds of the peak.
@@ -192,7 +196,7 @@ class RunAnswer:
     peak: PeakBounds | None = None
 
     def mapping(self, peak_of: PeakOf) -> Mapping[str, Any]:
-        """The answer as plain data; memory is that of a stage's rank."""
+        """The answer as plain data; memory is per rank of a stage."""
         if self.prediction is None or self.peak is None:
             return {"refused": self.refused}
         found, stage = self.prediction, stage_of(self.prediction, peak_of)
@@ -212,7 +216,7 @@ class RunAnswer:
 
 
 def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
-    """The answer with the prediction of a run; a GPU that is nearly full is a note."""
+    """The answer with a run's prediction; notes a nearly full GPU."""
     workload, cluster, engine = found.job.workload, found.job.cluster, found.job.plan.engine
     notes, more = found.notes, list[str]()
     if not found.elsewhere.is_plain:
@@ -236,7 +240,7 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
     if found.saves_unsaid and not prediction.fits:
         prediction = _capped(prediction, int(room_bytes(cluster)))
         more.append("recompute is not said, and memory is short: all of it assumed full")
-    # Runs were measured on their first stage, which holds the most micro-batches.
+    # Runs are measured on their first stage, which holds the most micro-batches.
     fullest = prediction.stages[0].peak_allocated_bytes
     if fullest > NEARLY_FULL * cluster.memory_bytes:
         factor = ENGINES[engine].crowded_factor
@@ -251,7 +255,7 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
     if found.unrunnable:
         prediction = replace(prediction, fits=False)
         more.append(found.unrunnable)
-    # Of the run's own kind, not of a plan's.
+    # Bounds of the run's kind, not of a plan.
     bounds = replace(bounds, kind=found.kind)
     return RunAnswer(
         prediction=around.bounded(prediction, bounds.spread(gpus)),
@@ -263,14 +267,15 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
     )
 
 
-# A context of CUDA or ROCm with the kernels of torch and of extensions, and NCCL's buffers for each
-# communicator: as tools of the driver show them beside torch's memory. By hand.
+# MiB of a CUDA or ROCm context with torch's kernels, and of NCCL's buffers per communicator, as
+# driver tools count them beside torch's memory. Set by hand.
 CONTEXT_MIB, COMMUNICATOR_MIB = 1000, 300
 
 
 def outside_bytes(job: Job) -> float:
-    """What a driver counts beside torch's memory: the context, and the communicators of a rank: of
-    each axis with several ranks, and of all."""
+    """Memory that a driver counts beside torch's: the context, and a rank's communicators, one per
+    parallel axis and one for all ranks.
+    """
     stages = job.plan.stages
     axes = (*reader_of_degrees()(stages[0]), len(stages), job.plan.num_gpus)
     communicators = sum(ranks > 1 for ranks in axes)
@@ -284,7 +289,7 @@ def nearly_fills(prediction: Prediction, found: RunJob) -> bool:
 
 
 def is_far_too_full(prediction: Prediction, found: RunJob) -> bool:
-    """Whether a run whose weights are sharded as FSDP does would need more than twice its memory.
+    """Whether a run with weights sharded as by FSDP would need more than twice its memory.
 
     What recomputes a part of a block's products saves less, so all of each block must be
     recomputed. Other systems have more ways, such as activations in host memory.
@@ -294,7 +299,7 @@ def is_far_too_full(prediction: Prediction, found: RunJob) -> bool:
 
 
 def _repeated(prediction: Prediction, times: int) -> Prediction:
-    """A prediction of a step that is one prediction's iteration several times."""
+    """Prediction of a step made of several equal iterations."""
     return replace(
         prediction,
         iteration_s=prediction.iteration_s * times,
@@ -304,7 +309,7 @@ def _repeated(prediction: Prediction, times: int) -> Prediction:
 
 
 def _capped(prediction: Prediction, room: int) -> Prediction:
-    """A prediction of a run that saved memory in a way that nobody tells: it was full at most."""
+    """Prediction capped at a full GPU, for a run that saved memory by unknown means."""
     stages = (
         replace(
             stage,
@@ -317,7 +322,7 @@ def _capped(prediction: Prediction, room: int) -> Prediction:
 
 
 def slowed(prediction: Prediction, around: Range, factor: float) -> tuple[Prediction, Range]:
-    """A prediction that takes several times as long, and its range: the shortest time stays."""
+    """Prediction slowed by a factor, and its range, whose shortest time stays."""
     longer = replace(
         prediction,
         iteration_s=prediction.iteration_s * factor,
@@ -329,7 +334,7 @@ def slowed(prediction: Prediction, around: Range, factor: float) -> tuple[Predic
 
 
 def stage_of(prediction: Prediction, peak_of: PeakOf) -> StagePrediction:
-    """The stage whose memory was measured: the first, the last, or else the fullest."""
+    """Stage whose memory was measured: first, last, or else the fullest."""
     if peak_of == "first":
         return prediction.stages[0]
     if peak_of == "last":

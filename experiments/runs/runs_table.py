@@ -1,4 +1,4 @@
-"""Tables of measured runs: their columns, and the cells of a row as numbers and texts."""
+"""Tables of measured runs: columns, and cells as numbers and texts."""
 
 import csv
 import math
@@ -8,34 +8,34 @@ from pathlib import Path
 
 from mistlab.core.values import FieldError, refuse, reject, shown
 
-# Reads the cells of a row of a table of runs: whole numbers, numbers and texts, or nothing.
+# Parses cells of tables of runs: whole numbers, numbers, texts, or nothing.
 
 
-# Texts that stand for nothing.
+# Texts that mean an empty cell.
 NOTHING = frozenset(
     ("", "nan", "n/a", "na", "null", "-", "?", "unknown", "not stated", "not published")
 )
 
-# Columns in which 0 says that a run has none.
+# Columns in which 0 means absent.
 NONE_AT_ZERO = frozenset(("experts", "topk", "ep", "etp", "vpp", "cp"))
 
-# No size of a run is larger; the product of a few still is a number.
+# Upper limit of any size; products of a few stay finite.
 MOST = 1e9
 
 
 def is_empty(text: str | None) -> bool:
-    """Whether a cell says nothing."""
+    """Whether a cell is empty."""
     return text is None or text.strip().casefold() in NOTHING
 
 
 def text_of(row: Mapping[str, str], column: str) -> str:
-    """The text of a cell; empty if the cell says nothing, or if there is no such column."""
+    """Text of a cell; empty if the cell or its column is."""
     cell = row.get(column)
     return "" if cell is None or is_empty(cell) else cell.strip()
 
 
 def number_of(row: Mapping[str, str], column: str) -> float | None:
-    """The number in a cell, None for nothing; refuses a text that is no number above 0."""
+    """Number in a cell, None if empty; refuses text, and numbers that are not positive."""
     text = text_of(row, column)
     if text in ("", "none"):
         return None
@@ -52,7 +52,7 @@ def number_of(row: Mapping[str, str], column: str) -> float | None:
 
 
 def count_of(row: Mapping[str, str], column: str) -> int | None:
-    """The whole number in a cell, from 1 to ``MOST``; None for nothing."""
+    """Whole number in a cell, from 1 to ``MOST``; None if empty."""
     number = number_of(row, column)
     if number is None:
         return None
@@ -64,7 +64,7 @@ def count_of(row: Mapping[str, str], column: str) -> int | None:
 
 
 def flag_of(row: Mapping[str, str], column: str) -> bool | None:
-    """Whether a cell says yes (1, true) or no (0, false); None for nothing."""
+    """Yes (1, true) or no (0, false) in a cell; None if empty."""
     text = text_of(row, column).casefold()
     if not text:
         return None
@@ -75,18 +75,18 @@ def flag_of(row: Mapping[str, str], column: str) -> bool | None:
     raise FieldError(column, f"{shown(text)} is neither yes nor no: give 1 or 0")
 
 
-# Reads tables of measured runs: CSV files with one run a row (docs/reference/measured-runs.md).
+# Reads tables of measured runs: CSV files with a run per row (docs/reference/measured-runs.md).
 
 
-# Without these columns no row can be answered.
+# Columns that every row needs.
 NEEDED = ("sequence_length",)
-# A table with none of these columns is no table of runs.
+# A table without any of these columns is not a table of runs.
 TOLD_BY = (*NEEDED, "model", "layers", "hidden", "heads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRow:
-    """A row of a table of runs: its number among the runs, its line in the file, and its cells."""
+    """A row of a table of runs: its number, its line in the file, and its cells."""
 
     file: str
     number: int
@@ -96,14 +96,14 @@ class TableRow:
 
     @property
     def where(self) -> str:
-        """The place of the row, for messages."""
+        """Place of the row, for messages."""
         return f"{self.file}, line {self.line}"
 
 
 def rows_of_table(
     path: Path, needed: Sequence[str] = NEEDED, told_by: Sequence[str] = TOLD_BY
 ) -> Iterator[TableRow]:
-    """The rows of a table, in order; runs count from 1, lines of the file too.
+    """Rows of a table in order; runs and lines count from 1.
 
     Commas part the cells; semicolons or tabs, if the header has no comma. A row that cannot be read
     comes with its problem. A file that cannot be read as a table is refused.
@@ -144,7 +144,7 @@ def _rows(
 
 
 def _header(path: Path, cells: Sequence[str], told_by: Sequence[str]) -> list[str]:
-    """The names of columns; refuses those that are of no table of runs."""
+    """Column names; refuses a table that is not one of runs."""
     header = [name.strip().casefold() for name in cells]
     twice = sorted({name for name in header if name and header.count(name) > 1})
     problem = ""
@@ -177,5 +177,5 @@ def _problem(cells: Sequence[str], columns: int, missing: Sequence[str]) -> str:
 
 
 def _is_text(cell: str) -> bool:
-    """Whether all bytes of a cell were read as text; others came as lone surrogates."""
+    """Whether a cell was decoded as text; undecodable bytes are lone surrogates."""
     return cell.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in cell)

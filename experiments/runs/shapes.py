@@ -1,4 +1,4 @@
-"""The shape of a measured run's model, from a row's columns or from the catalogue's model."""
+"""The shape of a measured run's model, from a row's columns or from the catalogue."""
 
 import math
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from mistlab import catalog
 from mistlab.core.values import did_you_mean, refuse, to_mapping
 from mistlab.plan.workload import Experts, ModelSpec
 
-# Megatron-LM pads its tests' tokens, which are GPT-2's, to a multiple of so many.
+# GPT-2's vocabulary size, which Megatron-LM's tests pad to a multiple.
 TOKENS = 50_257
 MULTIPLE = 128
-# Letters of hybrid models' blocks with experts, and with state-space mixers.
+# Pattern letters of hybrid models: blocks with experts, and with state-space mixers.
 EXPERTS, SCANS = frozenset("E"), frozenset("MG")
 VOCAB = {"gpt": 50304, "falcon": 65024, "llama": 128256}
 NAMES = {
@@ -25,7 +25,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A model's family and sizes, and its ``parts`` beyond a plain transformer's by name."""
+    """Shape of a model: family, sizes, and named ``parts`` beyond a plain transformer's."""
 
     family: str
     layers: int
@@ -56,7 +56,7 @@ class Shape:
 
 
 def shape_of(row: RunRow) -> tuple[Shape, list[str]]:
-    """The shape of a row's model, and what is assumed about it."""
+    """Shape of a row's model, and its assumptions."""
     notes = list[str]()
     known, note = named_model(row)
     given = {size: row.count(size) for size in (*NAMES, "kv_heads", "ffn", "vocab")}
@@ -102,7 +102,7 @@ def shape_of(row: RunRow) -> tuple[Shape, list[str]]:
 
 
 def named_model(row: RunRow) -> tuple[ModelSpec | None, str]:
-    """The model that a row's name stands for, and a note; None if the name is unknown."""
+    """The model named by a row, and a note; None if the name is unknown."""
     if row.near_model is not None:
         return ModelSpec.from_mapping(row.near_model), row.near_note
     if row.model in catalog.model_names():
@@ -111,7 +111,7 @@ def named_model(row: RunRow) -> tuple[ModelSpec | None, str]:
 
 
 def _unknown(row: RunRow) -> str:
-    """That the catalogue does not have a row's model, and names that are near to its name."""
+    """Refusal of a model that is not in the catalogue, with similar names."""
     if not row.model:
         return "no model is named"
     near = did_you_mean(row.model, catalog.model_names())
@@ -120,8 +120,9 @@ def _unknown(row: RunRow) -> str:
 
 
 def replicated(shape: Shape, ranks: int) -> tuple[Shape, str]:
-    """A shape whose heads of keys and values lie on several of the tensor-parallel ranks if there
-    are fewer of them, as Megatron has it, and a note where this is so."""
+    """A shape with key and value heads replicated up to the tensor-parallel degree, as in Megatron,
+    and a note where this applies.
+    """
     few = shape.kv_heads
     if ranks <= few or ranks % few or shape.heads % ranks:
         return shape, ""
@@ -130,8 +131,9 @@ def replicated(shape: Shape, ranks: int) -> tuple[Shape, str]:
 
 
 def _with_experts(row: RunRow, known: ModelSpec, given: dict[str, int | None]) -> RunRow:
-    """A row with the experts of its model, if it says nothing of any; ``ffn`` is the width of one,
-    as in rows that do."""
+    """A row with its model's experts where it gives none; ``ffn`` becomes the width of one, as in
+    rows that do.
+    """
     experts = known.experts
     if experts is None or row.text("experts"):
         return row
@@ -142,14 +144,13 @@ def _with_experts(row: RunRow, known: ModelSpec, given: dict[str, int | None]) -
 
 
 def _is_traced_as_llama(parts: Mapping[str, Any]) -> bool:
-    """Whether a model has parts that are traced in blocks like Llama's alone."""
+    """Whether a model has features that only Llama-like blocks are traced with."""
     experts = parts.get("experts")
     return bool(parts.get("latent")) or (experts is not None and experts.shared_ffn > 0)
 
 
 def _gated(parts: Mapping[str, Any], sizes: Mapping[str, int], notes: list[str]) -> dict[str, Any]:
-    """The widths of gated networks of two thirds the width: they have as many parameters, and keep
-    as much."""
+    """Gated widths at two thirds of the given one, with equal parameters and activations."""
     notes.append("blocks like Llama's taken: gated networks of two thirds the width")
     widths: dict[str, Any] = {"ffn": two_thirds(parts.get("ffn", sizes["ffn"]))}
     if experts := parts.get("experts"):
@@ -159,7 +160,7 @@ def _gated(parts: Mapping[str, Any], sizes: Mapping[str, int], notes: list[str])
 
 
 def _shares_table(row: RunRow, family: str) -> bool:
-    """Whether embedding and head share a table of tokens."""
+    """Whether embedding and head share their weights."""
     if row.tied is not None:
         return row.tied
     if row.usual_tied is not None:
@@ -174,7 +175,7 @@ def _plain(part: Any) -> Any:
 
 
 def _whole(known: ModelSpec, given: Mapping[str, int | None], notes: list[str]) -> Shape:
-    """The shape of a hybrid model, or of one that is near to it, with the sizes of a row."""
+    """Shape of a hybrid model, or of a similar one with a row's sizes."""
     model = hybrid_of_sizes(known, given) if known.pattern else known
     notes.append(f"blocks are those of {model.name or known.name}")
     return _shape_of_model(model)
@@ -183,7 +184,7 @@ def _whole(known: ModelSpec, given: Mapping[str, int | None], notes: list[str]) 
 def _by_pattern(
     base: ModelSpec, pattern: str, row: RunRow, given: Mapping[str, int | None], notes: list[str]
 ) -> Shape:
-    """The shape of a model whose blocks are those of a pattern, each built as a hybrid model's."""
+    """Shape of a model with the blocks of a pattern, each as in a hybrid model."""
     model = hybrid_of_sizes(base, given)
     experts = None
     if EXPERTS & {*pattern}:
@@ -209,7 +210,7 @@ def _shape_of_model(model: ModelSpec) -> Shape:
     return Shape(family=model.family, tied_embeddings=model.tied_embeddings, parts=parts, **sizes)
 
 
-# Fields of models that are taken as they are.
+# Fields of models that are copied unchanged.
 _PARTS_OF_WHOLE = (
     *("head_dim", "rotary_fraction", "qk_norm", "attention_gate", "latent"),
     *("experts", "state_space", "pattern"),
@@ -217,8 +218,9 @@ _PARTS_OF_WHOLE = (
 
 
 def _vocab(row: RunRow, family: str, alike: ModelSpec | None, notes: list[str]) -> int:
-    """The tokens of a row's model, with padding; those of a model built alike, of Megatron's own
-    tests, or of the family where the row says none."""
+    """Padded vocabulary of a row's model: its own, that of a similar model, of Megatron's tests, or
+    of the family.
+    """
     vocab = row.count("vocab")
     if vocab is None:
         if alike is not None and (not row.arguments or _has_tokens_of(alike, row)):
@@ -226,7 +228,7 @@ def _vocab(row: RunRow, family: str, alike: ModelSpec | None, notes: list[str]) 
         else:
             vocab = row.usual_vocab or (TOKENS if row.arguments else VOCAB[family])
     if row.arguments:
-        # Padded for each of the tensor-parallel parts of the table.
+        # Padded per tensor-parallel part of the embedding.
         multiple = (row.vocab_multiple or MULTIPLE) * (row.count("tp") or 1)
         vocab = -(-vocab // multiple) * multiple
     if row.count("vocab") is None:
@@ -235,15 +237,16 @@ def _vocab(row: RunRow, family: str, alike: ModelSpec | None, notes: list[str]) 
 
 
 def _has_tokens_of(alike: ModelSpec, row: RunRow) -> bool:
-    """Whether a test has the vocabulary of the model that it is built like: tiny ones have not,
-    unless they pad to a multiple of that model's own."""
+    """Whether a test has the vocabulary of the model that it resembles: tiny ones only if they pad
+    to that model's own multiple.
+    """
     multiple = row.vocab_multiple or MULTIPLE
     is_as_wide = alike.hidden == row.count("hidden")
     return is_as_wide or (multiple > MULTIPLE and alike.vocab % multiple == 0)
 
 
 def _dropped(row: RunRow, family: str, notes: list[str]) -> dict[str, Any]:
-    """The parts of a model that is trained with dropout; none if it is trained without."""
+    """Dropout fields of a model trained with dropout; empty otherwise."""
     if row.arguments:
         return {"dropout": row.dropout} if row.dropout else {}
     if family != "gpt" or row.noted_dropout is None:
@@ -255,7 +258,7 @@ def _dropped(row: RunRow, family: str, notes: list[str]) -> dict[str, Any]:
 def _family(row: RunRow, notes: list[str]) -> str:
     if row.family:
         return row.family
-    # A name such as CodeLlama or nanoGPT ends with the word that tells.
+    # A name such as CodeLlama or nanoGPT ends with the word of its family.
     name = row.text("model")
     if row.family_by_end:
         notes.append(f"model {name!r} is taken as a {row.end} by the end of its name")
@@ -265,7 +268,7 @@ def _family(row: RunRow, notes: list[str]) -> str:
 
 
 def _gated_width(ffn: int | None, hidden: int | None, row: RunRow) -> int | None:
-    """The width of a gated feed-forward network.
+    """Width of a gated feed-forward network.
 
     Where it is four times the hidden size, as in other networks, it was not given: then Megatron
     takes two thirds of it.
@@ -276,17 +279,21 @@ def _gated_width(ffn: int | None, hidden: int | None, row: RunRow) -> int | None
 
 
 def two_thirds(ffn: int) -> int:
-    """Two thirds of a width, in whole 64s: a gated network of it has as many parameters."""
+    """Two thirds of a width, rounded to 64: a gated network of this width has as many
+    parameters.
+    """
     return 2 * ffn // 3 // 64 * 64
 
 
 def base_of_pattern(pattern: str) -> ModelSpec:
-    """The hybrid model of the catalogue whose blocks a pattern without a known model has."""
+    """Hybrid model of the catalogue with a pattern's blocks, for a pattern without a known
+    model.
+    """
     return catalog.model("nemotron-3-nano" if EXPERTS & {*pattern} else "nemotron-h-56b")
 
 
 def hybrid_of_sizes(known: ModelSpec, sizes: Mapping[str, int | None]) -> ModelSpec:
-    """A hybrid model with the given sizes, whose blocks take turns as another's do.
+    """Hybrid model with given sizes, and another's pattern of blocks.
 
     A state-space mixer is as wide as the hidden size makes it: its heads are as many times as many
     as the known model's. In models with experts a row's width is that of experts, and other
@@ -311,12 +318,12 @@ def hybrid_of_sizes(known: ModelSpec, sizes: Mapping[str, int | None]) -> ModelS
     return replace(known, name="", **given, state_space=wider_scan)
 
 
-# Head dimension, share of rotated channels and sizes of heads that a model built alike passes on.
+# Fields of head sizes, rotated fraction and attention that a similar model passes on.
 _STRUCTURE = ("qk_norm", "attention_gate", "sinks", "window", "latent", "biases")
 
 
 def _parts_of(row: RunRow, alike: ModelSpec | None, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The fields of the model's description that differ from a plain transformer's.
+    """Fields of the model's description that differ from a plain transformer's.
 
     ``sizes`` are those of the row, whose ``ffn`` is the experts' if there are experts.
     """
@@ -331,7 +338,7 @@ def _parts_of(row: RunRow, alike: ModelSpec | None, sizes: Mapping[str, int]) ->
     if (row.count("experts") or 1) > 1:
         experts = None if alike is None else alike.experts
         parts["experts"] = _experts_of_row(row, experts, sizes)
-        # The row's width is that of experts; dense blocks are as much wider as published.
+        # The row gives the width of an expert; dense blocks keep the published ratio to it.
         wider = 1.0 if alike is None or experts is None else alike.ffn / experts.ffn
         parts["ffn"] = round(sizes["ffn"] * wider)
     of_alike = 0 if alike is None else alike.further_tokens
@@ -350,7 +357,7 @@ def busiest(experts: int, active: int) -> int:
 
 
 def _experts_of_row(row: RunRow, like: Experts | None, sizes: Mapping[str, int]) -> Experts:
-    """The experts of a row's blocks; what it does not say is as in another model ``like`` it."""
+    """Experts of a row's blocks; omitted fields are taken from the similar model ``like``."""
     experts = row.count("experts") or (1 if like is None else like.count)
     active = row.count("topk")
     if active is None:

@@ -1,1 +1,1 @@
-"""Serving: measured runs, fits of engines, plans for loads, and Seesaw's evaluation."""
+"""Commands about serving: measured runs, fits, plans for a load, and Seesaw's evaluation."""

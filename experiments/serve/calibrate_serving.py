@@ -1,4 +1,4 @@
-"""Fits serving kernels and engines, and writes the fits beside their sources."""
+"""Fits serving kernels and engines, and writes fits with their sources."""
 
 import argparse
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _SOURCE = (
 
 
 def calibrate_serving(options: argparse.Namespace) -> int:
-    """Constants of serving engines, fitted to tables of kernels and of measured runs.
+    """Fit constants of serving engines to tables of kernels and of measured runs.
 
     With --kernels the rates of single kernels are fitted, which the fit of runs then builds on.
     With --runs the constants of engines are fitted, level by level, and how far runs lie from

@@ -1,4 +1,4 @@
-"""Logs of requests, played with their arrivals, and held against what was measured."""
+"""Simulates logs of served requests with their arrivals, beside measured latencies."""
 
 import argparse
 from collections import defaultdict
@@ -28,8 +28,8 @@ _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "": "bf16"}
 
 
 def play_logs(options: argparse.Namespace) -> int:
-    """Logs of served requests, played: each run's requests with their arrivals and lengths, under
-    its layout and limits, and the latencies beside the measured ones.
+    """Simulate logs of served requests: each run's arrivals and lengths under its layout and
+    limits, with latencies beside the measured ones.
 
     RUNS.csv has a row a run (run, model, hardware, tp, dp, ep, engine, dtype, max_num_seqs,
     max_num_batched_tokens, kv_tokens), LOGS.csv a row a request (run, arrival_s, prompt_tokens,
@@ -89,8 +89,7 @@ def _played(name: str, run: Mapping[str, str], rows: Sequence[Mapping[str, str]]
     by = {key: np.array([value]) for key, value in constants.items()}
     columns = LayoutColumns.of([layout])
     capacity = count_of(run, "kv_tokens") or int(capacity_tokens(columns, by)[0])
-    # Limits are those of each rank of attention data parallelism; ranks in lockstep have batches of
-    # their own.
+    # Limits are per attention-data-parallel rank; lockstep ranks have separate batches.
     together = layout.dp * layout.pp // int(columns.batches[0])
     batching = Batching(
         capacity=capacity,
@@ -110,7 +109,7 @@ def _played(name: str, run: Mapping[str, str], rows: Sequence[Mapping[str, str]]
 
 
 def _measured(rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-    """What the log measured, None where it did not."""
+    """The log's measurement; None if absent."""
     if any(not row.get("e2e_s") for row in rows):
         names = ("latency_mean_s", "latency_95_s", "requests_per_s")
         return {f"measured_{name}": None for name in names}

@@ -1,4 +1,4 @@
-"""Predicts rows of tables of measured serving runs; prints them as JSON, or their errors."""
+"""Predicts rows of tables of measured serving runs; prints JSON or errors."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from experiments.serve.serving_fit import OUTCOMES, measured_of, outcomes_of
 from mistlab.core.values import InputError
 from mistlab.serving.engine_constants import bounds_of, fitted_constants
 
-# The names of outcomes in answers.
+# Names of outcomes in answers.
 NAMES = {
     "first_s": "ttft_s",
     "token_s": "tpot_s",
@@ -25,7 +25,7 @@ NAMES = {
 
 
 def predict_serving(options: argparse.Namespace) -> int:
-    """Measured serving runs, predicted: each row of tables of runs as a layout under its load.
+    """Predict measured serving runs: each row of tables of runs as a layout under its load.
 
     A table has closed loops (a column concurrency), offline throughput, or runs at a request_rate
     (docs/reference/serving.md lists the columns). Nothing that was measured is read but to hold it
@@ -54,7 +54,7 @@ def predict_serving(options: argparse.Namespace) -> int:
 
 
 def row_times_of(rows: Sequence[ServedRow]) -> RowTimes:
-    """The times of rows under the catalogue's constants."""
+    """Times of rows under the catalogue's constants."""
     if not rows:
         empty = np.zeros(0)
         return RowTimes(
@@ -70,7 +70,7 @@ def row_times_of(rows: Sequence[ServedRow]) -> RowTimes:
 def answers_of(
     path: Path, rows: Sequence[ServedRow | RefusedRow], good: Sequence[ServedRow], times: RowTimes
 ) -> Iterator[dict[str, Any]]:
-    """The answers to a table's rows, in order, as plain data."""
+    """Answers to a table's rows, in order, as plain data."""
     number_of = {row.number: index for index, row in enumerate(good)}
     outcomes = outcomes_of(times)
     for row in rows:
@@ -84,7 +84,7 @@ def answers_of(
 
 
 def answer_of(row: ServedRow, values: Mapping[str, float], *, fits: bool) -> dict[str, Any]:
-    """One answer: each outcome with its bounds, whether it fits, and what was assumed."""
+    """Answer to a row: each outcome with bounds, whether it fits, and assumptions."""
     answer: dict[str, Any] = {}
     for outcome, name in NAMES.items():
         value = values[outcome] / (row.gpus if outcome == "output_per_s" else 1)
@@ -102,7 +102,7 @@ def answer_of(row: ServedRow, values: Mapping[str, float], *, fits: bool) -> dic
 def error_lines(
     path: Path, rows: Sequence[ServedRow | RefusedRow], good: Sequence[ServedRow], times: RowTimes
 ) -> Iterator[str]:
-    """The median errors of a table's rows by outcome, and why others were refused."""
+    """Median errors of a table's rows by outcome, and why others were refused."""
     refused = [row for row in rows if isinstance(row, RefusedRow)]
     yield f"{path}: {len(good)} of {len(rows)} rows answered"
     for problem in dict.fromkeys(row.problem for row in refused):

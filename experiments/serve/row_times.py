@@ -1,4 +1,4 @@
-"""Predicts rows of serving tables in columns: closed loops, offline batches, and rates.
+"""Predicts rows of serving tables in columns: closed loops, offline batches, and request rates.
 
 Axes: C rows.
 """
@@ -22,17 +22,19 @@ from mistlab.serving.steady import (
 )
 from mistlab.serving.step_cost import LayoutColumns
 
-# A run of few requests ends when its longest answer does, which is about twice the mean.
+# A run of few requests ends with its longest answer, about twice the mean.
 LONGEST_ANSWER = 2.0
-# Limits of requests in flight close in by this factor a round; fewer than one in the mean is rare.
+# Points tried per round, and rounds, of the search for requests in flight; the mean is rarely below
+# one.
 TRIED, _ROUNDS = 8, 5
 FEWEST_IN_FLIGHT = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowTimes:
-    """Seconds to the first token and of each further one, requests a second and output tokens a
-    second of all GPUs, and whether the layout fits (C each)."""
+    """Seconds to first token and per further token, requests and output tokens per second over all
+    GPUs, and whether the layout fits (C each).
+    """
 
     first_s: Floats
     token_s: Floats
@@ -42,7 +44,9 @@ class RowTimes:
 
 
 class RowModel:
-    """Times rows under any constants; what does not depend on constants is laid out once."""
+    """Predicts rows under any constants; work that does not depend on constants is computed
+    once.
+    """
 
     def __init__(self, rows: Sequence[ServedRow]) -> None:
         self.rows = rows
@@ -63,7 +67,7 @@ class RowModel:
         self.kinds = {kind: np.flatnonzero(kinds == kind) for kind in dict.fromkeys(kinds.tolist())}
 
     def times(self, by: Constants) -> RowTimes:
-        """The times of all rows."""
+        """Times of all rows."""
         size = len(self.rows)
         names = ("first_s", "token_s", "requests_per_s", "output_per_s")
         columns = {name: np.zeros(size) for name in names}
@@ -97,7 +101,7 @@ class RowModel:
         return RowTimes(output_per_s=ordered["requests_per_s"] * self.output[index], **ordered)
 
     def _state(self, rows: Rows, by: Constants) -> SteadyState:
-        """The steady state of closed loops, all of them split or none; rates of all replicas."""
+        """Steady state of closed loops, all with split prefill or none; rates over all replicas."""
         load = self._load(rows, self.in_flight[rows])
         if self.split[rows[0]]:
             workers = self.readers[rows], self.decoders[rows]
@@ -126,7 +130,7 @@ class RowModel:
         )
 
     def _static(self, rows: Rows, by: Constants) -> RowTimes:
-        """Batches that are read at once and decoded together until the end."""
+        """Batches that are prefilled together and decoded together to the end."""
         of, batch = self.decode.rows(rows), self.in_flight[rows]
         prompt, output = self.prompt[rows], self.output[rows]
         read_s = of.pp * prompt_pass_s(of, by, batch * prompt, prompt / 2)
@@ -141,19 +145,19 @@ class RowModel:
         )
 
     def _rate(self, rows: Rows, by: Constants) -> RowTimes:
-        """Requests that come at a rate: so many are in flight that as many end as come."""
+        """Open loop at a request rate: requests in flight such that completions match arrivals."""
         of, requests = self.decode.rows(rows), self.requests[rows]
         rate = np.where(np.isfinite(self.rate[rows]), self.rate[rows], np.inf)
         low = np.full(len(rows), FEWEST_IN_FLIGHT)
         high = np.minimum(requests, OFFLINE_IN_FLIGHT)
-        # Several places between the limits are tried at a time: a call costs more than its rows.
+        # Several points between the limits per call: a call costs more than its rows.
         again = np.repeat(np.arange(len(rows)), TRIED)
         many, by_many = of.rows(again), _at(by, again)
         for _ in range(_ROUNDS):
             tried = np.geomspace(low, high, TRIED + 1, axis=1)[:, 1:]
             state = steady_state(many, by_many, self._load(rows[again], tried.ravel()))
             is_enough = state.requests_per_s.reshape(tried.shape) >= rate[:, None]
-            # The last one stands for all limits that are not enough.
+            # The last point stands for searches without enough.
             is_enough[:, -1] = True
             reached = np.argmax(is_enough, axis=1)[:, None]
             places = np.concatenate([low[:, None], tried], axis=1)

@@ -1,5 +1,6 @@
-"""Layouts that change while they serve, run: what moved, in which phases, and whether the tokens
-are those of one process."""
+"""Runs layouts that change while serving: bytes moved, phases, and equality with single-process
+tokens.
+"""
 
 import argparse
 from collections import Counter
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def run_serving(options: argparse.Namespace) -> int:
-    """Serve requests by phases: prompts under one layout, answers under another, on one set of CPU
-    processes, as Seesaw does on GPUs.
+    """Serve requests in phases on CPU processes: prefill under one layout, decode under another, as
+    Seesaw does on GPUs.
 
     Start as many processes as the layouts have ranks, with torchrun; a layout of one rank needs
     none. Weights and prompts are drawn by the seed. With --check the first process answers all
@@ -47,7 +48,7 @@ def run_serving(options: argparse.Namespace) -> int:
 def answer_of(
     run: ChangingRun, runs: "list[ServedRun]", predicted: list[PhaseBytes]
 ) -> dict[str, Any]:
-    """What all ranks did, as JSON has it; bytes are those of all ranks together."""
+    """Results of all ranks as JSON; bytes are summed over ranks."""
     first = runs[0]
     moved = {
         "weights": sum(sum(one.weight_bytes) for one in runs),
@@ -86,7 +87,7 @@ ACTIONS = {
 
 
 def words_of(answer: dict[str, Any]) -> list[str]:
-    """The lines that are printed."""
+    """Printed lines."""
     seconds = ", ".join(f"{name} {value:.2f} s" for name, value in answer["seconds"].items())
     counts = [f"{count} {ACTIONS[name]}" for name, count in answer["actions"].items()]
     rows = [

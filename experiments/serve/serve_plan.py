@@ -1,4 +1,6 @@
-"""Which layout serves a load: the best one, the fewest GPUs, and the choice between both speeds."""
+"""Chooses the layout that serves a load: best rate, fewest GPUs, and the throughput-latency
+frontier.
+"""
 
 import argparse
 import math
@@ -33,18 +35,18 @@ from simulators.serving.step_clock import StepClock
 
 HOUR_S = 3600.0
 MILLION = 1e6
-# GPUs that are tried for a rate.
+# Numbers of GPUs tried for a rate.
 SIZES = (1, 2, 4, 8, 16, 32, 64)
-# Requests of the played run that tells percentiles.
+# Simulated requests for percentiles.
 PLAYED = 1000
 QUICK_PLAYED = 200
-# Of a closed loop so many times the requests in flight are played.
+# A closed loop simulates this multiple of its requests in flight.
 WAVES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingQuestion:
-    """What is asked: the space without its GPUs, mean lengths, goals and prices."""
+    """A question: space without GPUs, mean lengths, goals and prices."""
 
     space: LayoutSpace
     load: ServingLoad
@@ -70,8 +72,8 @@ class QuestionNumbers(Checked):
 
 
 def serve_plan(options: argparse.Namespace) -> int:
-    """The layout of GPUs that serves a load best: requests a second under latency goals, the fewest
-    GPUs for a rate, the Pareto frontier of throughput against time per token, and dollars.
+    """Plan serving: the layout with the most requests per second under latency goals, the fewest
+    GPUs for a rate, the Pareto frontier of throughput against time per token, and cost.
 
     All layouts of the GPUs are timed in closed form at loads from one request to thousands, so the
     answer is the best of the space by that model. The best one is then played, request by request,
@@ -94,7 +96,7 @@ def serve_plan(options: argparse.Namespace) -> int:
 
 
 def served(options: argparse.Namespace, *, plays: bool = True) -> dict[str, Any]:
-    """The answer to the options' question as plain data; refused where no layout meets the goals.
+    """Answer to the options' question as plain data; refused where no layout meets the goals.
 
     Where nobody ``plays`` the best layout, there are no percentiles: they take most of the time.
     """
@@ -171,7 +173,7 @@ def _gpu(name: str) -> ServingGpu:
 
 
 def _load(options: argparse.Namespace) -> ServingLoad:
-    """Requests of a trace, or drawn ones."""
+    """Requests of a trace, or randomly drawn."""
     if options.trace is not None:
         return load_of_trace(read_csv(Path(options.trace)), str(options.trace))
     lengths = (
@@ -189,7 +191,7 @@ def _timed(question: ServingQuestion, gpus: int) -> list[ServedPlan]:
 
 
 def _fewest(question: ServingQuestion, options: argparse.Namespace) -> int:
-    """The fewest GPUs whose best layout reaches the rate under the goals."""
+    """Fewest GPUs whose best layout reaches the rate under the goals."""
     if question.goals.requests_per_s is None:
         refuse("--rate", "is needed with --fewest: give requests a second")
     reached: ServedPlan | None = None
@@ -223,7 +225,7 @@ def _tell_fewest(
 def _none(
     timed: Sequence[ServedPlan], question: ServingQuestion, options: argparse.Namespace
 ) -> int:
-    """Why there is no answer: no memory holds the model, or no layout meets the goals."""
+    """Why there is no answer: the model does not fit, or no layout meets the goals."""
     near = _nearest(timed, question, options, "--gpus")
     if options.json:
         print_json({"error": "no layout meets the goals", "nearest": _mapping(question, near)})
@@ -239,7 +241,7 @@ def _none(
 def _nearest(
     timed: Sequence[ServedPlan], question: ServingQuestion, options: argparse.Namespace, field: str
 ) -> ServedPlan:
-    """The plan nearest to the goals; refused where no memory holds the model."""
+    """The plan nearest to the goals; refused where the model does not fit."""
     near = nearest_to(timed, question.goals)
     if near is None:
         problem = (
@@ -291,7 +293,9 @@ def _lines(plan: ServingPlan, engine: str | None) -> list[str]:
 
 
 def _played(question: ServingQuestion, served_plan: ServedPlan) -> dict[str, float] | None:
-    """Percentiles of the best plan, its requests played one by one; None for separate GPUs."""
+    """Percentiles of the best plan from a request-by-request simulation; None for disaggregated
+    GPUs.
+    """
     if served_plan.plan.prefill is not None:
         return None
     layout = served_plan.plan.layout
@@ -325,7 +329,7 @@ def _played(question: ServingQuestion, served_plan: ServedPlan) -> dict[str, flo
 
 
 def _repeated(load: ServingLoad, count: int) -> ServingLoad:
-    """A load of at least so many requests, all at once: the same lengths again and again."""
+    """A load of at least this number of requests, all at once, repeating the lengths."""
     times = -(-count // len(load))
     return ServingLoad(
         prompts=load.prompts * times,

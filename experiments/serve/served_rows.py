@@ -1,4 +1,4 @@
-"""Rows of tables of measured serving runs, read as layouts under loads.
+"""Reads rows of tables of measured serving runs as layouts under loads.
 
 Three tables are known by their columns: closed-loop runs (``concurrency``), offline throughput
 (``tokens_per_s``, all requests at once or a static batch), and runs at a rate of requests
@@ -25,10 +25,10 @@ from mistlab.serving.step_cost import RankLayout
 Kind = Literal["closed loop", "offline", "static batch", "rate"]
 # Requests in flight of an offline run: more than any memory holds.
 OFFLINE_IN_FLIGHT = 4096.0
-# Tokens of prompts in a pass, and running requests, where engines have their defaults.
+# Engines' default limits: prompt tokens per pass, and running requests.
 BUDGET = 8192.0
 SEQUENCES = {"vllm": 1024.0, "sglang": 1024.0, "trtllm": 2048.0}
-# Engines that read all prompts that wait before they decode, unless told otherwise.
+# Engines that prefill all waiting prompts before decoding, by default.
 READS_FIRST = frozenset(("sglang",))
 DP_UNSAID = "dp unsaid"
 # Names of precisions and of engines as tables write them.
@@ -46,7 +46,7 @@ _MODES = ("aggregated", "disaggregated")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRow:
-    """A measured run: what ran, under which load, and what was measured of it (None: nothing).
+    """A measured run: layout, load, and measurements (None if absent).
 
     ``prefill`` is the layout of each of ``prefill_workers`` if prompts have GPUs of their own.
     """
@@ -64,9 +64,9 @@ class ServedRow:
     rate: float | None
     requests: int | None
     notes: tuple[str, ...]
-    # Whether all requests have the same lengths, so that they end in waves.
+    # Whether all requests have equal lengths, so that they finish in waves.
     has_one_length: bool
-    # Whether the row says that it ran without speculative decoding.
+    # Whether the row rules out speculative decoding.
     is_sure: bool
     first_s: float | None
     token_s: float | None
@@ -74,7 +74,7 @@ class ServedRow:
 
     @property
     def gpus(self) -> int:
-        """All GPUs of the run."""
+        """GPUs of the run."""
         if self.prefill is None:
             return self.layout.gpus * self.workers[1]
         readers, decoders = self.workers
@@ -87,7 +87,9 @@ class ServedRow:
 
     @property
     def configuration(self) -> str:
-        """Runs that differ in concurrency, version, date or attention data parallelism share it."""
+        """Identity shared by runs that differ only in concurrency, version, date or attention data
+        parallelism.
+        """
         layout = self.layout
         parts = (layout.model.name, layout.gpu, layout.engine, layout.weights, layout.tp)
         where = "split" if self.prefill else f"{layout.ep}"
@@ -103,7 +105,7 @@ class RefusedRow:
 
 
 def served_rows(path: Path) -> Iterator[ServedRow | RefusedRow]:
-    """The rows of a table of serving runs, in order."""
+    """Rows of a table of serving runs, in order."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
@@ -205,7 +207,7 @@ def _refuse_unbuilt(cells: Mapping[str, str], notes: list[str]) -> None:
 
 
 def _short(version: str) -> str:
-    """The first two numbers of a version."""
+    """First two numbers of a version."""
     match = re.match(r"v?(\d+\.\d+)", version)
     return match[1] if match else "unsaid"
 
@@ -302,7 +304,7 @@ def _lengths(cells: Mapping[str, str]) -> tuple[float, float]:
 
 
 def _load(kind: Kind, cells: Mapping[str, str]) -> tuple[float, float | None, int | None]:
-    """Requests in flight, requests a second, and requests in all."""
+    """Requests in flight, requests per second, and total requests."""
     if kind == "closed loop":
         in_flight = number_of(cells, "concurrency")
         if in_flight is None:
@@ -323,7 +325,7 @@ def _load(kind: Kind, cells: Mapping[str, str]) -> tuple[float, float | None, in
 
 
 def _measured_output(kind: Kind, cells: Mapping[str, str]) -> float | None:
-    """Measured output tokens a second of all GPUs; None where it is derived, or not given."""
+    """Measured output tokens per second over all GPUs; None where derived or absent."""
     column = {"offline": "tokens_per_s", "rate": "output_tokens_per_s"}.get(kind)
     return None if column is None else number_of(cells, column)
 
@@ -337,8 +339,7 @@ _AFTER_SIZE = re.compile(
 
 @cache
 def model_named(name: str) -> ModelSpec:
-    """The catalogue's model for a name in a table of serving runs, perhaps with its owner's before
-    a slash."""
+    """The catalogue's model for a name in a serving table, with or without its owner's prefix."""
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         refuse("model", f"{shown(name)} is a path: give a name, such as llama3-8b")
     text = name.casefold().rpartition("/")[2].removeprefix("meta-")

@@ -1,4 +1,4 @@
-"""Seesaw's evaluation: what layouts that change bring over layouts that stay."""
+"""Seesaw's evaluation: gains of layouts that change between phases over static layouts."""
 
 import argparse
 import math
@@ -27,15 +27,15 @@ from simulators.serving.continuous import Batching, play_continuous
 from simulators.serving.step_clock import StepClock
 
 LONGEST = 8
-# Tokens of a block of keys and values.
+# Tokens per block of the KV cache.
 BLOCK = 16
-# Bounds leave so much to tables that are interpolated.
+# Margin that lower bounds leave for interpolation error.
 CHEAPEST = 0.98
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeesawPopulation:
-    """The models, GPUs, counts and loads of an evaluation, and the limits of batches."""
+    """Population of an evaluation: models, GPUs, counts, loads, and batch limits."""
 
     models: tuple[str, ...]
     gpus: tuple[str, ...]
@@ -64,7 +64,7 @@ class SeesawPopulation:
 
 
 def population() -> SeesawPopulation:
-    """The population of the package's file."""
+    """Population of the package's file."""
     text = files(__package__).joinpath("seesaw_population.yaml").read_text(encoding="utf-8")
     given: dict[str, Any] = parse_yaml(text, "seesaw_population.yaml")
     for name in ("models", "gpus", "counts"):
@@ -74,7 +74,7 @@ def population() -> SeesawPopulation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeesawCase:
-    """A model on so many GPUs under a load."""
+    """A case: a model on a number of GPUs under a load."""
 
     model: str
     gpu: str
@@ -86,12 +86,12 @@ class SeesawCase:
 
     @property
     def name(self) -> str:
-        """The case in words."""
+        """The case's label."""
         return f"{self.model} on {self.count} {self.gpu}, {self.load}"
 
 
 class PlayedCase:
-    """A case whose layouts are laid out: each with its clock and the tokens that it holds."""
+    """A case with its layouts' cost models and KV capacities."""
 
     def __init__(self, case: SeesawCase, seed: int) -> None:
         self.case = case
@@ -133,8 +133,9 @@ class PlayedCase:
         return drawn_load(self.case.population.requests, (lengths[0], lengths[1]), draw)
 
     def static(self, *, mixes: bool) -> dict[Layout, float]:
-        """Requests a second of each layout that stays; with prompts and decoding mixed in a step,
-        or prompts first, as vLLM batched by default when Seesaw was published."""
+        """Requests per second of each static layout; with mixed prefill and decode steps, or with
+        prefill first, vLLM's default when Seesaw was published.
+        """
         of = self.case.population
         return {
             layout: play_continuous(
@@ -160,13 +161,13 @@ class PlayedCase:
         ]
 
     def changing(self, pair: LayoutPair) -> Changing:
-        """What a pair means here."""
+        """Description of a pair for the simulator."""
         if pair not in self._changing:
             self._changing[pair] = changing_of(self.plain, pair, self.constants)
         return self._changing[pair]
 
     def estimated(self, pair: LayoutPair) -> float:
-        """Requests a second of a pair in closed form."""
+        """Closed-form requests per second of a pair."""
         if pair in self._estimated:
             return self._estimated[pair]
         of, load = self.case.population, self.load
@@ -183,7 +184,7 @@ class PlayedCase:
     def played(
         self, pair: LayoutPair, *, threshold: float | None = None, has_host: bool = True
     ) -> PlayedPhases:
-        """A pair, its requests played one by one."""
+        """Request-by-request simulation of a pair."""
         changing, of = self.changing(pair), self.case.population
         limits = PhaseLimits(
             reading_blocks=changing.reading_tokens // BLOCK,
@@ -200,9 +201,9 @@ class PlayedCase:
         return play_phases(self.load, clocks, limits, changing.times)
 
     def least_s(self, pair: LayoutPair) -> float:
-        """A lower bound on the seconds of a pair: no pass costs less a token than the cheapest one,
-        no step less than one of the fullest batch and of all contexts, and no memory is fuller
-        than full."""
+        """Lower bound on the seconds of a pair: prefill at the lowest cost per token, every decode
+        step at the cost per token of the fullest batch, with KV capacity never exceeded.
+        """
         of, load = self.case.population, self.load
         reading, decoding = self.clocks[pair.reading], self.clocks[pair.decoding]
         prompts, outputs = np.array(load.prompts), np.array(load.outputs)
@@ -210,12 +211,12 @@ class PlayedCase:
         sizes = np.unique(np.geomspace(1, longest, 60).astype(int))
         each_s = min(reading.pass_s(int(size), 0.0) / size for size in sizes) * CHEAPEST
         read_s = float(np.sum(prompts)) * each_s / pair.reading.dp
-        # Tokens of each request, but the first, with the tokens that they look at.
+        # Decoded tokens of each request after the first, with their attended tokens.
         tokens = float(np.sum(outputs - 1))
         looked = float(np.sum((outputs - 1) * (prompts + outputs / 2)))
         counts = range(1, of.sequences + 1)
         alone = [decoding.decode_s(count, 0.0) for count in counts]
-        # Windows make further tokens cheaper: the last ones cost the least.
+        # Sliding windows make later tokens cheaper: the last cost the least.
         look_s = (decoding.decode_s(1, 65536.0) - decoding.decode_s(1, 16384.0)) / 49152
         cheapest_s = min(one / count for count, one in zip(counts, alone, strict=True))
         room = self.room[pair.decoding] * pair.decoding.dp
@@ -224,8 +225,9 @@ class PlayedCase:
         return float(read_s + max(by_steps_s, by_room_s))
 
     def best_of(self, pairs: Sequence[LayoutPair]) -> tuple[LayoutPair, dict[LayoutPair, float]]:
-        """The pair that serves the most requests a second when it is played, and the rates of those
-        played: a pair whose lower bound is slower than another's run is left out."""
+        """The pair with the most simulated requests per second, and the rates of simulated pairs;
+        prunes pairs whose lower bound is slower than the incumbent.
+        """
         rates: dict[LayoutPair, float] = {}
         most = 0.0
         for pair in sorted(pairs, key=self.estimated, reverse=True):
@@ -235,19 +237,19 @@ class PlayedCase:
         return max(rates, key=lambda pair: rates[pair]), rates
 
 
-# Requests of a quick run, and its cases.
+# Requests and cases of a quick run.
 QUICK_REQUESTS, QUICK_EVERY = 150, 12
-# Thresholds that are tried for the best pair.
+# Thresholds tried for the best pair.
 THRESHOLDS = (0.0, 0.05, 0.2, 0.5)
-# The case whose output lengths are varied, and these lengths.
+# Case and output lengths of the study of lengths.
 VARIED = ("codellama-34b", "L4", 4, 1000)
 OUTPUTS = (25, 50, 100, 200, 400, 800)
 VARIED_REQUESTS = 400
 
 
 def serving(options: argparse.Namespace) -> int:
-    """Seesaw's evaluation: layouts that change between reading prompts and decoding, against the
-    best layout that stays, by model, GPU and load; each ingredient left out once; when it pays.
+    """Seesaw's evaluation: layouts that change between prefill and decode against the best static
+    layout, by model, GPU and load; ablation of each ingredient.
 
     Every static layout that fits is played, request by request, and every pair of layouts but those
     whose lower bound is slower than a pair that was played, so the best ones are the best of their
@@ -296,7 +298,7 @@ def serving(options: argparse.Namespace) -> int:
 
 
 def case_row(case: SeesawCase, seed: int) -> dict[str, Any]:
-    """A case, played in all ways; ``fits`` is false where no layout holds its longest request."""
+    """All measurements of a case; ``fits`` is false where no layout holds its longest request."""
     row: dict[str, Any] = {
         "case": case.name,
         "model": case.model,
@@ -342,13 +344,13 @@ def case_row(case: SeesawCase, seed: int) -> dict[str, Any]:
 
 
 def _without_tiers(played: PlayedCase, pair: LayoutPair) -> float:
-    """Requests a second if keys and values wait on the GPUs alone."""
+    """Requests per second with the KV cache on GPUs alone."""
     runs = (played.played(pair, threshold=share, has_host=False) for share in THRESHOLDS)
     return max(run.requests_per_s for run in runs)
 
 
 def varied_outputs(of: SeesawPopulation, seed: int, *, quick: bool) -> list[tuple[int, float]]:
-    """The gain of the best pair over the best static layout, by mean tokens of output."""
+    """Gain of the best pair over the best static layout, by mean output length."""
     model, gpu, count, prompt = VARIED
     limits = replace(of, requests=QUICK_REQUESTS if quick else VARIED_REQUESTS)
     curve = []
@@ -370,7 +372,7 @@ def varied_outputs(of: SeesawPopulation, seed: int, *, quick: bool) -> list[tupl
 
 
 def summary_of(rows: Sequence[Row]) -> dict[str, Any]:
-    """Gains over all cases, by GPU and by load, and without each ingredient."""
+    """Gains over all cases, by GPU and load, and without each ingredient."""
     gains = [row["gain"] for row in rows]
     first = [row["gain_over_prompts_first"] for row in rows]
     summary: dict[str, Any] = {
@@ -392,7 +394,7 @@ def summary_of(rows: Sequence[Row]) -> dict[str, Any]:
     return summary
 
 
-# The words of Seesaw's evaluation: what the best pairs bring, where their time goes, and why.
+# Text of Seesaw's evaluation: gains of the best pairs, and where time goes.
 
 
 PARTS = ("without_resharding", "without_tiers", "without_thresholds")

@@ -1,4 +1,4 @@
-"""How far predictions of serving runs lie from measurements that the fit never saw."""
+"""Errors of serving predictions on measurements left out of the fit."""
 
 import argparse
 from collections import defaultdict
@@ -26,8 +26,9 @@ QUICK_ROWS = 400
 
 
 def serving_errors(options: argparse.Namespace) -> int:
-    """Errors of predicted serving runs that were left out of the fit: by configuration, by GPU and
-    by model, the coverage of bounds, and how layouts of equal GPUs and load are ranked."""
+    """Errors of serving predictions left out of the fit: by configuration, GPU and model, coverage
+    of bounds, and ranking of layouts with equal GPUs and load.
+    """
     study = Study.begin("serving_errors", options)
     rows = rows_to_fit(options.tables)
     if options.quick:
@@ -43,14 +44,14 @@ def serving_errors(options: argparse.Namespace) -> int:
 def report_of(
     errors: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], left: Sequence[str]
 ) -> Report:
-    """The report of errors of runs left out, by what was left out."""
+    """Report of left-out errors, by what was left out."""
     ranks = [
         [by, *("-" if one is None else one for one in summary[f"ranking, {by} left out"].values())]
         for by in left
     ]
     head = ["left out", "kind", "outcome", "rows", "median error", "inside bounds"]
     names = ("left_out", "kind", "outcome", "rows")
-    # A table for each: pages cut long ones.
+    # A table each: pages cut long ones.
     tables = [
         table(head, [[row[name] for name in names] + _shares(row) for row in _of(errors, by)])
         for by in left
@@ -89,8 +90,9 @@ def _shares(row: Mapping[str, Any]) -> list[str]:
 
 
 def error_rows(by: str, apart: LeftOut) -> Iterator[dict[str, Any]]:
-    """The median errors of left-out rows by kind of run and outcome, with the share inside the
-    bounds that the outcome's other groups give."""
+    """Median errors of left-out rows by kind of run and outcome, with coverage of bounds from the
+    outcome's other groups.
+    """
     kinds = np.array([row.kind for row in apart.rows])
     for kind in dict.fromkeys(kinds.tolist()):
         for outcome in OUTCOMES:
@@ -130,8 +132,9 @@ def ranking(apart: LeftOut) -> dict[str, float | None]:
 
 
 def groups_of_layouts(apart: LeftOut) -> Iterator[tuple[Floats, Floats]]:
-    """Measured and predicted rates of layouts of equally many GPUs under one load; of runs of a
-    layout on several dates and versions the geometric mean."""
+    """Measured and predicted rates of layouts with equal GPUs under one load; geometric mean over
+    dates and versions of a layout.
+    """
     measured, predicted = apart.measured["requests_per_s"], apart.predicted["requests_per_s"]
     for layouts in _grouped(apart):
         yield (

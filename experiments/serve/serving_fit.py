@@ -1,4 +1,4 @@
-"""Fits engines' constants to rows of serving tables, and predicts rows that were left out of it.
+"""Fits engines' constants to rows of serving tables, and predicts left-out rows.
 
 Axes: C rows.
 """
@@ -19,17 +19,17 @@ from mistlab.calibration.serving_constants import SPREADS, MeasuredRuns, fitted_
 from mistlab.core.arrays import Bools, Floats
 from mistlab.serving.engine_constants import EngineConstants
 
-# Rows of so many groups are left out at a time, where groups are configurations.
+# Folds of cross-validation where groups are configurations.
 FOLDS = 5
 OUTCOMES = ("token_s", "first_s", "output_per_s", "requests_per_s")
-# Of runs left out of a fit, these shares lie below and above the bounds.
+# Quantiles of left-out errors that give the bounds.
 TAILS = (0.05, 0.95)
-# Repeated runs differ by less; limits from 1.2 to 1.5 leave out the same runs of the given tables.
+# Repeated runs differ by less; limits from 1.2 to 1.5 drop the same runs of the given tables.
 FALLS = 1.3
 
 
 def rows_to_fit(tables: Sequence[Path]) -> list[ServedRow]:
-    """The rows of tables that a fit may use: with measurements, and surely without speculation."""
+    """Rows that a fit may use: measured, and certainly without speculative decoding."""
     return [
         row
         for table in tables
@@ -43,8 +43,9 @@ def _is_measured(row: ServedRow) -> bool:
 
 
 def measured_of(rows: Sequence[ServedRow]) -> dict[str, Floats]:
-    """What was measured of rows, by outcome (C each); NaN where nothing was. The rate of a closed
-    loop follows from both times, that of other runs from their output."""
+    """Measurements of rows by outcome (C each); NaN if absent. A closed loop's rate follows from
+    both times, other rates from output.
+    """
 
     def column(values: Iterator[float | None]) -> Floats:
         return np.array([np.nan if value is None else value for value in values])
@@ -59,8 +60,9 @@ def measured_of(rows: Sequence[ServedRow]) -> dict[str, Floats]:
 
 
 def contradicted(rows: Sequence[ServedRow]) -> set[int]:
-    """Places of runs of a layout under one load whose time per token falls clearly while more
-    requests are in flight: no steady state does, so a fit would learn from something else."""
+    """Rows of one layout and load whose time per token falls clearly with more requests in flight,
+    impossible in a steady state.
+    """
     layouts: dict[object, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         if row.kind == "closed loop" and row.token_s is not None:
@@ -76,7 +78,7 @@ def contradicted(rows: Sequence[ServedRow]) -> set[int]:
 
 
 def constants_of_rows(every: Sequence[ServedRow]) -> EngineConstants:
-    """The constants fitted to rows, without those that contradict one another."""
+    """Constants fitted to rows, without contradictory rows."""
     left = contradicted(every)
     rows = [row for place, row in enumerate(every) if place not in left]
     model = RowModel(rows)

@@ -1,1 +1,1 @@
-"""Dialects of tables of measured runs: what turns their free text into typed columns."""
+"""Dialects of tables of measured runs: rules that turn free text into typed columns."""

@@ -1,4 +1,4 @@
-"""Reads rows of tables of measured runs by the rules of dialects, and gives typed columns."""
+"""Applies the dialects' rules to rows of tables of measured runs, giving typed columns."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,27 +11,27 @@ from experiments.runs.run_row import RunRow
 from experiments.runs.runs_table import text_of
 from mistlab.core.files import parse_yaml
 
-# A number with the letter of its size, as in 8b; any other number, of which one digit after _ is a
-# decimal too, as in nemotron3_5; letters, but for a v before a number, as in deepseekv3. So
-# Qwen3.6-35B-A3B is qwen, 3.6, 35b, a, 3b, and qwen-35b no Qwen 3.5.
+# Tokens of a model name: a number with its unit (8b); a number, with one digit after _ as a decimal
+# (nemotron3_5); letters, except a v before a number (deepseekv3). So Qwen3.6-35B-A3B gives qwen,
+# 3.6, 35b, a, 3b, and qwen-35b is not Qwen 3.5.
 _WORD = re.compile(
     r"[0-9]+(?:\.[0-9]+)?[bmt](?![a-z0-9])|[0-9]+(?:\.[0-9]+|_[0-9](?![a-z0-9]))?|[a-z]+?(?=v[0-9])|[a-z]+"
 )
-# What stands for the text that a group of the patterns matched: $1 for the first.
+# Prefix of references to groups of the match: $1 is the first.
 GROUP = "$"
-# What tables of all sources share.
+# Rules shared by tables of all sources.
 LAST = "common.yaml"
 
 
 @lru_cache(maxsize=4096)
 def words_of(name: str) -> tuple[str, ...]:
-    """The words of a name, in small letters: parted where letters turn into digits."""
+    """Words of a name in lower case, split between letters and digits."""
     return tuple(word.replace("_", ".") for word in _WORD.findall(name.casefold()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialectRule:
-    """Texts of columns, and the typed columns that they give.
+    """A rule: patterns of columns' texts, and the typed columns that they set.
 
     It counts if each pattern of ``when`` is found in its column, in small letters, and if each
     column of ``named`` has the words, one after another.
@@ -42,7 +42,7 @@ class DialectRule:
     named: Mapping[str, tuple[str, ...]]
 
     def columns(self, texts: Mapping[str, str]) -> Mapping[str, Any]:
-        """The typed columns that it gives to texts; none if it does not count."""
+        """Typed columns that the rule sets for these texts; none if it does not match."""
         if not all(_has(words_of(texts[name]), words) for name, words in self.named.items()):
             return {}
         matches = [pattern.search(texts[name]) for name, pattern in self.when.items()]
@@ -53,7 +53,7 @@ class DialectRule:
 
 
 def _value(column: str, value: Any, groups: Sequence[str]) -> Any:
-    """A typed column's value, perhaps that of a group."""
+    """Value of a typed column, possibly a group of the match."""
     if not isinstance(value, str) or not value.startswith(GROUP):
         return value
     return _kind(column)(groups[int(value.removeprefix(GROUP)) - 1])
@@ -66,14 +66,14 @@ def _has(given: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
 
 @cache
 def _kind(column: str) -> type:
-    """The type of a typed column's texts."""
+    """Type of a typed column."""
     hint = get_type_hints(RunRow)[column]
     return next(kind for kind in (int, float, str) if kind in (hint, *get_args(hint)))
 
 
 @cache
 def rules() -> tuple[DialectRule, ...]:
-    """The rules of all dialects: by name, and those that all tables share last."""
+    """Rules of all dialects by name, with shared rules last."""
     room = files("experiments.runs.dialects")
     named = {file.name: file for file in room.iterdir() if file.name.endswith(".yaml")}
     ordered = sorted(named, key=lambda name: (name == LAST, name))
@@ -100,7 +100,7 @@ def _columns_read() -> tuple[str, ...]:
 
 
 def row_of(cells: Mapping[str, str]) -> RunRow:
-    """The typed columns of a row of a table, by the rules of all dialects."""
+    """Typed columns of a table's row, by the rules of all dialects."""
     texts = tuple(text_of(cells, name).casefold() for name in _columns_read())
     return RunRow(cells=cells, **_typed(texts))
 
@@ -111,7 +111,7 @@ def _typed(texts: tuple[str, ...]) -> Mapping[str, Any]:
 
 
 def typed(rules: Sequence[DialectRule], texts: Mapping[str, str]) -> dict[str, Any]:
-    """The typed columns of texts in small letters: of rules that give a column the first counts."""
+    """Typed columns of lower-case texts; the first rule that sets a column wins."""
     columns: dict[str, Any] = {}
     for rule in rules:
         columns = {**rule.columns(texts), **columns}

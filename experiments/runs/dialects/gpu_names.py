@@ -1,4 +1,4 @@
-"""GPUs as tables of measured runs name them, each the hardware of the catalogue or refused."""
+"""Names of GPUs in tables of measured runs, matched to the catalogue or refused."""
 
 import re
 from collections.abc import Mapping
@@ -8,14 +8,13 @@ from typing import NoReturn
 from mistlab import catalog
 from mistlab.core.values import did_you_mean, refuse, shown
 
-# The name of the chip must be a whole word: ``L40S`` is no L4, and ``H1000`` no H100. Further
-# words of a name tell its memory and its make; those that make no other chip of it are known, and
-# what is not known is told in a note.
+# The chip's name must be a whole word: ``L40S`` is not L4, ``H1000`` is not H100. Further words
+# give memory and form factor; words of another chip refuse the name, and unknown words are noted.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """GPUs as a table names them: the hardware of the catalogue, with another memory if given.
+    """GPUs named in a table: hardware of the catalogue, with another memory size if given.
 
     Products in 16 bits keep up ``products_share`` of the hardware's rate.
     """
@@ -30,7 +29,7 @@ _ANY = 0
 
 
 def _sized(hardware: str, *memories: int, note: str = "") -> dict[int, Gpus]:
-    """A chip that is one hardware, whether or not a name tells one of its memories."""
+    """A chip with a single hardware file, with or without its memory size in the name."""
     return dict.fromkeys((_ANY, *memories), Gpus(hardware=hardware, note=note))
 
 
@@ -39,8 +38,8 @@ _A100 = Gpus(hardware="a100-80gb", note="A100 of 80 GB assumed")
 _H100_96 = Gpus(hardware="h100-80gb", memory_gib=94.0, note="rates of the H100 with 80 GB taken")
 _CLASS_184 = Gpus(hardware="gb200-186gb", note="184 GiB are those of a GB200")
 
-# Chips, and the hardware of each memory in GB that makers and tools give them; 0 stands for a name
-# without its memory.
+# Chips, and their hardware by memory in GB as vendors and tools state it; 0 is a name without
+# memory.
 CHIPS: Mapping[str, Mapping[int, Gpus]] = {
     "l4": _sized("l4-24gb", 24),
     "a10g": _sized("a10g-24gb", 24),
@@ -129,12 +128,12 @@ MACHINES = {
     "bm.gpu4": "a100-40gb",
     "bm.gpu.mi300x": "mi300x-192gb",
 }
-# Words before and after a chip's name that make no other of it.
+# Words around a chip's name that do not change the chip.
 _MAKERS = frozenset(("nvidia", "amd", "tesla", "instinct", "geforce", "quadro", "rtx"))
 _SAME = re.compile(
     r"sxm[2-6]?|hbm[23]e?|oam|gpus?|tensor|core|class|superchip|nvl72|nvlink|dgx|hgx|a3|[0-9]+w"
 )
-# Words that make another chip of it, with other rates.
+# Words that make it another chip, with other rates.
 _OTHERS = frozenset(("pcie", "nvl"))
 _MEMORY = re.compile(r"(?<![a-z0-9])([0-9]+) ?g(?:i?b)?(?![a-z0-9])")
 
@@ -142,7 +141,7 @@ _MEMORY = re.compile(r"(?<![a-z0-9])([0-9]+) ?g(?:i?b)?(?![a-z0-9])")
 def gpus_of(
     text: str, of_caller: str = "", products_tflops: Mapping[str, tuple[float, float]] | None = None
 ) -> Gpus:
-    """The GPUs that a text names; refuses unlike ones, and GPUs without a hardware file.
+    """The GPUs named in a text; refuses mixed GPUs, and GPUs without a hardware file.
 
     With ``own``, the name of a hardware file of the caller's, rows that name nothing have its GPUs;
     if the catalogue has no such name, all rows have. ``products_tflops`` are those of a machine by
@@ -164,7 +163,7 @@ def gpus_of(
 
 
 def _named_gpu(text: str) -> Gpus:
-    """The GPUs of a name: a chip's whole word, and what its further words say."""
+    """The GPUs of one name: the chip's word, and what its further words say."""
     given = text.casefold()
     if machine := _machine(given):
         return Gpus(hardware=machine)
@@ -199,7 +198,7 @@ def _machine(given: str) -> str:
 
 
 def _chip(word: str) -> str:
-    """The chip that a word names, whose make may follow at once (``h100sxm5``)."""
+    """The chip named by a word, possibly joined with its form factor (``h100sxm5``)."""
     return re.sub(r"(?<=[0-9a-z])(sxm[2-6]?|pcie|nvl)$", "", word)
 
 
