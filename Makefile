@@ -38,7 +38,7 @@ test: $(DEV)/.done
 test-all: $(DEV)/.done extras
 	$(TEST) $(ARGS)
 
-# The slow tests alone, file by file; stopped, it goes on where it was. Writes docs/results/tests.md.
+# The slow tests alone, file by file; stopped, it goes on where it was. Writes runs/slow/tests.md.
 slow: $(DEV)/.done extras
 	$(DEV)/bin/python -m benchmarks.slow_tests $(ARGS)
 

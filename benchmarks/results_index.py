@@ -10,15 +10,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path("docs/results")
-# A row of the table of pages: its link, what it answers, the command, and the date.
-ROW = re.compile(r"^\| \[([\w-]+)\]\(\1\.md\) \| (.*) \| (.*) \| ([\d-]*) \|$", re.MULTILINE)
+# An entry of the list of pages: its link, what it answers, the command, and the date.
+ROW = re.compile(r"^- \[([\w-]+)\]\(\1\.md\): (.*); (`.*`), ([\d-]*)$", re.MULTILINE)
 _NUMBER = re.compile(r"\d+\.\d+|\d{2,}")
 # Fewer new numbers are counts of rows in the text, not a new measurement.
 FEWEST = 4
 
 
 def main() -> None:
-    """Write the table again with today's dates."""
+    """Write the list again with today's dates."""
     page = ROOT / RESULTS / "README.md"
     text = page.read_text(encoding="utf-8")
     page.write_text(ROW.sub(_dated, text), encoding="utf-8")
@@ -27,7 +27,7 @@ def main() -> None:
 
 def _dated(match: re.Match[str]) -> str:
     name, answers, command, date = match.groups()
-    return f"| [{name}]({name}.md) | {answers} | {command} | {made_on(name) or date} |"
+    return f"- [{name}]({name}.md): {answers}; {command}, {made_on(name) or date}"
 
 
 def made_on(stem: str) -> str:

@@ -1,4 +1,4 @@
-"""Runs the slow tests file by file, and writes docs/results/tests.md: what passed, where and when.
+"""Runs the slow tests file by file, and writes runs/slow/tests.md: what passed, where and when.
 
 python -m benchmarks.slow_tests [FILE OR FOLDER ...]; ``make slow`` runs all. Results of each file
 stay in runs/slow/REVISION, so a run that was stopped goes on where it was, if nothing has changed.
@@ -23,7 +23,7 @@ from experiments.pages.page_tables import write_page
 from experiments.pages.tables import narrow
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "results" / "tests.md"
+PAGE = ROOT / "runs" / "slow" / "tests.md"
 PYTEST = (sys.executable, "-m", "pytest", "-p", "no:benchmark", "-m", "slow")
 # Each worker has a core, as in the Makefile.
 WORKERS = ("-n", "auto", "--dist", "worksteal")

@@ -32,11 +32,17 @@ NO_RESULT = re.compile(
 
 
 def cells(page: str, section: str = "") -> dict[str, dict[str, str]]:
-    """Rows of a page's tables by their first cell, each by column; the first of a name counts."""
-    text = (ROOT / "docs" / "results" / f"{page}.md").read_text(encoding="utf-8")
+    """Rows of the tables of a page and its files by their first cell, each by column; the first of
+    a name counts."""
+    results = ROOT / "docs" / "results"
+    text = (results / f"{page}.md").read_text(encoding="utf-8")
     rows: dict[str, dict[str, str]] = {}
     header: list[str] | None = None
     for line in text[text.index(section) :].splitlines():
+        if apart := re.search(r"\[all [\d,]+\]\(([\w.-]+\.csv)\)", line):
+            with (results / apart[1]).open(encoding="utf-8", newline="") as file:
+                for named in csv.DictReader(file):
+                    rows.setdefault(next(iter(named.values())), named)
         if not line.startswith("|"):
             header = None
         elif not re.fullmatch(r"[|:\- ]+", line):

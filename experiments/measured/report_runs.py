@@ -382,7 +382,7 @@ def left_out_lines(tables: Sequence[tuple[str, Sequence[Judged]]]) -> Iterator[s
         cells = (_cells(rows, [found[way][place] for place in places]) for way in ways)
         lines.append([name, len(places), *chain.from_iterable(cells)])
     told = chain.from_iterable((f"without its {way}", "width", "score") for way in ways)
-    yield from (*narrow(("", "runs", *told), lines), "")
+    yield from (f"{IN_A_FILE}\n", *narrow(("", "runs", *told), lines), "")
 
 
 def _cells(rows: Sequence[Judged], spreads: Sequence[Spread | None]) -> list[str]:

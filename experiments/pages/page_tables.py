@@ -8,7 +8,7 @@ from pathlib import Path
 
 # A longer table shows its first few rows on the page, and has all rows in a file.
 MOST_ROWS = 16
-SHOWN_ROWS = 8
+SHOWN_ROWS = 4
 # The paragraph before a table that the page replaces by a file.
 IN_A_FILE = "<!-- rows in a file -->"
 TABLE = re.compile(
@@ -34,7 +34,7 @@ def with_rows_apart(text: str, stem: str) -> tuple[str, dict[str, str]]:
     >>> long = "| n |\\n|--:|\\n" + "".join(f"| {n} |\\n" for n in range(20))
     >>> shown, files = with_rows_apart(long, "squares")
     >>> shown.splitlines()[-1], files["squares-1.csv"].split()[:3]
-    ('12 further rows: [all 20](squares-1.csv).', ['n', '0', '1'])
+    ('16 further rows: [all 20](squares-1.csv).', ['n', '0', '1'])
     >>> with_rows_apart(f"{IN_A_FILE}\\n\\n{long}", "squares")[0]
     'Rows in a file: [all 20](squares-1.csv).\\n'
     """

@@ -49,17 +49,16 @@ def report_of(
         [by, *("-" if one is None else one for one in summary[f"ranking, {by} left out"].values())]
         for by in left
     ]
-    head = ["left out", "kind", "outcome", "rows", "median error", "inside bounds"]
-    names = ("left_out", "kind", "outcome", "rows")
-    # A table each: pages cut long ones.
-    tables = [
-        table(head, [[row[name] for name in names] + _shares(row) for row in _of(errors, by)])
-        for by in left
+    head = ["kind", "outcome", "rows", *(f"{by} left out" for by in left)]
+    lines = [
+        [*(alike[0][name] for name in head[:3]), *map(_shares, alike)]
+        for alike in zip(*(_of(errors, by) for by in left), strict=True)
     ]
     rank_head = ["left out", "in tables", "groups", "pairs", "right order", "pick over best"]
     about = (
         f"{summary['rows']} measured runs. Each is predicted by constants fitted to all runs but "
-        "those of its group. Bounds are the 5 and 95 % quantiles of the other groups' errors."
+        "those of its group: the median error and, in parentheses, the share inside the bounds, "
+        "the 5 and 95 % quantiles of the other groups' errors."
     )
     of_ranks = (
         "Layouts of equal GPUs and load, of one model, precision, GPU and engine, ranked by their "
@@ -68,7 +67,7 @@ def report_of(
         "groups in tables have two layouts only by an empty `dp`, which is read as if it said the "
         "same as the other row: nothing is there to rank."
     )
-    paragraphs = [about, *tables, of_ranks, table(rank_head, ranks)]
+    paragraphs = [about, table(head, lines), of_ranks, table(rank_head, ranks)]
     picture = Bars(
         name="serving-errors",
         caption="Median errors of runs left out of the fit.",
@@ -85,8 +84,8 @@ def _of(errors: Sequence[Mapping[str, Any]], by: str) -> list[Mapping[str, Any]]
     return [row for row in errors if row["left_out"] == by]
 
 
-def _shares(row: Mapping[str, Any]) -> list[str]:
-    return [f"{100 * row['median_error']:.1f} %", f"{100 * row['coverage']:.0f} %"]
+def _shares(row: Mapping[str, Any]) -> str:
+    return f"{100 * row['median_error']:.1f}% ({100 * row['coverage']:.0f}%)"
 
 
 def error_rows(by: str, apart: LeftOut) -> Iterator[dict[str, Any]]:
