@@ -1,8 +1,9 @@
 """Checks random plans for races, hidden waits and hanging collectives, and writes a page.
 
-python -m benchmarks.sanitized_plans [PLANS] [--page PAGE] checks each plan by the three checks of
-``sanitize``: all ranks' collectives, races on its first and its last kind of rank, and waits of the
-host on one of the two. Stopped, it goes on where it was, if nothing has changed.
+python -m benchmarks.sanitized_plans [PLANS] [--reductions] [--page PAGE] checks each plan by the
+three checks of ``sanitize``: all ranks' collectives, races on its first and its last kind of rank,
+and waits of the host on one of the two. With ``--reductions`` data-parallel ranks of all plans
+communicate less. Stopped, it goes on where it was, if nothing has changed.
 """
 
 import argparse
@@ -17,8 +18,9 @@ from time import perf_counter
 
 from experiments.cli.rundir import revision
 from experiments.pages.page_tables import write_page
+from mistlab.reduction.reduction_costs import Reduction
 from runtime.checks.fake.fake_device import register
-from tests.runtime.drawn_runs import drawn_run
+from tests.runtime.drawn_runs import drawn_run, reducing_run
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "runs/sanitized_plans"
@@ -42,13 +44,15 @@ class Row:
     waits: Sequence[str]
     collectives: dict[str, int]
     seconds: float
+    reduction: str = ""
 
 
-def rows_of(seeds: Iterable[int]) -> Iterator[Row]:
-    """Check the plan of each seed."""
+def rows_of(seeds: Iterable[int], *, reduces: bool = False) -> Iterator[Row]:
+    """Check the plan of each seed; if it ``reduces``, by some other way than a plain all-reduce."""
     register()
     for seed in seeds:
-        begun, run = perf_counter(), drawn_run(seed)
+        begun = perf_counter()
+        run = reducing_run(seed) if reduces else drawn_run(seed)
         ranks = sorted({run.ranks[0], run.ranks[-1]})
         yield Row(
             seed=seed,
@@ -63,7 +67,19 @@ def rows_of(seeds: Iterable[int]) -> Iterator[Row]:
             waits=tuple(run.waits(ranks[seed % len(ranks)])),
             collectives=dict(run.collectives()),
             seconds=perf_counter() - begun,
+            reduction=_words_of(run.work.reduction) if reduces else "",
         )
+
+
+def _words_of(how: Reduction) -> str:
+    """The kind of a reduction, and what makes its calls unlike those of others of the kind."""
+    parts = {
+        how.kind: True,
+        "compressed": how.compressor.kind != "none",
+        "trimmed": how.trimmed,
+        "asynchronous": how.asynchronous,
+    }
+    return " ".join(word for word, has in reversed(parts.items()) if has)
 
 
 def page(rows: Sequence[Row]) -> Iterator[str]:
@@ -76,13 +92,17 @@ def page(rows: Sequence[Row]) -> Iterator[str]:
         "with experts": "has_experts",
         "with dropout": "drops",
     }
+    reductions = Counter(row.reduction for row in rows if row.reduction)
+    option = " --reductions" if reductions else ""
+    less = ["All data-parallel ranks communicate less than by all-reduces of whole gradients."]
     yield from (
-        *("# Random plans, checked without a GPU", ""),
+        *(f"# Random plans{' with reductions' if reductions else ''}, checked without a GPU", ""),
         "Plans drawn from what the runtime trains, shrunk to widths that a CPU computes at once.",
         "The checks of [sanitize](../reference/sanitize.md) look for collectives that hang or mix",
         "tensors up, over all ranks; for races, on the first and the last kind of rank; and for",
         "waits of the host, on one of these.",
-        *("", f"    python -m benchmarks.sanitized_plans {len(rows)} --page PAGE", ""),
+        *(less if reductions else ()),
+        *("", f"    python -m benchmarks.sanitized_plans {len(rows)}{option} --page PAGE", ""),
         *("| | number |", "|---|---|"),
         f"| random plans | {len(rows)} |",
         *(
@@ -92,15 +112,21 @@ def page(rows: Sequence[Row]) -> Iterator[str]:
         f"| ranks whose streams were traced | {sum(row.ranks for row in rows)} |",
         f"| races | {sum(len(row.races) for row in rows)} |",
         f"| waits of the host | {sum(len(row.waits) for row in rows)} |",
+        f"| groups of other ranks than those with the same part | {troubles['groups']} |",
         f"| ranks missing in a first call | {troubles['first call']} |",
         f"| collectives in another order or of another size | {troubles['order']} |",
         f"| messages that nobody expects | {troubles['messages']} |",
         f"| ranks that wait in a circle | {troubles['deadlock']} |",
-        *("", f"Orders: {', '.join(f'{name} {count}' for name, count in orders.most_common())}."),
+        *("", f"Orders: {_counted(orders)}."),
+        *(("", f"Reductions: {_counted(reductions)}.") if reductions else ()),
     )
     told = [f"seed {row.seed}: {one}" for row in rows for one in (*row.races, *row.waits)]
     if told:
         yield from ("", "```", *told[:MOST_TOLD], "```")
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common())
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -109,15 +135,18 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m benchmarks.sanitized_plans", description=__doc__
     )
     parser.add_argument("plans", nargs="?", type=int, default=300, help="how many plans")
+    parser.add_argument(
+        "--reductions", action="store_true", help="plans whose ranks communicate less"
+    )
     parser.add_argument("--page", type=Path, help="the page to write")
     options = parser.parse_args(arguments)
     folder = KEPT / (revision() or "no-revision")
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "rows.jsonl"
+    file = folder / ("reductions.jsonl" if options.reductions else "rows.jsonl")
     told = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     rows = [Row(**json.loads(line)) for line in told][: options.plans]
     with file.open("a", encoding="utf-8") as kept:
-        for row in rows_of(range(len(rows), options.plans)):
+        for row in rows_of(range(len(rows), options.plans), reduces=options.reductions):
             rows.append(row)
             kept.write(json.dumps(asdict(row)) + "\n")
             kept.flush()

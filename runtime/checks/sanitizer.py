@@ -6,11 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from math import gcd, lcm
 
-from mistlab.core.values import reject
 from mistlab.job.job import Job
 from mistlab.plan.dimensions import ranks_of
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Experts, ModelSpec, Workload
+from mistlab.reduction.reduction_costs import Reduction
 from mistlab.schedule.orders import REPEATING, is_order_path, repeat_of
 from mistlab.stages.plan_orders import placement_of_plan
 from runtime.checks.collectives.findings import CollectiveFinding, collective_findings
@@ -18,9 +18,10 @@ from runtime.checks.fake.fake_device import device_findings
 from runtime.checks.fake.watch import WaitFinding
 from runtime.checks.races.judge import Judge, RaceFinding
 from runtime.checks.races.recorded_rank import ITERATIONS, trace_of
+from runtime.comm.replicas import ReplicaRanks
 from runtime.comm.topology import Topology
 from runtime.engine.training import Training
-from runtime.runnable import check_runnable
+from runtime.runnable import check_norms, check_runnable
 
 # Makes a small plan of the same structure, which a CPU computes quickly.
 #
@@ -35,7 +36,10 @@ MOST_BLOCKS_OF_CHUNK = 3
 # The number of micro-batches beyond those that fill the pipeline.
 MOST_BATCHES = 4
 MOST_SEQUENCE = 16
+# The steps between outer steps of two fragments.
+MOST_DISTANCE = 2
 HEAD_DIMS = (8, 16, 32, 64, 128)
+PLAIN = Reduction()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +69,12 @@ def small(workload: Workload, plan: Plan) -> SmallPlan:
     degrees = lcm(*(stage.head_ranks for stage in plan.stages))
     parts = lcm(*(stage.token_parts for stage in plan.stages))
     first = stages[0]
+    reduction = _small_reduction(workload.reduction)
+    if reduction.every != workload.reduction.every:
+        left_out.append(f"cycles of {reduction.every} steps stand for {workload.reduction.every}")
     small_workload = replace(
         workload,
+        reduction=reduction,
         model=replace(
             _small_model(workload.model, degrees, sum(stage.layers for stage in stages)),
             experts=_small_experts(workload.model.experts, plan),
@@ -79,6 +87,14 @@ def small(workload: Workload, plan: Plan) -> SmallPlan:
         plan=replace(plan, micro_batches=batches, stages=stages),
         left_out=tuple(left_out),
     )
+
+
+def _small_reduction(how: Reduction) -> Reduction:
+    """A cycle as short as its fragments and their delay allow; at most two steps a fragment."""
+    if how.every == 1:
+        return how
+    distance = min(how.schedule.distance, MOST_DISTANCE)
+    return replace(how, every=how.fragments * distance, delay=min(how.delay, distance - 1))
 
 
 def _few_batches(plan: Plan) -> int:
@@ -179,13 +195,16 @@ class Unlike:
         return f"rank {self.rank} ({position})"
 
 
-def unlike_ranks(plan: Plan) -> list[Unlike]:
+def unlike_ranks(plan: Plan, how: Reduction = PLAIN) -> list[Unlike]:
     """One rank of each group of ranks with equal work.
 
-    Two ranks are of one kind if they agree in five things: their stage, whether they are first in
-    their tensor, context and data groups, and which sequences they exchange with their neighbours.
+    Two ranks are of one kind if they agree in six things: their stage, whether they are first in
+    their tensor, context and data groups, which sequences they exchange with their neighbours, and
+    whether they serve a reduction or lie. Replicas are alike: all kinds are of the first one.
     """
-    topology = Topology(plan=plan)
+    count = how.replicas_of(plan.data_ranks[0])
+    replicas = ReplicaRanks(whole=plan, plan=plan.of_replica(count), count=count)
+    topology = Topology(plan=replicas.plan)
     first: dict[object, int] = {}
     counts = Counter[object]()
     for stage in range(plan.num_stages):
@@ -198,14 +217,19 @@ def unlike_ranks(plan: Plan) -> list[Unlike]:
                 for way in (False, True)
             )
             first_in = position.data == 0, position.context == 0, position.tensor == 0
-            kind = (stage, *first_in, exchanged)
+            among = position.data * replicas.plan.stages[stage].token_split.ranks + position.context
+            reduces = how.kind == "server" and among < how.shards, among in how.liars
+            kind = (stage, *first_in, exchanged, reduces)
             first.setdefault(kind, rank)
-            counts[kind] += 1
-    return [_unlike(topology, rank, counts[kind]) for kind, rank in first.items()]
+            counts[kind] += replicas.count
+    return [
+        _unlike(topology, rank, replicas.rank(0, rank), counts[kind])
+        for kind, rank in first.items()
+    ]
 
 
-def _unlike(topology: Topology, rank: int, count: int) -> Unlike:
-    position = topology.place(rank)
+def _unlike(topology: Topology, inner: int, rank: int, count: int) -> Unlike:
+    position = topology.place(inner)
     return Unlike(
         rank=rank,
         stage=position.stage,
@@ -237,11 +261,9 @@ class Sanitizer:
     def of(cls, job: Job, training: Training, *, serialises: bool = False) -> "Sanitizer":
         """The sanitizer of a job; refuses a job that the runtime cannot run."""
         check_runnable(job)
-        if not job.workload.reduces_plainly:
-            kind = job.workload.reduction.kind
-            reject(f"workload.reduction.kind: {kind} is trained, not sanitized: leave it out")
+        check_norms(job.workload, training.norm_option)
         made = small(job.workload, job.plan)
-        ranks = tuple(unlike_ranks(made.plan))
+        ranks = tuple(unlike_ranks(made.plan, made.workload.reduction))
         return cls(job=job, small=made, ranks=ranks, training=training, serialises=serialises)
 
     @property

@@ -16,7 +16,6 @@ from mistlab.graph.treatments import PLAIN
 from mistlab.plan.lean_sets import CHOICE, SETS
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Workload
-from mistlab.reduction.reduction_costs import Reduction
 from mistlab.stages.stage_program import Op, flush, iterations
 from mistlab.stages.stage_shape import EMBEDDING, StageShape
 from runtime.comm.group import Pending, finished, then
@@ -29,6 +28,7 @@ from runtime.engine.streams.expert_lanes import StreamedExperts
 from runtime.engine.streams.lanes import Event, StreamedRanks, Streams
 from runtime.engine.training import Training
 from runtime.engine.work.adamw import MOMENTS, Rate
+from runtime.engine.work.averages import averages_of
 from runtime.engine.work.frozen_products import multiply_frozen
 from runtime.engine.work.gradient_averages import GradientAverages
 from runtime.engine.work.layer_passes import LAYER_RUNS, Passes, layer_treatments
@@ -52,7 +52,6 @@ from runtime.engine.work.stage_modules import (
     let_draw,
 )
 from runtime.engine.work.turn_server import TurnServer
-from runtime.engine.work.weight_averages import WeightAverages
 from runtime.models.config import TYPE_OF_PRECISION, sums_of
 from runtime.models.dropout import Draws
 from runtime.models.lean_operators import make_lean
@@ -143,7 +142,12 @@ class Executor:
         counted = [self.parameters.counted(*owned) for owned in self._owned()]
         self.squares = [Squares(one, device, wanted=training.needs_norm) for one in counted]
         self.steppers = [Stepper(one, training, self.scaling, streams) for one, _ in self._owned()]
-        self.averages, self.weight_averages = self._averages_of(workload.reduction)
+        self.averages, self.weight_averages = averages_of(
+            *(workload.reduction, connections, self.state.sections, training),
+            scaling=None if training.loss_scale is None else self.scaling,
+            device=device,
+            replicas=self.shape.replicas,
+        )
         self.swaps = self._swaps()
         self.passes = self._passes(ranks)
         parts = context.size * (ranks.size if ranks.splits_tokens else 1)
@@ -517,40 +521,6 @@ class Executor:
     def _owned(self) -> Iterator[tuple[Section, Sharers]]:
         """The sections of the state, and the ranks that shard each."""
         return zip(self.state.sections, self.connections.sharers, strict=True)
-
-    def _averages_of(
-        self, how: Reduction
-    ) -> tuple[Sequence[GradientAverages | TurnServer], WeightAverages | None]:
-        """What averages compressed gradients of each section, or those of servers, and what
-        averages weights of replicas; nothing where gradients are summed as they are."""
-        if how.is_apart and self.connections.peers.size > 1:
-            peers = self.connections.peers
-            return [], WeightAverages(how=how, peers=peers, sections=self.state.sections)
-        if how.is_plain or how.is_apart or self.shape.replicas == 1:
-            return [], None
-        if how.asynchronous:
-            servers = [
-                TurnServer(
-                    how=how,
-                    group=sharers.reduce,
-                    section=section,
-                    training=self.training,
-                    device=self.device,
-                )
-                for section, sharers in self._owned()
-            ]
-            return servers, None
-        found = [
-            GradientAverages(
-                how=how,
-                group=sharers.reduce,
-                sizes={layer: one.layout.numel for layer, one in section.layers.items()},
-                device=self.device,
-                scaling=None if self.training.loss_scale is None else self.scaling,
-            )
-            for section, sharers in self._owned()
-        ]
-        return found, None
 
     def _swaps(self) -> list[Swaps]:
         averages: list[GradientAverages | TurnServer | None]

@@ -13,6 +13,7 @@ from mistlab.job.job import Job
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Experts, ModelSpec, Workload
+from mistlab.reduction.reduction_text import reduction_named
 from mistlab.schedule.orders import chunks_of
 from runtime.checks.collectives.findings import collective_findings
 from runtime.checks.fake.fake_device import device_findings
@@ -20,8 +21,8 @@ from runtime.checks.races.judge import Judge
 from runtime.checks.races.recorded_rank import trace_of
 from runtime.checks.sanitizer import unlike_ranks
 from runtime.engine.training import Training
-from runtime.runnable import check_runnable
-from tests.runtime.worlds import ON_HOST, OVERFLOWING, TRAINING, random_plan
+from runtime.runnable import check_norms, check_runnable
+from tests.runtime.worlds import ON_HOST, OVERFLOWING, TRAINING, random_plan, ratios
 
 TRAININGS = (
     TRAINING,
@@ -34,6 +35,28 @@ TRAININGS = (
 MOST_BLOCKS = 3
 # How often degrees of experts are drawn before a plan goes without.
 TRIES = 30
+# Drawn for runs whose data-parallel ranks communicate less.
+REDUCTIONS = (
+    "gossip",
+    "gossip:topology=ring",
+    "gossip:topology=exponential",
+    "local:every=4",
+    "outer:every=4,fragments=2,delay=1",
+    "outer:every=6,fragments=3,outer_bits=4",
+    "outer:every=3,replicas=2",
+    "server",
+    "server:compressor=qsgd",
+    "server:shards=2,compressor=top_k,share=0.1,feedback=double",
+    "server:trimmed=1,liars=1",
+    "server:asynchronous=true",
+    "server:asynchronous=true,compressor=top_k,share=0.1",
+    "all_reduce:compressor=top_k,share=0.1,feedback=memory",
+    "all_reduce:compressor=power,rank=2,feedback=ef21",
+    "all_reduce:compressor=sign,feedback=neolithic",
+    "all_reduce:trimmed=1",
+)
+MOST_RANKS = 8
+CLUSTER = Cluster(hardware=catalog.hardware("a100-80gb"), nodes=1, gpus_per_node=MOST_RANKS)
 # Drawn where a plan has several stages.
 ORDERS = ("1f1b", "1f1b", "gpipe", "zb-h1", "zb-h2", "interleaved-2", "zb-v")
 
@@ -65,7 +88,7 @@ class DrawnRun:
     @property
     def ranks(self) -> list[int]:
         """A rank of each kind."""
-        return [one.rank for one in unlike_ranks(self.plan)]
+        return [one.rank for one in unlike_ranks(self.plan, self.work.reduction)]
 
     def races(self, rank: int) -> list[str]:
         """Uses of memory that nothing orders."""
@@ -109,6 +132,36 @@ def drawn_run(seed: int, *, most_ranks: int = 8) -> DrawnRun:
     )
 
 
+def reducing_run(seed: int) -> DrawnRun:
+    """A run drawn by a seed whose data-parallel ranks communicate less, each kind in turn."""
+    draw = np.random.default_rng((seed, 37))
+    how = reduction_named(REDUCTIONS[seed % len(REDUCTIONS)])
+    while True:
+        run = drawn_run(int(draw.integers(2**20)), most_ranks=MOST_RANKS)
+        data, each = int(draw.choice([2, 3, 4])), int(draw.choice([1, 2]))
+        stages = tuple(
+            replace(
+                one,
+                data_parallel=data,
+                micro_batch=each,
+                zero=min(one.zero, how.most_sharded),
+                offload=ratios(0.0, 0.0, 0.0, one.offload.activations),
+            )
+            for one in run.plan.stages
+        )
+        plan = replace(run.plan, stages=stages)
+        if plan.num_gpus > MOST_RANKS:
+            continue
+        batch = data * each * plan.micro_batches
+        try:
+            work = replace(run.work, reduction=how, global_batch=batch)
+            check_runnable(Job(workload=work, cluster=CLUSTER, plan=plan))
+            check_norms(work, run.training.norm_option)
+        except InputError:
+            continue
+        return replace(run, work=work, plan=plan)
+
+
 def _with_parts_of_today(work: Workload, plan: Plan, seed: int) -> tuple[Workload, Plan]:
     """The plan of a model that drops tokens, in one of four, and has experts, in one of two, of
     degrees that their ranks allow."""
@@ -128,7 +181,6 @@ def _with_parts_of_today(work: Workload, plan: Plan, seed: int) -> tuple[Workloa
     kept = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab", "tied_embeddings")
     model = ModelSpec.of(family="llama", **{name: given[name] for name in kept}, **drops)
     mixed = replace(work, model=replace(model, experts=experts))
-    cluster = Cluster(hardware=catalog.hardware("a100-80gb"), nodes=1, gpus_per_node=8)
     for _ in range(TRIES):
         degrees = [[int(draw.choice([1, 1, 2, 4])) for _ in range(2)] for _ in plan.stages]
         stages = tuple(
@@ -137,7 +189,7 @@ def _with_parts_of_today(work: Workload, plan: Plan, seed: int) -> tuple[Workloa
         )
         own = replace(plan, stages=stages)
         try:
-            check_runnable(Job(workload=mixed, cluster=cluster, plan=own))
+            check_runnable(Job(workload=mixed, cluster=CLUSTER, plan=own))
         except InputError:
             continue
         return mixed, own

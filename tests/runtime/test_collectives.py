@@ -14,18 +14,18 @@ from mistlab.plan.workload import Workload  # noqa: E402
 from mistlab.schedule.stage_passes import LANES  # noqa: E402
 from mistlab.stages.stage_program import iterations  # noqa: E402
 from mistlab.stages.stage_shape import StageShape  # noqa: E402
-from runtime.checks.collectives.calls import (  # noqa: E402
-    Call,
-    RankCalls,
-    Step,
-    WorldCalls,
-    calls_of,
-)
+from runtime.checks.collectives.calls import calls_of  # noqa: E402
 from runtime.checks.collectives.deadlock import deadlock  # noqa: E402
 from runtime.checks.collectives.findings import (  # noqa: E402
     collective_findings,
     few_batches,
     findings_of,
+)
+from runtime.checks.collectives.world_calls import (  # noqa: E402
+    Call,
+    RankCalls,
+    Step,
+    WorldCalls,
 )
 from runtime.comm import topology  # noqa: E402
 from runtime.comm.topology import Topology  # noqa: E402

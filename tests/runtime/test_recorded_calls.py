@@ -21,10 +21,9 @@ from runtime.checks.collectives.calls import (  # noqa: E402
     OF_JOINED,
     OF_POSITIONS,
     OF_VECTORS,
-    Call,
-    RankCalls,
     calls_of,
 )
+from runtime.checks.collectives.world_calls import Call, RankCalls  # noqa: E402
 from runtime.comm.group import Group, Pending  # noqa: E402
 from runtime.comm.topology import Topology, connected  # noqa: E402
 from runtime.engine.streams.device_streams import SimulatedStreams  # noqa: E402

@@ -1,33 +1,41 @@
 """Lists every rank's calls of collectives in order, derived from a plan without running it.
 
-Calls while ranks connect are noted by stand-ins for their groups. Calls in training follow from the
-ranks' programs. All ranks of a stage have the same program, but exchange messages with different
-ranks.
+Calls while ranks connect, and those of reductions, are noted by stand-ins for their groups. Other
+calls in training follow from the ranks' programs. All ranks of a stage have the same program, but
+exchange messages with different ranks.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from torch import Tensor
-
 from mistlab.core.values import reject
 from mistlab.plan.dimensions import ranks_of
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Experts, Workload
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
-from mistlab.schedule.stage_passes import Lane
-from mistlab.stages.stage_program import Op, iterations
+from mistlab.stages.stage_program import Op
 from mistlab.stages.stage_shape import EMBEDDING, StageShape
-from runtime.checks.recorded_library import Messages as Sent
-from runtime.checks.recorded_library import RecordedGroup, RecordedLibrary, RowsOfEach
-from runtime.comm.library import Work
-from runtime.comm.topology import Topology, connected
+from runtime.checks.collectives.noted_calls import NotedCalls, one_of_each
+from runtime.checks.collectives.reduction_calls import (
+    ReductionCalls,
+    parts_of,
+    reduction_calls,
+    steps_of_program,
+)
+from runtime.checks.collectives.world_calls import (
+    Call,
+    Kind,
+    RankCalls,
+    Step,
+    WorldCalls,
+)
+from runtime.comm.replicas import ReplicaRanks
+from runtime.comm.topology import Connections, Topology
 from runtime.engine.storage.boundary import link_of_message
 from runtime.engine.work.layer_passes import LAYER_RUNS, layer_treatments
 from runtime.engine.work.router_notes import routers_of
 
-Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange"]
 # The first iteration, and a second one, which equals all later ones.
 ITERATIONS = 2
 # The number of all-reduces over tensor-parallel ranks in a block, per direction; and of its GEMMs
@@ -46,60 +54,6 @@ CHOICES = "choices of tokens"
 OF_VECTORS, OF_POSITIONS = "gradients of shared vectors, layer", "gradients of positions"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A call of a collective of ``group``; ``what`` names the tensor, which must be the same on all
-    ranks.
-
-    A call ``beside`` its task runs on the lane of tensor-parallel ranks, and the task waits for it.
-    """
-
-    group: str
-    kind: Kind
-    what: str
-    beside: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.kind} of {self.what}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """A task on its lane, with its calls; ``waits`` are distances back to the tasks it waits
-    for.
-    """
-
-    task: str
-    lane: Lane = "compute"
-    waits: tuple[int, ...] = ()
-    calls: tuple[Call, ...] = ()
-
-
-# By link and global rank: the size of a message to or from the rank in each exchange.
-Messages = Mapping[str, Mapping[int, int]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankCalls:
-    """A rank's tasks in order, and the sizes of its messages, in sequences or in elements."""
-
-    rank: int
-    steps: tuple[Step, ...]
-    sends: Messages
-    receives: Messages
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorldCalls:
-    """The groups of more than one rank, and all ranks' calls while connecting and during
-    training.
-    """
-
-    groups: tuple[tuple[str, tuple[int, ...]], ...]
-    connecting: tuple[RankCalls, ...]
-    training: tuple[RankCalls, ...]
-
-
 def calls_of(
     plan: Plan, workload: Workload, *, clips: bool = False, steps_on_host: bool = False
 ) -> WorldCalls:
@@ -110,47 +64,62 @@ def calls_of(
             reject(
                 f"workload.{name}: {given}, whose collectives are not derived here: give {value}"
             )
-    tied = workload.model.head_has_table
-    model = workload.model
-    topology = Topology(plan=plan, tied=tied, experts=model.experts is not None)
-    sums = SUMS_OF_PARALLEL_BLOCK if workload.model.parallel_block else SUMS_OF_BLOCK
-    shapes = [
-        StageShape.of(
-            *(plan, stage),
-            clips=clips,
-            tied=tied,
-            steps_on_host=steps_on_host,
-            routers=routers_of(model),
-        )
-        for stage in range(plan.num_stages)
-    ]
-    learns_positions = workload.model.position_embedding == "absolute"
-    steps = [
+    model, tied = workload.model, workload.model.head_has_table
+    replicas = ReplicaRanks.of(plan, workload)
+    topology = Topology(plan=replicas.plan, tied=tied, experts=model.experts is not None)
+    stages = [
         _Stage(
             topology=topology,
-            shape=shape,
-            sums=sums,
-            learns_positions=learns_positions,
-            has_head_norms=workload.model.qk_norm,
+            shape=StageShape.of(
+                *(replicas.plan, stage),
+                clips=clips,
+                tied=tied,
+                steps_on_host=steps_on_host,
+                routers=routers_of(model),
+            ),
+            sums=SUMS_OF_PARALLEL_BLOCK if model.parallel_block else SUMS_OF_BLOCK,
+            learns_positions=model.position_embedding == "absolute",
+            has_head_norms=model.qk_norm,
             experts=model.experts,
             routed=frozenset(one + 1 for one in range(model.layers) if model.has_experts_in(one)),
             drops=workload.expert_capacity is not None,
             further=model.further_tokens,
             blocks=model.layers,
-        ).steps()
-        for shape in shapes
+            everybody="world" if replicas.count == 1 else "replica",
+        )
+        for stage in range(plan.num_stages)
     ]
-    ranks = range(plan.num_gpus)
+    made, connecting, training = [], [], []
+    known: dict[tuple[int, ReductionCalls], tuple[Step, ...]] = {}
+    for rank in range(plan.num_gpus):
+        notes, connections, groups, calls = NotedCalls.connecting(plan, workload, rank)
+        place = connections.place
+        reductions = ReductionCalls()
+        if not workload.reduces_plainly:
+            own = replicas.plan.stages[place.stage]
+            reductions = reduction_calls(notes, workload.reduction, connections, own)
+        key = place.stage, reductions
+        if key not in known:
+            stage = replace(stages[place.stage], reductions=reductions, known={})
+            known[key] = stage.steps()
+        made.append(groups)
+        connecting.append(calls)
+        training.append(_training(replicas, connections, notes, reductions, known[key]))
+    same = one_of_each(made)
     return WorldCalls(
-        groups=tuple((name, tuple(of)) for name, of in topology.groups() if len(of) > 1),
-        connecting=tuple(_ConnectingCalls(rank=rank).of(topology) for rank in ranks),
-        training=tuple(
-            _training(topology, rank, steps[topology.place(rank).stage]) for rank in ranks
-        ),
+        groups=same[0], made=same, connecting=tuple(connecting), training=tuple(training)
     )
 
 
-def _training(topology: Topology, rank: int, steps: tuple[Step, ...]) -> RankCalls:
+def _training(
+    replicas: ReplicaRanks,
+    connections: Connections,
+    notes: NotedCalls,
+    reductions: ReductionCalls,
+    steps: tuple[Step, ...],
+) -> RankCalls:
+    topology, rank = connections.topology, connections.rank
+    replica, _ = replicas.place(notes.rank)
     traffic = {
         link: topology.traffic(rank, link) for link, ranks in topology.links() if rank in ranks
     }
@@ -160,69 +129,20 @@ def _training(topology: Topology, rank: int, steps: tuple[Step, ...]) -> RankCal
     )
     for messages, peers in zip((sends, receives), topology.context_peers(rank), strict=True):
         messages["context"] = dict.fromkeys(peers, 1)
-    return RankCalls(rank=rank, steps=steps, sends=sends, receives=receives)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ConnectingCalls:
-    """Records the calls that a rank makes while it connects."""
-
-    rank: int
-    calls: list[Call] = field(default_factory=list)
-    sends: dict[str, dict[int, int]] = field(default_factory=dict)
-    receives: dict[str, dict[int, int]] = field(default_factory=dict)
-
-    def of(self, topology: Topology) -> RankCalls:
-        """Let the rank connect as in a run; returns its calls."""
-        plan, tied, experts = topology.plan, topology.tied, topology.experts
-        library = RecordedLibrary(self.rank, plan.num_gpus, _NotingRanks(self))
-        connected(plan, self.rank, library.maker(), tied=tied, experts=experts)
-        steps = tuple(Step(task="connecting", calls=(call,)) for call in self.calls)
-        return RankCalls(rank=self.rank, steps=steps, sends=self.sends, receives=self.receives)
-
-
-class _NotingRanks:
-    """Ranks that only record the calls of their groups."""
-
-    def __init__(self, notes: _ConnectingCalls) -> None:
-        self._notes = notes
-
-    def all_reduce(self, group: RecordedGroup, tensor: Tensor, operation: str) -> None:
-        """Record an all-reduce."""
-        self._note(group, "all_reduce", f"{tensor.numel()} ({operation})")
-
-    def all_gather(self, group: RecordedGroup, whole: Tensor, own: Tensor) -> None:
-        """Record an all-gather."""
-        self._note(group, "all_gather", f"{whole.numel()} of {own.numel()}")
-
-    def reduce_scatter(self, group: RecordedGroup, result: Tensor, whole: Tensor) -> None:
-        """Record a reduce-scatter."""
-        self._note(group, "reduce_scatter", f"{whole.numel()}")
-
-    def all_to_all(
-        self, group: RecordedGroup, received: Tensor, sent: Tensor, rows: RowsOfEach
-    ) -> None:
-        """Record an all-to-all; the numbers of rows belong to other ranks."""
-        del received, sent, rows
-        self._note(group, "all_to_all", "rows")
-
-    def exchange(self, group: RecordedGroup, sends: Sent, receives: Sent) -> None:
-        """Record messages."""
-        notes = self._notes
-        for noted, messages in ((notes.sends, sends), (notes.receives, receives)):
-            noted[group.name] = {peer: tensor.numel() for tensor, peer in messages}
-        self._note(group, "exchange", "first messages")
-
-    def aside(self, group: RecordedGroup, call: Callable[[], None]) -> Work:
-        """Record a call."""
-        call()
-        return self
-
-    def wait(self) -> None:
-        """Return at once: no call is running."""
-
-    def _note(self, group: RecordedGroup, kind: Kind, what: str) -> None:
-        self._notes.calls.append(Call(group=group.name, kind=kind, what=what))
+    sends, receives = (
+        {
+            link: {replicas.rank(replica, peer): size for peer, size in of_link.items()}
+            for link, of_link in messages.items()
+        }
+        for messages in (sends, receives)
+    )
+    return RankCalls(
+        rank=notes.rank,
+        steps=steps,
+        sends=sends | notes.sends,
+        receives=receives | notes.receives,
+        parts=parts_of(reductions, connections, replica, replicas.count),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,22 +163,27 @@ class _Stage:
     drops: bool = False
     further: int = 0
     blocks: int = 0
+    everybody: str = "world"
+    reductions: ReductionCalls = field(default_factory=ReductionCalls)
     known: dict[tuple[object, ...], tuple[Call, ...]] = field(default_factory=dict)
 
     def steps(self) -> tuple[Step, ...]:
         """The tasks of the stage's program, with their calls."""
-        return tuple(
-            Step(task=str(op.task), lane=op.lane, waits=op.waits, calls=self._calls(op))
-            for program in iterations(self.shape, ITERATIONS)
-            for op in program
-        )
+        return steps_of_program(self.shape, self._calls, self.reductions, ITERATIONS)
 
     def gather(self, op: Op) -> tuple[Call, ...]:
         """U: gather the weights of a layer, those of experts after all others."""
         return self._of_sections("gather", "all_gather", "weights", op)
 
     def reduce(self, op: Op) -> tuple[Call, ...]:
-        """R: reduce the gradients of a layer."""
+        """R: reduce the gradients of a layer, those of experts after all others."""
+        if self.reductions.of_layer:
+            sections = ("", *("experts of ",) * self._has_experts(op))
+            return tuple(
+                replace(call, what=f"gradients of {section}layer {op.layer}: {call.what}")
+                for section, calls in zip(sections, self.reductions.of_layer, strict=False)
+                for call in calls
+            )
         kind: Kind = "reduce_scatter" if self.shape.zero >= 1 else "all_reduce"
         return self._of_sections("reduce", kind, "gradients", op)
 
@@ -489,13 +414,14 @@ class _Stage:
     def tied(self, _: Op) -> tuple[Call, ...]:
         """The reduction of the tied table's gradients over embedding and head."""
         sizes = {name: len(ranks) for name, ranks in self.topology.groups()}
-        group = "tied" if "tied" in sizes else "world"
+        size = sizes.get("tied", sizes["world"])
+        group = "tied" if "tied" in sizes else self.everybody
         call = Call(group=group, kind="all_reduce", what="gradients of a table")
-        return (call,) if sizes[group] > 1 else ()
+        return (call,) if size > 1 else ()
 
     def report(self, _: Op) -> tuple[Call, ...]:
         """The reduction of losses and squares."""
-        call = Call(group="world", kind="all_reduce", what="losses and squares")
+        call = Call(group=self.everybody, kind="all_reduce", what="losses and squares")
         return (call,) if self.topology.plan.num_gpus > 1 else ()
 
     def _calls(self, op: Op) -> tuple[Call, ...]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from mistlab.schedule.stage_passes import LANES
-from runtime.checks.collectives.calls import Call, RankCalls, Step
+from runtime.checks.collectives.world_calls import Call, RankCalls, Step
 
 Groups = Sequence[tuple[str, tuple[int, ...]]]
 # With more tasks than this in total, ranks are grouped rather than played separately.
@@ -213,12 +213,13 @@ class _Played:
             laid.begin(step, queue)
             for call in _calls_made(alike, step):
                 is_exchange = call.kind == "exchange"
-                kind = (call.kind, call.group if is_exchange else f"{call.group} {call.what}")
+                name = call.link if is_exchange else call.group
+                kind = (call.kind, name if is_exchange else f"{name} {call.what}")
                 if call.beside:
                     laid.step_aside(step, aside)
                 moments_of_call = laid.call(step, call, holds=kind not in known)
                 known.add(kind)
-                made[call.group, is_exchange].append(moments_of_call)
+                made[name, is_exchange].append(moments_of_call)
                 if is_exchange or call.beside:
                     laid.of_queue[queue] = moments_of_call.ends
             laid.end(step)
@@ -279,6 +280,6 @@ def _calls_made(alike: Sequence[RankCalls], step: Step) -> Iterator[Call]:
     """The calls of a step, without exchanges of no messages, which a run skips."""
     for call in step.calls:
         if call.kind != "exchange" or any(
-            one.sends.get(call.group) or one.receives.get(call.group) for one in alike
+            one.sends.get(call.link) or one.receives.get(call.link) for one in alike
         ):
             yield call

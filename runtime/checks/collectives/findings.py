@@ -5,6 +5,7 @@ one size. A receiver must expect the messages that its sender sends, in the same
 not wait for one another in a circle.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -14,10 +15,11 @@ from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Workload
 from mistlab.schedule.orders import GROUPS_PLAYED, REPEATING, is_order_path, repeat_of
 from mistlab.schedule.stage_passes import LANES
-from runtime.checks.collectives.calls import Call, RankCalls, WorldCalls, calls_of
+from runtime.checks.collectives.calls import calls_of
 from runtime.checks.collectives.deadlock import Waiting, deadlock
+from runtime.checks.collectives.world_calls import Call, RankCalls, WorldCalls
 
-Trouble = Literal["first call", "order", "messages", "deadlock"]
+Trouble = Literal["groups", "first call", "order", "messages", "deadlock"]
 # Micro-batches beyond those that fill a pipeline, which repeat the same passes.
 MOST_STEADY = 4
 # The number of tasks of a long cycle that a message names.
@@ -70,6 +72,8 @@ def findings_of(world: WorldCalls, *, queues: int = len(LANES)) -> tuple[Collect
     """The calls that do not match, among the calls of all ranks."""
     judged = _Comparison(world)
     return (
+        *judged.groups_made(),
+        *judged.parts(),
         *judged.first_calls(),
         *judged.orders(),
         *judged.messages(),
@@ -81,9 +85,43 @@ class _Comparison:
     """Compares the calls of all ranks, in the phases ``connecting`` and ``training``."""
 
     def __init__(self, world: WorldCalls) -> None:
-        self.groups = world.groups
+        self.groups, self.made = world.groups, world.made
         self.phases = {"connecting": world.connecting, "training": world.training}
         self._known: dict[tuple[int, str, bool], tuple[tuple[Call, str], ...]] = {}
+
+    def groups_made(self) -> Iterator[CollectiveFinding]:
+        """The first rank that makes other groups than rank 0, or makes them in another order."""
+        for rank, made in enumerate(self.made):
+            if made is not self.made[0] and made != self.made[0]:
+                pairs = zip_longest(self.made[0], made)
+                pair = next(pair for pair in pairs if pair[0] != pair[1])
+                told = ["none" if one is None else _group_text(*one) for one in pair]
+                text = (
+                    f"rank 0 makes {told[0]} where rank {rank} makes {told[1]}: let all ranks make "
+                    "all groups in one order"
+                )
+                yield _finding("groups", "world", (0, rank), told, text)
+                return
+
+    def parts(self) -> Iterator[CollectiveFinding]:
+        """Groups that leave out a rank with the same part of gradients or weights, or have one with
+        another part.
+        """
+        holders: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for one in self.phases["training"]:
+            for group, part in one.parts.items():
+                holders[group, part].append(one.rank)
+        members = {(group, rank): ranks for group, ranks in self.groups for rank in ranks}
+        for (group, part), ranks in holders.items():
+            for rank in ranks:
+                there = members.get((group, rank), (rank,))
+                if set(there) != set(ranks):
+                    text = (
+                        f"{_group_text(group, there)} average {part}, which {_ranks_text(ranks)} "
+                        "hold: let these ranks and no others be a group"
+                    )
+                    yield _finding("groups", group, tuple(ranks), (str(there),), text)
+                    break
 
     def first_calls(self) -> Iterator[CollectiveFinding]:
         """Groups that some of their ranks call and others do not."""
@@ -120,13 +158,14 @@ class _Comparison:
     def messages(self) -> Iterator[CollectiveFinding]:
         """For each pair of ranks, the first message that its receiver does not expect."""
         for phase, calls in self.phases.items():
-            for link, ranks in self.groups:
-                for pair in _pairs([calls[rank] for rank in ranks], link):
-                    mismatch = self._message(
-                        f"{link}, {phase}", link, *(calls[one] for one in pair)
-                    )
-                    if mismatch is not None:
-                        yield mismatch
+            for group, ranks in self.groups:
+                for link in self._links(group, [calls[rank] for rank in ranks]):
+                    for pair in _pairs([calls[rank] for rank in ranks], link):
+                        mismatch = self._message(
+                            *(f"{link}, {phase}", group, link), *(calls[one] for one in pair)
+                        )
+                        if mismatch is not None:
+                            yield mismatch
 
     def deadlocks(self, queues: int) -> Iterator[CollectiveFinding]:
         """Ranks that never finish, although their calls match."""
@@ -154,10 +193,23 @@ class _Comparison:
             )
         return self._known[key]
 
+    def _links(self, group: str, ranks: Sequence[RankCalls]) -> dict[str, None]:
+        """What the messages of a group's exchanges are listed by."""
+        links = {group: None}
+        for steps in {id(one.steps): one for one in ranks}.values():
+            made = self._calls_of(steps, group, messages=True)
+            links |= dict.fromkeys(call.link for call, _ in made)
+        return links
+
     def _first_call(self, rank: int, group: str) -> Call | None:
         for calls in self.phases.values():
             calls_of_rank = calls[rank]
-            exchanges = bool(calls_of_rank.sends.get(group) or calls_of_rank.receives.get(group))
+            links = self._links(group, [calls_of_rank])
+            exchanges = any(
+                messages.get(link)
+                for messages in (calls_of_rank.sends, calls_of_rank.receives)
+                for link in links
+            )
             firsts = self._calls_of(calls_of_rank, group, messages=False)[:1]
             firsts += self._calls_of(calls_of_rank, group, messages=True)[:1] if exchanges else ()
             if firsts:
@@ -165,10 +217,13 @@ class _Comparison:
         return None
 
     def _message(
-        self, where: str, link: str, sender: RankCalls, receiver: RankCalls
+        self, where: str, group: str, link: str, sender: RankCalls, receiver: RankCalls
     ) -> CollectiveFinding | None:
         pair = sender.rank, receiver.rank
-        sizes = sender.sends[link].get(pair[1]), receiver.receives[link].get(pair[0])
+        sizes = (
+            sender.sends.get(link, {}).get(pair[1]),
+            receiver.receives.get(link, {}).get(pair[0]),
+        )
         if sizes[0] != sizes[1]:
             sizes_told = [str(size or "nothing") for size in sizes]
             text = (
@@ -176,7 +231,7 @@ class _Comparison:
                 f"expects {sizes_told[1]}: let both agree on whom and how much"
             )
             return _finding("messages", link, pair, sizes_told, text)
-        sent, due = (self._calls_of(one, link, messages=True) for one in (sender, receiver))
+        sent, due = (self._calls_of(one, group, messages=True) for one in (sender, receiver))
         if sent is not due and _kinds(sent) != _kinds(due):
             return _order(where, link, pair, [sent, due], "messages")
         return None
@@ -186,7 +241,7 @@ Calls = Sequence[tuple[Call, str]]
 
 
 def _kinds(calls: Calls) -> list[tuple[str, str]]:
-    return [(call.kind, call.what) for call, _ in calls]
+    return [(call.kind, f"{call.what} {call.route}".strip()) for call, _ in calls]
 
 
 def _pairs(ranks: Sequence[RankCalls], link: str) -> dict[tuple[int, int], None]:

@@ -18,7 +18,7 @@ from runtime.checks.fake.hidden_waits import CudaWays, HiddenWaits
 from runtime.checks.fake.watch import WaitFinding, Watch
 from runtime.checks.recorded_library import Messages, RecordedGroup, RecordedLibrary, RowsOfEach
 from runtime.comm.library import Work
-from runtime.comm.topology import connected
+from runtime.comm.replicas import ReplicaRanks, connected_replicas
 from runtime.devices.cuda import DRIVERS
 from runtime.engine.captured_steps import CapturedSteps
 from runtime.engine.executor import Batches, Executor
@@ -215,21 +215,15 @@ def device_findings(
         device = torch.device(SHAM, 0)
         try:
             library = RecordedLibrary(rank, plan.num_gpus, CheckingRanks(watch))
-            connections = connected(
-                plan,
-                rank,
-                library.maker(),
-                tied=workload.model.head_has_table,
-                experts=workload.model.experts is not None,
-                device=device,
-            )
+            connections = connected_replicas(plan, workload, rank, library.maker(), device=device)
+            own = ReplicaRanks.of(plan, workload).plan
             streams = streams_of(device, serialises=serialises)
             executor = Executor(
-                workload, plan, connections, streams, training, device=device, seed=None
+                workload, own, connections, streams, training, device=device, seed=None
             )
             assert isinstance(streams, CudaStreams)
             steps = CapturedSteps(executor, streams)
-            _train(executor, workload, plan, steps if captures else executor)
+            _train(executor, workload, own, steps if captures else executor)
         except Exception as error:
             if watch.stopped_by is not error:
                 raise
@@ -243,7 +237,10 @@ def _train(
     shape = (stage.micro_batch, workload.sequence_length)
     tokens, targets = (torch.zeros(shape, dtype=torch.int64, device=executor.device),) * 2
     batches: Batches = [(tokens, targets)] * plan.micro_batches
-    for _ in range(ITERATIONS if steps is executor else CAPTURED_ITERATIONS):
+    count = ITERATIONS if steps is executor else CAPTURED_ITERATIONS
+    if executor.weight_averages is not None:
+        count = max(count, executor.weight_averages.cycle + 1)
+    for _ in range(count):
         steps.iterate(batches)
         executor.report()
         executor.streams.spans()

@@ -22,7 +22,8 @@ from runtime.checks.races.accesses import (
 )
 from runtime.checks.recorded_library import Messages, RecordedGroup, RecordedLibrary, RowsOfEach
 from runtime.comm.library import Work
-from runtime.comm.topology import Connections, connected
+from runtime.comm.replicas import ReplicaRanks, connected_replicas
+from runtime.comm.topology import Connections
 from runtime.devices.cuda import DRIVERS
 from runtime.devices.driver import Driver
 from runtime.engine.executor import Batches, Executor
@@ -178,7 +179,8 @@ class EqualRanks:
         for tensor, _ in sends:
             tensor.sum()
         for tensor, _ in receives:
-            tensor.normal_(std=0.02)
+            # Zero bytes are a compressed vector whatever its encoding.
+            tensor.normal_(std=0.02) if tensor.is_floating_point() else tensor.zero_()
 
     def aside(self, group: RecordedGroup, call: Callable[[], None]) -> Work:
         """Make a call on NCCL's own stream, after the current stream's work."""
@@ -222,10 +224,16 @@ def trained(executor: Executor, batches: Batches) -> None:
 
     A real run reads the loss after each iteration, and so waits for all work. Here nothing waits
     between iterations, so the program itself must order the work of one with the work of the next.
+    Replicas then go on through a cycle of averages and one iteration further, with reports: nothing
+    else orders an average with the next iteration.
     """
     for _ in range(ITERATIONS):
         executor.iterate(batches)
     executor.report()
+    if executor.weight_averages is not None:
+        for _ in range(executor.weight_averages.cycle + 1):
+            executor.iterate(batches)
+            executor.report()
     executor.flush()
     executor.report()
 
@@ -245,14 +253,14 @@ def trace_of(
     driver = ClockedDriver(trace, memory)
     with standing_in(driver):
         library = RecordedLibrary(rank, plan.num_gpus, EqualRanks(driver))
-        experts = workload.model.experts is not None
-        connections = connected(plan, rank, library.maker(), experts=experts)
+        connections = connected_replicas(plan, workload, rank, library.maker())
         streams = CudaStreams(DEVICE, driver, serialises=serialises)
         for lane in LANES:
             stream = streams.stream(lane)
             assert isinstance(stream, ClockedStream)
             stream.name = lane
-        executor = Executor(workload, plan, connections, streams, training, device=DEVICE, seed=0)
+        own = ReplicaRanks.of(plan, workload).plan
+        executor = Executor(workload, own, connections, streams, training, device=DEVICE, seed=0)
         _name(executor, memory)
         trace.issuing = lambda: executor.issuing
         batches = _batches(workload, connections)

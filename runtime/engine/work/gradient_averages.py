@@ -13,6 +13,7 @@ from mistlab.reduction.compression import Compressor
 from mistlab.reduction.reduction_costs import OF_THE_MEAN, VECTORS_KEPT, Reduction
 from mistlab.reduction.robust import LIE
 from runtime.comm.group import Group, Pending
+from runtime.devices.cuda import generator_of
 from runtime.engine.work.compressed import (
     as_matrix,
     first_factor,
@@ -33,7 +34,7 @@ SERVER = 1_008
 def drawing(device: torch.device, step: int, layer: int, rank: int) -> torch.Generator:
     """A random generator that depends only on step, layer and rank."""
     seed = (step * _STEPS + layer) * _LAYERS + rank
-    return torch.Generator(device).manual_seed(seed)
+    return generator_of(device).manual_seed(seed)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

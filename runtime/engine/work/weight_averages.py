@@ -54,6 +54,13 @@ class WeightAverages:
             return schedule.starting(step) is not None or schedule.due(step) is not None
         return step % self.how.every == 0
 
+    @property
+    def cycle(self) -> int:
+        """The number of steps after which averages are due again as they were."""
+        if self.how.kind == "gossip":
+            return len(self.how.rounds_of_neighbours(self.peers.size))
+        return self.how.every
+
     def average(self, step: int) -> None:
         """Run the averaging that is due after a step of all layers."""
         if self.how.kind == "gossip":

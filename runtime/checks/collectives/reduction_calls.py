@@ -1,0 +1,156 @@
+"""The calls by which a rank's gradients or weights are averaged, noted from the code of a run.
+
+Layers of a section are averaged alike, so a vector of a few values stands for each of them, and a
+layer of each fragment for all of its layers. What is averaged with whom is held against parts that
+are named here, by the rank's position alone.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import cast
+
+import torch
+
+from mistlab.plan.plan import StagePlan
+from mistlab.reduction.reduction_costs import Reduction
+from mistlab.stages.stage_program import Op, flush, iterations
+from mistlab.stages.stage_shape import StageShape, replicas_of
+from runtime.checks.collectives.noted_calls import NotedCalls
+from runtime.checks.collectives.world_calls import Call, Step
+from runtime.comm.group import in_turn
+from runtime.comm.topology import CPU, Connections
+from runtime.engine.storage.state import Section
+from runtime.engine.training import Training
+from runtime.engine.work.averages import averages_of
+
+PEERS, REDUCERS = "peers", "reduce"
+# The values of a part of a vector for each server. The last one has fewer.
+VALUES_OF_PART = 64
+# A layer's masters and moments.
+VECTORS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionCalls:
+    """The calls for a layer of each section, and for all weights after each step that is due."""
+
+    of_layer: tuple[tuple[Call, ...], ...] = ()
+    of_weights: tuple[tuple[int, tuple[Call, ...]], ...] = ()
+
+
+def reduction_calls(
+    notes: NotedCalls, how: Reduction, connections: Connections, own: StagePlan
+) -> ReductionCalls:
+    """Let a connected rank average a layer of each section, and its weights in each step of a
+    cycle.
+    """
+    size = how.shards * (how.shards + VALUES_OF_PART - 2) + 1
+    sections = [_section(size, how.fragments) for _ in connections.sharers]
+    averages, of_weights = averages_of(
+        *(how, connections, sections, Training(learning_rate=0.0)),
+        scaling=None,
+        device=CPU,
+        replicas=replicas_of(own),
+    )
+    of_layer = []
+    for one in averages:
+        notes.route = "gradients"
+        in_turn(one.average(0, torch.ones(size)))
+        of_layer.append(notes.taken())
+    found = []
+    if of_weights is not None:
+        of_weights.begin()
+        for step in filter(of_weights.is_due, range(1, of_weights.cycle + 1)):
+            notes.route = f"weights in step {step}"
+            of_weights.average(step)
+            found.append((step, notes.taken()))
+    return ReductionCalls(tuple(of_layer), tuple(found))
+
+
+def parts_of(
+    calls: ReductionCalls, connections: Connections, replica: int, replicas: int
+) -> Mapping[str, str]:
+    """What a rank averages, by the group of the calls: the gradients of a part of its replica's
+    weights, and the weights of its place in all replicas.
+    """
+    place, found = connections.place, {}
+    whose = f"replica {replica}, " if replicas > 1 else ""
+    gradients = f"gradients of {whose}stage {place.stage}, tensor {place.tensor}"
+    weights = f"weights of rank {connections.rank} in each replica"
+    found = {REDUCERS: gradients}
+    found |= dict.fromkeys((call.group for call in (*calls.of_layer, ())[0]), gradients)
+    if replicas > 1:
+        found[PEERS] = weights
+    for _, of_step in calls.of_weights:
+        found |= dict.fromkeys((call.group for call in of_step), weights)
+    return found
+
+
+def _section(size: int, layers: int) -> Section:
+    """A stand-in for a section of a state, with a few values a layer."""
+
+    def layer() -> SimpleNamespace:
+        vectors = [SimpleNamespace(resident=torch.ones(size)) for _ in range(VECTORS)]
+        return SimpleNamespace(layout=SimpleNamespace(numel=size), optimizer=vectors)
+
+    return cast("Section", SimpleNamespace(layers={one: layer() for one in range(layers)}))
+
+
+@dataclass(slots=True)
+class _Laid:
+    """Tasks in order; waits of a program reach back over tasks that belong to none."""
+
+    calls_of: Callable[[Op], tuple[Call, ...]]
+    steps: list[Step] = field(default_factory=list)
+    _places: list[int] = field(default_factory=list)
+
+    def program(self, ops: Sequence[Op]) -> None:
+        """Add the tasks of a program."""
+        for op in ops:
+            here, places = len(self.steps), self._places
+            waits = tuple(here - places[-back] for back in op.waits if back <= len(places))
+            calls = self.calls_of(op)
+            self.steps.append(Step(task=str(op.task), lane=op.lane, waits=waits, calls=calls))
+            places.append(here)
+
+    def begin_anew(self) -> None:
+        """The host has waited for all tasks: later ones wait for none of them."""
+        self._places.clear()
+
+    def after_all(self, task: str, calls: tuple[Call, ...]) -> None:
+        """Add a task after the ends of all lanes."""
+        here = len(self.steps)
+        last = {step.lane: place for place, step in enumerate(self.steps)}
+        waits = tuple(here - place for place in last.values())
+        self.steps.append(Step(task=task, waits=waits, calls=calls))
+
+
+def steps_of_program(
+    shape: StageShape,
+    calls_of: Callable[[Op], tuple[Call, ...]],
+    calls: ReductionCalls,
+    count: int,
+) -> tuple[Step, ...]:
+    """The tasks of ``count`` iterations. Replicas that average weights go on to each step of their
+    cycle that is due, and one iteration further; steps between these are like the second one.
+    """
+    first, later = iterations(shape, 2)
+    laid, due = _Laid(calls_of), dict(calls.of_weights)
+    if not due:
+        for number in range(count):
+            laid.program(later if number else first)
+        return tuple(laid.steps)
+    losses = Call(group=PEERS, kind="all_reduce", what="losses of replicas")
+    follows = False
+    for step in sorted({*range(1, count + 1), *due}):
+        laid.program(later if follows else first)
+        laid.after_all(f"losses of step {step}", (losses,))
+        follows = step not in due
+        if not follows:
+            laid.begin_anew()
+            laid.program(flush(shape))
+            laid.after_all(f"average after step {step}", due[step])
+            laid.begin_anew()
+    laid.program(later if follows else first)
+    return tuple(laid.steps)

@@ -1,0 +1,78 @@
+"""All ranks' calls of collectives: tasks on lanes, groups and messages."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mistlab.schedule.stage_passes import Lane
+
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A call of a collective of ``group``; ``what`` names the tensor, which must be the same on all
+    ranks.
+
+    A call ``beside`` its task runs on the lane of tensor-parallel ranks, and the task waits for it.
+    Exchanges of a group with unlike senders and receivers have unlike ``routes``.
+    """
+
+    group: str
+    kind: Kind
+    what: str
+    beside: bool = False
+    route: str = ""
+
+    @property
+    def link(self) -> str:
+        """The group, and the route of an exchange: what messages are listed by."""
+        return f"{self.group} {self.route}" if self.route else self.group
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.what}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A task on its lane, with its calls; ``waits`` are distances back to the tasks it waits
+    for.
+    """
+
+    task: str
+    lane: Lane = "compute"
+    waits: tuple[int, ...] = ()
+    calls: tuple[Call, ...] = ()
+
+
+# Names and global ranks of groups.
+Groups = tuple[tuple[str, tuple[int, ...]], ...]
+# By link and global rank: the size of a message to or from the rank in each exchange.
+Messages = Mapping[str, Mapping[int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCalls:
+    """A rank's tasks in order, and the sizes of its messages, in sequences or in elements.
+
+    ``parts`` name what the rank combines with others of a group, such as a part of the weights: all
+    ranks with the same part must be in the group, and no other.
+    """
+
+    rank: int
+    steps: tuple[Step, ...]
+    sends: Messages
+    receives: Messages
+    parts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldCalls:
+    """The groups of more than one rank, and all ranks' calls while connecting and during
+    training; ``made`` are the groups that each rank makes, in order.
+    """
+
+    groups: Groups
+    made: tuple[Groups, ...]
+    connecting: tuple[RankCalls, ...]
+    training: tuple[RankCalls, ...]

@@ -1,0 +1,58 @@
+"""The averages of a rank's gradients or weights that a reduction asks for."""
+
+from collections.abc import Sequence
+
+import torch
+
+from mistlab.reduction.reduction_costs import Reduction
+from runtime.comm.topology import Connections
+from runtime.engine.storage.state import Section
+from runtime.engine.training import Training
+from runtime.engine.work.gradient_averages import GradientAverages
+from runtime.engine.work.scaling import Scaling
+from runtime.engine.work.turn_server import TurnServer
+from runtime.engine.work.weight_averages import WeightAverages
+
+# An average of gradients for each section of a state, and one of all weights.
+Averages = tuple[Sequence[GradientAverages | TurnServer], WeightAverages | None]
+
+
+def averages_of(
+    how: Reduction,
+    connections: Connections,
+    sections: Sequence[Section],
+    training: Training,
+    scaling: Scaling | None,
+    device: torch.device,
+    *,
+    replicas: int,
+) -> Averages:
+    """What averages compressed gradients of each section, or those of servers, and what averages
+    weights of replicas; nothing where gradients are summed as they are.
+
+    ``replicas`` is the number of ranks that reduce gradients. A ``scaling`` may skip steps.
+    """
+    if how.is_apart and connections.peers.size > 1:
+        return [], WeightAverages(how=how, peers=connections.peers, sections=sections)
+    if how.is_plain or how.is_apart or replicas == 1:
+        return [], None
+    owned = list(zip(sections, connections.sharers, strict=True))
+    if how.asynchronous:
+        servers = [
+            TurnServer(
+                how=how, group=sharers.reduce, section=section, training=training, device=device
+            )
+            for section, sharers in owned
+        ]
+        return servers, None
+    found = [
+        GradientAverages(
+            how=how,
+            group=sharers.reduce,
+            sizes={layer: one.layout.numel for layer, one in section.layers.items()},
+            device=device,
+            scaling=scaling,
+        )
+        for section, sharers in owned
+    ]
+    return found, None
