@@ -37,25 +37,25 @@ def ablation_lines(known: Sequence[Known]) -> Iterator[str]:
 
 def _line(name: str, columns: Sequence[str], rows: Sequence[tuple[str, Judged]]) -> list[object]:
     """A group's line: of the sources that tell it, and of all."""
-    told = [place for place, (_, row) in enumerate(rows) if _tells(row, columns)]
+    indices = [index for index, (_, row) in enumerate(rows) if _tells(row, columns)]
     empty = dict.fromkeys(columns, "")
-    asked = (rows[place][1].row for place in told)
+    asked = (rows[index][1].row for index in indices)
     answers = RowPredictor().answers_of(replace(row, cells={**row.cells, **empty}) for row in asked)
     without = [*rows]
-    for place, one in zip(told, answers, strict=True):
-        source, row = rows[place]
+    for index, answered in zip(indices, answers, strict=True):
+        source, row = rows[index]
         # Held against what the whole row measured.
-        again = judged(row.row, one.answer)
-        without[place] = source, replace(again, measured_s=row.measured_s)
-    telling = {rows[place][0] for place in told}
+        again = judged(row.row, answered.answer)
+        without[index] = source, replace(again, measured_s=row.measured_s)
+    telling = {rows[index][0] for index in indices}
     figures = [
-        _mean(some, telling if is_part else None, peaks=peaks)
+        _mean(variant, telling if is_part else None, peaks=peaks)
         for is_part, peaks in ((True, False), (False, False), (False, True))
-        for some in (rows, without)
+        for variant in (rows, without)
     ]
-    refused = sum(without[place][1].answer.prediction is None for place in told)
+    refused = sum(without[index][1].answer.prediction is None for index in indices)
     cells = [number(figure, ".1%", none="") for figure in figures]
-    return [name, len(told), len(telling), *cells, refused or ""]
+    return [name, len(indices), len(telling), *cells, refused or ""]
 
 
 def _tells(row: Judged, columns: Sequence[str]) -> bool:

@@ -117,11 +117,11 @@ HEAD = (
 )
 
 
-def is_published(one: Judged) -> bool:
+def is_published(run: Judged) -> bool:
     """Whether a row has its published figures, is not doubted, and gives its batch."""
-    cells = one.row.cells
+    cells = run.row.cells
     return (
-        one.says_batch
+        run.says_batch
         and cells.get("quality", "") in AS_PUBLISHED
         and DOUBTED not in cells.get("notes", "")
     )
@@ -146,10 +146,10 @@ def errors_by_source(known: Sequence[Known]) -> list[SourceErrors]:
         SourceErrors(
             name=name,
             apart=apart,
-            rows=[row for row, _ in some],
-            held=[held for _, held in some],
+            rows=[row for row, _ in pairs],
+            held=[held for _, held in pairs],
         )
-        for (name, apart), some in groups.items()
+        for (name, apart), pairs in groups.items()
     ]
     return sorted(sources, key=lambda one: (bool(one.apart), -(one.mean_time or 0.0)))
 
@@ -169,16 +169,16 @@ def by_source_lines(known: Sequence[Known], more: Sequence[str] = ()) -> Iterato
     yield "\n\n".join(beside("report_runs-by_source")) + "\n"
     yield from (f"- {line}" for line in _sums(asked, [row for _, row, _ in known]))
     yield from (f"- {line}" for line in more)
-    for name, words in APART.items():
-        yield from (f"- Apart, {words}: {line}" for line in _apart(name, sources))
+    for name, description in APART.items():
+        yield from (f"- Apart, {description}: {line}" for line in _apart(name, sources))
     yield from ("", *narrow(HEAD, (one.cells() for one in sources)), "")
 
 
 def _apart(name: str, sources: Sequence[SourceErrors]) -> Iterator[str]:
-    some = [one for one in sources if one.apart == name and one.published]
-    if some:
-        errors = [error for one in some for error in one.published]
-        held = [one.is_inside for source in some for one in source.bounded]
+    group = [one for one in sources if one.apart == name and one.published]
+    if group:
+        errors = [error for one in group for error in one.published]
+        held = [one.is_inside for source in group for one in source.bounded]
         within = f", {mean(held):.0%} within bounds" if held else ""
         yield (
             f"{len(errors)} times, mean error {mean(map(abs, errors)):.1%}, median "
@@ -217,11 +217,11 @@ def _sums(asked: Sequence[SourceErrors], every: Sequence[Judged]) -> Iterator[st
             f"Peaks of memory: the mean error of a source is {mean(peaks):.1%} in the mean of "
             f"{len(peaks)}, {median(peaks):.1%} in the median."
         )
-    told = separation([one for one in every if one.answer.prediction is not None])
-    if told.ran + told.failed:
+    runs = separation([one for one in every if one.answer.prediction is not None])
+    if runs.ran + runs.failed:
         yield (
-            f"Run and failed told apart: {told.share:.1%}; of {told.ran} runs {told.ran_right} are "
-            f"said to fit, of {told.failed} that failed {told.failed_right} are said not to."
+            f"Run and failed told apart: {runs.share:.1%}; of {runs.ran} runs {runs.ran_right} are "
+            f"said to fit, of {runs.failed} that failed {runs.failed_right} are said not to."
         )
 
 
@@ -229,15 +229,15 @@ def _of_known_kinds(sources: Sequence[SourceErrors]) -> Iterator[Sequence[Held]]
     """Coverage of bounds, for runs whose narrowest kind over any software has enough sources."""
     of_kind: dict[str, set[str]] = defaultdict(set)
     for source in sources:
-        for one in source.rows:
-            if one.answer.doubt is not None and one.measured_s is not None:
-                of_kind[one.answer.doubt.kind.names[0]].add(source.name)
+        for run in source.rows:
+            if run.answer.doubt is not None and run.measured_s is not None:
+                of_kind[run.answer.doubt.kind.names[0]].add(source.name)
     for source in sources:
         pairs = zip(source.rows, source.held, strict=True)
         yield [
             held
-            for one, held in pairs
+            for run, held in pairs
             if held is not None
-            and one.answer.doubt is not None
-            and len(of_kind[one.answer.doubt.kind.names[0]]) >= ENOUGH_SOURCES
+            and run.answer.doubt is not None
+            and len(of_kind[run.answer.doubt.kind.names[0]]) >= ENOUGH_SOURCES
         ]

@@ -57,10 +57,10 @@ def _row_cells(run: Judged) -> tuple[str, ...]:
 
 
 def _groups(every: Sequence[Judged]) -> Iterator[GroupErrors]:
-    for file, rows in groups_of(every, lambda one: one.row.file):
+    for file, rows in groups_of(every, lambda run: run.row.file):
         yield errors_of(Path(file).name, rows)
         for column in COLUMNS:
-            for value, group in groups_of(rows, lambda one: one.row.cells.get(column, "")):  # noqa: B023 (used at once)
+            for value, group in groups_of(rows, lambda run: run.row.cells.get(column, "")):  # noqa: B023 (used at once)
                 yield errors_of(f"  {column} {value or '(empty)'}", group)
 
 

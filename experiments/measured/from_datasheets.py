@@ -67,10 +67,10 @@ class LentRun:
 def runs_from_datasheets(known: Sequence[Known]) -> list[LentRun]:
     """Published runs on measured GPUs, each GPU left out whole."""
     of_gpu: dict[str, list[tuple[int, Judged, Miss]]] = defaultdict(list)
-    for place, (_, row, miss) in enumerate(known):
+    for index, (_, row, miss) in enumerate(known):
         if miss is not None and not apart_of(row.row.cells) and is_published(row):
-            of_gpu[miss.kind.hardware].append((place, row, miss))
-    found: list[LentRun] = []
+            of_gpu[miss.kind.hardware].append((index, row, miss))
+    runs: list[LentRun] = []
     for name in catalog.calibrated_names():
         if name not in of_gpu or catalog.stated_hardware(name).provenance.compute is None:
             continue
@@ -78,19 +78,19 @@ def runs_from_datasheets(known: Sequence[Known]) -> list[LentRun]:
         lender = hardware.provenance.compute
         assert lender is not None
         answers = RowPredictor(hardware=hardware).answers_of(row.row for _, row, _ in of_gpu[name])
-        found += (
+        runs += (
             LentRun(
-                place=place,
+                place=index,
                 gpu=name,
                 lender=lender.source,
-                own=own,
-                lent=judged(one.row, one.answer),
+                own=row,
+                lent=judged(answered.row, answered.answer),
                 miss=miss,
             )
-            for (place, own, miss), one in zip(of_gpu[name], answers, strict=True)
-            if one.answer.prediction is not None
+            for (index, row, miss), answered in zip(of_gpu[name], answers, strict=True)
+            if answered.answer.prediction is not None
         )
-    return found
+    return runs
 
 
 def _spreads(lent: Sequence[LentRun], *, by_gpu: bool) -> SourceSpreads:
@@ -131,20 +131,20 @@ def datasheet_kind(lent: Sequence[LentRun]) -> KnownKind | None:
 
 def _held(known: Sequence[Known], lent: Sequence[LentRun]) -> list[Held]:
     """Coverage of bounds with scaled rates, fitted without the run's GPU and without its source."""
-    misses = [(place, miss) for place, (*_, miss) in enumerate(known) if miss is not None]
+    misses = [(index, miss) for index, (*_, miss) in enumerate(known) if miss is not None]
     spreads = left_out([miss for _, miss in misses], [miss.source for _, miss in misses])
-    of_place = dict(zip((place for place, _ in misses), spreads, strict=True))
+    of_place = dict(zip((index for index, _ in misses), spreads, strict=True))
     costs = _spreads(lent, by_gpu=True)
-    _, folds = np.unique([one.gpu for one in lent], return_inverse=True)
-    found: list[Held] = []
-    for one, fold in zip(lent, folds, strict=True):
-        spread, doubt = of_place[one.place], one.lent.answer.doubt
+    _, folds = np.unique([run.gpu for run in lent], return_inverse=True)
+    held: list[Held] = []
+    for run, fold in zip(lent, folds, strict=True):
+        spread, doubt = of_place[run.place], run.lent.answer.doubt
         assert doubt is not None
-        assert one.lent.measured_s is not None
+        assert run.lent.measured_s is not None
         cost = _of_fold(costs, fold)
         wider = cost if spread is None else spread.beside(cost)
-        found.append(Held.of(one.lent.measured_s, doubt.range.bounds_s(wider)))
-    return found
+        held.append(Held.of(run.lent.measured_s, doubt.range.bounds_s(wider)))
+    return held
 
 
 HEAD = ("", "rates of", "runs", "median, own rates", "median", "bias", "in bounds", "width")
@@ -166,16 +166,16 @@ def datasheet_lines(known: Sequence[Known], lent: Sequence[LentRun]) -> Iterator
 
 
 def _cells(name: str, lent: Sequence[LentRun], held: Sequence[Held]) -> list[object]:
-    some = [(one, its) for one, its in zip(lent, held, strict=True) if one.gpu == name]
-    own = [abs(one.own.time_error or 0.0) for one, _ in some]
-    errors = [one.lent.time_error or 0.0 for one, _ in some]
+    pairs = [(one, its) for one, its in zip(lent, held, strict=True) if one.gpu == name]
+    own_errors = [abs(one.own.time_error or 0.0) for one, _ in pairs]
+    errors = [one.lent.time_error or 0.0 for one, _ in pairs]
     return [
         name,
-        some[0][0].lender,
-        len(some),
-        number(median(own), ".1%", none=""),
+        pairs[0][0].lender,
+        len(pairs),
+        number(median(own_errors), ".1%", none=""),
         number(median(map(abs, errors)), ".1%", none=""),
         f"{median(errors):+.1%}",
-        f"{mean(its.is_inside for _, its in some):.0%}",
-        f"{median(its.width for _, its in some):.2f}",
+        f"{mean(its.is_inside for _, its in pairs):.0%}",
+        f"{median(its.width for _, its in pairs):.2f}",
     ]

@@ -50,9 +50,9 @@ def known_peaks(misses: Sequence[PeakMiss]) -> tuple[KnownKind, ...]:
     """The kinds of peaks, for the catalogue."""
     spreads = _spreads(misses, np.full(len(misses), -1))
     together: dict[str, list[PeakMiss]] = defaultdict(list)
-    for one in misses:
-        for name in one.names:
-            together[name].append(one)
+    for miss in misses:
+        for name in miss.names:
+            together[name].append(miss)
     return tuple(
         KnownKind(
             name=name,
@@ -60,8 +60,8 @@ def known_peaks(misses: Sequence[PeakMiss]) -> tuple[KnownKind, ...]:
             between=round(float(spreads[name].between[0]) ** 0.5, 4),
             within=round(float(spreads[name].within[0]) ** 0.5, 4),
             runs=len(alike),
-            sources=len({one.source for one in alike}),
-            most_gpus=max(one.gpus for one in alike),
+            sources=len({miss.source for miss in alike}),
+            most_gpus=max(miss.gpus for miss in alike),
         )
         for name, alike in sorted(together.items())
     )
@@ -76,15 +76,15 @@ def _spreads(misses: Sequence[PeakMiss], folds: Ints) -> dict[str, SourceSpreads
 def peak_lines(known: Sequence[Known]) -> Iterator[str]:
     """What bounds of peaks come to, each source left out, and what is said of runs that ran."""
     misses = peak_misses(known)
-    sources = np.unique([one.source for one in misses], return_inverse=True)[1]
+    sources = np.unique([miss.source for miss in misses], return_inverse=True)[1]
     if misses and sources.max() > 0:
         spreads = _spreads(misses, sources)
         inside: dict[str, list[bool]] = defaultdict(list)
-        for one, fold in zip(misses, sources, strict=True):
-            spread = spreads[one.names[0]]
+        for miss, fold in zip(misses, sources, strict=True):
+            spread = spreads[miss.names[0]]
             reach = REACH * math.sqrt(spread.between[fold] + spread.within[fold])
-            if not one.is_apart:
-                inside[one.source].append(bool(abs(one.log - spread.offset[fold]) <= reach))
+            if not miss.is_apart:
+                inside[miss.source].append(bool(abs(miss.log - spread.offset[fold]) <= reach))
         yield (
             f"Bounds of peaks without a run's source hold for "
             f"{mean(one for some in inside.values() for one in some):.0%} of rows, and for "
@@ -92,15 +92,15 @@ def peak_lines(known: Sequence[Known]) -> Iterator[str]:
         )
     ran = [_fit_probability(row) for _, row, _ in known if not row.failed]
     failed = [_fit_probability(row) for _, row, _ in known if row.failed]
-    told = [[one for one in some if one is not None] for some in (ran, failed)]
-    if told[0]:
-        wrong = sum(one < 1 - MOST_WRONG for one in told[0])
+    fits = [[one for one in some if one is not None] for some in (ran, failed)]
+    if fits[0]:
+        wrong = sum(one < 1 - MOST_WRONG for one in fits[0])
         of_failed = ""
-        if told[1]:
-            of_failed = f" Runs that failed fit with a probability of {mean(told[1]):.2f}."
+        if fits[1]:
+            of_failed = f" Runs that failed fit with a probability of {mean(fits[1]):.2f}."
         yield (
-            f"Runs that ran fit with a probability of {mean(told[0]):.2f} in the mean, "
-            f"{min(told[0]):.2f} at least; {wrong} are said not to fit with a probability above "
+            f"Runs that ran fit with a probability of {mean(fits[0]):.2f} in the mean, "
+            f"{min(fits[0]):.2f} at least; {wrong} are said not to fit with a probability above "
             f"{MOST_WRONG}.{of_failed}"
         )
 

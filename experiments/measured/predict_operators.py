@@ -100,8 +100,8 @@ class KernelRates:
 def described() -> Mapping[str, Any]:
     """Descriptions of kernels by name, and synonyms of sizes."""
     file = files("experiments.measured") / "operators.yaml"
-    found: Mapping[str, Any] = parse_yaml(file.read_text(encoding="utf-8"), file.name)
-    return found
+    kernels: Mapping[str, Any] = parse_yaml(file.read_text(encoding="utf-8"), file.name)
+    return kernels
 
 
 def kernel_rows(path: Path) -> Iterator[KernelRow | RefusedKernel]:
@@ -206,21 +206,21 @@ def fit(rows: Sequence[KernelRow]) -> KernelRates:
     predicted over measured times.
     """
     weights = defaultdict[str, int](int)
-    for one in rows:
-        weights[one.kernel] += 1
+    for row in rows:
+        weights[row.kernel] += 1
 
     def miss(point: Sequence[float]) -> float:
         rates = _rates(point)
         return sum(
-            abs(log(rates.seconds(one.hardware, one.work) / one.measured_s)) / weights[one.kernel]
-            for one in rows
-            if one.measured_s is not None
+            abs(log(rates.seconds(row.hardware, row.work) / row.measured_s)) / weights[row.kernel]
+            for row in rows
+            if row.measured_s is not None
         )
 
     begin = np.log([0.8, 0.8, 6e-6, 1e-4])
     bounds = [*zip(np.log(LEAST), np.log(MOST), strict=True)]
-    found = minimize(miss, begin, method="Nelder-Mead", bounds=bounds, options={"maxiter": 400})
-    return _rates(found.x)
+    optimum = minimize(miss, begin, method="Nelder-Mead", bounds=bounds, options={"maxiter": 400})
+    return _rates(optimum.x)
 
 
 def _rates(logarithms: Sequence[float]) -> KernelRates:
@@ -257,21 +257,21 @@ def predict_operators(options: argparse.Namespace) -> int:
     known = [one for one in rows if isinstance(one, KernelRow)]
     rates = left_out(known)
     if options.json:
-        for one in rows:
-            print_json(_mapping(one, rates))
+        for row in rows:
+            print_json(_mapping(row, rates))
     else:
         print("\n".join(_report(rows, known, rates)))
     return batch_status(len(options.tables), unreadable, all_answered=bool(known))
 
 
 def _mapping(
-    one: KernelRow | RefusedKernel, rates: Mapping[str, KernelRates]
+    row: KernelRow | RefusedKernel, rates: Mapping[str, KernelRates]
 ) -> Mapping[str, object]:
-    where: dict[str, object] = {"file": one.row.file, "row": one.row.number}
-    if isinstance(one, RefusedKernel):
-        return {**where, "refused": f"{one.row.where}: {one.problem}"}
-    milliseconds = rates[one.hardware.name].seconds(one.hardware, one.work) / MILLISECONDS
-    return {**where, "kernel": one.kernel, "time_ms": float(f"{milliseconds:.4g}")}
+    where: dict[str, object] = {"file": row.row.file, "row": row.row.number}
+    if isinstance(row, RefusedKernel):
+        return {**where, "refused": f"{row.row.where}: {row.problem}"}
+    milliseconds = rates[row.hardware.name].seconds(row.hardware, row.work) / MILLISECONDS
+    return {**where, "kernel": row.kernel, "time_ms": float(f"{milliseconds:.4g}")}
 
 
 def _report(
@@ -280,13 +280,18 @@ def _report(
     rates: Mapping[str, KernelRates],
 ) -> Iterator[str]:
     errors = defaultdict[str, list[float]](list)
-    for one in known:
-        if one.measured_s is not None:
-            took = rates[one.hardware.name].seconds(one.hardware, one.work)
-            errors[one.kernel].append(took / one.measured_s - 1)
+    for row in known:
+        if row.measured_s is not None:
+            took = rates[row.hardware.name].seconds(row.hardware, row.work)
+            errors[row.kernel].append(took / row.measured_s - 1)
     lines = [
-        (name, len(some), f"{median(map(abs, some)):.1%}", f"{median(some):+.1%}")
-        for name, some in sorted(errors.items())
+        (
+            name,
+            len(kernel_errors),
+            f"{median(map(abs, kernel_errors)):.1%}",
+            f"{median(kernel_errors):+.1%}",
+        )
+        for name, kernel_errors in sorted(errors.items())
     ]
     yield table(("kernel", "rows", "median error", "bias"), lines)
     if errors:

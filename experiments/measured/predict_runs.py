@@ -59,12 +59,12 @@ def predict_rows(options: argparse.Namespace) -> int:
     unreadable, kept, is_answered = 0, list[AnsweredRow](), False
     for path in options.tables:
         try:
-            for one in done.answers(path):
-                is_answered |= not one.answer.refused
+            for answered in done.answers(path):
+                is_answered |= not answered.answer.refused
                 if options.json:
-                    print_json(mapping_of(one))
+                    print_json(mapping_of(answered))
                 else:
-                    kept.append(one)
+                    kept.append(answered)
         except InputError as error:
             progress(f"error: {error}")
             unreadable += 1
@@ -78,10 +78,14 @@ def predict_rows(options: argparse.Namespace) -> int:
     )
 
 
-def mapping_of(one: AnsweredRow) -> dict[str, object]:
+def mapping_of(answered: AnsweredRow) -> dict[str, object]:
     """An answered row as plain data."""
-    peak_of = row_of(one.row.cells).peak_of
-    return {"file": one.row.file, "row": one.row.number, **one.answer.mapping(peak_of)}
+    peak_of = row_of(answered.row.cells).peak_of
+    return {
+        "file": answered.row.file,
+        "row": answered.row.number,
+        **answered.answer.mapping(peak_of),
+    }
 
 
 class RowPredictor:
@@ -105,17 +109,17 @@ class RowPredictor:
     def answers_of(self, rows: Iterable[TableRow]) -> Iterator[AnsweredRow]:
         """Answers to rows of several tables, in order."""
         rows = iter(rows)
-        while some := list(islice(rows, AT_ONCE)):
-            own = "" if self._hardware is None else self._hardware.name
-            read = [_read(row, own) for row in some]
+        while batch := list(islice(rows, AT_ONCE)):
+            hardware = "" if self._hardware is None else self._hardware.name
+            read = [_read(row, hardware) for row in batch]
             self._predict([one for one in read if isinstance(one, Configuration)])
-            for row, one in zip(some, read, strict=True):
-                answer = one if isinstance(one, RunAnswer) else self._known[one]
-                if answer.refused and not isinstance(one, RunAnswer):
-                    refused = _as_written(answer.refused, one, row)
+            for row, outcome in zip(batch, read, strict=True):
+                answer = outcome if isinstance(outcome, RunAnswer) else self._known[outcome]
+                if answer.refused and not isinstance(outcome, RunAnswer):
+                    refused = _as_written(answer.refused, outcome, row)
                     answer = RunAnswer(refused=f"{row.where}: {refused}")
                 yield AnsweredRow(row=row, answer=answer)
-            self._tell(f"{some[-1].file}: {some[-1].number} rows answered")
+            self._tell(f"{batch[-1].file}: {batch[-1].number} rows answered")
 
     def _tell(self, text: str) -> None:
         now_s = perf_counter()
@@ -143,36 +147,36 @@ class RowPredictor:
         for run in dict.fromkeys(runs):
             if run not in self._known:
                 try:
-                    found = job_of(run, self._profile, self._hardware)
+                    run_job = job_of(run, self._profile, self._hardware)
                 except InputError as error:
                     self._known[run] = RunAnswer(refused=str(error))
                 else:
-                    key = id(found.job.workload), id(found.job.cluster)
-                    together[key].append((run, found))
+                    key = id(run_job.job.workload), id(run_job.job.cluster)
+                    together[key].append((run, run_job))
         for number, group in enumerate(together.values()):
             job = group[0][1].job
             predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
-            plans = [found.job.plan for _, found in group]
-            for (run, found), one in zip(group, _all(predictor, plans), strict=True):
-                if not isinstance(one, Prediction):
-                    self._known[run] = one
-                elif (other := _otherwise(run, found, one)) is not None:
+            plans = [run_job.job.plan for _, run_job in group]
+            for (run, run_job), outcome in zip(group, _all(predictor, plans), strict=True):
+                if not isinstance(outcome, Prediction):
+                    self._known[run] = outcome
+                elif (other := _otherwise(run, run_job, outcome)) is not None:
                     instead[run] = other
                 else:
-                    self._known[run] = answered(one, found)
-                    self._ranks[run] = nearly_fills(one, found), one.iteration_s
+                    self._known[run] = answered(outcome, run_job)
+                    self._ranks[run] = nearly_fills(outcome, run_job), outcome.iteration_s
             self._tell(f"{number + 1} of {len(together)} workloads and clusters predicted")
         if instead:
             self._predict_said([*instead.values()])
             self._known |= {run: self._known[other] for run, other in instead.items()}
 
 
-def _otherwise(run: Configuration, found: RunJob, one: Prediction) -> Configuration | None:
+def _otherwise(run: Configuration, run_job: RunJob, prediction: Prediction) -> Configuration | None:
     """The configuration that replaces one that does not fit, if there is one."""
-    if run.otherwise not in ("", found.job.plan.engine) and nearly_fills(one, found):
+    if run.otherwise not in ("", run_job.job.plan.engine) and nearly_fills(prediction, run_job):
         notes = (*run.notes, f"memory is short: engine {run.otherwise}")
         return replace(run, engine=run.otherwise, otherwise="", notes=notes)
-    if run.saves_unsaid and run.recompute.way == "none" and is_far_too_full(one, found):
+    if run.saves_unsaid and run.recompute.way == "none" and is_far_too_full(prediction, run_job):
         notes = (*run.notes, "memory is short by more than half: full recomputation")
         return replace(run, recompute=Recomputation(way="full"), notes=notes)
     return None

@@ -60,9 +60,9 @@ def draw(tables: Sequence[tuple[str, Sequence[Judged]]], path: Path) -> None:
     ends: list[float] = []
     for number, (name, rows) in enumerate(tables):
         pairs = [
-            (one.measured_s, one.predicted_s)
-            for one in rows
-            if one.measured_s is not None and one.predicted_s is not None
+            (run.measured_s, run.predicted_s)
+            for run in rows
+            if run.measured_s is not None and run.predicted_s is not None
         ]
         if pairs:
             measured, predicted = zip(*pairs, strict=True)
@@ -126,8 +126,8 @@ def report(options: argparse.Namespace) -> int:
     with as_options():
         profile = None if options.profile == "none" else catalog.profile(options.profile)
     plain = _tables(options.tables, RowPredictor())
-    words = "\n\n".join(beside("report_runs")).replace("(runs.svg)", f"({options.name}.svg)")
-    page = [f"{words}\n", *_summary("All tables", plain), *left_out_lines(plain)]
+    introduction = "\n\n".join(beside("report_runs")).replace("(runs.svg)", f"({options.name}.svg)")
+    page = [f"{introduction}\n", *_summary("All tables", plain), *left_out_lines(plain)]
     known = _known(plain)
     page += by_source_lines(known, [*peak_lines(known)])
     lent = runs_from_datasheets(known)
@@ -158,12 +158,12 @@ Tables = list[tuple[str, list[Judged]]]
 
 
 def _tables(paths: Sequence[Path], predictor: RowPredictor) -> Tables:
-    found: Tables = []
+    tables: Tables = []
     for path in paths:
         progress(f"{path}: predicting")
         rows = [judged(one.row, one.answer) for one in predictor.answers(path)]
-        found.append((path.stem, rows))
-    return found
+        tables.append((path.stem, rows))
+    return tables
 
 
 def _of_profiles(tables: Tables) -> list[Judged]:
@@ -216,13 +216,13 @@ def _order_cells(rows: Sequence[Judged]) -> list[str]:
         correlation = median(one.correlation for one in tasks)
         cells += [f"{correlation:.2f}", f"{median(regrets):.2f}", f"{max(regrets):.2f}"]
     repeated = spreads(rows)
-    told = separation(rows)
+    runs = separation(rows)
     return [
         str(len([*ranked(rows)]) or ""),
         *cells,
         str(len(repeated) or ""),
         *((f"{median(repeated):.1%}", f"{max(repeated):.1%}") if repeated else ("", "")),
-        f"{told.share:.1%}" if any(one.failed for one in rows) else "",
+        f"{runs.share:.1%}" if any(one.failed for one in rows) else "",
     ]
 
 
@@ -231,19 +231,19 @@ def _part_cells(rows: Sequence[Judged]) -> Iterator[Sequence[object]]:
     for column in COLUMNS:
         groups = [*groups_of(rows, _cell(column))]
         if 1 < len(groups) <= MOST_GROUPS:
-            for value, some in groups:
-                yield _error_line(errors_of(f"{column} {value or '(empty)'}", some))
+            for value, group in groups:
+                yield _error_line(errors_of(f"{column} {value or '(empty)'}", group))
 
 
 def _orders(rows: Sequence[Judged]) -> Iterator[str]:
     """Lines on rankings within tasks, separation of failed runs, and repeats."""
     yield from _ranking(rows)
     if any(one.failed for one in rows):
-        told = separation(rows)
+        runs = separation(rows)
         yield (
-            f"Run and failed told apart in {told.share:.1%}: of {told.ran} runs "
-            f"{told.ran_right} are said to fit, of {told.failed} that failed "
-            f"{told.failed_right} are said not to.\n"
+            f"Run and failed told apart in {runs.share:.1%}: of {runs.ran} runs "
+            f"{runs.ran_right} are said to fit, of {runs.failed} that failed "
+            f"{runs.failed_right} are said not to.\n"
         )
     if repeated := spreads(rows):
         yield (
@@ -257,40 +257,40 @@ def _parts(how: str, rows: Sequence[Judged]) -> Iterator[str]:
     if not rows:
         return
     yield f"## Parts of the runs of {ENGINE_OF_PROFILES}, {how}\n"
-    found = {name: [one for one in rows if _is_within(one, most)] for name, most in PARTS.items()}
+    parts = {name: [one for one in rows if _is_within(one, most)] for name, most in PARTS.items()}
     lines = (
-        (*_error_line(errors_of(name, some)), *_order_cells(some)[:ORDERED])
-        for name, some in found.items()
-        if some
+        (*_error_line(errors_of(name, part)), *_order_cells(part)[:ORDERED])
+        for name, part in parts.items()
+        if part
     )
     yield from (*narrow((*HEAD, *ORDERS[1 : 1 + ORDERED]), lines), "")
-    yield from _single_runs(max(found.values(), key=len))
+    yield from _single_runs(max(parts.values(), key=len))
 
 
-def _is_within(one: Judged, most: Mapping[str, int]) -> bool:
+def _is_within(run: Judged, most: Mapping[str, int]) -> bool:
     """Whether a run is within the limits of all columns; an empty cell counts as one."""
-    return all(float(one.row.cells.get(name) or 1) <= limit for name, limit in most.items())
+    return all(float(run.row.cells.get(name) or 1) <= limit for name, limit in most.items())
 
 
 def _ranking(rows: Sequence[Judged]) -> Iterator[str]:
-    found = [*ranked(rows)]
-    if found:
+    tasks = [*ranked(rows)]
+    if tasks:
         by_bound = [*ranked(rows, by=lambda one: one.longest_s)]
         line = (
-            f"Order of the runs of one task ({len(found)} tasks, each a model and a batch on one "
-            f"number of GPUs): {_ranks(found)}."
+            f"Order of the runs of one task ({len(tasks)} tasks, each a model and a batch on one "
+            f"number of GPUs): {_ranks(tasks)}."
         )
-        if _ranks(by_bound) != _ranks(found):
+        if _ranks(by_bound) != _ranks(tasks):
             line += f" In the order of upper bounds: {_ranks(by_bound)}."
         yield f"{line}\n"
 
 
-def _ranks(found: Sequence[Ranked]) -> str:
-    regrets = [one.regret for one in found]
-    worst = max(found, key=lambda one: one.regret)
+def _ranks(tasks: Sequence[Ranked]) -> str:
+    regrets = [one.regret for one in tasks]
+    worst = max(tasks, key=lambda one: one.regret)
     where = f" ({worst.name})" if worst.regret > BAD else ""
     return (
-        f"rank correlation {median(one.correlation for one in found):.2f} in the median; the first "
+        f"rank correlation {median(one.correlation for one in tasks):.2f} in the median; the first "
         f"run takes {median(regrets):.2f} times the measured best in the median, "
         f"{worst.regret:.2f} times in the worst task{where}"
     )
@@ -299,17 +299,17 @@ def _ranks(found: Sequence[Ranked]) -> str:
 def _single_runs(rows: Sequence[Judged]) -> Iterator[str]:
     """How much of the worst regret is selection noise: bad runs among those predicted best."""
     error = errors_of("", rows).median_time
-    found = [] if error is None else [*ranked(rows, near=error)]
-    if found:
-        near = [regret for one in found for regret in one.near]
+    tasks = [] if error is None else [*ranked(rows, near=error)]
+    if tasks:
+        near = [regret for one in tasks for regret in one.near]
         bad = sum(regret > BAD for regret in near)
-        where = ", ".join(one.name for one in found if max(one.near) > BAD)
-        luck = 1 - (1 - bad / len(near)) ** len(found)
+        where = ", ".join(one.name for one in tasks if max(one.near) > BAD)
+        luck = 1 - (1 - bad / len(near)) ** len(tasks)
         yield (
             f"A worst regret is a figure of single runs. Of the {len(near)} runs that are "
             f"predicted within the median error ({error:.1%}) of the best run of their task, {bad} "
             f"took more than {BAD} times the measured best{where and f' ({where})'}. With this "
-            f"share, one choice in each of {len(found)} tasks meets at least one such run in "
+            f"share, one choice in each of {len(tasks)} tasks meets at least one such run in "
             f"{luck:.0%} of all cases, and no order of plans that errs as much avoids it but by "
             "luck.\n"
         )
@@ -331,10 +331,10 @@ def _error_line(group: GroupErrors) -> Sequence[object]:
 def _refused(tables: Tables) -> Iterator[str]:
     """Refused rows of tables, counted by fault."""
     reasons = Counter(
-        (name, _fault(one.answer.refused))
+        (name, _fault(run.answer.refused))
         for name, rows in tables
-        for one in rows
-        if one.answer.refused
+        for run in rows
+        if run.answer.refused
     )
     if reasons:
         yield "Refused rows:\n"
@@ -370,19 +370,19 @@ def left_out_lines(tables: Sequence[tuple[str, Sequence[Judged]]]) -> Iterator[s
     known = [(name, row, miss) for name, rows in tables for row, miss in _misses(name, rows)]
     misses = [miss for *_, miss in known]
     ways = {**WAYS, **(OF_GROUPS if any(row.row.cells.get("group") for _, row, _ in known) else {})}
-    found = {
+    by_way = {
         way: [*left_out(misses, [group(row.row, miss.kind.software) for _, row, miss in known])]
         for way, group in ways.items()
     }
     yield "\n\n".join(beside("report_runs-bounds")) + "\n"
     lines: list[list[object]] = []
     for name in dict.fromkeys(name for name, *_ in known):
-        places = [place for place, (own, *_) in enumerate(known) if own == name]
-        rows = [known[place][1] for place in places]
-        cells = (_cells(rows, [found[way][place] for place in places]) for way in ways)
+        places = [index for index, (own, *_) in enumerate(known) if own == name]
+        rows = [known[index][1] for index in places]
+        cells = (_cells(rows, [by_way[way][index] for index in places]) for way in ways)
         lines.append([name, len(places), *chain.from_iterable(cells)])
-    told = chain.from_iterable((f"without its {way}", "width", "score") for way in ways)
-    yield from (f"{IN_A_FILE}\n", *narrow(("", "runs", *told), lines), "")
+    headings = chain.from_iterable((f"without its {way}", "width", "score") for way in ways)
+    yield from (f"{IN_A_FILE}\n", *narrow(("", "runs", *headings), lines), "")
 
 
 def _cells(rows: Sequence[Judged], spreads: Sequence[Spread | None]) -> list[str]:
