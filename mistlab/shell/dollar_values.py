@@ -145,193 +145,193 @@ def _delimiter(chars: str, at: int, ends: str) -> int:
 Value = Text | Absence
 
 
-def dollar_pieces(words: Expanding, dollar: Dollar, *, splits: bool) -> list[Piece]:
+def dollar_pieces(expander: Expanding, dollar: Dollar, *, splits: bool) -> list[Piece]:
     """The pieces that a variable's expansion gives."""
     subscript = dollar.subscript.bare if dollar.subscript else None
     if dollar.prefix == "!" and dollar.operator != "names" and subscript not in ("@", "*"):
-        return _indirect(words, dollar, splits=splits)
+        return _indirect(expander, dollar, splits=splits)
     is_many = dollar.name in ("@", "*") or subscript in ("@", "*")
     if is_many:
-        return _many(words, dollar, subscript or dollar.name, splits=splits)
+        return _many(expander, dollar, subscript or dollar.name, splits=splits)
     if dollar.operator == "names":
-        names = sorted(name for name in words.state.variables if name.startswith(dollar.name))
+        names = sorted(name for name in expander.state.variables if name.startswith(dollar.name))
         return _spread([plain(name, dollar.line) for name in names], dollar, "@", splits=splits)
-    value = _value(words, dollar)
+    value = _value(expander, dollar)
     if dollar.prefix == "#":
-        return [Piece(_length(words, dollar, value), dollar.quoted, splits)]
+        return [Piece(_length(expander, dollar, value), dollar.quoted, splits)]
     if dollar.operator.lstrip(":") in ("-", "=", "?", "+"):
-        return _chosen(words, dollar, value, splits=splits)
-    text = _present(words, dollar, value)
-    return [Piece(_changed(words, dollar, text), dollar.quoted, splits)]
+        return _chosen(expander, dollar, value, splits=splits)
+    text = _present(expander, dollar, value)
+    return [Piece(_changed(expander, dollar, text), dollar.quoted, splits)]
 
 
-def _value(words: Expanding, dollar: Dollar) -> Value:
-    session, state, name = words.session, words.state, dollar.name
+def _value(expander: Expanding, dollar: Dollar) -> Value:
+    session, state, name = expander.session, expander.state, dollar.name
     if name.isdigit() or name == "BASH_SOURCE":
         number = int(name) if name.isdigit() else 0
         return argument_of(session, state, number, dollar.line)
     if name in "#?$!-":
-        return _special(words, dollar)
+        return _special(expander, dollar)
     variable = state.variables.get(name)
     if dollar.subscript is None or variable is None:
         return value_of(session, state, name, dollar.line)
-    return _element(words, dollar, dollar.subscript, variable)
+    return _element(expander, dollar, dollar.subscript, variable)
 
 
-def _element(words: Expanding, dollar: Dollar, subscript: RawWord, variable: Variable) -> Value:
+def _element(expander: Expanding, dollar: Dollar, subscript: RawWord, variable: Variable) -> Value:
     """An array's value at an index or key."""
     name = dollar.name
-    key = key_of(words, name, subscript)
+    key = key_of(expander, name, subscript)
     if isinstance(key, Text):
         return key
     text = variable.items.get(key)
-    if text is None and (missing := _unknown(words, dollar, *variable.values)):
+    if text is None and (missing := _unknown(expander, dollar, *variable.values)):
         return missing
     return Absence.EMPTY if text is None else text
 
 
-def key_of(words: Expanding, name: str, subscript: RawWord) -> Key | Text:
+def key_of(expander: Expanding, name: str, subscript: RawWord) -> Key | Text:
     """An array's index or key; an unknown text if it is not known."""
-    variable = words.state.variables.get(name)
+    variable = expander.state.variables.get(name)
     if variable is not None and variable.is_map:
-        text = words.text(subscript)
+        text = expander.text(subscript)
         return text.chars if text.is_known else text
-    text = words.text(subscript)
+    text = expander.text(subscript)
     if not text.is_known:
         return text
-    index = words.number_in(text.chars, subscript.line)
+    index = expander.number_in(text.chars, subscript.line)
     if index < 0 and variable is not None and variable.items:
         index += max(int(key) for key in variable.items) + 1
     return index
 
 
-def _special(words: Expanding, dollar: Dollar) -> Value:
-    session, state = words.session, words.state
+def _special(expander: Expanding, dollar: Dollar) -> Value:
+    session, state = expander.session, expander.state
     if dollar.name == "#":
-        return _count(words, dollar)
+        return _count(expander, dollar)
     if dollar.name == "?" and isinstance(state.status, int):
         return plain(str(state.status), dollar.line)
     reason = "is known only where the script runs"
     return session.unknown_at(dollar.line, dollar.source, reason)
 
 
-def _count(words: Expanding, dollar: Dollar) -> Text:
-    state = words.state
+def _count(expander: Expanding, dollar: Dollar) -> Text:
+    state = expander.state
     text = plain(str(len(state.arguments)), dollar.line)
-    if unknown := _unknown(words, dollar, *state.arguments):
+    if unknown := _unknown(expander, dollar, *state.arguments):
         return unknown
-    if knows_arguments(words.session, state):
+    if knows_arguments(expander.session, state):
         return text
-    return text.assuming(without_arguments(words.session, dollar.line, dollar.source))
+    return text.assuming(without_arguments(expander.session, dollar.line, dollar.source))
 
 
-def _unknown(words: Expanding, dollar: Dollar, *texts: Text) -> Text | None:
+def _unknown(expander: Expanding, dollar: Dollar, *texts: Text) -> Text | None:
     """An unknown text, if a text that the expansion depends on is unknown."""
-    unknown = words.session.first_unknown(*texts)
+    unknown = expander.session.first_unknown(*texts)
     if unknown is None:
         return None
-    return words.session.unknown_at(dollar.line, dollar.source, unknown.reason, unknown.remedy)
+    return expander.session.unknown_at(dollar.line, dollar.source, unknown.reason, unknown.remedy)
 
 
-def _present(words: Expanding, dollar: Dollar, value: Value) -> Text:
+def _present(expander: Expanding, dollar: Dollar, value: Value) -> Text:
     """The value, if the expansion has no operator for a missing one."""
     if isinstance(value, Text):
         return value
     if value is Absence.EMPTY:
         return Text()
     if dollar.name.isdigit():
-        return unset_argument(words.session, int(dollar.name), dollar.source, dollar.line)
-    if words.session.assigned.get(dollar.name) == dollar.line:
+        return unset_argument(expander.session, int(dollar.name), dollar.source, dollar.line)
+    if expander.session.assigned.get(dollar.name) == dollar.line:
         # A variable whose first assignment refers to itself may be set by the user.
-        return Text(assumed=taken_as(words.session, dollar.name, dollar.line, "not set"))
-    return unset_text(words.session, dollar.name, dollar.source, dollar.line)
+        return Text(assumed=taken_as(expander.session, dollar.name, dollar.line, "not set"))
+    return unset_text(expander.session, dollar.name, dollar.source, dollar.line)
 
 
-def _length(words: Expanding, dollar: Dollar, value: Value) -> Text:
-    text = _present(words, dollar, value)
-    unknown = _unknown(words, dollar, text)
+def _length(expander: Expanding, dollar: Dollar, value: Value) -> Text:
+    text = _present(expander, dollar, value)
+    unknown = _unknown(expander, dollar, text)
     return unknown or text.with_chars(str(len(text)))
 
 
-def _chosen(words: Expanding, dollar: Dollar, value: Value, *, splits: bool) -> list[Piece]:
+def _chosen(expander: Expanding, dollar: Dollar, value: Value, *, splits: bool) -> list[Piece]:
     """The value, or the word that an operator gives for a missing one."""
     operator, argument = dollar.operator.lstrip(":"), dollar.argument
     assert argument is not None
     is_empty = isinstance(value, Absence) or (dollar.operator[0] == ":" and not value)
-    notes = _notes(words, dollar) if value is Absence.UNSET and operator == "+" else frozenset()
+    notes = _notes(expander, dollar) if value is Absence.UNSET and operator == "+" else frozenset()
     nothing = [Piece(Text(assumed=notes), dollar.quoted, splits=True)]
     if operator == "+":
-        if isinstance(value, Text) and value.chars in words.session.absent:
+        if isinstance(value, Text) and value.chars in expander.session.absent:
             is_empty = True
-        return nothing if is_empty else _word(words, dollar, splits)
+        return nothing if is_empty else _word(expander, dollar, splits)
     if not is_empty:
         assert isinstance(value, Text)
         return [Piece(value, dollar.quoted, splits)]
     if operator == "?":
-        return [Piece(_demanded(words, dollar, value), dollar.quoted, splits)]
-    pieces = _word(words, dollar, splits)
+        return [Piece(_demanded(expander, dollar, value), dollar.quoted, splits)]
+    pieces = _word(expander, dollar, splits)
     taken = joined(piece.text for piece in pieces)
     if value is Absence.UNSET:
-        notes = _notes(words, dollar, taken)
+        notes = _notes(expander, dollar, taken)
         pieces = [piece._replace(text=piece.text.assuming(notes)) for piece in pieces]
         nothing = [piece._replace(text=Text(assumed=notes)) for piece in nothing]
     if operator == "=":
-        assign(words.session, words.state, dollar.name, taken.assuming(notes))
+        assign(expander.session, expander.state, dollar.name, taken.assuming(notes))
     return pieces or nothing
 
 
-def _word(words: Expanding, dollar: Dollar, splits: bool) -> list[Piece]:
+def _word(expander: Expanding, dollar: Dollar, splits: bool) -> list[Piece]:
     assert dollar.argument is not None
-    return words.pieces(dollar.argument, splits=splits and not dollar.quoted)
+    return expander.pieces(dollar.argument, splits=splits and not dollar.quoted)
 
 
-def _notes(words: Expanding, dollar: Dollar, taken: Text | None = None) -> frozenset[str]:
+def _notes(expander: Expanding, dollar: Dollar, taken: Text | None = None) -> frozenset[str]:
     """The note on a variable that is set nowhere, and on the value assumed."""
     if dollar.name.isdigit():
-        return without_arguments(words.session, dollar.line, dollar.source)
+        return without_arguments(expander.session, dollar.line, dollar.source)
     if taken is None:
-        return taken_as(words.session, dollar.name, dollar.line, "not set")
-    text = words.session.rendered(taken) or "''"
-    return taken_as(words.session, dollar.name, dollar.line, f"{text}, its default")
+        return taken_as(expander.session, dollar.name, dollar.line, "not set")
+    text = expander.session.rendered(taken) or "''"
+    return taken_as(expander.session, dollar.name, dollar.line, f"{text}, its default")
 
 
-def _demanded(words: Expanding, dollar: Dollar, value: Value) -> Text:
+def _demanded(expander: Expanding, dollar: Dollar, value: Value) -> Text:
     """``${x:?message}`` for a variable without a value."""
     assert dollar.argument is not None
-    message = words.session.rendered(words.text(dollar.argument)) or "must be given"
+    message = expander.session.rendered(expander.text(dollar.argument)) or "must be given"
     if value is Absence.UNSET:
         remedy = f"give --set {dollar.name}=VALUE"
         if dollar.name.isdigit():
             remedy = "give its arguments after --: -- ARG1 ..."
-        return words.session.unknown_at(dollar.line, dollar.source, f"({message})", remedy)
+        return expander.session.unknown_at(dollar.line, dollar.source, f"({message})", remedy)
     raise LineError(dollar.line, f"{dollar.source}: {message}: give --set {dollar.name}=VALUE")
 
 
-def _changed(words: Expanding, dollar: Dollar, text: Text) -> Text:
+def _changed(expander: Expanding, dollar: Dollar, text: Text) -> Text:
     """A value after an operator that changes it."""
     operator = dollar.operator
     if not operator or operator == "@Q":
         return text
     if not text.is_known:
-        kept = _known_end(words, dollar, text)
-        return kept or _unknown(words, dollar, text) or text
+        kept = _known_end(expander, dollar, text)
+        return kept or _unknown(expander, dollar, text) or text
     if operator == ":":
-        return _slice(words, dollar, text)
-    pattern = words.pattern(dollar.argument) if dollar.argument else Text()
-    if unknown := _unknown(words, dollar, pattern):
+        return _slice(expander, dollar, text)
+    pattern = expander.pattern(dollar.argument) if dollar.argument else Text()
+    if unknown := _unknown(expander, dollar, pattern):
         return unknown
     # Matching takes time proportional to the square of a text's length.
-    words.session.spend(dollar.line, len(text) ** 2 * len(pattern) // 32)
-    return _matched(words, dollar, text, pattern)
+    expander.session.spend(dollar.line, len(text) ** 2 * len(pattern) // 32)
+    return _matched(expander, dollar, text, pattern)
 
 
-def _matched(words: Expanding, dollar: Dollar, text: Text, pattern: Text) -> Text:
+def _matched(expander: Expanding, dollar: Dollar, text: Text, pattern: Text) -> Text:
     """A value after an operator with a pattern."""
     operator = dollar.operator
     if operator[0] in "#%":
         return without(text, pattern.chars, operator)
     if operator[0] == "/":
-        return _replaced(words, dollar, text, pattern.chars)
+        return _replaced(expander, dollar, text, pattern.chars)
     if operator[0] == "@":
         changes = {"@U": ("?", "^^"), "@L": ("?", ",,"), "@u": ("?", "^")}
         return text.with_chars(_cased(text.chars, *changes.get(operator, ("[]", "^"))))
@@ -349,26 +349,26 @@ def _known_end(words: Expanding, dollar: Dollar, text: Text) -> Text | None:
     return text.part(0, cut) if (dollar.operator, argument) == ("%", "/*") else None
 
 
-def _slice(words: Expanding, dollar: Dollar, text: Text) -> Text:
-    start, stop = _bounds(words, dollar, len(text))
+def _slice(expander: Expanding, dollar: Dollar, text: Text) -> Text:
+    start, stop = _bounds(expander, dollar, len(text))
     return text.part(start, stop) if start < stop else Text(assumed=text.assumed)
 
 
-def _bounds(words: Expanding, dollar: Dollar, length: int) -> tuple[int, int]:
+def _bounds(expander: Expanding, dollar: Dollar, length: int) -> tuple[int, int]:
     assert dollar.argument is not None
-    start = words.number(dollar.argument)
+    start = expander.number(dollar.argument)
     if start < -length:
         return length, length
     start = start + length if start < 0 else min(start, length)
     if dollar.second is None:
         return start, length
-    size = words.number(dollar.second)
+    size = expander.number(dollar.second)
     return start, (length + size if size < 0 else min(start + size, length))
 
 
-def _replaced(words: Expanding, dollar: Dollar, text: Text, pattern: str) -> Text:
+def _replaced(expander: Expanding, dollar: Dollar, text: Text, pattern: str) -> Text:
     operator, chars = dollar.operator, text.chars
-    by = words.text(dollar.second) if dollar.second else Text()
+    by = expander.text(dollar.second) if dollar.second else Text()
     if not text:
         return by if matches(pattern, "") else text
     if not pattern:
@@ -399,10 +399,10 @@ def _cased(chars: str, pattern: str, operator: str) -> str:
     )
 
 
-def _indirect(words: Expanding, dollar: Dollar, *, splits: bool) -> list[Piece]:
+def _indirect(expander: Expanding, dollar: Dollar, *, splits: bool) -> list[Piece]:
     """``${!name}``: the value of the variable that ``name`` names."""
-    target = _present(words, dollar, _value(words, dollar))
-    if unknown := _unknown(words, dollar, target):
+    target = _present(expander, dollar, _value(expander, dollar))
+    if unknown := _unknown(expander, dollar, target):
         return [Piece(unknown, dollar.quoted, splits)]
     name, _, key = target.chars.partition("[")
     if not name.isidentifier() and not name.isdigit():
@@ -418,7 +418,7 @@ def _indirect(words: Expanding, dollar: Dollar, *, splits: bool) -> list[Piece]:
         second=dollar.second,
         subscript=words_of_key(key.rstrip("]"), dollar.line) if key else None,
     )
-    return dollar_pieces(words, pointed, splits=splits)
+    return dollar_pieces(expander, pointed, splits=splits)
 
 
 def words_of_key(key: str, line: int) -> RawWord:
@@ -426,24 +426,24 @@ def words_of_key(key: str, line: int) -> RawWord:
     return RawWord(parts=(Literal(text=key, line=line),), line=line, source=key)
 
 
-def _many(words: Expanding, dollar: Dollar, sign: str, *, splits: bool) -> list[Piece]:
+def _many(expander: Expanding, dollar: Dollar, sign: str, *, splits: bool) -> list[Piece]:
     """All values of an array or all arguments."""
-    values, notes = _values(words, dollar)
+    values, notes = _values(expander, dollar)
     if dollar.prefix == "#":
-        text = _unknown(words, dollar, *values) or plain(str(len(values)), dollar.line)
+        text = _unknown(expander, dollar, *values) or plain(str(len(values)), dollar.line)
         return [Piece(text.assuming(notes), dollar.quoted, splits)]
     operator = dollar.operator.lstrip(":")
     if operator in ("-", "=", "?", "+") and dollar.argument is not None:
         is_there = bool(values) and (len(values) > 1 or bool(values[0]))
         if is_there == (operator == "+"):
-            return _word(words, dollar, splits)
+            return _word(expander, dollar, splits)
         values = [] if operator == "+" else values
     elif dollar.operator == ":":
-        values = _sliced(words, dollar, values)
+        values = _sliced(expander, dollar, values)
     elif dollar.operator:
-        values = [_changed(words, dollar, value) for value in values]
+        values = [_changed(expander, dollar, value) for value in values]
     first = [Piece(Text(assumed=notes), splits=True)] if notes else []
-    return first + _spread(values, dollar, sign, splits=splits, ends=separators(words.state))
+    return first + _spread(values, dollar, sign, splits=splits, ends=separators(expander.state))
 
 
 def _spread(
@@ -458,8 +458,8 @@ def _spread(
     return pieces
 
 
-def _values(words: Expanding, dollar: Dollar) -> tuple[list[Text], frozenset[str]]:
-    session, state, name = words.session, words.state, dollar.name
+def _values(expander: Expanding, dollar: Dollar) -> tuple[list[Text], frozenset[str]]:
+    session, state, name = expander.session, expander.state, dollar.name
     if name in ("@", "*"):
         known = knows_arguments(session, state)
         notes = frozenset() if known else without_arguments(session, dollar.line, dollar.source)
@@ -479,12 +479,12 @@ def _values(words: Expanding, dollar: Dollar) -> tuple[list[Text], frozenset[str
     return [unset_text(session, name, dollar.source, dollar.line)], frozenset()
 
 
-def _sliced(words: Expanding, dollar: Dollar, values: list[Text]) -> list[Text]:
+def _sliced(expander: Expanding, dollar: Dollar, values: list[Text]) -> list[Text]:
     """A slice of an array; arguments are numbered from 1."""
     if dollar.name in ("@", "*"):
-        name = argument_of(words.session, words.state, 0, dollar.line)
+        name = argument_of(expander.session, expander.state, 0, dollar.line)
         values = [name if isinstance(name, Text) else Text(), *values]
-    start, stop = _bounds(words, dollar, len(values))
-    if unknown := _unknown(words, dollar, *values):
+    start, stop = _bounds(expander, dollar, len(values))
+    if unknown := _unknown(expander, dollar, *values):
         return [unknown]
     return values[start:stop]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from mistlab.shell.command_parts import DECLARATIONS
-from mistlab.shell.expansion import Words, redirected
+from mistlab.shell.expansion import WordExpander, redirected
 from mistlab.shell.flows import apart, collected, divided, guarded
 from mistlab.shell.integers import NotKnownError
 from mistlab.shell.loops import Call, Maybe, Runner, Tester, run_for_count, run_for_in, run_while
@@ -49,33 +49,33 @@ def run_simple(runner: Runner, command: Simple, state: State) -> None:
 
 
 def _run(runner: Runner, command: Simple, state: State) -> None:
-    words = Words(runner.session, state)
+    expander = WordExpander(runner.session, state)
     first = command.words[0] if command.words else None
     program = first.bare if isinstance(first, RawWord) else None
     if program in DECLARATIONS and program not in state.functions:
-        state.status = run_declaration(words, program, command.words[1:])
+        state.status = run_declaration(expander, program, command.words[1:])
         return
     raw = [word for word in command.words if isinstance(word, RawWord)]
-    fields = words.fields(raw)
+    fields = expander.fields(raw)
     if not fields:
         for item in command.assignments:
-            run_assignment(words, item)
-        state.status = 0 if words.status is None else words.status
+            run_assignment(expander, item)
+        state.status = 0 if expander.status is None else expander.status
         if state.input is not None and command.redirects and not command.assignments:
             state.print(state.input)
         return
-    _called(runner, command, state, words, fields)
+    _called(runner, command, state, expander, fields)
 
 
 def _called(
-    runner: Runner, command: Simple, state: State, words: Words, fields: list[Text]
+    runner: Runner, command: Simple, state: State, expander: WordExpander, fields: list[Text]
 ) -> None:
-    texts = assigned_texts(words, command.assignments)
+    texts = assigned_texts(expander, command.assignments)
     before = _set(runner, state, texts)
     call = Call(
         runner=runner,
         state=state,
-        words=words,
+        expander=expander,
         command=command,
         program=fields[0].chars,
         arguments=tuple(fields[1:]),
@@ -84,7 +84,7 @@ def _called(
     )
     run_call(call)
     state.restore(before)
-    runner.session.assumed |= words.assumed
+    runner.session.assumed |= expander.assumed
 
 
 def _set(runner: Runner, state: State, texts: Mapping[str, Text]) -> dict[str, Variable | None]:
@@ -229,17 +229,17 @@ class Evaluator:
         _return(state, child)
 
     def _test(self, command: Bracketed | Count, state: State) -> None:
-        words = Words(self.session, state)
+        expander = WordExpander(self.session, state)
         value: Maybe
         if isinstance(command, Bracketed):
-            value = Tester(words, command.line).bracketed(command.condition)
+            value = Tester(expander, command.line).bracketed(command.condition)
         else:
             try:
-                value = words.number(command.expression) != 0
+                value = expander.number(command.expression) != 0
             except NotKnownError as error:
                 value = error.unknown
         state.status = value if isinstance(value, Unknown) else int(not value)
-        self.session.assumed |= words.assumed
+        self.session.assumed |= expander.assumed
 
     def test(self, script: Script, state: State) -> tuple[Maybe, frozenset[str]]:
         """Whether a condition holds, and the assumptions that its truth depends on."""
@@ -367,32 +367,32 @@ class Evaluator:
         _return(state, child)
 
     def _case(self, command: Case, state: State) -> None:
-        words = Words(self.session, state)
-        subject = words.text(command.subject)
+        expander = WordExpander(self.session, state)
+        subject = expander.text(command.subject)
         unknown = self.session.first_unknown(subject)
         for number, arm in enumerate(command.arms):
             if unknown is not None:
                 break
             for pattern in arm.patterns:
-                text = words.pattern(pattern)
+                text = expander.pattern(pattern)
                 unknown = unknown or self.session.first_unknown(text)
                 self.session.spend(command.line, len(subject) * len(text) * 8)
                 if unknown is None and matches(text.chars, subject.chars):
                     source = f"case {command.subject.source} in {pattern.source})"
-                    condition = self.condition(command.line, source, assumed=words.assumed)
+                    condition = self.condition(command.line, source, assumed=expander.assumed)
                     self.session.conditions.append(condition)
-                    self._arms(command.arms, number, state, subject, words)
+                    self._arms(command.arms, number, state, subject, expander)
                     self.session.conditions.pop()
-                    self._assume(command, state, words.assumed)
+                    self._assume(command, state, expander.assumed)
                     return
         state.status = 0
         if unknown is not None:
-            self._either_arm(command, state, unknown, words.assumed)
+            self._either_arm(command, state, unknown, expander.assumed)
         else:
-            self._assume(command, state, words.assumed)
+            self._assume(command, state, expander.assumed)
 
     def _arms(
-        self, arms: Sequence[Arm], number: int, state: State, subject: Text, words: Words
+        self, arms: Sequence[Arm], number: int, state: State, subject: Text, expander: WordExpander
     ) -> None:
         """The commands of an arm and of the arms that follow by ``;&`` and ``;;&``."""
         self._body(arms[number].body, state)
@@ -400,7 +400,7 @@ class Evaluator:
         for after in range(number + 1, len(arms)):
             if ending == ";;" or state.flow:
                 return
-            patterns = [words.pattern(pattern).chars for pattern in arms[after].patterns]
+            patterns = [expander.pattern(pattern).chars for pattern in arms[after].patterns]
             if ending == ";&" or any(matches(each, subject.chars) for each in patterns):
                 self.run(arms[after].body, state)
                 ending = arms[after].ending

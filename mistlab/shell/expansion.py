@@ -31,7 +31,7 @@ from mistlab.shell.syntax import (
 _MOST_FIELDS = 20_000
 
 
-class Words:
+class WordExpander:
     """Expands words in a state; ``assumed`` are notes that apply to all of them.
 
     ``status`` is that of the last command that was substituted.
@@ -173,15 +173,15 @@ def redirected(
     if not redirects:
         way(state)
         return
-    words = Words(session, state)
+    expander = WordExpander(session, state)
     before_input, before_output = state.input, state.output
     path: str | None = None
     appends = False
     for redirect in redirects:
         if redirect.operator in ("<", "<<", "<<-", "<<<"):
-            state.input = _input(session, state, words, redirect)
+            state.input = _input(session, state, expander, redirect)
         elif redirect.operator in _WRITES and redirect.descriptor in ("", "1"):
-            path = session.rendered(words.text(redirect.target))
+            path = session.rendered(expander.text(redirect.target))
             appends = redirect.operator in (">>", "&>>")
             state.output = Text()
         elif _is_to_errors(redirect):
@@ -211,12 +211,12 @@ def _write(session: Session, state: State, path: str, text: Text, *, appends: bo
     state.written[path] = joined((before, text)) if before else text
 
 
-def _input(session: Session, state: State, words: Words, redirect: Redirect) -> Text:
+def _input(session: Session, state: State, expander: WordExpander, redirect: Redirect) -> Text:
     if redirect.operator == "<<<":
-        return joined((words.text(redirect.target), plain("\n", redirect.line)))
+        return joined((expander.text(redirect.target), plain("\n", redirect.line)))
     if redirect.operator != "<":
-        return words.text(redirect.body[0]) if redirect.body else Text()
-    target = words.text(redirect.target)
+        return expander.text(redirect.body[0]) if redirect.body else Text()
+    target = expander.text(redirect.target)
     text = text_of_file(session, state, target)
     if text is not None:
         return text

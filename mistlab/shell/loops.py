@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from posixpath import normpath
 from typing import Protocol
 
-from mistlab.shell.expansion import Words
+from mistlab.shell.expansion import WordExpander
 from mistlab.shell.flows import Way, collected, depends, divided
 from mistlab.shell.integers import NotKnownError
 from mistlab.shell.patterns import matches
@@ -61,9 +61,9 @@ _MOST_STEPS = 3_000_000
 class Tester:
     """Evaluates the tests on a line."""
 
-    def __init__(self, words: Words, line: int) -> None:
-        self._words = words
-        self._session = words.session
+    def __init__(self, expander: WordExpander, line: int) -> None:
+        self._expander = expander
+        self._session = expander.session
         self._line = line
 
     def bracketed(self, condition: Comparison) -> Maybe:
@@ -88,20 +88,20 @@ class Tester:
         return result
 
     def _operand(self, operand: Operand) -> Maybe:
-        words, operator = self._words, operand.operator
+        expander, operator = self._expander, operand.operator
         if operand.left is None:
-            return self._unary(operator, words.text(operand.right))
-        left = words.text(operand.left)
+            return self._unary(operator, expander.text(operand.right))
+        left = expander.text(operand.left)
         if operator in _NUMBERS:
-            right = words.number(operand.right)
-            return _NUMBERS[operator](words.number_in(left.chars, self._line), right)
+            right = expander.number(operand.right)
+            return _NUMBERS[operator](expander.number_in(left.chars, self._line), right)
         if operator == "=~":
-            return self._regular(left, words.pattern(operand.right))
+            return self._regular(left, expander.pattern(operand.right))
         if operator in ("=", "==", "!="):
-            pattern = words.pattern(operand.right)
+            pattern = expander.pattern(operand.right)
             equal = self._equal(left, pattern, is_pattern=True)
             return negated(equal) if operator == "!=" else equal
-        return self._binary(operator, left, words.text(operand.right))
+        return self._binary(operator, left, expander.text(operand.right))
 
     def plain(self, arguments: Sequence[Text]) -> Maybe:
         """A test of words: those of ``[`` without its ``]``, or those of ``test``."""
@@ -147,22 +147,22 @@ class Tester:
         for letter in text.chars:
             name = self._session.absent.get(letter)
             if name is not None and name.startswith("$"):
-                self._words.assumed |= without_arguments(self._session, self._line, name)
+                self._expander.assumed |= without_arguments(self._session, self._line, name)
             elif name is not None:
-                self._words.assumed |= taken_as(self._session, name, self._line, "not set")
+                self._expander.assumed |= taken_as(self._session, name, self._line, "not set")
 
     def _is_set(self, text: Text) -> Maybe:
         if unknown := self._session.first_unknown(text):
             return unknown
         name = text.chars.partition("[")[0]
         self._session.mentioned.add(name)
-        variable: Variable | None = self._words.state.variables.get(name)
+        variable: Variable | None = self._expander.state.variables.get(name)
         if variable is None and name not in self._session.assigned:
-            self._words.assumed |= taken_as(self._session, name, self._line, "not set")
+            self._expander.assumed |= taken_as(self._session, name, self._line, "not set")
         return variable is not None and bool(variable.items)
 
     def _is_at_hand(self, path: str) -> bool:
-        if normpath(path) in self._words.state.written:
+        if normpath(path) in self._expander.state.written:
             return True
         return bool(path) and self._session.source.beside(path) is not None
 
@@ -223,7 +223,7 @@ class Tester:
         items: dict[Key, Text] = {
             number: plain(group, self._line) for number, group in enumerate(groups)
         }
-        self._words.state.variables["BASH_REMATCH"] = Variable(items=items, is_list=True)
+        self._expander.state.variables["BASH_REMATCH"] = Variable(items=items, is_list=True)
         return match is not None
 
 
@@ -321,8 +321,8 @@ class Runner(Protocol):
 
 def run_for_in(runner: Runner, command: ForIn, state: State) -> None:
     """Evaluate ``for name in words``; if the user gives the variable, its value is the only one."""
-    session, words = runner.session, Words(runner.session, state)
-    values = list(state.arguments) if command.words is None else words.fields(command.words)
+    session, expander = runner.session, WordExpander(runner.session, state)
+    values = list(state.arguments) if command.words is None else expander.fields(command.words)
     if command.name in session.source.settings:
         values = [plain(session.source.settings[command.name], command.line)]
     state.status = 0
@@ -351,16 +351,16 @@ def run_for_in(runner: Runner, command: ForIn, state: State) -> None:
 
 def run_for_count(runner: Runner, command: ForCount, state: State) -> None:
     """Evaluate ``for ((start; condition; step))``."""
-    session, words = runner.session, Words(runner.session, state)
+    session, expander = runner.session, WordExpander(runner.session, state)
     state.status = 0
     _begin(session)
     try:
-        words.number(command.start)
-        while not command.condition.parts or words.number(command.condition):
+        expander.number(command.start)
+        while not command.condition.parts or expander.number(command.condition):
             session.spend(command.line)
             if not _turn(runner, command.body, state):
                 break
-            words.number(command.step)
+            expander.number(command.step)
     except NotKnownError as error:
         source = f"for (( {command.start.source}; {command.condition.source}; ... ))"
         condition = runner.condition(command.line, source, error.unknown)
@@ -371,7 +371,7 @@ def run_for_count(runner: Runner, command: ForCount, state: State) -> None:
 def _count(runner: Runner, command: ForCount, state: State) -> None:
     runner.run(command.body, state)
     try:
-        Words(runner.session, state).number(command.step)
+        WordExpander(runner.session, state).number(command.step)
     except NotKnownError:
         return
 
@@ -492,7 +492,7 @@ class Call:
 
     runner: Runner
     state: State
-    words: Words
+    expander: WordExpander
     command: Simple
     program: str
     arguments: tuple[Text, ...]

@@ -68,15 +68,15 @@ def without(text: Text, pattern: str, operator: str) -> Text:
 
 def spans(pattern: str, text: str, *, every: bool) -> list[tuple[int, int]]:
     """The spans of a pattern's longest matches: the first one, or all without overlap."""
-    tokens, found, start = _tokens(pattern), list[tuple[int, int]](), 0
+    tokens, bounds, start = _tokens(pattern), list[tuple[int, int]](), 0
     while start < len(text):
         stop = max(_ends(tokens, text, {start}), default=start)
         if stop > start:
-            found.append((start, stop))
+            bounds.append((start, stop))
             if not every:
                 break
         start = max(stop, start + 1)
-    return found
+    return bounds
 
 
 def _ends(tokens: list[_Token], text: str, starts: set[int]) -> set[int]:

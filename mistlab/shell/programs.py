@@ -487,7 +487,7 @@ def _outside(call: Call, name: str) -> None:
     session.spend(call.line, 1024)
     variables = exported(state.variables, session)
     environment = {key: each.text for key, each in variables.items() if each.text is not None}
-    words = tuple(word.assuming(call.words.assumed) for word in call.fields)
+    words = tuple(word.assuming(call.expander.assumed) for word in call.fields)
     session.started.append(
         Started(
             words=words,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from posixpath import join, normpath
 
 from mistlab.shell.dollar_values import key_of, separators
-from mistlab.shell.expansion import Words
+from mistlab.shell.expansion import WordExpander
 from mistlab.shell.integers import NotKnownError
 from mistlab.shell.loops import Call, Maybe, Tester
 from mistlab.shell.outside import echoed, printed
@@ -32,20 +32,20 @@ _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL | re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
-def run_assignment(words: Words, item: Assignment, *, is_map: bool = False) -> None:
+def run_assignment(expander: WordExpander, item: Assignment, *, is_map: bool = False) -> None:
     """Execute an assignment."""
-    session, state = words.session, words.state
+    session, state = expander.session, expander.state
     if isinstance(item.value, tuple):
-        _assign_list(words, item, is_map=is_map)
+        _assign_list(expander, item, is_map=is_map)
         return
-    text = words.text(item.value)
+    text = expander.text(item.value)
     old = state.variables.get(item.name)
     if old is not None and old.is_integer:
-        _assign_number(words, item, old, text)
+        _assign_number(expander, item, old, text)
         return
     key: Key | None = None
     if item.subscript is not None:
-        index = key_of(words, item.name, item.subscript)
+        index = key_of(expander, item.name, item.subscript)
         if isinstance(index, Text):
             message = f"{item.name}[{item.subscript.source}]: its index is not known"
             raise LineError(item.line, f"{message}: {session.first_unknown(index)}")
@@ -53,63 +53,73 @@ def run_assignment(words: Words, item: Assignment, *, is_map: bool = False) -> N
     (append if item.appends else assign)(session, state, item.name, text, key)
 
 
-def _assign_number(words: Words, item: Assignment, old: Variable, text: Text) -> None:
+def _assign_number(expander: WordExpander, item: Assignment, old: Variable, text: Text) -> None:
     """An assignment to a variable of ``declare -i``."""
     try:
-        number = words.number_in(text.chars, item.line)
+        number = expander.number_in(text.chars, item.line)
         if item.appends and old.text is not None:
-            number += words.number_in(old.text.chars, item.line)
+            number += expander.number_in(old.text.chars, item.line)
         text = plain(str(number), item.line).assuming(text.assumed)
     except NotKnownError as error:
         unknown = error.unknown
-        text = words.session.unknown_at(item.line, f"${item.name}", unknown.reason, unknown.remedy)
-    assign(words.session, words.state, item.name, text)
+        text = expander.session.unknown_at(
+            item.line, f"${item.name}", unknown.reason, unknown.remedy
+        )
+    assign(expander.session, expander.state, item.name, text)
 
 
-def _assign_list(words: Words, item: Assignment, *, is_map: bool) -> None:
+def _assign_list(expander: WordExpander, item: Assignment, *, is_map: bool) -> None:
     assert isinstance(item.value, tuple)
-    session, state = words.session, words.state
+    session, state = expander.session, expander.state
     old = state.variables.get(item.name)
     is_map = is_map or (old is not None and old.is_map)
     items: dict[Key, Text] = dict(old.items) if old is not None and item.appends else {}
     index = max((int(key) for key in items), default=-1) + 1 if not is_map else 0
     for element in item.value:
         if element.key is not None:
-            key = words.text(element.key).chars if is_map else key_of(words, item.name, element.key)
+            key = (
+                expander.text(element.key).chars
+                if is_map
+                else key_of(expander, item.name, element.key)
+            )
             if isinstance(key, Text):
                 message = f"{item.name}: an index is not known: {session.first_unknown(key)}"
                 raise LineError(item.line, message)
-            items[key] = words.text(element.value)
+            items[key] = expander.text(element.value)
             index = int(key) + 1 if not is_map else 0
             continue
-        for text in words.fields([element.value]):
+        for text in expander.fields([element.value]):
             items[index] = text
             index += 1
     assign_all(session, state, item.name, items, is_map=is_map)
 
 
-def run_declaration(words: Words, program: str, items: Sequence[RawWord | Assignment]) -> int:
+def run_declaration(
+    expander: WordExpander, program: str, items: Sequence[RawWord | Assignment]
+) -> int:
     """Execute ``export``, ``declare``, ``typeset``, ``local`` or ``readonly``."""
     options = ""
     for item in items:
         if isinstance(item, Assignment):
-            _declare(words, program, options, item.name, item)
+            _declare(expander, program, options, item.name, item)
             continue
-        for text in words.fields([item]):
+        for text in expander.fields([item]):
             if re.fullmatch(r"[-+][a-zA-Z]+", text.chars):
                 options += text.chars.lstrip("-") if text.chars[0] == "-" else ""
             elif _NAME.fullmatch(text.chars):
-                _declare(words, program, options, text.chars, None)
+                _declare(expander, program, options, text.chars, None)
             elif match := _ASSIGNED.fullmatch(text.chars):
-                _declare(words, program, options, match[1], None)
+                _declare(expander, program, options, match[1], None)
                 value = text.part(match.start(3))
                 act = append if match[2] else assign
-                act(words.session, words.state, match[1], value)
+                act(expander.session, expander.state, match[1], value)
     return 0
 
 
-def _declare(words: Words, program: str, options: str, name: str, item: Assignment | None) -> None:
-    session, state = words.session, words.state
+def _declare(
+    expander: WordExpander, program: str, options: str, name: str, item: Assignment | None
+) -> None:
+    session, state = expander.session, expander.state
     session.mentioned.add(name)
     is_local = program == "local" or (program in ("declare", "typeset") and "g" not in options)
     is_given = name in session.source.settings
@@ -118,25 +128,25 @@ def _declare(words: Words, program: str, options: str, name: str, item: Assignme
     if is_local and state.frames and not is_given:
         if item is not None and isinstance(item.value, RawWord) and item.subscript is None:
             # The value is evaluated before the declaration: local x=$x.
-            text = words.text(item.value)
+            text = expander.text(item.value)
         state.hide(name)
         if before is not None:
             kept = scalar(Text()) if item is None else None
             state.variables.pop(name, None)
             if kept is None and item is not None and item.appends:
                 state.variables[name] = before
-    _mark(words, name, options, program)
+    _mark(expander, name, options, program)
     if item is not None:
         if text is not None and "i" not in options:
             (append if item.appends else assign)(session, state, name, text)
         else:
-            run_assignment(words, item, is_map="A" in options)
-        _mark(words, name, options, program)
+            run_assignment(expander, item, is_map="A" in options)
+        _mark(expander, name, options, program)
 
 
-def _mark(words: Words, name: str, options: str, program: str) -> None:
+def _mark(expander: WordExpander, name: str, options: str, program: str) -> None:
     """Give a variable the attributes of its declaration."""
-    state = words.state
+    state = expander.state
     old = state.variables.get(name)
     exports = program == "export" or "x" in options
     if old is None:
@@ -156,39 +166,41 @@ def _mark(words: Words, name: str, options: str, program: str) -> None:
     )
 
 
-def run_unset(words: Words, arguments: Sequence[Text]) -> int:
+def run_unset(expander: WordExpander, arguments: Sequence[Text]) -> int:
     """Execute ``unset``."""
-    state = words.state
+    state = expander.state
     for text in arguments:
         name, _, key = text.chars.partition("[")
-        if name in words.session.source.settings:
+        if name in expander.session.source.settings:
             continue
         if not key:
             state.variables.pop(name, None)
             if not text.chars.startswith("-"):
                 state.functions.pop(name, None)
             # An unset variable is empty from here on.
-            words.session.assigned.setdefault(name, 0)
-            words.session.assigned[name] = 0
+            expander.session.assigned.setdefault(name, 0)
+            expander.session.assigned[name] = 0
         elif (old := state.variables.get(name)) is not None:
-            at: Key = key.rstrip("]") if old.is_map else words.number_in(key.rstrip("]"), text.line)
+            at: Key = (
+                key.rstrip("]") if old.is_map else expander.number_in(key.rstrip("]"), text.line)
+            )
             items = {index: value for index, value in old.items.items() if index != at}
             state.variables[name] = replace(old, items=items)
     return 0
 
 
-def assigned_texts(words: Words, items: Sequence[Assignment]) -> dict[str, Text]:
+def assigned_texts(expander: WordExpander, items: Sequence[Assignment]) -> dict[str, Text]:
     """The assignments before a command, which apply to that command only."""
     texts: dict[str, Text] = {}
     for item in items:
         if isinstance(item.value, tuple):
             continue
-        text = words.text(item.value)
-        old = words.state.variables.get(item.name)
+        text = expander.text(item.value)
+        old = expander.state.variables.get(item.name)
         if item.appends and old is not None and old.text is not None:
             text = joined((old.text, text))
-        given = words.session.source.settings.get(item.name)
-        words.session.mentioned.add(item.name)
+        given = expander.session.source.settings.get(item.name)
+        expander.session.mentioned.add(item.name)
         texts[item.name] = text if given is None else plain(given)
     return texts
 
@@ -281,7 +293,7 @@ def _bracket(call: Call) -> Status:
     arguments = call.arguments
     if call.program == "[":
         arguments = arguments[:-1] if arguments and arguments[-1].chars == "]" else arguments
-    return _status(Tester(call.words, call.line).plain(arguments))
+    return _status(Tester(call.expander, call.line).plain(arguments))
 
 
 def _echo(call: Call) -> Status:
@@ -297,7 +309,7 @@ def _printf(call: Call) -> Status:
         arguments = arguments[1:]
 
     def number(text: Text) -> int:
-        return call.words.number_in(text.chars, call.line)
+        return call.expander.number_in(text.chars, call.line)
 
     text = printed(call.session, arguments, call.line, number)
     if name:
@@ -337,7 +349,7 @@ def _leave(call: Call) -> Status:
 def _shift(call: Call) -> Status:
     state = call.state
     text = call.arguments[0] if call.arguments else plain("1")
-    number = call.words.number_in(text.chars, call.line)
+    number = call.expander.number_in(text.chars, call.line)
     if unknown := call.session.first_unknown(*state.arguments[:number]):
         # An unknown shift may drop several arguments, or none.
         reason, remedy = unknown.reason, unknown.remedy
@@ -388,7 +400,7 @@ def _let(call: Call) -> Status:
     value = 0
     try:
         for text in call.arguments:
-            value = call.words.number_in(text.chars, call.line)
+            value = call.expander.number_in(text.chars, call.line)
     except NotKnownError as error:
         return error.unknown
     return int(value == 0)
@@ -507,7 +519,7 @@ BUILTINS: Mapping[str, Builtin] = {
     **dict.fromkeys(("break", "continue"), _leave),
     "shift": _shift,
     "set": _set,
-    "unset": lambda call: run_unset(call.words, call.arguments),
+    "unset": lambda call: run_unset(call.expander, call.arguments),
     "eval": _eval,
     **dict.fromkeys(("source", "."), _source),
     "read": _read,
