@@ -70,7 +70,7 @@ def _shares(
     parts = [
         one.parts_of_links(
             at_once=int(shapes.senders_of_node[stage]),
-            place=max(place, NETWORK),
+            tier=max(place, NETWORK),
             senders=int(shapes.senders[stage]),
         )
         for one in links

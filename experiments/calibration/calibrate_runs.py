@@ -109,7 +109,8 @@ def _narrowed(job: Job, own: OwnRuns) -> str:
     kind = bounds_of(job.workload, job.cluster, own.engine).kind
     way = kind.way(_AT_MFU)
     before, after = (
-        known_sureness().spread(kind, job.plan.num_gpus, own=one).around(way) for one in (None, own)
+        known_sureness().spread(kind, job.plan.num_gpus, source_runs=one).around(way)
+        for one in (None, own)
     )
     return (
         f"bounds of further runs at {_AT_MFU:.0%} of the peak: {after[0]:.2f} to {after[1]:.2f} "

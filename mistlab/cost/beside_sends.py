@@ -148,11 +148,11 @@ class BesideSend:
             for name in ("computing_longer_s", "computing_sent_s", "late_s")
         )
         least_s = np.minimum(*(end.usual_s for end in ends))
-        own, other = (end.usual_s + end.longer_s for end in ends)
-        elapsed_s = np.minimum(own, other)
+        first_s, second_s = (end.usual_s + end.longer_s for end in ends)
+        elapsed_s = np.minimum(first_s, second_s)
         sent_s = elapsed_s - late_s
         # Without host copies no ratio lengthens a pass.
-        most_s = np.maximum(np.maximum(own, other), longest_s)
+        most_s = np.maximum(np.maximum(first_s, second_s), longest_s)
         return cls(
             usual_s=least_s,
             computing_longer_s=computing_longer_s,
@@ -222,17 +222,17 @@ def slots_beside_sends(
     """
     computing, sending = _beside_arithmetic(seconds)
     computed_s = alone[COMPUTE] * computing
-    found = np.zeros((SUMS, *usual_s.shape))
-    found[0], found[1] = computed_s - alone[COMPUTE], computed_s / sending
-    found[2] = (alone[_OTHERS] > 0).any(axis=0)
-    if found[2].any():
+    sums = np.zeros((SUMS, *usual_s.shape))
+    sums[0], sums[1] = computed_s - alone[COMPUTE], computed_s / sending
+    sums[2] = (alone[_OTHERS] > 0).any(axis=0)
+    if sums[2].any():
         elapsed_s, over_s = _beside_endless(seconds, alone, kept)
         longest_s = np.maximum(elapsed_s, usual_s)
         # In a lower bound, a pass that usually takes longer is not assumed to lengthen the send.
         until_s = longest_s if kept == "own" else elapsed_s
         late_s = np.maximum(until_s - over_s, 0.0)
-        found[3], found[4], found[5] = longest_s - usual_s, over_s, late_s
-    return found
+        sums[3], sums[4], sums[5] = longest_s - usual_s, over_s, late_s
+    return sums
 
 
 def sends_beside_arithmetic(seconds: TaskSeconds) -> tuple[Floats, Floats]:

@@ -83,8 +83,8 @@ def kernel_parts(seconds: TaskSeconds) -> KernelParts:
             own_s[number] += seconds_of_pass[: len(CLASSES)]
     again_s = np.stack(
         [
-            np.zeros(shape[-1]) if one.again is None else one.again.compute_s
-            for one in seconds.of_type
+            np.zeros(shape[-1]) if layer.again is None else layer.again.compute_s
+            for layer in seconds.of_type
         ]
     )
     whole_s = seconds.alone("F", "") + seconds.alone("B", "") - again_s
@@ -161,7 +161,7 @@ def _parts_of_slots(slots: StageSlots, times: StageSeconds) -> Floats:
         of_candidates = of_types[:, of_strategy]
         return np.asarray(batch.micro_batches * (counts * of_candidates).sum(axis=0))
 
-    found = {
+    parts = {
         "products_s": in_passes(kernels.products_s),
         "attention_s": in_passes(kernels.attention_s),
         "memory_bound_s": in_passes(kernels.memory_bound_s),
@@ -170,19 +170,19 @@ def _parts_of_slots(slots: StageSlots, times: StageSeconds) -> Floats:
         "step_s": (counts * seconds.alone("S", "")[:, of_strategy]).sum(axis=0),
     }
     exchanged, waited = _exchanged(seconds)
-    found |= {name: in_passes(one) for name, one in exchanged.items()}
+    parts |= {name: in_passes(one) for name, one in exchanged.items()}
     # Waits inside layers that are not for collectives are host-bound time.
-    found["hosts_s"] = found["hosts_s"] + in_passes(waited)
+    parts["hosts_s"] = parts["hosts_s"] + in_passes(waited)
     busy_s = batch.micro_batches * times.stable_s + times.delta_forward_s + times.delta_backward_s
     after_s = slots.outside_passes().after_s
-    exposed_s = rest_of(busy_s, np.sum([*found.values(), after_s], axis=0))
+    exposed_s = rest_of(busy_s, np.sum([*parts.values(), after_s], axis=0))
     link = share_of_link(slots, batch.micro_batches)
-    found["averaging_s"] = seconds.averaging_s(counts, of_strategy)
-    found["data_parallel_s"] = after_s - found["averaging_s"] + link * exposed_s
-    found["copies_s"] = (1 - link) * exposed_s
-    found["products_flop"] = in_passes(kernels.products_flop)
-    found["attention_flop"] = in_passes(kernels.attention_flop)
-    return np.stack([found[name] for name in NAMES])
+    parts["averaging_s"] = seconds.averaging_s(counts, of_strategy)
+    parts["data_parallel_s"] = after_s - parts["averaging_s"] + link * exposed_s
+    parts["copies_s"] = (1 - link) * exposed_s
+    parts["products_flop"] = in_passes(kernels.products_flop)
+    parts["attention_flop"] = in_passes(kernels.attention_flop)
+    return np.stack([parts[name] for name in NAMES])
 
 
 def _exchanged(seconds: TaskSeconds) -> tuple[dict[str, Floats], Floats]:
@@ -190,7 +190,7 @@ def _exchanged(seconds: TaskSeconds) -> tuple[dict[str, Floats], Floats]:
     part, and those that they wait for anything else.
     """
     overlaps = seconds.model.template.overlaps_tensor_backward
-    found = {
+    exchanged_s = {
         name: np.stack(
             [
                 sum(
@@ -204,7 +204,7 @@ def _exchanged(seconds: TaskSeconds) -> tuple[dict[str, Floats], Floats]:
         for exchanges in (seconds.exchanges.within(groups),)
     }
     waited_s = np.sum([seconds.tensor_s[phase] for phase in PHASES], axis=0)
-    return found, rest_of(waited_s, np.sum([*found.values()], axis=0))
+    return exchanged_s, rest_of(waited_s, np.sum([*exchanged_s.values()], axis=0))
 
 
 def split_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
@@ -215,10 +215,10 @@ def split_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
     weights_s, less_s = split_seconds(model, batch)
     longer_s = np.maximum(weights_s - less_s, 0.0)
     waits_s = (model.tasks.types.counts(batch.columns) * seconds.hidden_s).sum(axis=0)
-    found = dict.fromkeys(NAMES, np.zeros(len(batch)))
-    found["tensor_exchange_s"] = batch.micro_batches * np.minimum(longer_s, waits_s)
-    found["data_parallel_s"] = batch.micro_batches * np.maximum(longer_s - waits_s, 0.0)
-    return np.stack([found[name] for name in NAMES])
+    parts = dict.fromkeys(NAMES, np.zeros(len(batch)))
+    parts["tensor_exchange_s"] = batch.micro_batches * np.minimum(longer_s, waits_s)
+    parts["data_parallel_s"] = batch.micro_batches * np.maximum(longer_s - waits_s, 0.0)
+    return np.stack([parts[name] for name in NAMES])
 
 
 # Attributes the GPU-seconds of a plan's iteration to causes, with the sums of the closed form.
@@ -248,20 +248,20 @@ def breakdown_of(job: Job, whole_s: float | None = None) -> Breakdown:
     model = _model(job, lambda tasks: replace(_without_hosts(tasks), send_factor=0.0))
     worked_s, works = _worked(model, job.plan)
     pipeline_s = min(worked_s, launched_s)
-    busy_s = [min(sum(own[name] for name in _OF_WORK), pipeline_s) for own in works]
+    busy_s = [min(sum(work[name] for name in _OF_WORK), pipeline_s) for work in works]
     busiest_s = max(busy_s)
     differences = {
         "sends_s": _beyond(launched_s, pipeline_s),
         "bubble_s": _beyond(pipeline_s, busiest_s),
     }
     stages = []
-    for index, own in enumerate(works):
-        found = _within(own, pipeline_s)
-        found |= _kernels(found, own, _peak_s(job, index))
-        found["hosts_s"] += _beyond(whole_s, launched_s)
-        found |= {**differences, "imbalance_s": _beyond(busiest_s, busy_s[index])}
-        found["averaging_s"] += late_s
-        stages.append(StepParts(**found))
+    for index, work in enumerate(works):
+        parts = _within(work, pipeline_s)
+        parts |= _kernels(parts, work, _peak_s(job, index))
+        parts["hosts_s"] += _beyond(whole_s, launched_s)
+        parts |= {**differences, "imbalance_s": _beyond(busiest_s, busy_s[index])}
+        parts["averaging_s"] += late_s
+        stages.append(StepParts(**parts))
     whole = Breakdown.of(tuple(stages), tuple(stage.num_gpus for stage in job.plan.stages))
     return replace(whole, tiers=binding_tiers(job, whole.busiest_stage))
 
@@ -274,21 +274,21 @@ def binding_tiers(job: Job, stage: int) -> tuple[BindingTier, ...]:
     tasks = _model(job, None).models[job.cluster.group_of(first)].tasks
     batch = StageBatch.of_plan(job.plan)
     seconds = tasks.seconds({name: batch.value(name) for name in task_columns()})
-    found = {}
+    tiers = {}
     for part, (group, kind) in _SENT_BY.items():
         for rows, shape in seconds.shapes.of_several(group):
             if rows[stage]:
                 inside = part in EXCHANGED
-                found[part] = tasks.collective(kind, shape, inside_layer=inside).binding_tier
+                tiers[part] = tasks.collective(kind, shape, inside_layer=inside).binding_tier
     ahead = stage + 1 < job.plan.num_stages
     if job.plan.num_stages > 1:
         places = seconds.shapes.place_to_next if ahead else seconds.shapes.place_from_previous
-        place, senders = int(places[stage]), int(seconds.shapes.senders[stage])
+        tier, senders = int(places[stage]), int(seconds.shapes.senders[stage])
         at_once = int(seconds.shapes.senders_of_node[stage])
-        found["sends_s"] = tasks.send(
-            across_nodes=place != NODE, at_once=at_once, place=place, senders=senders
+        tiers["sends_s"] = tasks.send(
+            across_nodes=tier != NODE, at_once=at_once, tier=tier, senders=senders
         ).binding_tier
-    return tuple(BindingTier(part=part, tier=tier) for part, tier in found.items())
+    return tuple(BindingTier(part=part, tier=tier) for part, tier in tiers.items())
 
 
 def _step_and_late_s(job: Job) -> tuple[float, float]:
@@ -340,47 +340,49 @@ def _worked(model: StagesOnGroups, plan: Plan) -> tuple[float, list[dict[str, fl
     """The seconds of an iteration, and the ``NAMES`` of each stage over all of its parts."""
     if plan.order == DEFAULT_ORDER:
         names = [entry.name for entry in fields(StageSeconds)]
-        found = model.by_group(times_and_parts, StageBatch.of_plan(plan))
-        times, parts = found[: len(names)], found[len(names) :]
+        columns = model.by_group(times_and_parts, StageBatch.of_plan(plan))
+        times, parts = columns[: len(names)], columns[len(names) :]
         seconds = StageSeconds(**dict(zip(names, times, strict=True)))
-        works = [dict(zip(NAMES, own, strict=True)) for own in parts.T.tolist()]
+        works = [dict(zip(NAMES, part, strict=True)) for part in parts.T.tolist()]
         return _in_turn_s(seconds, plan), works
     order = order_of_plan(shortened(plan))
     batch = batch_of_parts([plan], order.placement)
-    found = model.by_group(stage_parts, batch)
+    columns = model.by_group(stage_parts, batch)
     if any(one.splits_backward for one in passes_of(order)):
-        found = found + model.by_group(split_parts, batch)
-    own = (found[:, list(order.placement.of_stage(stage))] for stage in range(plan.num_stages))
-    works = [dict(zip(NAMES, one.sum(axis=1).tolist(), strict=True)) for one in own]
+        columns = columns + model.by_group(split_parts, batch)
+    of_stages = (
+        columns[:, list(order.placement.of_stage(stage))] for stage in range(plan.num_stages)
+    )
+    works = [dict(zip(NAMES, one.sum(axis=1).tolist(), strict=True)) for one in of_stages]
     return _iteration_s(model, plan), works
 
 
-def _within(own: Mapping[str, float], seconds: float) -> dict[str, float]:
+def _within(work: Mapping[str, float], seconds: float) -> dict[str, float]:
     """A stage's working seconds, scaled down to at most the iteration's ``seconds``.
 
     Where a stage has several parts of the model, what sticks out of one part may run beside passes
     of another: then so much less sticks out.
     """
-    found = {name: own[name] for name in _OF_WORK}
-    longer_s = sum(found.values()) - seconds
-    beside_s = sum(found[name] for name in _BESIDE_OTHERS)
+    parts = {name: work[name] for name in _OF_WORK}
+    longer_s = sum(parts.values()) - seconds
+    beside_s = sum(parts[name] for name in _BESIDE_OTHERS)
     if longer_s > 0 and beside_s > 0:
         kept = max(1 - longer_s / beside_s, 0.0)
-        found |= {name: kept * found[name] for name in _BESIDE_OTHERS}
-    return found
+        parts |= {name: kept * parts[name] for name in _BESIDE_OTHERS}
+    return parts
 
 
 def _kernels(
-    found: Mapping[str, float], own: Mapping[str, float], peak_s: float
+    parts: Mapping[str, float], work: Mapping[str, float], peak_s: float
 ) -> dict[str, float]:
     """Split kernel seconds into arithmetic at the peak rate, and the excess of each kind of
     kernel.
     """
-    kernels_s = sum(found[name] for name in KERNELS)
+    kernels_s = sum(parts[name] for name in KERNELS)
     arithmetic_s = min(peak_s, kernels_s)
-    flop = {name: own[name.replace("_s", "_flop")] for name in ("products_s", "attention_s")}
+    flop = {name: work[name.replace("_s", "_flop")] for name in ("products_s", "attention_s")}
     share = arithmetic_s / sum(flop.values()) if any(flop.values()) else 0.0
-    beyond = {name: max(found[name] - share * flop.get(name, 0.0), 0.0) for name in KERNELS}
+    beyond = {name: max(parts[name] - share * flop.get(name, 0.0), 0.0) for name in KERNELS}
     all_s = sum(beyond.values())
     lost = (kernels_s - arithmetic_s) / all_s if all_s > 0 else 0.0
     return {"arithmetic_s": arithmetic_s, **{name: lost * one for name, one in beyond.items()}}
@@ -419,15 +421,15 @@ def share_of_link(slots: StageSlots, micro_batches: Ints) -> Floats:
     return np.where(both_s > 0, link_s / np.where(both_s > 0, both_s, 1.0), 1.0)
 
 
-def _over_all(slots: StageSlots, one: Floats, micro_batches: Ints) -> Floats:
+def _over_all(slots: StageSlots, slots_s: Floats, micro_batches: Ints) -> Floats:
     """The seconds (2, C) over an iteration, from those of slots (2, P, K, S)."""
-    every, found = np.ones(len(slots.kinds), dtype=np.bool_), np.zeros((2, len(slots.batch)))
+    every, total_s = np.ones(len(slots.kinds), dtype=np.bool_), np.zeros((2, len(slots.batch)))
     for number, phase in enumerate(PASS_PHASES):
         # A stage runs its first and its last pass once, and the others for the remaining
         # micro-batches.
         times = np.maximum(micro_batches - 1, 0) if phase in ("forward", "backward") else 1
-        found += times * slots.summed([(one[:, number], every)])
-    return found
+        total_s += times * slots.summed([(slots_s[:, number], every)])
+    return total_s
 
 
 def _divided(alone: Floats, ends: Floats) -> Floats:

@@ -328,17 +328,17 @@ def chained(
     longest, begin, end = algebra.longest, stage.begin_s, stage.end_s + stage.left_backward_s
     forward, backward = stage.through_forward_s, stage.through_backward_s
     first, last = forward + stage.within_forward_s, backward + stage.within_backward_s
-    own = _Own(algebra, stage, after, counts)
+    work = _OwnWork(algebra, stage, after, counts)
     sends = stage.point_to_point_s * 0.5, stage.received_s
     waits = algebra.may_exceed(sends, (forward, backward))
     does_wait = waits if isinstance(waits, bool) else bool(waits.any())
-    lane = _Lane(algebra, stage, own, waits) if does_wait else None
-    ways = own.ways if lane is None else lane.ways
+    lane = _Lane(algebra, stage, work, waits) if does_wait else None
+    ways = work.ways if lane is None else lane.ways
     # The time until the stage's first backward pass starts, and the time from its last forward
     # pass's end.
     nothing, after_first = algebra.nothing, stage.after_first_s
-    to_gradient = own.until_gradient(after.around_first, stage.forward_s, after_first)
-    to_last = own.until_gradient(after.around_last, stage.backward_s, nothing)
+    to_gradient = work.until_gradient(after.around_first, stage.forward_s, after_first)
+    to_last = work.until_gradient(after.around_last, stage.backward_s, nothing)
     if lane is not None:
         to_gradient += lane.until_gradient()
         to_last += lane.until_gradient()
@@ -351,9 +351,9 @@ def chained(
     begun = longest("begun", begin + first + after.through, after.through_begun)
     ended = longest("ended", after.through + last + end, after.through_ended)
     return Chains(
-        nearest=forward + _either(counts.is_short, after.nearest, own.turn) + backward,
+        nearest=forward + _either(counts.is_short, after.nearest, work.turn) + backward,
         around=forward
-        + _either(counts.is_last, own.turn, after.around)
+        + _either(counts.is_last, work.turn, after.around)
         + backward
         + (stage.within_round_s + stage.round_late_s),
         around_first=there + backward,
@@ -389,7 +389,7 @@ def chained(
     )
 
 
-class _Own(Generic[Length]):
+class _OwnWork(Generic[Length]):
     """The work of a stage between any two of its stalls, first and last passes with their
     extras.
     """
@@ -479,15 +479,15 @@ class _Lane(Generic[Length]):
         self,
         algebra: Algebra[Length],
         stage: PassLengths[Length],
-        own: _Own[Length],
+        work: _OwnWork[Length],
         waits: Condition,
     ) -> None:
-        self.own, self.there_s, self.back_s = own, stage.point_to_point_s * 0.5, stage.received_s
-        self.sends_on = not np.all(own.counts.is_last)
-        self.first, self.passed = (_only(waits, length) for length in (own.first, own.passed))
+        self.work, self.there_s, self.back_s = work, stage.point_to_point_s * 0.5, stage.received_s
+        self.sends_on = not np.all(work.counts.is_last)
+        self.first, self.passed = (_only(waits, length) for length in (work.first, work.passed))
         if not self.sends_on:
             return
-        after, counts = own.after, own.counts
+        after, counts = work.after, work.counts
         self.last = stage.through_backward_s + stage.within_backward_s
         # The next stage's number of passes ahead is also the number of sends that cross the next
         # boundary before.
@@ -495,16 +495,16 @@ class _Lane(Generic[Length]):
         self.queued = _only(waits, after.nearest + self.there_s * all_but_one)
         # From the last forward pass's send to the end of the last backward pass.
         self.back = algebra.longest("sent_back", after.around_last, self.queued) + self.last
-        if own.between is None:
+        if work.between is None:
             return
         # Micro-batches outside every round are sent in sequence before the first round.
         longer_s = self.there_s - stage.forward_s - stage.backward_s
         # Their passes overlap with the sends of the micro-batches before them.
         self.around = [
             self.first
-            + (after.around_first + own.pairs + rounds)
+            + (after.around_first + work.pairs + rounds)
             + (longer_s * left + stage.queued_late_s * (1 * (left > 0)))
-            for rounds, left in zip(own.rounds, (counts.left_near, counts.left_far), strict=True)
+            for rounds, left in zip(work.rounds, (counts.left_near, counts.left_far), strict=True)
         ]
 
     def until_gradient(self) -> list[Length]:
@@ -514,11 +514,11 @@ class _Lane(Generic[Length]):
     def ways(
         self, begins: Length | None, there: Length, back: Length, ends: Length | None
     ) -> list[Length]:
-        """The chains of the stage and those through its sends; as in ``_Own.ways``."""
-        own, counts = self.own, self.own.counts
+        """The chains of the stage and those through its sends; as in ``_OwnWork.ways``."""
+        work, counts = self.work, self.work.counts
         every = counts.in_flight + counts.alternating
         alternating_s = (self.there_s + self.back_s) * counts.alternating
-        ways = own.ways(begins, there, back, ends)
+        ways = work.ways(begins, there, back, ends)
         if self.sends_on:
             to_last_forward = self.first + self.there_s * (counts.in_flight - 1) + alternating_s
             ways.append(_sum(begins, to_last_forward, self.back, ends))
@@ -527,7 +527,7 @@ class _Lane(Generic[Length]):
             to_last_gradient = self.passed + self.back_s * (counts.in_flight - 1) + alternating_s
             sent = self.there_s * every + self.back_s * (every - 1)
             ways += [there + to_last_gradient, _sum(begins, self.first, sent)]
-        if self.sends_on and own.between is not None:
+        if self.sends_on and work.between is not None:
             sent = self.passed + alternating_s - self.there_s
             ways.append(_sum(there, _only(counts.alternates, sent + self.back), ends))
             ways += [

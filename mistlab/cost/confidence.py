@@ -113,14 +113,14 @@ class Spread:
         above = max(LEAST_LOG, (self.offset + reach) * root)
         return math.exp(max(-way, below)), min(MOST_TIMES, math.exp(above))
 
-    def knowing(self, own: OwnRuns | None) -> Self:
+    def knowing(self, source_runs: OwnRuns | None) -> Self:
         """The spread of a source of which some runs are known: its offset is normal, and so are
         rows around it, so precisions add up."""
-        if own is None or own.runs == 0:
+        if source_runs is None or source_runs.runs == 0:
             return self
-        prior, told = self.between**-2, own.runs * self.within**-2
-        offset = (prior * self.offset + told * own.offset) / (prior + told)
-        return replace(self, offset=offset, between=(prior + told) ** -0.5)
+        prior, precision = self.between**-2, source_runs.runs * self.within**-2
+        offset = (prior * self.offset + precision * source_runs.offset) / (prior + precision)
+        return replace(self, offset=offset, between=(prior + precision) ** -0.5)
 
     def below(self, log: float) -> float:
         """The probability that the logarithm of measured over predicted lies below ``log``, by the
@@ -175,14 +175,18 @@ class Sureness:
         return {one.name: one for one in self.kinds}
 
     def spread(
-        self, kind: RunKind, gpus: int, *, own: OwnRuns | None = None, scaled: bool = False
+        self, kind: RunKind, gpus: int, *, source_runs: OwnRuns | None = None, scaled: bool = False
     ) -> Spread:
         """How a run's measurement is expected to lie around its prediction; with what is known of
         its source, and wider where rates of another GPU were scaled."""
         known = self._kind_of(kind)
         doublings = max(0.0, math.log2(gpus / known.most_gpus))
-        spread = replace(known.spread.knowing(own), stretch=1 + STRETCH_A_DOUBLING * doublings)
-        is_wider = scaled and self.datasheet is not None and (own is None or not own.runs)
+        spread = replace(
+            known.spread.knowing(source_runs), stretch=1 + STRETCH_A_DOUBLING * doublings
+        )
+        is_wider = (
+            scaled and self.datasheet is not None and (source_runs is None or not source_runs.runs)
+        )
         return spread.beside(self.datasheet.spread) if is_wider and self.datasheet else spread
 
     def peak_spread(self, engine: str) -> Spread:
@@ -206,8 +210,8 @@ class Sureness:
         return next(self._known[name] for name in kind.names if name in self._known)
 
 
-def _counted(number: int, one: str, several: str = "") -> str:
-    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+def _counted(number: int, singular: str, several: str = "") -> str:
+    return f"{number:,} {singular if number == 1 else several or f'{singular}s'}"
 
 
 @cache
@@ -270,7 +274,9 @@ class PredictionBounds:
 
     def spread(self, gpus: int) -> Spread:
         """How runs of the plans' kind are expected to lie around predictions."""
-        return known_sureness().spread(self.kind, gpus, own=self.own, scaled=bool(self.scaled))
+        return known_sureness().spread(
+            self.kind, gpus, source_runs=self.own, scaled=bool(self.scaled)
+        )
 
     def notes(self, gpus: int) -> tuple[str, ...]:
         """The assumptions of a prediction on ``gpus`` GPUs that no measurement covers."""

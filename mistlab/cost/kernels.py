@@ -86,10 +86,10 @@ def _behind(operator: Operator, layer: LayerGraph) -> str:
     """The name of the operator before another one in its pass, if it makes a tensor of the shape
     that the other takes first, and joins no tensors of unlike dimensions."""
     of_pass = layer.of_phase(operator.phase)
-    place = next((n for n, one in enumerate(of_pass) if one is operator), 0)
-    if not place:
+    index = next((n for n, one in enumerate(of_pass) if one is operator), 0)
+    if not index:
         return ""
-    before = of_pass[place - 1]
+    before = of_pass[index - 1]
     is_whole = not before.name.startswith("aten.add") or not _broadcasts(before)
     return before.name if is_whole and before.outputs[0] == operator.inputs[0] else ""
 

@@ -137,10 +137,10 @@ class LinkTimes:
             tree = link(self._tree_s(gpus_in_node, nodes), of_tree)
         return link(self._ring_s(kind, gpus_in_node, nodes), s_per_byte, tree)
 
-    def tier_name(self, place: int) -> str:
+    def tier_name(self, index: int) -> str:
         """The name of the tier at this index."""
         network = self.cluster.network
-        return NAMES[place] if network is None else network.tiers[place].name
+        return NAMES[index] if network is None else network.tiers[index].name
 
     def to_all(
         self, *, gpus_in_node: int, nodes: int, copies: int = 0, units: tuple[int, ...] = ()
@@ -191,14 +191,14 @@ class LinkTimes:
         too much of small ones. Half of an all-reduce, which has both, is another estimate. Inside a
         node an all-to-all moves as many bytes as a gather; across nodes it moves more.
         """
-        own = self.collective(kind, gpus_in_node=gpus_in_node, nodes=nodes, units=units)
+        link = self.collective(kind, gpus_in_node=gpus_in_node, nodes=nodes, units=units)
         if kind == "all_reduce" or (kind == "all_to_all" and nodes > 1):
-            return own
+            return link
         both = self._summed_by_ranks(gpus_in_node, nodes, units)
         half = replace(
             both, latency_s=both.latency_s / 2, s_per_byte=both.s_per_byte / 2, instead=None
         )
-        return replace(own, instead=half)
+        return replace(link, instead=half)
 
     def _summed_by_ranks(self, gpus_in_node: int, nodes: int, units: tuple[int, ...]) -> LinkTime:
         """The time of an all-reduce over a ring, without in-network reduction."""
@@ -250,7 +250,7 @@ class LinkTimes:
         return NETWORK_HOP_S if self.tiers is None else self.tiers.latency_s()
 
     def send(
-        self, *, across_nodes: bool, at_once: int, place: int = NETWORK, senders: int = 1
+        self, *, across_nodes: bool, at_once: int, tier: int = NETWORK, senders: int = 1
     ) -> LinkTime:
         """The time of a send to a GPU of the next stage, while ``at_once`` GPUs of a node send, and
         ``senders`` of all nodes use the tier at an index.
@@ -258,7 +258,7 @@ class LinkTimes:
         link = self._send(across_nodes=across_nodes, at_once=at_once)
         if self.tiers is None or not across_nodes:
             return link
-        return self.tiers.send(link, place, senders)
+        return self.tiers.send(link, tier, senders)
 
     def _send(self, *, across_nodes: bool, at_once: int) -> LinkTime:
         cluster = self.cluster
@@ -275,17 +275,15 @@ class LinkTimes:
         tier = self.tier_name(NETWORK if across_nodes else NODE)
         return LinkTime(latency_s=latency_s, s_per_byte=1 / rate, tier=tier)
 
-    def parts_of_links(
-        self, *, at_once: int, place: int = NETWORK, senders: int = 1
-    ) -> list[float]:
+    def parts_of_links(self, *, at_once: int, tier: int = NETWORK, senders: int = 1) -> list[float]:
         """The share of a node's network that sends of ``at_once`` of its GPUs take, and of the link
-        of a unit into each tier above, up to the one at a ``place``, that so many ``senders`` do.
+        of a unit into each tier above, up to this ``tier``, that so many ``senders`` do.
         """
-        link = self.send(across_nodes=True, at_once=at_once, place=place, senders=senders)
-        found = [at_once / (link.s_per_byte * self.cluster.inter_node_bytes_per_s)]
+        link = self.send(across_nodes=True, at_once=at_once, tier=tier, senders=senders)
+        parts = [at_once / (link.s_per_byte * self.cluster.inter_node_bytes_per_s)]
         if self.tiers is not None:
-            found += self.tiers.parts_of_units(link, place, senders)
-        return found
+            parts += self.tiers.parts_of_units(link, tier, senders)
+        return parts
 
     def copy(self, direction: Copy) -> LinkTime:
         """The time of a host copy while all GPUs of the node copy."""
@@ -315,10 +313,10 @@ def _measured(group: GroupTransfers, kind: Collective) -> _Measured | None:
     An all-reduce is a reduce-scatter and an all-gather, which move equal bytes. An all-to-all moves
     as many bytes past each link as an all-gather of a message as large as one rank's rows.
     """
-    own: Line | None = getattr(group, kind)
+    fitted: Line | None = getattr(group, kind)
     half = group.reduce_scatter or group.all_gather
-    if own is not None:
-        parts, share = [own], 1.0
+    if fitted is not None:
+        parts, share = [fitted], 1.0
     elif kind == "all_reduce" and half is not None:
         parts, share = [half, group.all_gather or half], 1.0
     elif kind == "all_to_all" and half is not None:
@@ -340,8 +338,8 @@ def _measured(group: GroupTransfers, kind: Collective) -> _Measured | None:
 
 
 def _nearest(measured: list[_Measured], gpus_in_node: int, nodes: int) -> _Measured | None:
-    def distance(one: _Measured) -> float:
-        ratios = (one.gpus_in_node / gpus_in_node, one.nodes / nodes)
+    def distance(group: _Measured) -> float:
+        ratios = (group.gpus_in_node / gpus_in_node, group.nodes / nodes)
         return sum(abs(math.log(ratio)) for ratio in ratios)
 
     return min(measured, key=distance, default=None)
@@ -483,8 +481,8 @@ def exchanged_s(
         for rows, (gpus, spanned, units) in by_shape(shape):
             if gpus * spanned > 1:
                 link = links.to_all(gpus_in_node=gpus, nodes=spanned, copies=copies, units=units)
-                own = experts.count / (gpus * spanned) if experts is not None else 0.0
-                waits_s = messages[rows] * exchange.waits_s(own)
+                experts_per_rank = experts.count / (gpus * spanned) if experts is not None else 0.0
+                waits_s = messages[rows] * exchange.waits_s(experts_per_rank)
                 moved, told_s = size_bytes[rows], np.zeros(1)
                 if of_all and experts is not None:
                     sent = moved / (2 * ROW_BYTES * width + WEIGHT_BYTES)

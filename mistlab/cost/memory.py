@@ -214,18 +214,20 @@ def reserved_bytes(
     """
 
     def allocators(number: Callable[[Allocator], float]) -> Floats | float:
-        return figure_at(cluster, batch.first_rank, lambda one: number(allocator_of(one)))
+        return figure_at(cluster, batch.first_rank, lambda hardware: number(allocator_of(hardware)))
 
     if engine.cached_share is not None:
         comes_and_goes = figures.peak_bytes - figures.held_bytes
         return np.asarray(figures.peak_bytes + engine.cached_share * comes_and_goes)
     ranks = np.where(batch.zero >= 1, ranks_of("gather", batch.value), 1)
     shard = figures.largest_parameters / ranks
-    head_bytes = allocators(lambda one: one.head_bytes_a_parameter) * figures.head_parameters
+    head_bytes = (
+        allocators(lambda allocator: allocator.head_bytes_a_parameter) * figures.head_parameters
+    )
     return np.asarray(
         figures.peak_bytes
-        + allocators(lambda one: one.step_bytes_a_parameter) * shard
-        + np.minimum(head_bytes, allocators(lambda one: one.head_bytes))
+        + allocators(lambda allocator: allocator.step_bytes_a_parameter) * shard
+        + np.minimum(head_bytes, allocators(lambda allocator: allocator.head_bytes))
     )
 
 

@@ -316,15 +316,15 @@ class _PassSeconds:
         ]
         self.own_s: dict[tuple[PassKind, int], tuple[Any, Any]] = {}
         self.left: dict[tuple[PassKind, int], Any] = {}
-        for part, one in zip(parts, of_part, strict=True):
-            self.left["B", part] = 0.0 if self.splits[part] else plain(one.left_backward_s)
-            self.own_s["F", part] = plain(one.forward_s), plain(one.through_forward_s)
-            backward = one.backward_s, one.through_backward_s
+        for part, part_times in zip(parts, of_part, strict=True):
+            self.left["B", part] = 0.0 if self.splits[part] else plain(part_times.left_backward_s)
+            self.own_s["F", part] = plain(part_times.forward_s), plain(part_times.through_forward_s)
+            backward = part_times.backward_s, part_times.through_backward_s
             if self.splits[part]:
                 assert split is not None, "an order with W asks for the times of its parts"
                 weights_s, less_s = split.weights_s[:, part], split.less_s[:, part]
                 # Reductions are left to the weight-gradient passes.
-                backward = backward[0], backward[1] + one.left_backward_s
+                backward = backward[0], backward[1] + part_times.left_backward_s
                 shorter = [np.maximum(own - less_s, 0.0) for own in backward]
                 backward = shorter[0], shorter[1]
                 self.own_s["W", part] = plain(weights_s), plain(weights_s)

@@ -72,16 +72,16 @@ class Borders:
         after = first + num_gpus(seconds.columns.__getitem__).astype(np.int64)
         if self.group > 0:
             rows = np.flatnonzero(first == self.ranks.start)
-            there_s = self._there(self.group - 1, seconds, rows, lambda one: one.receive_s)
+            there_s = self._there(self.group - 1, seconds, rows, lambda times: times.receive_s)
             seconds.receive_s = _slower(seconds.receive_s, rows, there_s)
         if self.group + 1 < len(self.groups):
             rows = np.flatnonzero(after == self.ranks.stop)
-            there_s = self._there(self.group + 1, seconds, rows, lambda one: one.send_s)
+            there_s = self._there(self.group + 1, seconds, rows, lambda times: times.send_s)
             seconds.send_s = _slower(seconds.send_s, rows, there_s)
         if seconds.tied_s.any():
             every = np.arange(len(first))
             for other in range(len(self.groups)):
-                there_s = self._there(other, seconds, every, lambda one: one.tied_s)
+                there_s = self._there(other, seconds, every, lambda times: times.tied_s)
                 seconds.tied_s = _slower(seconds.tied_s, every, there_s)
         return seconds
 
@@ -151,8 +151,8 @@ class StagesOnGroups:
     def _seconds(self, times: Callable[..., StageSeconds], *batches: StageBatch) -> StageSeconds:
         names = [entry.name for entry in fields(StageSeconds)]
 
-        def columns(model: StageTimeModel, *some: StageBatch) -> Floats:
-            seconds = times(model, *some)
+        def columns(model: StageTimeModel, *chosen: StageBatch) -> Floats:
+            seconds = times(model, *chosen)
             return np.stack([getattr(seconds, name) for name in names])
 
         if len(self.models) == 1:
@@ -284,9 +284,9 @@ def _networks(
     asked = np.concatenate([asked, shapes.senders[None]])
     ways, rows = np.unique(asked, axis=1, return_inverse=True)
     parts = np.zeros((len(units), ways.shape[1]))
-    for column, (at_once, place, senders) in enumerate(ways.T.tolist()):
-        found = links.parts_of_links(at_once=at_once, place=place, senders=senders)
-        parts[: len(found), column] = found
+    for column, (at_once, tier, senders) in enumerate(ways.T.tolist()):
+        tier_parts = links.parts_of_links(at_once=at_once, tier=tier, senders=senders)
+        parts[: len(tier_parts), column] = tier_parts
     shares = np.where(shapes.crosses_to_next, parts[:, rows.ravel()], 0.0)
     return SharedNetworks.of(
         [
@@ -412,14 +412,14 @@ def asynchronous_exchanges_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Fl
     and of the busiest server; all plans have equally many stages.
     """
 
-    def of_stages(one: StageTimeModel, batch: StageBatch) -> Floats:
-        counts = one.tasks.types.counts(batch.columns)
+    def of_stages(stage_model: StageTimeModel, batch: StageBatch) -> Floats:
+        counts = stage_model.tasks.types.counts(batch.columns)
         return np.stack(
-            [(counts * each).sum(axis=0) for each in _seconds(one, batch).asynchronous_s()]
+            [(counts * each).sum(axis=0) for each in _seconds(stage_model, batch).asynchronous_s()]
         )
 
-    found = model.by_group(of_stages, StageBatch.of_plans(plans))
-    return np.asarray(found.reshape(2, len(plans), -1).max(axis=-1))
+    exchanges_s = model.by_group(of_stages, StageBatch.of_plans(plans))
+    return np.asarray(exchanges_s.reshape(2, len(plans), -1).max(axis=-1))
 
 
 def with_late_exchanges(

@@ -28,7 +28,7 @@ class SendLink(Protocol):
     """
 
     def __call__(
-        self, *, across_nodes: bool, at_once: int, place: int = NETWORK, senders: int = 1
+        self, *, across_nodes: bool, at_once: int, tier: int = NETWORK, senders: int = 1
     ) -> LinkTime:
         """The link's time."""
         ...
@@ -121,13 +121,13 @@ class ReductionTimes:
         """
         gpus, nodes, ranks = shape.gpus_in_node, shape.nodes, shape.ranks
         away = min(offset, ranks - offset)
-        found = [self.send(across_nodes=False, at_once=1)] if away < gpus else []
+        links = [self.send(across_nodes=False, at_once=1)] if away < gpus else []
         if nodes > 1:
             # All groups of a node send concurrently.
             at_once = min(away, gpus) * max(1, self.gpus_per_node // gpus)
             link = self.send(across_nodes=True, at_once=at_once)
-            found.append(link if self.tiers is None else self.tiers.to_offset(link, shape, away))
-        return found
+            links.append(link if self.tiers is None else self.tiers.to_offset(link, shape, away))
+        return links
 
     def _served_s(self, group: str, sent: Floats, answers: Floats) -> Floats:
         """The seconds (T, S) of sending gradients to parameter servers, which are ranks of the
@@ -144,8 +144,8 @@ class ReductionTimes:
         """The link from a rank to a server, while all servers receive."""
         shards = self.how.shards
         in_node = min(shape.gpus_in_node, -(-shards // shape.nodes))
-        place = NETWORK if self.tiers is None else self.tiers.place_of(shape)
-        return self.send(across_nodes=shape.nodes > 1, at_once=in_node, place=place, senders=shards)
+        tier = NETWORK if self.tiers is None else self.tiers.place_of(shape)
+        return self.send(across_nodes=shape.nodes > 1, at_once=in_node, tier=tier, senders=shards)
 
     def _message_bytes(self, values: Floats, ranks: Ints) -> tuple[Floats, Floats]:
         """The bytes (T, S) of a rank's message for this many gradients, and of a server's
@@ -155,11 +155,11 @@ class ReductionTimes:
             return values * self.gradient, values * self.gradient
         pairs = np.stack([values.ravel(), np.broadcast_to(ranks, values.shape).ravel()])
         distinct, index = np.unique(pairs, axis=1, return_inverse=True)
-        found = np.array(
+        sizes = np.array(
             [
                 (self.how.message_bytes(size), self.how.answer_bytes(size, count))
                 for size, count in distinct.round().astype(np.int64).T.tolist()
             ]
         )
-        sent, answers = found[index.ravel()].T
+        sent, answers = sizes[index.ravel()].T
         return sent.reshape(values.shape), answers.reshape(values.shape)

@@ -275,12 +275,12 @@ def summed_slots(
     """
     if len(strategies.index) <= FEW_ROWS:
         return _summed_alike(lengths, counts, strategies, stages)
-    found = np.empty((sum(len(of_kinds) for of_kinds, _ in lengths), len(strategies.index)))
-    sums = iter(found)
+    totals = np.empty((sum(len(of_kinds) for of_kinds, _ in lengths), len(strategies.index)))
+    sums = iter(totals)
     for of_kinds, where in lengths:
         for of_kind in of_kinds:
             _sum_up(next(sums), of_kind, counts[where], strategies, stages)
-    return found
+    return totals
 
 
 def _summed_alike(
@@ -475,12 +475,12 @@ def slots_of_leaving(work: SlotWork, phase: Phase, alone: Floats, usual_s: Float
         slots=_SLOTS,
     )
     both_s = (lasts[-1] + lasts[-2]).reshape(reduced[0].shape)
-    own = usual_s[rows[:, None], chosen]
+    chosen_s = usual_s[rows[:, None], chosen]
     # Where the layers are equal, both slots are this one.
     barriers = [until(STREAMS, slot_ends(seconds, one, False, chosen), one) for one in slots]
     are_alike = (kinds[rows, HERE] == kinds[rows, LOWER])[:, None]
     longer = usual_s.copy()
-    more_s = both_s - np.where(are_alike, 2 * own, barriers[0] + barriers[1])
+    more_s = both_s - np.where(are_alike, 2 * chosen_s, barriers[0] + barriers[1])
     longer[rows[:, None], chosen] += np.maximum(more_s, 0.0) / 2
     return longer
 

@@ -99,7 +99,7 @@ class Issued:
         received_s, sent_s = sends
         forward_s, backward_s = passes.inside["forward"], passes.inside["backward"]
         after_last_s = last_s[1] + backward_s / blocks
-        found = {
+        issued = {
             "issued_forward_s": self.forward_s + received_s + sent_s,
             "issued_backward_s": self.backward_s + received_s + sent_s,
             "issued_forward_late_s": _late_s(
@@ -110,7 +110,7 @@ class Issued:
             ),
             "issued_end_s": _late_s(self.backward_s, blocks, last_s[0], after_last_s, received_s),
         }
-        return {name: np.where(self.backward_s > 0, own, 0.0) for name, own in found.items()}
+        return {name: np.where(self.backward_s > 0, own, 0.0) for name, own in issued.items()}
 
 
 def _late_s(
@@ -209,8 +209,10 @@ def is_never_ahead(host: HostTime, batch: StageBatch, cluster: Cluster) -> Bools
 def _where(waits: Bools, held: PassSeconds, passes: PassSeconds) -> PassSeconds:
     """The times of passes with a host where stages wait for it (C), and without one elsewhere."""
 
-    def either(some: Mapping[Phase, Floats], others: Mapping[Phase, Floats]) -> dict[Phase, Floats]:
-        return {phase: np.where(waits, some[phase], own) for phase, own in others.items()}
+    def either(
+        waiting: Mapping[Phase, Floats], others: Mapping[Phase, Floats]
+    ) -> dict[Phase, Floats]:
+        return {phase: np.where(waits, waiting[phase], own) for phase, own in others.items()}
 
     return replace(
         passes,
@@ -269,16 +271,16 @@ class StageTimeModel:
         sums = every.sums(sends=sends)
         names = [entry.name for entry in fields(StageSeconds)]
         # Without a host, the host's times stay zero.
-        found = np.zeros((len(names), len(batch)))
+        times = np.zeros((len(names), len(batch)))
         # Few rows per batch, so that intermediate results stay in the CPU's cache.
         for start in range(0, len(batch), ROWS_AT_ONCE):
-            some = slice(start, start + ROWS_AT_ONCE)
-            parts = (batch.chosen(some),), sums.chosen(rows[some]).passes(), outside.chosen(some)
+            chunk = slice(start, start + ROWS_AT_ONCE)
+            parts = (batch.chosen(chunk),), sums.chosen(rows[chunk]).passes(), outside.chosen(chunk)
             seconds = self._under_host(*parts)
-            for name, column in zip(names, found, strict=True):
+            for name, column in zip(names, times, strict=True):
                 if self.tasks.host is not None or name not in ISSUED:
-                    column[some] = getattr(seconds, name)
-        return StageSeconds(**dict(zip(names, found, strict=True)))
+                    column[chunk] = getattr(seconds, name)
+        return StageSeconds(**dict(zip(names, times, strict=True)))
 
     def least(self, least: StageBatch, most: StageBatch) -> StageSeconds:
         """Lower bounds of the times of all candidates whose positive ratios and numbers of
@@ -297,8 +299,8 @@ class StageTimeModel:
         passes = slots.sums(sends=is_beside, kept="least").passes()
         copied = np.logical_or.reduce([most.value(name) > 0 for name in OFFLOADS])
         longest_s = self._longest_s(most, least, copied) if is_beside and copied.any() else {}
-        found = least_passes((passes.chosen(rows), passes.chosen(other_end)), longest_s)
-        return self._under_host((least, both.chosen(other_end)), found, outside)
+        lower_bounds = least_passes((passes.chosen(rows), passes.chosen(other_end)), longest_s)
+        return self._under_host((least, both.chosen(other_end)), lower_bounds, outside)
 
     def _longest_s(
         self, most: StageBatch, least: StageBatch, chosen: Bools
@@ -309,9 +311,9 @@ class StageTimeModel:
         rows, recomputed = np.flatnonzero(chosen), RECOMPUTED
         differ = np.flatnonzero(chosen & (least.value(recomputed) != most.value(recomputed)))
         both = StageBatch.joined([most.chosen(rows), _recomputing(most, least, differ)])
-        found = StageSlots.of(self.tasks, both).longest_beside_sends()
-        longest: dict[Pass, Floats] = {phase: np.zeros(len(most)) for phase in found}
-        for phase, longest_s in found.items():
+        beside_s = StageSlots.of(self.tasks, both).longest_beside_sends()
+        longest: dict[Pass, Floats] = {phase: np.zeros(len(most)) for phase in beside_s}
+        for phase, longest_s in beside_s.items():
             longest[phase][rows] = longest_s[: len(rows)]
             other_s = longest_s[len(rows) :]
             longest[phase][differ] = np.maximum(longest[phase][differ], other_s)
@@ -385,14 +387,14 @@ def split_seconds(model: StageTimeModel, batch: StageBatch) -> Floats:
     without them.
     """
     slots = StageSlots.of(model.tasks, batch)
-    found = split_pass_seconds(
+    split_s = split_pass_seconds(
         slots.seconds,
         slots.kinds,
         slots.summed,
         weights_s=weight_gradients_s(slots.seconds),
         unhidden_s=slots.seconds.hidden_s,
     )
-    return np.stack(found)
+    return np.stack(split_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -189,15 +189,15 @@ class TaskModel:
         return self._link((direction,), lambda: self.links.copy(direction))
 
     def send(
-        self, *, across_nodes: bool, at_once: int, place: int = NETWORK, senders: int = 1
+        self, *, across_nodes: bool, at_once: int, tier: int = NETWORK, senders: int = 1
     ) -> LinkTime:
         """The time of a send to a GPU of the next stage, while ``at_once`` GPUs of a node send, and
         ``senders`` of all nodes use the tier at an index.
         """
         return self._link(
-            ("send", across_nodes, at_once, place, senders),
+            ("send", across_nodes, at_once, tier, senders),
             lambda: self.links.send(
-                across_nodes=across_nodes, at_once=at_once, place=place, senders=senders
+                across_nodes=across_nodes, at_once=at_once, tier=tier, senders=senders
             ),
         )
 
@@ -268,10 +268,10 @@ class TaskSeconds:
         """The seconds (T, S) of a kind of task in a direction, when it runs alone."""
         key = kind, direction
         if key not in self._found:
-            found = (
+            alone_s = (
                 self._swap(kind, direction) if direction else getattr(self, f"_{_NAMES[kind]}")()
             )
-            self._found[key] = found
+            self._found[key] = alone_s
         return self._found[key]
 
     def _factored(self, kind: str, amounts: Floats) -> Floats:
@@ -466,10 +466,10 @@ class TaskSeconds:
             size_bytes = size_bytes / np.where(whole, self.shapes.ranks["tensor"], 1)
         at_once, senders = self.shapes.senders_of_node, self.shapes.senders
         ways = places, at_once, np.where(places > NETWORK, senders, 1)
-        for place, in_node, count in {*zip(*(way.tolist() for way in ways), strict=True)}:
-            rows = (places == place) & (at_once == in_node) & (ways[2] == count)
+        for tier, in_node, count in {*zip(*(way.tolist() for way in ways), strict=True)}:
+            rows = (places == tier) & (at_once == in_node) & (ways[2] == count)
             link = self.model.send(
-                across_nodes=place != NODE, at_once=in_node, place=place, senders=count
+                across_nodes=tier != NODE, at_once=in_node, tier=tier, senders=count
             )
             seconds[rows] += link(size_bytes[rows])
         usual_s = seconds + self.model.template.send_wait_s

@@ -248,7 +248,7 @@ def test_sends_between_sites_wait_for_the_slowest_link() -> None:
         "data_parallel_s": "leaf",
         "sends_s": "site",
     }
-    link = LinkTimes.of(found.cluster).send(across_nodes=True, at_once=8, place=2, senders=128)
+    link = LinkTimes.of(found.cluster).send(across_nodes=True, at_once=8, tier=2, senders=128)
     assert link.s_per_byte == pytest.approx(128 / 1.25e9)
     assert link.latency_s >= 0.019
     closed, played = (

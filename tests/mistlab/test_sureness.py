@@ -209,7 +209,7 @@ def test_own_runs_narrow_bounds_to_their_scatter_around_their_offset() -> None:
     some = known(any=told(ANY, between=0.1, within=0.1))
 
     def with_own(runs: int) -> Spread:
-        return some.spread(KIND, 8, own=OwnRuns(engine="megatron", offset=0.2, runs=runs))
+        return some.spread(KIND, 8, source_runs=OwnRuns(engine="megatron", offset=0.2, runs=runs))
 
     assert with_own(0) == some.spread(KIND, 8)
     assert with_own(1).offset == pytest.approx(0.1)
@@ -226,7 +226,7 @@ def test_rates_of_another_gpu_add_what_lending_costs_until_own_runs_are_known() 
     assert lent.between == pytest.approx(math.hypot(0.1, 0.2))
     assert lent.within == pytest.approx(math.hypot(0.1, 0.1))
     own = OwnRuns(engine="megatron", offset=0.0, runs=3)
-    assert some.spread(KIND, 8, own=own, scaled=True).between < 0.1
+    assert some.spread(KIND, 8, source_runs=own, scaled=True).between < 0.1
 
 
 def test_nothing_is_known_where_all_runs_are_left_out() -> None:
