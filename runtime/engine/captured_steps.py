@@ -82,9 +82,9 @@ class CapturedSteps:
         if self._graph is None:
             self._batches = [(tokens.clone(), targets.clone()) for tokens, targets in batches]
         else:
-            for own, given in zip(self._batches, batches, strict=True):
-                for place, values in zip(own, given, strict=True):
-                    place.copy_(values)
+            for buffers, given in zip(self._batches, batches, strict=True):
+                for buffer, values in zip(buffers, given, strict=True):
+                    buffer.copy_(values)
         rate = executor.learning_rate
         assert rate is not None
         self._rate.fill_(rate)

@@ -205,8 +205,8 @@ class Executor:
     def iterate(self, batches: Batches) -> None:
         """Issue one iteration: first the optimizer step of the previous one, then the passes."""
         self._batches = batches
-        for one in self.averages:
-            one.step = self.steps
+        for averages in self.averages:
+            averages.step = self.steps
         if self.weight_averages is not None:
             self.weight_averages.begin()
         self.issued = self.programs[1 if self._events else 0]
@@ -265,9 +265,9 @@ class Executor:
 
     def kept_by_averages(self) -> Iterator[tuple[str, Tensor]]:
         """The states that averaging keeps between steps, by their names in a checkpoint."""
-        for section, one in enumerate(self.averages):
-            one.settle()
-            for name, vector in one.named():
+        for section, averages in enumerate(self.averages):
+            averages.settle()
+            for name, vector in averages.named():
                 yield f"remembered.{section}.{name}", vector
         if self.weight_averages is not None:
             self.weight_averages.begin()
@@ -285,9 +285,9 @@ class Executor:
         # The mean of losses, and of the norms of replicas that step.
         steps = 1 - self.scaling.overflow
         norm = torch.where(steps > 0, self.scaling.norm, 0.0)
-        said = torch.stack([self._reported[0], norm, steps])
-        finished(peers.all_reduce(said))
-        loss, norms, stepping = said.unbind()
+        sums = torch.stack([self._reported[0], norm, steps])
+        finished(peers.all_reduce(sums))
+        loss, norms, stepping = sums.unbind()
         self._reported[0] = loss / peers.size
         self.scaling.norm.copy_(norms / stepping.clamp(min=1))
         if averages.is_due(self.steps):
@@ -319,9 +319,9 @@ class Executor:
         """Go on from what ``counts`` gave, or from what was read of the rank's replica."""
         if self._replica_counts is not None:
             counts = self._replica_counts
-        for one in self.averages:
-            if isinstance(one, TurnServer):
-                one.take_up()
+        for averages in self.averages:
+            if isinstance(averages, TurnServer):
+                averages.take_up()
         steps, done, scale, good_steps = counts.tolist()
         self.steps = int(steps)
         for section in self.state.sections:
@@ -454,10 +454,10 @@ class Executor:
         return self.scaling.scale / (self.shape.micro_batches * self.shape.replicas)
 
     def _report(self) -> Pending | None:
-        place, shape = self.connections.place, self.shape
+        coordinates, shape = self.connections.place, self.shape
         micro_batches = shape.micro_batches * shape.replicas
         mine = torch.zeros(2, device=self.device)
-        if shape.has_head and place.tensor == 0:
+        if shape.has_head and coordinates.tensor == 0:
             mine[0] = self._losses / micro_batches
         mine[1] = sum(one.total() for one in self.squares)
         if shape.routers != "none":
@@ -474,26 +474,26 @@ class Executor:
 
     def _layouts(self) -> list[dict[int, Layout]]:
         """The layouts of all layers' sections: those of experts, preceded by the others."""
-        zero, found = self.shape.zero, []
+        zero, layouts = self.shape.zero, []
         for is_of_experts, sharers in enumerate(self.connections.sharers):
             parts = sharers.reduce.size if zero else 1
             part = sharers.replica if zero else 0
-            own = {
+            shapes_of_layers = {
                 layer: {
                     name: shape
-                    for name, shape in one.trained_shapes.items()
-                    if one.is_of_experts(name) == bool(is_of_experts)
+                    for name, shape in module.trained_shapes.items()
+                    if module.is_of_experts(name) == bool(is_of_experts)
                 }
-                for layer, one in self.layers.items()
+                for layer, module in self.layers.items()
             }
-            found.append(
+            layouts.append(
                 {
                     layer: Layout.of(shapes, parts=parts, part=part)
-                    for layer, shapes in own.items()
+                    for layer, shapes in shapes_of_layers.items()
                     if shapes or not is_of_experts
                 }
             )
-        return found
+        return layouts
 
     def _frozen_layouts(self) -> dict[int, Layout]:
         """The layouts of all layers' frozen weights; none where all weights are trained."""
@@ -526,13 +526,15 @@ class Executor:
         averages: list[GradientAverages | TurnServer | None]
         averages = [*self.averages] or [None] * len(self.squares)
         swaps = [
-            Swaps(*owned, squares, self.streams, own)
-            for owned, squares, own in zip(self._owned(), self.squares, averages, strict=True)
+            Swaps(*owned, squares, self.streams, section_averages)
+            for owned, squares, section_averages in zip(
+                self._owned(), self.squares, averages, strict=True
+            )
         ]
         frozen = self.state.frozen
         if frozen is not None:
-            own = self.connections.sharers[0], self.squares[0], self.streams
-            swaps.append(FrozenSwaps(frozen, *own))
+            shared = self.connections.sharers[0], self.squares[0], self.streams
+            swaps.append(FrozenSwaps(frozen, *shared))
         return swaps
 
     def _works_of(self, sections: Sequence[Section]) -> Works:

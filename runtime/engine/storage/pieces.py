@@ -74,8 +74,8 @@ def part_of(
 
 
 def _part_of_experts(module: ExpertMatrices, leaf: str, shape: Sequence[int]) -> Part:
-    ranks, (own, outputs, *inputs), splits = module.ranks, shape, module.splits(leaf)
-    expert, rows, column = ranks.rank * own, [Rows(begin=0, end=outputs, first=0)], 0
+    ranks, (experts, outputs, *inputs), splits = module.ranks, shape, module.splits(leaf)
+    expert, rows, column = ranks.rank * experts, [Rows(begin=0, end=outputs, first=0)], 0
     if splits and module.blocks:
         size = outputs * ranks.tensor
         blocks = (size // module.blocks,) * module.blocks
@@ -88,10 +88,10 @@ def _part_of_experts(module: ExpertMatrices, leaf: str, shape: Sequence[int]) ->
 def _blocks(blocks: Sequence[int], rank: int, ranks: int, used: int) -> Iterator[Rows]:
     begin = before = 0
     for block in blocks:
-        own = block // ranks
-        first = before + rank * own
-        yield Rows(begin=begin, end=begin + max(0, min(own, used - first)), first=first)
-        begin, before = begin + own, before + block
+        share = block // ranks
+        first = before + rank * share
+        yield Rows(begin=begin, end=begin + max(0, min(share, used - first)), first=first)
+        begin, before = begin + share, before + block
 
 
 def pieces_of(
@@ -128,9 +128,9 @@ def _pieces_of_experts(
 ) -> Iterator[Piece]:
     """The boxes of each expert's own tensor, within the tensor of all experts."""
     assert part.expert is not None
-    own, *inner = shape
+    experts, *inner = shape
     size, of_one = prod(inner), replace(part, expert=None)
-    for number in range(own):
+    for number in range(experts):
         first, last = max(low - number * size, 0), min(high - number * size, size)
         at = begin + number * size + first - low
         for piece in pieces_of(name, inner, of_one, first, last, at) if first < last else ():

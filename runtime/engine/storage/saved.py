@@ -111,9 +111,9 @@ class Saved:
     def leave(self, number: int) -> Tensor:
         """Drop a storage; returns its bytes, for the copy to the host."""
         storage = self._storage(number)
-        one = storage.views[0].tensor
-        assert one is not None
-        flat = _bytes_of(one)
+        tensor = storage.views[0].tensor
+        assert tensor is not None
+        flat = _bytes_of(tensor)
         for view in storage.views:
             view.leave()
         storage.is_here = False

@@ -196,8 +196,8 @@ class Section:
             return self.layers[layer].gradients.resident
         if self.shape.zero < 2:
             return self.whole_gradients(layer, entry)
-        one = self.layers[layer]
-        return self.rings.sums[entry][one.begin.part :][: one.layout.part_numel]
+        state = self.layers[layer]
+        return self.rings.sums[entry][state.begin.part :][: state.layout.part_numel]
 
     def stepped_gradients(self, layer: int, entry: int) -> Tensor:
         """The gradients of the weights that the rank steps."""
@@ -206,21 +206,21 @@ class Section:
 
     def set_stepped(self, layer: int, entry: int, begin: int, values: Tensor) -> None:
         """Write updated weights back, at ``begin`` of the weights that the rank steps."""
-        whole, own, shape = self.whole_weights(layer, entry), self.layers[layer], self.shape
-        stepped = whole[own.layout.own] if shape.zero >= 1 else whole
-        place = slice(begin, begin + values.numel())
-        stepped[place].copy_(values, non_blocking=True)
+        whole, state, shape = self.whole_weights(layer, entry), self.layers[layer], self.shape
+        stepped = whole[state.layout.own] if shape.zero >= 1 else whole
+        span = slice(begin, begin + values.numel())
+        stepped[span].copy_(values, non_blocking=True)
         if shape.rings_weights(layer) and not shape.offload_of(layer).weights:
-            own.weights.resident[place].copy_(stepped[place])
+            state.weights.resident[span].copy_(stepped[span])
 
     def staged(self, layer: int, entry: int) -> list[Tensor]:
         """The staging buffer of a layer's offloaded master weights and moments."""
-        one = self.layers[layer]
-        return self.staging.of(entry, one.begin.tail, one.optimizer[0].tail.numel())
+        state = self.layers[layer]
+        return self.staging.of(entry, state.begin.tail, state.optimizer[0].tail.numel())
 
     def _entry(self, ring: tuple[Tensor, ...], layer: int, entry: int) -> Tensor:
-        one = self.layers[layer]
-        return ring[entry][one.begin.whole :][: one.layout.numel]
+        state = self.layers[layer]
+        return ring[entry][state.begin.whole :][: state.layout.numel]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -318,8 +318,8 @@ def _parts(
         layers: Layers = {}
         for layer, layout in section.items():
             begin = ends.get(layer, Begin())
-            own = layers[layer] = _layer(shape, layer, layout, begin, types, device, host)
-            ends[layer] = begin.after(layout, own.optimizer[0].tail.numel())
+            state = layers[layer] = _layer(shape, layer, layout, begin, types, device, host)
+            ends[layer] = begin.after(layout, state.optimizer[0].tail.numel())
         sections.append(layers)
     whole = {layer: end.whole for layer, end in ends.items()}
     if frozen:
@@ -354,9 +354,9 @@ def _staging(
     """Staging buffers for the largest layer whose offloaded states are stepped on the device."""
     sizes: dict[int, int] = {}
     for layers in sections:
-        for layer, one in layers.items():
+        for layer, state in layers.items():
             if shape.stages_tail(layer):
-                sizes[layer] = sizes.get(layer, 0) + one.optimizer[0].tail.numel()
+                sizes[layer] = sizes.get(layer, 0) + state.optimizer[0].tail.numel()
     return Staging(
         entries=[shape.entry_at_step(layer) for layer in sizes],
         kinds=kinds,
@@ -491,32 +491,32 @@ class ParameterPlaces:
         """Point a layer's parameters to its whole weights in an entry; returns the flat vector,
         together with which other sections' weights move.
         """
-        one = self._layers[layer]
-        place = one.weights[entry]
-        if place is not one.weights_now:
-            for parameter, view in zip(one.parameters, place.views, strict=True):
+        of_layer = self._layers[layer]
+        flat = of_layer.weights[entry]
+        if flat is not of_layer.weights_now:
+            for parameter, view in zip(of_layer.parameters, flat.views, strict=True):
                 parameter.data = view
-            one.weights_now = place
-        return place.wholes[0]
+            of_layer.weights_now = flat
+        return flat.wholes[0]
 
     def take_gradients(self, layer: int, entry: int) -> tuple[Tensor, ...]:
         """Point a layer's gradients to their accumulators in an entry; returns the flat vectors."""
-        one = self._layers[layer]
-        place = one.gradients[entry]
-        if place is not one.gradients_now:
+        of_layer = self._layers[layer]
+        flat = of_layer.gradients[entry]
+        if flat is not of_layer.gradients_now:
             # Frozen weights come last, and have no gradients.
             for parameter, view, is_vector in zip(
-                one.parameters, place.views, one.is_vector, strict=False
+                of_layer.parameters, flat.views, of_layer.is_vector, strict=False
             ):
                 parameter.grad = None if is_vector else view
-            one.gradients_now = place
-        return place.wholes
+            of_layer.gradients_now = flat
+        return flat.wholes
 
     def take_vectors(self, layer: int) -> list[Tensor]:
         """Take the gradients that a backward pass has left with a layer's vectors."""
-        one = self._layers[layer]
-        gradients = [vector.grad for vector in one.vectors if vector.grad is not None]
-        for vector in one.vectors:
+        of_layer = self._layers[layer]
+        gradients = [vector.grad for vector in of_layer.vectors if vector.grad is not None]
+        for vector in of_layer.vectors:
             vector.grad = None
         return gradients
 
@@ -528,10 +528,10 @@ class ParameterPlaces:
         self, layer: int, gradients: list[Tensor], of: Sequence[bool] | None = None
     ) -> None:
         """Accumulate gradients of a layer's vectors, or of those that ``of`` marks."""
-        one = self._layers[layer]
+        of_layer = self._layers[layer]
         if gradients:
-            assert one.gradients_now is not None
-            sums, widened = one.gradients_now.vectors, one.widened
+            assert of_layer.gradients_now is not None
+            sums, widened = of_layer.gradients_now.vectors, of_layer.widened
             if of is not None:
                 sums, widened = list(compress(sums, of)), list(compress(widened, of))
             if widened:

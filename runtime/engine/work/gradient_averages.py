@@ -56,9 +56,9 @@ class Remembered:
         mean = size if OF_THE_MEAN[how.feedback] and group.size > 1 else 0
         if how.kind == "server":
             mean = len(range(size)[_part(size, how.shards, group.rank)]) if mean else 0
-        own, of_mean = (torch.zeros(one, device=device) for one in (kept_size, mean))
-        before = (own.clone(), of_mean.clone()) if skips else None
-        return cls(own=own, mean=of_mean, before=before)
+        of_rank, of_mean = (torch.zeros(one, device=device) for one in (kept_size, mean))
+        before = (of_rank.clone(), of_mean.clone()) if skips else None
+        return cls(own=of_rank, mean=of_mean, before=before)
 
     def settle(self, overflow: Tensor) -> None:
         """Take back what the last step changed if it was skipped, and note what there is now."""

@@ -61,9 +61,9 @@ class Stepper:
         state, layer = self.state, op.layer
         pieces = self._pieces(op)
         if learning_rate is not None:
-            own = state.layers[layer]
+            layer_state = state.layers[layer]
             gradients = state.stepped_gradients(layer, op.entry)
-            self._update(pieces, gradients, own.step, learning_rate)
+            self._update(pieces, gradients, layer_state.step, learning_rate)
         if state.shape.rings_weights(layer):
             self.streams.spoil(state.whole_weights(layer, op.entry))
         begin = 0
@@ -72,11 +72,11 @@ class Stepper:
             begin += master.numel()
 
     def _step_on_host(self, op: Op, learning_rate: Rate | None) -> None:
-        own = self.state.layers[op.layer]
-        master, *_ = tail = [split.tail for split in own.optimizer]
+        layer_state = self.state.layers[op.layer]
+        master, *_ = tail = [split.tail for split in layer_state.optimizer]
         if learning_rate is not None:
-            self._update([tail], own.exchange, own.host_step, learning_rate)
-        own.exchanged_weights.copy_(master)
+            self._update([tail], layer_state.exchange, layer_state.host_step, learning_rate)
+        layer_state.exchanged_weights.copy_(master)
 
     def _pieces(self, op: Op) -> list[list[Tensor]]:
         """The master weights and moments to step on the device: the resident and the staged
@@ -183,15 +183,15 @@ class Swaps:
         return work
 
     def _give_gradients(self, op: Op) -> None:
-        own = self.state.layers[op.layer]
+        layer_state = self.state.layers[op.layer]
         gradients = self.state.stepped_gradients(op.layer, op.entry)
-        own.exchange.copy_(gradients[own.optimizer[0].kept :], non_blocking=True)
+        layer_state.exchange.copy_(gradients[layer_state.optimizer[0].kept :], non_blocking=True)
 
     def _take_weights(self, op: Op) -> None:
-        own = self.state.layers[op.layer]
-        kept = own.optimizer[0].kept
-        self.state.set_stepped(op.layer, op.entry, kept, own.exchanged_weights)
-        self.streams.spoil(own.exchange)
+        layer_state = self.state.layers[op.layer]
+        kept = layer_state.optimizer[0].kept
+        self.state.set_stepped(op.layer, op.entry, kept, layer_state.exchanged_weights)
+        self.streams.spoil(layer_state.exchange)
 
     def _staged(self, op: Op) -> list[tuple[Split, Tensor]]:
         splits = self.state.layers[op.layer].optimizer
@@ -204,12 +204,12 @@ class Swaps:
         if not whole.numel():
             # The layer has no trained parameters.
             return None
-        own = own_part(whole, self.gatherers)
+        part = own_part(whole, self.gatherers)
         is_elsewhere = state.shape.zero >= 3 and not state.shape.offload_of(layer).weights
         if is_elsewhere and op.phase != "first_forward":
-            own = state.layers[layer].weights.resident
+            part = state.layers[layer].weights.resident
             self.streams.spoil(whole)
-        return self.gatherers.all_gather(whole, own)
+        return self.gatherers.all_gather(whole, part)
 
     def _reduce(self, op: Op) -> Pending | None:
         whole = self.state.whole_gradients(op.layer, op.entry)
@@ -226,9 +226,9 @@ class Swaps:
     def _reduced(self, op: Op, whole: Tensor) -> None:
         shape = self.state.shape
         if shape.zero >= 2:
-            sums, own = self.state.sums(op.layer, op.entry), own_part(whole, self.reducers)
+            sums, part = self.state.sums(op.layer, op.entry), own_part(whole, self.reducers)
             starts = op.is_of_first and not shape.offload_of(op.layer).gradients
-            sums.copy_(own) if starts else sums.add_(own)
+            sums.copy_(part) if starts else sums.add_(part)
             self.streams.spoil(whole)
         if op.phase == "last_backward":
             self.squares.take(op.layer, self.state.stepped_gradients(op.layer, op.entry))
@@ -255,8 +255,8 @@ def works_of_sections(of_each: Sequence[tuple[Section, Works]]) -> Works:
     """By the names of tasks: the work of a task for all sections of its layer that have it."""
 
     def work_of(name: str, op: Op) -> LaneWork:
-        own = [works for section, works in of_each if op.layer in section.layers]
-        works = [makers[name](op) for makers in own if name in makers]
+        of_layer = [works for section, works in of_each if op.layer in section.layers]
+        works = [makers[name](op) for makers in of_layer if name in makers]
         return works[0] if len(works) == 1 else lambda: together([work() for work in works])
 
     names = dict.fromkeys(name for _, makers in of_each for name in makers)

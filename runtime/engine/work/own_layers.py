@@ -390,9 +390,9 @@ def _check_model(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> No
 class _Delegating(nn.Module):
     """A module whose parts are those of another: a part of the user's model."""
 
-    def __init__(self, own: PartedModel, whole: nn.Module) -> None:
+    def __init__(self, parted: PartedModel, whole: nn.Module) -> None:
         super().__init__()
-        self.__dict__["own"], self.__dict__["whole"] = own, whole
+        self.__dict__["own"], self.__dict__["whole"] = parted, whole
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
         """The buffers, which stay in place: the whole model's, and the blocks' further
@@ -417,8 +417,8 @@ class _Delegating(nn.Module):
 class _OwnEnds(_Delegating):
     """The part before the blocks, or after them."""
 
-    def __init__(self, own: PartedModel, *, after: bool) -> None:
-        super().__init__(own, own.model)
+    def __init__(self, parted: PartedModel, *, after: bool) -> None:
+        super().__init__(parted, parted.model)
         self.after = after
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
@@ -428,9 +428,9 @@ class _OwnEnds(_Delegating):
 
 
 class _OwnBlock(_Delegating):
-    def __init__(self, own: PartedModel, number: int) -> None:
-        super().__init__(own, own.blocks[number])
-        self.__dict__["call"] = own.calls[number]
+    def __init__(self, parted: PartedModel, number: int) -> None:
+        super().__init__(parted, parted.blocks[number])
+        self.__dict__["call"] = parted.calls[number]
 
     def forward(self, x: Tensor) -> Tensor:
         made: Tensor = self.__dict__["call"].of(self.__dict__["whole"], x)

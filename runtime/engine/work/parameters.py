@@ -101,18 +101,18 @@ class Parameters:
             flat = torch.zeros(layout.numel, device=next(iter(tensors.values())).device)
             for name, view in layout.views(flat).items():
                 view.copy_(parts[name])
-            own = flat[layout.own] if self.shape.zero >= 1 else flat
-            section.layers[layer].optimizer[0].store(own)
+            part = flat[layout.own] if self.shape.zero >= 1 else flat
+            section.layers[layer].optimizer[0].store(part)
         if self.state.frozen is not None:
             self._set_frozen(self.state.frozen, layer, parts)
 
     def _set_frozen(self, section: Section, layer: int, parts: Mapping[str, Tensor]) -> None:
         """Set a layer's frozen weights, which have no master weights."""
-        one, layout = self.layers[layer], section.layers[layer].layout
+        module, layout = self.layers[layer], section.layers[layer].layout
         weights = section.layers[layer].weights
         flat = torch.zeros(layout.numel, dtype=weights.resident.dtype)
         for name, view in layout.views(flat).items():
-            view.copy_(one.kept_as(name, parts[name]))
+            view.copy_(module.kept_as(name, parts[name]))
         weights.store(flat[layout.own] if self.shape.zero >= 3 else flat)
 
     def pieces(self, layer: int) -> Iterator[Piece]:
@@ -126,22 +126,22 @@ class Parameters:
             before += len(_stepped(section, layer))
 
     def _pieces_of(self, section: Section, layer: int, before: int) -> Iterator[Piece]:
-        one, ranks = self.layers[layer], self.connections.tensor
-        own = _stepped(section, layer)
-        begin, end = own.start, own.stop
+        module, ranks = self.layers[layer], self.connections.tensor
+        stepped = _stepped(section, layer)
+        begin, end = stepped.start, stepped.stop
         kept = begin + section.layers[layer].optimizer[0].kept
         for entry in section.layers[layer].layout.entries:
             path, _, leaf = entry.name.rpartition(".")
             part = part_of(
-                *(one.module.get_submodule(path), leaf, entry.shape),
+                *(module.module.get_submodule(path), leaf, entry.shape),
                 rank=ranks.rank,
                 ranks=ranks.size,
-                used=one.whole_shapes[entry.name][0],
+                used=module.whole_shapes[entry.name][0],
             )
             for first, last in ((begin, kept), (kept, end)):
                 low, high = max(first, entry.offset), min(last, entry.offset + entry.numel)
                 yield from pieces_of(
-                    *(one.prefix + entry.name, entry.shape, part),
+                    *(module.prefix + entry.name, entry.shape, part),
                     *(low - entry.offset, high - entry.offset, before + low - begin),
                 )
 
@@ -201,24 +201,24 @@ class Parameters:
         self._table = None
 
     def _counted(self, section: Section, sharers: Sharers, layer: int) -> list[slice]:
-        module, own = self.layers[layer], _stepped(section, layer)
-        begin, end = own.start, own.stop
-        found = []
+        module, stepped = self.layers[layer], _stepped(section, layer)
+        begin, end = stepped.start, stepped.stop
+        slices = []
         for entry in section.layers[layer].layout.entries:
             is_mine = sharers.splitters.rank == 0 or module.is_split(entry.name)
             if is_mine and not (self.tied and module.prefix + entry.name in (TABLE, self.twin)):
                 low, high = max(begin, entry.offset), min(end, entry.offset + entry.numel)
                 if low < high:
-                    found.append(slice(low - begin, high - begin))
-        return found
+                    slices.append(slice(low - begin, high - begin))
+        return slices
 
     def _table_gradients(self) -> Iterator[tuple[Tensor, int]]:
         """The rank's gradients of the table, and the element of the whole table they begin at."""
         for layer, module in self.layers.items():
             for entry in self.state.layers[layer].layout.entries:
                 if module.prefix + entry.name in (TABLE, self.twin):
-                    own = _stepped(self.state.sections[0], layer)
-                    begin, end = own.start, own.stop
+                    stepped = _stepped(self.state.sections[0], layer)
+                    begin, end = stepped.start, stepped.stop
                     low = max(begin, entry.offset)
                     high = min(end, entry.offset + self._unpadded(entry))
                     gradients = self.state.sections[0].stepped_gradients(layer, 0)
@@ -250,5 +250,5 @@ class Parameters:
 def _stepped(section: Section, layer: int) -> range:
     """The range of a layer's flat vector that the rank steps."""
     layout = section.layers[layer].layout
-    own = layout.own if section.shape.zero >= 1 else slice(0, layout.numel)
-    return range(own.start, own.stop)
+    part = layout.own if section.shape.zero >= 1 else slice(0, layout.numel)
+    return range(part.start, part.stop)

@@ -95,10 +95,10 @@ class _AddingOwnTokens(torch.autograd.Function):
         ranks, parameter, x = ctx.ranks, ctx.parameter, x.detach()
 
         def add() -> None:
-            own = torch.zeros_like(parameter.grad)
-            add_product_(own, gradient.t(), x)
-            ranks.all_reduce_(own)
-            parameter.grad.add_(own)
+            product = torch.zeros_like(parameter.grad)
+            add_product_(product, gradient.t(), x)
+            ranks.all_reduce_(product)
+            parameter.grad.add_(product)
 
         ranks.do(add)
         return gradient.mm(weight), None, of_bias, None
@@ -228,8 +228,8 @@ def _by_groups(rows: Tensor, matrices: Tensor, counts: tuple[int, ...]) -> Tenso
     """Each group's rows times its own matrix; a group may be empty."""
     made = rows.new_empty((len(rows), matrices.shape[2]))
     groups = zip(rows.split(counts), matrices, made.split(counts), strict=True)
-    for group, matrix, place in groups:
-        torch.mm(group, matrix, out=place)
+    for group, matrix, output in groups:
+        torch.mm(group, matrix, out=output)
     return made
 
 
@@ -252,22 +252,22 @@ def add_up_inside(module: nn.Module, ranks: StreamedRanks) -> None:
     Layers whose rows are split over ranks do so beside the sum of their input's gradient over
     ranks.
     """
-    for one in module.modules():
-        if isinstance(one, ColumnLinear | RowLinear | Down) and not one.weight.requires_grad:
+    for layer in module.modules():
+        if isinstance(layer, ColumnLinear | RowLinear | Down) and not layer.weight.requires_grad:
             # It has no gradient of its weight.
             continue
-        if isinstance(one, ColumnLinear):
-            one.multiply = partial(adding_up, schedule=ranks.put_off)
-            one.multiply_gathered = _gathered_by(ranks)
-        elif isinstance(one, Down) and ranks.splits_tokens:
-            one.multiply = partial(adding_up_own, ranks=ranks)
-        elif isinstance(one, RowLinear | Down):
-            one.multiply = partial(adding_up, schedule=ranks.do)
-        elif isinstance(one, Head):
-            one.look_up = partial(adding_up_rows, schedule=ranks.do)
-            one.loss = token_losses
-        elif isinstance(one, ExpertMatrices):
-            one.multiply = partial(adding_up_groups, schedule=ranks.do)
+        if isinstance(layer, ColumnLinear):
+            layer.multiply = partial(adding_up, schedule=ranks.put_off)
+            layer.multiply_gathered = _gathered_by(ranks)
+        elif isinstance(layer, Down) and ranks.splits_tokens:
+            layer.multiply = partial(adding_up_own, ranks=ranks)
+        elif isinstance(layer, RowLinear | Down):
+            layer.multiply = partial(adding_up, schedule=ranks.do)
+        elif isinstance(layer, Head):
+            layer.look_up = partial(adding_up_rows, schedule=ranks.do)
+            layer.loss = token_losses
+        elif isinstance(layer, ExpertMatrices):
+            layer.multiply = partial(adding_up_groups, schedule=ranks.do)
 
 
 def add_up_shared(module: nn.Module, ranks: StreamedRanks) -> None:

@@ -368,8 +368,8 @@ class LayerBuilder:
                 FurtherHead(self.config, like, self.ranks, self.rotary)
                 for _ in range(self.spec.further_tokens)
             ]
-            for one in further:
-                self._joined(one.block)
+            for further_head in further:
+                self._joined(further_head.block)
             head = Head(self.config, self.structure, self.ranks, further=further)
             head.chunk_tokens = self.chunk_tokens
             return head
