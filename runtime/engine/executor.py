@@ -454,10 +454,10 @@ class Executor:
         return self.scaling.scale / (self.shape.micro_batches * self.shape.replicas)
 
     def _report(self) -> Pending | None:
-        coordinates, shape = self.connections.place, self.shape
+        position, shape = self.connections.place, self.shape
         micro_batches = shape.micro_batches * shape.replicas
         mine = torch.zeros(2, device=self.device)
-        if shape.has_head and coordinates.tensor == 0:
+        if shape.has_head and position.tensor == 0:
             mine[0] = self._losses / micro_batches
         mine[1] = sum(one.total() for one in self.squares)
         if shape.routers != "none":

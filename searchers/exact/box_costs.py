@@ -225,9 +225,12 @@ class BoxCosts:
         bounds = np.searchsorted(ends.place[in_order], np.arange(len(asked) + 1)).tolist()
         for question, (start, end) in zip(asked, pairwise(bounds), strict=True):
             here = in_order[start:end]
-            own = question.boxes.chosen(ends.row[here])
-            own = own.with_blocks(ends.fewest[here], ends.most[here])
-            yield question.place, Pool(options=both.chosen(here), boxes=own, is_open=are_open[here])
+            chosen = question.boxes.chosen(ends.row[here])
+            chosen = chosen.with_blocks(ends.fewest[here], ends.most[here])
+            yield (
+                question.place,
+                Pool(options=both.chosen(here), boxes=chosen, is_open=are_open[here]),
+            )
 
     def _hopeful(self, rows: "_BoxRows", limit_s: float) -> tuple["_BoxRows", Options]:
         """Prune boxes that cannot fit or cannot beat the upper bound; returns the other boxes and

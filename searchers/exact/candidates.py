@@ -153,8 +153,8 @@ def _of_sends(times: StageTimes) -> list[Column]:
     late = times.first_send_late_s, times.round_late_s, times.queued_late_s
     held = times.held_forward_s, times.held_backward_s
     sends = times.point_to_point_s, *late, times.received_s, *held
-    found = [column for column in sends if (column != column[:1]).any()]
-    return [*found, times.forward_s - held[0]] if held[0].any() else found
+    columns = [column for column in sends if (column != column[:1]).any()]
+    return [*columns, times.forward_s - held[0]] if held[0].any() else columns
 
 
 def _of_hosts(times: StageTimes) -> list[Column]:
@@ -257,46 +257,50 @@ class Menus:
     way: Way | None = None
     even_hosts: bool = False
     pick: Callable[[Options], Options] | None = None
-    _found: dict[StagePosition, Options] = field(default_factory=dict, init=False)
+    _options: dict[StagePosition, Options] = field(default_factory=dict, init=False)
 
-    def __getitem__(self, place: StagePosition) -> Options:
+    def __getitem__(self, position: StagePosition) -> Options:
         """The candidates of a stage position that ``prepare`` has evaluated."""
-        return self._found[place]
+        return self._options[position]
 
-    def prepare(self, places: Iterable[StagePosition], limit_s: float) -> None:
+    def prepare(self, positions: Iterable[StagePosition], limit_s: float) -> None:
         """Evaluate the candidates of stage positions, for pipelines faster than an upper bound. The
         upper bound must not rise between calls.
         """
         alike: dict[tuple[bool, Choices], list[StagePosition]] = defaultdict(list)
-        for place in sorted(set(places) - self._found.keys()):
-            alike[place.is_alone, self._choices(place)].append(place)
-        for (is_alone, every), some in alike.items():
+        for position in sorted(set(positions) - self._options.keys()):
+            alike[position.is_alone, self._choices(position)].append(position)
+        for (is_alone, every), alike_positions in alike.items():
             choices = coarse(every, is_alone=is_alone) if self.coarse_to_fine else every
             strategies = np.array([*product(*choices)], dtype=np.float64)
-            self._found |= zip(some, self._evaluated(some, strategies, limit_s), strict=True)
+            self._options |= zip(
+                alike_positions, self._evaluated(alike_positions, strategies, limit_s), strict=True
+            )
 
     def only(self, pick: Callable[[StagePosition, Options], Options]) -> "Menus":
         """The same candidate lists, each restricted to the given rows."""
         fewer = replace(self)
-        fewer._found |= {place: pick(place, options) for place, options in self._found.items()}
+        fewer._options |= {
+            position: pick(position, options) for position, options in self._options.items()
+        }
         return fewer
 
-    def refine(self, places: Iterable[StagePosition], limit_s: float) -> None:
+    def refine(self, positions: Iterable[StagePosition], limit_s: float) -> None:
         """Try ratios near those of the best candidates so far, in ever smaller steps, at stage
         positions that were prepared.
         """
-        for some in _by_mesh(places):
-            self._refine(some, self._choices(some[0]), limit_s)
+        for of_mesh in _by_mesh(positions):
+            self._refine(of_mesh, self._choices(of_mesh[0]), limit_s)
 
-    def _refine(self, places: Sequence[StagePosition], choices: Choices, limit_s: float) -> None:
+    def _refine(self, positions: Sequence[StagePosition], choices: Choices, limit_s: float) -> None:
         seen: set[tuple[float, ...]] = set()
         step = first_step(choices)
         gone_on: set[tuple[float, ...]] = set()
         while step:
             best = {
                 strategy
-                for place in places
-                for strategy in map(tuple, self._found[place].savings.tolist())
+                for position in positions
+                for strategy in map(tuple, self._options[position].savings.tolist())
             } - gone_on
             gone_on |= best
             new = {near for one in best for near in neighbours(one, choices, step)} - seen
@@ -304,57 +308,57 @@ class Menus:
                 step, gone_on = step // 2, set()
                 continue
             seen |= new
-            others = self._evaluated(places, np.array(sorted(new)), limit_s)
-            for place, other in zip(places, others, strict=True):
+            others = self._evaluated(positions, np.array(sorted(new)), limit_s)
+            for position, other in zip(positions, others, strict=True):
                 self.ledger.check_time()
-                both = self._found[place].and_also(other)
-                self._found[place] = self._fastest(place, both, limit_s)
+                both = self._options[position].and_also(other)
+                self._options[position] = self._fastest(position, both, limit_s)
 
-    def _choices(self, place: StagePosition) -> Choices:
+    def _choices(self, position: StagePosition) -> Choices:
         if self.way is not None:
             return tuple((value,) for value in self.way.savings)
-        return savings_choices(self.space, place.mesh, in_pipeline=not place.is_alone)
+        return savings_choices(self.space, position.mesh, in_pipeline=not position.is_alone)
 
-    def _counts(self, place: StagePosition) -> list[CountsRow]:
+    def _counts(self, position: StagePosition) -> list[CountsRow]:
         if self.way is not None:
-            return [self.way.counts_within(place.layers)]
-        return counts_choices(self.space, place.layers)
+            return [self.way.counts_within(position.layers)]
+        return counts_choices(self.space, position.layers)
 
     def _evaluated(
-        self, places: Sequence[StagePosition], strategies: Floats, limit_s: float
+        self, positions: Sequence[StagePosition], strategies: Floats, limit_s: float
     ) -> list[Options]:
         """For each stage position, the best candidates among some strategies with any number of
         recomputed blocks.
         """
-        found: list[Options | None] = [None] * len(places)
-        every = [self._counts(place) for place in places]
-        for part in _parts(places, every, len(strategies)):
+        best: list[Options | None] = [None] * len(positions)
+        every = [self._counts(position) for position in positions]
+        for part in _parts(positions, every, len(strategies)):
             rows = _Rows(part, strategies, self.group.micro_batches)
             costs = self.ledger.stage_costs(rows.batch(), engine=self.space.engine)
             for number, options in rows.options(costs, self.problem):
                 self.ledger.check_time()
-                hopeful = options.chosen(self._is_hopeful(places[number], options, limit_s))
-                before = found[number]
+                hopeful = options.chosen(self._is_hopeful(positions[number], options, limit_s))
+                before = best[number]
                 both = hopeful if before is None else before.and_also(hopeful)
-                found[number] = self._fastest(places[number], both, limit_s)
-        return [options for options in found if options is not None]
+                best[number] = self._fastest(positions[number], both, limit_s)
+        return [options for options in best if options is not None]
 
-    def _is_hopeful(self, place: StagePosition, options: Options, limit_s: float) -> Bools:
+    def _is_hopeful(self, position: StagePosition, options: Options, limit_s: float) -> Bools:
         # ``pick`` may rank pipelines by another objective, for which this bound does not hold.
         if self.pick is None:
-            hopeful = hopeful_s(self.problem, self.group, self.work, place, options) < limit_s
+            hopeful = hopeful_s(self.problem, self.group, self.work, position, options) < limit_s
         else:
             hopeful = np.ones(len(options), dtype=bool)
         if self.even_hosts:
             cluster = self.problem.cluster
-            room = host_room_at(cluster, np.array([place.place_in_node]))
+            room = host_room_at(cluster, np.array([position.place_in_node]))
             hopeful &= options.host_bytes * cluster.gpus_per_node <= room
         return np.asarray(hopeful)
 
-    def _fastest(self, place: StagePosition, options: Options, limit_s: float) -> Options:
+    def _fastest(self, position: StagePosition, options: Options, limit_s: float) -> Options:
         if self.pick is not None:
             return self.pick(options)
-        if place.is_alone:
+        if position.is_alone:
             count = BESIDE if self.coarse_to_fine else 1
             return fastest_alone(options, self.group.micro_batches, count)
         finest_s = FINEST * limit_s if self.coarse_to_fine and limit_s < np.inf else 0.0
@@ -370,12 +374,12 @@ def hopeful_s(
     problem: Problem,
     group: Group,
     work: Mapping[Mesh, LeastWork],
-    place: StagePosition,
+    position: StagePosition,
     options: Options,
 ) -> Column:
     """Lower bound (seconds) of pipelines with each candidate at a stage position."""
-    blocks = place.first_block, place.layers
-    return least_with(problem, group, work, options, blocks, place.in_flight)
+    blocks = position.first_block, position.layers
+    return least_with(problem, group, work, options, blocks, position.in_flight)
 
 
 def least_with(
@@ -412,8 +416,8 @@ def coarse(choices: Choices, *, is_alone: bool) -> Choices:
     """
     times = 2 if is_alone else 1
     return tuple(
-        spread(own, times * row.coarse_parts) if row.is_ratio else own
-        for name, own in zip(names_of("savings"), choices, strict=True)
+        spread(values, times * row.coarse_parts) if row.is_ratio else values
+        for name, values in zip(names_of("savings"), choices, strict=True)
         for row in [DIMENSIONS[name]]
     )
 
@@ -421,8 +425,8 @@ def coarse(choices: Choices, *, is_alone: bool) -> Choices:
 def first_step(choices: Choices) -> int:
     """The distance in choices from a coarse choice to the first neighbours that are tried."""
     most = (
-        len(own) - 1
-        for name, own in zip(names_of("savings"), choices, strict=True)
+        len(values) - 1
+        for name, values in zip(names_of("savings"), choices, strict=True)
         if DIMENSIONS[name].is_ratio
     )
     return max(most) // 4 or 1
@@ -436,14 +440,14 @@ def spread(choices: Sequence[float], parts: int) -> Sequence[float]:
     return [choices[place] for place in sorted({last * part // parts for part in range(parts + 1)})]
 
 
-def _by_mesh(places: Iterable[StagePosition]) -> Iterable[list[StagePosition]]:
+def _by_mesh(positions: Iterable[StagePosition]) -> Iterable[list[StagePosition]]:
     """Stage positions grouped by mesh; positions that are a whole pipeline form groups of their
     own.
     """
-    found: dict[tuple[Mesh, bool], list[StagePosition]] = defaultdict(list)
-    for place in sorted(places):
-        found[place.mesh, place.is_alone].append(place)
-    return found.values()
+    groups: dict[tuple[Mesh, bool], list[StagePosition]] = defaultdict(list)
+    for position in sorted(positions):
+        groups[position.mesh, position.is_alone].append(position)
+    return groups.values()
 
 
 def neighbours(
@@ -469,7 +473,7 @@ _Part = list[tuple[int, StagePosition, Ints]]
 
 
 def _parts(
-    places: Sequence[StagePosition], every: Sequence[Sequence[CountsRow]], strategies: int
+    positions: Sequence[StagePosition], every: Sequence[Sequence[CountsRow]], strategies: int
 ) -> Iterator[_Part]:
     """Split stage positions, with their numbers of recomputed blocks, into batches that are small
     enough.
@@ -477,15 +481,15 @@ def _parts(
     most = max(1, TOGETHER // max(1, strategies))
     part: _Part = []
     room = most
-    for number, (place, own) in enumerate(zip(places, every, strict=True)):
-        counts = np.array(own)
+    for number, (position, rows) in enumerate(zip(positions, every, strict=True)):
+        counts = np.array(rows)
         for start in range(0, len(counts), most):
-            some = counts[start : start + most]
-            if len(some) > room and part:
+            chunk = counts[start : start + most]
+            if len(chunk) > room and part:
                 yield part
                 part, room = [], most
-            part.append((number, place, some))
-            room -= len(some)
+            part.append((number, position, chunk))
+            room -= len(chunk)
     if part:
         yield part
 
@@ -517,15 +521,15 @@ class _Rows:
             np.concatenate([counts for _, _, counts in self.part]), (len(self.strategies), 1)
         )
         return StageBatch(
-            layers=self._of_place(lambda place: place.layers),
+            layers=self._of_place(lambda position: position.layers),
             **{name: self._of_mesh(name) for name in names_of("mesh")},
             **savings_columns(np.repeat(self.strategies, each, axis=0)),
             **dict(zip(counts_of_blocks(), counts.T, strict=True)),
-            in_flight=self._of_place(lambda place: place.in_flight),
-            has_embedding=self._of_place(lambda place: place.is_first),
-            has_head=self._of_place(lambda place: place.is_last),
-            first_rank=self._of_place(lambda place: place.place_in_node),
-            first_block=self._of_place(lambda place: place.first_block),
+            in_flight=self._of_place(lambda position: position.in_flight),
+            has_embedding=self._of_place(lambda position: position.is_first),
+            has_head=self._of_place(lambda position: position.is_last),
+            first_rank=self._of_place(lambda position: position.place_in_node),
+            first_block=self._of_place(lambda position: position.first_block),
             micro_batches=self.micro_batches,
         )
 
@@ -533,7 +537,7 @@ class _Rows:
         """The index of each stage position, with its candidates that fit."""
         cluster = problem.cluster
         gpus_of_node = np.minimum(
-            self._of_place(lambda place: place.mesh.num_gpus), cluster.gpus_per_node
+            self._of_place(lambda position: position.mesh.num_gpus), cluster.gpus_per_node
         )
         fits = costs.fits & (costs.host_bytes * gpus_of_node <= self._host_room(cluster))
         by_strategy = fits.reshape(len(self.strategies), -1)
@@ -558,11 +562,11 @@ class _Rows:
         """
         if not cluster.others:
             return cluster.host_memory_bytes
-        return host_room_at(cluster, self._of_place(lambda place: place.place_in_node))
+        return host_room_at(cluster, self._of_place(lambda position: position.place_in_node))
 
     def _of_mesh(self, name: str) -> Ints:
         return self._of_place(lambda place: place.mesh.value(name))
 
     def _of_place(self, value: Callable[[StagePosition], int]) -> Ints:
-        values = np.array([int(value(place)) for _, place, _ in self.part])
+        values = np.array([int(value(position)) for _, position, _ in self.part])
         return np.tile(np.repeat(values, self.counts), len(self.strategies))

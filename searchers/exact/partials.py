@@ -316,32 +316,35 @@ class PlaceOptions:
     row: Rows
 
     @classmethod
-    def of(cls, menus: _PlaceMenus, places: Sequence[StagePosition], limit_s: float) -> Self:
+    def of(cls, menus: _PlaceMenus, positions: Sequence[StagePosition], limit_s: float) -> Self:
         """The candidates of stage positions, for pipelines faster than an upper bound."""
-        menus_of_places = [menus[place] for place in places]
+        menus_of_positions = [menus[position] for position in positions]
         rows = [
             np.flatnonzero(menus.group.micro_batches * options.stable_s < limit_s)
-            for options in menus_of_places
+            for options in menus_of_positions
         ]
-        counts = np.array([len(some) for some in rows], dtype=np.intp)
+        counts = np.array([len(chosen) for chosen in rows], dtype=np.intp)
 
-        host_bytes = [own.host_bytes[some] for own, some in zip(menus_of_places, rows, strict=True)]
+        host_bytes = [
+            options.host_bytes[chosen]
+            for options, chosen in zip(menus_of_positions, rows, strict=True)
+        ]
 
         def column(name: str) -> Floats:
             parts = [
-                getattr(own.times, name)[some]
-                for own, some in zip(menus_of_places, rows, strict=True)
+                getattr(options.times, name)[chosen]
+                for options, chosen in zip(menus_of_positions, rows, strict=True)
             ]
             return np.concatenate([np.empty(0), *parts])
 
         return cls(
-            places=tuple(places),
-            layers=np.array([place.layers for place in places], dtype=np.intp),
-            gpus=np.array([place.mesh.num_gpus for place in places], dtype=np.intp),
+            places=tuple(positions),
+            layers=np.array([position.layers for position in positions], dtype=np.intp),
+            gpus=np.array([position.mesh.num_gpus for position in positions], dtype=np.intp),
             starts=np.cumsum(counts) - counts,
             counts=counts,
             times=StageTimes(**{name: column(name) for name in TIMES}),
             host_bytes=np.concatenate([np.empty(0), *host_bytes]),
-            place=np.repeat(np.arange(len(places)), counts),
+            place=np.repeat(np.arange(len(positions)), counts),
             row=np.concatenate([np.empty(0, dtype=np.intp), *rows]),
         )

@@ -75,9 +75,9 @@ class Columns:
         _, first, which = np.unique(told_apart, axis=1, return_index=True, return_inverse=True)
         least: dict[str, Any] = {}
         for name in ("passed_s", "sent_s", "forward_s", "backward_s"):
-            own = getattr(self, name)
-            column = np.full((*own.shape[:-1], len(first)), np.inf)
-            np.minimum.at(column.T, which.reshape(-1), own.T)
+            times = getattr(self, name)
+            column = np.full((*times.shape[:-1], len(first)), np.inf)
+            np.minimum.at(column.T, which.reshape(-1), times.T)
             least[name] = column
         return replace(
             self,
@@ -214,7 +214,7 @@ def _solved(columns: Columns, stages: int, far_s: float) -> Prices:
         ]
     )
     cost = np.concatenate([columns.passages_s(stages).reshape(-1), np.full(4, far_s), [1.0]])
-    found = linprog(
+    solution = linprog(
         cost,
         A_ub=most.tocsr(),
         b_ub=np.zeros(stages + 2),
@@ -222,8 +222,8 @@ def _solved(columns: Columns, stages: int, far_s: float) -> Prices:
         b_eq=np.ones(stages + 2),
         method="highs",
     )
-    layers_s, gpus_s = found.eqlin.marginals[-2:].tolist()
-    return Prices.made(-found.ineqlin.marginals, layers_s, gpus_s)
+    layers_s, gpus_s = solution.eqlin.marginals[-2:].tolist()
+    return Prices.made(-solution.ineqlin.marginals, layers_s, gpus_s)
 
 
 # Lower bounds of pipelines with unequal numbers of GPUs per stage, by allowing fractional stages.
@@ -278,11 +278,11 @@ class Relaxed:
             before = None
             for stages in range(2, _most_stages(menus) + 1):
                 menus.ledger.check_time()
-                own, bound_s = dearest(columns, stages, before, limit_s)
-                before = own
+                stage_prices, bound_s = dearest(columns, stages, before, limit_s)
+                before = stage_prices
                 if bound_s < limit_s:
                     passage, _ = dearest(columns.passing, stages, None, limit_s)
-                    prices[stages], least_s[stages] = (own, passage), bound_s
+                    prices[stages], least_s[stages] = (stage_prices, passage), bound_s
         return cls(meshes=meshes, columns=columns, prices=prices, least_s=least_s, front=front)
 
     def bound_s(self, limit_s: float) -> float:
@@ -307,14 +307,14 @@ class Relaxed:
 
     def _worked_out(self, after: int, limit_s: float) -> Mapping[Mesh, Sequence[int]]:
         may = np.zeros(len(self.columns), dtype=np.bool_)
-        for stages, (own, _) in self.prices.items():
+        for stages, (stage_prices, _) in self.prices.items():
             if stages > after and self.least_s[stages] < limit_s:
-                beyond_s = own.beyond_s(self.columns)[after]
+                beyond_s = stage_prices.beyond_s(self.columns)[after]
                 may |= self.least_s[stages] + beyond_s - beyond_s.min() < limit_s
-        found: dict[Mesh, set[int]] = {}
+        layers_of: dict[Mesh, set[int]] = {}
         for row in np.flatnonzero(may).tolist():
-            found.setdefault(self.meshes[row], set()).add(int(self.columns.layers[row]))
-        return {mesh: sorted(counts) for mesh, counts in found.items()}
+            layers_of.setdefault(self.meshes[row], set()).add(int(self.columns.layers[row]))
+        return {mesh: sorted(counts) for mesh, counts in layers_of.items()}
 
     def rest_s(self, partials: Partials, stages: int) -> Floats:
         """A lower bound in seconds of any completion (K) of partial pipelines with a number of
@@ -361,13 +361,13 @@ class _Lines:
     raised: Floats
 
     @classmethod
-    def of(cls, columns: Columns, own: Prices, passage: Prices, stages: int) -> Self:
+    def of(cls, columns: Columns, prices: Prices, passage: Prices, stages: int) -> Self:
         """The lines of pipelines at these prices, of which ``stages`` stages are known."""
         return cls(
-            prices=own,
+            prices=prices,
             stages=stages,
             passing=_lines(columns.passing, [passage], stages),
-            raised=_lines(columns, [own.raised(factor) for factor in RAISED], stages),
+            raised=_lines(columns, [prices.raised(factor) for factor in RAISED], stages),
         )
 
     def at(self, layers: Floats, gpus: Floats) -> tuple[Floats, Floats]:
@@ -378,20 +378,20 @@ class _Lines:
         for number, factor in enumerate(RAISED):
             lines = self.raised[number * len(VARIED) : (number + 1) * len(VARIED)]
             holds = factor * weight <= 1 + 1e-12
-            found = np.where(holds, _highest(lines, layers, gpus), -np.inf)
-            around = np.maximum(around, found)
+            bound = np.where(holds, _highest(lines, layers, gpus), -np.inf)
+            around = np.maximum(around, bound)
         return through, np.maximum(around, through)
 
 
 def _lines(columns: Columns, prices: Sequence[Prices], stages: int) -> Floats:
     """A row of worths and costs for each of the given prices, with prices of blocks varied."""
     rows = []
-    for one in prices:
-        cost_s = one.cost_s(columns)[stages:] - one.gpus_s * columns.share_of_gpus
+    for price_set in prices:
+        cost_s = price_set.cost_s(columns)[stages:] - price_set.gpus_s * columns.share_of_gpus
         for factor in VARIED:
-            worth_s = factor * one.layers_s
+            worth_s = factor * price_set.layers_s
             beside_s = (cost_s - worth_s * columns.share_of_layers).min(axis=1).sum()
-            rows.append((worth_s, one.gpus_s, beside_s))
+            rows.append((worth_s, price_set.gpus_s, beside_s))
     return np.array(rows)
 
 
@@ -404,7 +404,7 @@ def _highest(lines: Floats, layers: Floats, gpus: Floats) -> Floats:
 def alone_s(menus: BoxMenus, limit_s: float) -> float:
     """A lower bound in seconds of a group's single-stage pipelines, at most the upper bound."""
     cluster, group = menus.problem.cluster, menus.group
-    places = [
+    positions = [
         StagePosition(
             mesh=mesh,
             place_in_node=cluster.like_rank(0, mesh.num_gpus),
@@ -416,10 +416,10 @@ def alone_s(menus: BoxMenus, limit_s: float) -> float:
         for mesh in group.meshes
         if mesh.num_gpus == cluster.num_gpus and lies_well(0, mesh.num_gpus, cluster)
     ]
-    menus.prepare(places, limit_s)
+    menus.prepare(positions, limit_s)
     least_s = limit_s
-    for place in places:
-        options = menus[place]
+    for position in positions:
+        options = menus[position]
         nothing = no_stages(len(options))
         whole_s = prepended(options.times, nothing, group.micro_batches, 1).whole
         least_s = min([least_s, *whole_s.tolist()])
@@ -441,26 +441,29 @@ def _front_of(menus: BoxMenus) -> Floats:
 
 def _columns(menus: BoxMenus, limit_s: float, front: Floats) -> tuple[Sequence[Mesh], Columns]:
     """The columns of stages in multi-stage pipelines below an upper bound, and their meshes."""
-    places = [*_places(menus, limit_s)]
+    positions = [*_places(menus, limit_s)]
     numbers: dict[tuple[Mesh, int, int], int] = {}
     ends = [
-        ENDS * numbers.setdefault((place.mesh, place.first_block, place.layers), len(numbers))
-        + _end(place)
-        for place in places
+        ENDS
+        * numbers.setdefault((position.mesh, position.first_block, position.layers), len(numbers))
+        + _end(position)
+        for position in positions
     ]
     # Where no stage fits, no stage is faster than the upper bound.
-    found = np.full((4, ENDS * len(numbers)), limit_s)
-    for options, of_place in menus.least(places, limit_s):
+    fastest_s = np.full((4, ENDS * len(numbers)), limit_s)
+    for options, of_place in menus.least(positions, limit_s):
         times = options.times
         passed_s = times.through_forward_s + times.within_forward_s + times.through_backward_s
-        own = np.stack([passed_s, times.point_to_point_s, times.forward_s, times.backward_s])
+        stage_s = np.stack([passed_s, times.point_to_point_s, times.forward_s, times.backward_s])
         end = np.array(ends, dtype=np.intp)[of_place]
         in_order = np.argsort(end, kind="stable")
         first = np.flatnonzero(np.diff(end[in_order], prepend=-1))
         here = end[in_order[first]]
-        least_s = np.minimum.reduceat(own[:, in_order], first, axis=1) if len(first) else own
-        found[:, here] = np.minimum(found[:, here], least_s)
-    times_s = found.reshape(4, -1, ENDS)
+        least_s = (
+            np.minimum.reduceat(stage_s[:, in_order], first, axis=1) if len(first) else stage_s
+        )
+        fastest_s[:, here] = np.minimum(fastest_s[:, here], least_s)
+    times_s = fastest_s.reshape(4, -1, ENDS)
     kept = np.flatnonzero((times_s < limit_s).any(axis=(0, 2)))
     passed_s, sent_s, forward_s, backward_s = times_s[:, kept].swapaxes(1, 2)
     every = [*numbers]
@@ -483,8 +486,8 @@ def _columns(menus: BoxMenus, limit_s: float, front: Floats) -> tuple[Sequence[M
     return meshes, columns
 
 
-def _end(place: StagePosition) -> int:
-    return FIRST if place.is_first else LAST if place.is_last else BETWEEN
+def _end(position: StagePosition) -> int:
+    return FIRST if position.is_first else LAST if position.is_last else BETWEEN
 
 
 def _places(menus: BoxMenus, limit_s: float) -> Iterator[StagePosition]:
@@ -505,10 +508,10 @@ def _places(menus: BoxMenus, limit_s: float) -> Iterator[StagePosition]:
         for count in range(fewest, most + 1):
             if count * block_s + (layers - count) * least_s >= limit_s:
                 break
-            for place in sorted(_places_in_node(problem, mesh.num_gpus)):
+            for rank in sorted(_places_in_node(problem, mesh.num_gpus)):
                 between = StagePosition(
                     mesh=mesh,
-                    place_in_node=place,
+                    place_in_node=rank,
                     layers=count,
                     in_flight=1,
                     is_first=False,
@@ -517,7 +520,7 @@ def _places(menus: BoxMenus, limit_s: float) -> Iterator[StagePosition]:
                 for first in np.unique(like[1 : layers - count, count]).tolist():
                     yield between._replace(first_block=first)
                 yield between._replace(is_last=True, first_block=int(like[layers - count, count]))
-                if place == problem.cluster.like_rank(0, mesh.num_gpus):
+                if rank == problem.cluster.like_rank(0, mesh.num_gpus):
                     yield between._replace(is_first=True)
 
 
