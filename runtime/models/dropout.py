@@ -147,8 +147,8 @@ class Draws:
         else:
             positions = torch.arange(length, device=device)
         parts = ranks.size if ranks.splits_tokens else 1
-        own = positions.chunk(parts)[ranks.rank if parts > 1 else 0]
-        return cls(seed=seed, length=length, positions=positions, own=own)
+        of_rank = positions.chunk(parts)[ranks.rank if parts > 1 else 0]
+        return cls(seed=seed, length=length, positions=positions, own=of_rank)
 
     def rows_of(self, layer: int, mask: int) -> MaskRows:
         """The rows of a token mask in a layer, for the current micro-batch."""

@@ -173,14 +173,14 @@ def confine(layer: nn.Module, lengths: Sequence[int], rotary: RotaryTables | Non
     within each, and positions restart. ``rotary`` has the model's tables.
     """
     places = torch.cat([torch.arange(length) for length in lengths])
-    own = None if rotary is None else copy(rotary)
-    if own is not None and rotary is not None:
-        own._buffers = {name: one[places] for name, one in rotary.named_buffers()}
-    for one in layer.modules():
-        if isinstance(one, Attention):
-            one.documents, one.rotary = lengths, own
-        elif isinstance(one, Embedding):
-            one.places = places
+    tables = None if rotary is None else copy(rotary)
+    if tables is not None and rotary is not None:
+        tables._buffers = {name: one[places] for name, one in rotary.named_buffers()}
+    for module in layer.modules():
+        if isinstance(module, Attention):
+            module.documents, module.rotary = lengths, tables
+        elif isinstance(module, Embedding):
+            module.places = places
 
 
 # A block whose activations are recomputed for the backward pass, by torch's checkpointing.

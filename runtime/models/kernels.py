@@ -79,11 +79,11 @@ def dropped(x: Tensor, hashes: Tensor, key: int, threshold: int, factor: float) 
     the mask comes from the rows' hashes (R) and the columns' key.
     """
     result = torch.empty_like(x)
-    _dropped[_parts(x)](result, x, hashes, *_words(key, threshold), factor, x.shape[-1], PART)
+    _dropped[_parts(x)](result, x, hashes, *_signed(key, threshold), factor, x.shape[-1], PART)
     return result
 
 
-def _words(key: int, threshold: int) -> tuple[int, int]:
+def _signed(key: int, threshold: int) -> tuple[int, int]:
     """Unsigned 32-bit numbers reinterpreted as signed, which kernels take."""
     return key - (key >> 31 << 32), threshold - (threshold >> 31 << 32)
 
@@ -160,9 +160,9 @@ def norm_backward(
 def _of_part(part: Tensor, bias: Tensor | None, drop: Drop | None) -> tuple[object, ...]:
     """A branch's bias and dropout as kernel arguments; unused tensor arguments are placeholders."""
     hashes, key, threshold, factor = (part, 0, 0, 1.0) if drop is None else drop
-    words = _words(key, threshold)
-    own = part if bias is None else bias
-    return own, hashes, *words, factor, bias is not None, drop is not None
+    signed = _signed(key, threshold)
+    summand = part if bias is None else bias
+    return summand, hashes, *signed, factor, bias is not None, drop is not None
 
 
 def _warps(width: int) -> int:
@@ -170,13 +170,13 @@ def _warps(width: int) -> int:
     return 32 if width == WIDEST else max(1, width // 512)
 
 
-def sum_rows(found: Tensor, logits: Tensor, targets: Tensor, first: int, used: int) -> None:
+def sum_rows(sums: Tensor, logits: Tensor, targets: Tensor, first: int, used: int) -> None:
     """``runtime.models.operators.sum_rows`` as one kernel; a program loops over a token's
     vocabulary.
     """
     rows, columns = logits.shape
     part = min(PART_OF_ROW, triton.next_power_of_2(columns))
-    _sum_rows[rows,](found, logits, targets, rows, columns, first, used, part, num_warps=8)
+    _sum_rows[rows,](sums, logits, targets, rows, columns, first, used, part, num_warps=8)
 
 
 def to_gradient_(
@@ -198,11 +198,11 @@ def _softmax(shares, scores, sequence, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
     known = column <= row % sequence
-    place = row * sequence + column
-    score = tl.load(scores + place, mask=known, other=-float("inf")).to(tl.float32)
+    index = row * sequence + column
+    score = tl.load(scores + index, mask=known, other=-float("inf")).to(tl.float32)
     power = tl.exp(score - tl.max(score, axis=0))
     share = power / tl.sum(power, axis=0)
-    tl.store(shares + place, share.to(shares.dtype.element_ty), mask=column < sequence)
+    tl.store(shares + index, share.to(shares.dtype.element_ty), mask=column < sequence)
 
 
 @triton.jit
@@ -210,9 +210,9 @@ def _swiglu(result, gate_and_up, columns, part: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * part + tl.arange(0, part)
     inside = column < columns
-    place = 2 * row * columns + column
-    gate = tl.load(gate_and_up + place, mask=inside).to(tl.float32)
-    up = tl.load(gate_and_up + place + columns, mask=inside).to(tl.float32)
+    index = 2 * row * columns + column
+    gate = tl.load(gate_and_up + index, mask=inside).to(tl.float32)
+    up = tl.load(gate_and_up + index + columns, mask=inside).to(tl.float32)
     product = gate * tl.sigmoid(gate) * up
     tl.store(result + row * columns + column, product.to(result.dtype.element_ty), mask=inside)
 
@@ -222,15 +222,15 @@ def _swiglu_backward(result, gradient, gate_and_up, columns, part: tl.constexpr)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * part + tl.arange(0, part)
     inside = column < columns
-    place = 2 * row * columns + column
+    index = 2 * row * columns + column
     slope = tl.load(gradient + row * columns + column, mask=inside).to(tl.float32)
-    gate = tl.load(gate_and_up + place, mask=inside).to(tl.float32)
-    up = tl.load(gate_and_up + place + columns, mask=inside).to(tl.float32)
+    gate = tl.load(gate_and_up + index, mask=inside).to(tl.float32)
+    up = tl.load(gate_and_up + index + columns, mask=inside).to(tl.float32)
     share = tl.sigmoid(gate)
     of_gate = slope * up * share * (1 + gate * (1 - share))
     of_up = slope * gate * share
-    tl.store(result + place, of_gate.to(result.dtype.element_ty), mask=inside)
-    tl.store(result + place + columns, of_up.to(result.dtype.element_ty), mask=inside)
+    tl.store(result + index, of_gate.to(result.dtype.element_ty), mask=inside)
+    tl.store(result + index + columns, of_up.to(result.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -247,12 +247,12 @@ def _rotate(
     group: tl.constexpr,
     all_channels: tl.constexpr,
 ):
-    place = tl.program_id(0).to(tl.int64)
-    position = place % sequence
+    token = tl.program_id(0).to(tl.int64)
+    position = token % sequence
     head = tl.program_id(1) * group + tl.arange(0, group)[:, None]
     channel = tl.arange(0, all_channels)[None, :]
     inside = (head < count) & (channel < half)
-    start = heads + (place // sequence) * of_sequence + position * of_position
+    start = heads + (token // sequence) * of_sequence + position * of_position
     first = tl.load(start + head * of_head + channel, mask=inside).to(tl.float32)
     second = tl.load(start + head * of_head + channel + half, mask=inside).to(tl.float32)
     angle = position * half + channel
@@ -291,14 +291,14 @@ def _with_bias(
     row,
     column,
     inside,
-    place,
+    index,
     key,
     threshold,
     factor,
     has_bias: tl.constexpr,
     drops: tl.constexpr,
 ):
-    value = tl.load(part + place, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(part + index, mask=inside, other=0.0).to(tl.float32)
     if has_bias:
         value += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
     if drops:
@@ -326,12 +326,12 @@ def _add(
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * width + tl.arange(0, width)
     inside = column < columns
-    place = row * columns + column
+    index = row * columns + column
     value = _with_bias(
-        part, bias, hashes, row, column, inside, place, key, threshold, factor, has_bias, drops
+        part, bias, hashes, row, column, inside, index, key, threshold, factor, has_bias, drops
     )
-    value += tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    tl.store(result + place, value.to(result.dtype.element_ty), mask=inside)
+    value += tl.load(x + index, mask=inside, other=0.0).to(tl.float32)
+    tl.store(result + index, value.to(result.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["key", "threshold"])
@@ -359,14 +359,14 @@ def _add_and_norm(
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, width)
     inside = column < columns
-    place = row * columns + column
+    index = row * columns + column
     value = _with_bias(
-        part, bias, hashes, row, column, inside, place, key, threshold, factor, has_bias, drops
+        part, bias, hashes, row, column, inside, index, key, threshold, factor, has_bias, drops
     )
-    value += tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    value += tl.load(x + index, mask=inside, other=0.0).to(tl.float32)
     # The norm is of the sum as stored in 16 bits, which the backward pass reads.
     kept = value.to(result.dtype.element_ty)
-    tl.store(result + place, kept, mask=inside)
+    tl.store(result + index, kept, mask=inside)
     value = kept.to(tl.float32)
     if centers:
         middle = tl.sum(value, axis=0) / columns
@@ -377,7 +377,7 @@ def _add_and_norm(
     made = value * root * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     if centers:
         made += tl.load(shift + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(normal + place, made.to(normal.dtype.element_ty), mask=inside)
+    tl.store(normal + index, made.to(normal.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -406,9 +406,9 @@ def _norm_backward(
     for number in range(each):
         is_row = first + number < rows
         here = inside & is_row
-        place = start + column
-        slope = tl.load(gradient + place, mask=here, other=0.0).to(tl.float32)
-        value = tl.load(x + place, mask=here, other=0.0).to(tl.float32)
+        index = start + column
+        slope = tl.load(gradient + index, mask=here, other=0.0).to(tl.float32)
+        value = tl.load(x + index, mask=here, other=0.0).to(tl.float32)
         root = tl.load(reciprocal + first + number, mask=is_row, other=0.0)
         if centers:
             value = tl.where(
@@ -424,17 +424,17 @@ def _norm_backward(
             made -= tl.sum(slope, axis=0) / columns
         made *= root
         if adds:
-            made += tl.load(residual + place, mask=here, other=0.0).to(tl.float32)
-        tl.store(of_x + place, made.to(of_x.dtype.element_ty), mask=here)
+            made += tl.load(residual + index, mask=here, other=0.0).to(tl.float32)
+        tl.store(of_x + index, made.to(of_x.dtype.element_ty), mask=here)
         start += columns
-    own = sums + tl.program_id(0) * columns + column
-    tl.store(own, of_gain, mask=inside)
+    pointer = sums + tl.program_id(0) * columns + column
+    tl.store(pointer, of_gain, mask=inside)
     if centers:
-        tl.store(own + tl.num_programs(0) * columns, of_shift, mask=inside)
+        tl.store(pointer + tl.num_programs(0) * columns, of_shift, mask=inside)
 
 
 @triton.jit
-def _sum_rows(found, logits, targets, rows, columns, first, used, part: tl.constexpr):
+def _sum_rows(sums, logits, targets, rows, columns, first, used, part: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * columns
     # Running maximum per lane; lanes are merged after the last part.
@@ -453,9 +453,9 @@ def _sum_rows(found, logits, targets, rows, columns, first, used, part: tl.const
     target = tl.load(targets + row) - first
     here = (target >= 0) & (target < used)
     at_target = tl.load(start + target, mask=here, other=0.0).to(tl.float32)
-    tl.store(found + row, top)
-    tl.store(found + rows + row, tl.sum(total * tl.exp(largest - known), axis=0))
-    tl.store(found + 2 * rows + row, at_target)
+    tl.store(sums + row, top)
+    tl.store(sums + rows + row, tl.sum(total * tl.exp(largest - known), axis=0))
+    tl.store(sums + 2 * rows + row, at_target)
 
 
 @triton.jit
@@ -463,10 +463,10 @@ def _to_gradient(logits, gradient, totals, targets, columns, first, used, part: 
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * part + tl.arange(0, part)
     inside = column < columns
-    place = logits + row * columns + column
-    logit = tl.load(place, mask=inside).to(tl.float32)
+    pointer = logits + row * columns + column
+    logit = tl.load(pointer, mask=inside).to(tl.float32)
     share = tl.where(column < used, tl.exp(logit - tl.load(totals + row)), 0.0)
     target = tl.load(targets + row) - first
     share = tl.where((column == target) & (column < used), share - 1.0, share)
     slope = share * tl.load(gradient + row)
-    tl.store(place, slope.to(logits.dtype.element_ty), mask=inside)
+    tl.store(pointer, slope.to(logits.dtype.element_ty), mask=inside)

@@ -292,27 +292,27 @@ LOGITS_TOGETHER = 2**18
 LARGEST, TOTAL, AT_TARGET = range(3)
 
 
-@operator(changes=("found",))
-def sum_rows(found: Tensor, logits: Tensor, targets: Tensor, first: int, used: int) -> None:
+@operator(changes=("sums",))
+def sum_rows(sums: Tensor, logits: Tensor, targets: Tensor, first: int, used: int) -> None:
     """Each row's largest logit, sum of exponentials of differences to it, and the target's logit.
 
-    ``found`` is (3, rows), of 32 bits; ``logits`` (rows, columns) are those of tokens from
+    ``sums`` is (3, rows), of 32 bits; ``logits`` (rows, columns) are those of tokens from
     ``first`` on, of which ``used`` are in the vocabulary. A target that is elsewhere gives 0.
     """
     if kernels := kernels_for(logits):
-        kernels.sum_rows(found, logits, targets, first, used)
+        kernels.sum_rows(sums, logits, targets, first, used)
         return
     if not used:
-        found.zero_()[LARGEST] = -torch.inf
+        sums.zero_()[LARGEST] = -torch.inf
         return
     local = targets - first
     here = (local >= 0) & (local < used)
     local = local.where(here, 0)
     for rows in _parts(logits):
         wide = logits[rows, :used].float()
-        largest = found[LARGEST, rows] = wide.amax(-1)
-        found[AT_TARGET, rows] = wide.gather(-1, local[rows, None])[:, 0] * here[rows]
-        found[TOTAL, rows] = (wide - largest[:, None]).exp_().sum(-1)
+        largest = sums[LARGEST, rows] = wide.amax(-1)
+        sums[AT_TARGET, rows] = wide.gather(-1, local[rows, None])[:, 0] * here[rows]
+        sums[TOTAL, rows] = (wide - largest[:, None]).exp_().sum(-1)
 
 
 @operator(changes=("logits",))

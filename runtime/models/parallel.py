@@ -269,8 +269,8 @@ class _AddParts(torch.autograd.Function):
     def forward(ctx: Any, made: Tensor, *parts: Tensor) -> Tensor:
         ctx.mark_dirty(made)
         ctx.columns = [part.shape[-1] for part in parts]
-        for place, part in zip(made.split(ctx.columns, -1), parts, strict=True):
-            place.add_(part)
+        for output, part in zip(made.split(ctx.columns, -1), parts, strict=True):
+            output.add_(part)
         return made
 
     @staticmethod
@@ -322,13 +322,13 @@ def shared_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
     """The parameters that all ranks hold whole; under sequence parallelism, each rank has a summand
     of their gradients.
     """
-    for one in module.modules():
-        if isinstance(one, RowLinear):
-            if one.bias is not None:
-                yield one.bias
-        elif not isinstance(one, ColumnLinear | VocabularyEmbedding | ExpertMatrices):
-            own = one.named_parameters(recurse=False)
-            yield from (parameter for name, parameter in own if name not in OF_HEADS)
+    for layer in module.modules():
+        if isinstance(layer, RowLinear):
+            if layer.bias is not None:
+                yield layer.bias
+        elif not isinstance(layer, ColumnLinear | VocabularyEmbedding | ExpertMatrices):
+            named = layer.named_parameters(recurse=False)
+            yield from (parameter for name, parameter in named if name not in OF_HEADS)
 
 
 def parameters_of_own_tokens(module: nn.Module, *, splits_tokens: bool) -> Iterator[nn.Parameter]:
@@ -339,9 +339,9 @@ def parameters_of_own_tokens(module: nn.Module, *, splits_tokens: bool) -> Itera
     if splits_tokens:
         yield from shared_parameters(module)
         return
-    for one in module.modules():
-        if isinstance(one, SmallMatrix | HeadNorm):
-            yield from one.parameters(recurse=False)
+    for layer in module.modules():
+        if isinstance(layer, SmallMatrix | HeadNorm):
+            yield from layer.parameters(recurse=False)
 
 
 def own_rows(tokens: Tensor, rows: Size, rank: int) -> tuple[Tensor, Tensor]:
@@ -403,17 +403,17 @@ class TokenLosses(torch.autograd.Function):
         columns = logits.shape[-1]
         first = ranks.rank * columns
         used = min(max(ranks.size * columns - unused - first, 0), columns)
-        found = logits.new_empty((3, len(logits)), dtype=torch.float32)
-        sum_rows(found, logits, targets, first, used)
+        sums = logits.new_empty((3, len(logits)), dtype=torch.float32)
+        sum_rows(sums, logits, targets, first, used)
         if ranks.size > 1:
-            own = found[LARGEST].clone()
-            ranks.all_reduce_(found[LARGEST], "max")
-            found[TOTAL].mul_(own.sub_(found[LARGEST]).exp_())
-            ranks.all_reduce_(found[TOTAL:])
-        totals = found[TOTAL].log().add_(found[LARGEST])
+            largest = sums[LARGEST].clone()
+            ranks.all_reduce_(sums[LARGEST], "max")
+            sums[TOTAL].mul_(largest.sub_(sums[LARGEST]).exp_())
+            ranks.all_reduce_(sums[TOTAL:])
+        totals = sums[TOTAL].log().add_(sums[LARGEST])
         ctx.save_for_backward(logits, targets, totals)
         ctx.first, ctx.used = first, used
-        return totals - found[AT_TARGET]
+        return totals - sums[AT_TARGET]
 
     @staticmethod
     def backward(  # type: ignore[override]

@@ -135,11 +135,11 @@ def _norm_and_add_backward(
     """Gradients of a norm's input, with the ``residual``'s added, of its weight and its bias; a
     norm without a mean has none, and gives any tensor."""
     if x.shape[-1] <= WIDEST and (kernels := kernels_for(x)):
-        found: tuple[Tensor, Tensor, Tensor] = kernels.norm_backward(
+        gradients: tuple[Tensor, Tensor, Tensor] = kernels.norm_backward(
             *(gradient, x, reciprocal if mean is None else mean, reciprocal, weight, residual),
             centers=mean is not None,
         )
-        return found
+        return gradients
     if mean is None:
         of_x, of_weight = rms_norm_backward(gradient, x, reciprocal, weight)
         of_shift = x.new_empty(0)

@@ -105,11 +105,11 @@ class Embedding(nn.Module):
         x = self.tokens(tokens)
         if self.positions is not None:
             first = self.ranks.rank * x.shape[1] if self.ranks.splits_tokens else 0
-            own = slice(first, first + x.shape[1])
+            span = slice(first, first + x.shape[1])
             if self.places is None:
-                x = x + self.positions[own]
+                x = x + self.positions[span]
             else:
-                x = x + self.positions.index_select(0, self.places[own])
+                x = x + self.positions.index_select(0, self.places[span])
         return self.dropout(x if self.norm is None else self.norm(x))
 
 
@@ -280,9 +280,9 @@ class Block(nn.Module):
 
 def let_fuse(module: nn.Module) -> None:
     """Let blocks fuse residual additions with the norms after them."""
-    for one in module.modules():
-        if isinstance(one, Block):
-            one.fuses = True
+    for layer in module.modules():
+        if isinstance(layer, Block):
+            layer.fuses = True
 
 
 def _mixer(
@@ -433,8 +433,10 @@ class Head(nn.Module):
         for number, head in enumerate(self.further, start=1):
             assert isinstance(head, FurtherHead)
             x = head(x, self._vectors(targets[number - 1]))
-            own = targets[number]
-            losses = self._losses(x, head.last_norm, own) * (own.flatten() >= 0)
+            further_targets = targets[number]
+            losses = self._losses(x, head.last_norm, further_targets) * (
+                further_targets.flatten() >= 0
+            )
             # The last tokens of a sequence have no target this far ahead.
             share = self.length / (self.length - number)
             loss = loss + losses.mean() * (share * FURTHER_SHARE / len(self.further))
@@ -445,10 +447,10 @@ class Head(nn.Module):
             return self._losses_at_once(x, norm, targets)
         # With sequence parallelism, a chunk takes tokens from each rank's part of each sequence.
         parts = self.ranks.size if self.ranks.splits_tokens else 1
-        rows, own = x.shape[:2]
+        rows, length = x.shape[:2]
         each = max(1, self.chunk_tokens // (rows * parts)) if parts > 1 else self.chunk_tokens
         if parts == 1:
-            x, targets = x.reshape(1, rows * own, -1), targets.reshape(1, -1)
+            x, targets = x.reshape(1, rows * length, -1), targets.reshape(1, -1)
         places = targets.unflatten(1, (parts, -1))
         chunks = zip(x.split(each, 1), places.split(each, 2), strict=True)
 
@@ -513,9 +515,9 @@ class Transformer(nn.Module):
 
     def named_corrections(self) -> Iterator[tuple[str, Tensor]]:
         """Bias corrections of routers' expert scores, which have no gradient."""
-        for name, one in self.named_buffers():
+        for name, buffer in self.named_buffers():
             if name.endswith(CORRECTION):
-                yield name, one
+                yield name, buffer
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Mean loss, or logits without ``targets``."""
