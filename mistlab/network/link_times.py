@@ -95,9 +95,9 @@ class TierTimes:
         """The indices of the tiers above the network, up to the one that joins all nodes."""
         return range(ABOVE, self.network.joins(self.nodes) + 1)
 
-    def latency_s(self, place: int = NETWORK) -> float:
+    def latency_s(self, index: int = NETWORK) -> float:
         """The latency of a message through the tier at this index."""
-        return self.network.latency_s(place, NETWORK_HOP_S)
+        return self.network.latency_s(index, NETWORK_HOP_S)
 
     def collective(self, kind: str, link: LinkTime, shape: GroupSpread) -> LinkTime:
         """The time of a collective, from that over nodes alone: by a ring or, for all-reduces, by a
@@ -106,16 +106,16 @@ class TierTimes:
         passes = 2.0 if kind == "all_reduce" else 1.0
         tree, ring = link.instead, passes * (shape.ranks - 1) / shape.ranks
         slower = self._slower(link, ring, shape)
-        for place, units in self._crossed(shape):
-            tier = self.network.tiers[place]
-            groups = self._gpus_of_unit(place) * units / shape.ranks
+        for index, units in self._crossed(shape):
+            tier = self.network.tiers[index]
+            groups = self._gpus_of_unit(index) * units / shape.ranks
             hops, crossings = units - 1, 1.0
             if tier.scattered:
                 # The nodes of a unit are not consecutive in the ring, so each sends to another
                 # unit.
                 hops, crossings = shape.nodes - 1, shape.nodes / units
-            s_per_byte = slower * ring * groups * crossings / self._bytes_per_s(place)
-            later_s = self._later_s(place)
+            s_per_byte = slower * ring * groups * crossings / self._bytes_per_s(index)
+            later_s = self._later_s(index)
             link = replace(link, latency_s=link.latency_s + passes * hops * later_s)
             link = link.at_least(s_per_byte, tier.name)
             if tree is not None:
@@ -132,9 +132,9 @@ class TierTimes:
         ``inside`` each node, from that of a ring over nodes alone; None if one of the tiers cannot
         reduce.
         """
-        crossed = [NETWORK, *(place for place, _ in self._crossed(shape))]
+        crossed = [NETWORK, *(index for index, _ in self._crossed(shape))]
         tiers = self.network.tiers
-        if shape.nodes == 1 or not all(tiers[place].reduces for place in crossed):
+        if shape.nodes == 1 or not all(tiers[index].reduces for index in crossed):
             return None
         # A partial sum goes up to the highest switch, and the result comes down.
         latency_s = inside.latency_s + 2 * self.latency_s(crossed[-1])
@@ -142,9 +142,9 @@ class TierTimes:
         node = slower * self.gpus_per_node / shape.gpus_in_node / self.node_bytes_per_s
         link = LinkTime(latency_s=latency_s, s_per_byte=inside.s_per_byte, tier=inside.tier)
         link = link.at_least(node, tiers[NETWORK].name)
-        for place, units in self._crossed(shape):
-            groups = slower * self._gpus_of_unit(place) * units / shape.ranks
-            link = link.at_least(groups / self._bytes_per_s(place), tiers[place].name)
+        for index, units in self._crossed(shape):
+            groups = slower * self._gpus_of_unit(index) * units / shape.ranks
+            link = link.at_least(groups / self._bytes_per_s(index), tiers[index].name)
         return link
 
     def _slower(self, link: LinkTime, ring: float, shape: GroupSpread) -> float:
@@ -159,11 +159,11 @@ class TierTimes:
         others concurrently, but to units above only to the ``reached`` share.
         """
         ranks = shape.ranks
-        for place, units in self._crossed(shape):
+        for index, units in self._crossed(shape):
             elsewhere = reached * (1 - 1 / units)
-            share = self._gpus_of_unit(place) / self._bytes_per_s(place)
-            link = replace(link, latency_s=link.latency_s + self._later_s(place))
-            link = link.at_least(elsewhere * share, self.network.tiers[place].name)
+            share = self._gpus_of_unit(index) / self._bytes_per_s(index)
+            link = replace(link, latency_s=link.latency_s + self._later_s(index))
+            link = link.at_least(elsewhere * share, self.network.tiers[index].name)
         if self._leaves_rails and shape.nodes > 1 and shape.gpus_in_node > 1:
             # Messages to other positions of other nodes cannot stay on a rail.
             others = reached * (shape.nodes - 1) * (shape.gpus_in_node - 1) / ranks
@@ -176,37 +176,37 @@ class TierTimes:
         """Whether messages to other positions of other nodes are forwarded inside nodes."""
         return self.network.between.rails and not self._leaves_rails
 
-    def send(self, link: LinkTime, place: int, senders: int) -> LinkTime:
+    def send(self, link: LinkTime, index: int, senders: int) -> LinkTime:
         """The time of a send through the tier at this index, while this many GPUs of a stage send,
         from that between two nodes.
         """
         if link.instead is not None:
-            link = replace(link, instead=self.send(link.instead, place, senders))
-        for one in range(ABOVE, place + 1):
-            at_once = min(float(senders), self._gpus_of_unit(one))
-            link = replace(link, latency_s=link.latency_s + self._later_s(one))
-            link = link.at_least(at_once / self._bytes_per_s(one), self.network.tiers[one].name)
+            link = replace(link, instead=self.send(link.instead, index, senders))
+        for level in range(ABOVE, index + 1):
+            at_once = min(float(senders), self._gpus_of_unit(level))
+            link = replace(link, latency_s=link.latency_s + self._later_s(level))
+            link = link.at_least(at_once / self._bytes_per_s(level), self.network.tiers[level].name)
         return link
 
-    def parts_of_units(self, link: LinkTime, place: int, senders: int) -> list[float]:
+    def parts_of_units(self, link: LinkTime, index: int, senders: int) -> list[float]:
         """The shares of the links of a unit into each tier above the network, up to the one at this
-        place, that a ``link`` takes by which so many GPUs of a stage send; the lowest tier first.
+        index, that a ``link`` takes by which so many GPUs of a stage send; the lowest tier first.
         """
         return [
-            min(float(senders), self._gpus_of_unit(one))
-            / (link.s_per_byte * self._bytes_per_s(one))
-            for one in range(ABOVE, place + 1)
+            min(float(senders), self._gpus_of_unit(level))
+            / (link.s_per_byte * self._bytes_per_s(level))
+            for level in range(ABOVE, index + 1)
         ]
 
     def to_offset(self, link: LinkTime, shape: GroupSpread, away: int) -> LinkTime:
         """The time in which each rank of groups of a shape sends to the rank at an offset, all
         concurrently, from that between two nodes.
         """
-        for place, units in self._crossed(shape):
-            gpus = self._gpus_of_unit(place)
+        for index, units in self._crossed(shape):
+            gpus = self._gpus_of_unit(index)
             at_once = min(away * gpus * units / shape.ranks, gpus)
-            link = replace(link, latency_s=link.latency_s + self._later_s(place))
-            link = link.at_least(at_once / self._bytes_per_s(place), self.network.tiers[place].name)
+            link = replace(link, latency_s=link.latency_s + self._later_s(index))
+            link = link.at_least(at_once / self._bytes_per_s(index), self.network.tiers[index].name)
         return link
 
     def place_of(self, shape: GroupSpread) -> int:
@@ -221,14 +221,14 @@ class TierTimes:
         apart = [place for place in self.places if np.ptp(self.units_of(ends, place))]
         return self.send(link, max(apart, default=NETWORK), senders)
 
-    def units_of(self, nodes: Ints, place: int) -> Ints:
+    def units_of(self, nodes: Ints, index: int) -> Ints:
         """The index of each node's unit, among those that the tier at this index joins."""
         network = self.network
         number, within = np.zeros_like(nodes), nodes
-        for one in range(network.joins(self.nodes), place - 1, -1):
-            below = network.nodes_below(one)
-            units = network.tiers[one].gpus // network.node.gpus // below
-            if network.tiers[one].scattered:
+        for level in range(network.joins(self.nodes), index - 1, -1):
+            below = network.nodes_below(level)
+            units = network.tiers[level].gpus // network.node.gpus // below
+            if network.tiers[level].scattered:
                 within, unit = np.divmod(within, units)
             else:
                 unit, within = np.divmod(within, below)
@@ -240,25 +240,25 @@ class TierTimes:
         many positions further; ``NODE`` if all stay inside nodes.
         """
         gpus = self.gpus_per_node
-        found = np.full_like(first, NODE)
-        found[(first + 2 * ranks - 1) // gpus != first // gpus] = NETWORK
+        highest = np.full_like(first, NODE)
+        highest[(first + 2 * ranks - 1) // gpus != first // gpus] = NETWORK
         if self._leaves_rails:
-            found[(found == NETWORK) & (ranks % gpus != 0)] = ABOVE
-        for place in self.places:
-            if self.network.tiers[place].scattered:
-                leaves = self._apart(first, first + ranks, place)
+            highest[(highest == NETWORK) & (ranks % gpus != 0)] = ABOVE
+        for index in self.places:
+            if self.network.tiers[index].scattered:
+                leaves = self._apart(first, first + ranks, index)
                 last = first + ranks - 1
-                leaves |= self._apart(last, last + ranks, place)
+                leaves |= self._apart(last, last + ranks, index)
             else:
-                leaves = self._apart(first, first + 2 * ranks - 1, place)
-            found[leaves] = place
-        return found
+                leaves = self._apart(first, first + 2 * ranks - 1, index)
+            highest[leaves] = index
+        return highest
 
-    def _apart(self, here: Ints, there: Ints, place: int) -> Bools:
+    def _apart(self, here: Ints, there: Ints, index: int) -> Bools:
         """Whether these ranks are in two of the units that the tier at an index joins."""
         gpus = self.gpus_per_node
-        one, other = (self.units_of(ranks // gpus, place) for ranks in (here, there))
-        return np.asarray(one != other)
+        here_units, there_units = (self.units_of(ranks // gpus, index) for ranks in (here, there))
+        return np.asarray(here_units != there_units)
 
     @property
     def _leaves_rails(self) -> bool:
@@ -271,14 +271,14 @@ class TierTimes:
         several = zip(self.places, shape.units, strict=False)
         return [(place, units) for place, units in several if units > 1]
 
-    def _gpus_of_unit(self, place: int) -> float:
+    def _gpus_of_unit(self, index: int) -> float:
         """The mean number of used GPUs in the units that the tier at this index joins."""
-        units = math.ceil(self.nodes / self.network.nodes_below(place))
+        units = math.ceil(self.nodes / self.network.nodes_below(index))
         return self.nodes * self.gpus_per_node / units
 
-    def _bytes_per_s(self, place: int) -> float:
-        return self.network.bytes_per_s(place, self.node_bytes_per_s)
+    def _bytes_per_s(self, index: int) -> float:
+        return self.network.bytes_per_s(index, self.node_bytes_per_s)
 
-    def _later_s(self, place: int) -> float:
+    def _later_s(self, index: int) -> float:
         """The additional latency of a message through a tier, compared with the tier below."""
-        return self.latency_s(place) - self.latency_s(place - 1)
+        return self.latency_s(index) - self.latency_s(index - 1)

@@ -61,20 +61,20 @@ class Network:
         if len(self.tiers) <= NETWORK:
             problem = f"{len(self.tiers)} alone: give that of a node and one between nodes at least"
             refuse("tiers", problem)
-        for place, tier in enumerate(self.tiers):
-            with within(f"tiers.{place}"):
-                self._check_name(place)
-                _check_place(tier, place)
-                if place > NODE:
-                    _check_nests(self.tiers[place - 1], tier)
-        told = [place for place, one in enumerate(self.tiers) if one.latency_us is not None]
-        for below, place in pairwise(told):
-            _check_latency(self.tiers[below], self.tiers[place], place)
+        for index, tier in enumerate(self.tiers):
+            with within(f"tiers.{index}"):
+                self._check_name(index)
+                _check_place(tier, index)
+                if index > NODE:
+                    _check_nests(self.tiers[index - 1], tier)
+        stated = [index for index, one in enumerate(self.tiers) if one.latency_us is not None]
+        for below, index in pairwise(stated):
+            _check_latency(self.tiers[below], self.tiers[index], index)
 
-    def _check_name(self, place: int) -> None:
+    def _check_name(self, index: int) -> None:
         names = [tier.name for tier in self.tiers]
-        if not names[place].strip() or names.index(names[place]) < place:
-            refuse("name", f"{names[place]!r} names no tier alone: give another name")
+        if not names[index].strip() or names.index(names[index]) < index:
+            refuse("name", f"{names[index]!r} names no tier alone: give another name")
 
     @property
     def node(self) -> Tier:
@@ -91,9 +91,9 @@ class Network:
         """The number of connected nodes."""
         return self.tiers[-1].gpus // self.node.gpus
 
-    def nodes_below(self, place: int) -> int:
+    def nodes_below(self, index: int) -> int:
         """The number of nodes in a unit that the tier at this index joins."""
-        return self.tiers[place - 1].gpus // self.node.gpus
+        return self.tiers[index - 1].gpus // self.node.gpus
 
     def nodes_alike(self, nodes: int) -> int:
         """The distance in nodes after which placement repeats among the first ``nodes``: equal
@@ -112,55 +112,55 @@ class Network:
         )
         return next(wide, len(self.tiers) - 1)
 
-    def bytes_per_s(self, place: int, node_bytes_per_s: float) -> float:
+    def bytes_per_s(self, index: int, node_bytes_per_s: float) -> float:
         """The rate at which a unit sends into the tier at this index from ``NETWORK`` on, given the
         rate of a node into the network.
         """
-        if place == NETWORK:
+        if index == NETWORK:
             return node_bytes_per_s
-        tier = self.tiers[place]
+        tier = self.tiers[index]
         if tier.gbytes_per_s is not None:
             return tier.gbytes_per_s * GBYTES
-        units = self.tiers[place - 1].gpus // self.tiers[place - 2].gpus
-        below = self.bytes_per_s(place - 1, node_bytes_per_s)
+        units = self.tiers[index - 1].gpus // self.tiers[index - 2].gpus
+        below = self.bytes_per_s(index - 1, node_bytes_per_s)
         return units * below / (tier.oversubscription or 1.0)
 
-    def latency_s(self, place: int, of_network_s: float) -> float:
+    def latency_s(self, index: int, of_network_s: float) -> float:
         """The latency of a message through the tier at this index, given that between two nodes:
         the stated one of the highest tier up to it that states one.
         """
-        told = (self.tiers[one].latency_us for one in range(place, NODE, -1))
-        found = next((one for one in told if one is not None), None)
-        return of_network_s if found is None else found * MICROSECONDS
+        stated = (self.tiers[one].latency_us for one in range(index, NODE, -1))
+        latency_us = next((one for one in stated if one is not None), None)
+        return of_network_s if latency_us is None else latency_us * MICROSECONDS
 
 
 def _check_nests(below: Tier, tier: Tier) -> None:
     """Refuse a tier whose units are not several whole units of the tier below."""
-    words = f"{tier.gpus} of tier {tier.name}"
+    subject = f"{tier.gpus} of tier {tier.name}"
     if tier.gpus % below.gpus:
         down = tier.gpus // below.gpus * below.gpus
         near = " or ".join(f"{one}" for one in (down, down + below.gpus) if one)
-        problem = f"{words} do not nest: units of tier {below.name} have {below.gpus} GPUs"
+        problem = f"{subject} do not nest: units of tier {below.name} have {below.gpus} GPUs"
         refuse("gpus", f"{problem}, so give a multiple of that, such as {near}")
     if tier.gpus == below.gpus:
-        problem = f"{words} are one unit of tier {below.name}"
+        problem = f"{subject} are one unit of tier {below.name}"
         refuse("gpus", f"{problem}: give several, or leave the tier out")
 
 
-def _check_latency(below: Tier, tier: Tier, place: int) -> None:
+def _check_latency(below: Tier, tier: Tier, index: int) -> None:
     """Refuse a latency below that of a lower tier."""
-    least, own = below.latency_us or 0.0, tier.latency_us or 0.0
-    if own < least:
-        problem = f"{own:g} is less than the {least:g} of tier {below.name}"
+    least, stated = below.latency_us or 0.0, tier.latency_us or 0.0
+    if stated < least:
+        problem = f"{stated:g} is less than the {least:g} of tier {below.name}"
         refuse(
-            f"tiers.{place}.latency_us",
+            f"tiers.{index}.latency_us",
             f"{problem}, through which its messages pass: give at least that",
         )
 
 
-def _check_place(tier: Tier, place: int) -> None:
+def _check_place(tier: Tier, index: int) -> None:
     """Refuse fields that a tier at this index cannot have, and rates stated twice or not at all."""
-    if place == NODE:
+    if index == NODE:
         if tier.gpus > MOST_GPUS_OF_NODE:
             problem = f"{tier.gpus} is more than any node has: give the GPUs of a node first"
             refuse("gpus", problem)
@@ -168,23 +168,23 @@ def _check_place(tier: Tier, place: int) -> None:
             if getattr(tier, name):
                 refuse(name, f"{tier.name} is the tier inside a node: leave it out")
         return
-    if tier.rails and place != NETWORK:
+    if tier.rails and index != NETWORK:
         refuse("rails", "nodes alone have rails: give them to the second tier")
     if not tier.forwards and not tier.rails:
         refuse("forwards", f"{tier.name} has no rails: leave it out")
-    if tier.scattered and place == NETWORK:
+    if tier.scattered and index == NETWORK:
         refuse("scattered", "nodes are numbered over units of a tier above: give it there")
-    _check_rate(tier, place)
+    _check_rate(tier, index)
 
 
-def _check_rate(tier: Tier, place: int) -> None:
+def _check_rate(tier: Tier, index: int) -> None:
     """Refuse a rate between units that is stated twice or not at all."""
     over, rate = tier.oversubscription, tier.gbytes_per_s
-    if place == NETWORK and over is not None:
+    if index == NETWORK and over is not None:
         problem = "GPUs do not send into it themselves: give gbytes_per_s of a node"
         refuse("oversubscription", problem)
     if over is not None and rate is not None:
         refuse("oversubscription", f"{over:g}, and gbytes_per_s says the rate: leave one out")
-    if place > NETWORK and over is None and rate is None:
+    if index > NETWORK and over is None and rate is None:
         problem = "missing: give 1 for links as fast as all below, or gbytes_per_s"
         refuse("oversubscription", problem)
