@@ -55,9 +55,9 @@ def with_loss_again(stored: StoredGraph) -> StoredGraph:
     """The graph of a model whose head recomputes its forward pass before its backward pass."""
     graph = stored.mapping
     again = [
-        {**one, "phase": "backward"}
-        for one in graph["head"]["operators"]
-        if one["phase"] == "forward"
+        {**operator, "phase": "backward"}
+        for operator in graph["head"]["operators"]
+        if operator["phase"] == "forward"
     ]
     head = {**graph["head"], "operators": [*graph["head"]["operators"], *again]}
     return StoredGraph.of({**graph, "head": head}, stored.where)
@@ -90,8 +90,11 @@ ADAPTER = "mistlab.adapter"
 def _beside(block: Plain, parts: tuple[str, ...], gates: int) -> Iterator[Plain]:
     """The operators by which adapters stand beside their products: thin products as what they move,
     which is all of their time."""
-    for one, side_by_side in _adapted_products(block, parts, gates):
-        wide, result = next(shape for shape in one["inputs"] if len(shape) > 1), one["outputs"][0]
+    for product, side_by_side in _adapted_products(block, parts, gates):
+        wide, result = (
+            next(shape for shape in product["inputs"] if len(shape) > 1),
+            product["outputs"][0],
+        )
         for phase, moves in _ADAPTER_MOVES.items():
             read, written = (
                 f"{2 * side_by_side * of_input}*{numel(wide)} + {2 * of_result}*{numel(result)}"
@@ -101,7 +104,7 @@ def _beside(block: Plain, parts: tuple[str, ...], gates: int) -> Iterator[Plain]
                 "name": ADAPTER,
                 "kind": "elementwise",
                 "phase": phase,
-                "module": one["module"],
+                "module": product["module"],
                 "dtype": _OF_ADAPTERS,
                 "inputs": [wide],
                 "outputs": [result],
@@ -118,12 +121,14 @@ def _adapted_products(
     matrices = {
         one["name"].removesuffix(".weight") for one in block["parameters"] if len(one["shape"]) > 1
     }
-    for one in block["operators"]:
-        module = one["module"]
-        is_product = one["phase"] == "forward" and one["kind"] == "matmul" and module in matrices
+    for operator in block["operators"]:
+        module = operator["module"]
+        is_product = (
+            operator["phase"] == "forward" and operator["kind"] == "matmul" and module in matrices
+        )
         if is_product and module.startswith(parts) and not module.endswith(".router"):
             splits_rows = module.endswith((_QUERIES[0], _FIRST))
-            yield one, _QUERIES[1] if module == _QUERIES[0] else gates if splits_rows else 1
+            yield operator, _QUERIES[1] if module == _QUERIES[0] else gates if splits_rows else 1
 
 
 def _kept(layer: Plain, parts: tuple[str, ...]) -> Iterator[Plain]:
@@ -149,14 +154,14 @@ def _inputs(layer: Plain) -> Iterator[Plain]:
 def _thin(block: Plain, parts: tuple[str, ...], gates: int) -> Iterator[Plain]:
     """The low-rank products that adapters keep."""
     own_tokens = next(one["shape"][:-1] for one in block["saved"] if one["is_input"])
-    for one, side_by_side in _adapted_products(block, parts, gates):
-        module = one["module"]
+    for product, side_by_side in _adapted_products(block, parts, gates):
+        module = product["module"]
         # A bias is the first input.
-        rows = next(shape[0] for shape in one["inputs"] if len(shape) > 1)
+        rows = next(shape[0] for shape in product["inputs"] if len(shape) > 1)
         splits_rows = module.endswith((_QUERIES[0], _FIRST))
-        own = [*own_tokens] if splits_rows and not module.startswith("experts.") else [rows]
-        shape = [*own, f"{side_by_side}*{RANK}" if side_by_side > 1 else RANK]
-        dtype = _OF_ADAPTERS if one["dtype"] in _OF_FEW_BITS else one["dtype"]
+        leading = [*own_tokens] if splits_rows and not module.startswith("experts.") else [rows]
+        shape = [*leading, f"{side_by_side}*{RANK}" if side_by_side > 1 else RANK]
+        dtype = _OF_ADAPTERS if product["dtype"] in _OF_FEW_BITS else product["dtype"]
         yield {
             "module": module,
             "shape": shape,
@@ -232,11 +237,11 @@ def _keeping(layer: Plain, kept_by: str) -> Plain:
 def _tiled(layer: Plain) -> Plain:
     """A layer whose feed-forward network runs tile by tile."""
 
-    def tile(one: Plain) -> Plain:
-        size = one["size_bytes"]
+    def tile(tensor: Plain) -> Plain:
+        size = tensor["size_bytes"]
         for whole, part in _TILES:
             size = size.replace(whole, part)
-        return {**one, "size_bytes": size}
+        return {**tensor, "size_bytes": size}
 
     return {**layer, **{name: [tile(one) for one in layer[name]] for name in ("saved", "peaks")}}
 
@@ -251,9 +256,9 @@ def _kept_more(operator: Plain, kept_by: str) -> Iterator[Plain]:
         yield _tensor(operator, operator["outputs"][0], _OF_GATE)
     if operator["kind"] == "attention":
         queries, *others = operator["inputs"][:3]
-        for own in others:
-            if own != queries:
-                yield _tensor(operator, queries, 2, less=own)
+        for other in others:
+            if other != queries:
+                yield _tensor(operator, queries, 2, less=other)
 
 
 def _tensor(operator: Plain, shape: Sequence[str], width: int, less: Sequence[str] = ()) -> Plain:

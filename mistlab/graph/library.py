@@ -161,8 +161,8 @@ def _name(parts: tuple[str, ...], last: tuple[str, ...]) -> str:
     if parts == last:
         return BLOCK
     differs = {*parts} ^ {*last}
-    words = ["dense"] * ("experts" in differs) + ["windowed"] * ("window" in differs)
-    return " ".join(words)
+    traits = ["dense"] * ("experts" in differs) + ["windowed"] * ("window" in differs)
+    return " ".join(traits)
 
 
 # Masks of candidates whose sizes a layer graph supports.
@@ -171,8 +171,10 @@ def _name(parts: tuple[str, ...], last: tuple[str, ...]) -> str:
 def remainders(conditions: Sequence[Condition], columns: tuple[str, ...]) -> Compiled:
     """The remainders of all divisibility conditions, as sums; zero where a size divides."""
     left_over = {
-        f"{one.size} over {one.divisor}": Sum.named(f"numpy.mod({one.size}, {one.divisor})")
-        for one in conditions
+        f"{condition.size} over {condition.divisor}": Sum.named(
+            f"numpy.mod({condition.size}, {condition.divisor})"
+        )
+        for condition in conditions
     }
     return compile_sums(left_over, columns=columns)
 
@@ -388,8 +390,8 @@ def graph_of(
     if model.family == "custom":
         traced = _traced(workload, precision)
         return _kept_by(traced, workload, kept_by)
-    found = _of_family(workload, precision, sequence_parallel=False, kept_by=kept_by)
-    return as_trained(found, workload, fuses_loss=fuses_loss, quantised_inputs=quantised_inputs)
+    graph = _of_family(workload, precision, sequence_parallel=False, kept_by=kept_by)
+    return as_trained(graph, workload, fuses_loss=fuses_loss, quantised_inputs=quantised_inputs)
 
 
 def sequence_graph_of(
@@ -405,22 +407,22 @@ def sequence_graph_of(
     if workload.model.family == "custom":
         return None
     precision = "single" if workload.precision == "fp32" else "half"
-    found = _of_family(workload, precision, sequence_parallel=True, kept_by=kept_by)
-    return as_trained(found, workload, fuses_loss=fuses_loss, quantised_inputs=quantised_inputs)
+    graph = _of_family(workload, precision, sequence_parallel=True, kept_by=kept_by)
+    return as_trained(graph, workload, fuses_loss=fuses_loss, quantised_inputs=quantised_inputs)
 
 
-def _kept_by(found: StoredGraph, workload: Workload, kept_by: str) -> StoredGraph:
+def _kept_by(graph: StoredGraph, workload: Workload, kept_by: str) -> StoredGraph:
     """A graph in a workload's precision, with the tensors that these kernels keep."""
-    made = in_precision(found, workload.precision, keeps_wide=bool(kept_by))
+    made = in_precision(graph, workload.precision, keeps_wide=bool(kept_by))
     return kept_by_torch(made, kept_by) if kept_by else made
 
 
 def as_trained(
-    found: StoredGraph, workload: Workload, *, fuses_loss: bool, quantised_inputs: int = 0
+    graph: StoredGraph, workload: Workload, *, fuses_loss: bool, quantised_inputs: int = 0
 ) -> StoredGraph:
     """A family's graph with the engine's loss, multi-token prediction heads, and adapters."""
     model = workload.model
-    made = with_fused_loss(found) if fuses_loss else found
+    made = with_fused_loss(graph) if fuses_loss else graph
     if model.further_tokens:
         made = with_further_tokens(made, model.further_tokens, tied=model.tied_embeddings)
     if workload.train == "all":
@@ -438,7 +440,7 @@ def _of_family(
     """The graph of a model of a family, with all of its kinds of blocks."""
     model = _seen(workload)
     kinds = kinds_of(model)
-    own = Variant(
+    common = Variant(
         family=model.family,
         attention=workload.attention,
         precision=precision,
@@ -447,7 +449,7 @@ def _of_family(
         sequence_parallel=sequence_parallel,
         whole_shares=workload.attention == "math" and model.dropout > model.dropped_shares == 0,
     )
-    of_kinds = {name: replace(own, parts=parts) for name, parts in kinds.parts.items()}
+    of_kinds = {name: replace(common, parts=parts) for name, parts in kinds.parts.items()}
     for variant in of_kinds.values():
         if _of(variant) is None or not _has_known_structure(model):
             reject(
@@ -457,32 +459,32 @@ def _of_family(
                 "MODEL.yaml having the mapping"
             )
     if len(of_kinds) == 1:
-        found = _known(of_kinds[BLOCK])
+        graph = _known(of_kinds[BLOCK])
     else:
-        found = replace(_with_kinds(tuple(of_kinds.items())), turns=kinds.pattern)
-    return _kept_by(found, workload, kept_by)
+        graph = replace(_with_kinds(tuple(of_kinds.items())), turns=kinds.pattern)
+    return _kept_by(graph, workload, kept_by)
 
 
 @cache
 def _with_kinds(variants_of_kinds: tuple[tuple[str, Variant], ...]) -> StoredGraph:
     """The graph of a model with several kinds of blocks, in order of appearance."""
-    own = dict(variants_of_kinds)
-    graph = _known(own[BLOCK]).mapping
-    others = {name: _known(variant).mapping for name, variant in own.items() if name != BLOCK}
+    variants = dict(variants_of_kinds)
+    graph = _known(variants[BLOCK]).mapping
+    others = {name: _known(variant).mapping for name, variant in variants.items() if name != BLOCK}
     conditions = [*graph["conditions"], *(one for g in others.values() for one in g["conditions"])]
     mapping = {
         **graph,
         "further_blocks": [{**g["block"], "name": name} for name, g in others.items()],
-        "pattern": [*own],
+        "pattern": [*variants],
         "conditions": [one for i, one in enumerate(conditions) if one not in conditions[:i]],
     }
     return StoredGraph.of(mapping, graph["name"])
 
 
 def _known(variant: Variant) -> StoredGraph:
-    found = _of(variant)
-    assert found is not None, variant.name
-    return found
+    graph = _of(variant)
+    assert graph is not None, variant.name
+    return graph
 
 
 def _has_known_structure(model: ModelSpec) -> bool:

@@ -67,10 +67,10 @@ def optimizer(blocks: Parameters, ends: Parameters, memory: EngineMemory) -> Sta
     """The bytes of optimizer states; sharded from ZeRO-1 on. States of outer steps stay on the
     device.
     """
-    own = _states(blocks, ends, memory.optimizer, level=1, ratio="wo")
+    states = _states(blocks, ends, memory.optimizer, level=1, ratio="wo")
     if not memory.outer:
-        return own
-    return replace(own, device=own.device + sharded(blocks + ends, level=1) * memory.outer)
+        return states
+    return replace(states, device=states.device + sharded(blocks + ends, level=1) * memory.outer)
 
 
 def sharded(whole: Parameters, *, level: int) -> sympy.Expr:
@@ -431,13 +431,13 @@ def _between(blocks: Sequence[_Treated], all_kept: sympy.Expr, peak: str) -> Ite
     at which that block runs, if their peak can be higher.
     """
     for number in range(1, len(blocks)):
-        before, own, after = blocks[:number], blocks[number], blocks[number:]
+        before, block, after = blocks[:number], blocks[number], blocks[number:]
         beside = _last(before, "saved_bytes")
-        is_there = sympy.And(own.count > 0, sympy.Add(*(one.count for one in after)) < L)
+        is_there = sympy.And(block.count > 0, sympy.Add(*(one.count for one in after)) < L)
         gone = all_kept - (1 - wa) * _kept(after)
-        running = gone + wa * beside + getattr(own.layer, peak)
+        running = gone + wa * beside + getattr(block.layer, peak)
         yield sympy.Piecewise((running, is_there), (0, True))
-        if not own.peaks_as_plain:
+        if not block.peaks_as_plain:
             running = gone - (1 - 2 * wa) * beside + _last(before, peak)
             yield sympy.Piecewise((running, is_there), (0, True))
 

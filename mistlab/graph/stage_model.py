@@ -166,7 +166,7 @@ class StageModel:
             "buffers_bytes": of.buffers,
         }
         held = sum(states.values())
-        own = {
+        figures = {
             **states,
             "held_bytes": held,
             "host_bytes": of.host,
@@ -175,7 +175,7 @@ class StageModel:
             "backward_peak_bytes": held,
             "step_peak_bytes": held + of.step_buffer,
         }
-        return {name: value + own.get(name, 0.0) for name, value in values.items()}
+        return {name: value + figures.get(name, 0.0) for name, value in values.items()}
 
     def _sizes_of(self, batch: StageBatch) -> tuple[_Sizes, Ints]:
         """The distinct sizes of the candidates, and the index of each candidate's sizes."""
@@ -183,13 +183,13 @@ class StageModel:
         if len(self.types.pattern) == 1:
             return self._known([batch.value(name) for name in names], self._sizes)
         # Stages with alternating kinds of blocks are too many for a table.
-        own = self.types.columns
-        found = distinct_rows([batch.value(name) for name in (*names, *own)])
-        known, rows = self._known(found.columns[: len(names)], self._sizes)
+        kinds = self.types.columns
+        distinct = distinct_rows([batch.value(name) for name in (*names, *kinds)])
+        known, rows = self._known(distinct.columns[: len(names)], self._sizes)
         table = {name: column[rows] for name, column in known.table.items()}
-        stages = dict(zip(own, found.columns[len(names) :], strict=True))
+        stages = dict(zip(kinds, distinct.columns[len(names) :], strict=True))
         table |= sums_of_blocks(self.types, table, stages)
-        return _Sizes(feasible=known.feasible[rows], table=table), found.index
+        return _Sizes(feasible=known.feasible[rows], table=table), distinct.index
 
     def _sizes(self, degrees: Sequence[NDArray[Any]]) -> _Sizes:
         """All sizes, and the sums of layers of these sizes, for columns of candidates' sizes."""

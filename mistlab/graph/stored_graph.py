@@ -526,9 +526,9 @@ def _forward(logits: Plain, reduced: Plain, width: int) -> list[Plain]:
     """Forward: one pass, the maximum over ranks, the sums over ranks, and the losses."""
     ((rows, columns),) = logits["inputs"]
     size = f"{width}*({rows})*({columns})"
-    found = {**logits, "name": _SUMS, "dtype": "float32"}
-    found |= {"inputs": [[rows, columns], [rows]], "outputs": [["3", rows]]}
-    found |= {"read_bytes": f"{size} + 8*{rows}", "written_bytes": f"12*{rows}"}
+    sums = {**logits, "name": _SUMS, "dtype": "float32"}
+    sums |= {"inputs": [[rows, columns], [rows]], "outputs": [["3", rows]]}
+    sums |= {"read_bytes": f"{size} + 8*{rows}", "written_bytes": f"12*{rows}"}
     collectives = [
         {
             **reduced,
@@ -555,7 +555,7 @@ def _forward(logits: Plain, reduced: Plain, width: int) -> list[Plain]:
         }
         for name, operands in (("aten.log", 1), ("aten.add_", 2), ("aten.sub", 2))
     ]
-    return [found, *collectives, *vectors]
+    return [sums, *collectives, *vectors]
 
 
 def _backward(last: Plain, width: int) -> Plain:
@@ -586,13 +586,13 @@ def _without_second(head: Plain, width: int) -> list[Plain]:
     (forward, *_) = (one for one in head["peaks"] if _has(one, f"{2 * width}*V*b*s/tp"))
     return [
         {
-            **one,
+            **moment,
             "operator": _SUMS,
-            "size_bytes": f"{one['size_bytes']} - {width}*V*b*s/tp",
+            "size_bytes": f"{moment['size_bytes']} - {width}*V*b*s/tp",
         }
-        if one is forward
-        else one
-        for one in head["peaks"]
+        if moment is forward
+        else moment
+        for moment in head["peaks"]
     ]
 
 

@@ -201,9 +201,13 @@ def by_graph(plain: Compiled, other: Callable[[GraphChoice], Compiled], columns:
     values = plain(columns)
     for choice in choices:
         if any(choice):
-            own = np.all([one == value for one, value in zip(chosen, choice, strict=True)], axis=0)
+            matching = np.all(
+                [one == value for one, value in zip(chosen, choice, strict=True)], axis=0
+            )
             compiled = _same_names(other(choice), plain)
-            values[:, own] = compiled({name: column[own] for name, column in columns.items()})
+            values[:, matching] = compiled(
+                {name: column[matching] for name, column in columns.items()}
+            )
     return values
 
 

@@ -57,7 +57,7 @@ class Group(Channel, Protocol):
     def all_gather(self, whole: Tensor, part: Tensor) -> Pending | None:
         """Fill ``whole`` with every rank's part in order of rank.
 
-        ``own`` is this rank's part; it may be a view of its place in ``whole``.
+        ``part`` is this rank's part; it may be a view of its place in ``whole``.
         """
 
     def reduce_scatter(self, whole: Tensor, into: Tensor | None = None) -> Pending | None:
@@ -85,7 +85,7 @@ class Alone:
         """Does nothing."""
 
     def all_gather(self, whole: Tensor, part: Tensor) -> None:
-        """Copy ``own`` into ``whole``, unless it is there already."""
+        """Copy ``part`` into ``whole``, unless it is there already."""
         # Tensors without memory have no address.
         places = [(one.untyped_storage()._cdata, one.storage_offset()) for one in (part, whole)]
         if places[0] != places[1]:

@@ -48,12 +48,12 @@ MOMENT_S = 0.01
 
 def attempt_store(rank: int, size: int, timeout_s: float) -> Store | None:
     """A store that only this attempt uses; None if the launcher provides no store."""
-    said = os.environ
-    if said.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+    environment = os.environ
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     lent = TCPStore(
-        said["MASTER_ADDR"],
-        int(said["MASTER_PORT"]),
+        environment["MASTER_ADDR"],
+        int(environment["MASTER_PORT"]),
         is_master=False,
         timeout=timedelta(seconds=timeout_s),
     )
@@ -62,12 +62,12 @@ def attempt_store(rank: int, size: int, timeout_s: float) -> Store | None:
 
 def attempt_name(store: Store, rank: int, size: int, timeout_s: float) -> str:
     """A name on which all processes of this attempt agree, and that no other attempt has."""
-    own = uuid4().hex
+    token = uuid4().hex
     if rank == 0:
-        _answer_all(store, own, size, timeout_s)
-        return own
-    store.set(_greeting(rank), own)
-    name: str = store.get(_answer(own)).decode()
+        _answer_all(store, token, size, timeout_s)
+        return token
+    store.set(_greeting(rank), token)
+    name: str = store.get(_answer(token)).decode()
     store.set(_presence(name, rank), "")
     return name
 
@@ -122,11 +122,11 @@ class World:
 
 def world_of_launcher() -> World:
     """The world in torchrun's environment variables; a single process if they are unset."""
-    said = os.environ
+    environment = os.environ
     return World(
-        rank=int(said.get("RANK", "0")),
-        size=int(said.get("WORLD_SIZE", "1")),
-        local_rank=int(said.get("LOCAL_RANK", "0")),
+        rank=int(environment.get("RANK", "0")),
+        size=int(environment.get("WORLD_SIZE", "1")),
+        local_rank=int(environment.get("LOCAL_RANK", "0")),
     )
 
 
@@ -250,27 +250,27 @@ class ProcessGroup:
             work = self._library.all_reduce(tensor, reduction, self._group, not self._is_ordered)
         return self._started(work)
 
-    def all_gather(self, whole: Tensor, own: Tensor) -> Pending | None:
+    def all_gather(self, whole: Tensor, part: Tensor) -> Pending | None:
         """Fill ``whole`` with every rank's part in order of rank."""
         # Gloo may write other ranks' parts into ``whole`` before it has read this rank's part of
         # it.
-        own = own if self._is_ordered else own.clone()
+        part = part if self._is_ordered else part.clone()
         with heard_from(self._ranks):
             work = self._library.all_gather_single(
-                whole, own, group=self._group, async_op=not self._is_ordered
+                whole, part, group=self._group, async_op=not self._is_ordered
             )
         return self._started(work)
 
     def reduce_scatter(self, whole: Tensor, into: Tensor | None = None) -> Pending | None:
         """Reduce-scatter over the group."""
-        own = own_part(whole, self) if into is None else into
-        result = own if self._is_ordered else torch.empty_like(own)
+        part = own_part(whole, self) if into is None else into
+        result = part if self._is_ordered else torch.empty_like(part)
         with heard_from(self._ranks):
             work = self._library.reduce_scatter_single(
                 result, whole, group=self._group, async_op=not self._is_ordered
             )
         started = self._started(work)
-        return started if self._is_ordered else then(started, lambda: own.copy_(result))
+        return started if self._is_ordered else then(started, lambda: part.copy_(result))
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, from_each: Sequence[int], to_each: Sequence[int]
@@ -352,12 +352,12 @@ class _PendingWorks:
 
 def _lost_error(ranks: Sequence[int], error: RuntimeError) -> RankLostError:
     """The error to raise when some of ``ranks`` does not answer; which one is unknown."""
-    own = distributed.get_rank() if distributed.is_initialized() else None
-    others = [str(rank) for rank in ranks if rank != own]
+    this_rank = distributed.get_rank() if distributed.is_initialized() else None
+    others = [str(rank) for rank in ranks if rank != this_rank]
     who = f"rank {others[0]}" if len(others) == 1 else f"one of ranks {', '.join(others)}"
-    said = str(error).partition("\n")[0].partition(" This is typically")[0]
-    reason = re.sub(r"^\[\S+\] ", "", said).rstrip(".")
-    by = "" if own is None else f"rank {own}: "
+    message = str(error).partition("\n")[0].partition(" This is typically")[0]
+    reason = re.sub(r"^\[\S+\] ", "", message).rstrip(".")
+    by = "" if this_rank is None else f"rank {this_rank}: "
     return RankLostError(f"{by}{who} is gone, or has not come in time ({reason})")
 
 
@@ -372,12 +372,12 @@ def is_distributed() -> bool:
     return bool(distributed.is_initialized())
 
 
-def gathered(own: T) -> list[T]:
-    """The objects of all processes, in order of rank; only ``own`` for a single process."""
+def gathered(value: T) -> list[T]:
+    """The objects of all processes, in order of rank; only ``value`` for a single process."""
     if not is_distributed():
-        return [own]
+        return [value]
     size = distributed.get_world_size()
     everybodys: list[Any] = [None] * size
     with heard_from(range(size)):
-        distributed.all_gather_object(everybodys, own)
+        distributed.all_gather_object(everybodys, value)
     return everybodys

@@ -61,23 +61,23 @@ class Topology:
 
     def place(self, rank: int) -> RankPosition:
         """The position of a rank."""
-        for stage, own in enumerate(self.plan.stages):
-            if rank < own.num_gpus:
-                return RankPosition(stage=stage, **position_of(rank, own.degree))
-            rank -= own.num_gpus
+        for stage, stage_plan in enumerate(self.plan.stages):
+            if rank < stage_plan.num_gpus:
+                return RankPosition(stage=stage, **position_of(rank, stage_plan.degree))
+            rank -= stage_plan.num_gpus
         raise AssertionError
 
     def rank(self, stage: int, data: int, tensor: int, context: int = 0) -> int:
         """The rank at a position."""
         before = sum(one.num_gpus for one in self.plan.stages[:stage])
-        own = self.plan.stages[stage]
+        stage_plan = self.plan.stages[stage]
         position = {"data": data, "context": context, "tensor": tensor}
-        return before + rank_of(position, own.degree)
+        return before + rank_of(position, stage_plan.degree)
 
-    def sequences(self, place: RankPosition, micro_batch: int) -> int:
+    def sequences(self, position: RankPosition, micro_batch: int) -> int:
         """The index, within the batch, of the first sequence of a micro-batch at a position."""
-        own = self.plan.stages[place.stage]
-        return (micro_batch * own.data_parallel + place.data) * own.micro_batch
+        stage_plan = self.plan.stages[position.stage]
+        return (micro_batch * stage_plan.data_parallel + position.data) * stage_plan.micro_batch
 
     def ranks(self, stage: int) -> list[int]:
         """The ranks of a stage."""
@@ -94,15 +94,15 @@ class Topology:
         yield "world", world
         if self.exchanges_tables and (ends := self.ends()) != world:
             yield "tied", ends
-        for stage, own in enumerate(self.plan.stages):
+        for stage, stage_plan in enumerate(self.plan.stages):
             first = self.rank(stage, 0, 0)
             for name in GROUPS_HERE:
-                if name == "context" and own.token_split.ranks == 1:
+                if name == "context" and stage_plan.token_split.ranks == 1:
                     continue
                 if axes_of(name) is EXPERT_AXES and not self.experts:
                     continue
-                if name not in _GATHERING or own.zero:
-                    for ranks in groups_of(name, own.degree):
+                if name not in _GATHERING or stage_plan.zero:
+                    for ranks in groups_of(name, stage_plan.degree):
                         yield name, [first + rank for rank in ranks]
         yield from self.links()
 
@@ -130,38 +130,38 @@ class Topology:
 
     def transfers(self, rank: int, *, to_stage: int, receives: bool) -> list[Transfer]:
         """The transfers of a rank from, or to, the ranks of a neighbouring stage."""
-        place = self.place(rank)
-        own, other = self.plan.stages[place.stage], self.plan.stages[to_stage]
-        begin = place.data * own.micro_batch
-        found = []
+        position = self.place(rank)
+        stage_plan, other = self.plan.stages[position.stage], self.plan.stages[to_stage]
+        begin = position.data * stage_plan.micro_batch
+        transfers = []
         for data in range(other.data_parallel):
             low = max(begin, data * other.micro_batch)
-            high = min(begin + own.micro_batch, (data + 1) * other.micro_batch)
+            high = min(begin + stage_plan.micro_batch, (data + 1) * other.micro_batch)
             for tensor in range(other.tensor_parallel):
                 # Each receiver has one sender: all ranks of a tensor-parallel group have the same
                 # activations.
                 if receives:
-                    matches = tensor == place.tensor % other.tensor_parallel
+                    matches = tensor == position.tensor % other.tensor_parallel
                 else:
-                    matches = place.tensor == tensor % own.tensor_parallel
+                    matches = position.tensor == tensor % stage_plan.tensor_parallel
                 if low < high and matches:
-                    peer = self.rank(to_stage, data, tensor, place.context)
-                    found.append(Transfer(begin=low - begin, end=high - begin, peer=peer))
-        return found
+                    peer = self.rank(to_stage, data, tensor, position.context)
+                    transfers.append(Transfer(begin=low - begin, end=high - begin, peer=peer))
+        return transfers
 
     def context_peers(self, rank: int) -> tuple[list[int], list[int]]:
         """The ranks to which a rank sends keys and values, or heads, inside attention, and those
         from which it receives; none if keys are gathered.
         """
-        place = self.place(rank)
-        ranks, way = self.plan.stages[place.stage].token_split
+        position = self.place(rank)
+        ranks, way = self.plan.stages[position.stage].token_split
         if ranks == 1 or way == GATHER:
             return [], []
         steps = range(1, ranks) if way == HEADS else (1, -1)
 
         def away(step: int) -> int:
-            context = (place.context + step) % ranks
-            return self.rank(place.stage, place.data, place.tensor, context)
+            context = (position.context + step) % ranks
+            return self.rank(position.stage, position.data, position.tensor, context)
 
         peers = [away(step) for step in steps]
         return (peers, peers) if way == HEADS else (peers[:1], peers[1:])
@@ -173,8 +173,8 @@ class Topology:
         sender, receiver = ends_of_link(link)
         receives = self.place(rank).stage == receiver
         other = sender if receives else receiver
-        found = self.transfers(rank, to_stage=other, receives=receives)
-        return ([], found) if receives else (found, [])
+        transfers = self.transfers(rank, to_stage=other, receives=receives)
+        return ([], transfers) if receives else (transfers, [])
 
 
 def link_of(kind: PassKind, sender: int, receiver: int) -> str:
@@ -278,7 +278,7 @@ def connected(
     device of all later messages.
     """
     topology = Topology(plan=plan, tied=tied, experts=experts)
-    own: dict[str, Group] = {}
+    groups: dict[str, Group] = {}
     links: dict[str, tuple[Channel, list[int]]] = {}
     of_context: list[int] = []
     for name, ranks in topology.groups():
@@ -286,42 +286,44 @@ def connected(
         if rank not in ranks:
             continue
         assert group is not None
-        own[name] = group
+        groups[name] = group
         if name.startswith(("forward", "backward")):
             links[name] = group, ranks
         if name == "context":
             of_context = ranks
-    enter(own.values(), device)
+    enter(groups.values(), device)
     for name, (link, ranks) in links.items():
         sent, received = topology.traffic(rank, name)
         to, by = ([ranks.index(one.peer) for one in way] for way in (sent, received))
         greet(link, to, by, device)
-    if "context" in own:
+    if "context" in groups:
         to, by = ([of_context.index(one) for one in way] for way in topology.context_peers(rank))
-        greet(own["context"], to, by, device)
+        greet(groups["context"], to, by, device)
     for name in ("experts", "expert tensor"):
-        if name in own:
-            greet_all(own[name], device)
-    table = own["world"] if topology.exchanges_tables and rank in topology.ends() else None
+        if name in groups:
+            greet_all(groups[name], device)
+    table = groups["world"] if topology.exchanges_tables and rank in topology.ends() else None
     return Connections(
         topology=topology,
         rank=rank,
-        tensor=own["tensor"],
-        context=own.get("context", Alone()),
-        experts=own.get("experts", Alone()),
-        expert_tensor=own.get("expert tensor", Alone()),
+        tensor=groups["tensor"],
+        context=groups.get("context", Alone()),
+        experts=groups.get("experts", Alone()),
+        expert_tensor=groups.get("expert tensor", Alone()),
         sharers=(
-            _sharers(own, "gather", "reduce", "tensor"),
-            _sharers(own, "gather experts", "reduce experts", "expert tensor"),
+            _sharers(groups, "gather", "reduce", "tensor"),
+            _sharers(groups, "gather experts", "reduce experts", "expert tensor"),
         ),
-        world=own["world"],
-        tied=own.get("tied", table),
+        world=groups["world"],
+        tied=groups.get("tied", table),
         links=links,
     )
 
 
-def _sharers(own: Mapping[str, Group], gather: str, reduce: str, splitters: str) -> Sharers:
-    gatherers, reducers, others = (own.get(name, Alone()) for name in (gather, reduce, splitters))
+def _sharers(groups: Mapping[str, Group], gather: str, reduce: str, splitters: str) -> Sharers:
+    gatherers, reducers, others = (
+        groups.get(name, Alone()) for name in (gather, reduce, splitters)
+    )
     return Sharers(gather=gatherers, reduce=reducers, splitters=others)
 
 

@@ -144,7 +144,7 @@ class EqualRanks:
         tensor.mul_(group.size() if operation == "sum" else 1)
 
     def all_gather(self, group: RecordedGroup, whole: Tensor, part: Tensor) -> None:
-        """Fill ``whole`` with copies of ``own``, which may be a part of ``whole``."""
+        """Fill ``whole`` with copies of ``part``, which may be a part of ``whole``."""
         size, rank = part.numel(), group.rank()
         whole[: rank * size].view(-1, size).copy_(part)
         whole[(rank + 1) * size :].view(-1, size).copy_(part)
