@@ -64,22 +64,22 @@ class Question:
         """The estimate by 8TP/(NFU)."""
         return self._row("formula", training_s(**self._sizes, utilisation=self.utilisation))
 
-    def predicted(self, way: str, found: tuple[Plan, Prediction] | None) -> Row:
+    def predicted(self, way: str, answer: tuple[Plan, Prediction] | None) -> Row:
         """The estimate by a plan's prediction; a row without days if there is none."""
-        if found is None or not found[1].fits:
-            none = {"way": way, "days": None, "plan": found and plan_words(found[0])}
+        if answer is None or not answer[1].fits:
+            none = {"way": way, "days": None, "plan": answer and plan_words(answer[0])}
             return {"run": self.problem.workload.model.name, **none}
-        plan, one = found
+        plan, prediction = answer
         steps = steps_of(self.tokens, self.problem.workload.tokens)
         work = steps / self.goodput
-        row = self._row(way, work * one.iteration_s)
+        row = self._row(way, work * prediction.iteration_s)
         return {
             **row,
-            "days_low": work * one.iteration_s_low / DAY_S,
-            "days_high": work * one.iteration_s_high / DAY_S,
-            "iteration_s": one.iteration_s,
+            "days_low": work * prediction.iteration_s_low / DAY_S,
+            "days_high": work * prediction.iteration_s_high / DAY_S,
+            "iteration_s": prediction.iteration_s,
             "steps": steps,
-            "mfu": one.mfu,
+            "mfu": prediction.mfu,
             "plan": plan_words(plan),
         }
 
@@ -286,14 +286,14 @@ WAYS = {
 
 def report_of(study: Study, prices: Prices) -> Report:
     """The report of the study."""
-    own = [row for row in study.rows if row["way"] in WAYS]
+    estimates = [row for row in study.rows if row["way"] in WAYS]
     runs = [row for row in study.rows if row["way"] == "published run"]
     bills = [row for row in study.rows if row["way"] == "published bill"]
-    dated = [row for row in own if row["days"] is not None]
-    words = [_own(own), _price_words(prices), *_plans(own)]
+    dated = [row for row in estimates if row["days"] is not None]
+    paragraphs = [_own(estimates), _price_words(prices), *_plans(estimates)]
     if runs:
-        words += ["Published runs by the formula:", _runs(runs)]
-        words += ["Published bills from their GPU hours:", _bills(bills)]
+        paragraphs += ["Published runs by the formula:", _runs(runs)]
+        paragraphs += ["Published bills from their GPU hours:", _bills(bills)]
     pictures = []
     if dated:
         pictures = [
@@ -307,10 +307,10 @@ def report_of(study: Study, prices: Prices) -> Report:
             )
         ]
     return Report(
-        title=f"What a training takes: {own[0]['run']}",
-        words=words,
+        title=f"What a training takes: {estimates[0]['run']}",
+        words=paragraphs,
         pictures=pictures,
-        beside=[*_beside(own, runs)] if runs else [],
+        beside=[*_beside(estimates, runs)] if runs else [],
     )
 
 
@@ -402,8 +402,8 @@ def _bills(rows: Sequence[Row]) -> str:
     )
 
 
-def _beside(own: Sequence[Row], runs: Sequence[Row]) -> Iterator[str]:
-    found_by = {(row["run"], row["way"]): row for row in own if row["days"] is not None}
+def _beside(estimates: Sequence[Row], runs: Sequence[Row]) -> Iterator[str]:
+    found_by = {(row["run"], row["way"]): row for row in estimates if row["days"] is not None}
     days = {key: row["days"] for key, row in found_by.items()}
     gpt, llama = runs
     yield "## Published, and why this differs"
@@ -423,11 +423,11 @@ def _beside(own: Sequence[Row], runs: Sequence[Row]) -> Iterator[str]:
         f"{llama['utilisation']:.2f}. That run kept most activations; with six operations it is "
         "three quarters of that."
     )
-    found = days.get(("llama-65b", "mist"))
-    if found:
+    mist = days.get(("llama-65b", "mist"))
+    if mist:
         yield (
-            f"Mist's plan, which recomputes part of the blocks, is predicted at {found:.1f} days, "
-            f"{found / llama['published_days'] - 1:+.0%} against the published "
+            f"Mist's plan, which recomputes part of the blocks, is predicted at {mist:.1f} days, "
+            f"{mist / llama['published_days'] - 1:+.0%} against the published "
             f"{llama['published_days']}; the rule's, which recomputes all, at "
             f"{days['llama-65b', 'rule']:.1f}."
         )

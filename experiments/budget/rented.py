@@ -98,19 +98,19 @@ def rented(options: argparse.Namespace, tokens: float) -> int:
     for run in _runs(options, table, tokens):
         runs.append(run)
         study.add(run.row())
-    found = [run for run in runs if run.rented is not None]
-    words = [*_words(found, options, hours, table), *_left_out(runs)]
-    is_answered = bool(found) and not any(line.startswith("None ") for line in words)
-    report = Report(title="What a training takes on rented GPUs", words=words)
+    offered = [run for run in runs if run.rented is not None]
+    sentences = [*_words(offered, options, hours, table), *_left_out(runs)]
+    is_answered = bool(offered) and not any(line.startswith("None ") for line in sentences)
+    report = Report(title="What a training takes on rented GPUs", words=sentences)
     return study.end(report, DONE if is_answered else NO_ANSWER)
 
 
 def _check_names(table: PriceTable, path: Path) -> None:
-    for place, one in enumerate(table.gpus):
+    for index, price in enumerate(table.gpus):
         try:
-            hardware_from(one.hardware, Path())
+            hardware_from(price.hardware, Path())
         except InputError as error:
-            reject(f"{path}: gpus[{place}].hardware: {error}")
+            reject(f"{path}: gpus[{index}].hardware: {error}")
 
 
 def _start(text: str) -> datetime:
@@ -131,9 +131,9 @@ def _runs(options: argparse.Namespace, table: PriceTable, tokens: float) -> Iter
                 yield RentedRun(price=price, gpus=gpus, why=why)
                 continue
             asked = {"hardware": price.hardware, "nodes": nodes, "gpus_per_node": gpus // nodes}
-            own = argparse.Namespace(**{**vars(options), **asked})
+            arguments = argparse.Namespace(**{**vars(options), **asked})
             try:
-                workload, cluster = problem_of(own)
+                workload, cluster = problem_of(arguments)
                 yield _run(Problem(workload=workload, cluster=cluster), price, options, tokens)
             except InputError as error:
                 yield RentedRun(price=price, gpus=gpus, why=str(error))
@@ -147,12 +147,17 @@ def _run(
     gpus = problem.cluster.num_gpus
     if entry.answer is None or not entry.answer[1].fits:
         return RentedRun(price=price, gpus=gpus, why=f"no plan of space {space.name} fits")
-    plan, one = entry.answer
+    plan, prediction = entry.answer
     work = steps_of(tokens, problem.workload.tokens) / options.goodput
     low_s, seconds, high_s = (
-        work * each for each in (one.iteration_s_low, one.iteration_s, one.iteration_s_high)
+        work * each
+        for each in (
+            prediction.iteration_s_low,
+            prediction.iteration_s,
+            prediction.iteration_s_high,
+        )
     )
-    found = Rented(
+    offer = Rented(
         hardware=price.hardware,
         gpus=gpus,
         hours=seconds / HOUR_S,
@@ -160,7 +165,7 @@ def _run(
         hours_high=high_s / HOUR_S,
         usd=gpu_hours_of(gpus, seconds) * price.usd_per_gpu_hour,
     )
-    return RentedRun(price=price, gpus=gpus, rented=found, plan=tuple(plan_words(plan)))
+    return RentedRun(price=price, gpus=gpus, rented=offer, plan=tuple(plan_words(plan)))
 
 
 def _words(
@@ -174,7 +179,7 @@ def _words(
     offers = [run.rented for run in runs if run.rented is not None]
     plans = {id(run.rented): run.plan for run in runs}
 
-    def told(what: str, best: Rented, doubt: str = "") -> str:
+    def offer_line(what: str, best: Rented, doubt: str = "") -> str:
         return (
             f"{what}: {best.gpus} x {best.hardware}, {best.hours:,.1f} hours "
             f"({best.hours_low:,.1f} to {best.hours_high:,.1f}{doubt}), {best.usd:,.2f} $. "
@@ -183,16 +188,18 @@ def _words(
 
     cheapest = cheapest_within(offers, math.inf)
     assert cheapest is not None
-    yield told("Cheapest of all", cheapest)
+    yield offer_line("Cheapest of all", cheapest)
     if hours is not None:
         best = cheapest_within(offers, hours)
         what = f"Cheapest that ends by {options.by}, in {hours:,.1f} hours"
         late = ", which ends later" if best is not None and best.hours_high > hours else ""
-        yield f"None ends by {options.by}." if best is None else told(what, best, late)
+        yield f"None ends by {options.by}." if best is None else offer_line(what, best, late)
     if options.under is not None:
         best = fastest_under(offers, options.under)
         what = f"Fastest under {options.under:g} dollars"
-        yield f"None is under {options.under:g} dollars." if best is None else told(what, best)
+        yield (
+            f"None is under {options.under:g} dollars." if best is None else offer_line(what, best)
+        )
 
 
 def _left_out(runs: list[RentedRun]) -> Iterator[str]:

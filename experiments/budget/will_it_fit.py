@@ -103,8 +103,8 @@ def _verdict(row: Row) -> str:
 
 def _probable(row: Row) -> str:
     """How probable the verdict is, as a sentence."""
-    words: str = row["probable"]
-    return f"{words[0].upper()}{words[1:]}."
+    sentence: str = row["probable"]
+    return f"{sentence[0].upper()}{sentence[1:]}."
 
 
 def _memory(row: Row) -> str:
@@ -308,12 +308,12 @@ def _price(change: Tried) -> tuple[float, float]:
 
 def _telling(tried: Sequence[Tried]) -> Iterator[Tried]:
     """For each kind of change the fastest that fits; if none fits, the one that saves most."""
-    for alike in grouped(tried, lambda one: one.group).values():
-        fitting = [one for one in alike if one.prediction.fits]
+    for alike in grouped(tried, lambda change: change.group).values():
+        fitting = [change for change in alike if change.prediction.fits]
         if fitting:
-            yield min(fitting, key=lambda one: one.prediction.iteration_s)
+            yield min(fitting, key=lambda change: change.prediction.iteration_s)
         else:
-            yield min(alike, key=lambda one: one.prediction.peak_reserved_bytes)
+            yield min(alike, key=lambda change: change.prediction.peak_reserved_bytes)
 
 
 def _elsewhere(asked: Tried) -> Iterator[Tried]:

@@ -465,8 +465,8 @@ def variant_of(row: RunRow, engine: str) -> str:
         variant = earlier if row.date and row.date < before else row.variant
         engine = f"{variant}-rowwise" if row.rowwise else variant
         if row.whole_logits and not row.rowwise and (row.count("tp") or 1) > 1:
-            own = "fsdp-eager" if variant == "fsdp" else variant
-            engine = f"{own}-whole-logits"
+            base = "fsdp-eager" if variant == "fsdp" else variant
+            engine = f"{base}-whole-logits"
     if engine == "megatron-core" and row.fused_loss:
         return "megatron-core-fused-loss"
     # Only one variant of Megatron-Bridge is known to train adapters.

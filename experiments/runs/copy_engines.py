@@ -21,17 +21,17 @@ def with_copy_engines(hardware: Hardware) -> Hardware:
         return hardware
     rate = OF_LINK * node.intra_node_gbytes_per_s
 
-    def line(one: Line | None, share: float) -> Line | None:
-        return one and replace(one, gbytes_per_s=max(one.gbytes_per_s, share * rate))
+    def line(fitted: Line | None, share: float) -> Line | None:
+        return fitted and replace(fitted, gbytes_per_s=max(fitted.gbytes_per_s, share * rate))
 
-    def group(one: GroupTransfers) -> GroupTransfers:
-        if one.nodes > 1:
-            return one
+    def group(measured: GroupTransfers) -> GroupTransfers:
+        if measured.nodes > 1:
+            return measured
         return replace(
-            one,
-            all_gather=line(one.all_gather, 1.0),
-            reduce_scatter=line(one.reduce_scatter, 1.0),
-            all_reduce=line(one.all_reduce, 0.5),
+            measured,
+            all_gather=line(measured.all_gather, 1.0),
+            reduce_scatter=line(measured.reduce_scatter, 1.0),
+            all_reduce=line(measured.all_reduce, 0.5),
         )
 
     groups = tuple(map(group, transfers.groups))

@@ -99,8 +99,8 @@ def left_out(misses: Sequence[Miss], groups: Sequence[str]) -> Iterator[Spread |
         for fold in range(len(names))
         for of_others in [[m for m, own in zip(misses, folds, strict=True) if own != fold]]
     ]
-    for one, fold in zip(misses, folds, strict=True):
-        yield without[fold].spread(one.kind, one.gpus)
+    for miss, fold in zip(misses, folds, strict=True):
+        yield without[fold].spread(miss.kind, miss.gpus)
 
 
 def _spreads(misses: Sequence[Miss], folds: Ints) -> Mapping[str, SourceSpreads]:
@@ -118,9 +118,9 @@ def _kinds(
 ) -> tuple[KnownKind, ...]:
     """Spreads by kind of run in one fold."""
     together: dict[str, list[Miss]] = defaultdict(list)
-    for one in misses:
-        for name in one.kind.names:
-            together[name].append(one)
+    for miss in misses:
+        for name in miss.kind.names:
+            together[name].append(miss)
     return tuple(
         KnownKind(
             name=name,
@@ -128,8 +128,8 @@ def _kinds(
             between=round(float(spreads[name].between[fold]) ** 0.5, 4),
             within=round(float(spreads[name].within[fold]) ** 0.5, 4),
             runs=len(alike),
-            sources=len({one.source for one in alike}),
-            most_gpus=max(one.gpus for one in alike),
+            sources=len({miss.source for miss in alike}),
+            most_gpus=max(miss.gpus for miss in alike),
         )
         for name, alike in sorted(together.items())
     )
@@ -199,45 +199,45 @@ class RunAnswer:
         """The answer as plain data; memory is per rank of a stage."""
         if self.prediction is None or self.peak is None:
             return {"refused": self.refused}
-        found, stage = self.prediction, stage_of(self.prediction, peak_of)
+        prediction, stage = self.prediction, stage_of(self.prediction, peak_of)
         return {
-            "iteration_s": found.iteration_s,
-            "iteration_s_low": found.iteration_s_low,
-            "iteration_s_high": found.iteration_s_high,
+            "iteration_s": prediction.iteration_s,
+            "iteration_s_low": prediction.iteration_s_low,
+            "iteration_s_high": prediction.iteration_s_high,
             "peak_allocated_gib": stage.peak_allocated_bytes / GIB_BYTES,
             "peak_reserved_gib": stage.peak_reserved_bytes / GIB_BYTES,
             "peak_reserved_gib_low": self.peak.peak_reserved_bytes_low / GIB_BYTES,
             "peak_reserved_gib_high": self.peak.peak_reserved_bytes_high / GIB_BYTES,
-            "fits": found.fits,
+            "fits": prediction.fits,
             "fit_probability": self.peak.fit_probability,
             "global_batch": self.sequences,
             "notes": [*self.notes],
         }
 
 
-def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
+def answered(prediction: Prediction, run_job: RunJob) -> RunAnswer:
     """The answer with a run's prediction; notes a nearly full GPU."""
-    workload, cluster, engine = found.job.workload, found.job.cluster, found.job.plan.engine
-    notes, more = found.notes, list[str]()
-    if not found.elsewhere.is_plain:
-        room, plan = room_of_plan(cluster, found.job.plan), found.job.plan
+    workload, cluster, engine = run_job.job.workload, run_job.job.cluster, run_job.job.plan.engine
+    notes, more = run_job.notes, list[str]()
+    if not run_job.elsewhere.is_plain:
+        room, plan = room_of_plan(cluster, run_job.job.plan), run_job.job.plan
         rate = PAGEABLE * cluster.hardware.node.host_link_gbytes_per_s * GBYTES
-        copies_s = found.elsewhere.copies_s(prediction, plan.micro_batches, rate)
+        copies_s = run_job.elsewhere.copies_s(prediction, plan.micro_batches, rate)
         prediction = prediction.lasting(1 + copies_s / prediction.iteration_s)
-        prediction = found.elsewhere.applied(prediction, lambda stage: float(room[stage]))
-    if found.times > 1:
-        prediction = _repeated(prediction, found.times)
-        more.append(f"the pipeline fills and drains {found.times} times a step")
-    gpus = found.job.plan.num_gpus
+        prediction = run_job.elsewhere.applied(prediction, lambda stage: float(room[stage]))
+    if run_job.times > 1:
+        prediction = _repeated(prediction, run_job.times)
+        more.append(f"the pipeline fills and drains {run_job.times} times a step")
+    gpus = run_job.job.plan.num_gpus
     bounds = bounds_of(workload, cluster, engine)
     _, above = bounds.around(gpus, prediction.mfu)
-    around = Range.of(prediction, above, found.kind.way(prediction.mfu))
+    around = Range.of(prediction, above, run_job.kind.way(prediction.mfu))
     slowest = ENGINES[engine].slowest
     if slowest and around.longest_s > MUCH_SLOWER * prediction.iteration_s:
         more.append(
             f"on the slowest cluster known it takes {around.longest_s:.3g} s (--profile {slowest})"
         )
-    if found.saves_unsaid and not prediction.fits:
+    if run_job.saves_unsaid and not prediction.fits:
         prediction = _capped(prediction, int(room_bytes(cluster)))
         more.append("recompute is not said, and memory is short: all of it assumed full")
     # Runs are measured on their first stage, which holds the most micro-batches.
@@ -250,19 +250,19 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
             f"{cluster.memory_bytes / GIB_BYTES:.1f} GiB): runs are slow"
             + (f", {factor:g} times as long assumed" if factor > 1 else "")
         )
-    rooms: list[float] = room_of_plan(cluster, found.job.plan).tolist()
+    rooms: list[float] = room_of_plan(cluster, run_job.job.plan).tolist()
     peak = peak_bounds(prediction, rooms, engine)
-    if found.unrunnable:
+    if run_job.unrunnable:
         prediction = replace(prediction, fits=False)
-        more.append(found.unrunnable)
+        more.append(run_job.unrunnable)
     # Bounds of the run's kind, not of a plan.
-    bounds = replace(bounds, kind=found.kind)
+    bounds = replace(bounds, kind=run_job.kind)
     return RunAnswer(
         prediction=around.bounded(prediction, bounds.spread(gpus)),
         notes=(*notes, *bounds.notes(gpus), *more),
-        doubt=Doubt(kind=found.kind, gpus=gpus, range=around),
-        sequences=workload.global_batch * found.times,
-        outside_bytes=outside_bytes(found.job),
+        doubt=Doubt(kind=run_job.kind, gpus=gpus, range=around),
+        sequences=workload.global_batch * run_job.times,
+        outside_bytes=outside_bytes(run_job.job),
         peak=peak,
     )
 
@@ -282,20 +282,20 @@ def outside_bytes(job: Job) -> float:
     return (CONTEXT_MIB + communicators * COMMUNICATOR_MIB) * MIB_BYTES
 
 
-def nearly_fills(prediction: Prediction, found: RunJob) -> bool:
+def nearly_fills(prediction: Prediction, run_job: RunJob) -> bool:
     """Whether a run would nearly fill a GPU, or more."""
     peak = max(stage.peak_allocated_bytes for stage in prediction.stages)
-    return not prediction.fits or peak > NEARLY_FULL * found.job.cluster.memory_bytes
+    return not prediction.fits or peak > NEARLY_FULL * run_job.job.cluster.memory_bytes
 
 
-def is_far_too_full(prediction: Prediction, found: RunJob) -> bool:
+def is_far_too_full(prediction: Prediction, run_job: RunJob) -> bool:
     """Whether a run with weights sharded as by FSDP would need more than twice its memory.
 
     What recomputes a part of a block's products saves less, so all of each block must be
     recomputed. Other systems have more ways, such as activations in host memory.
     """
-    is_sharded = ENGINES[found.job.plan.engine].system == "fsdp"
-    return is_sharded and prediction.peak_reserved_bytes > 2 * room_bytes(found.job.cluster)
+    is_sharded = ENGINES[run_job.job.plan.engine].system == "fsdp"
+    return is_sharded and prediction.peak_reserved_bytes > 2 * room_bytes(run_job.job.cluster)
 
 
 def _repeated(prediction: Prediction, times: int) -> Prediction:

@@ -19,12 +19,12 @@ from mistlab.plan.plan_words import count_words, runs_of
 
 def limits_in_words(limits: Sequence[StageLimit]) -> Iterator[str]:
     """The limit of each stage; stages that differ only in memory share a line."""
-    words = [_limit(limit) for limit in limits]
-    for run in runs_of(words):
+    names = [_limit(limit) for limit in limits]
+    for run in runs_of(names):
         held = [limits[stage].memory_bytes / GIB_BYTES for stage in run]
         memory = f"{min(held):.2f}" + (f" to {max(held):.2f}" if len(run) > 1 else "")
         room = limits[run[0]].room_bytes / GIB_BYTES
-        yield f"{stages_called(run)} limited by {words[run[0]]}; {memory} of {room:.2f} GiB."
+        yield f"{stages_called(run)} limited by {names[run[0]]}; {memory} of {room:.2f} GiB."
 
 
 def stages_called(run: range) -> str:
@@ -117,20 +117,20 @@ def verdict(entry: Entry) -> str:
         space += f" on any of the engines {', '.join(entry.space.engines)}"
     covered = f"{space} {_on_gpus(result.gpus)}".rstrip()
     if result.status == "OPTIMAL":
-        words = f"Proven: no plan of {covered} is predicted faster than {best}."
+        sentence = f"Proven: no plan of {covered} is predicted faster than {best}."
     elif result.lower_bound_s is not None and result.gap is not None:
-        words = (
+        sentence = (
             f"Not proven: a plan of {covered} may be predicted up to {result.gap:.1%} "
             f"faster than {best}, and none faster than {result.lower_bound_s:.3f} s."
         )
     else:
         tried = count_words(result.plan_evaluations, "plan")
         covered = f"{space} {_on_gpus(result.gpus, 'use')}".rstrip()
-        words = f"Best of {tried} tried, no bound: plans of {covered} may be faster than {best}."
+        sentence = f"Best of {tried} tried, no bound: plans of {covered} may be faster than {best}."
     if entry.is_played and entry.faster is not None:
         near = count_words(1 + len(entry.rivals), "plan")
-        words += f" Of the {near} within {TOLD_APART:.2%} of it, the answer is played fastest."
-    return words
+        sentence += f" Of the {near} within {TOLD_APART:.2%} of it, the answer is played fastest."
+    return sentence
 
 
 def _on_gpus(gpus: Sequence[int], uses: str = "uses") -> str:
@@ -150,8 +150,8 @@ def busy_words(entry: Entry) -> list[str]:
         return []
     if cpu_s > BUSY * wall_s:
         return []
-    words = f"The machine was busy: the search had a core in {cpu_s:.1f} of its {wall_s:.1f} s."
-    return [f"{words} --budget-cpu-seconds counts these alone."]
+    sentence = f"The machine was busy: the search had a core in {cpu_s:.1f} of its {wall_s:.1f} s."
+    return [f"{sentence} --budget-cpu-seconds counts these alone."]
 
 
 def rival_words(entry: Entry) -> list[str]:
@@ -162,17 +162,17 @@ def rival_words(entry: Entry) -> list[str]:
     within = f"{count} predicted within {TOLD_APART:.2%} of {entry.searcher}'s best"
     if any(rival.simulated_s is None for rival in entry.rivals):
         return [f"{within}: too many tasks to play them."]
-    told = f"{within}, played in {entry.playing_s:.1f} s with it"
+    tried = f"{within}, played in {entry.playing_s:.1f} s with it"
     rival = entry.faster
     if rival is None or rival.simulated_s is None:
-        return [f"{told}: none is faster when played."]
+        return [f"{tried}: none is faster when played."]
     order = (
         f"one takes {rival.simulated_s:.3f} s (predicted {rival.prediction.iteration_s:.3f}), "
         f"{entry.faster_by:.2%} less than the best ({entry.simulated_s:.3f} s)"
     )
     beyond = entry.faster_by > TOLD_APART
     apart = f"{'more than' if beyond else 'within'} what the predictors differ by"
-    return [f"{told}: {order}, {apart}{': it is the answer' if entry.is_played else ''}."]
+    return [f"{tried}: {order}, {apart}{': it is the answer' if entry.is_played else ''}."]
 
 
 def why_words(why: Why) -> list[str]:
@@ -199,11 +199,11 @@ def _loser_words(loser: Loser) -> Iterator[str]:
     longer = f"takes {over:.2%} longer" if over >= 0 else f"is predicted {-over:.2%} faster"
     yield f"The runner-up, by {loser.searcher}, {longer}, {_verdict(loser.comparison)}."
     terms = sorted(to_mapping(loser.longer_by).items(), key=lambda term: -abs(term[1]))
-    told = [
+    differences = [
         f"{TERMS[name]} {seconds:+.3f} s" for name, seconds in terms if abs(seconds) > NEGLIGIBLE_S
     ]
-    if told:
-        yield f"Its slowest stage is {loser.slowest_stage}; it differs by {', '.join(told)}."
+    if differences:
+        yield f"Its slowest stage is {loser.slowest_stage}; it differs by {', '.join(differences)}."
 
 
 def _baseline_words(comparison: Comparison) -> str:
@@ -236,8 +236,8 @@ def smallest_words(smallest: Smallest, space: str, *, is_proven: bool) -> list[s
     """
     needs = _needs(smallest)
     if smallest.prediction.fits:
-        found = "No searcher found a plan that fits within its budget, but there is one"
-        return [f"{found}, of {needs}: give a larger --budget-evaluations or --budget-seconds."]
+        problem = "No searcher found a plan that fits within its budget, but there is one"
+        return [f"{problem}, of {needs}: give a larger --budget-evaluations or --budget-seconds."]
     remedies = smallest.remedies or (
         "nothing that was tried: more GPUs, more host memory or a smaller batch, up to 32 times",
     )

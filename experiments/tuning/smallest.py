@@ -69,11 +69,11 @@ def smallest(bench: Bench, space: SearchSpace) -> Smallest:
     """The plan of a space that comes nearest to fitting, and the changes that would make one
     fit.
     """
-    found = nearest(bench, space)
-    if found.prediction.fits:
-        return found
+    nearest_plan = nearest(bench, space)
+    if nearest_plan.prediction.fits:
+        return nearest_plan
     return replace(
-        found,
+        nearest_plan,
         remedies=tuple(_remedies(bench.problem, space)),
         limits=tuple(limits(bench.problem, space)),
     )
@@ -82,27 +82,27 @@ def smallest(bench: Bench, space: SearchSpace) -> Smallest:
 def nearest(bench: Bench, space: SearchSpace) -> Smallest:
     """The plan of a space that comes nearest to fitting; no remedies are tried."""
     plan, prediction = _nearest(bench, space)
-    place = int(np.argmax(_shares(plan, prediction, bench)))
-    fullest = prediction.stages[place]
-    own, cluster = _group_of(plan, place, bench.problem.cluster), bench.problem.cluster
+    stage = int(np.argmax(_shares(plan, prediction, bench)))
+    fullest = prediction.stages[stage]
+    group, cluster = _group_of(plan, stage, bench.problem.cluster), bench.problem.cluster
     memory_class, class_bytes = largest(fullest.memory)
     return Smallest(
         plan=plan,
         prediction=prediction,
-        memory_bytes=round(fullest.peak_reserved_bytes + allocator_of(own).outside_bytes),
-        limit_bytes=own.memory_bytes,
+        memory_bytes=round(fullest.peak_reserved_bytes + allocator_of(group).outside_bytes),
+        limit_bytes=group.memory_bytes,
         memory_class=memory_class,
         class_bytes=class_bytes,
         host_bytes=round(host_bytes_of(plan, prediction, cluster)),
-        host_limit_bytes=own.host_memory_bytes,
+        host_limit_bytes=group.host_memory_bytes,
         remedies=(),
     )
 
 
 def _nearest(bench: Bench, space: SearchSpace) -> tuple[Plan, Prediction]:
     with_plans = [own for own in space.of_engines if not why_empty(bench.problem, own)]
-    found = [_nearest_of_one(bench, own) for own in with_plans]
-    return min(found, key=lambda one: _fullness(one, bench))
+    candidates = [_nearest_of_one(bench, own) for own in with_plans]
+    return min(candidates, key=lambda candidate: _fullness(candidate, bench))
 
 
 def _nearest_of_one(bench: Bench, space: SearchSpace) -> tuple[Plan, Prediction]:
@@ -135,13 +135,13 @@ def _smallest_pipelines(problem: Problem, space: SearchSpace) -> list[Pipeline]:
 
 def _best(plans: Sequence[Plan], bench: Bench) -> tuple[Plan, Prediction]:
     """The plan with the smallest excess on its fullest GPU or host; the first of several."""
-    found = zip(plans, bench.predictor.predict_many(plans), strict=True)
-    return min(found, key=lambda one: _fullness(one, bench))
+    candidates = zip(plans, bench.predictor.predict_many(plans), strict=True)
+    return min(candidates, key=lambda candidate: _fullness(candidate, bench))
 
 
-def _fullness(one: tuple[Plan, Prediction], bench: Bench) -> tuple[bool, float]:
+def _fullness(candidate: tuple[Plan, Prediction], bench: Bench) -> tuple[bool, float]:
     """The used shares of capacity, as a sort key with fitting plans first."""
-    plan, prediction = one
+    plan, prediction = candidate
     host = (
         host_bytes_of(plan, prediction, bench.problem.cluster)
         / bench.problem.cluster.host_memory_bytes
@@ -172,11 +172,11 @@ def _saving(pipeline: Pipeline, layers: int, space: SearchSpace) -> Iterator[Pla
         for offload in _offloads(space):
             stages = tuple(
                 replace(
-                    stage_of(mesh, own, {"checkpointed_layers": own}),
+                    stage_of(mesh, share, {"checkpointed_layers": share}),
                     zero=int(level) if mesh.data_parallel > 1 else int(levels[0]),
                     offload=offload,
                 )
-                for mesh, own in zip(pipeline.meshes, shares, strict=True)
+                for mesh, share in zip(pipeline.meshes, shares, strict=True)
             )
             yield Plan(engine=space.engine, micro_batches=pipeline.micro_batches, stages=stages)
 
@@ -222,11 +222,11 @@ def _remedies(problem: Problem, space: SearchSpace) -> Iterator[str]:
     keeping = [_less_kept_free] if problem.cluster.keep_free_gib else []
     for change in (*keeping, _more_gpus, _more_host_memory, _smaller_batch):
         for doubling in range(1, DOUBLINGS + 1):
-            words, other = change(problem, 2**doubling)
+            remedy, other = change(problem, 2**doubling)
             if not why_empty(other, space):
                 _, prediction = _nearest(Bench.of(other), space)
                 if prediction.fits:
-                    yield words
+                    yield remedy
                     break
     yield from _trained_otherwise(problem, space)
     yield from _in_another_space(problem, space)
@@ -247,7 +247,7 @@ IN_CHUNKS = LEANER[0]
 
 def _trained_otherwise(problem: Problem, space: SearchSpace) -> Iterator[str]:
     """The first leaner way to train with which a plan fits, if it differs from the current one."""
-    for changes, words in LEANER:
+    for changes, remedy in LEANER:
         try:
             workload = replace(problem.workload, **changes)
         except InputError:
@@ -256,7 +256,7 @@ def _trained_otherwise(problem: Problem, space: SearchSpace) -> Iterator[str]:
         if workload != problem.workload and not why_empty(other, space):
             _, prediction = _nearest(Bench.of(other), space)
             if prediction.fits:
-                yield words
+                yield remedy
                 return
 
 
@@ -272,12 +272,12 @@ def _in_another_space(problem: Problem, space: SearchSpace) -> Iterator[str]:
         engine = ENGINES[other.engine]
         if engine.precision_problem(problem.workload.precision):
             continue
-        for own, more in asked[: 1 + (chunked != problem)]:
-            if not offloaded(other) - offloaded(space) or why_empty(own, other):
+        for variant, more in asked[: 1 + (chunked != problem)]:
+            if not offloaded(other) - offloaded(space) or why_empty(variant, other):
                 continue
-            if engine.offloads and own.workload.model.experts is not None:
+            if engine.offloads and variant.workload.model.experts is not None:
                 continue
-            plan, prediction = _nearest(Bench.of(own), other)
+            plan, prediction = _nearest(Bench.of(variant), other)
             if prediction.fits:
                 gib = prediction.peak_reserved_bytes / GIB_BYTES
                 yield (
@@ -291,10 +291,10 @@ def limits(problem: Problem, space: SearchSpace) -> list[str]:
     """The memory savings that a space lacks, as text; empty if it has all."""
     kinds = offloaded(space)
     lacking = [words for names, words in _LIMITS if not any(name in kinds for name in names)]
-    said = [f"cannot offload {' or '.join(lacking)}"] if lacking else []
+    lacks = [f"cannot offload {' or '.join(lacking)}"] if lacking else []
     if problem.workload.loss == "whole":
-        said.append("has the logits of all tokens at once (--loss whole)")
-    return said
+        lacks.append("has the logits of all tokens at once (--loss whole)")
+    return lacks
 
 
 _LIMITS = (
@@ -317,8 +317,8 @@ def offloaded(space: SearchSpace) -> frozenset[str]:
 def _less_kept_free(problem: Problem, times: int) -> tuple[str, Problem]:
     free_gib = floor(100 * (problem.cluster.keep_free_gib or 0.0) / times) / 100
     cluster = replace(problem.cluster, keep_free_gib=free_gib)
-    words = f"{free_gib:g} GiB of every GPU kept free (--keep-free-gib {free_gib:g})"
-    return words, replace(problem, cluster=cluster)
+    remedy = f"{free_gib:g} GiB of every GPU kept free (--keep-free-gib {free_gib:g})"
+    return remedy, replace(problem, cluster=cluster)
 
 
 def _more_gpus(problem: Problem, times: int) -> tuple[str, Problem]:

@@ -119,10 +119,10 @@ _GPT2: Mapping[str, tuple[int, int, int]] = {
 
 def model_named(path: str) -> ModelSpec | None:
     """The model of a checkpoint's name or path; None if the name is unknown."""
-    words = _words(path)
-    if name := _BY_WORDS.get(words):
+    key = _words(path)
+    if name := _BY_WORDS.get(key):
         return catalog.model(name)
-    if sizes := _SIZES.get(words):
+    if sizes := _SIZES.get(key):
         hidden, layers, heads, groups, ffn, more = sizes
         return ModelSpec.of(
             family="llama",
@@ -133,7 +133,7 @@ def model_named(path: str) -> ModelSpec | None:
             ffn=ffn,
             **more,
         )
-    if small := _GPT2.get(words):
+    if small := _GPT2.get(key):
         hidden, layers, heads = small
         more = {"tied_embeddings": True, "biases": True, "dropout": 0.1, "vocab": 50257}
         return ModelSpec.of(family="gpt", hidden=hidden, layers=layers, heads=heads, **more)

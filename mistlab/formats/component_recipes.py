@@ -53,10 +53,10 @@ def read_torchtune(source: LaunchFile, given: Given) -> Imported:
     builder = _last(model, _TORCHTUNE)
     if any(word in _other(top) for word in ("dpo", "ppo", "grpo", "kd", "rlhf")):
         reject("loss._component_: trains by preferences, reinforcement or distillation: not read")
-    own = draft.settled_model(
+    spec = draft.settled_model(
         given, lambda: needed_model(_checkpoint(builder), "model._component_", source)
     )
-    given = replace(given, model=own)
+    given = replace(given, model=spec)
     if "lora" in builder:
         _adapters(
             draft,
@@ -77,7 +77,7 @@ def read_torchtune(source: LaunchFile, given: Given) -> Imported:
         recomputes=top.switch("enable_activation_checkpointing"),
         offloads_inputs=top.switch("enable_activation_offloading"),
         offloads_states=top.switch("fsdp_cpu_offload"),
-    ).take(draft, own)
+    ).take(draft, spec)
     _precision(draft, top.text("dtype", "bf16"))
     _optimizer(draft, _last(top.section("optimizer"), _TORCHTUNE))
     _loss(draft, _last(top.section("loss"), _TORCHTUNE))
@@ -93,8 +93,8 @@ def read_automodel(source: LaunchFile, given: Given) -> Imported:
     model, steps = top.section("model"), top.section("step_scheduler")
     key = "pretrained_model_name_or_path"
     path = model.text(key) or model.section("config").text(key)
-    own = draft.settled_model(given, lambda: needed_model(path, f"model.{key}", source))
-    given = replace(given, model=own)
+    spec = draft.settled_model(given, lambda: needed_model(path, f"model.{key}", source))
+    given = replace(given, model=spec)
     peft = top.section("peft")
     if peft.content:
         _adapters(
@@ -110,7 +110,7 @@ def read_automodel(source: LaunchFile, given: Given) -> Imported:
     draft.sequence_length = packed or next((one for one in lengths if one), None)
     _tell_of_padding(draft, packs=packed > 0)
     draft.global_batch = steps.whole("global_batch_size")
-    _degrees(top.section("distributed"), draft, own, steps.whole("local_batch_size") or 1)
+    _degrees(top.section("distributed"), draft, spec, steps.whole("local_batch_size") or 1)
     _precision(draft, model.text("torch_dtype", "bf16"))
     _optimizer(draft, _last(top.section("optimizer"), _AUTOMODEL))
     _loss(draft, _last(top.section("loss_fn"), _AUTOMODEL))
@@ -121,8 +121,8 @@ def read_automodel(source: LaunchFile, given: Given) -> Imported:
 def _listed(section: Section, key: str) -> list[str]:
     """The names of GEMMs, from a list or from a suffix pattern."""
     value = section.get(key)
-    words = value if isinstance(value, list) else [value or ""]
-    return ["mlp" if str(word).startswith("*") else str(word) for word in words]
+    names = value if isinstance(value, list) else [value or ""]
+    return ["mlp" if str(word).startswith("*") else str(word) for word in names]
 
 
 def _degrees(section: Section, draft: Found, model: ModelSpec, sequences: int) -> None:
@@ -130,12 +130,12 @@ def _degrees(section: Section, draft: Found, model: ModelSpec, sequences: int) -
     strategy = section.text("strategy", "fsdp2").lower()
     if strategy not in ("fsdp2", "ddp"):
         reject(f"distributed.strategy: {strategy!r} is not read here: give fsdp2 or ddp")
-    words = ("tp", "cp", "ep", "dp_replicate")
+    axes = ("tp", "cp", "ep", "dp_replicate")
     draft.num_stages = _degree(section, "pp_size")
     Sharing(
         level=0 if strategy == "ddp" else 3,
         sequences=sequences,
-        degrees={word: _degree(section, f"{word}_size") for word in words},
+        degrees={word: _degree(section, f"{word}_size") for word in axes},
         recomputes=section.switch("activation_checkpointing"),
         splits_tokens=section.switch(SPLITS_TOKENS),
     ).take(draft, model)
@@ -188,10 +188,10 @@ def _tell_of_padding(draft: Found, *, packs: bool) -> None:
 
 def _other(top: Section) -> str:
     """Signs that a recipe trains on another objective than the next token."""
-    words = (_last(top.section("loss"), _TORCHTUNE), _last(top.section("dataset"), _TORCHTUNE))
+    objectives = (_last(top.section("loss"), _TORCHTUNE), _last(top.section("dataset"), _TORCHTUNE))
     more = ("rlhf" if top.has("ppo_epochs") or top.has("reward_and_value_model") else "",)
     keys = ("ppo" if top.has("ppo_batch_size") else "", "kd" if top.has("teacher_model") else "")
-    return " ".join((*words, *more, *keys)).lower()
+    return " ".join((*objectives, *more, *keys)).lower()
 
 
 def _last(section: Section, key: str) -> str:
@@ -210,9 +210,9 @@ def _checkpoint(builder: str) -> str:
     ('llama-3.1-8b', 'mistral-7b', 'qwen-2.5-7b-base')
     """
     name = re.sub(r"^q?lora_", "", builder)
-    found = _BUILDER.fullmatch(name)
-    if found is None:
+    match = _BUILDER.fullmatch(name)
+    if match is None:
         return name.replace("_", "-")
-    family, major, minor, rest = found.groups()
+    family, major, minor, rest = match.groups()
     version = ".".join(part for part in (major, minor) if part)
     return "-".join(part for part in (family, version, rest.replace("_", "-")) if part)

@@ -74,8 +74,8 @@ def _base(top: Section) -> Base:
 
 def _check_base(kind: str, base: Base) -> None:
     if base != "16bit":
-        said = f"{kind} training" if kind else "no adapters are told"
-        reject(f"load_in_{base[0]}bit: {base} weights are frozen, and {said}: give adapters too")
+        reason = f"{kind} training" if kind else "no adapters are told"
+        reject(f"load_in_{base[0]}bit: {base} weights are frozen, and {reason}: give adapters too")
 
 
 def _are_all(top: Section) -> bool:
@@ -92,5 +92,5 @@ def _are_all(top: Section) -> bool:
 
 def _listed(top: Section, key: str) -> Sequence[str]:
     value = top.get(key)
-    words = value if isinstance(value, list) else str(value or "").replace(",", " ").split()
-    return [str(word).lower() for word in words]
+    names = value if isinstance(value, list) else str(value or "").replace(",", " ").split()
+    return [str(word).lower() for word in names]

@@ -73,9 +73,9 @@ def _started(command: Command, source: LaunchFile) -> Mapping[str, Any]:
     module, name = command.text("module"), command.text("config")
     if module is None or name is None:
         return with_dotted({}, changes)
-    place = f"torchtitan/models/{module.rpartition('.')[2]}/config_registry.py"
-    text = named_text(place, command, source, f"has torchtitan's configuration {name}")
-    return with_dotted(sections_of(text, place, name), changes)
+    registry = f"torchtitan/models/{module.rpartition('.')[2]}/config_registry.py"
+    text = named_text(registry, command, source, f"has torchtitan's configuration {name}")
+    return with_dotted(sections_of(text, registry, name), changes)
 
 
 def _variable(command: Command, name: str) -> str | None:

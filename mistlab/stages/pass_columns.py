@@ -375,14 +375,14 @@ class PassWaits:
         """The last uses of buffers by late tasks, likewise."""
         key = entries, first_layer
         if key not in self._late:
-            found: dict[Buffer, Uses] = {}
+            last_uses: dict[Buffer, Uses] = {}
             for task in sorted(self.late, key=self._turn):
                 reads, writes = self._touches(task)
                 for buffer in writes:
-                    found[buffer] = Uses(task)
+                    last_uses[buffer] = Uses(task)
                 for buffer in reads:
-                    found.setdefault(buffer, Uses()).readers.append(task)
-            self._late[key] = {self.moved(buffer, *key): uses for buffer, uses in found.items()}
+                    last_uses.setdefault(buffer, Uses()).readers.append(task)
+            self._late[key] = {self.moved(buffer, *key): uses for buffer, uses in last_uses.items()}
         return self._late[key]
 
     def moved(self, buffer: Buffer, entries: int, layers: int) -> Buffer:

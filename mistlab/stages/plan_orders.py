@@ -91,7 +91,7 @@ def _made(text_of: Callable[[int, int], str], num_stages: int, micro_batches: in
 def _check_stage(order: PipelineOrder, number: int, stage: StageOrder) -> None:
     """Refuse a stage whose passes are incomplete, repeated, or in an impossible order."""
     places: dict[OrderedPass, int] = {}
-    for place, ordered_pass in enumerate(stage):
+    for index, ordered_pass in enumerate(stage):
         if ordered_pass.micro_batch >= order.micro_batches:
             have = f"the plan's micro-batches are 0 to {order.micro_batches - 1}"
             remedy = "leave it out, or give the order of a plan with more"
@@ -101,16 +101,16 @@ def _check_stage(order: PipelineOrder, number: int, stage: StageOrder) -> None:
         if ordered_pass in places:
             problem = "is there twice: leave one of the two out"
             refuse_word(order.line(number), order.word(ordered_pass), problem)
-        places[ordered_pass] = place
+        places[ordered_pass] = index
     for ordered_pass in _needed(order, stage):
         if ordered_pass not in places:
             either = ", or leave every W of the line out" if ordered_pass.kind == "W" else ""
             problem = f"is missing: put it where it is to run{either}"
             refuse_word(order.line(number), order.word(ordered_pass), problem)
     for kind, before, noun in _AFTER:
-        for ordered_pass, place in places.items():
+        for ordered_pass, index in places.items():
             needed = OrderedPass(before, ordered_pass.chunk, ordered_pass.micro_batch)
-            if ordered_pass.kind == kind and places[needed] > place:
+            if ordered_pass.kind == kind and places[needed] > index:
                 problem = f"comes before {order.word(needed)}, {noun}: put it after that one"
                 refuse_word(order.line(number), order.word(ordered_pass), problem)
 
@@ -329,27 +329,32 @@ class HeldMoments:
     def of(cls, passes: StagePasses, stage: int) -> HeldMoments:
         """The peak moments of a stage with these passes."""
         chunks = passes.chunks
-        held, found = [0] * (2 * chunks), set()
+        held, reached = [0] * (2 * chunks), set()
         begins: dict[_Begin, set[tuple[int, ...]]] = defaultdict(set)
         leaving: int | None = None
-        for one in passes:
-            begins[one.kind, one.chunk, one.phase == "first_forward", leaving].add(tuple(held))
-            if one.kind != "W":
-                leaving = one.chunk if one.kind == "F" else None
-            if one.kind == "F":
-                held[one.chunk] += 1
-            elif one.kind == "W":
-                held[chunks + one.chunk] -= 1
+        for ordered_pass in passes:
+            begins[
+                ordered_pass.kind,
+                ordered_pass.chunk,
+                ordered_pass.phase == "first_forward",
+                leaving,
+            ].add(tuple(held))
+            if ordered_pass.kind != "W":
+                leaving = ordered_pass.chunk if ordered_pass.kind == "F" else None
+            if ordered_pass.kind == "F":
+                held[ordered_pass.chunk] += 1
+            elif ordered_pass.kind == "W":
+                held[chunks + ordered_pass.chunk] -= 1
             else:
-                held[one.chunk] -= 1
-                held[chunks + one.chunk] += passes.splits_backward
-            found.add(tuple(held))
+                held[ordered_pass.chunk] -= 1
+                held[chunks + ordered_pass.chunk] += passes.splits_backward
+            reached.add(tuple(held))
         return cls(
             stage=stage,
             placement=passes.placement,
             splits_backward=passes.splits_backward,
-            every=_fullest([*found]),
-            of_whole=_fullest([moment for moment in found if min(moment[:chunks]) > 0]),
+            every=_fullest([*reached]),
+            of_whole=_fullest([moment for moment in reached if min(moment[:chunks]) > 0]),
             begins=tuple(
                 PassMoments(
                     kind=kind,

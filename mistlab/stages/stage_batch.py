@@ -449,7 +449,7 @@ def batch_of_parts(plans: Sequence[Plan], placement: Placement) -> StageBatch:
     numbers = range(len(placement.stages))
     places = np.repeat(first, len(numbers))
     stages = StageBatch.of_plans(plans).chosen(places + np.array([one.stage for _, one in parts]))
-    own = {
+    of_parts = {
         "layers": [len(one.blocks) for _, one in parts],
         **{name: [one.treated[name] for _, one in parts] for name in parts[0][1].treated},
         "has_embedding": [int(one.has_embedding) for _, one in parts],
@@ -459,7 +459,7 @@ def batch_of_parts(plans: Sequence[Plan], placement: Placement) -> StageBatch:
         "goes_to": [placement.goes_to(part) for part in numbers] * len(plans),
         "shares_table": [int(placement.ends_meet)] * len(parts),
     }
-    columns = {name: np.array(column) for name, column in own.items()}
+    columns = {name: np.array(column) for name, column in of_parts.items()}
     return StageBatch.of_columns({**stages.columns, **columns})
 
 
@@ -513,9 +513,11 @@ def chunk_in_order(batch: StageBatch, chunk: int, in_order: StagesInOrder) -> St
         batch = batch.with_columns(first_block=first_blocks[in_order.stage, chunk])
     if placement.is_loop:
         return chunk_of_loop(batch, chunk, placement.chunks)
-    own = _chunk(batch, chunk, placement.chunks, rest_is_last=np.zeros(len(batch), dtype=np.bool_))
+    chunks = _chunk(
+        batch, chunk, placement.chunks, rest_is_last=np.zeros(len(batch), dtype=np.bool_)
+    )
     parts = [placement.of_stage(stage)[chunk] for stage in range(in_order.num_stages)]
-    return own.with_columns(
+    return chunks.with_columns(
         comes_from=np.array([placement.comes_from(part) for part in parts])[in_order.stage],
         goes_to=np.array([placement.goes_to(part) for part in parts])[in_order.stage],
         shares_table=int(placement.ends_meet),
@@ -546,9 +548,9 @@ def _treated(batch: StageBatch, begin: Column | int, end: Column | int) -> dict[
     """
     names = counts_of_blocks()
     after = batch.layers - sum(batch.value(name) for name in names)
-    found: dict[str, Column] = {}
+    treated: dict[str, Column] = {}
     for name in names:
         before, after = after, after + batch.value(name)
         within = np.minimum(end, after) - np.maximum(begin, before)
-        found[name] = np.maximum(within, 0).astype(np.int64)
-    return found
+        treated[name] = np.maximum(within, 0).astype(np.int64)
+    return treated

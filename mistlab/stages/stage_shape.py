@@ -528,7 +528,7 @@ def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
     value = columns.__getitem__
     first, ranks = columns["first_rank"].astype(np.int64), num_gpus(value).astype(np.int64)
 
-    def place(before: Ints) -> Ints:
+    def tier_between(before: Ints) -> Ints:
         """The index of the highest tier between a rank from ``before`` on and its peer in the next
         stage.
         """
@@ -548,28 +548,28 @@ def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
     return Shapes(
         groups={group: shape(group) for group in GROUPS},
         ranks={group: ranks_of(group, value).astype(np.int64) for group in GROUPS},
-        place_to_next=place(first),
-        place_from_previous=place(first - ranks),
+        place_to_next=tier_between(first),
+        place_from_previous=tier_between(first - ranks),
         senders_of_node=np.minimum(ranks, gpus),
         senders=ranks,
     )
 
 
 def _units(
-    group: str, value: Callable[[str], NDArray[Any]], first: Ints, tiers: TierTimes, place: int
+    group: str, value: Callable[[str], NDArray[Any]], first: Ints, tiers: TierTimes, index: int
 ) -> Ints:
     """The largest number of units that a group spans (C), among the units joined by the tier at an
     index.
     """
     network, gpus = tiers.network, tiers.gpus_per_node
-    if not any(tier.scattered for tier in network.tiers[place:]):
-        return shape_on_nodes(group, value, first, network.nodes_below(place) * gpus)[1]
+    if not any(tier.scattered for tier in network.tiers[index:]):
+        return shape_on_nodes(group, value, first, network.nodes_below(index) * gpus)[1]
     along, order = degrees(axes_of(group), value), value(AXIS_ORDER)
-    found = np.ones_like(first)
+    units = np.ones_like(first)
     for row, begin in enumerate(first.tolist()):
         axes = {name: int(ranks[row]) for name, ranks in along.items()}
         axes = in_order(axes, int(order[row]))
-        found[row] = _most_apart(
-            group, axes, begin, lambda rank: tiers.units_of(rank // gpus, place)
+        units[row] = _most_apart(
+            group, axes, begin, lambda rank: tiers.units_of(rank // gpus, index)
         )
-    return found
+    return units

@@ -190,11 +190,11 @@ def _named_gpu(text: str) -> Gpus:
 
 def _machine(given: str) -> str:
     """The hardware of a cloud's machine; empty for what is none. Its network is the hardware's."""
-    words = re.sub(r"^(?:aws|gcp|azure|oci)[ :]+|(?:^|\b)standard[_ ]", "", given)
-    words = re.sub(r"[_ ]+", " ", words)
+    machine = re.sub(r"^(?:aws|gcp|azure|oci)[ :]+|(?:^|\b)standard[_ ]", "", given)
+    machine = re.sub(r"[_ ]+", " ", machine)
     longest_first = sorted(MACHINES, key=len, reverse=True)
-    end = r"(?![a-z0-9])" if words[:1] in "pg" else ""
-    return next((MACHINES[one] for one in longest_first if re.match(one + end, words)), "")
+    end = r"(?![a-z0-9])" if machine[:1] in "pg" else ""
+    return next((MACHINES[one] for one in longest_first if re.match(one + end, machine)), "")
 
 
 def _chip(word: str) -> str:
