@@ -264,11 +264,11 @@ class Session:
     def tasks(self) -> list[MeasuredTask]:
         """The last iteration's tasks on the first rank of each stage."""
         position = self._executor.connections.place
-        own: list[MeasuredTask] = []
+        measured: list[MeasuredTask] = []
         is_first = position.data == position.context == position.tensor == 0
         if is_first and self._executor.connections.peers.rank == 0 and self._spans:
             began = min(start for start, _ in self._spans)
-            own = [
+            measured = [
                 MeasuredTask(
                     stage=position.stage,
                     task=op.task,
@@ -278,7 +278,7 @@ class Session:
                 )
                 for op, (start, end) in zip(self._executor.issued, self._spans, strict=True)
             ]
-        return [task for tasks in gathered(own) for task in tasks]
+        return [task for tasks in gathered(measured) for task in tasks]
 
     def environment(self, revision: str) -> Environment:
         """The device and the versions of software that the run uses."""

@@ -401,16 +401,16 @@ Option = TypeVar("Option")
 
 
 class Chooser:
-    """Answers a choice: ``place`` maps a name and a number of options to the index of the chosen
+    """Answers a choice: ``index_of`` maps a name and a number of options to the index of the chosen
     option.
     """
 
-    def __init__(self, place: Callable[[str, int], int]) -> None:
-        self._place = place
+    def __init__(self, index_of: Callable[[str, int], int]) -> None:
+        self._index_of = index_of
 
     def __call__(self, name: str, options: Sequence[Option]) -> Option:
         """The chosen option; a single option is returned without asking."""
-        return options[0] if len(options) == 1 else options[self._place(name, len(options))]
+        return options[0] if len(options) == 1 else options[self._index_of(name, len(options))]
 
 
 def chosen_plan(problem: Problem, space: SearchSpace, choose: Chooser) -> Plan | None:

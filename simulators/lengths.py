@@ -36,10 +36,10 @@ SEQUENCES = sizes_of_candidates()["b"]
 
 def sequences_of(plan: Plan) -> int:
     """The number of sequences in a micro-batch, equal in every stage."""
-    found = {one.degree(SEQUENCES) for one in plan.stages}
-    if len(found) > 1:
+    counts = {one.degree(SEQUENCES) for one in plan.stages}
+    if len(counts) > 1:
         reject(f"plan.stages: unlike {SEQUENCES}, whose ranks have other sequences: give one")
-    return found.pop()
+    return counts.pop()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,19 +115,21 @@ class Arranger:
         if way in ("packed", "balanced"):
             bins = self._packed()
             return self._balanced(bins) if way == "balanced" else self._of_bins(bins)
-        own = self.lengths.at(self.draw.random(self.ranks * self.micro_batches * self.sequences))
+        lengths = self.lengths.at(
+            self.draw.random(self.ranks * self.micro_batches * self.sequences)
+        )
         if way == "sorted":
             # Neighbours in the sorted order go to different ranks, so that equally numbered
             # micro-batches are similar.
-            own = np.sort(own).reshape(self.micro_batches, self.sequences, self.ranks)
-            rows = own.transpose(2, 0, 1)
+            lengths = np.sort(lengths).reshape(self.micro_batches, self.sequences, self.ranks)
+            rows = lengths.transpose(2, 0, 1)
         else:
-            rows = own.reshape(self.ranks, self.micro_batches, self.sequences)
+            rows = lengths.reshape(self.ranks, self.micro_batches, self.sequences)
         longest = rows.max(axis=2).astype(float)
         return Batches(
             tokens=self.sequences * longest,
             squares=self.sequences * longest**2,
-            real_tokens=float(own.sum()),
+            real_tokens=float(lengths.sum()),
         )
 
     def documents(self, way: Arrangement) -> list[list[int]]:
@@ -135,9 +137,9 @@ class Arranger:
         rank, if documents are packed or balanced.
         """
         bins = self._packed()
-        own = self._dealt(bins) if way == "balanced" else None
-        if own is not None:
-            return own
+        dealt = self._dealt(bins) if way == "balanced" else None
+        if dealt is not None:
+            return dealt
         size = self.sequences
         return [
             [length for one in bins[at : at + size] for length in one]
@@ -159,15 +161,15 @@ class Arranger:
         rooms, left = np.full(count, self.context), []
         for length in np.sort(np.concatenate(queue))[::-1].tolist():
             fits = np.where(rooms >= length, rooms, self.context + 1)
-            place = int(fits.argmin())
-            if rooms[place] < length:
+            index = int(fits.argmin())
+            if rooms[index] < length:
                 left.append(length)
                 continue
-            rooms[place] -= length
-            bins[place].append(length)
+            rooms[index] -= length
+            bins[index].append(length)
         self._waiting = np.array(left, dtype=np.int64)
         # Sequences with long documents were filled first, so ranks take sequences in random order.
-        return [bins[place] for place in self.draw.permutation(count)]
+        return [bins[index] for index in self.draw.permutation(count)]
 
     def _of_bins(self, bins: Sequence[Sequence[int]]) -> Batches:
         shape = (self.ranks, self.micro_batches, self.sequences)
@@ -200,12 +202,12 @@ class Arranger:
         tokens, costs = np.zeros(len(dealt)), np.zeros(len(dealt))
         room = self.sequences * self.context
         for length in documents:
-            place = int(np.where(tokens + length <= room, costs, np.inf).argmin())
-            if tokens[place] + length > room:
+            index = int(np.where(tokens + length <= room, costs, np.inf).argmin())
+            if tokens[index] + length > room:
                 return None
-            tokens[place] += length
-            costs[place] += self.costs.token * length + self.costs.square * length**2
-            dealt[place].append(length)
+            tokens[index] += length
+            costs[index] += self.costs.token * length + self.costs.square * length**2
+            dealt[index].append(length)
         return dealt
 
 

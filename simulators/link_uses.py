@@ -41,8 +41,8 @@ def links_of_sends(
         stays = step == HERE or (receiver < sender and units[0][sender] == units[0][receiver])
         lower = receiver if step == PREVIOUS else sender
         if shapes.crosses_to_next[lower] and not stays:
-            ends, place = (of_stages[sender], of_stages[receiver]), int(shapes.place_to_next[lower])
-            forward, backward = _shares(ends, sender, place), _shares(ends, receiver, place)[::-1]
+            ends, tier = (of_stages[sender], of_stages[receiver]), int(shapes.place_to_next[lower])
+            forward, backward = _shares(ends, sender, tier), _shares(ends, receiver, tier)[::-1]
             places = [(int(of[sender]), int(of[receiver])) for of in numbered]
             uses[part]["F"] = _used(places, forward)
             uses[part + 1]["B"] = _used([place[::-1] for place in places], backward)
@@ -61,19 +61,19 @@ def _used(places: Sequence[tuple[int, int]], shares: Sequence[Sequence[float]]) 
 
 
 def _shares(
-    ends: tuple[TaskSeconds, TaskSeconds], stage: int, place: int
+    ends: tuple[TaskSeconds, TaskSeconds], stage: int, tier: int
 ) -> tuple[Sequence[float], Sequence[float]]:
     """The shares of the links at both ends of a send, of a node and of units of each tier above up
-    to the one at a ``place``, given a stage's senders.
+    to this ``tier``, given a stage's senders.
     """
     links, shapes = [end.model.links for end in ends], ends[0].shapes
     parts = [
-        one.parts_of_links(
+        link.parts_of_links(
             at_once=int(shapes.senders_of_node[stage]),
-            tier=max(place, NETWORK),
+            tier=max(tier, NETWORK),
             senders=int(shapes.senders[stage]),
         )
-        for one in links
+        for link in links
     ]
     if links[0] is not links[1]:
         rates = [one.cluster.inter_node_bytes_per_s for one in links]

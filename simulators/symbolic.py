@@ -333,7 +333,7 @@ class SymbolicPredictor:
         """The iteration time of each plan in seconds under an engine, which may be a modified
         one.
         """
-        found: dict[int, float] = {}
+        of_plan: dict[int, float] = {}
         together: dict[tuple[bool, PipelineOrder | None, int], list[int]] = defaultdict(list)
         for number, plan in enumerate(plans):
             together[plan.overlap_communication, _order_of(plan), plan.num_stages].append(number)
@@ -349,8 +349,8 @@ class SymbolicPredictor:
             else:
                 mode = EngineMode(engine=engine.in_named_order(), overlap_communication=overlaps)
                 seconds = ordered_iterations_s(self._model(mode), chosen)
-            found |= zip(places, seconds.tolist(), strict=True)
-        return [found[place] for place in range(len(plans))]
+            of_plan |= zip(places, seconds.tolist(), strict=True)
+        return [of_plan[place] for place in range(len(plans))]
 
     def _predict_alike(
         self, mode: EngineMode, plans: Sequence[Plan], order: PipelineOrder | None

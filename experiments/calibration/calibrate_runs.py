@@ -77,40 +77,44 @@ def calibrate_runs(options: argparse.Namespace) -> int:
     fitted_setting = _fit(setting, runs, options)
     rows.append(_told("all runs", _errors(fitted_setting, runs), options))
     constants = {name: values_of(fitted_setting)[name] for name in options.fit}
-    own = _own_runs(fitted_setting, runs, constants=len(options.fit))
+    own_runs = _own_runs(fitted_setting, runs, constants=len(options.fit))
     if options.json:
-        print_json({"errors": rows, "constants": constants, "own_runs": to_mapping(own)})
+        print_json({"errors": rows, "constants": constants, "own_runs": to_mapping(own_runs)})
     else:
         for name, number in constants.items():
             print(f"{name:22} {number:10.4g}  {CONSTANTS[name].words}")
-        print(_narrowed(runs[0].job, own))
+        print(_narrowed(runs[0].job, own_runs))
     if options.out is not None:
-        _write(fitted_setting.hardware, runs, own, options)
+        _write(fitted_setting.hardware, runs, own_runs, options)
     return DONE
 
 
 def _own_runs(setting: ConstantSetting, runs: Sequence[MeasuredRun], *, constants: int) -> OwnRuns:
     """The overall error of runs; each fitted constant uses up one degree of freedom."""
     kind = bounds_of(runs[0].job.workload, runs[0].job.cluster, setting.engine.name).kind
-    found: list[float] = []
+    misses: list[float] = []
     for run in runs:
         cluster = replace(run.job.cluster, hardware=setting.hardware, profile=setting.profile)
-        one = SymbolicPredictor(workload=run.job.workload, cluster=cluster).predict(run.job.plan)
-        found.append(math.log(run.seconds / one.iteration_s) / math.sqrt(kind.way(one.mfu)))
+        prediction = SymbolicPredictor(workload=run.job.workload, cluster=cluster).predict(
+            run.job.plan
+        )
+        misses.append(
+            math.log(run.seconds / prediction.iteration_s) / math.sqrt(kind.way(prediction.mfu))
+        )
     return OwnRuns(
         engine=setting.engine.family,
-        offset=round(float(np.mean(found)), 4),
+        offset=round(float(np.mean(misses)), 4),
         runs=max(0, len(runs) - constants),
     )
 
 
-def _narrowed(job: Job, own: OwnRuns) -> str:
+def _narrowed(job: Job, own_runs: OwnRuns) -> str:
     """The effect of the runs on bounds of further runs at half of the peak rate, as text."""
-    kind = bounds_of(job.workload, job.cluster, own.engine).kind
+    kind = bounds_of(job.workload, job.cluster, own_runs.engine).kind
     way = kind.way(_AT_MFU)
     before, after = (
-        known_sureness().spread(kind, job.plan.num_gpus, source_runs=one).around(way)
-        for one in (None, own)
+        known_sureness().spread(kind, job.plan.num_gpus, source_runs=source_runs).around(way)
+        for source_runs in (None, own_runs)
     )
     return (
         f"bounds of further runs at {_AT_MFU:.0%} of the peak: {after[0]:.2f} to {after[1]:.2f} "
@@ -250,7 +254,7 @@ def _told(name: str, errors: Floats, options: argparse.Namespace) -> Mapping[str
 
 
 def _write(
-    hardware: Hardware, runs: Sequence[MeasuredRun], own: OwnRuns, options: argparse.Namespace
+    hardware: Hardware, runs: Sequence[MeasuredRun], own_runs: OwnRuns, options: argparse.Namespace
 ) -> None:
     """Write the hardware with its new constants and their source."""
     gpus = sorted(run.job.plan.num_gpus for run in runs)
@@ -262,8 +266,8 @@ def _write(
     )
     source = Source(kind="measured", source=text)
     provenance = replace(hardware.provenance, compute=source, transfers=source)
-    others = (one for one in hardware.own_runs if one.engine != own.engine)
-    hardware = replace(hardware, provenance=provenance, own_runs=(*others, own))
+    others = (one for one in hardware.own_runs if one.engine != own_runs.engine)
+    hardware = replace(hardware, provenance=provenance, own_runs=(*others, own_runs))
     path = writable(options.out, "path of a hardware file")
     write_yaml(to_mapping(hardware, omit_defaults=True), path)
     progress(f"{path} written")

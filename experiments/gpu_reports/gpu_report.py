@@ -175,8 +175,8 @@ def pack(folder: Path) -> Path:
     path = folder / NAME
     unfinished = path.with_suffix(".part")
     with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as file:
-        for one in _files(folder):
-            file.write(one, one.relative_to(folder).as_posix())
+        for member in _files(folder):
+            file.write(member, member.relative_to(folder).as_posix())
     unfinished.replace(path)
     return path
 

@@ -123,8 +123,8 @@ def _apart(plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]) -> Diffe
     apart = [plan.name for plan, drift in zip(plans, drifts, strict=True) if not drift <= ROUNDING]
     if not apart:
         return None
-    words = f"losses are {drifts.max():.1e} off those of other layouts"
-    return Difference(plans=tuple(apart), words=words)
+    sentence = f"losses are {drifts.max():.1e} off those of other layouts"
+    return Difference(plans=tuple(apart), words=sentence)
 
 
 def _difference(

@@ -154,8 +154,10 @@ def _outside(rows: Sequence[ReportRow]) -> list[str]:
         [row[f"{way}_outside_bytes"] / GIB_BYTES for row in ran]
         for way in ("measured", "predicted")
     )
-    own, told = (f"{min(one):.2f} to {max(one):.2f}" for one in (measured, predicted))
-    return [f"- outside torch's allocator: {own} GiB, predicted {told}"]
+    measured_range, predicted_range = (
+        f"{min(one):.2f} to {max(one):.2f}" for one in (measured, predicted)
+    )
+    return [f"- outside torch's allocator: {measured_range} GiB, predicted {predicted_range}"]
 
 
 def _cells(row: ReportRow) -> list[str]:

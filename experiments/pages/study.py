@@ -133,8 +133,8 @@ class Study:
         if self.options.json:
             print_json(self._answer(report, seconds))
         else:
-            words = [paragraph for paragraph in report.words if paragraph != IN_A_FILE]
-            print("\n\n".join([*words, f"rows, page and pictures: {self.path}"]))
+            paragraphs = [paragraph for paragraph in report.words if paragraph != IN_A_FILE]
+            print("\n\n".join([*paragraphs, f"rows, page and pictures: {self.path}"]))
         return status
 
     def _answer(self, report: Report, seconds: float) -> dict[str, Any]:

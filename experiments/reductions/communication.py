@@ -142,12 +142,12 @@ def _report(rows: Sequence[Row], options: argparse.Namespace, steps: int) -> Rep
         ("predicted", "{predicted:.3f}"),
         ("error", "{error:+.1%}"),
     )
-    words = [asked, _costs(costs), agreed, GROWTH, IN_A_FILE, _grown(growth), fitted, beside]
+    paragraphs = [asked, _costs(costs), agreed, GROWTH, IN_A_FILE, _grown(growth), fitted, beside]
     if training:
-        words += [_trained(training, steps), *_order(training)]
+        paragraphs += [_trained(training, steps), *_order(training)]
     return Report(
         title="Data parallelism that communicates less",
-        words=words,
+        words=paragraphs,
         summary={"largest_difference_played": apart},
         pictures=[_curves(growth)],
     )

@@ -57,10 +57,10 @@ class Digits:
             from sklearn.datasets import load_digits  # noqa: PLC0415 (an extra)
         except ModuleNotFoundError:
             reject("scikit-learn is not installed: pip install '.[images]', or --costs-alone")
-        found = load_digits()
-        order = np.random.default_rng(0).permutation(len(found.target))
-        images = (found.data[order] / 16).astype(np.float64)
-        labels = found.target[order].astype(np.int64)
+        digits = load_digits()
+        order = np.random.default_rng(0).permutation(len(digits.target))
+        images = (digits.data[order] / 16).astype(np.float64)
+        labels = digits.target[order].astype(np.int64)
         cuts = (0, 1197, 1497, len(labels))
         parts = [(images[a:b], labels[a:b]) for a, b in pairwise(cuts)]
         return cls(training=parts[0], validation=parts[1], test=parts[2])
@@ -146,8 +146,8 @@ class ImageWorkers:
                 self.weights[:] = self.weights.mean(axis=0)
         elif self.way == "asynchronous":
             # Workers update in turn, each with a gradient at the weights it last received.
-            for number, own in enumerate(gradients):
-                self._served = self._served - self.rate / WORKERS * own
+            for number, worker_gradient in enumerate(gradients):
+                self._served = self._served - self.rate / WORKERS * worker_gradient
                 self.weights[number] = self._served
         elif self.way in ("one lies", "one lies, trimmed"):
             trimmed = len(LIARS) if "trimmed" in self.way else 0

@@ -343,8 +343,8 @@ def _judged(ours: Sequence[Measured]) -> dict[str, Any]:
 
 def _speedups(ran: Sequence[Measured]) -> list[Speedup]:
     """The measured speedup of our fastest searched plan over each baseline's fastest."""
-    tried = grouped((one for one in ran if one.is_trial), lambda one: one.system)
-    best = {system: min(own, key=lambda one: one.seconds) for system, own in tried.items()}
+    tried = grouped((run for run in ran if run.is_trial), lambda run: run.system)
+    best = {system: min(own, key=lambda run: run.seconds) for system, own in tried.items()}
     ours = best.pop(OURS, None)
     if ours is None:
         return []

@@ -63,14 +63,14 @@ def document_lengths(options: argparse.Namespace) -> int:
         reject(f"--samples {samples}: give a whole number of at least 1")
     for row in _played(job, lengths, samples, options.seed):
         study.add(row)
-    words = (
+    sentence = (
         f"Documents {options.lengths}: {lengths.mean:,.0f} tokens in the mean, the longest "
         f"{lengths.tokens[-1]:,}; sequences of {job.workload.sequence_length:,}."
     )
-    return study.end(_report(study.rows, words))
+    return study.end(_report(study.rows, sentence))
 
 
-def _report(rows: Sequence[Row], words: str) -> Report:
+def _report(rows: Sequence[Row], sentence: str) -> Report:
     shown = [
         (
             *(row["arrangement"], round(row["mean_s"], 4), round(row["q95_s"], 4)),
@@ -82,7 +82,7 @@ def _report(rows: Sequence[Row], words: str) -> Report:
     full = f"A step without padding or waits takes {rows[0]['full_step_s']:.4g} s."
     return Report(
         title="Steps of documents that are not equally long",
-        words=[f"{words} {full}", table(head, shown)],
+        words=[f"{sentence} {full}", table(head, shown)],
         summary={row["arrangement"]: row["tokens_per_s"] for row in rows},
         pictures=[
             Bars(
@@ -105,14 +105,14 @@ def _report_of_replays(rows: Sequence[Row]) -> Report:
         for row in rows
     ]
     most = max(abs(row["timing"]["apart"]) for row in rows)
-    words = (
+    sentence = (
         f"A step has {RANKS} ranks of {MICRO_BATCHES} micro-batches of at most {CONTEXT:,} tokens, "
         f"and documents {MEASURED}, cut at that. Means differ by at most {most:.1%}."
     )
     head = ["arrangement", "steps", "replayed ms", "played ms", "apart"]
     return Report(
         title="Steps of documents, replayed and played",
-        words=[table(head, shown), words],
+        words=[table(head, shown), sentence],
         summary={"timing": {"most_apart": most}},
     )
 
@@ -135,16 +135,16 @@ def _played(job: Job, lengths: DocumentLengths, samples: int, seed: int) -> list
             context=work.sequence_length,
             draw=np.random.default_rng(seed),
         )
-        found = played_steps(arranger, way, play, samples, seed)
+        played = played_steps(arranger, way, play, samples, seed)
         rows.append(
             {
                 "arrangement": way,
-                "mean_s": found.steps.mean_s,
-                "q05_s": found.steps.q05_s,
-                "q95_s": found.steps.q95_s,
-                "tokens_per_s": found.tokens_per_s,
-                "padding": found.padding,
-                "waits": found.waits,
+                "mean_s": played.steps.mean_s,
+                "q05_s": played.steps.q05_s,
+                "q95_s": played.steps.q95_s,
+                "tokens_per_s": played.tokens_per_s,
+                "padding": played.padding,
+                "waits": played.waits,
                 "samples": samples,
                 "full_step_s": full_s,
             }
@@ -178,8 +178,8 @@ def _replayed(options: argparse.Namespace) -> list[Row]:
     for way, of_way in zip(WAYS, measured, strict=True):
         replayed = of_way.sum(axis=2).max(axis=1)
         other = _documents(lengths, way, PLAYED, 8 * steps)
-        said = np.array([_work(step) @ costs for step in other])
-        played = said.reshape(-1, RANKS, MICRO_BATCHES).sum(axis=2).max(axis=1)
+        predicted = np.array([_work(step) @ costs for step in other])
+        played = predicted.reshape(-1, RANKS, MICRO_BATCHES).sum(axis=2).max(axis=1)
         rows.append(
             {
                 "arrangement": way,

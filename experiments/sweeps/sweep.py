@@ -459,9 +459,9 @@ def _case(plain: Any, folder: Path) -> Any:
         return plain
     resolved = dict(plain)
     parts: Mapping[str, Callable[[Any], Any]] = {
-        "model": lambda own: _model(own, folder),
-        "cluster": lambda own: _cluster(own, folder),
-        "space": lambda own: space_from(own, folder),
+        "model": lambda value: _model(value, folder),
+        "cluster": lambda value: _cluster(value, folder),
+        "space": lambda value: space_from(value, folder),
     }
     for key, value_of in parts.items():
         if key in resolved:

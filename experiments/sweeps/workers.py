@@ -17,8 +17,8 @@ from mistlab.core.values import InputError, reject
 
 # The version of the project in a process, since answers of different versions must not mix.
 #
-# ``told`` may be sent by value to a machine with another version of this project, or none. So it
-# imports only the standard library, and answers in plain texts.
+# ``versions_here`` may be sent by value to a machine with another version of this project, or
+# none. So it imports only the standard library, and answers in plain texts.
 
 
 # The properties that must be equal, by name.
@@ -29,7 +29,7 @@ class OtherVersionError(InputError):
     """A worker has another version than the process that gives it work."""
 
 
-def told() -> dict[str, str]:
+def versions_here() -> dict[str, str]:
     """The versions of mistlab, Python and NumPy of this process, and a hash of the sources that
     determine a search's answer.
     """
@@ -59,7 +59,7 @@ def told() -> dict[str, str]:
 @cache
 def here() -> Version:
     """The version of this process."""
-    return told()
+    return versions_here()
 
 
 def check_equal(worker: str, theirs: Version, ours: Version) -> None:
@@ -269,14 +269,14 @@ def _check_nodes(ray: Any) -> None:
         NodeAffinitySchedulingStrategy,
     )
 
-    module = sys.modules[told.__module__]
+    module = sys.modules[versions_here.__module__]
     ray.cloudpickle.register_pickle_by_value(module)
     try:
         asked = {}
         for node in ray.nodes():
             if node["Alive"]:
                 strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                remote = ray.remote(num_cpus=0, scheduling_strategy=strategy)(told)
+                remote = ray.remote(num_cpus=0, scheduling_strategy=strategy)(versions_here)
                 asked[node["NodeID"]] = node["NodeManagerHostname"], remote.remote()
         for name, version in asked.values():
             check_equal(name, ray.get(version), here())

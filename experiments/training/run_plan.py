@@ -134,9 +134,9 @@ def _warn(options: argparse.Namespace) -> None:
 
     if options.device == "cuda" and os.environ.get("RANK", "0") == "0":
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        for words in (shared_connections(), peers_apart(here)):
-            if words is not None:
-                progress(f"warning: {words}")
+        for warning in (shared_connections(), peers_apart(here)):
+            if warning is not None:
+                progress(f"warning: {warning}")
 
 
 def _resume(session: "Session", options: argparse.Namespace) -> None:
@@ -189,8 +189,8 @@ def _train(
         _tell(session, report, seconds)
         if session.is_first:
             _warn_of_routers(report, warned)
-        own = len(history.rows) - history.earlier
-        if session.is_first and (own == WARM_UP or session.steps == last):
+        steps_here = len(history.rows) - history.earlier
+        if session.is_first and (steps_here == WARM_UP or session.steps == last):
             history.note_clocks(session.clocks())
         if options.save_every and session.steps % options.save_every == 0:
             session.save(checkpoints_of(options))
@@ -216,10 +216,10 @@ def _tell(session: "Session", report: "Report", seconds: float) -> None:
 
 def _warn_of_routers(report: "Report", warned: set[int]) -> None:
     """Say, once for each block, that nearly all tokens go to one expert."""
-    for one in report.lopsided:
-        if one.block not in warned:
-            warned.add(one.block)
-            progress(f"warning: {one}")
+    for router in report.lopsided:
+        if router.block not in warned:
+            warned.add(router.block)
+            progress(f"warning: {router}")
 
 
 def _finish(
@@ -307,8 +307,8 @@ def _named(stage: int, stages: int, tracks: Sequence[str]) -> list[dict[str, Any
 
 
 def _label(track: str) -> str:
-    words = track.replace("_", "-")
-    return words if track in (*STREAMS, "host") else f"gpu-to-gpu: {words}"
+    name = track.replace("_", "-")
+    return name if track in (*STREAMS, "host") else f"gpu-to-gpu: {name}"
 
 
 def _event(task: "MeasuredTask", stages: int, tracks: Sequence[str]) -> dict[str, Any]:

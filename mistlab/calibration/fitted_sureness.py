@@ -90,9 +90,9 @@ class SourceSums:
         powers = (np.ones_like(missed), missed, missed**2)
         of_fold, sums = folds >= 0, list[Floats]()
         for power in powers:
-            own = np.zeros(shape)
-            np.add.at(own, (folds[of_fold], sources[of_fold]), power[of_fold])
-            sums.append(np.bincount(sources, power, shape[1]) - own)
+            in_fold = np.zeros(shape)
+            np.add.at(in_fold, (folds[of_fold], sources[of_fold]), power[of_fold])
+            sums.append(np.bincount(sources, power, shape[1]) - in_fold)
         runs, total, squares = sums
         return cls(runs=runs, total=total, squares=squares)
 
@@ -133,13 +133,13 @@ def spreads_of_kinds(
     of each run, the narrowest first. Without folds, the one fold leaves nothing out."""
     shape = max(1, folds.max(initial=-1) + 1), sources.max(initial=-1) + 1
     wider = {own: of for names in kinds for own, of in zip(names, (*names[1:], ""), strict=True)}
-    found = {"": SourceSpreads.unknown(shape[0])}
+    spreads = {"": SourceSpreads.unknown(shape[0])}
 
     def find(name: str) -> SourceSpreads:
-        if name not in found:
+        if name not in spreads:
             rows = np.array([name in names for names in kinds])
             sums = SourceSums.without_folds(missed[rows], sources[rows], folds[rows], shape)
-            found[name] = sums.spreads(find(wider[name]), count)
-        return found[name]
+            spreads[name] = sums.spreads(find(wider[name]), count)
+        return spreads[name]
 
     return {name: find(name) for name in wider}

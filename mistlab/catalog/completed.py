@@ -76,8 +76,8 @@ def restated(hardware: Hardware) -> Hardware:
     if then is None or then == now:
         return hardware
     measured, changes = _stating(hardware, then), changed_figures(then, now)
-    words = f"its curves were measured at {', '.join(changes)}: they are scaled to what it states"
-    source = Source(kind="restated", source=words)
+    text = f"its curves were measured at {', '.join(changes)}: they are scaled to what it states"
+    source = Source(kind="restated", source=text)
     groups: dict[str, Any] = {}
     if hardware.compute is not None:
         groups["compute"] = scaled_compute(hardware.compute, measured, hardware)
@@ -108,16 +108,16 @@ def _stating(hardware: Hardware, figures: DatasheetFigures) -> Hardware:
 def changed_figures(then: DatasheetFigures, now: DatasheetFigures) -> list[str]:
     """The figures that differ, as text, with their previous values."""
     changes = []
-    for one in fields(then):
-        before, after = getattr(then, one.name), getattr(now, one.name)
+    for figure in fields(then):
+        before, after = getattr(then, figure.name), getattr(now, figure.name)
         if isinstance(before, PeakTflops):
             changes += [
-                f"{one.name}.{peak.name} {getattr(before, peak.name) or 0:g}"
+                f"{figure.name}.{peak.name} {getattr(before, peak.name) or 0:g}"
                 for peak in fields(before)
                 if getattr(before, peak.name) != getattr(after, peak.name)
             ]
         elif before != after:
-            changes.append(f"{one.name} {before or 0:g}")
+            changes.append(f"{figure.name} {before or 0:g}")
     return changes
 
 
@@ -161,11 +161,11 @@ def _between_architectures(hardware: Hardware, other: Hardware) -> float:
     mine, its = hardware.gpu.architecture, other.gpu.architecture
     if mine is None or its is None or mine == its:
         return 0.0
-    own, lent = ARCHITECTURES[mine], ARCHITECTURES[its]
-    if own.maker != lent.maker:
+    target, lent = ARCHITECTURES[mine], ARCHITECTURES[its]
+    if target.maker != lent.maker:
         return OTHER_MAKER
-    newer = lent.generation - own.generation
-    return OTHER_ARCHITECTURE + OTHER_LINE * (own.line != lent.line) + OLDER * (newer < 0)
+    newer = lent.generation - target.generation
+    return OTHER_ARCHITECTURE + OTHER_LINE * (target.line != lent.line) + OLDER * (newer < 0)
 
 
 def scaled_compute(compute: Compute, lender: Hardware, hardware: Hardware) -> Compute:
@@ -212,9 +212,9 @@ def _generations(hardware: Hardware, lender: Hardware) -> int:
     mine, its = hardware.gpu.architecture, lender.gpu.architecture
     if mine is None or its is None:
         return 0
-    own, lent = ARCHITECTURES[mine], ARCHITECTURES[its]
-    is_alike = (own.maker, own.line) == (lent.maker, lent.line)
-    return own.generation - lent.generation if is_alike else 0
+    target, lent = ARCHITECTURES[mine], ARCHITECTURES[its]
+    is_alike = (target.maker, target.line) == (lent.maker, lent.line)
+    return target.generation - lent.generation if is_alike else 0
 
 
 def _precision_of(operators: str) -> str:

@@ -85,9 +85,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """
     from difflib import get_close_matches  # noqa: PLC0415 (only for an error)
 
-    names, own = {one.lower(): one for one in known}, name.lower()
-    beginnings = [one for one in names if own and one.startswith(own)]
-    near = get_close_matches(own, names, n=2) or beginnings[:2]
+    names, lowered = {one.lower(): one for one in known}, name.lower()
+    beginnings = [one for one in names if lowered and one.startswith(lowered)]
+    near = get_close_matches(lowered, names, n=2) or beginnings[:2]
     return f"did you mean {' or '.join(repr(names[one]) for one in near)}?" if near else ""
 
 

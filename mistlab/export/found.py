@@ -327,8 +327,8 @@ def harmless_names(framework: str) -> frozenset[str]:
 class Section:
     """A section of a configuration; settings that were never read are reported at the end."""
 
-    def __init__(self, content: Mapping[str, Any], name: str, found: Found) -> None:
-        self.content, self.name, self.found = content, name, found
+    def __init__(self, content: Mapping[str, Any], name: str, draft: Found) -> None:
+        self.content, self.name, self.found = content, name, draft
         self._asked: dict[str, Section | None] = {}
 
     def get(self, key: str, default: object = None) -> Any:

@@ -411,8 +411,8 @@ _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps",
 def _epsilon(keys: TypeKeys) -> Fields:
     """The epsilon of norms, if a file gives it."""
     given = (keys.given(name) for name in _EPSILONS)
-    found = next((value for value in given if value is not None), None)
-    return {} if found is None else {"norm_epsilon": found}
+    epsilon = next((value for value in given if value is not None), None)
+    return {} if epsilon is None else {"norm_epsilon": epsilon}
 
 
 def _dropout(keys: TypeKeys) -> Fields:
@@ -420,8 +420,8 @@ def _dropout(keys: TypeKeys) -> Fields:
     if not keys.row.dropout:
         return {}
     shares = {name: _share(keys, key) for name, key in keys.row.dropout.items()}
-    own = {"attention_dropout": shares["attention"]} if shares["attention"] != shares["all"] else {}
-    return {"dropout": shares["all"], **own}
+    every, attention = shares["all"], shares["attention"]
+    return {"dropout": every, **({"attention_dropout": attention} if attention != every else {})}
 
 
 def _share(keys: TypeKeys, key: str) -> float:
@@ -538,15 +538,15 @@ _YARN: Fields = {"low": 1.0, "high": 32.0}
 
 def scaling_of(keys: TypeKeys, *, is_latent: bool) -> Fields | None:
     """The scaling of rotary embedding; None if there is none."""
-    own = keys.scaling
-    kind = scaling_kind(own)
+    scaling = keys.scaling
+    kind = scaling_kind(scaling)
     if kind == UNSCALED:
         return None
     if kind not in SCALINGS:
         return {"kind": "other", "factor": 1.0}
     fields: Fields = {"kind": kind, **(_YARN if kind == "yarn" else {})}
     names = {"factor": "factor", "positions": ORIGINAL, **SCALINGS[kind]}
-    fields |= {name: own[key] for name, key in names.items() if own.get(key) is not None}
+    fields |= {name: scaling[key] for name, key in names.items() if scaling.get(key) is not None}
     if kind == "linear":
         return fields
     longest = keys.whole("max_position_embeddings")
@@ -557,7 +557,7 @@ def scaling_of(keys: TypeKeys, *, is_latent: bool) -> Fields | None:
     if kind == "yarn":
         if "factor" not in fields and longest is not None and "positions" in fields:
             fields["factor"] = longest / fields["positions"]
-        fields |= _steepness(own, fields.get("factor", 1.0), is_latent=is_latent)
+        fields |= _steepness(scaling, fields.get("factor", 1.0), is_latent=is_latent)
     if kind == "longrope":
         fields |= _longrope(keys)
     return fields
@@ -579,10 +579,10 @@ def _longrope(keys: TypeKeys) -> Fields:
 ORIGINAL = "original_max_position_embeddings"
 
 
-def _steepness(own: Mapping[str, Any], factor: float, *, is_latent: bool) -> Fields:
+def _steepness(scaling: Mapping[str, Any], factor: float, *, is_latent: bool) -> Fields:
     """The factor by which YaRN scales attention scores: those of rotary channels, or all."""
-    times, of_all = own.get("mscale"), own.get("mscale_all_dim")
-    amplitude = own.get("attention_factor")
+    times, of_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    amplitude = scaling.get("attention_factor")
     if amplitude is None:
         amplitude = yarn_amplitude(factor)
         if times and of_all:

@@ -161,16 +161,16 @@ def space_from(plain: object, folder: Path) -> SearchSpace:
         return space_of(plain)
     if not isinstance(plain, Mapping) or not isinstance(plain.get(LIKE), str):
         refuse("", f"{shown(plain)} is not a space: give a name, or a mapping with {LIKE}: NAME")
-    own = {key: value for key, value in plain.items() if key != LIKE}
-    if "name" not in own:
+    changes = {key: value for key, value in plain.items() if key != LIKE}
+    if "name" not in changes:
         refuse("name", "missing: give the space a name for tables")
     try:
         base = to_mapping(space_of(plain[LIKE]))
     except InputError as error:
         refuse(LIKE, str(error))
-    if isinstance(own.get("offload"), Mapping):
-        own["offload"] = {**base["offload"], **own["offload"]}
-    return from_mapping(SearchSpace, {**base, **own})
+    if isinstance(changes.get("offload"), Mapping):
+        changes["offload"] = {**base["offload"], **changes["offload"]}
+    return from_mapping(SearchSpace, {**base, **changes})
 
 
 def order_from(plain: object, folder: Path) -> object:
@@ -329,9 +329,9 @@ def groups_named(text: str, folder: Path) -> list[NodeGroup]:
     return groups
 
 
-def _group_from(plain: object, place: int, folder: Path) -> NodeGroup:
+def _group_from(plain: object, index: int, folder: Path) -> NodeGroup:
     """A group of the list in ``cluster.hardware``; errors name its position in the list."""
-    where = f"{HARDWARE}[{place}]"
+    where = f"{HARDWARE}[{index}]"
     if not isinstance(plain, Mapping):
         problem = f"{shown(plain)} is not a group of nodes: give a mapping of hardware and nodes"
         refuse(where, problem)
@@ -421,11 +421,11 @@ def _with_names_of_today(mapping: Mapping[str, Any]) -> dict[str, Any]:
     plan, workload = mapping.get("plan"), mapping.get("workload")
     if not isinstance(plan, Mapping) or not isinstance(workload, Mapping):
         return dict(mapping)
-    own = _OF_ADAPTERS.get(str(plan.get("engine")))
-    if own is None:
+    engine = _OF_ADAPTERS.get(str(plan.get("engine")))
+    if engine is None:
         return dict(mapping)
     trained = {"train": "adapters", **workload}
-    return {**mapping, "plan": {**plan, "engine": own}, "workload": trained}
+    return {**mapping, "plan": {**plan, "engine": engine}, "workload": trained}
 
 
 def job_to_mapping(job: Job, folder: Path = HERE) -> dict[str, Any]:
@@ -489,8 +489,8 @@ def _stage_problem(job: Job, step: Step) -> FieldError | None:
 def _engine_problem(job: Job) -> FieldError | None:
     """The first property of the job that the plan's engine does not support."""
     engine, in_pipeline = ENGINES[job.plan.engine], job.plan.num_stages > 1
-    if found := _engine_problem_of_workload(job.workload, engine):
-        return found
+    if field_error := _engine_problem_of_workload(job.workload, engine):
+        return field_error
     for index, stage in enumerate(job.plan.stages):
         for name in (*names_of("savings"), *names_of("mesh"), *names_of("layers")):
             value = stage.value(name)
@@ -523,10 +523,10 @@ def _replicas_problem(job: Job) -> FieldError | None:
     how, ranks = job.workload.reduction, job.plan.data_ranks
     if not job.workload.averages_weights or how.replicas is not None:
         return None
-    for index, own in enumerate(ranks):
-        if own != ranks[0]:
+    for index, count in enumerate(ranks):
+        if count != ranks[0]:
             problem = (
-                f"{own}, and the first stage has {ranks[0]} ranks: workload.reduction {how.kind} "
+                f"{count}, and the first stage has {ranks[0]} ranks: workload.reduction {how.kind} "
                 "makes a replica of each: give all stages as many"
             )
             return FieldError(f"plan.stages[{index}].data_parallel", problem)

@@ -208,8 +208,8 @@ def compared(first: Prediction, second: Prediction) -> Comparison:
     """Compare two predictions, treating their errors as independent."""
     ratio = second.iteration_s / first.iteration_s
     widths = [
-        (one.iteration_s_high - one.iteration_s_low) / (2 * one.iteration_s)
-        for one in (first, second)
+        (prediction.iteration_s_high - prediction.iteration_s_low) / (2 * prediction.iteration_s)
+        for prediction in (first, second)
     ]
     return Comparison(ratio=ratio, exceeds_bounds=abs(math.log(ratio)) > math.hypot(*widths))
 

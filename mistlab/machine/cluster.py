@@ -235,11 +235,11 @@ class Cluster:
         gpus = self.ranks_alike
         if not self.others:
             return first_rank % gpus
-        own = next(one for one in self.ranks_of_groups if first_rank in one)
-        if first_rank == own.start or first_rank + num_gpus == own.stop:
+        group_ranks = next(one for one in self.ranks_of_groups if first_rank in one)
+        if first_rank == group_ranks.start or first_rank + num_gpus == group_ranks.stop:
             return first_rank
         # A stage that begins a node here does not begin the group.
-        return own.start + (first_rank % gpus or gpus)
+        return group_ranks.start + (first_rank % gpus or gpus)
 
     @property
     def memory_bytes(self) -> int:
@@ -275,9 +275,9 @@ class Cluster:
         """A bandwidth that overrides the hardware's: the cluster's own, or that of its network's
         tier; None if neither is given.
         """
-        own: float | None = getattr(self, name)
-        if own is not None or self.network is None:
-            return own
+        given: float | None = getattr(self, name)
+        if given is not None or self.network is None:
+            return given
         is_inside = name == "intra_node_gbytes_per_s"
         return (self.network.node if is_inside else self.network.between).gbytes_per_s
 

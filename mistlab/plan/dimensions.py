@@ -551,10 +551,10 @@ def groups_of(group: str, value: Callable[[str], int]) -> Iterator[list[int]]:
 
 def position_of(rank: int, value: Callable[[str], int]) -> dict[str, int]:
     """The position of a stage's rank along each axis."""
-    found = {}
+    position = {}
     for name, axis in in_order(AXES, value(AXIS_ORDER)).items():
-        rank, found[name] = divmod(rank, value(axis.dimension))
-    return found
+        rank, position[name] = divmod(rank, value(axis.dimension))
+    return position
 
 
 def rank_of(position: dict[str, int], value: Callable[[str], int]) -> int:

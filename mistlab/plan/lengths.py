@@ -30,8 +30,8 @@ class DocumentLengths(Checked):
         """Document lengths with the number of documents of each, by default one."""
         whole = np.maximum(np.rint(tokens), 1).astype(np.int64)
         values, places = np.unique(whole, return_inverse=True)
-        own = np.ones(len(whole)) if counts is None else np.asarray(counts, dtype=float)
-        summed = np.bincount(places, weights=own)
+        weights = np.ones(len(whole)) if counts is None else np.asarray(counts, dtype=float)
+        summed = np.bincount(places, weights=weights)
         return cls(tokens=tuple(values.tolist()), counts=tuple(summed.tolist()))
 
     @property
@@ -43,8 +43,8 @@ class DocumentLengths(Checked):
         """The lengths at these quantiles."""
         ends = np.cumsum(self.counts)
         places = np.searchsorted(ends, np.asarray(shares) * ends[-1], side="right")
-        found: Ints = np.asarray(self.tokens)[np.minimum(places, len(ends) - 1)]
-        return found
+        lengths: Ints = np.asarray(self.tokens)[np.minimum(places, len(ends) - 1)]
+        return lengths
 
     def within(self, context: int, *, cuts: bool = False) -> Self:
         """Document lengths up to a context length; longer ones are refused, or truncated."""
@@ -61,12 +61,12 @@ class DocumentLengths(Checked):
 
 def lengths_from(text: str) -> DocumentLengths:
     """Document lengths from a file's path, or from the words of a distribution."""
-    kind, *words = text.split(":")
-    if kind not in DISTRIBUTIONS or not words:
+    kind, *parts = text.split(":")
+    if kind not in DISTRIBUTIONS or not parts:
         return _from_file(Path(text))
     names = DISTRIBUTIONS[kind][0]
     try:
-        numbers = [float(word) for word in words]
+        numbers = [float(word) for word in parts]
     except ValueError:
         numbers = []
     if len(numbers) != len(names) or not all(0 < number < MOST_TOKENS for number in numbers):

@@ -42,15 +42,15 @@ class RotaryScaling:
             problem = f"{self.high:g} is not above low {self.low:g}: give more turns than low"
             refuse("high", problem)
         for name in ("short", "long"):
-            if bool(own := getattr(self, name)) != (self.kind == "longrope"):
-                problem = f"{len(own)} numbers with kind {self.kind}"
+            if bool(factors := getattr(self, name)) != (self.kind == "longrope"):
+                problem = f"{len(factors)} numbers with kind {self.kind}"
                 refuse(name, f"{problem}: give one for each pair of channels to longrope alone")
 
     def check(self, channels: int) -> None:
         """Refuse a number of factors that does not match the pairs of rotated channels."""
         for name in ("short", "long"):
-            if (own := getattr(self, name)) and len(own) != channels // 2:
-                problem = f"{len(own)} numbers for {channels // 2} pairs of rotated channels"
+            if (factors := getattr(self, name)) and len(factors) != channels // 2:
+                problem = f"{len(factors)} numbers for {channels // 2} pairs of rotated channels"
                 refuse(name, f"{problem}: give one for each")
 
 
@@ -77,8 +77,8 @@ def frequencies(
     if scaling is None or scaling.kind == "dynamic":
         return plain
     if scaling.kind == "longrope":
-        own = scaling.long if tokens > scaling.positions else scaling.short
-        return [one / by for one, by in zip(plain, own, strict=True)]
+        factors = scaling.long if tokens > scaling.positions else scaling.short
+        return [one / by for one, by in zip(plain, factors, strict=True)]
     shares = _SLOWED[scaling.kind](plain, channels, base, scaling)
     pairs = zip(plain, shares, strict=True)
     return [one * (share / scaling.factor + 1 - share) for one, share in pairs]

@@ -53,7 +53,7 @@ class Forecast:
         """The forecast as plain data."""
         steps, plain = self.steps_to_goal(self.how), self.steps_to_goal(PLAIN_REDUCTION)
         linear = self.noise.linear_term(self.ranks - 2 * self.how.trimmed, steps)
-        found = {
+        row = {
             "goal": self.goal,
             "ranks": self.ranks,
             "steps": steps,
@@ -66,32 +66,32 @@ class Forecast:
             "plain_hours": plain * self.plain_step_s / HOURS,
             "assumptions": ASSUMPTIONS,
         }
-        return found | (self._of_outer() if self.how.kind == "outer" else {})
+        return row | (self._of_outer() if self.how.kind == "outer" else {})
 
     def lines(self) -> Iterator[str]:
         """The forecast as text."""
-        own = self.mapping()
+        row = self.mapping()
         yield (
-            f"Convergence by bounds: {own['steps']:,.0f} steps ({own['hours']:,.3g} h) to a mean "
+            f"Convergence by bounds: {row['steps']:,.0f} steps ({row['hours']:,.3g} h) to a mean "
             f"square gradient of {self.goal:g}, of which sigma / sqrt(n T) is "
-            f"{own['linear_term']:.2g} and the transient term {own['transient_term']:.2g}; sums in "
-            f"every step need {own['plain_steps']:,.0f} ({own['plain_hours']:,.3g} h)"
+            f"{row['linear_term']:.2g} and the transient term {row['transient_term']:.2g}; sums in "
+            f"every step need {row['plain_steps']:,.0f} ({row['plain_hours']:,.3g} h)"
         )
         yield (
             f"  assumes {ASSUMPTIONS}; n = {self.ranks}, sigma = {self.noise.noise:g}, unlike data "
             f"{self.noise.unlike:g}"
         )
-        if "loss" in own:
+        if "loss" in row:
             yield (
-                f"Loss by published laws: {own['loss']:.3f} with {own['replicas']} replicas after "
-                f"{TOKENS_A_PARAMETER} tokens a parameter, {own['loss_hours'] / 24:,.3g} days; "
-                f"sums in every step {own['plain_loss']:.3f}, "
-                f"{own['plain_loss_hours'] / 24:,.3g} days"
+                f"Loss by published laws: {row['loss']:.3f} with {row['replicas']} replicas after "
+                f"{TOKENS_A_PARAMETER} tokens a parameter, {row['loss_hours'] / 24:,.3g} days; "
+                f"sums in every step {row['plain_loss']:.3f}, "
+                f"{row['plain_loss_hours'] / 24:,.3g} days"
             )
             yield (
                 f"  assumes the power laws of arXiv 2503.09799 (inner AdamW, tuned rates, an outer "
                 f"step every 30 steps); a token every {self.how.every} steps is worth "
-                f"{own['token_worth']:.3f} by the calculators"
+                f"{row['token_worth']:.3f} by the calculators"
             )
 
     def _of_outer(self) -> dict[str, Any]:

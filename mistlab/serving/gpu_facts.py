@@ -130,11 +130,11 @@ class KernelRate:
 def gpu_named(name: str) -> ServingGpu:
     """The GPU of this name, as the catalogue or the driver spells it."""
     known, plain = _gpus(), _spelled(name)
-    found = known.get(name) or _by_spelling().get(plain)
-    found = found or _by_spelling().get(_MEMORY.sub("", plain))
-    if found is None:
+    gpu = known.get(name) or _by_spelling().get(plain)
+    gpu = gpu or _by_spelling().get(_MEMORY.sub("", plain))
+    if gpu is None:
         refuse("hardware", f"{shown(name)} is no GPU that serves{near_matches(name, known)}")
-    return found
+    return gpu
 
 
 # What drivers and shops write around a name: makers, sockets, kinds and sizes of memory.

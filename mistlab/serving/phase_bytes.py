@@ -39,14 +39,14 @@ def phase_bytes(
     kept = [_kept_bytes(one, ways[one.to], model, token) for one in changes]
     stored = [[0] * layouts[0].gpus, [0] * layouts[0].gpus]
     now = layouts[0]
-    for one in actions:
-        if isinstance(one, Change):
-            now = ways[one.to][1]
-        elif isinstance(one, Store | Fetch):
+    for action in actions:
+        if isinstance(action, Change):
+            now = ways[action.to][1]
+        elif isinstance(action, Store | Fetch):
             for rank in range(now.gpus):
-                if now.replica_of(rank) == one.replica:
+                if now.replica_of(rank) == action.replica:
                     share = _share(now, rank, model)
-                    stored[isinstance(one, Fetch)][rank] += int(share * token * one.tokens)
+                    stored[isinstance(action, Fetch)][rank] += int(share * token * action.tokens)
     return [
         PhaseBytes(
             weights=[weights[one.to][rank] for one in changes if layouts[0] != layouts[1]],

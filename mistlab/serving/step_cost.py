@@ -181,8 +181,8 @@ def graph_sizes(model: ModelSpec, *, tp: int, ep: int = 1, expert_tp: int = 1) -
 def _values(graph: StoredGraph, kind: str, sizes: Mapping[str, float]) -> dict[str, float]:
     compiled, counts = _compiled(graph, kind)
     columns = {name: np.array([float(size)]) for name, size in sizes.items()}
-    found = dict(zip(compiled.names, (float(value[0]) for value in compiled(columns)), strict=True))
-    return {**found, **counts}
+    values = (float(value[0]) for value in compiled(columns))
+    return {**dict(zip(compiled.names, values, strict=True)), **counts}
 
 
 @cache
@@ -197,7 +197,7 @@ def _compiled(graph: StoredGraph, kind: str) -> tuple[Compiled, Mapping[str, flo
     scans = [one for one in forward if one.kind == "scan"]
     attends = any(one.kind == "attention" for one in forward)
     small = [one for one in forward if one.kind in SMALL and "experts" not in one.module]
-    found = {
+    operators = {
         "products": len(products) - len(routers) - len(experts),
         "routers": len(routers),
         "expert_layers": min(1, len(experts)),
@@ -217,7 +217,7 @@ def _compiled(graph: StoredGraph, kind: str) -> tuple[Compiled, Mapping[str, flo
         f"{name}_depth": Sum.total(one.shape[-1] for one in of) for name, of in weights.items()
     }
     sums = counts_of | depths
-    return compile_sums(sums, columns=size_names()), found
+    return compile_sums(sums, columns=size_names()), operators
 
 
 def _is_batched(operator: Operator) -> bool:

@@ -56,8 +56,8 @@ class FsdpRun:
         """Train a step; returns its loss, the mean over the whole batch."""
         batches = batches_of(self._sequences, self._job, step=number, replica=self._world.rank)
         total = torch.zeros((), device=self._device)
-        for place, (tokens, targets) in enumerate(batches):
-            self._exchange_after(is_last=place == len(batches) - 1)
+        for index, (tokens, targets) in enumerate(batches):
+            self._exchange_after(is_last=index == len(batches) - 1)
             loss = self._model(tokens.to(self._device), targets.to(self._device)) / len(batches)
             loss.backward()
             total += loss.detach().float()

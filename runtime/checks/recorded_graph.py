@@ -82,8 +82,8 @@ class RecordedGraph(TorchDispatchMode):
                 continue
             again = func(*args, **kwargs)
             if not writes:
-                for place, values in zip(results, tensors_in(again), strict=True):
-                    place.copy_(values)
+                for output, values in zip(results, tensors_in(again), strict=True):
+                    output.copy_(values)
 
 
 def _addresses(given: Any) -> Any:
@@ -97,9 +97,9 @@ def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     named = {one.name: value for one, value in zip(arguments, args, strict=False)} | kwargs
     return [
         tensor
-        for one in arguments
-        if one.alias_info is not None and one.alias_info.is_write
-        for tensor in tensors_in(named.get(one.name))
+        for argument in arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+        for tensor in tensors_in(named.get(argument.name))
     ]
 
 

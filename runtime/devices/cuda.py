@@ -67,19 +67,19 @@ def _old_driver(message: str) -> str:
     install.
     """
     built = str(torch.version.cuda)
-    found = re.search(r"found version (\d+)", message)
-    major, minor = divmod(int(found[1]), 1000) if found else (0, 0)
-    has = f"knows CUDA {major}.{minor // 10} at most" if found else "is of an older CUDA"
+    version = re.search(r"found version (\d+)", message)
+    major, minor = divmod(int(version[1]), 1000) if version else (0, 0)
+    has = f"knows CUDA {major}.{minor // 10} at most" if version else "is of an older CUDA"
     needed = NEEDED_DRIVERS.get(built.partition(".")[0], ("newer", ""))[0]
-    words = (
+    problem = (
         f"the NVIDIA driver is too old: it {has}, torch {torch.__version__} was built for CUDA "
         f"{built}, which needs driver {needed} or newer: update the driver"
     )
     if str(major) not in NEEDED_DRIVERS:
-        return words
+        return problem
     _, build = NEEDED_DRIVERS[str(major)]
     index = f"https://download.pytorch.org/whl/{build}"
-    return f"{words}, or pip install torch=={TESTED_TORCH} --index-url {index}"
+    return f"{problem}, or pip install torch=={TESTED_TORCH} --index-url {index}"
 
 
 def peers_apart(ranks: int) -> str | None:

@@ -34,8 +34,8 @@ class NodesOfRun:
         """The nodes from torchrun's environment variables; refuses fewer than two."""
         size, gpus = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
         if size == gpus or size % gpus:
-            found = "one node" if size == gpus else f"{size} processes on nodes of {gpus}"
-            reject(f"--between-nodes: {found}: start it by {USAGE}")
+            launched = "one node" if size == gpus else f"{size} processes on nodes of {gpus}"
+            reject(f"--between-nodes: {launched}: start it by {USAGE}")
         return cls(nodes=size // gpus, gpus=gpus)
 
     @property

@@ -24,13 +24,13 @@ def seconds_of_packed(
     with torch.no_grad():
         for parameter in block.parameters():
             parameter.normal_(std=0.02)
-    found = []
+    seconds = []
     # The first passes are slower.
     for lengths in (*sequences[:WARM_UP], *sequences):
         confine(block, lengths, rotary)
         x = torch.randn(1, sum(lengths), workload.model.hidden, requires_grad=True)
-        found.append(min(_pass_s(block, x) for _ in range(repetitions)))
-    return found[min(WARM_UP, len(sequences)) :]
+        seconds.append(min(_pass_s(block, x) for _ in range(repetitions)))
+    return seconds[min(WARM_UP, len(sequences)) :]
 
 
 def _pass_s(block: torch.nn.Module, x: torch.Tensor) -> float:

@@ -336,9 +336,9 @@ class Relief:
             if better is not None:
                 return better
             for way in ways[:WAYS]:
-                found = self._better(way, target, hops - 1)
-                if found is not None:
-                    return found
+                further = self._better(way, target, hops - 1)
+                if further is not None:
+                    return further
         return None
 
 

@@ -86,20 +86,20 @@ class StageTable:
     candidates: list[tuple[Mesh, bool]]
     candidate: Ints
 
-    def stage(self, place: tuple[int, ...], space: SearchSpace) -> StagePlan:
+    def stage(self, position: tuple[int, ...], space: SearchSpace) -> StagePlan:
         """The best choice at a position of the table, as a stage."""
-        mesh, recomputes = self.candidates[self.candidate[self.chosen[place]]]
-        bare = bare_stage(mesh, place[-1], space)
+        mesh, recomputes = self.candidates[self.candidate[self.chosen[position]]]
+        bare = bare_stage(mesh, position[-1], space)
         return replace(bare, checkpointed_layers=bare.layers) if recomputes else bare
 
 
-def kind_of(division: Division, place: int, *, is_first: bool) -> Kind:
-    """The kind of the stage that is ``place`` from the end, where the last stage counts as 1."""
+def kind_of(division: Division, from_end: int, *, is_first: bool) -> Kind:
+    """The kind of the stage at a number ``from_end``, where the last stage counts as 1."""
     return Kind(
-        in_flight=min(division.micro_batches, place),
+        in_flight=min(division.micro_batches, from_end),
         is_first=int(is_first),
-        is_last=int(place == 1),
-        layers=tuple(division.layers[place - 1]),
+        is_last=int(from_end == 1),
+        layers=tuple(division.layers[from_end - 1]),
     )
 
 
@@ -308,11 +308,11 @@ class Programme:
         best_s = np.inf
         first = bisect_left(limits, 1, key=lambda limit: self.within(limit) is not None)
         for limit in limits[first:] if waits else limits[-1:]:
-            found = self.within(limit)
-            assert found is not None
-            yield self._plan(found)
-            best_s = min(best_s, found.seconds + waits * limit)
-            if found.seconds <= fastest.seconds or waits * limit >= best_s:
+            pipeline = self.within(limit)
+            assert pipeline is not None
+            yield self._plan(pipeline)
+            best_s = min(best_s, pipeline.seconds + waits * limit)
+            if pipeline.seconds <= fastest.seconds or waits * limit >= best_s:
                 return
 
     def within(self, limit_s: float) -> Found | None:
@@ -325,30 +325,30 @@ class Programme:
         seconds[0, 0] = 0.0
         steps: list[_Step] = []
         best: Found | None = None
-        for place in range(1, max(self.division.num_stages) + 1):
-            if place in self.division.num_stages:
-                whole = self._step(place, seconds, limit_s, is_first=True)
+        for from_end in range(1, max(self.division.num_stages) + 1):
+            if from_end in self.division.num_stages:
+                whole = self._step(from_end, seconds, limit_s, is_first=True)
                 total = float(whole.seconds[-1, -1])
                 if total < (best.seconds if best else np.inf):
                     best = Found(seconds=total, places=self._places([*steps, whole]))
-            if place < max(self.division.num_stages):
-                steps.append(self._step(place, seconds, limit_s, is_first=False))
+            if from_end < max(self.division.num_stages):
+                steps.append(self._step(from_end, seconds, limit_s, is_first=False))
                 seconds = steps[-1].seconds
         return best
 
-    def _step(self, place: int, after: Floats, limit_s: float, *, is_first: bool) -> "_Step":
-        """Extend pipelines by one stage, ``place`` from the end; returns their times (B, D)."""
+    def _step(self, from_end: int, after: Floats, limit_s: float, *, is_first: bool) -> "_Step":
+        """Extend pipelines by the stage at a number ``from_end``; returns their times (B, D)."""
         self.ledger.check_time()
         cluster, unit = self.problem.cluster, self.division.unit
-        kind = self.table.kinds[kind_of(self.division, place, is_first=is_first)]
+        kind = self.table.kinds[kind_of(self.division, from_end, is_first=is_first)]
         layers, gpus = (extent - 1 for extent in after.shape)
         first_ranks = cluster.num_gpus - unit * np.arange(gpus + 1)
         seconds, choice = np.full(after.shape, np.inf), np.zeros((*after.shape, 2), dtype=int)
         for index, size in enumerate(self.division.sizes):
-            own = self.table.seconds[kind, index][first_ranks % cluster.ranks_alike]
-            own = np.where(own <= limit_s, own, np.inf)[size // unit :]
-            for count in np.flatnonzero(np.isfinite(own).any(axis=0)):
-                total = own[:, count] + after[: layers + 1 - count, : gpus + 1 - size // unit]
+            stage_s = self.table.seconds[kind, index][first_ranks % cluster.ranks_alike]
+            stage_s = np.where(stage_s <= limit_s, stage_s, np.inf)[size // unit :]
+            for count in np.flatnonzero(np.isfinite(stage_s).any(axis=0)):
+                total = stage_s[:, count] + after[: layers + 1 - count, : gpus + 1 - size // unit]
                 region = (slice(count, None), slice(size // unit, None))
                 better = total < seconds[region]
                 seconds[region][better] = total[better]
@@ -376,11 +376,11 @@ class Programme:
                 limits.append(time)
         return limits[::-1]
 
-    def _plan(self, found: Found) -> Plan:
+    def _plan(self, pipeline: Found) -> Plan:
         return Plan(
             engine=self.space.engine,
             micro_batches=self.division.micro_batches,
-            stages=tuple(self.table.stage(place, self.space) for place in found.places),
+            stages=tuple(self.table.stage(place, self.space) for place in pipeline.places),
         )
 
 

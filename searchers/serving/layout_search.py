@@ -197,13 +197,13 @@ def _state(
 def best_of(timed: Sequence[ServedPlan], goals: Goals) -> list[ServedPlan]:
     """Each plan at its best load under the latency goals, highest throughput first."""
     best: dict[ServingPlan, ServedPlan] = {}
-    for timed_plan in sorted(timed, key=lambda one: one.in_flight):
+    for timed_plan in sorted(timed, key=lambda served: served.in_flight):
         known = best.get(timed_plan.plan)
         # More requests in flight must bring more throughput.
         least = 0.0 if known is None else known.requests_per_s * MORE
         if timed_plan.distance(goals) <= 1 and timed_plan.requests_per_s > least:
             best[timed_plan.plan] = timed_plan
-    return sorted(best.values(), key=lambda one: (-one.requests_per_s, one.plan.text))
+    return sorted(best.values(), key=lambda served: (-served.requests_per_s, served.plan.text))
 
 
 def nearest_to(timed: Sequence[ServedPlan], goals: Goals) -> ServedPlan | None:

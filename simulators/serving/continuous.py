@@ -240,8 +240,8 @@ class Replica:
 
     def _decoded(self, start_s: float, each_s: float, together: int) -> None:
         if self.keeps_tokens:
-            for one in self.running.values():
-                one.token_times += [start_s + each_s * (one + 1) for one in range(together)]
+            for sequence in self.running.values():
+                sequence.token_times += [start_s + each_s * (one + 1) for one in range(together)]
         self.blocks += self._needed(together)
         self.peak_blocks = max(self.peak_blocks, self.blocks)
         self.step += together

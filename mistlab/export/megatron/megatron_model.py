@@ -204,8 +204,8 @@ def _by_file(
 def _name_of(options: Options, option: str) -> str:
     """A tokenizer's name or path; unknown parts are shown as the script writes them."""
     options.taken.add(option)
-    words = options.words.get(option, ())
-    return words[0] if words else ""
+    values = options.words.get(option, ())
+    return values[0] if values else ""
 
 
 def _padded(options: Options, vocab: int) -> int:

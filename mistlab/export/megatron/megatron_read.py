@@ -461,8 +461,8 @@ def _is_written_out(options: Options, launch: Launch) -> bool:
 
 def _attention_by_variables(launch: Launch) -> Attention | None:
     """The attention kernels that Transformer Engine's variables enable."""
-    words = [launch.environment.get(name) for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN")]
-    switches = [word.text for word in words if word is not None and word.unknown is None]
+    settings = [launch.environment.get(name) for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN")]
+    switches = [word.text for word in settings if word is not None and word.unknown is None]
     if "1" in switches:
         return "flash"
     return "math" if switches == ["0", "0"] else None

@@ -304,13 +304,13 @@ class _Stage:
 
     def _taken_again(self, op: Op) -> tuple[Call, ...]:
         """The whole-sequence inputs of a layer's GEMMs, last GEMM first."""
-        one, of_block = self._gathers(ACTIVATIONS), GATHERS_OF_BLOCK
+        gathers, of_block = self._gathers(ACTIVATIONS), GATHERS_OF_BLOCK
         if self._has_experts(op):
             of_block = 1 + self._has_shared
         if self.shape.has_block(op.layer):
-            return one * of_block
-        further = (*one * (1 + of_block), *self._gathers(JOINED))
-        return (*further * self.further, *one)
+            return gathers * of_block
+        further = (*gathers * (1 + of_block), *self._gathers(JOINED))
+        return (*further * self.further, *gathers)
 
     def _forward_of_parts(self, op: Op) -> tuple[Call, ...]:
         """Sequences are gathered before GEMMs, and results reduce-scattered after a region."""
@@ -404,12 +404,12 @@ class _Stage:
         """A call for each sequence of a micro-batch, if ranks have parts of sequences."""
         if not self._splits_tokens:
             return ()
-        one = Call(group="tensor", kind="all_gather", what=what)
-        return (one,) * self._own.micro_batch
+        call = Call(group="tensor", kind="all_gather", what=what)
+        return (call,) * self._own.micro_batch
 
     def _scatters(self, what: str, *, beside: bool = False) -> tuple[Call, ...]:
-        one = Call(group="tensor", kind="reduce_scatter", what=what, beside=beside)
-        return (one,) * self._own.micro_batch
+        call = Call(group="tensor", kind="reduce_scatter", what=what, beside=beside)
+        return (call,) * self._own.micro_batch
 
     def tied(self, _: Op) -> tuple[Call, ...]:
         """The reduction of the tied table's gradients over embedding and head."""

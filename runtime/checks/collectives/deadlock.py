@@ -265,15 +265,15 @@ class _Played:
         issued.
         """
         moments, nothing = self._moments, self._nothing
-        begun = moments.new(*(nothing if one is None else one.begins for one in made))
-        there = [one for one in made if one is not None]
-        for one in there:
-            moments.order(begun, one.ends)
-        if any(one.goes_on is not None for one in there):
-            issued = moments.new(*(nothing if one is None else one.issued for one in made))
-            for one in there:
-                if one.goes_on is not None:
-                    moments.order(issued, one.goes_on)
+        begun = moments.new(*(nothing if call is None else call.begins for call in made))
+        there = [call for call in made if call is not None]
+        for call in there:
+            moments.order(begun, call.ends)
+        if any(call.goes_on is not None for call in there):
+            issued = moments.new(*(nothing if call is None else call.issued for call in made))
+            for call in there:
+                if call.goes_on is not None:
+                    moments.order(issued, call.goes_on)
 
 
 def _calls_made(alike: Sequence[RankCalls], step: Step) -> Iterator[Call]:

@@ -46,8 +46,8 @@ class HiddenWaits(TorchDispatchMode):
         self._driver, self._watch, self._ways = driver, watch, ways
         self._bodies: dict[OpOverload, Callable[..., Any]] = {
             made._opoverload: made._init_fn
-            for one in (*vars(operators).values(), *vars(residuals).values())
-            if isinstance(made := getattr(one, "operator", None), CustomOpDef)
+            for value in (*vars(operators).values(), *vars(residuals).values())
+            if isinstance(made := getattr(value, "operator", None), CustomOpDef)
         }
 
     def __torch_dispatch__(

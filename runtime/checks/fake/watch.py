@@ -161,8 +161,8 @@ class Watch:
 
 
 def _executor(frame: FrameType) -> Executor:
-    own = frame.f_locals["self"]
-    executor = own.executor if isinstance(own, CapturedSteps) else own
+    issuer = frame.f_locals["self"]
+    executor = issuer.executor if isinstance(issuer, CapturedSteps) else issuer
     assert isinstance(executor, Executor)
     return executor
 
