@@ -11,8 +11,8 @@ import importlib.util
 import re
 import sys
 import tomllib
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
 import yaml
@@ -70,6 +70,11 @@ _ENGINE = re.compile(
     rf"(?:--engine[ =]|^ *engine: |`engine: |`(?=(?:{_FAMILIES})-[a-z-]+`))([a-z][a-z0-9-]*)",
     re.MULTILINE,
 )
+# Names of variables that tell neither type nor unit; rooms that read command lines have words.
+VAGUE = frozenset({"found", "one", "own", "place", "said", "some", "told", "words"})
+OF_WORDS = ("mistlab/export/megatron/", "mistlab/formats/", "mistlab/shell/")
+_COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+_SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda | _COMPREHENSIONS
 # Formats of files, and a source of measurements.
 _NO_ENGINES = ("megatron-test", "megatron-yaml", "megatron-lm")
 # What stands for names, and pages of the folder of a page.
@@ -233,6 +238,45 @@ def _names(text: str) -> Iterator[str]:
                 yield name
 
 
+def vague_variables(tree: Tree) -> Offenders:
+    """Variables of vague names whose uses are on several lines, by module; fields are none."""
+    counts: Counter[str] = Counter()
+    for path, text in modules(tree):
+        names = VAGUE - {"words"} if path.startswith(OF_WORDS) else VAGUE
+        variables: list[tuple[str, set[int]]] = []
+        _lines_of_names(ast.parse(text), names, variables)
+        counts[path] = sum(len(lines) > 1 for _, lines in variables)
+    return +counts
+
+
+def _lines_of_names(
+    scope: ast.AST, names: Set[str], variables: list[tuple[str, set[int]]]
+) -> Mapping[str, set[int]]:
+    """The lines on which a scope uses names of the scopes around it; its own variables, each with
+    its lines, are added to ``variables``."""
+    bound, lines = set[str](), defaultdict[str, set[int]](set)
+    nodes = [*ast.iter_child_nodes(scope)]
+    while nodes:
+        node = nodes.pop()
+        match node:
+            case (
+                ast.arg(arg=name) | ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name))
+            ):
+                lines[name].add(node.lineno)
+                bound.add(name)
+            case ast.Name(id=name, ctx=context):
+                lines[name].add(node.lineno)
+                bound |= {name} if isinstance(context, ast.Store) else set()
+        if isinstance(node, _SCOPES):
+            for name, inside in _lines_of_names(node, names, variables).items():
+                lines[name] |= inside
+        else:
+            nodes += ast.iter_child_nodes(node)
+    if not isinstance(scope, ast.ClassDef):
+        variables += [(name, lines[name]) for name in sorted(bound & names)]
+    return {name: of_name for name, of_name in lines.items() if name not in bound}
+
+
 def dotted_names(tree: Tree) -> Offenders:
     """Dotted names of pages that no module has."""
     return _not_there(tree, _DOTTED, lambda name: _is_defined(tree, name.split(".")))
@@ -282,6 +326,7 @@ RULES: Mapping[str, Rule] = {
     "tests of tables' text": text_tests,
     "fractions without a source": fitted,
     "files that name dimensions": dimension_files,
+    "vague variables beyond a line": vague_variables,
     "dotted names of pages": dotted_names,
     "paths of pages": paths,
     "engines of pages": engines,

@@ -69,6 +69,12 @@ PLANTED = {
         "mistlab/b.py": "stage.layers",
         f"{DECLARES}dimensions.py": "context_exchange = 1",
     },
+    "vague variables beyond a line": {
+        "mistlab/a.py": "def f(found):\n    return found\n",
+        "mistlab/b.py": "def f(one): return one\ndef g(own): return own\n",
+        "mistlab/c.py": "class Row:\n    place: int\n    own: int\ndef f(row): return row.place\n",
+        "mistlab/shell/a.py": "def f(words):\n    return words\n",
+    },
     "dotted names of pages": {
         "README.md": "`mistlab.a.there` and `mistlab.a.gone`",
         "mistlab/__init__.py": "",
@@ -91,6 +97,23 @@ def test_a_planted_fault_is_an_offender(name: str) -> None:
 def test_constants_in_names_are_tests_of_parts() -> None:
     tree = {"mistlab/a.py": '"megatron" in run.engine\n"x" in remarks\nkey in hardware.name'}
     assert RULES["tests of parts of names"](tree) == {"mistlab/a.py": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("own = 1\nprint(own)", 1),
+        ("def f(some):\n    return lambda: some", 1),
+        ("def f(values):\n    return [\n        one\n        for one in values\n    ]", 1),
+        ("def f(some):\n    return [one for one in some]\none = 1", 1),
+        ("try: ...\nexcept OSError as told:\n    print(told)", 1),
+        ("def f(): return some\ndef g(): return some", 0),
+        ("def f(one): return one\ndef g(one): return one", 0),
+    ],
+)
+def test_a_variable_s_lines_are_those_of_its_scope(text: str, count: int) -> None:
+    tree = {"mistlab/a.py": text}
+    assert RULES["vague variables beyond a line"](tree).get("mistlab/a.py", 0) == count
 
 
 @pytest.mark.parametrize(

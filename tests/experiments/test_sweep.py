@@ -29,7 +29,7 @@ from experiments.sweeps.workers import (
     Workers,
     check_equal,
     here,
-    told,
+    versions_here,
     workers,
 )
 from mistlab.core.values import InputError
@@ -294,10 +294,10 @@ def test_answers_of_other_sources_or_questions_are_not_taken_up(small: Path) -> 
 
 
 def test_a_worker_of_another_version_is_refused() -> None:
-    check_equal("far", told(), here())
+    check_equal("far", versions_here(), here())
     for name in ("python", "numpy", "mistlab", "sources"):
         with pytest.raises(OtherVersionError, match=f"worker far has {name} 0 instead of"):
-            check_equal("far", {**told(), name: "0"}, here())
+            check_equal("far", {**versions_here(), name: "0"}, here())
 
 
 def test_what_cannot_be_asked_is_a_row(tmp_path: Path) -> None:
