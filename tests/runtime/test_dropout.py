@@ -234,11 +234,15 @@ def test_no_race_no_hidden_wait_and_no_call_that_hangs(model: str) -> None:
 
 FAULTS: dict[str, tuple[Callable[..., Any], str, str, str, dict[str, Any]]] = {
     "a mask by rank": (
-        *(Draws.of.__func__, "own = positions.chunk(parts)[ranks.rank if parts > 1 else 0]"),
-        *("own = positions + 100 * ranks.rank", "tokens", {"tensor_parallel": 2}),
+        *(Draws.of.__func__, "of_rank = positions.chunk(parts)[ranks.rank if parts > 1 else 0]"),
+        *("of_rank = positions + 100 * ranks.rank", "tokens", {"tensor_parallel": 2}),
     ),
     "a mask by data-parallel rank": (
-        *(Topology.sequences, "own.data_parallel + place.data) *", "own.data_parallel) *"),
+        *(
+            Topology.sequences,
+            "stage_plan.data_parallel + position.data) *",
+            "stage_plan.data_parallel) *",
+        ),
         *("tokens", {"data_parallel": 2, "micro_batch": 1}),
     ),
     "positions of another part": (

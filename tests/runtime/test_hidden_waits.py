@@ -228,8 +228,8 @@ def test_the_host_lane_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(
         monkeypatch,
         Stepper._step_on_host,
-        "own.exchanged_weights.copy_(master)",
-        "own.step.item(); own.exchanged_weights.copy_(master)",
+        "layer_state.exchanged_weights.copy_(master)",
+        "layer_state.step.item(); layer_state.exchanged_weights.copy_(master)",
     )
     assert findings_of(ON_HOST) == ()
 

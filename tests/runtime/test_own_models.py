@@ -204,7 +204,7 @@ def test_an_iteration_takes_what_is_predicted(checkpointed: int, tmp_path: Path)
 def test_hidden_states_of_another_block_show(monkeypatch: pytest.MonkeyPatch) -> None:
     work, plan = own_workload("decoder"), plan_of("ZeRO-2, run again")
     expected = trained_plainly(work)
-    plant(monkeypatch, own_layers._OwnBlock.__init__, "own.calls[number]", "own.calls[0]")
+    plant(monkeypatch, own_layers._OwnBlock.__init__, "parted.calls[number]", "parted.calls[0]")
     with pytest.raises(AssertionError):
         assert_alike(trained_by(work, plan), expected)
 
