@@ -433,10 +433,8 @@ class Head(nn.Module):
         for number, head in enumerate(self.further, start=1):
             assert isinstance(head, FurtherHead)
             x = head(x, self._vectors(targets[number - 1]))
-            further_targets = targets[number]
-            losses = self._losses(x, head.last_norm, further_targets) * (
-                further_targets.flatten() >= 0
-            )
+            ahead = targets[number]
+            losses = self._losses(x, head.last_norm, ahead) * (ahead.flatten() >= 0)
             # The last tokens of a sequence have no target this far ahead.
             share = self.length / (self.length - number)
             loss = loss + losses.mean() * (share * FURTHER_SHARE / len(self.further))

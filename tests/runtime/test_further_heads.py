@@ -157,9 +157,7 @@ FAULTS: dict[str, tuple[Callable[..., Any], str, str, str]] = {
     "another token's vector": (
         *(Head.forward, "_vectors(targets[number - 1])", "_vectors(targets[number])", LAST),
     ),
-    "targets of places without one": (
-        *(Head.forward, " * (further_targets.flatten() >= 0)", "", LAST),
-    ),
+    "targets of places without one": (*(Head.forward, " * (ahead.flatten() >= 0)", "", LAST),),
     "columns in another order": (
         *(whole_columns, "ranks.all_gather(part))", "ranks.all_gather(part).flip(-1))", LAST),
     ),
