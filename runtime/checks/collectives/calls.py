@@ -93,14 +93,14 @@ def calls_of(
     known: dict[tuple[int, ReductionCalls], tuple[Step, ...]] = {}
     for rank in range(plan.num_gpus):
         notes, connections, groups, calls = NotedCalls.connecting(plan, workload, rank)
-        place = connections.place
+        position = connections.place
         reductions = ReductionCalls()
         if not workload.reduces_plainly:
-            own = replicas.plan.stages[place.stage]
-            reductions = reduction_calls(notes, workload.reduction, connections, own)
-        key = place.stage, reductions
+            stage_plan = replicas.plan.stages[position.stage]
+            reductions = reduction_calls(notes, workload.reduction, connections, stage_plan)
+        key = position.stage, reductions
         if key not in known:
-            stage = replace(stages[place.stage], reductions=reductions, known={})
+            stage = replace(stages[position.stage], reductions=reductions, known={})
             known[key] = stage.steps()
         made.append(groups)
         connecting.append(calls)

@@ -95,12 +95,12 @@ class _Comparison:
             if made is not self.made[0] and made != self.made[0]:
                 pairs = zip_longest(self.made[0], made)
                 pair = next(pair for pair in pairs if pair[0] != pair[1])
-                told = ["none" if one is None else _group_text(*one) for one in pair]
+                named = ["none" if one is None else _group_text(*one) for one in pair]
                 text = (
-                    f"rank 0 makes {told[0]} where rank {rank} makes {told[1]}: let all ranks make "
+                    f"rank 0 makes {named[0]} where rank {rank} makes {named[1]}: let all ranks make "
                     "all groups in one order"
                 )
-                yield _finding("groups", "world", (0, rank), told, text)
+                yield _finding("groups", "world", (0, rank), named, text)
                 return
 
     def parts(self) -> Iterator[CollectiveFinding]:
@@ -108,9 +108,9 @@ class _Comparison:
         another part.
         """
         holders: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for one in self.phases["training"]:
-            for group, part in one.parts.items():
-                holders[group, part].append(one.rank)
+        for calls in self.phases["training"]:
+            for group, part in calls.parts.items():
+                holders[group, part].append(calls.rank)
         members = {(group, rank): ranks for group, ranks in self.groups for rank in ranks}
         for (group, part), ranks in holders.items():
             for rank in ranks:

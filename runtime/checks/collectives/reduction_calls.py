@@ -40,7 +40,7 @@ class ReductionCalls:
 
 
 def reduction_calls(
-    notes: NotedCalls, how: Reduction, connections: Connections, own: StagePlan
+    notes: NotedCalls, how: Reduction, connections: Connections, stage_plan: StagePlan
 ) -> ReductionCalls:
     """Let a connected rank average a layer of each section, and its weights in each step of a
     cycle.
@@ -51,21 +51,21 @@ def reduction_calls(
         *(how, connections, sections, Training(learning_rate=0.0)),
         scaling=None,
         device=CPU,
-        replicas=replicas_of(own),
+        replicas=replicas_of(stage_plan),
     )
     of_layer = []
-    for one in averages:
+    for layer_averages in averages:
         notes.route = "gradients"
-        in_turn(one.average(0, torch.ones(size)))
+        in_turn(layer_averages.average(0, torch.ones(size)))
         of_layer.append(notes.taken())
-    found = []
+    of_steps = []
     if of_weights is not None:
         of_weights.begin()
         for step in filter(of_weights.is_due, range(1, of_weights.cycle + 1)):
             notes.route = f"weights in step {step}"
             of_weights.average(step)
-            found.append((step, notes.taken()))
-    return ReductionCalls(tuple(of_layer), tuple(found))
+            of_steps.append((step, notes.taken()))
+    return ReductionCalls(tuple(of_layer), tuple(of_steps))
 
 
 def parts_of(
@@ -74,17 +74,17 @@ def parts_of(
     """What a rank averages, by the group of the calls: the gradients of a part of its replica's
     weights, and the weights of its place in all replicas.
     """
-    place, found = connections.place, {}
+    position, averaged = connections.place, {}
     whose = f"replica {replica}, " if replicas > 1 else ""
-    gradients = f"gradients of {whose}stage {place.stage}, tensor {place.tensor}"
+    gradients = f"gradients of {whose}stage {position.stage}, tensor {position.tensor}"
     weights = f"weights of rank {connections.rank} in each replica"
-    found = {REDUCERS: gradients}
-    found |= dict.fromkeys((call.group for call in (*calls.of_layer, ())[0]), gradients)
+    averaged = {REDUCERS: gradients}
+    averaged |= dict.fromkeys((call.group for call in (*calls.of_layer, ())[0]), gradients)
     if replicas > 1:
-        found[PEERS] = weights
+        averaged[PEERS] = weights
     for _, of_step in calls.of_weights:
-        found |= dict.fromkeys((call.group for call in of_step), weights)
-    return found
+        averaged |= dict.fromkeys((call.group for call in of_step), weights)
+    return averaged
 
 
 def _section(size: int, layers: int) -> Section:

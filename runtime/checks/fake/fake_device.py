@@ -216,14 +216,14 @@ def device_findings(
         try:
             library = RecordedLibrary(rank, plan.num_gpus, CheckingRanks(watch))
             connections = connected_replicas(plan, workload, rank, library.maker(), device=device)
-            own = ReplicaRanks.of(plan, workload).plan
+            of_replica = ReplicaRanks.of(plan, workload).plan
             streams = streams_of(device, serialises=serialises)
             executor = Executor(
-                workload, own, connections, streams, training, device=device, seed=None
+                workload, of_replica, connections, streams, training, device=device, seed=None
             )
             assert isinstance(streams, CudaStreams)
             steps = CapturedSteps(executor, streams)
-            _train(executor, workload, own, steps if captures else executor)
+            _train(executor, workload, of_replica, steps if captures else executor)
         except Exception as error:
             if watch.stopped_by is not error:
                 raise

@@ -259,8 +259,10 @@ def trace_of(
             stream = streams.stream(lane)
             assert isinstance(stream, ClockedStream)
             stream.name = lane
-        own = ReplicaRanks.of(plan, workload).plan
-        executor = Executor(workload, own, connections, streams, training, device=DEVICE, seed=0)
+        of_replica = ReplicaRanks.of(plan, workload).plan
+        executor = Executor(
+            workload, of_replica, connections, streams, training, device=DEVICE, seed=0
+        )
         _name(executor, memory)
         trace.issuing = lambda: executor.issuing
         batches = _batches(workload, connections)

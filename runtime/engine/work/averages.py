@@ -45,7 +45,7 @@ def averages_of(
             for section, sharers in owned
         ]
         return servers, None
-    found = [
+    gradients = [
         GradientAverages(
             how=how,
             group=sharers.reduce,
@@ -55,4 +55,4 @@ def averages_of(
         )
         for section, sharers in owned
     ]
-    return found, None
+    return gradients, None
