@@ -95,12 +95,12 @@ class _Comparison:
             if made is not self.made[0] and made != self.made[0]:
                 pairs = zip_longest(self.made[0], made)
                 pair = next(pair for pair in pairs if pair[0] != pair[1])
-                named = ["none" if one is None else _group_text(*one) for one in pair]
+                both = ["none" if one is None else _group_text(*one) for one in pair]
                 text = (
-                    f"rank 0 makes {named[0]} where rank {rank} makes {named[1]}: let all ranks make "
+                    f"rank 0 makes {both[0]} where rank {rank} makes {both[1]}: let all ranks make "
                     "all groups in one order"
                 )
-                yield _finding("groups", "world", (0, rank), named, text)
+                yield _finding("groups", "world", (0, rank), both, text)
                 return
 
     def parts(self) -> Iterator[CollectiveFinding]:
