@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import mean
 
-from experiments.measured.by_source import Known, apart_of, is_published
+from experiments.measured.by_source import Known, apart_of, is_peak_of_run, is_published
 from experiments.measured.predict_runs import RowPredictor
 from experiments.pages.study import beside
 from experiments.pages.tables import narrow, number
@@ -69,7 +69,7 @@ def _mean(
     errors: dict[str, list[float]] = defaultdict(list)
     for source, row in rows:
         error = row.memory_error if peaks else row.time_error
-        counts = row.says_batch if peaks else is_published(row)
+        counts = is_peak_of_run(row) if peaks else is_published(row)
         if error is not None and counts and (sources is None or source in sources):
             errors[source].append(abs(error))
     return mean(map(mean, errors.values())) if errors else None

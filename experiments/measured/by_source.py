@@ -81,7 +81,9 @@ class SourceErrors:
     def peaks(self) -> Sequence[float]:
         """Errors of memory peaks, for runs that report a comparable peak."""
         return [
-            one.memory_error for one in self.rows if one.memory_error is not None and one.says_batch
+            one.memory_error
+            for one in self.rows
+            if one.memory_error is not None and is_peak_of_run(one)
         ]
 
     @cached_property
@@ -125,6 +127,11 @@ def is_published(run: Judged) -> bool:
         and cells.get("quality", "") in AS_PUBLISHED
         and DOUBTED not in cells.get("notes", "")
     )
+
+
+def is_peak_of_run(one: Judged) -> bool:
+    """Whether a row says what it holds at once, and nobody doubts it."""
+    return one.says_batch and DOUBTED not in one.row.cells.get("notes", "")
 
 
 def _median_size(errors: Sequence[float]) -> float | None:

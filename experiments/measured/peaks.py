@@ -8,7 +8,7 @@ from statistics import mean
 
 import numpy as np
 
-from experiments.measured.by_source import Known, apart_of
+from experiments.measured.by_source import Known, apart_of, is_peak_of_run
 from experiments.runs.judged import Judged
 from mistlab.calibration.fitted_sureness import SourceSpreads, spreads_of_kinds
 from mistlab.core.arrays import Ints
@@ -42,7 +42,7 @@ def peak_misses(known: Sequence[Known]) -> list[PeakMiss]:
         for source, row, _ in known
         if (doubt := row.answer.doubt) is not None
         and row.memory_error is not None
-        and row.says_batch
+        and is_peak_of_run(row)
     ]
 
 

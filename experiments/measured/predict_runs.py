@@ -26,6 +26,7 @@ from mistlab.job.job import hardware_from
 from mistlab.job.prediction import Prediction
 from mistlab.machine.cluster import Profile
 from mistlab.machine.hardware import Hardware
+from mistlab.plan.dimensions import DIMENSIONS
 from mistlab.plan.plan import Plan
 from simulators.symbolic import SymbolicPredictor
 
@@ -182,12 +183,35 @@ def _otherwise(run: Configuration, run_job: RunJob, prediction: Prediction) -> C
     return None
 
 
+# The columns of a table for the symbols of dimensions that have other names there.
+COLUMN_OF = {"tp": "tp", "dp": "dp", "cp": "cp", "ep": "ep", "et": "etp", "L": "pp"}
+TOO_MUCH = "workload: "
+
+
 def _as_written(refused: str, run: Configuration, row: TableRow) -> str:
-    """A refusal that names the engine as the row does, not the variant that predicts it."""
+    """A refusal that names columns for the fields of a job, the run's GPU, and the engine as the
+    row does, not the variant that it is predicted as."""
+    if refused.startswith(TOO_MUCH):
+        model = f"{run.shape.layers:,} layers of hidden {run.shape.hidden:,}"
+        problem = refused.removeprefix(TOO_MUCH).partition(":")[0]
+        return (
+            f"sequence_length: {run.sequence_length:,} in {model} {problem}: lower one of them or "
+            "the micro-batch"
+        )
+    refused = re.sub(
+        r"^(?:workload|plan\.stages\[\d+\])\.(\w+)(?=: )",
+        lambda found: _column_of(found[1]),
+        refused,
+    ).replace("this GPU's arithmetic", f"the arithmetic of {run.gpus.hardware}")
     written = text_of(row.cells, "engine") or run.engine
     return re.sub(
         rf"\bengine {re.escape(run.engine)}(?![\w-])", lambda _: f"engine {written}", refused
     )
+
+
+def _column_of(field: str) -> str:
+    row = DIMENSIONS.get(field)
+    return field if row is None else COLUMN_OF.get(row.symbol, field)
 
 
 def _read(row: TableRow, hardware: str) -> Configuration | RunAnswer:

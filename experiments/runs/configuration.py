@@ -13,7 +13,7 @@ from experiments.runs.dialects.dialect import row_of
 from experiments.runs.dialects.gpu_names import Gpus, gpus_of
 from experiments.runs.kept_elsewhere import ALL_KEPT, KeptElsewhere
 from experiments.runs.run_row import Recomputation, RunRow
-from experiments.runs.runs_table import TableRow
+from experiments.runs.runs_table import TableRow, counts_of
 from experiments.runs.shapes import Shape, replicated, shape_of
 from mistlab import catalog
 from mistlab.core.values import FieldError, refuse, shown
@@ -73,6 +73,7 @@ class Configuration:
     attention: Attention
     short_ends: bool
     ends: tuple[int, int] | None
+    stages: tuple[int, ...]
     drops_tokens: bool
     node_gbytes_per_s: float | None
     attention_kernel: AttentionKernel
@@ -174,6 +175,7 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
         attention_kernel=row.attention_kernel,
         short_ends=row.short_ends,
         ends=_ends(row),
+        stages=_stages(row, shape.layers, degrees["pp"], notes),
         notes=tuple(note for note in notes if note),
         kind=_kind(row, shape, gpus, precision, "" if is_assumed else engine),
         train="adapters" if row.adapters else "all",
@@ -250,6 +252,20 @@ def _ends(row: RunRow) -> tuple[int, int] | None:
     return None if first is None or last is None else (first, last)
 
 
+def _stages(row: RunRow, layers: int, stages: int, notes: list[str]) -> tuple[int, ...]:
+    """The blocks of each stage of a row that counts layers with embedding and head; none if it does
+    not, or if they are not the model's."""
+    if not row.stage_layers:
+        return ()
+    blocks = counts_of(row.stage_layers)
+    blocks[0] -= 1
+    blocks[-1] -= 1
+    if len(blocks) == stages and sum(blocks) == layers and min(blocks) > 0:
+        return tuple(blocks)
+    notes.append(f"stages of {row.stage_layers} layers are not {layers} blocks on pp {stages}")
+    return ()
+
+
 def _degree(row: RunRow, name: str, notes: list[str]) -> int:
     degree = row.count(name)
     if name == "cp" and (over_heads := row.count("sp_ulysses")):
@@ -264,7 +280,8 @@ def _check_offload(row: RunRow, notes: list[str]) -> None:
     if row.offload:
         notes.append(f"times are predicted without offload ({row.offload_text})")
     elif row.offload_text and row.offload is None:
-        refuse("offload", f"{shown(row.offload_text)} cannot be read: give none, or activations")
+        text = shown(row.offload_text)
+        refuse("offload", f"{text} names no states: give none, optimizer, weights or activations")
 
 
 def _sequences(row: RunRow, context: int, notes: list[str]) -> tuple[int, int]:

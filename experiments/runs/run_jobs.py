@@ -53,7 +53,8 @@ def recomputed(run: Configuration, layers: int) -> dict[str, int]:
     """Number of a stage's blocks recomputed, by the dimension of the recomputation."""
     way = run.recompute.way
     if way == "unknown":
-        problem = f"{shown(run.recompute.text)} cannot be said: give none, full or core_attn"
+        problem = f"{shown(run.recompute.text)} cannot be said"
+        problem += ": give none, full, selective, core_attn, selective:moe or block N"
         refuse("recompute", problem)
     if way == "selective":
         # torchtitan's selective recomputation is per operator by default; Megatron's recomputes the
@@ -98,7 +99,9 @@ def blocks_of_stages(run: Configuration, notes: list[str]) -> list[int]:
     most = MOST_STAGES if is_by_cost else layers
     if stages > most:
         refuse("pp", f"{stages} stages for {layers} blocks: give at most {most}")
-    if is_by_cost:
+    if run.stages:
+        blocks = [*run.stages]
+    elif is_by_cost:
         blocks = _by_cost(run)
     elif run.ends is not None and stages > 2:
         inner, rest = divmod(layers - sum(run.ends), stages - 2)

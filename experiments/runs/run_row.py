@@ -92,6 +92,8 @@ class RunRow:
     first_blocks: int | None = None
     last_blocks: int | None = None
     short_ends: bool = False
+    # The layers of each stage, as 7+9+9+9, with embedding and head.
+    stage_layers: str = ""
     local_batch: int | None = None
     data_ranks: int | None = None
 

@@ -57,10 +57,16 @@ def count_of(row: Mapping[str, str], column: str) -> int | None:
     if number is None:
         return None
     if number > MOST:
-        refuse(column, f"{number:g} is too large: give at most {MOST:g}, or nothing")
+        refuse(column, f"{number:,.0f} is too large: give at most {MOST:,.0f}, or nothing")
     if number != int(number):
-        refuse(column, f"{number:g} is not a whole number: give one, or nothing")
+        near = max(1, round(number))
+        refuse(column, f"{number:g} is not a whole number: give one such as {near}, or nothing")
     return int(number)
+
+
+def counts_of(text: str) -> list[int]:
+    """The whole numbers of a text such as 7+9+9+9."""
+    return [int(count) for count in text.split("+")]
 
 
 def flag_of(row: Mapping[str, str], column: str) -> bool | None:

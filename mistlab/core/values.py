@@ -121,8 +121,6 @@ def one_of(names: Sequence[str]) -> str:
 # The largest accepted sizes of models, nodes and runs: far above any real one.
 #
 # A larger number means a wrong unit or column (docs/decisions/0052).
-
-
 MOST_LAYERS = 10_000
 MOST_HEADS = 2**16
 MOST_HIDDEN = 2**20
@@ -156,8 +154,7 @@ SHOWN_CHARACTERS = 60
 class NumberRange:
     """The range of a number; ``minimum`` and ``maximum`` are included, ``above`` is excluded.
 
-    ``least`` and ``most`` are far outside of all that is meant: nobody hears of these two limits
-    who stays inside of them.
+    ``least`` and ``most`` are far outside of all that is meant. ``usual`` is the unit of a number.
     """
 
     minimum: float | None = None
@@ -166,10 +163,11 @@ class NumberRange:
     least: float | None = None
     most: float | None = None
     noun: str = ""
+    usual: str = ""
 
     @property
     def text(self) -> str:
-        """The bounds as words that follow "a number"."""
+        """The bounds and the unit as words that follow "a number"."""
         if self.minimum is not None and self.maximum is not None:
             return f" between {_words(self.minimum)} and {_words(self.maximum)}"
         parts = [
@@ -181,7 +179,8 @@ class NumberRange:
             )
             if limit is not None
         ]
-        return f" {' and '.join(parts)}" if parts else ""
+        unit = f", {self.usual}" if self.usual else ""
+        return f" {' and '.join(parts)}{unit}" if parts else ""
 
     def refusal(self, number: float) -> str:
         """The problem of a number, as text; empty if there is none."""
@@ -407,11 +406,11 @@ def bounded(
     return {_BOUNDS: NumberRange(minimum=minimum, above=above, maximum=maximum, most=most)}
 
 
-def quantity(*, or_zero: bool = False, most: float = MOST_QUANTITY) -> Metadata:
-    """Field metadata for a measured quantity in its field's unit; ``or_zero`` allows 0."""
+def quantity(*, or_zero: bool = False, most: float = MOST_QUANTITY, usual: str = "") -> Metadata:
+    """Field metadata for a quantity in its field's unit (``usual``); ``or_zero`` allows 0."""
     if or_zero:
-        return {_BOUNDS: NumberRange(minimum=0, most=most)}
-    return {_BOUNDS: NumberRange(above=0, least=LEAST_QUANTITY, most=most)}
+        return {_BOUNDS: NumberRange(minimum=0, most=most, usual=usual)}
+    return {_BOUNDS: NumberRange(above=0, least=LEAST_QUANTITY, most=most, usual=usual)}
 
 
 def ratio() -> Metadata:

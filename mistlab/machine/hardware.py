@@ -306,26 +306,32 @@ class OwnRuns(Checked):
 
 ProvenanceKind = Literal["datasheet", "measured", "borrowed", "scaled", "restated"]
 _PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp8", "fp4", "fp32")
-# The largest number of GPUs in one box; a node with more is a rack.
+# A node with more GPUs is a rack.
 MOST_IN_BOX = 16
 CALIBRATED = ("interference", "transfers", "compute", "allocator", "engines")
-# Groups that another GPU's measurements may replace; an engine's constants from runs are never
-# replaced.
+# Groups that another GPU's measurements may replace; an engine's constants are never replaced.
 LENT = CALIBRATED[:-1]
-# Set by hand: the half-width of the best engine is 0.36 on the A10G, where only unfused attention
-# was measured, and at most 0.1 on all other hardware.
+# By hand: the best engine's half-width is 0.36 on the A10G, where only unfused attention was
+# measured, and at most 0.1 on all other hardware.
 MOST_HALF_WIDTH = 0.3
+# Units of figures, with an example.
+IN_GIB = "GiB (81,920 MiB are 80)"
+OF_MEMORY = "GB/s (3.35 TB/s are 3350)"
+OF_PEAK = "TFLOP/s (0.989 PFLOP/s are 989)"
+OF_LINK = "GB/s of one direction (900 both ways are 450)"
+OF_HOST = "GB/s of one direction (PCIe 5.0 x16 has 63)"
+OF_NETWORK = "GB/s of the node (3200 Gb/s are 400; where there is no network any rate)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakTflops(Checked):
     """Peak rates of one GPU for dense GEMMs; None for a precision that it lacks."""
 
-    fp16: float = field(metadata=quantity())
-    bf16: float | None = field(metadata=quantity())
-    fp32: float = field(metadata=quantity())
-    fp8: float | None = field(default=None, metadata=quantity())
-    fp4: float | None = field(default=None, metadata=quantity())
+    fp16: float = field(metadata=quantity(usual=OF_PEAK))
+    bf16: float | None = field(metadata=quantity(usual=OF_PEAK))
+    fp32: float = field(metadata=quantity(usual=OF_PEAK))
+    fp8: float | None = field(default=None, metadata=quantity(usual=OF_PEAK))
+    fp4: float | None = field(default=None, metadata=quantity(usual=OF_PEAK))
 
 
 ArchitectureName = Literal[
@@ -374,8 +380,8 @@ class Gpu(Checked):
     determines the calibrated GPU whose rates are used if this one was not measured.
     """
 
-    memory_gib: float = field(metadata=quantity())
-    memory_gbytes_per_s: float = field(metadata=quantity())
+    memory_gib: float = field(metadata=quantity(usual=IN_GIB))
+    memory_gbytes_per_s: float = field(metadata=quantity(usual=OF_MEMORY))
     peak_tflops: PeakTflops
     board_watts: float | None = field(default=None, metadata=quantity())
     architecture: ArchitectureName | None = None
@@ -418,9 +424,9 @@ class Node(Checked):
 
     gpus: int = field(metadata=bounded(minimum=1, most=MOST_GPUS_OF_NODE))
     host_memory_gib: float = field(metadata=quantity())
-    intra_node_gbytes_per_s: float = field(metadata=quantity())
-    inter_node_gbytes_per_s: float = field(metadata=quantity())
-    host_link_gbytes_per_s: float = field(metadata=quantity())
+    intra_node_gbytes_per_s: float = field(metadata=quantity(usual=OF_LINK))
+    inter_node_gbytes_per_s: float = field(metadata=quantity(usual=OF_NETWORK))
+    host_link_gbytes_per_s: float = field(metadata=quantity(usual=OF_HOST))
 
     @property
     def is_rack(self) -> bool:
@@ -450,12 +456,12 @@ class DatasheetFigures(Checked):
     Where the file states another figure now, the curves that depend on it are scaled.
     """
 
-    memory_gbytes_per_s: float = field(metadata=quantity())
+    memory_gbytes_per_s: float = field(metadata=quantity(usual=OF_MEMORY))
     peak_tflops: PeakTflops
     board_watts: float | None = field(default=None, metadata=quantity())
-    intra_node_gbytes_per_s: float = field(metadata=quantity())
-    inter_node_gbytes_per_s: float = field(metadata=quantity())
-    host_link_gbytes_per_s: float = field(metadata=quantity())
+    intra_node_gbytes_per_s: float = field(metadata=quantity(usual=OF_LINK))
+    inter_node_gbytes_per_s: float = field(metadata=quantity(usual=OF_NETWORK))
+    host_link_gbytes_per_s: float = field(metadata=quantity(usual=OF_HOST))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -543,17 +549,16 @@ def can_lend(hardware: Hardware) -> bool:
     return compute is not None and compute.kind == "measured" and is_near
 
 
-# Plausible ranges: a figure outside is in another unit than its key says. The ranges reach far
-# beyond the GPUs of all datasheets. A CPU in place of a GPU has no such ranges.
+# Plausible ranges, far beyond all datasheets: a figure outside is in another unit. CPUs have none.
 _USUAL = {
-    "gpu.memory_gib": (1, 1500, "GiB (81,920 MiB are 80)"),
-    "gpu.memory_gbytes_per_s": (60, 40_000, "GB/s (3.35 TB/s are 3350)"),
-    "gpu.peak_tflops.fp16": (3, 100_000, "TFLOP/s (0.989 PFLOP/s are 989)"),
-    "node.intra_node_gbytes_per_s": (0.5, 5000, "GB/s of one direction (900 both ways are 450)"),
-    "node.host_link_gbytes_per_s": (0.5, 2000, "GB/s of one direction (PCIe 5.0 x16 has 63)"),
+    "gpu.memory_gib": (1, 1500, IN_GIB),
+    "gpu.memory_gbytes_per_s": (60, 40_000, OF_MEMORY),
+    "gpu.peak_tflops.fp16": (3, 100_000, OF_PEAK),
+    "node.intra_node_gbytes_per_s": (0.5, 5000, OF_LINK),
+    "node.host_link_gbytes_per_s": (0.5, 2000, OF_HOST),
 }
 _MOST_NETWORK_OF_GPU = 200
-# The relative tolerance for curves that exceed the figures, and the size of the GEMMs compared.
+# The tolerance for curves above figures, and the size of GEMMs.
 _SLACK, _SIDE = 1.0625, 8192
 _OR_EDITED = "give a lower rate, or measured_with, the figures under which it was measured"
 
@@ -566,8 +571,8 @@ def _check_units(hardware: Hardware) -> None:
             refuse(path, f"{value:g} is {bound}, as no GPU has it: give {usual}")
     network, gpus = hardware.node.inter_node_gbytes_per_s, hardware.node.gpus
     if network > _MOST_NETWORK_OF_GPU * gpus:
-        problem = f"{network:g} is more than any node of {gpus} GPUs has: give GB/s of the node"
-        refuse("node.inter_node_gbytes_per_s", f"{problem} (3200 Gb/s are 400)")
+        problem = f"{network:g} is more than any node of {gpus} GPUs has: give {OF_NETWORK}"
+        refuse("node.inter_node_gbytes_per_s", problem)
 
 
 def _check_curves(hardware: Hardware) -> None:

@@ -11,6 +11,7 @@ from experiments.measured.by_source import (
     apart_of,
     by_source_lines,
     errors_by_source,
+    is_peak_of_run,
     is_published,
     source_of,
 )
@@ -78,6 +79,8 @@ def test_doubted_figures_are_not_published_ones() -> None:
     assert not published(quality="underdetermined: offload")
     assert not published(micro_batch="")
     assert not published(notes="SUSPECT: another run's time")
+    assert is_peak_of_run(judged_row(1.0, 1.0, micro_batch="1", quality="assumed: offload"))
+    assert not is_peak_of_run(judged_row(1.0, 1.0, micro_batch="1", notes="SUSPECT: the layers"))
 
 
 def test_a_source_counts_once_and_its_own_runs_widen_none_of_its_bounds() -> None:

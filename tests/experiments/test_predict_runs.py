@@ -378,6 +378,33 @@ def test_a_file_fitted_to_own_runs_narrows_the_bounds_of_further_ones(
     assert json.loads(capsys.readouterr().out)["own_runs"]["runs"] == 2
 
 
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            {"engine": "aceso"},
+            "precision: bf16, but engine aceso does not train in it: give fp16, or engine: ",
+        ),
+        ({"hardware": "V100"}, "precision: bf16 is not in the arithmetic of v100-"),
+        ({"tp": "2", "ffn": "8191"}, "tp: 2 does not divide ffn 8191: give a divisor of 8191"),
+        (
+            {"sequence_length": "1000000000", "notes": "unfused attention"},
+            "sequence_length: 1,000,000,000 in 16 layers of hidden 2,048 needs more than 8 EiB ",
+        ),
+        (
+            {"offload": "nvme"},
+            "offload: 'nvme' names no states: give none, optimizer, weights or activations",
+        ),
+    ],
+)
+def test_a_refusal_names_the_column_its_value_and_the_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, str], problem: str
+) -> None:
+    path = table(tmp_path / "t.csv", changes)
+    (answer,) = answers(capsys, str(path))
+    assert answer["refused"].startswith(f"{path}, line 2: {problem}")
+
+
 def test_tables_whose_rows_are_all_refused_have_no_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

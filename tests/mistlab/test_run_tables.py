@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.runs.runs_table import TableRow, count_of, rows_of_table
-from mistlab.core.values import InputError
+from mistlab.core.values import FieldError, InputError
 
 HEADER = "layers,hidden,heads,sequence_length,micro_batch,notes"
 ROW = "2,64,2,128,1,"
@@ -59,7 +59,10 @@ def test_a_header_that_cannot_be_read_is_refused(tmp_path: Path, name: str) -> N
 
 
 def test_a_count_beyond_all_runs_is_refused() -> None:
-    with pytest.raises(InputError, match=r"layers: 1e\+21 is too large: give at most 1e\+09"):
+    with pytest.raises(
+        InputError,
+        match="too large: give at most 1,000,000,000",
+    ):
         count_of({"layers": "1" + "0" * 21}, "layers")
 
 
@@ -82,3 +85,17 @@ def test_a_table_without_needed_columns_says_so_in_each_row(tmp_path: Path) -> N
     path.write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match="no column sequence_length"):
         [*rows_of_table(path)]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("1e11", "gpus: 100,000,000,000 is too large: give at most 1,000,000,000, or nothing"),
+        ("0.4", "gpus: 0.4 is not a whole number: give one such as 1, or nothing"),
+        ("64GB", "gpus: '64GB' is no number above 0: give a number without a unit, or nothing"),
+    ],
+)
+def test_a_number_that_cannot_be_is_named_with_a_remedy(text: str, problem: str) -> None:
+    with pytest.raises(FieldError) as refused:
+        count_of({"gpus": text}, "gpus")
+    assert str(refused.value) == problem

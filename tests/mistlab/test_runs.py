@@ -3,6 +3,7 @@
 import pytest
 
 from experiments.runs.configuration import Configuration, configuration_of
+from experiments.runs.dialects.dialect import row_of
 from experiments.runs.run_jobs import job_of
 from experiments.runs.runs_table import TableRow
 from mistlab import catalog
@@ -410,3 +411,22 @@ def test_an_optimizer_of_8_bits_and_parallelism_over_heads_are_read() -> None:
     assert run(engine="FSDP", optimizer="AdamW 8-bit").optimizer == "adamw-8bit"
     split = run(engine="FSDP", gpus="8", dp="", tp="1", pp="1", sp_ulysses="4", global_batch="")
     assert (split.context_parallel, split.data_parallel) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("told", "blocks", "is_noted"),
+    [("4+5+5+4", [3, 5, 5, 3], False), ("4+4+4+4", [4, 4, 4, 4], True)],
+)
+def test_stages_may_be_told_with_their_ends(told: str, blocks: list[int], is_noted: bool) -> None:
+    notes = f"stages of {told} layers counting embedding and head"
+    made = job_of(run(engine="Megatron-LM", precision="bf16", notes=notes))
+    assert [stage.layers for stage in made.job.plan.stages] == blocks
+    assert is_noted == any("are not 16 blocks on pp 4" in note for note in made.notes)
+
+
+def test_sailor_writes_what_the_driver_counts_without_zero() -> None:
+    cells = {**FULL, "engine": "Megatron-DeepSpeed (Sailor)", "zero": "not stated"}
+    told = row_of(cells)
+    assert (told.reserved, told.of_driver, told.zero_level) == (True, True, 0)
+    assert row_of({**cells, "zero": "1"}).zero_level == 1
+    assert not row_of({**cells, "engine": "Megatron-DeepSpeed"}).of_driver

@@ -270,7 +270,11 @@ def test_curves_are_scaled_once() -> None:
         ("gpu.peak_tflops.fp16", 0.989, "0.989 PFLOP/s are 989"),
         ("node.inter_node_gbytes_per_s", 3200.0, "3200 Gb/s are 400"),
         ("node.intra_node_gbytes_per_s", 0.45, "of one direction"),
-        ("node.host_link_gbytes_per_s", 0.0, "above 0"),
+        ("gpu.memory_gbytes_per_s", 0.0, "0.0 is too small: .*above 0, GB/s .3.35 TB/s are 3350"),
+        ("gpu.peak_tflops.fp16", 0.0, "0.0 is too small: .*above 0, TFLOP/s"),
+        ("node.intra_node_gbytes_per_s", 0.0, "0.0 is too small: .*above 0, GB/s of one direction"),
+        ("node.inter_node_gbytes_per_s", 0.0, "0.0 is too small: .*no network any rate"),
+        ("node.host_link_gbytes_per_s", 0.0, "0.0 is too small: .*above 0, .*PCIe 5.0 x16 has 63"),
     ],
 )
 def test_figures_of_another_unit_are_asked_back_by_name(
