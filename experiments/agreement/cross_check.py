@@ -270,7 +270,7 @@ def _report(
     summary = _summary(rows, population, worst)
     return Report(
         title=population.title,
-        words=[*_words(summary, wanted, population)],
+        words=[*_paragraphs(summary, wanted, population)],
         summary=summary,
         pictures=[
             Drawn(
@@ -283,7 +283,7 @@ def _report(
     )
 
 
-def _words(summary: Mapping[str, Any], wanted: int, population: Population) -> Iterator[str]:
+def _paragraphs(summary: Mapping[str, Any], wanted: int, population: Population) -> Iterator[str]:
     yield (
         f"{summary['plans']} of {wanted} plans, {summary['tasks']:,} tasks; draws left out, which "
         f"were not valid, did not fit or not closely: {summary['missed']:,}. A difference is the "

@@ -118,7 +118,7 @@ def _of_kinds(job: Job, shares: Sequence[float]) -> Iterator[Change]:
         yield Change(kind="ZeRO", words=f"ZeRO-{level}", made=_at_least({"zero": level}))
     for name in counts_of_blocks():
         for share in shares:
-            text = f"{_words(share)} {DIMENSIONS[name].noun}"
+            text = f"{_share_text(share)} {DIMENSIONS[name].noun}"
             yield Change(kind=DIMENSIONS[name].noun, words=text, made=_count(name, share))
     for name in OFFLOADS if engine.offloads else ():
         for share in shares:
@@ -126,7 +126,7 @@ def _of_kinds(job: Job, shares: Sequence[float]) -> Iterator[Change]:
             yield Change(kind=DIMENSIONS[name].noun, words=text, made=_at_least({name: share}))
 
 
-def _words(share: float) -> str:
+def _share_text(share: float) -> str:
     return "all" if share == 1 else f"{100 * share:g}% of the"
 
 

@@ -159,7 +159,7 @@ def _report(study: Study, given: Reliability, asked: Mapping[str, Any], best_s: 
         return Report(title=title, words=[*_no_progress(asked, best_s, options)])
     return Report(
         title=f"Time lost to failures: {title}",
-        words=[*_words(study, asked, best_s, options.days)],
+        words=[*_paragraphs(study, asked, best_s, options.days)],
         summary={
             "best_interval_s": best_s,
             "goodput_closed_over_played": asked["goodput"] / asked["played"]["work"],
@@ -184,7 +184,9 @@ def _no_progress(
     )
 
 
-def _words(study: Study, asked: Mapping[str, Any], best_s: float, days: float) -> Iterator[str]:
+def _paragraphs(
+    study: Study, asked: Mapping[str, Any], best_s: float, days: float
+) -> Iterator[str]:
     closed, mean = asked["closed"], asked["played"]
     gpu_hours = asked["gpus"] * days * 24
     yield table(

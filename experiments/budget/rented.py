@@ -99,7 +99,7 @@ def rented(options: argparse.Namespace, tokens: float) -> int:
         runs.append(run)
         study.add(run.row())
     offered = [run for run in runs if run.rented is not None]
-    sentences = [*_words(offered, options, hours, table), *_left_out(runs)]
+    sentences = [*_paragraphs(offered, options, hours, table), *_left_out(runs)]
     is_answered = bool(offered) and not any(line.startswith("None ") for line in sentences)
     report = Report(title="What a training takes on rented GPUs", words=sentences)
     return study.end(report, DONE if is_answered else NO_ANSWER)
@@ -168,7 +168,7 @@ def _run(
     return RentedRun(price=price, gpus=gpus, rented=offer, plan=tuple(plan_words(plan)))
 
 
-def _words(
+def _paragraphs(
     runs: list[RentedRun], options: argparse.Namespace, hours: float | None, table: PriceTable
 ) -> Iterator[str]:
     yield f"Prices of {table.date}, from {table.source}."

@@ -72,10 +72,10 @@ def calibrate_runs(options: argparse.Namespace) -> int:
         for value, inside, outside in _folds(runs, column):
             fitted_setting = _fit(setting, inside, options)
             rows.append(
-                _told(f"without {column} {value}", _errors(fitted_setting, outside), options)
+                _error_row(f"without {column} {value}", _errors(fitted_setting, outside), options)
             )
     fitted_setting = _fit(setting, runs, options)
-    rows.append(_told("all runs", _errors(fitted_setting, runs), options))
+    rows.append(_error_row("all runs", _errors(fitted_setting, runs), options))
     constants = {name: values_of(fitted_setting)[name] for name in options.fit}
     own_runs = _own_runs(fitted_setting, runs, constants=len(options.fit))
     if options.json:
@@ -233,7 +233,7 @@ def _errors(setting: ConstantSetting, runs: Sequence[MeasuredRun]) -> Floats:
     return errors
 
 
-def _told(name: str, errors: Floats, options: argparse.Namespace) -> Mapping[str, Any]:
+def _error_row(name: str, errors: Floats, options: argparse.Namespace) -> Mapping[str, Any]:
     """The errors of a group of runs as plain data; without --json they are printed at once."""
     sizes = np.abs(errors)
     row: dict[str, Any] = {

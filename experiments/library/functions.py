@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Told(ABC):
+class TextAnswer(ABC):
     """An answer that notebooks display as lines of text; ``str`` gives the same lines."""
 
     __slots__ = ()
@@ -72,7 +72,7 @@ class Told(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PredictedPlan(Told):
+class PredictedPlan(TextAnswer):
     """A plan with its prediction.
 
     ``measured`` are the lines that hold a measured step against it, where one was given.
@@ -125,7 +125,7 @@ class PredictedPlan(Told):
 
 
 @dataclass(frozen=True, slots=True)
-class PredictedPlans(Told):
+class PredictedPlans(TextAnswer):
     """Several plans with their predictions, in the order in which they were given."""
 
     plans: tuple[PredictedPlan, ...]
@@ -161,7 +161,7 @@ def _plan_row(plan: PredictedPlan) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExplainedPlan(Told):
+class ExplainedPlan(TextAnswer):
     """The breakdown of an iteration's GPU-seconds, by parts that add up to it."""
 
     job: Job
@@ -181,7 +181,7 @@ class ExplainedPlan(Told):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TunedPlan(Told):
+class TunedPlan(TextAnswer):
     """The plan that a search found, its prediction, and the state of its proof.
 
     ``lower_bound_s`` is a time below which no plan of the space is predicted, and ``gap`` the share
@@ -254,7 +254,7 @@ class TunedPlan(Told):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FittingPlan(Told):
+class FittingPlan(TextAnswer):
     """Whether a plan fits; if not, the cheapest change that makes it fit, among those tried."""
 
     asked: PredictedPlan
@@ -278,7 +278,7 @@ class FittingPlan(Told):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchText(Told):
+class LaunchText(TextAnswer):
     """A plan as a framework's file, lost choices, and the prediction of the file."""
 
     framework: str
@@ -293,7 +293,7 @@ class LaunchText(Told):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadPlan(Told):
+class ReadPlan(TextAnswer):
     """A plan read from another framework's file, with assumptions."""
 
     framework: str
@@ -306,7 +306,7 @@ class ReadPlan(Told):
 
 
 @dataclass(frozen=True, slots=True)
-class PlainRows(Told):
+class PlainRows(TextAnswer):
     """Rows of plain data, such as the answers for a table of runs."""
 
     rows: Sequence[Mapping[str, Any]]

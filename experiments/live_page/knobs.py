@@ -90,11 +90,11 @@ def choices_of(asked: AskedProblem, job: Job) -> dict[str, list[Any]]:
 
 def labels() -> dict[str, str]:
     """The page's label of each choice."""
-    by_choice = {name: _words(name) for name in _turned()}
+    by_choice = {name: _dimension_label(name) for name in _turned()}
     return {ENGINE: "engine", STAGES: "pipeline stages", **by_choice}
 
 
-def _words(name: str) -> str:
+def _dimension_label(name: str) -> str:
     """The page's words for a dimension."""
     row = DIMENSIONS[name]
     return row.noun or row.amount.partition("{")[0].rstrip("-") or label_of(name).replace("_", " ")

@@ -134,14 +134,14 @@ class RowPredictor:
         """
         several = {run: ways_of(run) for run in runs if run.unsaid and run not in self._known}
         ways = [way for some in several.values() for way in some]
-        self._predict_said([*(run for run in runs if not run.unsaid), *ways])
+        self._predict_specified([*(run for run in runs if not run.unsaid), *ways])
         self._known |= {run: self._known[self._best(some)] for run, some in several.items()}
 
     def _best(self, ways: Sequence[Configuration]) -> Configuration:
         """The fastest of several configurations, preferring those that leave room in memory."""
         return min(ways, key=lambda way: self._ranks.get(way, (True, math.inf)))
 
-    def _predict_said(self, runs: Sequence[Configuration]) -> None:
+    def _predict_specified(self, runs: Sequence[Configuration]) -> None:
         """Predict fully specified runs, grouped by workload and cluster."""
         instead: dict[Configuration, Configuration] = {}
         together: dict[tuple[int, int], list[tuple[Configuration, RunJob]]] = defaultdict(list)
@@ -168,7 +168,7 @@ class RowPredictor:
                     self._ranks[run] = nearly_fills(outcome, run_job), outcome.iteration_s
             self._tell(f"{number + 1} of {len(together)} workloads and clusters predicted")
         if instead:
-            self._predict_said([*instead.values()])
+            self._predict_specified([*instead.values()])
             self._known |= {run: self._known[other] for run, other in instead.items()}
 
 

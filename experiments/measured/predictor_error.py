@@ -110,7 +110,7 @@ def _report(
         )
     return Report(
         title="Times: predicted beside measured",
-        words=words_of(summary, times, memory),
+        words=paragraphs_of(summary, times, memory),
         summary=summary,
         pictures=pictures,
         beside=() if whole else beside("predictor_error-in-part"),
@@ -326,7 +326,7 @@ PLAYED = (
 )
 
 
-def words_of(
+def paragraphs_of(
     summary: Mapping[str, Any],
     times: Sequence[Mapping[str, Any]],
     memory: Sequence[Mapping[str, Any]],

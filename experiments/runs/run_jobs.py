@@ -178,7 +178,7 @@ def ways_of(run: Configuration) -> tuple[Configuration, ...]:
     if not run.unsaid:
         return (run,)
     return tuple(
-        replace(way, unsaid=(), notes=_told(way, run.unsaid))
+        replace(way, unsaid=(), notes=_assumption_notes(way, run.unsaid))
         for batch in _of_micro_batches(run)
         for way in _of_chunks(batch)
     )
@@ -203,7 +203,7 @@ def _of_chunks(run: Configuration) -> Iterator[Configuration]:
             yield replace(run, chunks=chunks)
 
 
-def _told(way: Configuration, unsaid: tuple[str, ...]) -> tuple[str, ...]:
+def _assumption_notes(way: Configuration, unsaid: tuple[str, ...]) -> tuple[str, ...]:
     """Notes of an alternative, with its assumptions."""
     taken = {"micro_batch": way.micro_batch, "vpp": way.chunks}
     others = (note for note in way.notes if note != ASSUMED_MICRO_BATCH)

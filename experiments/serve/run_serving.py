@@ -41,7 +41,7 @@ def run_serving(options: argparse.Namespace) -> int:
     if options.json:
         print_json(answer)
     else:
-        print("\n".join(words_of(answer)))
+        print("\n".join(printed_lines(answer)))
     return DONE if answer.get("tokens_equal_one_process", True) else NO_ANSWER
 
 
@@ -86,7 +86,7 @@ ACTIONS = {
 }
 
 
-def words_of(answer: dict[str, Any]) -> list[str]:
+def printed_lines(answer: dict[str, Any]) -> list[str]:
     """Printed lines."""
     seconds = ", ".join(f"{name} {value:.2f} s" for name, value in answer["seconds"].items())
     counts = [f"{count} {ACTIONS[name]}" for name, count in answer["actions"].items()]

@@ -269,7 +269,7 @@ def serving(options: argparse.Namespace) -> int:
     return study.end(
         Report(
             title="Serving: layouts that change (Seesaw)",
-            words=words_of(study.rows, rows, summary, curve),
+            words=paragraphs_of(study.rows, rows, summary, curve),
             summary=summary,
             pictures=[
                 Bars(
@@ -406,7 +406,7 @@ WHY = (
 )
 
 
-def words_of(
+def paragraphs_of(
     every: Sequence[Row],
     rows: Sequence[Row],
     summary: dict[str, Any],

@@ -156,7 +156,7 @@ def _section(run: KeptRun, number: int) -> str:
     # A report begins with the command itself.
     is_told = not run.command or run.words
     made = "" if is_told else f'<pre tabindex="0">{html.escape(run.command)}</pre>'
-    text, shown = _words(run)
+    text, shown = _report_html(run)
     others = [_figure(name, run.pictures[name], name) for name in run.pictures if name not in shown]
     cut = f" (the first {MOST_ROWS:,})" if run.all_rows > MOST_ROWS else ""
     rows = _data(run.rows, f"{run.all_rows:,} rows{cut}") if run.rows else ""
@@ -173,7 +173,7 @@ def _anchor(run: KeptRun, number: int) -> str:
     return f"{_PART.sub('-', run.name.lower()).strip('-') or 'run'}-{number}"
 
 
-def _words(run: KeptRun) -> tuple[str, set[str]]:
+def _report_html(run: KeptRun) -> tuple[str, set[str]]:
     """A report as HTML with its pictures, and the names of the pictures that it shows."""
     import markdown  # noqa: PLC0415 (an extra)
 

@@ -80,7 +80,7 @@ def _own_part(run: Mapping[str, Any], job: Job, nodes: Nodes) -> dict[str, Any]:
         plan, out = Path(folder) / "plan.yaml", Path(folder) / "out.json"
         dump_job(job, plan)
         done = ended_within(
-            _words(run, job, plan, out, nodes),
+            _command_of_run(run, job, plan, out, nodes),
             run["seconds"],
             env=without_launcher(os.environ),
             hangs=nodes.others_are_over,
@@ -94,7 +94,7 @@ def _own_part(run: Mapping[str, Any], job: Job, nodes: Nodes) -> dict[str, Any]:
             result = json.loads(out.read_text(encoding="utf-8")) if out.exists() else None
     if nodes.own > 0 and done.returncode == 0:
         return {"outcome": "ran"}
-    return _told(result, done.stderr)
+    return _outcome_of(result, done.stderr)
 
 
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
@@ -106,7 +106,9 @@ def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _words(run: Mapping[str, Any], job: Job, plan: Path, out: Path, nodes: Nodes) -> list[str]:
+def _command_of_run(
+    run: Mapping[str, Any], job: Job, plan: Path, out: Path, nodes: Nodes
+) -> list[str]:
     ranks, system = job.plan.num_gpus, run["system"]
     launcher = nodes.launcher(ranks, run["port"])
     if system == OURS:
@@ -137,7 +139,7 @@ def _json_line(text: str) -> Mapping[str, Any] | None:
     return printed
 
 
-def _told(result: Mapping[str, Any] | None, errors: str) -> dict[str, Any]:
+def _outcome_of(result: Mapping[str, Any] | None, errors: str) -> dict[str, Any]:
     if result is None:
         is_short = SHORT in errors or "does not fit" in errors
         return {"outcome": SHORT if is_short else last_words(errors, "no answer")}

@@ -302,7 +302,7 @@ def report(rows: Sequence[Row], hardware: Hardware, *, has_priority: bool) -> Re
     if of_ours:
         speedups = _speedups(ran)
         summary[TIMING] = _judged(of_ours) | {"speedups": [asdict(one) for one in speedups]}
-        paragraphs += _words(summary[TIMING], len(of_ours)) + [one.words for one in speedups]
+        paragraphs += _sentences(summary[TIMING], len(of_ours)) + [one.words for one in speedups]
     picture = Bars(
         name="whole_loop",
         caption="Seconds of a step, predicted and measured.",
@@ -360,7 +360,7 @@ def _speedups(ran: Sequence[Measured]) -> list[Speedup]:
     ]
 
 
-def _words(judged: Mapping[str, Any], plans: int) -> list[str]:
+def _sentences(judged: Mapping[str, Any], plans: int) -> list[str]:
     errors = (
         f"Predicted beside measured: {judged['median_error']:.1%} in the median of {plans} plans, "
         f"{judged['largest_error']:.1%} at most."

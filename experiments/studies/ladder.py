@@ -78,11 +78,11 @@ def ladder(problem: Problem, first: Plan, last: Plan, predict: Predict) -> list[
         if name is None:
             break
         here = {**here, name: end[name]}
-        change = _words(name, rungs[-1].plan, tried[name][0])
+        change = _change_text(name, rungs[-1].plan, tried[name][0])
         left = [other for other in left if other != name]
         after = _tried(problem, first, here, end, left, predict)
         bought = tuple(
-            _words(other, tried[name][0], plan)
+            _change_text(other, tried[name][0], plan)
             for other, (plan, now) in after.items()
             if now.fits and not (other in tried and tried[other][1].fits) and not _saves(other)
         )
@@ -197,7 +197,7 @@ def _rung(
     )
 
 
-def _words(name: str, before: Plan, after: Plan) -> str:
+def _change_text(name: str, before: Plan, after: Plan) -> str:
     """A change as text: "micro batch 1 to 2"."""
     if name == STAGES:
         return f"stages {before.num_stages} to {after.num_stages}"

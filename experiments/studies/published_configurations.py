@@ -243,7 +243,7 @@ def _fastest(
 
 def _figures(tried_run: TriedConfiguration, seconds: float) -> dict[str, Any]:
     return {
-        "words": words_of(tried_run.run, tried_run),
+        "words": configuration_text(tried_run.run, tried_run),
         "predicted_s": tried_run.prediction.iteration_s,
         "played_s": seconds,
         "fits": tried_run.prediction.fits,
@@ -252,7 +252,7 @@ def _figures(tried_run: TriedConfiguration, seconds: float) -> dict[str, Any]:
     }
 
 
-def words_of(run: Configuration, tried_run: TriedConfiguration) -> str:
+def configuration_text(run: Configuration, tried_run: TriedConfiguration) -> str:
     """A configuration in a few words."""
     stage, plan = tried_run.job.plan.stages[0], tried_run.job.plan
     parts = [f"tp {stage.tensor_parallel}, pp {plan.num_stages}, dp {stage.data_parallel}"]

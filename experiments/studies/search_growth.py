@@ -151,7 +151,7 @@ def grown(options: argparse.Namespace) -> int:
             row = searched(strategy, larger, space, seconds)
         study.add({"axis": "without", "value": idea, **row})
     has_plan = any(row["timing"]["iteration_s"] for row in study.rows)
-    where = [f"{_words(one)}, space {space.name}" for one in (problem, larger)]
+    where = [f"{_problem_text(one)}, space {space.name}" for one in (problem, larger)]
     return study.end(_report(study.rows, where, seconds), DONE if has_plan else NO_ANSWER)
 
 
@@ -162,7 +162,7 @@ def pipelined(problem: Problem) -> Problem:
     return Problem(workload=work, cluster=replace(cluster, nodes=4, gpus_per_node=GPUS_A_NODE))
 
 
-def _words(problem: Problem) -> str:
+def _problem_text(problem: Problem) -> str:
     work, cluster = problem.workload, problem.cluster
     return (
         f"{work.model.name}, {work.model.layers} blocks, on {cluster.num_gpus} "

@@ -204,7 +204,7 @@ def report(rows: Sequence[Row], names: Sequence[str]) -> Report:
     best_s = {problem: _best_s(rows, problem) for problem in proven}
     searched_rows = [row for row in rows if not row["is_reference"]]
     figures = [
-        _told(
+        _searcher_row(
             problem,
             name,
             [row for row in searched_rows if _key(row) == (problem, name)],
@@ -271,7 +271,9 @@ def _key(row: Row) -> tuple[str, str]:
     return row["problem"], row["searcher"]
 
 
-def _told(problem: str, name: str, rows: Sequence[Row], best_s: float | None) -> dict[str, Any]:
+def _searcher_row(
+    problem: str, name: str, rows: Sequence[Row], best_s: float | None
+) -> dict[str, Any]:
     """A searcher's results on a problem over seeds."""
     gaps = sorted(_gap(row["iteration_s"], best_s) for row in rows)
     plans = [gap for gap in gaps if gap < inf]

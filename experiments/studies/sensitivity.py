@@ -165,12 +165,12 @@ def _searched(problem: Problem, space: SearchSpace, seed: int) -> Row:
             f"over_{key}": None if ours_s is None or seconds is None else seconds / ours_s
             for key, seconds in grids_s.items()
         },
-        "plan": "nothing fits" if ours is None else _words(ours.plan),
+        "plan": "nothing fits" if ours is None else _plan_text(ours.plan),
         TIMING: {"s": perf_counter() - began_s},
     }
 
 
-def _words(plan: Plan) -> str:
+def _plan_text(plan: Plan) -> str:
     """A plan in brief: its degrees, and the range of its savings."""
     stage = plan.stages[0]
     text = (

@@ -160,16 +160,16 @@ def _report(rows: Sequence[Row], where: str) -> Report:
     last = power[FEATURES[-1], depths[-1]]
     sentence = (
         f"Every feature and every block adds plans: {'yes' if grows else 'NO'}. With all features "
-        f"and {depths[-1]} blocks there are {_words(last, 0)}; about 1e{ATOMS_POWER} atoms are in "
-        "the observable universe."
+        f"and {depths[-1]} blocks there are {_size_text(last, 0)}; about 1e{ATOMS_POWER} atoms are "
+        "in the observable universe."
     )
     by_depth = table(
         ("features", *(f"{depth} blocks" for depth in depths)),
-        [(name, *(_words(power[name, depth]) for depth in depths)) for name in FEATURES],
+        [(name, *(_size_text(power[name, depth]) for depth in depths)) for name in FEATURES],
     )
     named = [row for row in rows if row["chapter"] == "named"]
     by_name = table(
-        ("space", "plans"), [(row["space"], _words(row["power_of_ten"])) for row in named]
+        ("space", "plans"), [(row["space"], _size_text(row["power_of_ten"])) for row in named]
     )
     return Report(
         title="How many plans there are",
@@ -198,7 +198,7 @@ def _report(rows: Sequence[Row], where: str) -> Report:
     )
 
 
-def _words(power: float | None, digits: int = 1) -> str:
+def _size_text(power: float | None, digits: int = 1) -> str:
     """The number of a space's plans as text; a dash if no plan fits blocks and GPUs."""
     return "none" if power is None else f"1e{power:.{digits}f}"
 

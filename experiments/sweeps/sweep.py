@@ -177,7 +177,7 @@ def report(rows: Sequence[Row], cells: int, *, is_interrupted: bool = False) -> 
     varied = [name for name in ASKED if len({row.get(name) for row in rows}) > 1]
     return Report(
         title="Sweep",
-        words=[*_words(rows, cells, varied, is_interrupted), _table(rows, varied)],
+        words=[*_paragraphs(rows, cells, varied, is_interrupted), _table(rows, varied)],
         summary={
             "cells": cells,
             "done": len(rows),
@@ -189,7 +189,7 @@ def report(rows: Sequence[Row], cells: int, *, is_interrupted: bool = False) -> 
     )
 
 
-def _words(
+def _paragraphs(
     rows: Sequence[Row], cells: int, varied: Sequence[str], is_interrupted: bool
 ) -> Iterator[str]:
     if is_interrupted:

@@ -345,7 +345,7 @@ def restarted(arguments: Sequence[str], options: argparse.Namespace) -> int:
         if not left or not _is_crash(status):
             break
         progress(
-            f"the run {_words(status)}: {last_checkpoint(options)}; it starts again "
+            f"the run {_ending_text(status)}: {last_checkpoint(options)}; it starts again "
             f"({left - 1} restarts left)"
         )
     return status if status >= 0 else 128 - status
@@ -378,7 +378,7 @@ def _is_crash(status: int) -> bool:
     return status == CRASHED or (status < 0 and -status not in _ASKED)
 
 
-def _words(status: int) -> str:
+def _ending_text(status: int) -> str:
     if status == CRASHED:
         return "crashed"
     return f"was ended by {signal.Signals(-status).name}"

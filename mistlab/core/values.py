@@ -169,9 +169,9 @@ class NumberRange:
     def text(self) -> str:
         """The bounds and the unit as words that follow "a number"."""
         if self.minimum is not None and self.maximum is not None:
-            return f" between {_words(self.minimum)} and {_words(self.maximum)}"
+            return f" between {_digits(self.minimum)} and {_digits(self.maximum)}"
         parts = [
-            f"{word} {_words(limit)}"
+            f"{word} {_digits(limit)}"
             for word, limit in (
                 ("of at least", self.minimum),
                 ("above", self.above),
@@ -195,13 +195,13 @@ class NumberRange:
     def far_outside(self, number: float) -> str:
         """The error message for a number beyond any real size; empty if it is plausible."""
         if self.least is not None and 0 < number < self.least:
-            return f"too small: give at least {_words(self.least)}"
+            return f"too small: give at least {_digits(self.least)}"
         if self.most is not None and number > self.most:
-            return f"too large: give at most {_words(self.most)}"
+            return f"too large: give at most {_digits(self.most)}"
         return ""
 
 
-def _words(limit: float) -> str:
+def _digits(limit: float) -> str:
     """A limit as digits."""
     return f"{limit:,.0f}" if limit == int(limit) and limit < 1e16 else f"{limit:g}"
 

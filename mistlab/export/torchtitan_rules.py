@@ -66,7 +66,7 @@ _WITHOUT_CONTEXT_TODAY = ("gpt_oss",)
 Brought = Mapping[str, tuple[str, str]]
 
 
-def words_of(model: ModelSpec, brought: Brought = BROUGHT) -> tuple[str, str]:
+def name_and_flavour(model: ModelSpec, brought: Brought = BROUGHT) -> tuple[str, str]:
     """The name and the flavour of a model; a model that is not included becomes a Llama flavour."""
     return brought.get(model.name, ("llama3", model.name or "mine"))
 
@@ -85,7 +85,7 @@ def check_brought(model: ModelSpec, brought: Brought = BROUGHT) -> None:
 
 def without_pipeline(job: Job) -> Job:
     """A single stage for models that torchtitan cannot divide."""
-    name, _ = words_of(job.workload.model)
+    name, _ = name_and_flavour(job.workload.model)
     _check_context(job, is_lacking=name in _WITHOUT_CONTEXT)
     return one_stage(job) if name in _WITHOUT_PIPELINES else job
 
@@ -94,7 +94,7 @@ def without_pipeline_today(job: Job) -> Job:
     """A single stage for models that torchtitan cannot divide from 0.3 on: those with tied
     embeddings.
     """
-    name, _ = words_of(job.workload.model, BROUGHT_TODAY)
+    name, _ = name_and_flavour(job.workload.model, BROUGHT_TODAY)
     _check_context(job, is_lacking=name in _WITHOUT_CONTEXT_TODAY)
     return one_stage(job) if job.workload.model.tied_embeddings else job
 

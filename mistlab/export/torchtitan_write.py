@@ -21,6 +21,7 @@ from mistlab.export.torchtitan_rules import (
     SHARDED,
     blocks_apart,
     divided_experts,
+    name_and_flavour,
     pipeline_settings,
     recomputed,
     recomputed_today,
@@ -30,7 +31,6 @@ from mistlab.export.torchtitan_rules import (
     with_sequences_split,
     without_pipeline,
     without_pipeline_today,
-    words_of,
 )
 from mistlab.job.job import Job
 from mistlab.plan.workload import ModelSpec
@@ -70,7 +70,7 @@ _VERSION = "# For torchtitan up to 0.2.2 (later: --to torchtitan), on {} nodes o
 
 def write_toml(job: Job) -> str:
     """The configuration as TOML."""
-    name, flavour = words_of(job.workload.model)
+    name, flavour = name_and_flavour(job.workload.model)
     every = blocks_apart(job)
     option = "op" if recomputes_products(job) else str(every) if every > 1 else ""
     sections: dict[str, dict[str, object]] = {
@@ -243,7 +243,7 @@ _IMPORT = "from torchtitan.distributed.activation_checkpoint import {}\n"
 
 def write(job: Job) -> str:
     """The configuration as a Python module."""
-    name, flavour = words_of(job.workload.model, BROUGHT_TODAY)
+    name, flavour = name_and_flavour(job.workload.model, BROUGHT_TODAY)
     kind = _recomputation(job)
     return _TEXT.format(
         nodes=job.cluster.nodes,

@@ -119,7 +119,7 @@ _GPT2: Mapping[str, tuple[int, int, int]] = {
 
 def model_named(path: str) -> ModelSpec | None:
     """The model of a checkpoint's name or path; None if the name is unknown."""
-    key = _words(path)
+    key = _name_of_shape(path)
     if name := _BY_WORDS.get(key):
         return catalog.model(name)
     if sizes := _SIZES.get(key):
@@ -140,10 +140,10 @@ def model_named(path: str) -> ModelSpec | None:
     return None
 
 
-def _words(path: str) -> str:
+def _name_of_shape(path: str) -> str:
     """The words of a name that describe a shape.
 
-    >>> _words("meta-llama/Meta-Llama-3.1-8B-Instruct")
+    >>> _name_of_shape("meta-llama/Meta-Llama-3.1-8B-Instruct")
     'llama 3.1 8b'
     """
     name = PurePath(path.strip().rstrip("/")).name.lower()

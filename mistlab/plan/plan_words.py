@@ -106,7 +106,10 @@ def _stage_words(stage: StagePlan) -> str:
     parts = [
         f"{' x '.join(axes)} parallel",
         f"micro-batch {stage.micro_batch}",
-        *(dimension_words(name, stage.value(name), stage.layers) for name in _said(stage)),
+        *(
+            dimension_words(name, stage.value(name), stage.layers)
+            for name in _mentioned_dimensions(stage)
+        ),
     ]
     offloaded = [
         dimension_words(name, stage.value(name), stage.layers).removesuffix(" offloaded")
@@ -117,7 +120,7 @@ def _stage_words(stage: StagePlan) -> str:
     return ", ".join(parts)
 
 
-def _said(stage: StagePlan) -> Iterator[str]:
+def _mentioned_dimensions(stage: StagePlan) -> Iterator[str]:
     """The dimensions besides degrees, micro-batch and offloading that a stage's text mentions: some
     always, such as ZeRO, the others if they are not the default.
     """

@@ -154,9 +154,11 @@ def _refuse_circle(order: PipelineOrder, stopped: Mapping[int, StagePass]) -> No
     for waiting in circle[:_NAMED]:
         assert waiting.needs is not None
         first = stopped[waiting.needs[0]]
-        after = "" if first.key == waiting.needs else f", which is after {_words(order, first.key)}"
+        after = (
+            "" if first.key == waiting.needs else f", which is after {_pass_text(order, first.key)}"
+        )
         waits.append(
-            f"{_words(order, waiting.key)} waits for {_words(order, waiting.needs)}{after}"
+            f"{_pass_text(order, waiting.key)} waits for {_pass_text(order, waiting.needs)}{after}"
         )
     more = "; and so on" if len(circle) > _NAMED else ""
     reject(
@@ -165,7 +167,7 @@ def _refuse_circle(order: PipelineOrder, stopped: Mapping[int, StagePass]) -> No
     )
 
 
-def _words(order: PipelineOrder, key: PassKey) -> str:
+def _pass_text(order: PipelineOrder, key: PassKey) -> str:
     stage, kind, chunk, micro_batch = key
     return f"{order.word(OrderedPass(kind, chunk, micro_batch))} of line {order.line(stage)}"
 

@@ -18,7 +18,7 @@ from experiments.speedup import measure_speedup as measuring
 from experiments.speedup.contenders import STATES, TARGET
 from experiments.speedup.nodes import Nodes
 from experiments.speedup.same_training import held_against
-from experiments.speedup.trial import _told, without_launcher
+from experiments.speedup.trial import _outcome_of, without_launcher
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.export.nearest import nearest
@@ -409,11 +409,11 @@ def test_bad_options_are_refused(
 
 
 def test_a_run_without_an_answer_is_told_by_its_last_line() -> None:
-    assert _told(None, "x\nCUDA out of memory. Tried\n")["outcome"] == "out of memory"
-    assert _told(None, "Traceback\nTypeError: no\n\n")["outcome"] == "TypeError: no"
+    assert _outcome_of(None, "x\nCUDA out of memory. Tried\n")["outcome"] == "out of memory"
+    assert _outcome_of(None, "Traceback\nTypeError: no\n\n")["outcome"] == "TypeError: no"
     # The launcher of several ranks has words of its own below theirs.
-    told = _told(None, "[rank1]:   at\n[rank1]: a.BadError: no\nFailures:\n=====\n")
+    told = _outcome_of(None, "[rank1]:   at\n[rank1]: a.BadError: no\nFailures:\n=====\n")
     assert told["outcome"] == "a.BadError: no"
     ran = {"seconds": [9.0, 8.0, 1.0, 3.0, 2.0], "losses": [1.0], "configuration": {}}
-    told = _told(ran, "")
+    told = _outcome_of(ran, "")
     assert told["timing"]["median_s"] == 2.0

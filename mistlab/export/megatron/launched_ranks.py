@@ -162,7 +162,7 @@ _DIRECT = ("nodes", "gpus_per_node")
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _LauncherNumber:
     """A number from a launcher: its word, and the option before it; ``by_slurm`` marks Slurm's."""
 
     option: str
@@ -205,7 +205,7 @@ def _tell_of_unread(text: str, draft: Found) -> None:
             draft.remark("contradicting", "nodes", f"{where}: {reason}")
 
 
-def _tell_of_tasks(counts: Mapping[str, _Said], draft: Found, kind: str) -> None:
+def _tell_of_tasks(counts: Mapping[str, _LauncherNumber], draft: Found, kind: str) -> None:
     """Add a remark if a batch system's tasks are assumed to be GPUs, unless it states as many
     GPUs.
     """
@@ -225,9 +225,9 @@ def _by_torch(started: Iterable[Word]) -> bool:
     return any(_OPTIONS.get(PurePath(word.text).name) is _TORCHRUN for word in started)
 
 
-def _counts(launch: Launch, text: str) -> dict[str, _Said]:
+def _counts(launch: Launch, text: str) -> dict[str, _LauncherNumber]:
     """The launchers' numbers, innermost first; a batch system's fill the unknown ones."""
-    counts: dict[str, _Said] = {}
+    counts: dict[str, _LauncherNumber] = {}
     for name, launcher_words in reversed(_launchers(launch.started)):
         for kind, stated in _options_of(launcher_words, _OPTIONS[name]):
             if not _starts_starters(name, kind, stated):
@@ -239,7 +239,7 @@ def _counts(launch: Launch, text: str) -> dict[str, _Said]:
     return {kind: said for kind, said in counts.items() if not _starts_starters("srun", kind, said)}
 
 
-def _starts_starters(name: str, kind: str, stated: _Said) -> bool:
+def _starts_starters(name: str, kind: str, stated: _LauncherNumber) -> bool:
     """Whether a batch system starts one task per node, which starts the processes of its GPUs."""
     is_batch = name == "srun" and stated.option in _OPTIONS["srun"]
     return is_batch and kind in (_IN_NODE, _ALL) and stated.word.text == "1"
@@ -268,19 +268,21 @@ def _batch_words(text: str) -> list[Word]:
     ]
 
 
-def _options_of(words: Iterable[Word], known: Mapping[str, str]) -> list[tuple[str, _Said]]:
+def _options_of(
+    words: Iterable[Word], known: Mapping[str, str]
+) -> list[tuple[str, _LauncherNumber]]:
     """The options of a launcher that give a number of nodes or ranks, with their words."""
-    counted: list[tuple[str, _Said]] = []
+    counted: list[tuple[str, _LauncherNumber]] = []
     waiting, by_slurm = "", known is _OPTIONS["srun"]
     for word in words:
         if waiting:
-            counted.append((known[waiting], _Said(waiting, word, by_slurm)))
+            counted.append((known[waiting], _LauncherNumber(waiting, word, by_slurm)))
             waiting = ""
             continue
         name, value = _parts_of(word.text)
         if name in known and value is not None:
             number = Word(text=value, line=word.line, unknown=word.unknown)
-            counted.append((known[name], _Said(name, number, by_slurm)))
+            counted.append((known[name], _LauncherNumber(name, number, by_slurm)))
         elif name in known:
             waiting = name
     return counted
@@ -294,7 +296,9 @@ def _parts_of(text: str) -> tuple[str, str | None]:
     return name.replace("_", "-") if name.startswith("--") else name, value if equals else None
 
 
-def _places(counts: dict[str, _Said], draft: Found, beside: Callable[[str], str | None]) -> None:
+def _places(
+    counts: dict[str, _LauncherNumber], draft: Found, beside: Callable[[str], str | None]
+) -> None:
     """Numbers of ranks from the hosts, slots and generic resources that launchers name."""
     if (stated := counts.get(_HOSTS)) is not None and stated.word.unknown is None:
         hosts = stated.word.text.split("@")
@@ -310,16 +314,16 @@ def _places(counts: dict[str, _Said], draft: Found, beside: Callable[[str], str 
             draft.gpus_per_node = max(map(int, slots))
     if (stated := counts.get("gpus")) is not None and stated.word.unknown is None:
         number = stated.word.text.rpartition(":")[2]
-        counts["gpus"] = _Said(stated.option, Word(text=number, line=stated.word.line))
+        counts["gpus"] = _LauncherNumber(stated.option, Word(text=number, line=stated.word.line))
         if not number.isdecimal():
             del counts["gpus"]
     if (stated := counts.get("ppr")) is not None:
         match = re.fullmatch(r"ppr:(\d+):node.*", stated.word.text)
         if match:
-            counts.setdefault(_IN_NODE, _Said(stated.option, Word(text=match[1])))
+            counts.setdefault(_IN_NODE, _LauncherNumber(stated.option, Word(text=match[1])))
 
 
-def _settle(name: str, stated: _Said, draft: Found, given: int | None) -> None:
+def _settle(name: str, stated: _LauncherNumber, draft: Found, given: int | None) -> None:
     """A number from a launcher; refuses an unknown one unless the user gives it."""
     word = stated.word
     if getattr(draft, name) is not None:
@@ -332,7 +336,7 @@ def _settle(name: str, stated: _Said, draft: Found, given: int | None) -> None:
         reject(f"{stated.option}: {reason}, or {option} N")
 
 
-def _divide(stated: _Said, draft: Found, given: Given) -> None:
+def _divide(stated: _LauncherNumber, draft: Found, given: Given) -> None:
     """The number of all processes, divided by the nodes."""
     word, nodes = stated.word, given.nodes or draft.nodes
     in_node = given.gpus_per_node or draft.gpus_per_node
@@ -356,5 +360,5 @@ def _divide(stated: _Said, draft: Found, given: Given) -> None:
     draft.gpus_per_node = ranks // nodes
 
 
-def _where(stated: _Said) -> str:
+def _where(stated: _LauncherNumber) -> str:
     return f"{stated.option}: line {stated.word.line}" if stated.word.line else stated.option

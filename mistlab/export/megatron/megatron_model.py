@@ -164,7 +164,7 @@ def _tokens(options: Options, draft: Found) -> int:
         return stated
     if known is None:
         raise _unknown(options, kind)
-    text = f"{known} tokens, as {_words(options, kind)} has: --vocab-size is not given"
+    text = f"{known} tokens, as {_tokenizer_text(options, kind)} has: --vocab-size is not given"
     draft.remark("assumed", "model.vocab", text)
     return known
 
@@ -219,7 +219,7 @@ def _padded(options: Options, vocab: int) -> int:
     return vocab if padded == by_plans else padded
 
 
-def _words(options: Options, kind: str | None) -> str:
+def _tokenizer_text(options: Options, kind: str | None) -> str:
     """A line's tokenizer as text."""
     given = [f"--tokenizer-type {kind}"] if kind else []
     for name in (*_NAMES, "--vocab-file"):
@@ -231,8 +231,9 @@ def _unknown(options: Options, kind: str | None) -> InputError:
     line = options.given["--tokenizer-type"].line if "--tokenizer-type" in options else 0
     where = f" (line {line})" if line else ""
     return InputError(
-        f"--vocab-size: is not said, and the vocabulary of {_words(options, kind)}{where} is not "
-        "known here: give --vocab-size N, or add --vocab-size or --padded-vocab-size to the line"
+        f"--vocab-size: is not said, and the vocabulary of {_tokenizer_text(options, kind)}{where} "
+        "is not known here: give --vocab-size N, or add --vocab-size or --padded-vocab-size to the "
+        "line"
     )
 
 

@@ -93,7 +93,7 @@ class Judge:
                 numbers = [number]
                 while numbers[-1] != later:
                     numbers.append(came_from[numbers[-1]])
-                return [self._words(one) for one in numbers]
+                return [self._stretch_text(one) for one in numbers]
             for source in self.trace.stretches[number].sources:
                 is_left_out = source.wait is not None and source.wait in without
                 if source.stretch not in came_from and not is_left_out:
@@ -135,7 +135,7 @@ class Judge:
             second=trace.deed(need.second),
         )
 
-    def _words(self, stretch: int) -> str:
+    def _stretch_text(self, stretch: int) -> str:
         stretch_there = self.trace.stretches[stretch]
         return f"{stretch_there.task} on {stretch_there.actor}"
 
