@@ -81,9 +81,9 @@ class SourceErrors:
     def peaks(self) -> Sequence[float]:
         """Errors of memory peaks, for runs that report a comparable peak."""
         return [
-            one.memory_error
-            for one in self.rows
-            if one.memory_error is not None and is_peak_of_run(one)
+            run.memory_error
+            for run in self.rows
+            if run.memory_error is not None and is_peak_of_run(run)
         ]
 
     @cached_property
@@ -129,9 +129,9 @@ def is_published(run: Judged) -> bool:
     )
 
 
-def is_peak_of_run(one: Judged) -> bool:
+def is_peak_of_run(run: Judged) -> bool:
     """Whether a row says what it holds at once, and nobody doubts it."""
-    return one.says_batch and DOUBTED not in one.row.cells.get("notes", "")
+    return run.says_batch and DOUBTED not in run.row.cells.get("notes", "")
 
 
 def _median_size(errors: Sequence[float]) -> float | None:
