@@ -10,7 +10,7 @@ Axes: C candidates, S distinct strategies, N slots; the four streams first.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -21,7 +21,8 @@ from mistlab.cost.slot_work import in_slots
 from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.machine.slowdowns import COMPUTE, STREAMS
 from mistlab.schedule import placement
-from mistlab.schedule.slots import Phase
+from mistlab.schedule.slots import SHARDED_WEIGHTS, Phase
+from mistlab.schedule.stage_passes import PassKey, StagePass
 
 # What overlaps with a send: a steady-state pass, or the turn (the slot before a forward or a
 # backward pass) in which the send starts.
@@ -416,3 +417,112 @@ def _lost(slowed: Floats, stages: Ints) -> Floats:
     loses = (stages > 2) & (slowed > 0)
     short = slowed * rest * both / np.where(loses, below, 1.0)
     return np.where(loses, np.maximum(2 - stages * short, 0.0), 0.0)
+
+
+def beside_sends(seconds: TaskSeconds, alone: Floats) -> Bools:
+    """Whether turns (..., S) with tasks ``alone`` (4, ..., S) overlap with sends: those in which a
+    layer computes, or waits for a collective that shares the link with the send. Elsewhere sends
+    count as overlapping with the pass after the turn.
+    """
+    waits = (alone[LINK] > 0) & (seconds.zero >= SHARDED_WEIGHTS)
+    return np.asarray(waits | (alone[COMPUTE] > 0))
+
+
+# Concurrent sends of several stages over shared networks.
+#
+# A stage sends one output after another. Sends of different stages that leave or enter the same
+# node share its network while they overlap: if two each need all of it, each is delayed by the
+# overlap. Passes are processed in order of time, so a send finds those that started before it;
+# these are delayed, too.
+#
+# Axes: C candidates.
+
+# The sending and the receiving stage.
+Way = tuple[int, int]
+# The number of most recent sends on each way that a new send may overlap with.
+_MET = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SharedNetworks:
+    """The ways of sends that share a node's network: for each, the delay (C) per second of overlap
+    with a send on another way.
+    """
+
+    weights: Mapping[Way, Mapping[Way, Floats | float]]
+
+    @classmethod
+    def of(cls, levels: Sequence[tuple[Ints, Mapping[Way, Floats]]]) -> Self:
+        """The ways of stages, at each level by the nodes, or the units of a tier (C, stages), that
+        they are on, and the share (C) of its links that each takes: none within a node or unit. Two
+        sends wait for the link that they fill most."""
+        weights: dict[Way, dict[Way, Floats | float]] = {}
+        for way in levels[0][1]:
+            for other in levels[0][1]:
+                weight = np.max([_together(*level, way, other) for level in levels], axis=0)
+                if weight.any():
+                    used = weight if len(weight) > 1 else weight.item()
+                    weights.setdefault(way, {})[other] = used
+        return cls(weights=weights)
+
+
+def _together(units: Ints, shares: Mapping[Way, Floats], way: Way, other: Way) -> Floats:
+    """By how much (C) sends on two ways ask together for more than the links have of nodes or units
+    that both leave, or both reach."""
+    share, other_share = shares[way], shares[other]
+    meets = (units[:, way[0]] == units[:, other[0]]) | (units[:, way[1]] == units[:, other[1]])
+    uses = (share > 0) & (other_share > 0) & meets & (way[0] != other[0])
+    return np.where(uses, np.maximum(share + other_share - 1, 0.0), 0.0)
+
+
+@dataclass(slots=True, eq=False)
+class _Send:
+    """A send between two times (C) that takes this many seconds (C) alone."""
+
+    begins: Any
+    ends: Any
+    seconds: Any
+
+    def left_s(self, since: Any) -> Any:
+        """The seconds of the send, if it ran alone, that remain at a time; zero once it has
+        ended.
+        """
+        # A send of zero seconds never has a remainder.
+        lasts_s = np.maximum(self.ends - self.begins, np.finfo(np.float64).tiny)
+        return np.maximum(self.ends - since, 0.0) * self.seconds / lasts_s
+
+
+class Sends:
+    """The sends between stages: each stage sends one output after another, and sends that share a
+    network slow one another down.
+    """
+
+    def __init__(self, networks: SharedNetworks | None) -> None:
+        self.weights = {} if networks is None else networks.weights
+        # The send of each pass, the last send of each stage, and the last sends of each way.
+        self.of_pass: dict[PassKey, _Send] = {}
+        self.last: dict[int, _Send] = {}
+        self.recent: dict[Way, list[_Send]] = {}
+
+    def add(self, stage_pass: StagePass, end: Any, seconds: Any, *, queue: bool) -> None:
+        """Add the send of a finished pass's output; a stage's sends may ``queue``."""
+        goal, begins = stage_pass.goes_to, end
+        assert goal is not None, "it sends nothing"
+        if queue and stage_pass.stage in self.last:
+            begins = np.maximum(end, self.last[stage_pass.stage].ends)
+        send = _Send(begins, begins + seconds, seconds)
+        self.of_pass[stage_pass.key] = self.last[stage_pass.stage] = send
+        way = stage_pass.stage, goal.stage
+        if way not in self.weights:
+            return
+        for other, weight in self.weights[way].items():
+            for met in self.recent.get(other, ()):
+                both = np.maximum(send.begins, met.begins)
+                later = weight * np.minimum(send.left_s(both), met.left_s(both))
+                send.ends, met.ends = send.ends + later, met.ends + later
+        self.recent[way] = [*self.recent.get(way, ()), send][-_MET:]
+
+    def come_s(self, stage_pass: StagePass, end: Any) -> Any:
+        """The arrival time of a pass's input, given the end of the pass that produced it."""
+        send = None if stage_pass.needs is None else self.of_pass.get(stage_pass.needs)
+        return end if send is None else send.ends

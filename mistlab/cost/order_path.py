@@ -11,8 +11,8 @@ from typing import Any, Self
 import numpy as np
 
 from mistlab.core.arrays import Floats, Ints
+from mistlab.cost.beside_sends import Sends, SharedNetworks
 from mistlab.cost.chains import Chains
-from mistlab.cost.side_by_side import Sends, SharedNetworks
 from mistlab.schedule.order_text import PassKind
 from mistlab.schedule.placement import Placement, StageChunk
 from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn

@@ -12,6 +12,7 @@ from typing import Self
 import numpy as np
 
 from mistlab.core.arrays import Floats, Ints, Rows
+from mistlab.cost.beside_sends import SharedNetworks, Way
 from mistlab.cost.links import groups_of
 from mistlab.cost.order_path import (
     EndTimes,
@@ -21,7 +22,7 @@ from mistlab.cost.order_path import (
     TurnTimes,
     order_bound_s,
 )
-from mistlab.cost.side_by_side import SharedNetworks, Way, until
+from mistlab.cost.side_by_side import until
 from mistlab.cost.slot_work import (
     HERE,
     NOTHING,

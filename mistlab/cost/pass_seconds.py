@@ -16,6 +16,7 @@ from mistlab.cost.beside_sends import (
     TURNS,
     BesideSend,
     Pass,
+    beside_sends,
     longest_slots,
     slots_beside_sends,
 )
@@ -27,12 +28,12 @@ from mistlab.cost.slot_work import (
     UPPER,
     SlotWork,
     Sums,
-    beside_sends,
     ends_if_gathered,
     least_ends_if_gathered,
     shared_turns,
     slot_ends,
     slots_of_leaving,
+    slots_of_stepping,
     split_slots,
     with_nothing,
 )
@@ -230,8 +231,7 @@ class PassSlots:
         lasting = np.maximum(until(STREAMS, self._ends, self._alone), self._fetched_s.sum(axis=0))
         if kept == "own" and len(self.work.evicts):
             self._wait_for_gradients(lasting, rows // len(kinds))
-        if kept == "own":
-            self._leave_early(lasting)
+        self._in_turn(lasting)
         self._turns_s = lasting[self._turning].copy()
         if self._turns is not None:
             shared = self._turns.rows
@@ -352,12 +352,12 @@ class PassSlots:
         evicting_s = self.work.evicting_s(self._alone[:, rows, evicts])
         lasting[rows, evicts] = np.maximum(lasting[rows, evicts], evicting_s)
 
-    def _leave_early(self, lasting: Floats) -> None:
-        """Lengthen the slots (N, S) inside steady and last passes in which an offload starts before
-        the next slot.
-        """
+    def _in_turn(self, lasting: Floats) -> None:
+        """Change the slots (N, S) inside passes in which an offload starts before the next slot."""
         work = SlotWork(self._seconds, self._kinds[self.is_inside])
-        for number in (_FORWARD, _BACKWARD, _LAST):
+        first, is_least = self._rows_inside(_FIRST, _FIRST), self._kept == "least"
+        lasting[first] = slots_of_stepping(work, lasting[first], is_least=is_least)
+        for number in () if self._kept != "own" else (_FORWARD, _BACKWARD, _LAST):
             rows = self._rows_inside(number, number)
             lasting[rows] = slots_of_leaving(
                 work, PHASES[number], self._alone[:, rows], lasting[rows]

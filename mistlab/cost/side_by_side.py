@@ -4,9 +4,11 @@ overlapped work.
 Axes: G measured shapes; J streams of a set.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from functools import lru_cache
+from itertools import combinations
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +22,6 @@ from mistlab.machine.slowdowns import (
     Interference,
     Slowdown,
 )
-from mistlab.schedule.stage_passes import PassKey, StagePass
 
 # Derives the interference of a communication group's shape from measured shapes.
 #
@@ -355,8 +356,8 @@ def slots_in_turn(
     ``alone`` (4, C); of the link's work, ``reduced`` (C) is the reduction of the data offloaded
     then.
     """
-    # The remainder of the previous slot: its reduction, then its offload.
-    left, lasts = (reduced[0], alone[0][_AWAY]), []
+    # The remainder of the previous slot: its reduction, then its offload. There is none at first.
+    left, lasts = (np.zeros_like(reduced[0]), np.zeros_like(reduced[0])), []
     for number in range(slots):
         here, after = number % 2, (number + 1) % 2
         gathered = np.maximum(alone[here][LINK] - reduced[here], 0.0)
@@ -405,101 +406,164 @@ def _passed(
     return elapsed, (links[2], away[1])
 
 
-# Concurrent sends of several stages over shared networks.
+# The slots of the first forward pass, in which states leave when their block has stepped.
 #
-# A stage sends one output after another. Sends of different stages that leave or enter the same
-# node share its network while they overlap: if two each need all of it, each is delayed by the
-# overlap. Passes are processed in order of time, so a send finds those that started before it;
-# these are delayed, too.
+# The tasks of a run of blocks are processed in order of time: on each stream one after another, as
+# soon as the tasks that they wait for have ended. Blocks are alike, or of two types in turn.
 #
-# Axes: C candidates.
-
-# The sending and the receiving stage.
-Way = tuple[int, int]
-# The number of most recent sends on each way that a new send may overlap with.
-_MET = 2
+# Axes: C cases, B two blocks in turn, V vertices; the four streams first.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SharedNetworks:
-    """The ways of sends that share a node's network: for each, the delay (C) per second of overlap
-    with a send on another way.
+class StepTask(NamedTuple):
+    """A task of each block: its stream, and for which block ahead of the computing one it is.
+
+    It waits until tasks of other names have ended for the block so many places behind its own one.
     """
 
-    weights: Mapping[Way, Mapping[Way, Floats | float]]
-
-    @classmethod
-    def of(cls, levels: Sequence[tuple[Ints, Mapping[Way, Floats]]]) -> Self:
-        """The ways of stages, at each level by the nodes, or the units of a tier (C, stages), that
-        they are on, and the share (C) of its links that each takes: none within a node or unit. Two
-        sends wait for the link that they fill most."""
-        weights: dict[Way, dict[Way, Floats | float]] = {}
-        for way in levels[0][1]:
-            for other in levels[0][1]:
-                weight = np.max([_together(*level, way, other) for level in levels], axis=0)
-                if weight.any():
-                    used = weight if len(weight) > 1 else weight.item()
-                    weights.setdefault(way, {})[other] = used
-        return cls(weights=weights)
+    name: str
+    stream: str
+    ahead: int
+    after: Sequence[tuple[str, int]]
 
 
-def _together(units: Ints, shares: Mapping[Way, Floats], way: Way, other: Way) -> Floats:
-    """By how much (C) sends on two ways ask together for more than the links have of nodes or units
-    that both leave, or both reach."""
-    share, other_share = shares[way], shares[other]
-    meets = (units[:, way[0]] == units[:, other[0]]) | (units[:, way[1]] == units[:, other[1]])
-    uses = (share > 0) & (other_share > 0) & meets & (way[0] != other[0])
-    return np.where(uses, np.maximum(share + other_share - 1, 0.0), 0.0)
+# A name of what has begun rather than ended.
+_BEGUN = "S begun"
+# In each stream's order. A block's state comes when the block before it steps, and has the room of
+# the block two before it; so have weights that leave after their step, and offloaded activations.
+TASKS = (
+    StepTask("S", "compute", 1, (("G<", 0), ("O<", 0), ("P>", 2))),
+    StepTask("F", "compute", 0, (("U", 0), ("A>", 2))),
+    StepTask("U", "gpu_to_gpu", 1, (("S", 0),)),
+    StepTask("G<", "host_to_device", 1, ((_BEGUN, 1),)),
+    StepTask("O<", "host_to_device", 1, ((_BEGUN, 1), ("O>", 2))),
+    StepTask("O>", "device_to_host", 0, (("S", 0),)),
+    StepTask("P>", "device_to_host", 0, (("S", 0),)),
+    StepTask("A>", "device_to_host", -1, (("F", 0),)),
+)
+NAMES = tuple(task.name for task in TASKS)
+# Blocks of which the first fill the streams, and the last are not measured.
+_BLOCKS, _FILLING, _MEASURED = 10, 4, 4
 
 
-@dataclass(slots=True, eq=False)
-class _Send:
-    """A send between two times (C) that takes this many seconds (C) alone."""
-
-    begins: Any
-    ends: Any
-    seconds: Any
-
-    def left_s(self, since: Any) -> Any:
-        """The seconds of the send, if it ran alone, that remain at a time; zero once it has
-        ended.
-        """
-        # A send of zero seconds never has a remainder.
-        lasts_s = np.maximum(self.ends - self.begins, np.finfo(np.float64).tiny)
-        return np.maximum(self.ends - since, 0.0) * self.seconds / lasts_s
-
-
-class Sends:
-    """The sends between stages: each stage sends one output after another, and sends that share a
-    network slow one another down.
+@dataclass(frozen=True, slots=True)
+class _Lanes:
+    """The tasks of each stream in order (4, Q): their names and blocks, and the names and blocks of
+    up to three tasks (4, Q, 3) that have ended before; streams have ``counts`` (4) tasks.
     """
 
-    def __init__(self, networks: SharedNetworks | None) -> None:
-        self.weights = {} if networks is None else networks.weights
-        # The send of each pass, the last send of each stage, and the last sends of each way.
-        self.of_pass: dict[PassKey, _Send] = {}
-        self.last: dict[int, _Send] = {}
-        self.recent: dict[Way, list[_Send]] = {}
+    names: Ints
+    blocks: Ints
+    after_names: Ints
+    after_blocks: Ints
+    counts: Ints
 
-    def add(self, stage_pass: StagePass, end: Any, seconds: Any, *, queue: bool) -> None:
-        """Add the send of a finished pass's output; a stage's sends may ``queue``."""
-        goal, begins = stage_pass.goes_to, end
-        assert goal is not None, "it sends nothing"
-        if queue and stage_pass.stage in self.last:
-            begins = np.maximum(end, self.last[stage_pass.stage].ends)
-        send = _Send(begins, begins + seconds, seconds)
-        self.of_pass[stage_pass.key] = self.last[stage_pass.stage] = send
-        way = stage_pass.stage, goal.stage
-        if way not in self.weights:
-            return
-        for other, weight in self.weights[way].items():
-            for met in self.recent.get(other, ()):
-                both = np.maximum(send.begins, met.begins)
-                later = weight * np.minimum(send.left_s(both), met.left_s(both))
-                send.ends, met.ends = send.ends + later, met.ends + later
-        self.recent[way] = [*self.recent.get(way, ()), send][-_MET:]
 
-    def come_s(self, stage_pass: StagePass, end: Any) -> Any:
-        """The arrival time of a pass's input, given the end of the pass that produced it."""
-        send = None if stage_pass.needs is None else self.of_pass.get(stage_pass.needs)
-        return end if send is None else send.ends
+@lru_cache(maxsize=1)
+def _lanes() -> _Lanes:
+    every = (*NAMES, _BEGUN)
+    rows: list[list[tuple[int, int, list[tuple[int, int]]]]] = [[] for _ in STREAMS]
+    for turn in range(_BLOCKS):
+        for task in TASKS:
+            block = turn + task.ahead
+            if 0 <= block < _BLOCKS:
+                after = [(every.index(name), block - back) for name, back in task.after]
+                rows[STREAMS.index(task.stream)].append((NAMES.index(task.name), block, after))
+    longest = max(map(len, rows))
+    names, blocks = np.zeros((2, len(STREAMS), longest + 1), dtype=np.intp)
+    after_names, after_blocks = np.zeros((2, len(STREAMS), longest + 1, 3), dtype=np.intp)
+    # What is of no block has always ended.
+    after_blocks -= 1
+    for stream, tasks in enumerate(rows):
+        for turn, (name, block, after) in enumerate(tasks):
+            names[stream, turn], blocks[stream, turn] = name, block
+            for number, (other, other_block) in enumerate(after):
+                after_names[stream, turn, number] = other
+                after_blocks[stream, turn, number] = other_block
+    counts = np.array([len(tasks) for tasks in rows])
+    return _Lanes(names, blocks, after_names, after_blocks, counts)
+
+
+def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
+    """The mean seconds (C) from one block's forward pass to the next one's; tasks of ``NAMES`` take
+    ``work`` (names, B, C) alone. The first block has stepped before.
+    """
+    lanes, cases = _lanes(), work.shape[-1]
+    column, streams = np.arange(cases), np.arange(len(STREAMS))[:, None]
+    # How many blocks' tasks of each name have ended, and how many steps have begun.
+    ended = np.zeros((len(NAMES) + 1, cases), dtype=np.intp)
+    for stepped in ("S", "U", "G<", "O<"):
+        ended[NAMES.index(stepped)] = 1
+    ended[-1] = 1
+    at = np.zeros((len(STREAMS), cases), dtype=np.intp)
+    left, is_running = np.zeros((len(STREAMS), cases)), np.zeros((len(STREAMS), cases), dtype=bool)
+    now, begun = np.zeros(cases), np.zeros((_BLOCKS, cases))
+    step_name, pass_name = NAMES.index("S"), NAMES.index("F")
+    while True:
+        name, block = lanes.names[streams, at], lanes.blocks[streams, at]
+        after = lanes.after_names[streams, at], lanes.after_blocks[streams, at]
+        is_ready = (ended[after[0], column[:, None]] > after[1]).all(axis=-1)
+        starts = ~is_running & is_ready & (at < lanes.counts[:, None])
+        is_running |= starts
+        left = np.where(starts, work[name, block % 2, column], left)
+        steps = starts[COMPUTE] & (name[COMPUTE] == step_name)
+        ended[-1] += steps
+        passes = np.flatnonzero(starts[COMPUTE] & (name[COMPUTE] == pass_name))
+        begun[block[COMPUTE, passes], passes] = now[passes]
+        busy = left > 0
+        # Tasks that take no time end first; a step that has begun lets others begin.
+        waits = steps | (is_running & ~busy).any(axis=0)
+        slowed = slowed_by.table.take(slowed_by.first + sets_of(busy), axis=1)
+        left_s = np.where(busy, left * slowed, np.inf)
+        elapsed = np.where(waits, 0.0, left_s.min(axis=0))
+        if not is_running.any():
+            break
+        elapsed[~np.isfinite(elapsed)] = 0.0
+        ends = is_running & (left_s <= elapsed) | (is_running & ~busy)
+        left = np.where(ends, 0.0, np.maximum(left - elapsed / slowed, 0.0))
+        now = now + elapsed
+        stream, case = np.nonzero(ends)
+        ended[name[stream, case], case] = block[stream, case] + 1
+        at += ends
+        is_running &= ~ends
+    return np.asarray((begun[_FILLING + _MEASURED] - begun[_FILLING]) / _MEASURED)
+
+
+# The least time of work on several streams, in whatever order it is done.
+#
+# While a set of streams is busy, each works at one over its factor. So some work takes at least a
+# weighted sum of it, if no set of streams works on more than a second of that sum in a second. The
+# largest of such sums is the least time (the dual of a linear programme); its weights are a vertex
+# of a polytope, which depends on the factors alone.
+
+
+def least_together(work: Floats, slowed_by: SlowedBy) -> Floats:
+    """The least seconds (C) in which work of ``work`` (4, C) can be done, in any order."""
+    least = np.zeros(work.shape[1])
+    for first in np.unique(slowed_by.first).tolist():
+        cases = np.flatnonzero(slowed_by.first == first)
+        table = slowed_by.table[:, first : first + (1 << len(STREAMS))]
+        least[cases] = (_vertices(table.tobytes()) @ work[:, cases]).max(axis=0)
+    return least
+
+
+@lru_cache(maxsize=256)
+def _vertices(factors: bytes) -> Floats:
+    """The weights (V, 4) of work whose sum is a least time, from the factors (4, 16) by the set of
+    busy streams.
+    """
+    table = np.frombuffer(factors).reshape(len(STREAMS), -1)
+    is_busy: Bools = (np.arange(1, table.shape[1])[:, None] & BITS) > 0
+    rates = np.where(is_busy, 1 / table.T[1:], 0.0)
+    # A vertex is where as many limits as there are weights hold with equality.
+    limits = np.concatenate([rates, -np.eye(len(STREAMS))])
+    bounds = np.concatenate([np.ones(len(rates)), np.zeros(len(STREAMS))])
+    chosen: Rows = np.array([*combinations(range(len(limits)), len(STREAMS))])
+    chosen = chosen[np.abs(np.linalg.det(limits[chosen])) > _SINGULAR]
+    weights = np.linalg.solve(limits[chosen], bounds[chosen][..., None])[..., 0]
+    weights = weights[(weights @ limits.T <= bounds + _ROUNDING).all(axis=1)].clip(0.0)
+    # No rounding makes a bound too large.
+    weights = weights / np.maximum(1.0, (weights @ rates.T).max(axis=1))[:, None]
+    return np.asarray(np.unique(weights.round(12), axis=0)) * (1 - _ROUNDING)
+
+
+_SINGULAR, _ROUNDING = 1e-9, 1e-9

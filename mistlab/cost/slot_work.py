@@ -3,7 +3,7 @@
 Axes: R runs, J stages, P points, K kinds of slots.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,18 +14,21 @@ from mistlab.core.distinct import Distinct
 from mistlab.cost.side_by_side import (
     LINK,
     LINK_BIT,
+    NAMES,
     SlowedBy,
     ends_of_several,
     ends_of_streams,
+    least_together,
     link_after,
-    link_behind,
     sets_of,
     slots_in_turn,
+    stepping_s,
     until,
 )
-from mistlab.cost.tasks import Kept, TaskSeconds
+from mistlab.cost.tasks import TaskSeconds
+from mistlab.graph.layer_types import LayerTypes, type_of
+from mistlab.graph.treatments import PLAIN
 from mistlab.machine.slowdowns import COMPUTE, STREAMS
-from mistlab.plan.dimensions import OFFLOADS
 from mistlab.schedule.slots import (
     KINDS,
     PHASES,
@@ -448,7 +451,8 @@ def least_ends_if_gathered(
 # Axes: S distinct strategies, K kinds of slots; the four streams first.
 
 
-_SLOTS = 4
+# The slots of a run, of which only the last are measured.
+_SLOTS, _MEASURED = 8, 4
 
 
 def slots_of_leaving(work: SlotWork, phase: Phase, alone: Floats, usual_s: Floats) -> Floats:
@@ -474,7 +478,7 @@ def slots_of_leaving(work: SlotWork, phase: Phase, alone: Floats, usual_s: Float
         in_slots(seconds.slowed_by(), slots[0], chosen),
         slots=_SLOTS,
     )
-    both_s = (lasts[-1] + lasts[-2]).reshape(reduced[0].shape)
+    both_s = np.sum(lasts[-_MEASURED:], axis=0).reshape(reduced[0].shape) * 2 / _MEASURED
     chosen_s = usual_s[rows[:, None], chosen]
     # Where the layers are equal, both slots are this one.
     barriers = [until(STREAMS, slot_ends(seconds, one, False, chosen), one) for one in slots]
@@ -483,6 +487,57 @@ def slots_of_leaving(work: SlotWork, phase: Phase, alone: Floats, usual_s: Float
     more_s = both_s - np.where(are_alike, 2 * chosen_s, barriers[0] + barriers[1])
     longer[rows[:, None], chosen] += np.maximum(more_s, 0.0) / 2
     return longer
+
+
+def slots_of_stepping(work: SlotWork, usual_s: Floats, *, is_least: bool) -> Floats:
+    """The seconds (K, S) of first forward slots, which take ``usual_s`` if all of their tasks start
+    with the slot. If states or weights leave, they are those of blocks in turn: between equal
+    blocks if longer, of two types that take turns in any case.
+
+    If ``is_least``, lower bounds of this work and any greater one.
+    """
+    seconds, kinds = work.seconds, work.kinds
+    table = seconds.model.template.phases["first_forward"]
+    leaves = seconds.alone("P", ">") + seconds.alone("O", ">")
+    chosen = np.flatnonzero(leaves.any(axis=0))
+    if not len(chosen):
+        return usual_s
+    rows = np.flatnonzero((kinds[:, LOWER] == kinds[:, UPPER]) & (kinds[:, LOWER] != NOTHING))
+    are_alike = kinds[rows, HERE] == kinds[rows, LOWER]
+    rows = rows[are_alike & (not is_least) | _take_turns(seconds.model.types, kinds[rows])]
+    are_alike = kinds[rows, HERE] == kinds[rows, LOWER]
+    names = [f"{task.kind}{task.direction or ''}" for task in table]
+    if seconds.model.template.depth != 1 or not len(rows) or not {*names} <= {*NAMES}:
+        return usual_s
+    shape = len(rows), len(chosen)
+    blocks = np.zeros((len(NAMES), 2, *shape))
+    both = np.zeros((len(STREAMS), *shape))
+    for name, task in zip(names, table, strict=True):
+        alone = seconds.alone(task.kind, task.direction or "") * (seconds.zero >= task.from_zero)
+        if task.kind == "F":
+            alone = alone + seconds.tensor_s["forward"]
+        turns = [of_layers(alone, kinds[rows, place])[:, chosen] for place in (HERE, UPPER)]
+        blocks[NAMES.index(name)] = turns
+        both[STREAMS.index(task.stream)] += np.sum(turns, axis=0)
+    slowed = in_slots(seconds.slowed_by(), both, chosen)
+    least_s = least_together(both.reshape(len(STREAMS), -1), slowed).reshape(shape) / 2
+    if not is_least:
+        least_s = np.where(are_alike[:, None], usual_s[rows[:, None], chosen], least_s)
+        in_turn_s = stepping_s(blocks.reshape(len(NAMES), 2, -1), slowed).reshape(shape)
+        least_s = np.maximum(in_turn_s, least_s)
+    slots_s = usual_s.copy()
+    slots_s[rows[:, None], chosen] = least_s
+    return slots_s
+
+
+def _take_turns(types: LayerTypes, kinds: Ints) -> Bools:
+    """Whether slots (K, 3) are of blocks of two types that take turns, with one treatment."""
+    cycle, index = (*types.pattern, *types.pattern[:3]), types.names.index
+    fours = (cycle[place : place + 4] for place in range(len(types.pattern)))
+    turns = {four[:2] for four in fours if four[:2] == four[2:] and four[0] != four[1]}
+    ways = (PLAIN, *types.treatments)
+    pairs = {frozenset(index(type_of(kind, way)) for kind in two) for two in turns for way in ways}
+    return np.array([frozenset(row) in pairs for row in kinds.tolist()], dtype=bool)
 
 
 # The turn of a stage from a backward pass to the next forward pass.
@@ -534,15 +589,6 @@ def shared_turns(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> SharedTurn
     return SharedTurns(rows, alone.shape[-1], together, layer_s)
 
 
-def beside_sends(seconds: TaskSeconds, alone: Floats) -> Bools:
-    """Whether turns (..., S) with tasks ``alone`` (4, ..., S) overlap with sends: those in which a
-    layer computes, or waits for a collective that shares the link with the send. Elsewhere sends
-    count as overlapping with the pass after the turn.
-    """
-    waits = (alone[LINK] > 0) & (seconds.zero >= SHARDED_WEIGHTS)
-    return np.asarray(waits | (alone[COMPUTE] > 0))
-
-
 def are_shared(seconds: TaskSeconds) -> Bools:
     """Strategies (S) that fetch no weights, and in each pass either reduce gradients or offload
     them, but not both.
@@ -552,48 +598,3 @@ def are_shared(seconds: TaskSeconds) -> Bools:
     reduces, leave = seconds.zero >= SHARDED_GRADIENTS, columns["offload_gradients"] > 0
     # Where layers are fetched further ahead, or nothing overlaps, turns are computed separately.
     return np.asarray((reduces != leave) & ~fetches & (seconds.model.template.depth == 1))
-
-
-# The last backward pass where gradient reductions of different blocks queue.
-#
-# Gradients that are reduced in place delay no layer. If a block takes longer to reduce than the
-# next one to compute, the reduction continues during further blocks, and slows them. Where blocks
-# are equal, slots are equally long: all are slowed, or each reduction ends in its slot.
-#
-# Axes: C candidates, J sets of layers, R runs of layers.
-
-
-def queued_reductions(
-    seconds: TaskSeconds,
-    runs: tuple[Floats, Ints],
-    strategy: Rows,
-    stage: Rows,
-    kept: Kept,
-) -> Floats:
-    """The seconds (2, C) of last backward passes, for strategies and sets of layers by index (C):
-    until all layers have computed, and until all except the last one are reduced. Zero for
-    strategies that copy, or whose layers wait for reductions; ``runs`` are sizes and types (R, J).
-    """
-    columns = seconds.columns
-    copies = np.logical_or.reduce([columns[name] > 0 for name in OFFLOADS])
-    queues = (seconds.zero < SHARDED_GRADIENTS) & ~copies
-    rows = np.flatnonzero(queues[strategy])
-    last_s = np.zeros((2, len(strategy)))
-    if not len(rows):
-        return last_s
-    strategy, stage, (sizes, types) = strategy[rows], stage[rows], runs
-    computed_s = seconds.alone("B", "") + seconds.tensor_s["backward"]
-    reduced_s = seconds.alone("R", "")
-
-    def of_layers_s() -> Iterator[tuple[Floats, Floats]]:
-        for size, of_type in zip(sizes[::-1], types[::-1], strict=True):
-            kinds, layers = (of_type[stage], strategy), size[stage]
-            for layer in range(int(layers.max())):
-                has = layers > layer
-                yield computed_s[kinds] * has, reduced_s[kinds] * has
-
-    slowed = seconds.slowed_by(kept).chosen(strategy)
-    both = np.full(len(rows), (1 << COMPUTE) + LINK_BIT, dtype=np.uint8)
-    computing, reducing = slowed.table[[COMPUTE, LINK]][:, slowed.place(both) + both]
-    last_s[:, rows] = link_behind(of_layers_s(), computing, reducing)
-    return last_s

@@ -3,7 +3,7 @@
 Axes: C candidates.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Self
@@ -31,11 +31,11 @@ from mistlab.cost.pass_seconds import (
     reduces_in_place,
     split_pass_seconds,
 )
+from mistlab.cost.side_by_side import LINK, LINK_BIT, link_behind
 from mistlab.cost.slot_work import (
     FEW_ROWS,
     ROWS_AT_ONCE,
     Lengths,
-    queued_reductions,
     slot_counts,
     summed_slots,
 )
@@ -43,6 +43,7 @@ from mistlab.cost.tasks import Kept, TaskModel, TaskSeconds, task_columns, weigh
 from mistlab.engines.engine import HostTime
 from mistlab.graph.treatments import TREATMENTS
 from mistlab.machine.cluster import Cluster
+from mistlab.machine.slowdowns import COMPUTE
 from mistlab.plan.dimensions import OFFLOADS, RECOMPUTED, num_gpus
 from mistlab.schedule.slots import IN_TURN, Phase
 from mistlab.stages.stage_batch import SENDS, StageBatch, StageSeconds
@@ -538,3 +539,48 @@ def _times(
         "after_first_s": after_s,
         "turned_s": before_forward - np.maximum(passes.opening, received),
     }
+
+
+# The last backward pass where gradient reductions of different blocks queue.
+#
+# Gradients that are reduced in place delay no layer. If a block takes longer to reduce than the
+# next one to compute, the reduction continues during further blocks, and slows them. Where blocks
+# are equal, slots are equally long: all are slowed, or each reduction ends in its slot.
+#
+# Axes: C candidates, J sets of layers, R runs of layers.
+
+
+def queued_reductions(
+    seconds: TaskSeconds,
+    runs: tuple[Floats, Ints],
+    strategy: Rows,
+    stage: Rows,
+    kept: Kept,
+) -> Floats:
+    """The seconds (2, C) of last backward passes, for strategies and sets of layers by index (C):
+    until all layers have computed, and until all except the last one are reduced. Zero for
+    strategies that copy, or whose layers wait for reductions; ``runs`` are sizes and types (R, J).
+    """
+    columns = seconds.columns
+    copies = np.logical_or.reduce([columns[name] > 0 for name in OFFLOADS])
+    queues = reduces_in_place(seconds) & ~copies
+    rows = np.flatnonzero(queues[strategy])
+    last_s = np.zeros((2, len(strategy)))
+    if not len(rows):
+        return last_s
+    strategy, stage, (sizes, types) = strategy[rows], stage[rows], runs
+    computed_s = seconds.alone("B", "") + seconds.tensor_s["backward"]
+    reduced_s = seconds.alone("R", "")
+
+    def of_layers_s() -> Iterator[tuple[Floats, Floats]]:
+        for size, of_type in zip(sizes[::-1], types[::-1], strict=True):
+            kinds, layers = (of_type[stage], strategy), size[stage]
+            for layer in range(int(layers.max())):
+                has = layers > layer
+                yield computed_s[kinds] * has, reduced_s[kinds] * has
+
+    slowed = seconds.slowed_by(kept).chosen(strategy)
+    both = np.full(len(rows), (1 << COMPUTE) + LINK_BIT, dtype=np.uint8)
+    computing, reducing = slowed.table[[COMPUTE, LINK]][:, slowed.place(both) + both]
+    last_s[:, rows] = link_behind(of_layers_s(), computing, reducing)
+    return last_s

@@ -1,6 +1,6 @@
 """How long slots take, worked out one by one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
@@ -97,11 +97,12 @@ def beside_endless_send(slots: Sequence[Slot], factors: np.ndarray) -> tuple[flo
     return longer_s, sent_s
 
 
-def in_turn(slot: Slot, reduced_s: float, factors: np.ndarray, slots: int = 4) -> float:
-    """Seconds of a slot between alike layers, the mean of the last two of several in turn, task by
+def in_turn(slot: Slot, reduced_s: float, factors: np.ndarray, slots: int = 8) -> float:
+    """Seconds of a slot between alike layers, the mean of the last four of several in turn, task by
     task: a layer's reduction, then what leaves, begin as soon as it has computed."""
     queues, now, ends = queued_tasks(slot, reduced_s, slots), 0.0, [0.0]
-    done: set[tuple[str, int]] = set()
+    # The slot before the first left nothing.
+    done: set[tuple[str, int]] = {("R", -1), ("D", -1)}
     while len(ends) <= slots:
         begun = len(ends) - 1
         busy = [queue[0] for queue in queues.values() if is_next(queue, begun, reduced_s, done)]
@@ -120,7 +121,7 @@ def in_turn(slot: Slot, reduced_s: float, factors: np.ndarray, slots: int = 4) -
         for task in busy:
             task.left -= step / slowed[task.stream]
         now += step
-    return (ends[-1] - ends[-3]) / 2
+    return (ends[-1] - ends[-5]) / 4
 
 
 @dataclass
@@ -133,7 +134,7 @@ class Queued:
 
 
 def queued_tasks(slot: Slot, reduced_s: float, slots: int) -> dict[int, list[Queued]]:
-    """The tasks of each stream in turn; what the slot before left comes first."""
+    """The tasks of each stream in turn."""
     compute, link, host, away = range(len(STREAMS))
     alone = slot.alone[0]
     seconds = {
@@ -143,7 +144,7 @@ def queued_tasks(slot: Slot, reduced_s: float, slots: int) -> dict[int, list[Que
         "R": (link, reduced_s),
         "D": (away, alone[away]),
     }
-    keys = [("R", -1), ("D", -1), *product("CHURD", range(slots))]
+    keys = product("CHURD", range(slots))
     queues: dict[int, list[Queued]] = {compute: [], host: [], link: [], away: []}
     for name, number in sorted(keys, key=lambda key: (key[1], "CHURD".index(key[0]))):
         stream, lasts_s = seconds[name]
@@ -160,3 +161,63 @@ def is_next(queue: list[Queued], begun: int, reduced_s: float, done: set[tuple[s
     if name == "D" and reduced_s:
         waits.add(("R", number))
     return number <= begun and waits <= done
+
+
+def stepping_in_turn(seconds: Mapping[str, float], factors: np.ndarray, blocks: int = 10) -> float:
+    """Mean seconds from one block's forward pass to the next one's in the first pass, the mean of
+    four after the first four, task by task: states leave when their block has stepped."""
+    compute, link, host, away = range(len(STREAMS))
+    turns = range(-1, blocks)
+    queues: dict[int, list[tuple[str, int]]] = {
+        compute: [key for at in turns for key in (("S", at + 1), ("F", at))],
+        link: [("U", at + 1) for at in turns],
+        host: [key for at in turns for key in (("G<", at + 1), ("O<", at + 1))],
+        away: [key for at in turns for key in (("O>", at), ("P>", at), ("A>", at - 1))],
+    }
+    before = {
+        "S": [("G<", 0), ("O<", 0), ("P>", 2)],
+        "F": [("U", 0), ("A>", 2)],
+        "U": [("S", 0)],
+        "G<": [("begun S", 1)],
+        "O<": [("begun S", 1), ("O>", 2)],
+        "O>": [("S", 0)],
+        "P>": [("S", 0)],
+        "A>": [("F", 0)],
+    }
+    # The first block has stepped, and no block is before it.
+    done = {(name, at) for name in (*before, "begun S") for at in (-2, -1)}
+    done |= {(name, 0) for name in ("S", "begun S", "U", "G<", "O<")}
+    queues = {
+        stream: [(name, at) for name, at in queue if 0 <= at < blocks and (name, at) not in done]
+        for stream, queue in queues.items()
+    }
+    running: dict[int, float] = {}
+    begun: dict[int, float] = {}
+    now = 0.0
+    while any(queues.values()):
+        for stream, queue in queues.items():
+            if queue and stream not in running:
+                name, at = queue[0]
+                if all((other, at - back) in done for other, back in before[name]):
+                    running[stream] = seconds[name]
+                    if name == "S":
+                        done.add(("begun S", at))
+                    elif name == "F":
+                        begun[at] = now
+        over = [stream for stream, left in running.items() if left <= 1e-15]
+        starts = [
+            queue[0]
+            for stream, queue in queues.items()
+            if queue and stream not in running
+            if all((other, queue[0][1] - back) in done for other, back in before[queue[0][0]])
+        ]
+        if not over and not starts:
+            slowed = factors[sum(1 << stream for stream in running)]
+            step = min(left * slowed[stream] for stream, left in running.items())
+            for stream in running:
+                running[stream] -= step / slowed[stream]
+            now += step
+        for stream in over:
+            done.add(queues[stream].pop(0))
+            del running[stream]
+    return (begun[8] - begun[4]) / 4

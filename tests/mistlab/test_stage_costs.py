@@ -23,6 +23,7 @@ from tests.mistlab.slots_by_hand import (
     in_turn,
     lasting_s,
     lost_beside,
+    stepping_in_turn,
     together,
 )
 from tests.workloads import workload_of
@@ -127,6 +128,36 @@ def with_slots_in_turn(
     return found
 
 
+def with_steps_in_turn(
+    model: StageTimeModel,
+    batch: StageBatch,
+    row: int,
+    slots: SlotTimes,
+    factors: np.ndarray,
+) -> SlotTimes:
+    """The slots of the first pass, of which those between alike layers last at least as long as
+    several in turn, in which states leave when their block has stepped."""
+    leaves = batch.offload_optimizer[row] or batch.offload_weights[row]
+    if model.tasks.template.depth != 1 or not leaves:
+        return slots
+    seconds = model.tasks.seconds(
+        {name: getattr(batch, name)[row : row + 1] for name in task_columns()}
+    )
+    first, plain = batch.has_embedding[row], batch.layers[row] - batch.checkpointed_layers[row]
+    found = dict(slots)
+    for kind, start, end in ((1, 0, plain), (2, plain, batch.layers[row])):
+        of_block = {
+            task.name: float(seconds.alone(task.kind, task.direction or "")[kind, 0])
+            * (batch.zero[row] >= task.from_zero)
+            for task in model.tasks.template.phases["first_forward"]
+        }
+        of_block["F"] += float(seconds.tensor_s["forward"][kind, 0])
+        mean_s = stepping_in_turn(of_block, factors)
+        for place in range(first + start + 1, first + end - 1):
+            found[place] = slots[place]._replace(least=max(slots[place].least, mean_s))
+    return found
+
+
 def shared_turn(
     batch: StageBatch, row: int, forward: SlotTimes, backward: SlotTimes
 ) -> np.ndarray | None:
@@ -225,7 +256,7 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
         assert found.stable_s[row] == pytest.approx(sum(once) + turning + beside, rel=1e-9)
         # Three micro-batches of a single stage, from its first slot to its last.
         whole = (
-            lasting((*below, *inside), first)
+            lasting((*below, *inside), with_steps_in_turn(model, batch, row, first, factors))
             + 2 * sum(once)
             + 2 * at_first
             + 3 * lasting(above, forward, backward)
