@@ -189,7 +189,12 @@ class Executor:
             let_fuse(module)
             if LAYER_RUNS[treatments.get(layer, PLAIN)].is_lean:
                 make_lean(module, SETS[self.own.degree(CHOICE)])
-        passes = Passes(self.state, modules, treatments, ranks, self.streams, self.device)
+        # What a user's own code saves may depend on anything.
+        has_own_code = self.model.family == "custom"
+        passes = Passes(
+            *(self.state, modules, treatments, ranks, self.streams, self.device),
+            alike=frozenset(() if has_own_code else modules),
+        )
         for module in modules.values():
             add_up_shared(module, ranks)
         return passes

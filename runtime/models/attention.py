@@ -25,7 +25,7 @@ from runtime.models.context import (
 from runtime.models.dropout import LayerDraws, MaskRows, MixedByDropped
 from runtime.models.operators import CausalSoftmax, HeadNorm, Rotary
 from runtime.models.parallel import ColumnLinear, RowLinear
-from runtime.models.ranks import Size, TensorParallel, carried, operator, value_of
+from runtime.models.ranks import Size, TensorParallel, bare, carried, operator, value_of
 from runtime.models.wide_attention import WideAttention
 
 # Gates of attention's output, per channel; a trace sees one operator in each pass.
@@ -209,8 +209,11 @@ class Attention(nn.Module):
         if self.rotary is None:
             return x
         tables = self.rotary.cosine[: shape[1]], self.rotary.sine[: shape[1]]
-        turned: Tensor = Rotary.apply(x, *tables, shape, heads)
+        turned: Tensor = _rotate(x, *tables, shape, heads)
         return turned
+
+
+_rotate = bare(Rotary)
 
 
 class PartedAttention(Attention):

@@ -21,7 +21,7 @@ from runtime.models.operators import (
     sum_rows,
     to_gradient_,
 )
-from runtime.models.ranks import Size, TensorParallel, carried
+from runtime.models.ranks import CountedRanks, Size, TensorParallel, bare, carried
 
 # Parameters with a value per head, which ranks split as they split heads.
 OF_HEADS = ("sinks",)
@@ -49,6 +49,9 @@ class _Leave(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return gradient, None
+
+
+_leave = bare(_Leave)
 
 
 class _GatheredLinear(torch.autograd.Function):
@@ -92,7 +95,7 @@ def enter(x: Tensor, ranks: TensorParallel) -> Tensor:
 
     If the ranks split tokens, the product that comes next gathers them.
     """
-    if ranks.splits_tokens:
+    if ranks.splits_tokens or _is_alone(ranks):
         return x
 
     def summed(gradient: Tensor) -> Tensor:
@@ -108,10 +111,17 @@ def leave(x: Tensor, ranks: TensorParallel) -> Tensor:
 
     If the ranks split tokens, each gets its part of the sum, and gathers gradients backward.
     """
+    if _is_alone(ranks):
+        return x
     if ranks.splits_tokens:
         return carried(x, ranks.scatter_tokens, ranks.gather_tokens)
-    left: Tensor = _Leave.apply(x, ranks)
+    left: Tensor = _leave(x, ranks)
     return left
+
+
+def _is_alone(ranks: TensorParallel) -> bool:
+    """Whether there is nobody to exchange with, nor a trace that records exchanges."""
+    return not isinstance(ranks, CountedRanks) and ranks.size == 1
 
 
 def product(

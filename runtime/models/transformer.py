@@ -30,13 +30,14 @@ from runtime.models.parallel import (
     whole_columns,
     without,
 )
-from runtime.models.ranks import CountedRanks, OneRank, TensorParallel, construction
+from runtime.models.ranks import CountedRanks, OneRank, TensorParallel, bare, construction
 from runtime.models.residuals import added, added_and_normed, is_plain, normed_beside
 from runtime.models.state_space import SquaredRelu, StateSpace
 
 # Weight of the mean multi-token prediction loss: DeepSeek V3's for two thirds of its training
 # (arXiv 2412.19437, section 4.2).
 FURTHER_SHARE = 0.3
+_gate = bare(SwiGLU)
 
 
 class MLP(nn.Module):
@@ -65,7 +66,7 @@ class MLP(nn.Module):
         second runs.
         """
         if self.structure.gated_mlp:
-            gated: Tensor = SwiGLU.apply(inner)
+            gated: Tensor = _gate(inner)
             return gated
         if self.structure.activation == "relu2":
             made: Tensor = SquaredRelu.apply(inner, None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from runtime.comm.group import Alone, Group  # noqa: E402
 from runtime.comm.topology import Sharers, connected  # noqa: E402
 from runtime.engine.executor import Report  # noqa: E402
 from runtime.engine.storage.arena import HostPool  # noqa: E402
+from runtime.engine.storage.state import Section  # noqa: E402
 from runtime.engine.streams.device_streams import SimulatedStreams  # noqa: E402
 from runtime.engine.streams.expert_lanes import StreamedTrip  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
@@ -199,10 +201,24 @@ def test_many_random_plans_of_mixtures_train_as_a_plain_model(seed: int) -> None
 def test_storages_of_sizes_that_vary_share_few_buffers() -> None:
     pool = HostPool(pins_for=None)
     for size in range(1000, 2000):
-        buffer = pool.take(size, varies=True)
-        assert size <= buffer.numel() <= size * 9 / 8
+        buffer = pool.take(torch.empty(size, dtype=torch.uint8), varies=True)
+        assert size == buffer.copy.numel() <= buffer.memory.numel() <= size * 9 / 8
         pool.give_back(buffer)
     assert pool.size_bytes <= 9 * 2048
+
+
+def test_sections_of_a_layer_share_no_place_in_a_ring() -> None:
+    """A fetched layer's experts lie behind its other weights in an entry, and so do gradients."""
+    plan = Plan(micro_batches=2, stages=(stage(3, offload=ratios(1, 1, 1, 0)),))
+    connections = connected(plan, 0, lambda _name, _ranks: Alone(), experts=True)
+    state = begun(WHOLE, plan, connections, SimulatedStreams(), TRAINING, spread).state
+    with_experts = [*state.sections[1].layers]
+    assert len(with_experts) == 2
+    for layer, entry in product(with_experts, range(2)):
+        for whole in (Section.whole_weights, Section.whole_gradients):
+            one, other = (whole(section, layer, entry) for section in state.sections)
+            assert one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+            assert one.data_ptr() + one.nbytes <= other.data_ptr()
 
 
 SAVED = {

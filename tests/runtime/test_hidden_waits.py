@@ -80,7 +80,7 @@ FAULTS = {
         lane="compute",
     ),
     "a copy from memory that is not pinned": Fault(
-        function=HostPool.take,
+        function=HostPool._made,
         right='Arena(size_bytes, torch.device("cpu"), pins_for=self._pins_for)',
         wrong='Arena(size_bytes, torch.device("cpu"))',
         kind="unpinned copy",
@@ -100,8 +100,8 @@ FAULTS = {
     ),
     "memory pinned anew": Fault(
         function=Passes.leave,
-        right="kept.away.append((number, buffer, size))",
-        wrong="self.host._pins_for.pin(storage); kept.away.append((number, buffer, size))",
+        right="kept.away = (numbers, buffers)",
+        wrong="self.host._pins_for.pin(storages[0]); kept.away = (numbers, buffers)",
         kind="memory pinned",
         operator="pin",
         task="1A>.2m0 (first forward)",

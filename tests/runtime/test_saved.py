@@ -83,18 +83,51 @@ def test_gradients_are_the_same_after_storages_were_away() -> None:
     layer = Layer()
     saved = layer.saved
     before = saved.size_bytes
-    away = [(place, saved.leave(place).clone()) for place in saved.largest(BYTES + WIDTH * 4)]
+    numbers = saved.largest(BYTES + WIDTH * 4)
+    copies = [storage.clone() for storage in saved.leave(numbers)]
     assert saved.size_bytes == before - BYTES - WIDTH * 4
-    for place, copy in away:
-        saved.come_back(place, copy)
+    saved.come_back(numbers, copies)
     assert saved.size_bytes == before
     for found, gradient in zip(layer.gradients(), expected, strict=True):
         assert torch.equal(found, gradient)
 
 
+def test_views_are_where_they_were_whatever_type_and_place_they_have() -> None:
+    """Of a storage whose whole tensor is saved, and of one of which only parts are."""
+    whole, parts = torch.arange(24.0).view(2, 3, 4), torch.arange(1.0, 25.0)
+    tensors = [whole, whole[1:], whole.view(torch.int32)[0, 1:], whole.transpose(0, 1)]
+    tensors += [parts[:8], parts[8:20].view(3, 4).t()]
+    for saves in (tensors, tensors[::-1]):
+        saved = Saved(weights=torch.ones(WIDTH))
+        found, numbers = [saved.keep(one) for one in saves], saved.largest(1e9)
+        copies = [one.clone() for one in saved.leave(numbers)]
+        assert saved.size_bytes == 0
+        assert [one.nbytes for one in copies] == [96, 96]
+        saved.come_back(numbers, copies)
+        for one, again in zip(saves, found, strict=True):
+            back = again()
+            assert torch.equal(back, one)
+            assert back.stride() == one.stride()
+            assert any(storage_of(back) == storage_of(copy) for copy in copies)
+
+
+def test_a_layout_serves_the_micro_batches_that_follow() -> None:
+    """It is worked out again only for what is saved otherwise."""
+    first = Layer().saved
+    later = Saved(weights=first.weights, constants=first.constants, layout=first.arranged())
+    tensors = [one for one in first._tensors if one is not None]
+    found = [later.keep(one) for one in tensors]
+    assert later.arranged() is first.arranged()
+    assert [one().data_ptr() for one in found] == [one.data_ptr() for one in tensors]
+    other = Saved(weights=first.weights, layout=first.arranged())
+    other.keep(torch.ones(WIDTH))
+    assert other.arranged() is not first.arranged()
+    assert other.size_bytes == WIDTH * 4
+
+
 def test_what_is_away_is_missed() -> None:
     layer = Layer()
-    layer.saved.leave(layer.saved.largest(BYTES)[0])
+    layer.saved.leave(layer.saved.largest(BYTES)[:1])
     with pytest.raises(AssertionError, match="away"):
         layer.gradients()
 

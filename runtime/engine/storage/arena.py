@@ -4,6 +4,7 @@ The size comes from a rehearsal: code that takes parts runs twice, first with a 
 """
 
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakSet
 
@@ -88,6 +89,14 @@ def _rounded_up(size_bytes: int) -> int:
 # Host memory for offloaded activations: buffers that all layers and micro-batches share.
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class HostBuffer:
+    """Host memory for an offloaded storage, and a tensor like the storage in its first bytes."""
+
+    memory: Tensor
+    copy: Tensor
+
+
 class HostPool:
     """Lends a buffer to each offloaded storage; buffers are allocated during the first iteration.
 
@@ -101,30 +110,38 @@ class HostPool:
     def __init__(self, *, pins_for: Driver | None) -> None:
         self._pins_for = pins_for
         self._arenas: list[Arena] = []
-        self._free: dict[int, list[Tensor]] = defaultdict(list)
+        self._free: dict[int, list[HostBuffer]] = defaultdict(list)
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all buffers."""
         return sum(arena.size_bytes for arena in self._arenas)
 
-    def take(self, size_bytes: int, *, varies: bool = False) -> Tensor:
-        """A buffer of at least this many bytes, of which the storage uses the first."""
+    def take(self, storage: Tensor, *, varies: bool = False) -> HostBuffer:
+        """A buffer with room for a storage, which is contiguous."""
+        size_bytes = storage.nbytes
         if varies:
             step = max(1, 1 << max(size_bytes.bit_length() - 4, 0))
             size_bytes = -(-size_bytes // step) * step
         free = self._free[size_bytes]
-        if free:
-            return free.pop()
-        arena = Arena(size_bytes, torch.device("cpu"), pins_for=self._pins_for)
-        self._arenas.append(arena)
-        return arena.take(size_bytes, torch.uint8)
+        buffer = free.pop() if free else self._made(size_bytes)
+        copy = buffer.copy
+        if copy.shape != storage.shape or copy.dtype != storage.dtype:
+            used = buffer.memory[: storage.nbytes]
+            buffer.copy = used.view(storage.dtype).view(storage.shape)
+        return buffer
 
-    def give_back(self, buffer: Tensor) -> None:
+    def give_back(self, buffer: HostBuffer) -> None:
         """Return a buffer for use by other storages."""
-        self._free[buffer.numel()].append(buffer)
+        self._free[buffer.memory.nbytes].append(buffer)
 
     def release(self) -> None:
         """Give all memory back."""
         for arena in self._arenas:
             arena.release()
+
+    def _made(self, size_bytes: int) -> HostBuffer:
+        arena = Arena(size_bytes, torch.device("cpu"), pins_for=self._pins_for)
+        self._arenas.append(arena)
+        memory = arena.take(size_bytes, torch.uint8)
+        return HostBuffer(memory=memory, copy=memory)

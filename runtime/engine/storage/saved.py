@@ -1,12 +1,16 @@
 """Holds the tensors that a layer saves for its backward pass, on the device or on the host.
 
-Hooks see each tensor that autograd saves while a layer runs. A view of the layer's weights is moved
-along if the weights are at another place in the backward pass. Any other tensor is a view of a
-storage. A storage is counted once, however many views it has, and may live on the host meanwhile.
+Hooks see each tensor that autograd saves while a layer runs, and only number it. A view of the
+layer's weights is moved along if the weights are at another place in the backward pass. Any other
+tensor is a view of a storage. A storage is counted once, however many views it has, and may live on
+the host meanwhile. Which tensors share a storage is worked out once, for all micro-batches of a
+layer: its code is the same for each.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Self, cast
 
 import torch
 from torch import Tensor
@@ -14,69 +18,112 @@ from torch import Tensor
 # A storage smaller than this fraction of a layer's saved bytes stays on the device, such as
 # attention's random state: each copy costs a call, and each host buffer a registration.
 LEAST_SHARE = 8192
+_Place = tuple[torch.dtype, torch.Size, tuple[int, ...], int]
 
 
-@dataclass(slots=True, eq=False)
-class _View:
-    """A saved tensor; while its storage is offloaded, only its type and its position in the
-    storage.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _KeptStorage:
+    """A storage that a layer keeps: the numbers of the saved tensors that are views of it, and that
+    of one that is all of it and contiguous.
     """
 
-    tensor: Tensor | None
-    place: tuple[torch.dtype, torch.Size, tuple[int, ...], int] | None = None
-
-    def leave(self) -> None:
-        """Drop the tensor, and record its position."""
-        tensor = self.tensor
-        assert tensor is not None
-        self.place = (tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
-        self.tensor = None
-
-    def come_back(self, flat: Tensor) -> None:
-        """Become a view of a new storage with the same bytes."""
-        assert self.place is not None
-        dtype, size, stride, offset = self.place
-        empty = torch.empty(0, dtype=dtype, device=flat.device)
-        self.tensor = empty.set_(flat.untyped_storage(), offset, size, stride)
-
-    def taken(self) -> Tensor:
-        """Give the tensor to the one operator that needs it, and drop it here.
-
-        So its memory is freed when the operator has run, as without hooks.
-        """
-        tensor = self.tensor
-        assert tensor is not None, "a saved tensor is needed that is away"
-        self.tensor = None
-        return tensor
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _SavedStorage:
-    """A storage that a layer keeps, with all its views."""
-
     size_bytes: int
-    views: list[_View] = field(default_factory=list)
-    is_here: bool = True
+    views: tuple[int, ...]
+    whole: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SavedLayout:
+    """How a layer's saved tensors lie in storages, the same for all of its micro-batches.
+
+    ``places`` are the type, size, strides and offset of each tensor. Tensors ``at_home`` are views
+    of the layer's weights; these, constants and empty tensors are ``staying``. ``by_size`` are the
+    numbers of storages that are worth a copy, the largest first.
+    """
+
+    places: tuple[_Place, ...]
+    storages: tuple[_KeptStorage, ...]
+    at_home: frozenset[int]
+    staying: frozenset[int]
+    size_bytes: int
+    by_size: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        tensors: Sequence[Tensor],
+        home: int,
+        constants: frozenset[int],
+        left_out: int | None = None,
+    ) -> Self:
+        """The layout of tensors: ``home`` is the storage of weights, ``left_out`` that of a tensor
+        that the next layer counts, as its input.
+        """
+        views_of: dict[int, list[int]] = {}
+        for number, tensor in enumerate(tensors):
+            views_of.setdefault(storage_of(tensor), []).append(number)
+        at_home = frozenset(views_of.get(home, ()))
+        kept = [
+            _storage(tensors, views)
+            for storage, views in views_of.items()
+            if storage != home
+            and storage not in constants
+            and tensors[views[0]].untyped_storage().nbytes()
+        ]
+        moving = {number for storage in kept for number in storage.views}
+        size_bytes = sum(storage.size_bytes for storage in kept)
+        if left_out in views_of:
+            first = views_of[left_out][0]
+            gone = [storage for storage in kept if storage.views[0] == first]
+            size_bytes -= sum(storage.size_bytes for storage in gone)
+            kept = [storage for storage in kept if storage not in gone]
+        sizes = [storage.size_bytes for storage in kept]
+        worth = [n for n, size in enumerate(sizes) if size >= size_bytes / LEAST_SHARE]
+        return cls(
+            places=tuple(
+                (one.dtype, one.shape, one.stride(), int(one.storage_offset())) for one in tensors
+            ),
+            storages=tuple(kept),
+            at_home=at_home,
+            staying=frozenset(range(len(tensors))) - moving,
+            size_bytes=size_bytes,
+            by_size=tuple(sorted(worth, key=lambda number: (-sizes[number], number))),
+        )
+
+
+def _storage(tensors: Sequence[Tensor], views: Sequence[int]) -> _KeptStorage:
+    size_bytes = tensors[views[0]].untyped_storage().nbytes()
+    whole = [
+        number
+        for number in views
+        if tensors[number].nbytes == size_bytes
+        and tensors[number].dim()
+        and tensors[number].is_contiguous()
+    ]
+    return _KeptStorage(size_bytes=size_bytes, views=tuple(views), whole=next(iter(whole), None))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Saved:
-    """The storages that one layer keeps for one micro-batch.
+    """The tensors that one layer saves for one micro-batch.
 
-    ``size_bytes`` counts those that are on the device. ``weights`` is the layer's flat vector of
-    weights in the forward pass. ``constants`` are numbers of storages that stay in any case.
+    ``size_bytes`` counts their storages that are on the device. ``weights`` is the layer's flat
+    vector of weights in the forward pass. ``constants`` are numbers of storages that stay in any
+    case. ``layout`` may be given by a micro-batch before, if all are alike.
     """
 
     weights: Tensor
     constants: frozenset[int] = frozenset()
-    size_bytes: int = 0
-    _home: int = field(init=False)
+    layout: SavedLayout | None = None
+    _away_bytes: int = 0
     _moved: int = 0
-    # Keys are identifiers of storages; no new storage gets the identifier of one with views here.
-    _storages: dict[int, _SavedStorage] = field(default_factory=dict)
+    # By the numbers that autograd keeps in their place. None once they are taken, or away.
+    _tensors: list[Tensor | None] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self._home = storage_of(self.weights)
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the storages that are on the device."""
+        return self.arranged().size_bytes - self._away_bytes
 
     def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
         """A context for the layer's forward pass, which saves its tensors here."""
@@ -84,85 +131,76 @@ class Saved:
 
     def keep(self, tensor: Tensor) -> Callable[[], Tensor]:
         """Save a tensor as autograd would; returns a function that returns it."""
-        packed = self._pack(tensor)
-        return lambda: self._unpack(packed)
+        return partial(self._unpack, self._pack(tensor))
+
+    def arranged(self, leaves_out: Tensor | None = None) -> SavedLayout:
+        """The layout of all that is saved, known from when the layer has run; a tensor that it
+        ``leaves_out`` is not counted, since the next layer counts it as its input.
+        """
+        known = self.layout
+        if known is None or len(known.places) != len(self._tensors):
+            tensors = cast("list[Tensor]", self._tensors)
+            left_out = None if leaves_out is None else storage_of(leaves_out)
+            known = SavedLayout.of(tensors, storage_of(self.weights), self.constants, left_out)
+            self.layout = known
+        return known
 
     def move_weights(self, weights: Tensor) -> None:
         """Record where the weights are during the backward pass."""
         self._moved = int(weights.storage_offset() - self.weights.storage_offset())
 
     def largest(self, most_bytes: float) -> list[int]:
-        """The identifiers of storages of at most ``most_bytes`` together; large storages come
-        first, and those too small to be worth a copy are omitted.
+        """The numbers of storages of at most ``most_bytes`` together; large storages come first,
+        and those too small to be worth a copy are omitted.
         """
-        chosen, left = [], most_bytes
-        least = self.size_bytes / LEAST_SHARE
-        sizes = [
-            (s.size_bytes, n)
-            for n, s in enumerate(self._storages.values())
-            if s.is_here and s.size_bytes >= least
-        ]
-        for size, number in sorted(sizes, key=lambda found: (-found[0], found[1])):
+        chosen, left, layout = [], most_bytes, self.arranged()
+        for number in layout.by_size:
+            size = layout.storages[number].size_bytes
             if size <= left:
                 chosen.append(number)
                 left -= size
         return chosen
 
-    def leave(self, number: int) -> Tensor:
-        """Drop a storage; returns its bytes, for the copy to the host."""
-        storage = self._storage(number)
-        tensor = storage.views[0].tensor
-        assert tensor is not None
-        flat = _bytes_of(tensor)
-        for view in storage.views:
-            view.leave()
-        storage.is_here = False
-        self.size_bytes -= storage.size_bytes
-        return flat
+    def leave(self, numbers: Sequence[int]) -> list[Tensor]:
+        """Drop storages; returns contiguous tensors of their bytes, for the copies to the host."""
+        tensors, storages, left = self._tensors, self.arranged().storages, []
+        for number in numbers:
+            storage = storages[number]
+            tensor = tensors[storage.views[0] if storage.whole is None else storage.whole]
+            assert tensor is not None
+            left.append(_bytes_of(tensor) if storage.whole is None else tensor)
+            for view in storage.views:
+                tensors[view] = None
+            self._away_bytes += storage.size_bytes
+        return left
 
-    def come_back(self, number: int, flat: Tensor) -> None:
-        """Replace an offloaded storage by a new one; its bytes may still be in transfer."""
-        storage = self._storage(number)
-        for view in storage.views:
-            view.come_back(flat)
-        storage.is_here = True
-        self.size_bytes += storage.size_bytes
+    def come_back(self, numbers: Sequence[int], new: Sequence[Tensor]) -> None:
+        """Replace offloaded storages by new ones, whose bytes may still be in transfer."""
+        tensors, layout = self._tensors, self.arranged()
+        for number, flat in zip(numbers, new, strict=True):
+            storage = layout.storages[number]
+            for view in storage.views:
+                tensors[view] = flat if view == storage.whole else _view(flat, *layout.places[view])
+            self._away_bytes -= storage.size_bytes
 
-    def leave_out(self, tensor: Tensor) -> None:
-        """Stop counting a tensor, since the next layer counts it as its input."""
-        storage = self._storages.pop(storage_of(tensor), None)
-        if storage is not None:
-            self.size_bytes -= storage.size_bytes
-
-    def _storage(self, number: int) -> _SavedStorage:
-        return list(self._storages.values())[number]
-
-    def _pack(self, tensor: Tensor) -> "_View | Tensor":
-        storage = tensor.untyped_storage()
-        number = storage._cdata
+    def _pack(self, tensor: Tensor) -> int:
         # Detached, since a parameter's data changes place, and an output that keeps itself would
         # never be freed.
-        tensor = tensor.detach()
-        if number == self._home or number in self.constants:
-            return tensor
-        known = self._storages.get(number)
-        if known is None:
-            size_bytes = storage.nbytes()
-            if size_bytes == 0:
-                return tensor
-            known = self._storages[number] = _SavedStorage(size_bytes=size_bytes)
-            self.size_bytes += size_bytes
-        view = _View(tensor)
-        known.views.append(view)
-        return view
+        self._tensors.append(tensor.detach())
+        return len(self._tensors) - 1
 
-    def _unpack(self, packed: "_View | Tensor") -> Tensor:
-        if isinstance(packed, _View):
-            return packed.taken()
-        if self._moved and storage_of(packed) == self._home:
-            offset = packed.storage_offset() + self._moved
-            return packed.as_strided(packed.shape, packed.stride(), offset)
-        return packed
+    def _unpack(self, number: int) -> Tensor:
+        tensor, layout = self._tensors[number], self.layout or self.arranged()
+        assert tensor is not None, "a saved tensor is needed that is away"
+        if number in layout.staying:
+            if self._moved and number in layout.at_home:
+                offset = tensor.storage_offset() + self._moved
+                return tensor.as_strided(tensor.shape, tensor.stride(), offset)
+            return tensor
+        # Given to the one operator that needs it, and dropped here: so its memory is freed when the
+        # operator has run, as without hooks.
+        self._tensors[number] = None
+        return tensor
 
 
 def storage_of(tensor: Tensor) -> int:
@@ -178,3 +216,13 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     storage = tensor.untyped_storage()
     empty = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return empty.set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def _view(
+    flat: Tensor, dtype: torch.dtype, size: torch.Size, stride: tuple[int, ...], offset: int
+) -> Tensor:
+    """A tensor at a place of a storage of which ``flat`` is all."""
+    if flat.dtype == dtype:
+        return flat.as_strided(size, stride, offset)
+    empty = torch.empty(0, dtype=dtype, device=flat.device)
+    return empty.set_(flat.untyped_storage(), offset, size, stride)

@@ -20,13 +20,14 @@ from mistlab.plan.plan import StagePlan
 from mistlab.stages.stage_program import Op
 from mistlab.stages.stage_shape import EMBEDDING
 from runtime.devices.cuda import driver_of
-from runtime.engine.storage.arena import HostPool
-from runtime.engine.storage.saved import Saved, storage_of
+from runtime.engine.storage.arena import HostBuffer, HostPool
+from runtime.engine.storage.saved import Saved, SavedLayout, storage_of
 from runtime.engine.storage.state import ParameterPlaces, StageState
 from runtime.engine.streams.lanes import LaneWork, StreamedRanks, Streams
 from runtime.engine.work.shared_vectors import SharedVectors
 from runtime.models.experts import Experts
 from runtime.models.lean_operators import keep_lost_channels
+from runtime.models.ranks import bare
 
 
 class _Boundary(torch.autograd.Function):
@@ -45,6 +46,9 @@ class _Boundary(torch.autograd.Function):
         return None, None, None
 
 
+_enter = bare(_Boundary)
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Kept:
     """A layer of a micro-batch between its passes; ``again`` returns the input for recomputation.
@@ -60,7 +64,7 @@ class Kept:
     entered: Tensor | None = None
     handed: list[Tensor] = field(default_factory=list)
     again: Callable[[], Tensor] | None = None
-    away: list[tuple[int, Tensor, int]] = field(default_factory=list)
+    away: tuple[list[int], list[HostBuffer]] | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -90,7 +94,10 @@ class Passes:
         ranks: StreamedRanks,
         streams: Streams,
         device: torch.device,
+        *,
+        alike: frozenset[int] = frozenset(),
     ) -> None:
+        """Layers ``alike`` save the same for each micro-batch, unless experts are among them."""
         self.state = state
         self.modules = modules
         self.treatments = treatments
@@ -115,6 +122,16 @@ class Passes:
         # The bytes that a layer keeps for a micro-batch, counted once, where none of its tensors
         # move.
         self._sizes: dict[int, int] = {}
+        # Layers whose kept bytes depend on values: on the tokens routed to experts.
+        self._varying = {
+            layer
+            for layer, module in modules.items()
+            if any(isinstance(one, Experts) for one in module.modules())
+        }
+        # Of layers that save alike for each micro-batch: how what they save lies in storages.
+        self._layouts: dict[int, SavedLayout] = {}
+        self._alike = alike - self._varying
+        self._first_of_chunks = {chunk.blocks.start for chunk in state.shape.chunks}
         # Layers whose norms keep the values that small gains cannot reconstruct.
         self._looked_at: set[int] = set()
         # The layers before the first trained parameter, which have no backward pass.
@@ -214,19 +231,19 @@ class Passes:
         kept, shape = self.kept[layer, op.micro_batch], self.state.shape
         saved = kept.saved
         assert saved is not None
-        if any(layer == chunk.blocks.start for chunk in shape.chunks):
+        if layer in self._first_of_chunks:
             self.carried_bytes = 0.0
         self.carried_bytes += shape.offload.activations * saved.size_bytes
-        moves = []
-        for number in saved.largest(self.carried_bytes):
-            storage = saved.leave(number)
-            size = storage.numel()
-            buffer = self.host.take(size, varies=self._varies(layer))
-            kept.away.append((number, buffer, size))
-            moves.append((storage, buffer[:size]))
-            self.carried_bytes -= size
-            self.held_bytes -= size
-        self.leaving[entry] = [storage for storage, _ in moves]
+        numbers, before = saved.largest(self.carried_bytes), saved.size_bytes
+        storages = saved.leave(numbers)
+        varies = layer in self._varying
+        buffers = [self.host.take(storage, varies=varies) for storage in storages]
+        kept.away = (numbers, buffers)
+        left_bytes = before - saved.size_bytes
+        self.carried_bytes -= left_bytes
+        self.held_bytes -= left_bytes
+        self.leaving[entry] = storages
+        moves = [(one, buffer.copy) for one, buffer in zip(storages, buffers, strict=True)]
 
         def work() -> None:
             for storage, copy in moves:
@@ -245,16 +262,17 @@ class Passes:
         kept = self.kept[layer, micro_batch]
         saved = kept.saved
         assert saved is not None
+        assert kept.away is not None
+        (numbers, buffers), before = kept.away, saved.size_bytes
         moves = []
-        for number, buffer, size in kept.away:
-            copy = buffer[:size]
-            storage = torch.empty_like(copy, device=self.device)
+        for buffer in buffers:
+            storage = torch.empty_like(buffer.copy, device=self.device)
             self.streams.spoil(storage)
-            saved.come_back(number, storage)
-            self.held_bytes += storage.numel()
+            moves.append((storage, buffer.copy))
             self.host.give_back(buffer)
-            moves.append((storage, copy))
-        kept.away.clear()
+        saved.come_back(numbers, [storage for storage, _ in moves])
+        self.held_bytes += saved.size_bytes - before
+        kept.away = None
 
         def work() -> None:
             for storage, copy in moves:
@@ -266,7 +284,7 @@ class Passes:
     def _plainly(self, layer: int, x: Tensor, kept: Kept) -> Tensor:
         """Run a layer forward; autograd keeps its saved tensors."""
         if self._drops_input(layer):
-            x = _Boundary.apply(x, self._anchor, kept.handed)
+            x = _enter(x, self._anchor, kept.handed)
         elif x.is_floating_point():
             x = kept.entered = x.detach().requires_grad_()
         y = self._run(layer, x, kept.targets)
@@ -282,8 +300,13 @@ class Passes:
     def _taken_apart(self, layer: int, entry: int, x: Tensor, kept: Kept) -> Tensor:
         """Run a layer forward by its treatment, keep its saved tensors and count them."""
         weights = self._places.take_weights(layer, entry)
-        kept.saved = Saved(weights=weights, constants=self._constants[layer])
-        return LAYER_RUNS[self.treatments.get(layer, PLAIN)].forward(self, layer, x, kept)
+        kept.saved = Saved(
+            weights=weights, constants=self._constants[layer], layout=self._layouts.get(layer)
+        )
+        y = LAYER_RUNS[self.treatments.get(layer, PLAIN)].forward(self, layer, x, kept)
+        if layer in self._alike:
+            self._layouts[layer] = kept.saved.arranged()
+        return y
 
     def keeping_input(self, layer: int, x: Tensor, kept: Kept) -> Tensor:
         """Run a layer forward and keep only its input; it is recomputed before its backward
@@ -300,15 +323,14 @@ class Passes:
         assert saved is not None
         with saved.hooks():
             if x.is_floating_point():
-                x = _Boundary.apply(x, self._anchor, kept.handed)
+                x = _enter(x, self._anchor, kept.handed)
             y = self._run(layer, x, kept.targets)
         kept.edge = get_gradient_edge(y)
         shape = self.state.shape
         leaves = shape.offload_of(layer).activations > 0
-        if not leaves:
-            saved.leave_out(y)
+        saved.arranged(leaves_out=None if leaves else y)
         moves = shape.rings_weights(layer) or leaves
-        if not moves and not self._varies(layer):
+        if not moves and layer not in self._varying:
             self._sizes[layer] = saved.size_bytes
         return y
 
@@ -318,10 +340,6 @@ class Passes:
             self._looked_at.add(layer)
             keep_lost_channels(self.modules[layer])
         return self.keeping_all(layer, x, kept)
-
-    def _varies(self, layer: int) -> bool:
-        """Whether a layer's kept bytes depend on values: on the tokens routed to experts."""
-        return any(isinstance(one, Experts) for one in self.modules[layer].modules())
 
     def _run(self, layer: int, x: Tensor, targets: Tensor | None) -> Tensor:
         module = self.modules[layer]
