@@ -50,6 +50,12 @@ CPU = torch.device("cpu")
 class NoDevice:
     """A driver, its streams and its events, of which nothing does anything."""
 
+    def record(self, stream: object) -> None:
+        """Does nothing, and is found at once: a block records and awaits a dozen events."""
+
+    def wait_event(self, event: object) -> None:
+        """Does nothing, like ``record``."""
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *_args, **_named: self
 

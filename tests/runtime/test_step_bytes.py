@@ -11,6 +11,7 @@ from mistlab.engines.engine import (  # noqa: E402
 from mistlab.plan.plan import Plan  # noqa: E402
 from mistlab.stages.stage_program import Op  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
+from runtime.engine.work import optimizer  # noqa: E402
 from runtime.engine.work.optimizer import Stepper  # noqa: E402
 from runtime.profiling.operator_times import WorkCounter  # noqa: E402
 from tests.runtime.worlds import alone, run_step, stage, workload  # noqa: E402
@@ -26,10 +27,13 @@ TRAINING: dict[Precision, Training] = {
 UNTOUCHED: dict[Precision, int] = {"fp16": 0, "bf16": 4, "fp32": 4}
 
 
+@pytest.mark.parametrize("chunk", [optimizer.CHUNK, 2**13])
 @pytest.mark.parametrize("precision", TRAINING)
 def test_a_step_moves_the_bytes_that_are_charged(
-    precision: Precision, monkeypatch: pytest.MonkeyPatch
+    precision: Precision, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In however many chunks, each with its own gradients alone."""
+    monkeypatch.setattr(optimizer, "CHUNK", chunk)
     counted: list[float] = []
     step = Stepper._step
 
