@@ -10,7 +10,7 @@ from mistlab.plan.plan import Plan
 from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.context_ways import HEADS
 from mistlab.stages.plan_orders import passes_of_plan
-from mistlab.stages.stage_shape import StageShape, replicas_of
+from mistlab.stages.stage_shape import StageShape, replicas_of, shares_table
 
 # The treatments of blocks of a user's own code that the runtime supports.
 TREATED_OWN = frozenset({PLAIN, "recomputed"})
@@ -82,7 +82,7 @@ def check_runnable(job: Job) -> None:
 
 
 def _check_reduction(plan: Plan, workload: Workload) -> None:
-    """Refuse settings that need all ranks' gradients, with a server that steps with one rank's."""
+    """Refuse settings with which a server cannot step with one rank's gradients alone."""
     how = workload.reduction
     if not how.asynchronous:
         return
@@ -91,10 +91,10 @@ def _check_reduction(plan: Plan, workload: Workload) -> None:
             f"workload.reduction.shards: {how.shards} asynchronous servers, each with a part of "
             "the optimizer's states, can be predicted and played, and not yet trained: give 1"
         )
-    if workload.precision == "fp16":
+    if workload.model.head_has_table and not shares_table(plan):
         reject(
-            "workload.precision: fp16 scales its loss, and an asynchronous server steps with each "
-            "layer before a rank knows whether others overflow: give bf16 or fp32"
+            "workload.model.tied_embeddings: the table of the first stage and that of the last "
+            "would be stepped by unlike gradients: give tied_embeddings: false, or one stage"
         )
     for number, stage in enumerate(plan.stages):
         if (ranks := ranks_of("context", stage.degree)) > 1:
@@ -104,15 +104,26 @@ def _check_reduction(plan: Plan, workload: Workload) -> None:
             )
 
 
-def check_norms(workload: Workload, asked_by: str) -> None:
-    """Refuse gradient norms, naming the option that needs them, with a server that steps before all
-    gradients have arrived.
+def check_norms(plan: Plan, workload: Workload, asked_by: str) -> None:
+    """Refuse gradient norms, naming the option that needs them, with an asynchronous server whose
+    ranks have no gradients of their own in each stage.
     """
-    if workload.reduction.asynchronous and asked_by:
-        reject(
-            f"{asked_by}: an asynchronous server steps with each layer before a rank knows the "
-            "norm of all its gradients: leave it out"
-        )
+    if not (workload.reduction.asynchronous and asked_by):
+        return
+    first, why = plan.data_ranks[0], "an asynchronous server clips and skips each rank's gradients"
+    for number, stage in enumerate(plan.stages):
+        if plan.data_ranks[number] != first:
+            reject(
+                f"{asked_by}: {why}, and plan.stages[{number}].data_parallel is "
+                f"{plan.data_ranks[number]} where the first stage has {first}: give all stages as "
+                "many, or leave it out"
+            )
+        ranks = ranks_of("reduce", stage.degree) // ranks_of("reduce experts", stage.degree)
+        if workload.model.experts and ranks > 1:
+            reject(
+                f"{asked_by}: {why}, and experts of plan.stages[{number}] have those of {ranks}: "
+                "give expert_parallel: 1, or leave it out"
+            )
 
 
 def _check_own_model(plan: Plan, workload: Workload) -> None:

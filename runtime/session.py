@@ -143,7 +143,7 @@ class Session:
         """Connect to the other processes, and disconnect at the end, also after an error."""
         world = world_of_launcher()
         check_started(job, settings.stage, world.size)
-        check_norms(job.workload, settings.training.norm_option)
+        check_norms(job.plan, job.workload, settings.training.norm_option)
         if settings.weights is not None:
             check_checkpoint(job.workload, TensorFolder(settings.weights))
         check_kernel(

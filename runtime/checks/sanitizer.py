@@ -261,7 +261,7 @@ class Sanitizer:
     def of(cls, job: Job, training: Training, *, serialises: bool = False) -> "Sanitizer":
         """The sanitizer of a job; refuses a job that the runtime cannot run."""
         check_runnable(job)
-        check_norms(job.workload, training.norm_option)
+        check_norms(job.plan, job.workload, training.norm_option)
         made = small(job.workload, job.plan)
         ranks = tuple(unlike_ranks(made.plan, made.workload.reduction))
         return cls(job=job, small=made, ranks=ranks, training=training, serialises=serialises)

@@ -51,7 +51,7 @@ from runtime.engine.work.stage_modules import (
     let_attend_in_place,
     let_draw,
 )
-from runtime.engine.work.turn_server import TurnServer
+from runtime.engine.work.turn_server import LateServers, TurnServer
 from runtime.models.config import TYPE_OF_PRECISION, sums_of
 from runtime.models.dropout import Draws
 from runtime.models.lean_operators import make_lean
@@ -67,8 +67,8 @@ Batches = Sequence[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The results of an iteration, the same on every rank; replicas that average weights scale
-    losses by themselves.
+    """The results of an iteration, the same on every rank; replicas that average weights, and ranks
+    of an asynchronous server, scale losses by themselves.
 
     The norm is missing where it was not asked for, or where gradients overflowed and the step is
     left out. The loss is missing where a stage without the head ran by itself. Routers' losses,
@@ -139,15 +139,15 @@ class Executor:
         self.device = device
         self.parameters = Parameters(workload, self.shape, self.state, self.layers, connections)
         self.scaling = Scaling(training, device)
-        counted = [self.parameters.counted(*owned) for owned in self._owned()]
-        self.squares = [Squares(one, device, wanted=training.needs_norm) for one in counted]
+        self.squares = [self._squares_of(workload, *owned) for owned in self._owned()]
         self.steppers = [Stepper(one, training, self.scaling, streams) for one, _ in self._owned()]
         self.averages, self.weight_averages = averages_of(
             *(workload.reduction, connections, self.state.sections, training),
-            scaling=None if training.loss_scale is None else self.scaling,
+            scaling=self.scaling,
             device=device,
             replicas=self.shape.replicas,
         )
+        self.late = LateServers.of(self.averages)
         self.swaps = self._swaps()
         self.passes = self._passes(ranks)
         parts = context.size * (ranks.size if ranks.splits_tokens else 1)
@@ -176,6 +176,12 @@ class Executor:
             return layer_modules(workload, self.shape, *ranks, device)
         drawn = self.training.dropout_seed if seed is None else seed
         return own_layers(workload, drawn, self.own.micro_batch, self.shape.layers, device)
+
+    def _squares_of(self, workload: Workload, section: Section, sharers: Sharers) -> Squares:
+        """The sums of squares of a section; a server clips the gradients of each rank alone."""
+        each = workload.reduction.asynchronous
+        counted = self.parameters.counted(section, sharers, each=each)
+        return Squares(counted, self.device, wanted=self.training.needs_norm)
 
     def _passes(self, ranks: StreamedRanks) -> Passes:
         """Give the layers' modules their parameters, and substitute the runtime's operators."""
@@ -243,9 +249,11 @@ class Executor:
         """
         self.streams.synchronize()
         self._average_weights()
-        loss, _ = self._reported.tolist()
         scaling = self.scaling
         skipped = bool(scaling.overflow.item())
+        if self.late is not None:
+            skipped = self.late.serve()
+        loss, _ = self._reported.tolist()
         has_norm = self.training.needs_norm and not skipped
         return Report(
             loss=loss,
@@ -278,10 +286,10 @@ class Executor:
             self.weight_averages.begin()
             for name, vector in self.weight_averages.named():
                 yield f"outer.{name}", vector
-            if self.training.loss_scale is not None:
-                # Replicas skip steps of their own.
-                self._replica_counts = self.counts()
-                yield "counts", self._replica_counts
+        if self.training.loss_scale is not None and self.cycle:
+            # Replicas, and ranks of a server, scale losses of their own.
+            self._replica_counts = self.counts()
+            yield "counts", self._replica_counts
 
     def _average_weights(self) -> None:
         averages, peers = self.weight_averages, self.connections.peers
@@ -299,6 +307,15 @@ class Executor:
             self.issued = [*self.issued, *self.flushing]
             self.flush()
             averages.average(self.steps)
+
+    @property
+    def cycle(self) -> int:
+        """The number of iterations after which what comes behind them repeats; 0 if nothing
+        does.
+        """
+        if self.weight_averages is not None:
+            return self.weight_averages.cycle
+        return int(self.late is not None)
 
     @property
     def issuing(self) -> str:
@@ -464,16 +481,23 @@ class Executor:
         mine = torch.zeros(2, device=self.device)
         if shape.has_head and position.tensor == 0:
             mine[0] = self._losses / micro_batches
-        mine[1] = sum(one.total() for one in self.squares)
+        squares = torch.stack([one.total() for one in self.squares]).sum()
+        mine[1] = squares
+        ranks = 0
+        if self.late is not None:
+            of_ranks = self.late.squares(squares)
+            mine, ranks = torch.cat([mine, of_ranks]), len(of_ranks)
         if shape.routers != "none":
             mine = torch.cat([mine, self.routers.taken(micro_batches)])
 
         def take() -> None:
             self._reported.copy_(mine[:2])
-            if self.training.needs_norm:
+            if self.late is not None:
+                self.late.judge(mine[2 : 2 + ranks])
+            elif self.training.needs_norm:
                 self.scaling.judge(mine[1])
             if shape.routers != "none":
-                self.routers.learn(mine[2:], self.scaling.overflow)
+                self.routers.learn(mine[2 + ranks :], self.scaling.overflow)
 
         return then(self.connections.world.all_reduce(mine), take)
 

@@ -156,7 +156,7 @@ def reducing_run(seed: int) -> DrawnRun:
         try:
             work = replace(run.work, reduction=how, global_batch=batch)
             check_runnable(Job(workload=work, cluster=CLUSTER, plan=plan))
-            check_norms(work, run.training.norm_option)
+            check_norms(plan, work, run.training.norm_option)
         except InputError:
             continue
         return replace(run, work=work, plan=plan)

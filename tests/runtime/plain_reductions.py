@@ -1,7 +1,7 @@
 """Training whose workers communicate less, in plain loops: a model and an optimizer for each, and
 NumPy's averages of ``mistlab.reduction``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,16 +133,22 @@ class PlainWorkers:
                     mean = torch.from_numpy(rows[0, begin : begin + own[name].numel()]).float()
                     own[name].grad.copy_(mean.view_as(own[name]))
 
-    def serve(self, step: int, layers: LayerNames) -> None:
+    def clip(self, most: float) -> list[float]:
+        """Clip the gradients of each worker to a norm; returns their norms before."""
+        clip = torch.nn.utils.clip_grad_norm_
+        return [clip(own.values(), most).item() for own in self.weights]
+
+    def serve(self, step: int, layers: LayerNames, *, left_out: Collection[int] = ()) -> None:
         """Steps of the first worker's weights with the gradients of every worker in turn, its own
-        last; each goes on from the weights of then."""
+        last; each goes on from the weights of then. Those of workers ``left_out`` are not used."""
         how, count = self.work.reduction, self.count
         server, optimizer = self.weights[0], self.optimizers[0]
         sent = [self._compressed(step, worker, layers) for worker in range(count)]
         for worker in (*range(1, count), 0):
             for name, weights in server.items():
                 weights.grad = sent[worker][name] * (-10 if worker in how.liars else 1)
-            optimizer.step()
+            if worker not in left_out:
+                optimizer.step()
             with torch.no_grad():
                 for name, weights in self.weights[worker].items():
                     weights.copy_(server[name])

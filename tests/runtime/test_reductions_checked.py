@@ -11,6 +11,7 @@ from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Workload
 from mistlab.reduction.reduction_text import reduction_named
 from runtime.checks.collectives import noted_calls
+from runtime.checks.collectives.calls import calls_of
 from runtime.checks.collectives.findings import CollectiveFinding, collective_findings
 from runtime.checks.fake.fake_device import device_findings, register
 from runtime.checks.races.judge import Judge
@@ -154,6 +155,26 @@ def test_a_missing_wait_for_messages_is_a_race(how: str, monkeypatch: pytest.Mon
     plant(monkeypatch, ProcessGroup.exchange, *NO_WAIT)
     told = races(how)
     assert any("NCCL's" in one and "missing: a wait of" in one for one in told)
+
+
+def test_a_server_that_waits_for_norms_is_checked_behind_the_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work, plan = run_of(TURNS)
+    clipped = replace(TRAINING, clip_norm=1.0, loss_scale=2.0**8)
+    assert collective_findings(plan, work, clips=True) == ()
+    assert device_findings(work, plan, 1, clipped) == ()
+    assert not Judge(trace_of(work, plan, 1, clipped)).findings()
+    plant(
+        monkeypatch,
+        Executor.report,
+        "        self.streams.synchronize()\n        self._average_weights()\n",
+        "        self._average_weights()\n",
+    )
+    assert Judge(trace_of(work, plan, 1, clipped)).findings()
+    steps = calls_of(plan, work, clips=True).training[1].steps
+    served = {step.task for step in steps for call in step.calls if call.kind == "exchange"}
+    assert served == {"server behind iteration 1", "server behind iteration 2"}
 
 
 def test_an_average_before_the_iteration_has_ended_is_a_race(

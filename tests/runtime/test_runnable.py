@@ -88,7 +88,6 @@ def test_blocks_that_cannot_be_trained_are_refused_with_what_to_give(name: str) 
     ("reduction", "precision", "context", "words"),
     [
         ("server:asynchronous=true,shards=2", "bf16", 1, "reduction.shards: 2 asynchronous"),
-        ("server:asynchronous=true", "fp16", 1, "workload.precision: fp16 scales its loss"),
         ("server:asynchronous=true", "bf16", 2, r"stages\[0\]: 2 ranks share"),
     ],
 )
@@ -102,8 +101,32 @@ def test_what_a_server_that_waits_for_no_rank_cannot_know_is_refused(
     plan = Plan(micro_batches=4, stages=(StagePlan(**fields, context_parallel=context),))
     with pytest.raises(InputError, match=f"{words}.*give"):
         _check_reduction(plan, work)
-    with pytest.raises(InputError, match=r"--clip-norm: an asynchronous server.*leave it out"):
-        check_norms(work, Training(clip_norm=1.0).norm_option)
     _check_reduction(plan, plain)
-    check_norms(plain, Training(clip_norm=1.0).norm_option)
-    check_norms(work, Training().norm_option)
+
+
+def test_norms_of_ranks_without_gradients_of_their_own_are_refused() -> None:
+    how = reduction_named("server:asynchronous=true")
+    work = replace(workload(catalog.model("llama-7b")), reduction=how)
+    fields = {"layers": 16, "tensor_parallel": 1, "micro_batch": 1}
+    stages = [StagePlan(**fields, data_parallel=ranks) for ranks in (2, 4)]
+    unlike = Plan(micro_batches=4, stages=tuple(stages))
+    asked_by = Training(clip_norm=1.0).norm_option
+    with pytest.raises(InputError, match=r"--clip-norm: .*stages\[1\].data_parallel is 4.*leave"):
+        check_norms(unlike, work, asked_by)
+    check_norms(unlike, work, "")
+    check_norms(unlike, replace(work, reduction=reduction_named("server")), asked_by)
+    parts = StagePlan(**fields, data_parallel=4, expert_parallel=2)
+    mixed = Plan(micro_batches=4, stages=(parts,))
+    experts = replace(work, model=catalog.model("mixtral-8x7b"))
+    with pytest.raises(InputError, match=r"--clip-norm: .*stages\[0\] have those of 2"):
+        check_norms(mixed, experts, asked_by)
+    check_norms(mixed, work, asked_by)
+
+
+def test_two_tables_are_not_stepped_by_unlike_gradients() -> None:
+    model, how = catalog.model("llama-7b"), reduction_named("server:asynchronous=true")
+    tied = replace(workload(replace(model, tied_embeddings=True)), reduction=how)
+    own = StagePlan(layers=16, data_parallel=2, tensor_parallel=1, micro_batch=1)
+    with pytest.raises(InputError, match=r"tied_embeddings.*give tied_embeddings: false"):
+        _check_reduction(Plan(micro_batches=4, stages=(own, own)), tied)
+    _check_reduction(Plan(micro_batches=4, stages=(replace(own, layers=32),)), tied)

@@ -97,7 +97,9 @@ def calls_of(
         reductions = ReductionCalls()
         if not workload.reduces_plainly:
             stage_plan = replicas.plan.stages[position.stage]
-            reductions = reduction_calls(notes, workload.reduction, connections, stage_plan)
+            reductions = reduction_calls(
+                notes, workload.reduction, connections, stage_plan, clips=clips
+            )
         key = position.stage, reductions
         if key not in known:
             stage = replace(stages[position.stage], reductions=reductions, known={})
@@ -177,6 +179,8 @@ class _Stage:
 
     def reduce(self, op: Op) -> tuple[Call, ...]:
         """R: reduce the gradients of a layer, those of experts after all others."""
+        if self.reductions.late:
+            return ()
         if self.reductions.of_layer:
             sections = ("", *("experts of ",) * self._has_experts(op))
             return tuple(

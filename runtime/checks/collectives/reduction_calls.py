@@ -23,6 +23,8 @@ from runtime.comm.topology import CPU, Connections
 from runtime.engine.storage.state import Section
 from runtime.engine.training import Training
 from runtime.engine.work.averages import averages_of
+from runtime.engine.work.scaling import Scaling
+from runtime.engine.work.turn_server import TurnServer
 
 PEERS, REDUCERS = "peers", "reduce"
 # The values of a part of a vector for each server. The last one has fewer.
@@ -33,30 +35,42 @@ VECTORS = 3
 
 @dataclass(frozen=True, slots=True)
 class ReductionCalls:
-    """The calls for a layer of each section, and for all weights after each step that is due."""
+    """The calls for a layer of each section, and for all weights after each step that is due; those
+    for layers come after the passes if they are ``late``.
+    """
 
     of_layer: tuple[tuple[Call, ...], ...] = ()
     of_weights: tuple[tuple[int, tuple[Call, ...]], ...] = ()
+    late: bool = False
 
 
 def reduction_calls(
-    notes: NotedCalls, how: Reduction, connections: Connections, stage_plan: StagePlan
+    notes: NotedCalls,
+    how: Reduction,
+    connections: Connections,
+    stage_plan: StagePlan,
+    *,
+    clips: bool,
 ) -> ReductionCalls:
     """Let a connected rank average a layer of each section, and its weights in each step of a
     cycle.
     """
+    training = Training(learning_rate=0.0, clip_norm=1.0 if clips else None)
     size = how.shards * (how.shards + VALUES_OF_PART - 2) + 1
     sections = [_section(size, how.fragments) for _ in connections.sharers]
     averages, of_weights = averages_of(
-        *(how, connections, sections, Training(learning_rate=0.0)),
-        scaling=None,
+        *(how, connections, sections, training),
+        scaling=Scaling(training, CPU),
         device=CPU,
         replicas=replicas_of(stage_plan),
     )
-    of_layer = []
+    of_layer, late = [], False
     for layer_averages in averages:
         notes.route = "gradients"
-        in_turn(layer_averages.average(0, torch.ones(size)))
+        average = layer_averages.average
+        if isinstance(layer_averages, TurnServer) and layer_averages.scaling is not None:
+            late, average = True, layer_averages.serve
+        in_turn(average(0, torch.ones(size)))
         of_layer.append(notes.taken())
     of_steps = []
     if of_weights is not None:
@@ -65,7 +79,7 @@ def reduction_calls(
             notes.route = f"weights in step {step}"
             of_weights.average(step)
             of_steps.append((step, notes.taken()))
-    return ReductionCalls(tuple(of_layer), tuple(of_steps))
+    return ReductionCalls(tuple(of_layer), tuple(of_steps), late)
 
 
 def parts_of(
@@ -92,7 +106,8 @@ def _section(size: int, layers: int) -> Section:
 
     def layer() -> SimpleNamespace:
         vectors = [SimpleNamespace(resident=torch.ones(size)) for _ in range(VECTORS)]
-        return SimpleNamespace(layout=SimpleNamespace(numel=size), optimizer=vectors)
+        layout, step = SimpleNamespace(numel=size), torch.zeros(())
+        return SimpleNamespace(layout=layout, optimizer=vectors, step=step)
 
     return cast("Section", SimpleNamespace(layers={one: layer() for one in range(layers)}))
 
@@ -140,6 +155,9 @@ def steps_of_program(
     if not due:
         for number in range(count):
             laid.program(later if number else first)
+            if calls.late:
+                served = tuple(call for section in calls.of_layer for call in section)
+                laid.after_all(f"server behind iteration {number + 1}", served)
         return tuple(laid.steps)
     losses = Call(group=PEERS, kind="all_reduce", what="losses of replicas")
     follows = False

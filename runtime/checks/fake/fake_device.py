@@ -238,8 +238,7 @@ def _train(
     tokens, targets = (torch.zeros(shape, dtype=torch.int64, device=executor.device),) * 2
     batches: Batches = [(tokens, targets)] * plan.micro_batches
     count = ITERATIONS if steps is executor else CAPTURED_ITERATIONS
-    if executor.weight_averages is not None:
-        count = max(count, executor.weight_averages.cycle + 1)
+    count = max(count, executor.cycle + 1)
     for _ in range(count):
         steps.iterate(batches)
         executor.report()

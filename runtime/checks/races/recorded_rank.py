@@ -224,14 +224,14 @@ def trained(executor: Executor, batches: Batches) -> None:
 
     A real run reads the loss after each iteration, and so waits for all work. Here nothing waits
     between iterations, so the program itself must order the work of one with the work of the next.
-    Replicas then go on through a cycle of averages and one iteration further, with reports: nothing
-    else orders an average with the next iteration.
+    Where averages or servers come behind iterations, a cycle of them and one iteration further
+    follow, with reports: nothing else orders an average with the next iteration.
     """
     for _ in range(ITERATIONS):
         executor.iterate(batches)
     executor.report()
-    if executor.weight_averages is not None:
-        for _ in range(executor.weight_averages.cycle + 1):
+    if executor.cycle:
+        for _ in range(executor.cycle + 1):
             executor.iterate(batches)
             executor.report()
     executor.flush()

@@ -22,7 +22,7 @@ def averages_of(
     connections: Connections,
     sections: Sequence[Section],
     training: Training,
-    scaling: Scaling | None,
+    scaling: Scaling,
     device: torch.device,
     *,
     replicas: int,
@@ -30,7 +30,8 @@ def averages_of(
     """What averages compressed gradients of each section, or those of servers, and what averages
     weights of replicas; nothing where gradients are summed as they are.
 
-    ``replicas`` is the number of ranks that reduce gradients. A ``scaling`` may skip steps.
+    ``replicas`` is the number of ranks that reduce gradients. A ``scaling`` has what a norm of all
+    gradients decides, if the ``training`` needs it.
     """
     if how.is_apart and connections.peers.size > 1:
         return [], WeightAverages(how=how, peers=connections.peers, sections=sections)
@@ -40,7 +41,12 @@ def averages_of(
     if how.asynchronous:
         servers = [
             TurnServer(
-                how=how, group=sharers.reduce, section=section, training=training, device=device
+                how=how,
+                group=sharers.reduce,
+                section=section,
+                training=training,
+                device=device,
+                scaling=scaling if training.needs_norm else None,
             )
             for section, sharers in owned
         ]
@@ -51,7 +57,7 @@ def averages_of(
             group=sharers.reduce,
             sizes={layer: one.layout.numel for layer, one in section.layers.items()},
             device=device,
-            scaling=scaling,
+            scaling=None if training.loss_scale is None else scaling,
         )
         for section, sharers in owned
     ]

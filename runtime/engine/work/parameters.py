@@ -158,11 +158,13 @@ class Parameters:
                 begin -= flat.numel()
         raise AssertionError(piece)
 
-    def counted(self, section: Section, sharers: Sharers) -> dict[int, list[slice]]:
+    def counted(
+        self, section: Section, sharers: Sharers, *, each: bool = False
+    ) -> dict[int, list[slice]]:
         """For each layer of a section, ranges of the stepped vector that only this rank counts in a
-        norm.
+        norm; with ``each``, of all that hold copies of the parameters each.
         """
-        if self.shape.zero == 0 and sharers.replica > 0:
+        if self.shape.zero == 0 and sharers.replica > 0 and not each:
             return {layer: [] for layer in section.layers}
         return {layer: self._counted(section, sharers, layer) for layer in section.layers}
 

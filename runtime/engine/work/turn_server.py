@@ -6,7 +6,7 @@ in turn, the server's own rank last: after each step that rank has the server's 
 one weights as many gradients older as ranks come after it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,12 +14,13 @@ from torch import Tensor
 
 from mistlab.reduction.reduction_costs import Reduction
 from mistlab.reduction.robust import LIE
-from runtime.comm.group import Group
+from runtime.comm.group import Group, finished, in_turn
 from runtime.engine.storage.state import Section
 from runtime.engine.training import Training
 from runtime.engine.work.adamw import step_adamw
 from runtime.engine.work.compressed import message_of, vector_of
 from runtime.engine.work.gradient_averages import Exchange, drawing
+from runtime.engine.work.scaling import Scaling
 
 SERVER_RANK = 0
 
@@ -29,7 +30,9 @@ class TurnServer:
     """Steps a section's layers with the gradients of each rank of ``group``, one after another.
 
     The first rank's masters and moments are the server's; other ranks' masters are the weights that
-    the server sent them last.
+    the server sent them last. With a ``scaling`` each rank divides its gradients by its own loss
+    scale, and clips them to a norm of its own: then a layer is served when the norms of all ranks
+    are known, after the passes. Ranks whose gradients ``overflow`` (1) are left out.
     """
 
     how: Reduction
@@ -37,13 +40,26 @@ class TurnServer:
     section: Section
     training: Training
     device: torch.device
+    scaling: Scaling | None = None
+    overflow: Tensor = field(init=False)
     step: int = 0
     _kept: Mapping[int, Tensor] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.overflow = torch.zeros(self.group.size, device=self.device)
+
     def average(self, layer: int, whole: Tensor) -> Exchange[None]:
+        """Serve a layer whose gradients have come, unless norms are waited for."""
+        if self.scaling is None:
+            yield from self.serve(layer, whole)
+
+    def serve(self, layer: int, whole: Tensor) -> Exchange[None]:
         """Let the server step a layer with the gradients of all ranks in turn, each a rank's share
         of a sum; this rank has the weights that it is sent."""
         wanted, group = whole.float() * self.group.size, self.group
+        if self.scaling is not None:
+            wanted /= self.scaling.divisor
+            wanted = torch.where(self.overflow[group.rank] > 0, 0.0, wanted)
         if group.rank in self.how.liars:
             wanted *= LIE
         master = self.section.layers[layer].optimizer[0].resident
@@ -53,6 +69,9 @@ class TurnServer:
             sent_back = torch.empty_like(master)
             yield group.exchange([], [(sent_back, SERVER_RANK)])
             master.copy_(sent_back)
+            if self.scaling is not None:
+                # As many as the server's, whose count a checkpoint has.
+                self.section.layers[layer].step.add_((1 - self.overflow).sum())
             return
         others = [rank for rank in range(group.size) if rank != SERVER_RANK]
         rooms = [torch.empty_like(message) for _ in others]
@@ -60,16 +79,23 @@ class TurnServer:
         answers = []
         for turn, room in enumerate([*rooms, message]):
             read = vector_of(self.how.compressor, room, wanted.numel())
-            self._step(layer, read, self.step * group.size + turn)
+            self._step(layer, read, turn)
             answers.append(master.clone() if turn < len(others) else master)
         yield group.exchange([*zip(answers, others, strict=False)], [])
 
-    def _step(self, layer: int, gradient: Tensor, before: int) -> None:
-        """The optimizer's step of the server's weights, after so many others."""
-        training = self.training
+    def _step(self, layer: int, gradient: Tensor, turn: int) -> None:
+        """The optimizer's step of the server's weights with the gradients of a turn's rank."""
+        training, size = self.training, self.group.size
         vectors = [one.resident for one in self.section.layers[layer].optimizer]
-        count = torch.full((), before + 1.0, device=self.device)
-        step_adamw(training, vectors, gradient, count, training.learning_rate_at(self.step))
+        rate = training.learning_rate_at(self.step)
+        if self.scaling is None:
+            count = torch.full((), self.step * size + turn + 1.0, device=self.device)
+            step_adamw(training, vectors, gradient, count, rate)
+            return
+        count, left_out = self.section.layers[layer].step, self.overflow[(turn + 1) % size]
+        count += 1
+        step_adamw(training, vectors, gradient, count, rate, (self.overflow.new_ones(()), left_out))
+        count -= left_out
 
     def _draws(self, layer: int) -> torch.Generator:
         return drawing(self.device, self.step, layer, self.group.rank)
@@ -94,3 +120,52 @@ class TurnServer:
     def nbytes(self) -> int:
         """Bytes between steps beyond those of the optimizer: none."""
         return 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LateServers:
+    """The servers of a rank's sections that wait for the norms of the gradients of all ranks."""
+
+    servers: Sequence[TurnServer]
+    scaling: Scaling
+    norms: Tensor
+
+    @classmethod
+    def of(cls, averages: Sequence[object]) -> "LateServers | None":
+        """Those among what averages gradients; None if there are none."""
+        servers = [one for one in averages if isinstance(one, TurnServer)]
+        scaling = servers[0].scaling if servers else None
+        if scaling is None:
+            return None
+        norms = torch.zeros_like(servers[0].overflow)
+        return cls(servers=servers, scaling=scaling, norms=norms)
+
+    def squares(self, squares_here: Tensor) -> Tensor:
+        """For each rank of a group the sum of its squares without its loss scale, as far as it is
+        here: ``squares_here`` are those of this rank's share of a sum.
+        """
+        of_ranks = torch.zeros_like(self.norms)
+        of_ranks[self._rank] = squares_here * (len(of_ranks) / self.scaling.scale) ** 2
+        return of_ranks
+
+    def judge(self, squares: Tensor) -> None:
+        """Set divisor, overflow and loss scale of this rank by the squares of all."""
+        self.norms.copy_(squares.sqrt())
+        self.scaling.judge(squares[self._rank] * self.scaling.scale**2)
+
+    def serve(self) -> bool:
+        """Let servers step with the gradients of each rank, layer by layer; returns whether all
+        ranks are left out. The norm is the mean of the others'.
+        """
+        overflow = self.norms.isfinite().logical_not().float()
+        for server in self.servers:
+            server.overflow = overflow
+            for layer in server.section.layers:
+                finished(in_turn(server.serve(layer, server.section.sums(layer, 0))))
+        norms = torch.where(overflow > 0, 0.0, self.norms)
+        self.scaling.norm.copy_(norms.sum() / (1 - overflow).sum().clamp(min=1))
+        return bool(overflow.min().item())
+
+    @property
+    def _rank(self) -> int:
+        return self.servers[0].group.rank
