@@ -21,8 +21,6 @@ from mistlab.engines.engine import ENGINES
 OF_PAGES = ("papers_and_readmes", "moe_zoo_ablations_primus_misc", "torchtitan")
 # Values of the column of provenance that mean figures as published.
 AS_PUBLISHED = ("", "published")
-# Mark of rows that the author or compiler doubts.
-DOUBTED = "SUSPECT"
 # Kinds of runs with fewer sources have no useful spread.
 ENOUGH_SOURCES = 5
 # Sources reported separately from the mean over all.
@@ -122,16 +120,12 @@ HEAD = (
 def is_published(run: Judged) -> bool:
     """Whether a row has its published figures, is not doubted, and gives its batch."""
     cells = run.row.cells
-    return (
-        run.says_batch
-        and cells.get("quality", "") in AS_PUBLISHED
-        and DOUBTED not in cells.get("notes", "")
-    )
+    return run.says_batch and cells.get("quality", "") in AS_PUBLISHED and not run.is_doubted
 
 
 def is_peak_of_run(run: Judged) -> bool:
     """Whether a row says what it holds at once, and nobody doubts it."""
-    return run.says_batch and DOUBTED not in run.row.cells.get("notes", "")
+    return run.says_batch and not run.is_doubted
 
 
 def _median_size(errors: Sequence[float]) -> float | None:

@@ -1,12 +1,18 @@
 """Prediction errors of tables with groups of runs, each group counted once."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, median
 
 from experiments.pages.page_tables import IN_A_FILE
 from experiments.pages.tables import narrow
-from experiments.runs.judged import GroupErrors, Judged, errors_of, groups_of, separation
+from experiments.runs.judged import (
+    GroupErrors,
+    Judged,
+    errors_of,
+    groups_of,
+    separation,
+)
 
 HEAD = ("group", "runs", "answered", "times", "mean", "bias", "in bounds", "peaks", "mean", "bias")
 
@@ -49,14 +55,13 @@ def group_lines(name: str, rows: Sequence[Judged]) -> Iterator[str]:
 
 def summary(rows: Sequence[Judged]) -> str:
     """A sentence: errors with each group counted once, and accuracy of telling runs that ran from
-    failed ones.
+    failed ones. Peaks of rows that their table doubts are counted apart.
     """
-    errors = counted_once(
-        [
-            errors_of(name, group)
-            for name, group in groups_of(rows, lambda one: one.row.cells["group"])
-        ]
-    )
+    every, errors = _of_groups(rows), _of_groups([one for one in rows if not one.is_doubted])
+    errors = replace(every, memory=errors.memory, memory_groups=errors.memory_groups)
+    doubted = sum(one.is_doubted and one.memory_error is not None for one in rows)
+    more = "" if every.memory is None else f"{every.memory:.1%} of {every.memory_groups} with them"
+    aside = f" without {doubted} rows marked SUSPECT ({more})" if doubted else ""
     apart = separation(rows)
     times = (
         "no times" if errors.time is None else f"times {errors.time:.1%} of {errors.time_groups}"
@@ -64,10 +69,16 @@ def summary(rows: Sequence[Judged]) -> str:
     peaks = "no peaks" if errors.memory is None else f"peaks {errors.memory:.1%}"
     inside = "" if errors.inside is None else f", {errors.inside:.0%} of times within bounds"
     return (
-        f"Groups counted once: {times} groups{inside}; {peaks} of {errors.memory_groups} groups. "
+        f"Groups counted once: {times} groups{inside}; {peaks} of {errors.memory_groups} groups"
+        f"{aside}. "
         f"Run and failed told apart in {apart.share:.1%} ({apart.ran_right} of {apart.ran}, "
         f"{apart.failed_right} of {apart.failed})."
     )
+
+
+def _of_groups(rows: Sequence[Judged]) -> CountedOnce:
+    grouped = groups_of(rows, lambda one: one.row.cells["group"])
+    return counted_once([errors_of(name, some) for name, some in grouped])
 
 
 def _cells(group: GroupErrors, rows: Sequence[Judged]) -> list[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from experiments.runs.attention_kernels import AttentionKernel
 from experiments.runs.dialects.dialect import row_of
 from experiments.runs.dialects.gpu_names import Gpus, gpus_of
+from experiments.runs.kept_beside import beside_bytes
 from experiments.runs.kept_elsewhere import ALL_KEPT, KeptElsewhere
 from experiments.runs.run_row import Recomputation, RunRow
 from experiments.runs.runs_table import TableRow, counts_of
@@ -186,7 +187,11 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
         states=row.states,
         optimizer=_optimizer(row, engine),
         elsewhere=KeptElsewhere.of_row(
-            row, of_step, _shards(data * degrees["cp"], replicas, zero), shape.model.layers
+            row,
+            of_step,
+            _shards(data * degrees["cp"], replicas, zero),
+            shape.model.layers,
+            beside_bytes(row, shape.model, recompute, micro_batch * sequence_length),
         ),
         unsaid=() if is_assumed or order else unsaid_of(row, engine, degrees["pp"]),
     )

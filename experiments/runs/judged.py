@@ -69,6 +69,11 @@ class Judged:
         return any(self.row.cells.get(name) for name in ("micro_batch", "global_batch"))
 
     @property
+    def is_doubted(self) -> bool:
+        """Whether the row's table doubts what it prints."""
+        return row_of(self.row.cells).doubted
+
+    @property
     def failed(self) -> bool:
         """Whether the row reports a failed run."""
         return row_of(self.row.cells).failed

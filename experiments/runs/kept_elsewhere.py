@@ -28,7 +28,8 @@ class KeptElsewhere:
     reads a checkpoint, and one with ``whole_gradients`` reduces gradients after its last
     micro-batch alone (``no_sync``), so that each rank has all of them until then.
     ``activations_share`` of activations leave beside the passes; inputs of blocks may
-    ``leave_by_copies`` for which passes wait.
+    ``leave_by_copies`` for which passes wait. ``beside_bytes`` are those of tensors that a run
+    keeps and its plan does not (``experiments.runs.kept_beside``).
     """
 
     weights: bool = False
@@ -42,10 +43,14 @@ class KeptElsewhere:
     shards: int = 1
     activations_share: float = 0.0
     leave_by_copies: bool = False
+    beside_bytes: int = 0
 
     @classmethod
-    def of_row(cls, row: RunRow, micro_batches: int, shards: int, blocks: int) -> "KeptElsewhere":
-        """What a row says about it, with states in this number of shards."""
+    def of_row(
+        cls, row: RunRow, micro_batches: int, shards: int, blocks: int, beside: int = 0
+    ) -> "KeptElsewhere":
+        """What a row says about it, with states in this number of shards, and ``beside`` bytes of
+        tensors that the plan does not keep."""
         is_late = row.late_gradients and micro_batches == 1
         is_whole = shards > 1 and row.loads_whole
         is_summed = shards > 1 and row.whole_gradients and micro_batches > 1
@@ -60,6 +65,7 @@ class KeptElsewhere:
             whole_gradients=is_summed,
             shards=shards if is_whole or is_summed else 1,
             activations_share=min(1.0, (row.offloaded_blocks or 0) / blocks),
+            beside_bytes=beside,
         )
 
     @property
@@ -100,6 +106,7 @@ class KeptElsewhere:
             lacking = max(0, stage.peak_reserved_bytes - gone - int(room))
             gone += min(lacking, stage.memory.optimizer)
         peak -= min(gone, peak)
+        peak += self.beside_bytes
         if self.whole_gradients:
             peak += (self.shards - 1) * stage.memory.gradients
         if self.loads_whole:

@@ -68,6 +68,13 @@ class RunRow:
     fused_loss: bool = False
     adapters: bool = False
     targets: AdapterTargets = "all"
+    # Whether adapters drop a part of their inputs; whether query, key and value are one product.
+    drops_adapter_inputs: bool = False
+    fused_queries: bool = False
+    # Whether experts stay in 16 bits where a base has fewer.
+    wide_experts: bool = False
+    # Whether a model gives back its blocks' keys and values, as generation needs them.
+    returns_keys: bool = False
     base: Base = "16bit"
     moments: Optimizer = "adamw"
     loss: Loss = "whole"
@@ -174,6 +181,7 @@ class RunRow:
 
     # Outcome: whether the run failed, is a benchmark, and which stage's memory peak was measured.
     failed: bool = False
+    doubted: bool = False
     benchmark: bool = True
     peak_of: PeakOf = "fullest"
     reserved: bool = False

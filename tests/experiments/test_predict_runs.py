@@ -12,8 +12,10 @@ import pytest
 
 from experiments import calibrate_runs, predict_runs, report_runs
 from experiments.cli.commandline import run
+from experiments.measured.group_errors import summary
 from experiments.measured.predict_runs import RowPredictor
 from experiments.measured.report_runs import draw, look
+from experiments.runs.judged import judged
 from mistlab import catalog
 from mistlab.core.files import write_yaml
 from mistlab.core.values import to_mapping
@@ -450,3 +452,16 @@ def test_a_model_of_too_many_layers_is_refused_at_once(
     (answer,) = answers(capsys, str(path))
     limit = "layers: 999999999 is too large: give at most 10,000"
     assert answer["refused"].endswith(limit)
+
+
+def test_peaks_that_their_table_doubts_count_apart(tmp_path: Path) -> None:
+    plan = {"group": "one"}
+    (one,) = RowPredictor().answers(table(tmp_path / "one.csv", plan))
+    assert one.answer.prediction is not None
+    gib = judged(one.row, one.answer).predicted_gib
+    assert gib is not None
+    right = {**plan, "memory_gib": str(gib)}
+    doubted = {"group": "other", "memory_gib": str(gib / 2), "quality": "published: SUSPECT"}
+    rows = [*RowPredictor().answers(table(tmp_path / "own.csv", right, doubted))]
+    words = summary([judged(each.row, each.answer) for each in rows])
+    assert "peaks 0.0% of 1 groups without 1 rows marked SUSPECT (50.0% of 2 with them)." in words

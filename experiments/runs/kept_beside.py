@@ -1,0 +1,48 @@
+"""The bytes that runs keep on a GPU beside those of the plan that stands for them."""
+
+from experiments.runs.run_row import Recomputation, RunRow
+from mistlab.engines.adapters import BASE_BYTES
+from mistlab.plan.workload import ModelSpec
+
+# torch's dropout keeps a byte a value as its mask; what it drops from is copied in 16 bits.
+MASK_BYTES, COPY_BYTES = 1, 2
+
+
+def beside_bytes(row: RunRow, model: ModelSpec, recompute: Recomputation, tokens: int) -> int:
+    """The bytes beside a plan's, of a micro-batch's ``tokens``: blocks that are recomputed keep
+    them one after another."""
+    blocks = 1 if recompute.way == "full" else model.layers
+    dropped = _of_dropped(row, model) if row.adapters and row.drops_adapter_inputs else 0
+    keys = 2 * COPY_BYTES * model.kv_heads * model.head_dim * model.layers
+    wide = _of_wide_experts(model, row) if row.adapters and row.wide_experts else 0
+    return tokens * (dropped * blocks + (keys if row.returns_keys else 0)) + wide
+
+
+def _of_wide_experts(model: ModelSpec, row: RunRow) -> int:
+    """The bytes that experts of 16 bits take beyond those of the base's fewer bits."""
+    experts = model.experts
+    if experts is None:
+        return 0
+    blocks = sum(map(model.has_experts_in, range(model.layers)))
+    matrices = 3 if model.mlp_type == "gated_mlp" else 2
+    weights = blocks * experts.count * matrices * experts.ffn * model.hidden
+    return int(weights * (BASE_BYTES["16bit"] - BASE_BYTES[row.base]))
+
+
+def _of_dropped(row: RunRow, model: ModelSpec) -> int:
+    """The bytes a token of a block's masks, and of copies of adapters' inputs beyond the one that
+    all products of an input would share.
+
+    Each product with an adapter drops from its input by itself. Frozen products of 16 bits keep no
+    input of their own; those of few bits do.
+    """
+    inner = model.heads * model.head_dim
+    queries = 1 if row.fused_queries else 2 if row.targets == "attention" else 3
+    inputs = [(model.hidden, queries)]
+    if row.targets == "all":
+        inputs += [(inner, 1), (model.hidden, 2 if model.mlp_type == "gated_mlp" else 1)]
+        inputs += [(model.ffn, 1)]
+    shared = 1 if row.base == "16bit" else 0
+    return sum(
+        width * (copies * MASK_BYTES + (copies - shared) * COPY_BYTES) for width, copies in inputs
+    )
