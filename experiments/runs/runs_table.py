@@ -57,7 +57,8 @@ def count_of(row: Mapping[str, str], column: str) -> int | None:
     if number is None:
         return None
     if number > MOST:
-        refuse(column, f"{number:,.0f} is too large: give at most {MOST:,.0f}, or nothing")
+        digits = f"{number:,.0f}" if number < MOST**2 else f"{number:g}"
+        refuse(column, f"{digits} is too large: give at most {MOST:,.0f}, or nothing")
     if number != int(number):
         near = max(1, round(number))
         refuse(column, f"{number:g} is not a whole number: give one such as {near}, or nothing")

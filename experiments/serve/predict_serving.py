@@ -94,7 +94,7 @@ def answer_of(row: ServedRow, values: Mapping[str, float], *, fits: bool) -> dic
     notes = list(row.notes)
     if not fits:
         notes.append(
-            "memory is short: the weights and one request do not fit; times as if they did"
+            "memory is short: the weights and one request do not fit; times as if one request did"
         )
     return {**answer, "fits": fits, "notes": notes}
 

@@ -14,12 +14,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.runs.runs_table import count_of, number_of, text_of
+from experiments.runs.runs_table import count_of, flag_of, number_of, text_of
 from mistlab import catalog
-from mistlab.core.values import InputError, near_matches, refuse, reject, shown
+from mistlab.core.values import MOST_NODES, InputError, near_matches, refuse, reject, shown
 from mistlab.plan.workload import ModelSpec
 from mistlab.serving.engine_constants import ServedRun
 from mistlab.serving.gpu_facts import CACHE_BYTES, FORMATS, gpu_named, serving_data
+from mistlab.serving.serving_plan import MOST_DEGREE
 from mistlab.serving.step_cost import RankLayout
 
 Kind = Literal["closed loop", "offline", "static batch", "rate"]
@@ -31,6 +32,9 @@ SEQUENCES = {"vllm": 1024.0, "sglang": 1024.0, "trtllm": 2048.0}
 # Engines that prefill all waiting prompts before decoding, by default.
 READS_FIRST = frozenset(("sglang",))
 DP_UNSAID = "dp unsaid"
+# Limits of loads, far beyond any measured one: tokens of a prompt or an answer, requests in flight
+# or a second, and requests a second at least (one in twelve days).
+MOST_LENGTH, MOST_REQUESTS, LEAST_RATE = 10**7, 10**6, 1e-6
 # Names of precisions and of engines as tables write them.
 _WEIGHTS = {
     "bfloat16": "bf16",
@@ -108,14 +112,18 @@ def served_rows(path: Path) -> Iterator[ServedRow | RefusedRow]:
     """Rows of a table of serving runs, in order."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
+            reader = csv.DictReader(file, restval="")
             names = [name.strip().casefold() for name in reader.fieldnames or ()]
             reader.fieldnames = names
             kind = _kind_of(path, names)
             for number, cells in enumerate(reader, 1):
-                yield _row(number, kind, {k: v or "" for k, v in cells.items() if k})
+                yield _row(number, kind, cells)
     except OSError as error:
         reject(f"{path}: {error.strerror}: give the path of a CSV file")
+    except UnicodeDecodeError:
+        reject(f"{path}: is not UTF-8: give a table in UTF-8")
+    except csv.Error as error:
+        reject(f"{path}: {error}: give a CSV file in UTF-8")
 
 
 def _kind_of(path: Path, names: list[str]) -> Kind:
@@ -131,7 +139,11 @@ def _kind_of(path: Path, names: list[str]) -> Kind:
     raise InputError(message)
 
 
-def _row(number: int, kind: Kind, cells: Mapping[str, str]) -> ServedRow | RefusedRow:
+def _row(number: int, kind: Kind, cells: dict[Any, Any]) -> ServedRow | RefusedRow:
+    # The reader puts cells beyond the header under None.
+    if beyond := cells.pop(None, None):
+        problem = f"{len(beyond)} more cells than columns: give cells with commas in quotes"
+        return RefusedRow(number=number, problem=problem)
     try:
         return _served(number, kind, cells)
     except InputError as error:
@@ -154,16 +166,18 @@ def _served(number: int, kind: Kind, cells: Mapping[str, str]) -> ServedRow:
     gpu = gpu_named(text_of(cells, "hardware")).name
     weights = _weights(cells)
     cache_kind = _cache(cells, weights, notes)
+    own_kind: Kind = "static batch" if kind == "offline" and count_of(cells, "batch") else kind
     split = _mode(cells) == "disaggregated"
+    if split and own_kind in ("rate", "static batch"):
+        problem = f"disaggregated is not built for a {own_kind}: give a table with concurrency"
+        refuse("mode", problem)
     layout, prefill, workers = _layouts(
         cells,
         RankLayout(model=model, gpu=gpu, engine=engine, weights=weights, cache=cache_kind),
         notes,
     )
-    length = number_of(cells, "length_factor") or 1.0
-    prompt, output = _lengths(cells)
+    length, (prompt, output) = _factor(cells), _lengths(cells)
     version = text_of(cells, "version") or text_of(cells, "engine_version")
-    own_kind: Kind = "static batch" if kind == "offline" and count_of(cells, "batch") else kind
     in_flight, rate, requests = _load(own_kind, cells)
     return ServedRow(
         number=number,
@@ -181,13 +195,13 @@ def _served(number: int, kind: Kind, cells: Mapping[str, str]) -> ServedRow:
         prefill=prefill,
         workers=workers,
         in_flight=in_flight,
-        prompt=prompt * length,
+        prompt=max(1.0, prompt * length),
         output=max(1.0, output * length),
         sequences=SEQUENCES[engine],
         rate=rate,
         requests=requests,
         notes=tuple(notes),
-        has_one_length=own_kind == "offline" or number_of(cells, "length_factor") == 1.0,
+        has_one_length=own_kind == "offline" or (length == 1.0 and "length_factor" in cells),
         is_sure=text_of(cells, "spec").casefold() == "none" or "spec" not in cells,
         first_s=number_of(cells, "ttft_s"),
         token_s=number_of(cells, "tpot_s") or number_of(cells, "itl_s"),
@@ -201,8 +215,8 @@ def _refuse_unbuilt(cells: Mapping[str, str], notes: list[str]) -> None:
         notes.append("spec unknown: predicted without speculative decoding")
     if spec not in ("", "none", "false", "0"):
         refuse("spec", f"{shown(spec)}: speculative decoding is not built: give rows with none")
-    prefix = text_of(cells, "prefix_caching").casefold()
-    if prefix in ("1", "true", "yes", "on"):
+    if flag_of(cells, "prefix_caching"):
+        prefix = text_of(cells, "prefix_caching")
         refuse("prefix_caching", f"{shown(prefix)}: prefix caching is not built: give false")
 
 
@@ -213,11 +227,28 @@ def _short(version: str) -> str:
 
 
 def _weights(cells: Mapping[str, str]) -> str:
-    text = text_of(cells, "weights") or text_of(cells, "precision") or text_of(cells, "dtype")
+    column = _column(cells, "weights", "precision", "dtype")
+    text = text_of(cells, column)
     name = _WEIGHTS.get(text.casefold(), text.casefold())
     if name not in FORMATS:
-        refuse("weights", f"{shown(text)} is unknown{near_matches(name, FORMATS)}")
+        refuse(column, f"{shown(text)} is unknown{near_matches(name, FORMATS)}")
     return name
+
+
+def _column(cells: Mapping[str, str], *names: str) -> str:
+    """The first of these columns with something in it; else the first that the table has."""
+    has = [name for name in names if name in cells]
+    return next((name for name in has if text_of(cells, name)), (*has, names[0])[0])
+
+
+def _limited(
+    cells: Mapping[str, str], column: str, least: float, most: float, what: str
+) -> float | None:
+    """The number in a cell, None if empty; one out of these limits is refused."""
+    number = number_of(cells, column)
+    if number is not None and not least <= number <= most:
+        refuse(column, f"{shown(text_of(cells, column))} {what}: give {least:g} to {most:g}")
+    return number
 
 
 def _cache(cells: Mapping[str, str], weights: str, notes: list[str]) -> str:
@@ -247,78 +278,102 @@ def _layouts(
         if layout.ep > 1 and count_of(cells, "dp") is None:
             notes.append(f"{DP_UNSAID}: {layout.dp} assumed")
         replicas = 1
-        gpus = count_of(cells, "gpus")
-        if gpus and gpus > layout.gpus and gpus % layout.gpus == 0:
+        gpus = _count(cells, "gpus", MOST_NODES)
+        if gpus and gpus % layout.gpus:
+            problem = f"{gpus} is no multiple of the {layout.gpus} of a replica (tp x pp x dp)"
+            refuse("gpus", f"{problem}: give a multiple, or nothing")
+        if gpus and gpus > layout.gpus:
             if count_of(cells, "dp") is None and layout.ep > layout.tp:
-                layout = _with(layout, dp=gpus // (layout.tp * layout.pp), ep=layout.ep)
+                layout = _with(layout, "", dp=gpus // (layout.tp * layout.pp), ep=layout.ep)
                 notes[-1] = f"{DP_UNSAID}: {layout.dp} assumed"
             else:
                 replicas = gpus // layout.gpus
                 notes.append(f"{replicas} replicas of {layout.gpus} GPUs assumed")
         return layout, None, (0, replicas)
-    readers, decoders = count_of(cells, "prefill_workers"), count_of(cells, "decode_workers")
+    readers, decoders = (
+        _count(cells, f"{phase}_workers", MOST_DEGREE) for phase in ("prefill", "decode")
+    )
     if readers is None or decoders is None:
         notes.append("workers unsaid: one for prompts and one for decoding assumed")
-    return (
-        _layout(cells, plain, "decode_"),
-        _layout(cells, plain, "prefill_"),
-        (readers or 1, decoders or 1),
-    )
+    decode, prefill = _layout(cells, plain, "decode_"), _layout(cells, plain, "prefill_")
+    workers = readers or 1, decoders or 1
+    of_workers = prefill.gpus * workers[0] + decode.gpus * workers[1]
+    if (gpus := _count(cells, "gpus", MOST_NODES)) not in (None, of_workers):
+        problem = f"{gpus}, but workers of these layouts have {of_workers}"
+        refuse("gpus", f"{problem}: give prefill_workers, decode_workers and their degrees")
+    return decode, prefill, workers
+
+
+def _count(cells: Mapping[str, str], column: str, most: int) -> int | None:
+    count = count_of(cells, column)
+    if count is not None and count > most:
+        refuse(column, f"{count} is too large: give at most {most}, or nothing")
+    return count
 
 
 def _layout(cells: Mapping[str, str], plain: RankLayout, prefix: str) -> RankLayout:
     def degree(name: str) -> int:
-        return count_of(cells, f"{prefix}{name}") or 1
+        return _count(cells, f"{prefix}{name}", MOST_DEGREE) or 1
 
     tp, pp, ep, dp = degree("tp"), degree("pp"), degree("ep"), degree("dp")
     if prefix == "" and count_of(cells, "tp") is None and (gpus := count_of(cells, "gpus")):
         tp = gpus
     if dp == 1 and ep > tp:
         dp = ep // tp
-    return _with(plain, tp=tp, pp=pp, ep=ep, dp=dp)
+    return _with(plain, prefix, tp=tp, pp=pp, ep=ep, dp=dp)
 
 
-def _with(plain: RankLayout, **degrees: Any) -> RankLayout:
+def _with(plain: RankLayout, prefix: str, **degrees: Any) -> RankLayout:
     layout = replace(plain, **degrees)
     model = layout.model
     experts = model.experts
     ranks = layout.tp * layout.dp
     if model.heads % layout.tp:
-        refuse("tp", f"{layout.tp} does not divide heads {model.heads}: give a divisor")
+        refuse(f"{prefix}tp", f"{layout.tp} does not divide heads {model.heads}: give a divisor")
     if layout.ep > 1 and experts is None:
-        refuse("ep", f"{layout.ep}, but {model.name} has no experts: give 1")
+        refuse(f"{prefix}ep", f"{layout.ep}, but {model.name} has no experts: give 1")
     if layout.ep > ranks or ranks % layout.ep:
-        refuse("ep", f"{layout.ep} does not divide tp x dp = {ranks}: give a divisor")
+        refuse(f"{prefix}ep", f"{layout.ep} does not divide tp x dp = {ranks}: give a divisor")
     if layout.pp > model.layers:
-        refuse("pp", f"{layout.pp} is more than the layers {model.layers}: give at most these")
+        refuse(
+            f"{prefix}pp", f"{layout.pp} is more than the layers {model.layers}: give at most these"
+        )
     return layout
 
 
 def _lengths(cells: Mapping[str, str]) -> tuple[float, float]:
-    prompt = number_of(cells, "isl") or number_of(cells, "isl_mean")
-    output = number_of(cells, "osl") or number_of(cells, "osl_mean")
-    if prompt is None or output is None:
-        missing = "isl" if prompt is None else "osl"
-        refuse(missing, "is empty: give the tokens of prompts and of outputs")
-    return prompt, output
+    lengths = []
+    for name in ("isl", "osl"):
+        column = _column(cells, name, f"{name}_mean")
+        tokens = _limited(cells, column, 1, MOST_LENGTH, "tokens are no length of a request")
+        if tokens is None:
+            refuse(column, "is empty: give the tokens of prompts and of outputs")
+        lengths.append(tokens)
+    return lengths[0], lengths[1]
+
+
+def _factor(cells: Mapping[str, str]) -> float:
+    what = "is no mean length relative to isl and osl"
+    return _limited(cells, "length_factor", 0.01, 10, what) or 1.0
 
 
 def _load(kind: Kind, cells: Mapping[str, str]) -> tuple[float, float | None, int | None]:
     """Requests in flight, requests per second, and total requests."""
     if kind == "closed loop":
-        in_flight = number_of(cells, "concurrency")
+        in_flight = _limited(cells, "concurrency", 1, MOST_REQUESTS, "requests cannot be in flight")
         if in_flight is None:
             refuse("concurrency", "is empty: give the requests in flight")
         return in_flight, None, None
     if kind == "static batch":
-        return float(count_of(cells, "batch") or 1), None, None
+        return float(_count(cells, "batch", MOST_REQUESTS) or 1), None, None
     if kind == "offline":
         return OFFLINE_IN_FLIGHT, None, None
-    requests = count_of(cells, "requests") or 500
+    requests = _count(cells, "requests", MOST_REQUESTS) or 500
     text = text_of(cells, "request_rate").casefold()
     if text in ("inf", "infinity"):
         return float(requests), math.inf, requests
-    rate = number_of(cells, "request_rate")
+    what = "is no rate of requests a second"
+    rate = _limited(cells, "request_rate", LEAST_RATE, MOST_REQUESTS, what)
     if rate is None:
         refuse("request_rate", "is empty: give requests a second, or INF")
     return 0.0, rate, requests

@@ -167,11 +167,11 @@ def split_state(
         share = outputs * token_s / (first_s + outputs * token_s)
         decoding = np.minimum(load.in_flight * share, most)
     # Requests for which the decode workers have no memory queue.
-    rate = np.minimum(load.in_flight / (first_s + outputs * token_s), most / (outputs * token_s))
+    first_s = np.maximum(first_s, (load.in_flight / most - 1) * outputs * token_s)
     return SteadyState(
-        first_s=load.in_flight / rate - outputs * token_s,
+        first_s=first_s,
         token_s=token_s,
-        requests_per_s=rate,
+        requests_per_s=load.in_flight / (first_s + outputs * token_s),
         running=decoding,
         capacity=capacity,
         fits=fits,

@@ -58,6 +58,15 @@ def test_what_was_measured_changes_no_answer(
         (PLAIN.format("", "").replace("aggregated", "static"), "mode: 'static' is unknown"),
         (PLAIN.format("", "").replace("Llama-3.1-70B", "bert-base"), "generates no tokens"),
         (PLAIN.format("", "").replace("0.9,16", "0.9,"), "concurrency: is empty"),
+        (PLAIN.format("", "").replace("1024,1024", "1e300,1024"), "isl: '1e300' tokens are no"),
+        (PLAIN.format("", "").replace("0.9,16", "1e6,16"), "length_factor: '1e6' is no mean"),
+        (PLAIN.format("", "").replace("0.9,16", "0.9,1e12"), "concurrency: '1e12' requests"),
+        (PLAIN.format("", "").replace("H100,4", "H100,7"), "gpus: 7 is no multiple of the 4"),
+        (PLAIN.format("", "").replace("4,1,1,1,", "4,1,1,99999,"), "dp: 99999 is too large"),
+        (PLAIN.format("", "").replace("H100,4", "H100,1e300"), "gpus: 1e+300 is too large"),
+        (SPLIT.replace("B200,16", "B200,72"), "gpus: 72, but workers of these layouts have 16"),
+        (SPLIT.replace("1,8,1,8", "1,7,1,8"), "prefill_tp: 7 does not divide heads 128"),
+        (f"{SPLIT},none", "1 more cells than columns"),
     ],
 )
 def test_a_wrong_row_is_refused_by_field_and_remedy(
@@ -103,10 +112,58 @@ def test_precisions_of_caches_are_read_or_refused(
     assert "kv: 'int3' is unknown" in wrong["error"]
 
 
+def test_separate_gpus_for_prompts_under_a_rate_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "H100,4,LLaMA-3.1-70B,bf16,4,467,256,500,2,disaggregated"
+    (answer,) = answers(tmp_path, capsys, f"{RATES},mode", line)
+    assert "mode: disaggregated is not built for a rate: give a table" in answer["error"]
+
+
 def test_prefix_caching_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = f"{PLAIN.format('', '')},true"
-    (answer,) = answers(tmp_path, capsys, f"{HEAD},prefix_caching", line)
-    assert "prefix caching is not built" in answer["error"]
+    lines = (f"{PLAIN.format('', '')},{one}" for one in ("true", "perhaps"))
+    caching, unclear = answers(tmp_path, capsys, f"{HEAD},prefix_caching", *lines)
+    assert "prefix caching is not built" in caching["error"]
+    assert "prefix_caching: 'perhaps' is neither yes nor no" in unclear["error"]
+
+
+RATES = "hardware,gpus,model,precision,tp,isl_mean,osl_mean,requests,request_rate"
+WORDS = ("", "0", "-1", "1", "1.5", "1e6", "1e-9", "1e300", "1e-300", "nan", "INF", "4096", "abc")
+
+
+@pytest.mark.parametrize(
+    ("head", "line"),
+    [
+        (HEAD, PLAIN.format("", "")),
+        (HEAD, SPLIT),
+        (OFFLINE, "H100,2,LLaMA-3.1-70B,fp8,2,1,128,128,,0.9.0,16"),
+        (RATES, "H100,4,LLaMA-3.1-70B,bf16,4,467,256,500,2"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_any_cell_is_answered_in_full_or_refused_by_its_column(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], head: str, line: str
+) -> None:
+    names, cells, lines = head.split(","), line.split(","), []
+    for place in range(len(names)):
+        lines += [",".join((*cells[:place], word, *cells[place + 1 :])) for word in WORDS]
+    for place, answer in enumerate(answers(tmp_path, capsys, head, *lines)):
+        if "error" in answer:
+            assert answer["error"].partition(":")[0] in (*names, "gpus")
+            assert "give" in answer["error"] or "did you mean" in answer["error"], lines[place]
+        else:
+            for name in NUMBERS:
+                low, value, high = (answer[f"{name}{end}"] for end in ("_low", "", "_high"))
+                assert 0 < low < value < high < float("inf"), lines[place]
+
+
+def test_a_table_in_another_encoding_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "runs.csv"
+    table.write_bytes(f"{HEAD}\n{PLAIN}\n".replace("vllm", "vllm\xe9").encode("latin-1"))
+    assert main_of("predict_serving", COMMANDS["predict_serving"])([str(table)]) != 0
+    assert "is not UTF-8: give a table in UTF-8" in capsys.readouterr().err
 
 
 def test_weights_beyond_memory_do_not_fit(
