@@ -46,10 +46,12 @@ def decoded_per_s(layout: RankLayout, running: float, context: float) -> float:
     return running / float(decode_step_s(of, by, np.array([running]), np.array([context]))[0])
 
 
-def test_latency_at_a_rate_is_least_with_tensor_parallelism_alone() -> None:
+@pytest.mark.parametrize(("prompt", "output"), [(512, 256), (1024, 256)])
+def test_latency_at_a_rate_is_least_with_tensor_parallelism_alone(prompt: int, output: int) -> None:
     # LLaMA-13B on four A100 at three requests a second, TensorRT-LLM: 6.4 s with tp 4, 10.2 s with
-    # tp 2 pp 2 at the 90th percentile; pp 4 does not keep up.
-    lengths = Lengths(shape="lognormal", tokens=512), Lengths(shape="lognormal", tokens=256)
+    # tp 2 pp 2 at the 90th percentile; pp 4 does not keep up. Lengths are not said, and seconds
+    # follow them: only ratios of layouts can be judged.
+    lengths = Lengths(shape="lognormal", tokens=prompt), Lengths(shape="lognormal", tokens=output)
     load = drawn_load(300, lengths, np.random.default_rng(0), rate=3.0)
     slowest = {}
     for tp, pp in ((4, 1), (2, 2), (1, 4)):
@@ -63,8 +65,7 @@ def test_latency_at_a_rate_is_least_with_tensor_parallelism_alone() -> None:
         played = play_continuous(load, clock, batching)
         latencies = [(one.end_s or 0.0) - one.arrival_s for one in played.requests]
         slowest[tp, pp] = float(np.quantile(latencies, 0.9))
-    assert slowest[4, 1] == pytest.approx(6.4, rel=0.4)
-    assert slowest[2, 2] == pytest.approx(10.2, rel=0.4)
+    assert slowest[2, 2] / slowest[4, 1] == pytest.approx(10.2 / 6.4, rel=0.3)
     assert slowest[1, 4] > 1.3 * slowest[2, 2]
 
 
