@@ -32,6 +32,8 @@ SEQUENCES = {"vllm": 1024.0, "sglang": 1024.0, "trtllm": 2048.0}
 # Engines that prefill all waiting prompts before decoding, by default.
 READS_FIRST = frozenset(("sglang",))
 DP_UNSAID = "dp unsaid"
+# The version of an engine that no cell says.
+UNSAID = "unsaid"
 # Limits of loads, far beyond any measured one: tokens of a prompt or an answer, requests in flight
 # or a second, and requests a second at least (one in twelve days).
 MOST_LENGTH, MOST_REQUESTS, LEAST_RATE = 10**7, 10**6, 1e-6
@@ -223,7 +225,7 @@ def _refuse_unbuilt(cells: Mapping[str, str], notes: list[str]) -> None:
 def _short(version: str) -> str:
     """First two numbers of a version."""
     match = re.match(r"v?(\d+\.\d+)", version)
-    return match[1] if match else "unsaid"
+    return match[1] if match else UNSAID
 
 
 def _weights(cells: Mapping[str, str]) -> str:

@@ -2,7 +2,7 @@
 
 import argparse
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from experiments.pages.charts import Bars
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import table
+from experiments.serve.served_rows import UNSAID
 from experiments.serve.serving_fit import OUTCOMES, LeftOut, left_out, rows_to_fit
 from mistlab.core.arrays import Floats
 
@@ -55,6 +56,7 @@ def report_of(
         for alike in zip(*(_of(errors, by) for by in left), strict=True)
     ]
     rank_head = ["left out", "in tables", "groups", "pairs", "right order", "pick over best"]
+    rank_head += ["pairs of one version", "right order"]
     about = (
         f"{summary['rows']} measured runs. Each is predicted by constants fitted to all runs but "
         "those of its group: the median error and, in parentheses, the share inside the bounds, "
@@ -65,7 +67,8 @@ def report_of(
         "requests a second (derived from both times): pairs that differ by over 5 % in the right "
         "order, and the measured rate of the best over that of the layout predicted best. Some "
         "groups in tables have two layouts only by an empty `dp`, which is read as if it said the "
-        "same as the other row: nothing is there to rank."
+        "same as the other row: nothing is there to rank. Other pairs compare two versions of an "
+        "engine as well as two layouts, so runs of one said version are also ranked apart."
     )
     paragraphs = [about, table(head, lines), of_ranks, table(rank_head, ranks)]
     picture = Bars(
@@ -110,48 +113,71 @@ def error_rows(by: str, apart: LeftOut) -> Iterator[dict[str, Any]]:
 def ranking(apart: LeftOut) -> dict[str, float | None]:
     """How layouts of equal GPUs and load are ranked: groups by what tables say and by layouts,
     pairs that clearly differ, the share of them in the right order, and the mean of the best rate
-    over that of the pick."""
-    pairs = right = 0
-    regrets = []
+    over that of the pick; and pairs, with their share, of runs of one said version."""
     groups = list(groups_of_layouts(apart))
+    regrets = [
+        float(np.max(measured) / measured[int(np.argmax(predicted))])
+        for measured, predicted in groups
+    ]
+    pairs, right = _pairs_in_order(groups)
+    alike, alike_right = _pairs_in_order(groups_of_layouts(apart, is_one_version=True))
+    return {
+        "in_tables": len(list(_grouped(apart, is_as_told=True))),
+        "groups": len(groups),
+        "pairs": pairs,
+        "right_order": _share(right, pairs),
+        "pick_over_best": round(float(np.mean(regrets)), 3) if regrets else None,
+        "pairs_of_one_version": alike,
+        "right_order_of_one_version": _share(alike_right, alike),
+    }
+
+
+def _share(part: int, whole: int) -> float | None:
+    return round(part / whole, 3) if whole else None
+
+
+def _pairs_in_order(groups: Iterable[tuple[Floats, Floats]]) -> tuple[int, int]:
+    """Pairs of layouts whose measured rates clearly differ, and those in the right order."""
+    pairs = right = 0
     for measured, predicted in groups:
         for first, second in combinations(range(len(measured)), 2):
             ratio = measured[first] / measured[second]
             if max(ratio, 1 / ratio) > 1 + CLEARLY:
                 pairs += 1
-                right += (ratio > 1) == (predicted[first] > predicted[second])
-        regrets.append(float(np.max(measured) / measured[int(np.argmax(predicted))]))
-    return {
-        "in_tables": len(list(_grouped(apart, is_as_told=True))),
-        "groups": len(groups),
-        "pairs": pairs,
-        "right_order": round(right / pairs, 3) if pairs else None,
-        "pick_over_best": round(float(np.mean(regrets)), 3) if regrets else None,
-    }
+                right += int((ratio > 1) == (predicted[first] > predicted[second]))
+    return pairs, right
 
 
-def groups_of_layouts(apart: LeftOut) -> Iterator[tuple[Floats, Floats]]:
+def groups_of_layouts(
+    apart: LeftOut, *, is_one_version: bool = False
+) -> Iterator[tuple[Floats, Floats]]:
     """Measured and predicted rates of layouts with equal GPUs under one load; geometric mean over
-    dates and versions of a layout.
+    dates and versions of a layout, or over dates alone of runs of one said version.
     """
     measured, predicted = apart.measured["requests_per_s"], apart.predicted["requests_per_s"]
-    for layouts in _grouped(apart):
+    for layouts in _grouped(apart, is_one_version=is_one_version):
         yield (
             np.array([np.exp(np.mean(np.log(measured[runs]))) for runs in layouts]),
             np.array([np.exp(np.mean(np.log(predicted[runs]))) for runs in layouts]),
         )
 
 
-def _grouped(apart: LeftOut, *, is_as_told: bool = False) -> Iterator[list[list[int]]]:
+def _grouped(
+    apart: LeftOut, *, is_as_told: bool = False, is_one_version: bool = False
+) -> Iterator[list[list[int]]]:
     """Places of closed loops of each layout, where one load has several: if ``is_as_told``, an
-    unsaid attention data parallelism is told from any that is said."""
+    unsaid attention data parallelism is told from any that is said; if ``is_one_version``, each
+    said version of the engine is a group of its own."""
     measured = apart.measured["requests_per_s"]
     groups: dict[Any, dict[Any, list[int]]] = defaultdict(lambda: defaultdict(list))
     for index, row in enumerate(apart.rows):
         if row.kind != "closed loop" or row.prefill or not np.isfinite(measured[index]):
             continue
+        version = row.run.version if is_one_version else ""
+        if version == UNSAID:
+            continue
         layout = row.layout
-        same = (layout.model.name, layout.gpu, layout.engine, layout.weights)
+        same = (layout.model.name, layout.gpu, layout.engine, layout.weights, version)
         load = (row.gpus, round(row.prompt), round(row.output), row.in_flight)
         dp = layout.dp if row.says_dp or not is_as_told else None
         groups[same + load][layout.tp, layout.pp, layout.ep, dp].append(index)

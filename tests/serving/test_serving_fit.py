@@ -59,9 +59,11 @@ HEAD = "engine,hardware,gpus,model,weights,tp,pp,ep,dp,isl,osl,concurrency,ttft_
 RUN = "vllm,B200,4,MiniMax-M2.5,fp8_block,4,1,{},{},1024,1024,{},0.1,{},none\n"
 
 
-def ranked(folder: Path, lines: list[str], predicted: list[float]) -> dict[str, float | None]:
+def ranked(
+    folder: Path, lines: list[str], predicted: list[float], head: str = HEAD
+) -> dict[str, float | None]:
     table = folder / "runs.csv"
-    table.write_text(HEAD + "".join(lines), encoding="utf-8")
+    table.write_text(head + "".join(lines), encoding="utf-8")
     rows = rows_to_fit([table])
     groups = ["0"] * len(rows)
     rates = {"requests_per_s": np.array(predicted)}
@@ -76,6 +78,19 @@ def test_layouts_are_ranked_where_measured_rates_clearly_differ(tmp_path: Path) 
     found = ranked(tmp_path, lines, [1.0, 2.0, 1.0, 2.0, 1.0, 2.0])
     assert (found["groups"], found["pairs"], found["right_order"]) == (3, 2, 0.5)
     assert found["pick_over_best"] == pytest.approx((1 + 1.1 + 1.01) / 3, abs=2e-3)
+
+
+def test_layouts_of_different_versions_are_no_pair_of_one_version(tmp_path: Path) -> None:
+    # Over all versions the order is right, by one that a single layout ran; in 0.19 it is not.
+    lines = [RUN.format(1, 1, 8, 0.03), RUN.format(4, 1, 8, 0.02), RUN.format(4, 1, 8, 0.01)]
+    head = HEAD.replace("engine,", "engine,engine_version,")
+    versions = ("0.19.0", "0.19.1", "0.5")
+    table = "".join(
+        line.replace("vllm", f"vllm,{one}") for line, one in zip(lines, versions, strict=True)
+    )
+    found = ranked(tmp_path, [table], [2.0, 1.0, 9.0], head)
+    assert (found["pairs"], found["right_order"]) == (1, 1.0)
+    assert (found["pairs_of_one_version"], found["right_order_of_one_version"]) == (1, 0.0)
 
 
 def test_a_layout_whose_ranks_are_unsaid_is_no_other_layout(tmp_path: Path) -> None:
