@@ -270,7 +270,13 @@ MACHINE_COMMANDS: dict[str, Group] = {
                 "also write the spreads of bounds by kind of run, for the catalogue",
                 **path("FILE.yaml"),
             ),
-            flag("--ablation", "also predict rows without groups of columns"),
+            option(
+                "--kernels",
+                "tables of single kernels, to predict from datasheets",
+                **path("TABLE.csv"),
+                nargs="+",
+            ),
+            flag("--ablation", "also predict rows without groups of columns and parts"),
             examples={"the page of measured runs": "runs.csv --out runs.md"},
         ),
         "cross_check": command(

@@ -4,7 +4,7 @@ peaks.
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import mean, median
 
@@ -135,10 +135,16 @@ def _median_size(errors: Sequence[float]) -> float | None:
 Known = tuple[str, Judged, Miss | None]
 
 
-def errors_by_source(known: Sequence[Known]) -> list[SourceErrors]:
-    """Errors by source, with bounds fitted to all other sources; largest errors first."""
+def errors_by_source(known: Sequence[Known], *, by_rows: bool = False) -> list[SourceErrors]:
+    """Errors by source, with bounds fitted to all other sources; largest errors first.
+
+    With ``by_rows`` bounds take each row for a source of its own.
+    """
     misses = [miss for *_, miss in known if miss is not None]
-    spreads = iter(left_out(misses, [miss.source for miss in misses]))
+    sources_of = [miss.source for miss in misses]
+    if by_rows:
+        misses = [replace(miss, source=str(place)) for place, miss in enumerate(misses)]
+    spreads = iter(left_out(misses, sources_of))
     groups: dict[tuple[str, str], list[tuple[Judged, Held | None]]] = defaultdict(list)
     for source, row, miss in known:
         held = _held(row, next(spreads)) if miss is not None else None

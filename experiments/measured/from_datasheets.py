@@ -4,7 +4,7 @@ other GPUs.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median
 from typing import Any
@@ -21,24 +21,57 @@ from mistlab import catalog
 from mistlab.calibration.fitted_sureness import SourceSpreads, spreads_of_kinds
 from mistlab.catalog.completed import completed
 from mistlab.cost.confidence import KnownKind, Spread
-from mistlab.machine.hardware import LENT, Hardware, can_lend
+from mistlab.machine.hardware import LENT, Hardware, Source, can_lend
 
 # An unknown GPU counts as one in the number of GPUs.
 GPUS_OF_UNKNOWN = 1
 DATASHEET = "datasheet"
 
 
-def as_of_datasheet(name: str) -> Hardware:
-    """Hardware of the catalogue reduced to its datasheet, then completed with rates scaled from
-    GPUs of other architectures.
-    """
+def as_of_datasheet(name: str, kept: str = "") -> Hardware:
+    """The hardware of the catalogue with what its datasheet says, completed from others' rates:
+    those of GPUs of another architecture. The group ``kept`` stays as it was measured."""
     stated = catalog.stated_hardware(name)
-    nothing: dict[str, Any] = dict.fromkeys(LENT)
+    nothing: dict[str, Any] = {group: None for group in LENT if group != kept}
     provenance = replace(stated.provenance, **nothing)
     bare = replace(stated, **nothing, provenance=provenance, measured_with=None)
     every = map(catalog.stated_hardware, catalog.calibrated_names())
     mine = stated.gpu.architecture
     return completed(bare, [one for one in every if can_lend(one) and one.gpu.architecture != mine])
+
+
+def taken_for_its_lenders(hardware: Hardware) -> Hardware:
+    """The hardware with rates and links of the GPUs that lend it theirs, not scaled by its
+    datasheet: its memory and nodes alone are its own."""
+    rates, links = (_lender(hardware, group) for group in ("compute", "transfers"))
+    node = hardware.node
+    return replace(
+        hardware,
+        gpu=replace(rates.gpu, memory_gib=hardware.gpu.memory_gib),
+        node=replace(links.node, gpus=node.gpus, host_memory_gib=node.host_memory_gib),
+        compute=rates.compute,
+        transfers=links.transfers,
+        interference=links.interference,
+        measured_with=None,
+    )
+
+
+def _lender(hardware: Hardware, group: str) -> Hardware:
+    """The GPU that lends a group, or the hardware itself."""
+    source: Source | None = getattr(hardware.provenance, group)
+    is_lent = source is not None and source.kind in ("scaled", "borrowed")
+    return catalog.hardware(source.source) if is_lent and source is not None else hardware
+
+
+# What a left-out GPU is told of itself, one after another: nothing, its datasheet, and beside that
+# each group of its own measurements.
+TOLD: Mapping[str, Callable[[str], Hardware]] = {
+    "not scaled": lambda name: taken_for_its_lenders(as_of_datasheet(name)),
+    "peaks and bandwidths": as_of_datasheet,
+    "and own kernels": lambda name: as_of_datasheet(name, "compute"),
+    "and own links": lambda name: as_of_datasheet(name, "transfers"),
+    "and own interference": lambda name: as_of_datasheet(name, "interference"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +97,10 @@ class LentRun:
         return math.log(self.own.predicted_s / self.lent.predicted_s) / math.sqrt(doubt.range.way)
 
 
-def runs_from_datasheets(known: Sequence[Known]) -> list[LentRun]:
-    """Published runs on measured GPUs, each GPU left out whole."""
+def runs_from_datasheets(
+    known: Sequence[Known], made: Callable[[str], Hardware] = as_of_datasheet
+) -> list[LentRun]:
+    """Published runs on measured GPUs, each GPU left out whole and ``made`` again."""
     of_gpu: dict[str, list[tuple[int, Judged, Miss]]] = defaultdict(list)
     for index, (_, row, miss) in enumerate(known):
         if miss is not None and not apart_of(row.row.cells) and is_published(row):
@@ -74,7 +109,7 @@ def runs_from_datasheets(known: Sequence[Known]) -> list[LentRun]:
     for name in catalog.calibrated_names():
         if name not in of_gpu or catalog.stated_hardware(name).provenance.compute is None:
             continue
-        hardware = as_of_datasheet(name)
+        hardware = made(name)
         lender = hardware.provenance.compute
         assert lender is not None
         answers = RowPredictor(hardware=hardware).answers_of(row.row for _, row, _ in of_gpu[name])
@@ -179,3 +214,23 @@ def _cells(name: str, lent: Sequence[LentRun], held: Sequence[Held]) -> list[obj
         f"{mean(its.is_inside for _, its in pairs):.0%}",
         f"{median(its.width for _, its in pairs):.2f}",
     ]
+
+
+def figure_lines(known: Sequence[Known]) -> Iterator[str]:
+    """The section of a page: what each group of figures adds to a GPU that nobody measured."""
+    yield "\n\n".join(beside("report_runs-figures")) + "\n"
+    every = {name: runs_from_datasheets(known, made) for name, made in TOLD.items()}
+    gpus = dict.fromkeys(run.gpu for runs in every.values() for run in runs)
+    lines = [_told_cells(gpu, every, [gpu]) for gpu in gpus]
+    head = ("", "runs", *TOLD, "all own")
+    yield from (*narrow(head, [_told_cells("all runs", every, [*gpus]), *lines]), "")
+
+
+def _told_cells(
+    name: str, every: Mapping[str, Sequence[LentRun]], gpus: Sequence[str]
+) -> list[object]:
+    chosen = [[run for run in runs if run.gpu in gpus] for runs in every.values()]
+    errors = [[abs(run.lent.time_error or 0.0) for run in runs] for runs in chosen]
+    errors.append([abs(run.own.time_error or 0.0) for run in chosen[0]])
+    medians = [median(sizes) if sizes else None for sizes in errors]
+    return [name, len(chosen[0]), *(number(size, ".1%") for size in medians)]

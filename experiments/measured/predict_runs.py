@@ -4,7 +4,7 @@ import argparse
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -90,10 +90,15 @@ def mapping_of(answered: AnsweredRow) -> dict[str, object]:
 
 
 class RowPredictor:
-    """Predicts rows of tables; equal configurations are predicted once."""
+    """Predicts rows of tables, each after an ``edit``; equal configurations are predicted once."""
 
-    def __init__(self, profile: Profile | None = None, hardware: Hardware | None = None) -> None:
-        self._profile, self._hardware = profile, hardware
+    def __init__(
+        self,
+        profile: Profile | None = None,
+        hardware: Hardware | None = None,
+        edit: Callable[[Configuration], Configuration] | None = None,
+    ) -> None:
+        self._profile, self._hardware, self._edit = profile, hardware, edit
         self._known: dict[Configuration, RunAnswer] = {}
         # Sort key of a configuration: whether memory is nearly full, then seconds.
         self._ranks: dict[Configuration, tuple[bool, float]] = {}
@@ -112,7 +117,7 @@ class RowPredictor:
         rows = iter(rows)
         while batch := list(islice(rows, AT_ONCE)):
             hardware = "" if self._hardware is None else self._hardware.name
-            read = [_read(row, hardware) for row in batch]
+            read = [self._edited(_read(row, hardware)) for row in batch]
             self._predict([one for one in read if isinstance(one, Configuration)])
             for row, outcome in zip(batch, read, strict=True):
                 answer = outcome if isinstance(outcome, RunAnswer) else self._known[outcome]
@@ -121,6 +126,11 @@ class RowPredictor:
                     answer = RunAnswer(refused=f"{row.where}: {refused}")
                 yield AnsweredRow(row=row, answer=answer)
             self._tell(f"{batch[-1].file}: {batch[-1].number} rows answered")
+
+    def _edited(self, read: Configuration | RunAnswer) -> Configuration | RunAnswer:
+        if self._edit is None or isinstance(read, RunAnswer):
+            return read
+        return self._edit(read)
 
     def _tell(self, text: str) -> None:
         now_s = perf_counter()

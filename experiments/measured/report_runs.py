@@ -12,14 +12,17 @@ from statistics import mean, median
 from experiments.cli.commandline import DONE, as_options, progress, writable
 from experiments.measured.ablation import ablation_lines
 from experiments.measured.by_source import by_source_lines, source_of
+from experiments.measured.deliverables import deliverable_lines
 from experiments.measured.errors import ERROR_FORMS, error_cells
 from experiments.measured.from_datasheets import (
     LentRun,
     datasheet_kind,
     datasheet_lines,
+    figure_lines,
     runs_from_datasheets,
 )
 from experiments.measured.group_errors import group_lines
+from experiments.measured.lent_kernels import kernel_lines
 from experiments.measured.peaks import known_peaks, peak_lines, peak_misses
 from experiments.measured.predict_runs import RowPredictor
 from experiments.pages.page_tables import IN_A_FILE, write_page
@@ -120,8 +123,9 @@ def report(options: argparse.Namespace) -> int:
     table: errors, raw and in groups; the share of measurements within the bounds, and within
     bounds that were made without the run's group; the spread of repeated runs; the refused
     rows. Sources are held against the others, each left out whole, and runs on measured GPUs
-    against what their datasheets alone say. With --profile it also has the errors under that
-    profile, with --ablation those of rows that tell less.
+    against what their datasheets alone say; with --kernels so are single kernels. With
+    --profile it also has the errors under that profile, with --ablation those of rows that tell
+    less, and with each part of the predictor turned off.
     """
     with as_options():
         profile = None if options.profile == "none" else catalog.profile(options.profile)
@@ -132,8 +136,12 @@ def report(options: argparse.Namespace) -> int:
     page += by_source_lines(known, [*peak_lines(known)])
     lent = runs_from_datasheets(known)
     page += datasheet_lines(known, lent)
+    if options.kernels:
+        page += kernel_lines(options.kernels)
     if options.ablation:
         page += ablation_lines(known)
+        page += deliverable_lines(known)
+        page += figure_lines(known)
     if options.sureness is not None:
         write_sureness(plain, lent, options.sureness)
     if profile is not None:

@@ -1,0 +1,210 @@
+"""Measured kernels predicted from datasheets: each GPU left out whole, by other GPUs' rates."""
+
+import csv
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+
+import numpy as np
+
+from experiments.measured.from_datasheets import GPUS_OF_UNKNOWN, as_of_datasheet
+from experiments.pages.study import beside
+from experiments.pages.tables import narrow, number
+from experiments.runs.dialects.gpu_names import gpus_of
+from mistlab import catalog
+from mistlab.calibration.fitted_sureness import spreads_of_kinds
+from mistlab.calibration.kernel_tables import CAUSAL, SMALLEST_PRODUCT
+from mistlab.calibration.operators import read_operator_table
+from mistlab.core.arrays import Bools, Floats
+from mistlab.core.values import InputError, reject
+from mistlab.cost.confidence import REACH
+from mistlab.machine.hardware import Compute, OperatorClass
+
+# Of 16 bits alone: other precisions have other kernels on each GPU.
+HALF = ("bfloat16", "float16", "bf16", "fp16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """Kernels of one class on one GPU: operations, bytes and measured seconds (C each)."""
+
+    gpu: str
+    operators: OperatorClass
+    flop: Floats
+    moved_bytes: Floats
+    seconds: Floats
+
+    def missed(self, compute: Compute) -> Floats:
+        """The logarithm of predicted over measured seconds (C) by a GPU's rates."""
+        rate = compute.rate(self.operators)
+        predicted_s = self.flop * rate.s_per_flop + self.moved_bytes * rate.s_per_byte
+        return np.asarray(np.log(predicted_s / self.seconds))
+
+
+Table = Sequence[Mapping[str, str]]
+Count = Callable[[Mapping[str, str]], tuple[float, float, float]]
+
+
+def _product(row: Mapping[str, str]) -> tuple[float, float, float]:
+    m, n, k = (float(row[name]) for name in ("m", "n", "k"))
+    return 2 * m * n * k, 2 * (m * k + k * n + m * n), float(row["latency_ms"]) * 1e-3
+
+
+def _attention(row: Mapping[str, str]) -> tuple[float, float, float]:
+    """A forward pass of causal attention; its time is that of arithmetic."""
+    batch, tokens, heads, wide = (
+        float(row[name]) for name in ("batch", "isl", "heads", "head_dim")
+    )
+    flop = 2 * 2 * CAUSAL * batch * heads * wide * tokens**2
+    moved = 2 * batch * tokens * wide * 2 * (heads + float(row["kv_heads"]))
+    return flop, moved, float(row["latency_ms"]) * 1e-3
+
+
+# By a column that only such a table has: the class, the column of precisions, and what rows count.
+FORMATS: Mapping[str, tuple[OperatorClass, str, Count]] = {
+    "k": ("matmul", "dtype", _product),
+    "isl": ("attention_forward", "attn_dtype", _attention),
+}
+PROFILE = "fwd_us"
+
+
+def kernels_of(path: Path) -> Iterator[Kernels]:
+    """The kernels of a table, by GPU: products and attention by shape, or profiles of blocks.
+
+    Products that end before a GPU reaches its rate are left out.
+    """
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = [*csv.DictReader(file)]
+    columns = rows[0].keys() if rows else ()
+    if PROFILE in columns:
+        yield from _of_profiles(path, rows)
+        return
+    column = next((name for name in FORMATS if name in columns), None)
+    if column is None:
+        names = ", ".join((*FORMATS, PROFILE))
+        reject(f"{path}: has none of the columns {names}: give a table of kernels")
+    operators, precision, count = FORMATS[column]
+    for name in dict.fromkeys(row["hardware"] for row in rows):
+        if (gpu := _gpu_of(name)) is None:
+            continue
+        mine = [row for row in rows if row["hardware"] == name and row[precision] in HALF]
+        counted = np.array([count(row) for row in mine]).reshape(-1, 3)
+        flop, moved_bytes, seconds = counted[counted[:, 0] > SMALLEST_PRODUCT].T
+        if len(flop):
+            yield Kernels(
+                gpu=gpu, operators=operators, flop=flop, moved_bytes=moved_bytes, seconds=seconds
+            )
+
+
+def _of_profiles(path: Path, rows: Table) -> Iterator[Kernels]:
+    for name in dict.fromkeys(row["hardware"] for row in rows):
+        if (gpu := _gpu_of(name)) is None:
+            continue
+        peaks = catalog.stated_hardware(gpu).gpu.peak_tflops
+        table = read_operator_table(path, peaks, hardware=name, without_weight_gradients=True)
+        for operators, blocks in table.classes.items():
+            yield Kernels(
+                gpu=gpu,
+                operators=operators,
+                flop=blocks.flop,
+                moved_bytes=blocks.moved_bytes,
+                seconds=blocks.seconds,
+            )
+
+
+def _gpu_of(name: str) -> str | None:
+    """The GPU of the catalogue that a table's name means, if its rates were measured."""
+    try:
+        gpu = gpus_of(name, "", None).hardware
+    except InputError:
+        return None
+    measured = gpu in catalog.calibrated_names()
+    return gpu if measured and catalog.stated_hardware(gpu).provenance.compute else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LentKernels:
+    """Kernels of a GPU, and how far they are from its own rates and from those of a lender."""
+
+    kernels: Kernels
+    lender: str
+    own: Floats
+    lent: Floats
+
+
+def from_datasheets(every: Sequence[Kernels]) -> list[LentKernels]:
+    """Each GPU's kernels by its own rates, and by its datasheet as if nobody had measured it."""
+    return [_lent(kernels) for kernels in every]
+
+
+def _lent(kernels: Kernels) -> LentKernels:
+    measured, stated = catalog.hardware(kernels.gpu), as_of_datasheet(kernels.gpu)
+    lender = stated.provenance.compute
+    assert measured.compute is not None
+    assert stated.compute is not None
+    assert lender is not None
+    return LentKernels(
+        kernels=kernels,
+        lender=lender.source,
+        own=kernels.missed(measured.compute),
+        lent=kernels.missed(stated.compute),
+    )
+
+
+def inside_bounds(every: Sequence[LentKernels]) -> list[Bools]:
+    """Whether kernels lie within bounds that all other GPUs' kernels of their class, and of any,
+    give."""
+    sizes = [len(group.lent) for group in every]
+    _, gpus = np.unique([group.kernels.gpu for group in every], return_inverse=True)
+    of_rows = np.repeat(gpus, sizes)
+    missed = np.concatenate([-group.lent for group in every])
+    names = [(group.kernels.operators, "any") for group in every]
+    kinds = [name for name, size in zip(names, sizes, strict=True) for _ in range(size)]
+    spreads = spreads_of_kinds(missed, kinds, of_rows, of_rows, GPUS_OF_UNKNOWN)
+    inside: list[Bools] = []
+    for group, fold in zip(every, gpus, strict=True):
+        spread = spreads[group.kernels.operators]
+        reach = REACH * math.sqrt(spread.between[fold] + spread.within[fold])
+        inside.append(np.abs(-group.lent - spread.offset[fold]) <= reach)
+    return inside
+
+
+HEAD = ("", "rates of", "kernels", "own rates", "median", "bias", "in bounds")
+
+
+def kernel_lines(paths: Sequence[Path]) -> Iterator[str]:
+    """The section of a page: kernels on each measured GPU, predicted from its datasheet alone."""
+    every = from_datasheets([kernels for path in paths for kernels in kernels_of(path)])
+    if not every:
+        reject("--kernels: no table has a GPU whose rates were measured: give other tables")
+    inside = inside_bounds(every)
+    yield "\n\n".join(beside("report_runs-kernels")) + "\n"
+    medians = [_median(group.lent) for group in every]
+    shares = [float(held.mean()) for held in inside]
+    rows = np.concatenate([group.lent for group in every])
+    yield (
+        f"All {len(rows):,} kernels: median error {_median(rows):.1%}, "
+        f"{np.concatenate(inside).mean():.0%} within bounds. Each class on each GPU counted once: "
+        f"{mean(medians):.1%} in the mean of {len(medians)}, {median(medians):.1%} in the median; "
+        f"{mean(shares):.0%} within bounds.\n"
+    )
+    lines = (_cells(group, share) for group, share in zip(every, shares, strict=True))
+    yield from (*narrow(HEAD, lines), "")
+
+
+def _median(missed: Floats) -> float:
+    return float(np.median(np.abs(np.expm1(missed))))
+
+
+def _cells(group: LentKernels, inside: float) -> list[object]:
+    return [
+        f"{group.kernels.gpu}: {group.kernels.operators}",
+        group.lender,
+        len(group.lent),
+        number(_median(group.own), ".1%", none=""),
+        number(_median(group.lent), ".1%", none=""),
+        f"{float(np.median(np.expm1(group.lent))):+.1%}",
+        f"{inside:.0%}",
+    ]
