@@ -211,6 +211,10 @@ def read_csv(path: Path, wanted: str = "the path of a CSV file") -> list[dict[st
             return list(csv.DictReader(file))
     except OSError as error:
         reject(f"{path}: {error.strerror}: give {wanted}")
+    except UnicodeDecodeError:
+        reject(f"{path}: is not UTF-8: give {wanted} in UTF-8")
+    except csv.Error as error:
+        reject(f"{path}: {error}: give {wanted}")
 
 
 def _read_text(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> str:

@@ -153,11 +153,15 @@ def load_of_trace(rows: Sequence[Mapping[str, Any]], name: str) -> ServingLoad:
     for number, row in enumerate(rows, 1):
         for column, values in columns.items():
             text = row.get(column)
+            where = f"{name}: {column}: {shown(text)} in row {number}"
             try:
                 values.append(float(text if text is not None else ""))
             except ValueError:
-                where = f"{name}: {column}: {shown(text)} in row {number}"
                 reject(f"{where}: give a number in each row")
+            if not np.isfinite(values[-1]):
+                reject(f"{where}: give a finite number in each row")
+            if column != TRACE_COLUMNS[0] and values[-1] % 1:
+                reject(f"{where}: give a whole number of tokens in each row")
     order = np.argsort(np.array(columns["arrival_s"]), kind="stable").tolist()
     prompts, outputs = (
         tuple(int(columns[column][place]) for place in order) for column in TRACE_COLUMNS[1:]

@@ -151,13 +151,22 @@ def test_bad_questions_are_refused(
             "arrival_s,prompt_tokens,output_tokens\n0,9,\n",
             "trace.csv: output_tokens: '' in row 1: give a number",
         ),
+        (
+            "arrival_s,prompt_tokens,output_tokens\n0,nan,4\n",
+            "trace.csv: prompt_tokens: 'nan' in row 1: give a finite number",
+        ),
+        (
+            "arrival_s,prompt_tokens,output_tokens\n0,3.7,4\n",
+            "trace.csv: prompt_tokens: '3.7' in row 1: give a whole number of tokens",
+        ),
+        ("arrival_s\udce9\n", "trace.csv: is not UTF-8: give the path of a CSV file in UTF-8"),
     ],
 )
 def test_a_trace_without_lengths_is_refused_by_file_and_column(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, told: str
 ) -> None:
     trace = tmp_path / "trace.csv"
-    trace.write_text(text, encoding="utf-8")
+    trace.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(InputError, match=told):
         run(capsys, "--trace", str(trace))
 
