@@ -63,8 +63,8 @@ def check_runnable(job: Job) -> None:
             value, is_trained = stage.value(name), row.is_trained or row.part == "layers"
             if not is_trained and value != row.default:
                 reject(
-                    f"plan.stages[{number}].{row.path or name}: {value:g} can be predicted and not "
-                    f"yet trained: give {row.default:g}"
+                    f"plan.stages[{number}].{row.path or name}: {value:g} can be predicted but not "
+                    f"trained yet: give {row.default:g}"
                 )
     if job.workload.model.family == "custom":
         _check_own_model(job.plan, job.workload)
@@ -89,7 +89,7 @@ def _check_reduction(plan: Plan, workload: Workload) -> None:
     if how.shards > 1:
         reject(
             f"workload.reduction.shards: {how.shards} asynchronous servers, each with a part of "
-            "the optimizer's states, can be predicted and played, and not yet trained: give 1"
+            "the optimizer's states, can be predicted and simulated, but not trained yet: give 1"
         )
     if workload.model.head_has_table and not shares_table(plan):
         reject(
@@ -130,8 +130,8 @@ def _check_own_model(plan: Plan, workload: Workload) -> None:
     """Refuse divisions and orders of a user's own code that need the runtime's layers."""
     if not workload.reduces_plainly:
         reject(
-            f"workload.reduction: {workload.reduction.kind} of a traced model can be predicted and "
-            "not yet trained: leave it out"
+            f"workload.reduction: {workload.reduction.kind} of a traced model can be predicted but "
+            "not trained yet: leave it out"
         )
     for number, stage in enumerate(plan.stages):
         for name, row in DIMENSIONS.items():
@@ -139,17 +139,17 @@ def _check_own_model(plan: Plan, workload: Workload) -> None:
             if divides and (value := stage.value(name)) > 1:
                 reject(
                     f"plan.stages[{number}].{name}: {value:g} of a traced model can be predicted "
-                    "and not yet trained: give 1; data parallelism and stages divide it"
+                    "but not trained yet: give 1; data parallelism and stages divide it"
                 )
         for name in {*treatments_of(stage.value)} - TREATED_OWN:
             reject(
                 f"plan.stages[{number}].{TREATMENTS[name].dimension}: {name} blocks of a traced "
-                "model can be predicted and not yet trained: give 0"
+                "model can be predicted but not trained yet: give 0"
             )
     if passes_of_plan(plan)[0].splits_backward:
         reject(
             f"plan.order: {plan.order} with a traced model, whose products have no passes of their "
-            "own, can be predicted and not yet trained: give 1f1b"
+            "own, can be predicted but not trained yet: give 1f1b"
         )
 
 
@@ -160,7 +160,7 @@ def _check_tokens(plan: Plan) -> None:
         if parts_here != before:
             reject(
                 f"plan.stages[{number}].sequence_parallel: stages whose ranks have {before} and "
-                f"{parts_here} parts of a sequence can be predicted and not yet trained: give all "
+                f"{parts_here} parts of a sequence can be predicted but not trained yet: give all "
                 "stages equal sequence_parallel and tensor_parallel"
             )
 
@@ -175,12 +175,12 @@ def _check_context(plan: Plan, workload: Workload) -> None:
         problem = ""
         if ranks != first:
             problem = (
-                f", and {first} in stage 0, can be predicted and not yet trained: give all stages "
+                f", and {first} in stage 0, can be predicted but not trained yet: give all stages "
                 "the same"
             )
         elif ranks > 1 and workload.attention == "math":
             problem = (
-                " with attention math can be predicted and not yet trained: give "
+                " with attention math can be predicted but not trained yet: give "
                 "workload.attention: flash"
             )
         elif ranks > 1 and way != HEADS and (model.window or model.sinks):
@@ -201,8 +201,8 @@ def _check_encoder(plan: Plan, workload: Workload) -> None:
     for number, stage in enumerate(plan.stages):
         if workload.model.is_encoder and stage.splits_tokens:
             reject(
-                f"plan.stages[{number}].sequence_parallel: 1 with an encoder can be predicted and "
-                "not yet trained: give 0"
+                f"plan.stages[{number}].sequence_parallel: 1 with an encoder can be predicted but "
+                "not trained yet: give 0"
             )
 
 
@@ -229,7 +229,7 @@ def _check_further(plan: Plan, workload: Workload) -> None:
     if any(shape.adds_table_in_b(shape.last_layer) for shape in shapes):
         reject(
             f"plan.order: {plan.order} with further_tokens on a stage with both ends of the model "
-            "can be predicted and not yet trained: give 1f1b"
+            "can be predicted but not trained yet: give 1f1b"
         )
 
 
@@ -248,15 +248,14 @@ def _check_adapters(plan: Plan, workload: Workload) -> None:
     for kind, has in kinds.items():
         if has:
             reject(
-                f"workload.train: adapters of a model with {kind} can be predicted and not yet "
-                "trained: give all"
+                f"workload.train: adapters of a model with {kind} can be predicted but not "
+                "trained yet: give all"
             )
     for number, stage in enumerate(plan.stages):
         if workload.adapter_targets != "all" and "lean" in treatments_of(stage.value):
             reject(
-                f"plan.stages[{number}].{TREATMENTS['lean'].dimension}: some beside products "
-                "without adapters, which keep nothing of what lean operators make: give 0, or "
-                "workload.adapter_targets: all"
+                f"plan.stages[{number}].{TREATMENTS['lean'].dimension}: lean blocks save nothing "
+                "where some linear layers have no adapter: give 0, or workload.adapter_targets: all"
             )
         if workload.base != "16bit":
             _check_packing(f"plan.stages[{number}]", stage.tensor_parallel, workload)
@@ -338,7 +337,7 @@ def _check_dropped_shares(workload: Workload) -> None:
         reject(
             f"workload.model.attention_dropout: {model.dropped_shares:g} within the kernel of "
             f"attention with {with_parts[0] if with_parts else workload.attention} can be "
-            f"predicted and not yet trained: give 0{remedy}"
+            f"predicted but not trained yet: give 0{remedy}"
         )
 
 
@@ -348,7 +347,7 @@ def check_usual(workload: Workload) -> None:
     for name, value in usual.items():
         if (given := getattr(workload, name)) != value:
             reject(
-                f"workload.{name}: {given} can be predicted and not yet run by this: give {value}, "
+                f"workload.{name}: {given} can be predicted but not run by this yet: give {value}, "
                 "or leave it out"
             )
 
@@ -357,7 +356,7 @@ def check_model(workload: Workload) -> None:
     """Refuse a model with layers that the runtime does not support."""
     if why := trains_here(workload.model):
         name = workload.model.name or "this model"
-        reject(f"workload.model: {name} can be predicted and not yet trained: {why}")
+        reject(f"workload.model: {name} can be predicted but not trained yet: {why}")
     _check_dropped_shares(workload)
     if (further := workload.model.further_tokens) >= workload.sequence_length:
         reject(
@@ -366,21 +365,21 @@ def check_model(workload: Workload) -> None:
         )
     if workload.expert_padding:
         reject(
-            "workload.expert_padding: True can be predicted and not yet trained: leave it out; "
+            "workload.expert_padding: True can be predicted but not trained yet: leave it out; "
             "experts then take the tokens that come, up to their capacity"
         )
     if workload.states != "mixed":
         reject(
-            f"workload.states: {workload.states} can be predicted and not yet trained: give mixed, "
+            f"workload.states: {workload.states} can be predicted but not trained yet: give mixed, "
             "or leave it out"
         )
     if workload.optimizer not in TRAINED_OPTIMIZERS:
         reject(
-            f"workload.optimizer: {workload.optimizer} can be predicted and not yet trained: give "
+            f"workload.optimizer: {workload.optimizer} can be predicted but not trained yet: give "
             "adamw-bf16, adamw, or leave it out"
         )
     if workload.precision in ("fp8", "fp4"):
         reject(
-            f"workload.precision: {workload.precision} can be predicted and not yet trained: "
+            f"workload.precision: {workload.precision} can be predicted but not trained yet: "
             "give bf16"
         )

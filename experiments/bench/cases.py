@@ -75,7 +75,7 @@ def clusters(hardware: str | None = None) -> list[Mapping[str, Any]]:
     names = [cluster["hardware"] for cluster in every]
     if hardware is not None and hardware not in names:
         reject(
-            f"--hardware {hardware}: the evaluation was not published for it"
+            f"--hardware {hardware}: the published evaluation did not use it"
             f"{near_matches(hardware, names)}: give one of {', '.join(names)}"
         )
     return [cluster for cluster in every if hardware in (None, cluster["hardware"])]

@@ -76,8 +76,8 @@ def searchers_called(names: Sequence[str], predictor: str = "symbolic") -> list[
         if not can_ask(name, predictor):
             others = ", ".join(other for other in SEARCHERS if can_ask(other, predictor))
             reject(
-                f"--predictor {predictor}: it gives no costs of single stages, for which searcher "
-                f"{name} asks: give one of {others}, or --predictor symbolic"
+                f"--predictor {predictor}: has no costs of single stages, which searcher "
+                f"{name} needs: give one of {others}, or --predictor symbolic"
             )
     return list(dict.fromkeys(names))
 

@@ -125,7 +125,7 @@ def estimate(options: argparse.Namespace) -> int:
         return _rented(options)
     for name in ("by", "under", "starting"):
         if getattr(options, name) is not None:
-            reject(f"--{name}: goes with a table of prices: give --prices PRICES.yaml too")
+            reject(f"--{name}: needs a table of prices: give --prices PRICES.yaml too")
     question, plan = _question(options)
     study = Study.begin("estimate", options)
     study.add_all(_rows(question, plan, quick=options.quick))
@@ -141,7 +141,7 @@ def _rented(options: argparse.Namespace) -> int:
     """The answer for each kind of GPU in a table of prices."""
     for name in ("plan",):
         if getattr(options, name) is not None:
-            reject(f"--{name}: says its own GPUs, and --prices asks about others: leave one out")
+            reject(f"--{name}: names its GPUs, and --prices compares others: leave one out")
     _check_shares(options)
     problem = _problem(options)
     tokens = _tokens(options, problem.workload, model_parameters(problem.workload))
@@ -212,7 +212,7 @@ def _check_shares(options: argparse.Namespace) -> None:
     for name in ("utilisation", "goodput"):
         value = getattr(options, name)
         if not 0 < value <= 1:
-            reject(f"--{name}: {value} is no share: give one above 0, at most 1")
+            reject(f"--{name}: {value} is not a fraction: give one above 0, at most 1")
 
 
 def _problem(options: argparse.Namespace) -> Problem:
@@ -239,7 +239,7 @@ def _tokens(options: argparse.Namespace, work: Workload, parameters: int) -> flo
         near = near_matches(options.tokens, ("published", "chinchilla"))
         reject(f"--tokens: {options.tokens!r} is no number such as 300e9{near}")
     if not 0 < tokens < math.inf:
-        reject(f"--tokens: {tokens:g} is no number of tokens: give one above 0, such as 300e9")
+        reject(f"--tokens: {tokens:g} is not a number of tokens: give one above 0, such as 300e9")
     return tokens
 
 
@@ -247,7 +247,7 @@ def _prices(options: argparse.Namespace, cluster: Cluster) -> Prices:
     watts = cluster.hardware.gpu.board_watts if options.watts is None else options.watts
     if watts is None:
         reject(
-            f"--watts: {cluster.hardware.name} does not say what its board draws: give --watts, "
+            f"--watts: {cluster.hardware.name} has no power figure: give --watts, "
             "or board_watts in the hardware file"
         )
     with as_options():

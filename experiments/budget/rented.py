@@ -50,12 +50,14 @@ def hours_until(text: str, now: datetime) -> float:
         try:
             then = datetime.fromisoformat(text.strip()).replace(tzinfo=now.tzinfo)
         except ValueError:
-            reject(f"--by: {text!r} is no time: give friday, 2026-12-04, 2026-12-04T18:00 or 36h")
+            reject(
+                f"--by: {text!r} is not a time: give friday, 2026-12-04, 2026-12-04T18:00 or 36h"
+            )
         if "T" not in text.upper() and " " not in text.strip():
             then += timedelta(days=1)
         hours = (then - now) / timedelta(hours=1)
     if not 0 < hours < math.inf:
-        reject(f"--by: {text} is over already: give a time after {now:%Y-%m-%dT%H:%M}")
+        reject(f"--by: {text} is in the past: give a time after {now:%Y-%m-%dT%H:%M}")
     return hours
 
 
@@ -92,7 +94,9 @@ def rented(options: argparse.Namespace, tokens: float) -> int:
     now = datetime.now().astimezone() if options.starting is None else _start(options.starting)
     hours = None if options.by is None else hours_until(options.by, now)
     if options.under is not None and not 0 < options.under < math.inf:
-        reject(f"--under: {options.under:g} is no number of dollars: give one above 0, as 500")
+        reject(
+            f"--under: {options.under:g} is not a number of dollars: give one above 0, such as 500"
+        )
     study = Study.begin("estimate", options)
     runs = []
     for run in _runs(options, table, tokens):
@@ -117,7 +121,7 @@ def _start(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text).astimezone()
     except ValueError:
-        reject(f"--starting: {text!r} is no time: give one as 2026-11-28T12:00")
+        reject(f"--starting: {text!r} is not a time: give one such as 2026-11-28T12:00")
 
 
 def _runs(options: argparse.Namespace, table: PriceTable, tokens: float) -> Iterator[RentedRun]:

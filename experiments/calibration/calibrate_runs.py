@@ -133,7 +133,7 @@ def _pair(text: str) -> tuple[str, float]:
     try:
         return name, float(value)
     except ValueError:
-        reject(f"--set {text}: no number after {name}=: give one")
+        reject(f"--set {text}: has no number after {name}=: give one")
 
 
 def _known(names: Sequence[str], setting: ConstantSetting) -> None:
@@ -143,7 +143,7 @@ def _known(names: Sequence[str], setting: ConstantSetting) -> None:
         if name not in CONSTANTS:
             reject(f"constant {name!r} is unknown{near_matches(name, CONSTANTS)}")
         if name not in has:
-            reject(f"constant {name!r} is not in what is fitted: give --profile, or leave it out")
+            reject(f"constant {name!r} is not fitted here: give --profile, or leave it out")
 
 
 def _runs(path: Path) -> Iterator[MeasuredRun]:

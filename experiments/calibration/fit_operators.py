@@ -63,7 +63,7 @@ def operator_rates(
         fused, note = _of_attention(hardware, attention, attention_tflops)
         if not fused and before is None:
             reject(
-                f"{path}: says nothing of fused attention: give --attention TABLE.csv, "
+                f"{path}: has no rows of fused attention: give --attention TABLE.csv, "
                 "--attention-tflops FORWARD BACKWARD, or --borrow a hardware that has them"
             )
         rates |= {rate.operators: rate for rate in fused}

@@ -30,7 +30,7 @@ class ResumedTable:
         # A line that was cut off during writing is measured again.
         text = text[: text.rfind("\n") + 1] or f"{header}\n"
         if text.partition("\n")[0] != header:
-            reject(f"{self.path}: has other columns than {header}: give another --tables")
+            reject(f"{self.path}: has columns other than {header}: give another --tables")
         with naming(self.path):
             self.path.write_text(text, encoding="utf-8")
         for row in csv.DictReader(text.splitlines()):

@@ -199,7 +199,7 @@ def _unpack(path: Path, folder: Path) -> None:
     except OSError as error:
         reject(f"{path}: {error.strerror}: give the report.zip of a folder")
     if not known:
-        reject(f"{path}: has nothing of a report: give the report.zip of a folder")
+        reject(f"{path}: has no file of a report: give the report.zip of a folder")
     for name, content in known.items():
         writable(folder / name, "folder").write_bytes(content)
     progress(f"{folder}: going on from {path}")
@@ -323,7 +323,7 @@ class ReportFolder:
         if here and others:
             reject(
                 f"--out {self.folder}: was measured on {', '.join(sorted(others))}, this machine "
-                f"is {here}: they do not mix, give another folder"
+                f"is {here}: these do not mix, give another folder"
             )
 
 

@@ -48,7 +48,7 @@ def _settings(texts: Sequence[str]) -> Mapping[str, str]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
-            reject(f"--set {text}: is no assignment: give a variable's value, such as NNODES=4")
+            reject(f"--set {text}: is not an assignment: give a variable's value, such as NNODES=4")
         settings[name] = value
     return settings
 

@@ -31,7 +31,7 @@ def table_path(table: "str | Path | pd.DataFrame") -> Iterator[Path]:
         yield Path(table)
         return
     if not hasattr(table, "to_csv"):
-        reject(f"table: {type(table).__name__} is none: give a path or a pandas frame")
+        reject(f"table: {type(table).__name__} is not a table: give a path or a pandas DataFrame")
     with TemporaryDirectory() as folder:
         path = Path(folder) / "frame.csv"
         table.to_csv(path, index=False)

@@ -205,7 +205,11 @@ def _load(body: Asked) -> dict[str, Any]:
         if name not in SERVED:
             refuse(f"load.{name}", f"is unknown{near_matches(str(name), SERVED)}")
         if isinstance(value, str) and "/" in value:
-            refuse(f"load.{name}", f"{value!r} names a file: pick a name")
+            refuse(
+                f"load.{name}",
+                f"{value!r} names a file, which this page does not read: choose a name from the "
+                "list",
+            )
     for name in ("model", "gpu", "gpus"):
         if not question.get(name):
             refuse(f"load.{name}", "missing: pick one")
@@ -350,7 +354,7 @@ def _row(change: str, answer: Prediction, before: Prediction, *, fits: bool) -> 
 def _seconds(body: Asked) -> float:
     seconds = body.get("seconds", SECONDS)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-        refuse("seconds", f"{seconds!r} is no time: give seconds above 0")
+        refuse("seconds", f"{seconds!r} is not a time: give seconds above 0")
     return float(seconds)
 
 

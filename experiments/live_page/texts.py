@@ -85,7 +85,7 @@ def problem_asked(body: object) -> AskedProblem:
     names = {key: plain.get(key) for key in ("space", "engine")}
     for key, name in names.items():
         if name is not None and not isinstance(name, str):
-            refuse(key, f"{name!r} is no name: give one of the list")
+            refuse(key, f"{name!r} is not in the list: choose a name from it")
     _refuse_files(names)
     space = space_called(names["space"] or usual_space(workload.model), names["engine"] or None)
     return AskedProblem(problem=Problem(workload=workload, cluster=cluster), space=space)

@@ -197,7 +197,7 @@ def _ranks(cells: Mapping[str, str], nodes: int) -> tuple[int, tuple[str, ...]]:
     if ranks % nodes:
         refuse("nodes", f"{nodes} do not divide {ranks} GPUs: give a number that does")
     if ranks < 2:
-        refuse("gpus", f"{ranks} exchange nothing: give at least 2")
+        refuse("gpus", f"{ranks} have nothing to exchange: give at least 2")
     return ranks, notes
 
 

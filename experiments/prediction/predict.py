@@ -181,14 +181,14 @@ def _checked(options: argparse.Namespace) -> "tuple[Variability, int | None] | N
     """
     for name in ("timeline", "variability"):
         if getattr(options, name) is not None and options.simulator != "events":
-            reject(f"--{name} needs what --simulator events plays: give both")
+            reject(f"--{name} needs the event simulator: give --simulator events too")
     if options.picture is not None and len(options.plans) > 1:
         reject(f"--picture {options.picture}: draws one plan: give one plan file")
     if options.goal is not None and options.solve is None:
-        reject(f"--for {options.goal}: says how short a step is to be: give --solve too")
+        reject(f"--for {options.goal}: is the goal of --solve: give --solve too")
     if options.breakdown and options.simulator != CLOSED_FORM:
         reject(
-            f"--breakdown takes the closed form apart: leave out --simulator {options.simulator}"
+            f"--breakdown breaks down the closed form: leave out --simulator {options.simulator}"
         )
     with as_options():
         for name, number in numbers_of(options).items():

@@ -115,7 +115,9 @@ def _latency(job: Job, name: str, goal: str | None) -> Solved:
 def _memory(job: Job, name: str, goal: str | None) -> Solved:
     """The smallest memory of a GPU with which the plan fits."""
     if goal is not None:
-        refuse("--for", f"{goal}: {name} asks whether the plan fits: leave it out")
+        refuse(
+            "--for", f"{goal}: {name} finds where the plan fits and takes no goal: leave --for out"
+        )
     prediction = _predicted(job)
     free = (job.cluster.keep_free_gib or 0.0) * GIB_BYTES
     outside = allocator_of(job.cluster).outside_bytes
@@ -138,7 +140,9 @@ def _gpus(job: Job, name: str, goal: str | None) -> Solved:
         if isinstance(prediction, Prediction) and prediction.fits
     ]
     if not steps:
-        reject(f"--solve {name}: no number of replicas fits: ask tune for another plan")
+        reject(
+            f"--solve {name}: the plan fits on no number of replicas: search another plan with tune"
+        )
     most_s, goal_words = _goal(goal, min(seconds for _, seconds in steps))
     enough = [(one.plan.num_gpus, seconds) for one, seconds in steps if seconds <= most_s]
     now = job.plan.num_gpus

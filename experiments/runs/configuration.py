@@ -286,7 +286,10 @@ def _check_offload(row: RunRow, notes: list[str]) -> None:
         notes.append(f"times are predicted without offload ({row.offload_text})")
     elif row.offload_text and row.offload is None:
         text = shown(row.offload_text)
-        refuse("offload", f"{text} names no states: give none, optimizer, weights or activations")
+        refuse(
+            "offload",
+            f"{text} is not a kind of states: give none, optimizer, weights or activations",
+        )
 
 
 def _sequences(row: RunRow, context: int, notes: list[str]) -> tuple[int, int]:

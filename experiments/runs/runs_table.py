@@ -162,7 +162,7 @@ def _header(path: Path, cells: Sequence[str], told_by: Sequence[str]) -> list[st
     elif not set(header) & set(told_by):
         problem = f"no column {', '.join(told_by)}"
     elif twice:
-        problem = f"column {', '.join(twice)} stands there twice"
+        problem = f"column {', '.join(twice)} is listed twice"
     if problem:
         reject(f"{path}: {problem}: give a table of runs in UTF-8, with a header")
     return header

@@ -488,7 +488,7 @@ def _check_list(name: str, items: object) -> None:
     for index, item in enumerate(items):
         if item in items[:index]:
             first = items.index(item)
-            refuse(f"{name}[{index}]", f"stands there twice, as {name}[{first}] too: remove one")
+            refuse(f"{name}[{index}]", f"is listed twice, as {name}[{first}] too: remove one")
 
 
 def _check_searcher(path: str, name: str) -> None:

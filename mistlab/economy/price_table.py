@@ -55,7 +55,7 @@ class PriceTable:
             refuse("gpus", f"is empty: give {_NEEDED['gpus']}")
         names = [one.hardware for one in self.gpus]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            refuse("gpus", f"{', '.join(twice)} stands there twice: give each kind one price")
+            refuse("gpus", f"{', '.join(twice)} is listed twice: give each kind one price")
 
     @classmethod
     def of_file(cls, plain: Any, where: str) -> Self:

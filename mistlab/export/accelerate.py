@@ -67,7 +67,7 @@ def read_choices(top: Section, draft: Found, source: LaunchFile, given: Given) -
     """Read a configuration's choices, and the engines that may represent what it starts."""
     kind = top.text("distributed_type", "NO").upper()
     if kind not in KINDS:
-        reject(f"distributed_type: {kind!r} is not read here: give {', '.join(KINDS)}")
+        reject(f"distributed_type: {kind!r} is not supported: give {', '.join(KINDS)}")
     if top.switch("use_cpu"):
         reject("use_cpu: true trains on no GPU: give a configuration of GPUs")
     _processes(top, draft, kind)

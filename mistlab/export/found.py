@@ -435,10 +435,10 @@ class Section:
         calm = [path for key, path in left if key in names]
         strange = [path for key, path in left if key not in names]
         for path in strange[:MOST_NAMED]:
-            text = "is not known here; the prediction is without it"
+            text = "is not supported here; the prediction is without it"
             self.found.remark("ignored", path, text)
         if more := strange[MOST_NAMED:]:
-            text = f"and {len(more)} more settings are not known here: {listed(more)}"
+            text = f"and {len(more)} more settings are not supported here: {listed(more)}"
             self.found.remark("ignored", "settings", text)
         if calm:
             text = f"{listed(calm)}: no effect on a step's cost that plans could tell"

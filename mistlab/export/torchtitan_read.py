@@ -235,7 +235,7 @@ def _read_products(top: Section, draft: Found) -> tuple[str, ...]:
     """Compilation and low-precision GEMMs, and the engines that may represent both."""
     converters = [word.lower() for word in top.section("model").words("converters")]
     if any("lora" in word for word in converters):
-        reject("model.converters: lora trains adapters alone, which is not read here")
+        reject("model.converters: lora trains adapters alone, which is not supported")
     quantized = top.section("quantize").section("linear")
     older = top.section("float8")
     if older.switch("enable_float8_linear"):

@@ -164,8 +164,6 @@ def needed_model(path: str, where: str, source: LaunchFile) -> ModelSpec:
             return model_of_config(config, PurePath(path).name)
     model = model_named(path) if path else None
     if model is None:
-        problem = (
-            f"{path!r} is no model that is known here by its name" if path else "names no model"
-        )
+        problem = f"{path!r} is not the name of a known model" if path else "names no model"
         reject(f"{where}: {problem}: give --model (a name of the catalogue, or a config.json)")
     return model

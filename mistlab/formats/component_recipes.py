@@ -48,7 +48,7 @@ def read_torchtune(source: LaunchFile, given: Given) -> Imported:
     draft = Found()
     top = Section(settings_of(source), "", draft)
     if top.has("policy_model"):
-        reject("policy_model: trains by reinforcement, which generates text: not read here")
+        reject("policy_model: trains by reinforcement, which generates text: not supported")
     model = top.section("model")
     builder = _last(model, _TORCHTUNE)
     if any(word in _other(top) for word in ("dpo", "ppo", "grpo", "kd", "rlhf")):
@@ -129,7 +129,7 @@ def _degrees(section: Section, draft: Found, model: ModelSpec, sequences: int) -
     """How AutoModel's ranks share a model; FSDP2 by default."""
     strategy = section.text("strategy", "fsdp2").lower()
     if strategy not in ("fsdp2", "ddp"):
-        reject(f"distributed.strategy: {strategy!r} is not read here: give fsdp2 or ddp")
+        reject(f"distributed.strategy: {strategy!r} is not supported: give fsdp2 or ddp")
     axes = ("tp", "cp", "ep", "dp_replicate")
     draft.num_stages = _degree(section, "pp_size")
     Sharing(
@@ -164,7 +164,7 @@ def _precision(draft: Found, word: str) -> None:
     elif known in ("fp32", "float32"):
         draft.precision = "fp32"
     else:
-        reject(f"dtype: {word!r} is not read here: give bf16 or fp32")
+        reject(f"dtype: {word!r} is not supported: give bf16 or fp32")
 
 
 def _optimizer(draft: Found, name: str) -> None:

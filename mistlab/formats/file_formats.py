@@ -152,7 +152,7 @@ _REFUSED_ROWS: tuple[tuple[str, str, str, str], ...] = (
 def _refused_row(name: str, title: str, keys: str, why: str) -> Format:
     def read(source: LaunchFile, given: Given) -> Imported:
         del source, given
-        reject(f"this is {title}: not read here: {why}")
+        reject(f"this is {title}, which cannot be imported: {why}")
 
     def recognises(source: LaunchFile) -> bool:
         return command_of(source) is None and _has(settings_of(source), keys)
@@ -204,7 +204,7 @@ def _read_megatron(source: LaunchFile, given: Given) -> Imported:
     is_known = is_decoder(stem) and (given.model is not None or stem.startswith("pretrain"))
     if launch.program and len(known) < _FEWEST and not is_known:
         refused = refusal_of(launch.program)
-        reason = refused or "is no program that is known here, nor are its options Megatron-LM's"
+        reason = refused or "is not a supported program, nor are its options Megatron-LM's"
         line = f"line {launch.line}: " if launch.line else ""
         reject(f"{line}{launch.program} {reason}: known are the programs of {_titles()}")
     return megatron_read.read_launch(launch, source, given)
@@ -342,7 +342,7 @@ def format_of(source: LaunchFile) -> Format:
     keys = [str(key) for key in content.settings]
     shown = ", ".join(keys[:_SHOWN]) + (", ..." if len(keys) > _SHOWN else "")
     message = (
-        f"is of no format that is known here: its keys are {shown or 'none'}; known are those of "
+        f"is in no supported format: its keys are {shown or 'none'}; supported are those of "
         f"{_titles()}"
     )
     raise InputError(message)

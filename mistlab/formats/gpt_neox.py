@@ -123,15 +123,15 @@ def _merged(source: LaunchFile, command: Command) -> dict[str, Any]:
 def _refuse(top: Section) -> None:
     kinds = _attention_kinds(top)
     if strange := [kind for kind in kinds if kind not in ("global", "flash")]:
-        reject(f"attention_config: {strange[0]} is not read here, only global and flash are")
+        reject(f"attention_config: {strange[0]} is not supported, only global and flash are")
     if top.text("train_impl", "normal") != "normal":
-        reject(f"train_impl: {top.get('train_impl')} is not read here, only normal training is")
+        reject(f"train_impl: {top.get('train_impl')} is not supported, only normal training is")
     for key in ("soft_prompt_tuning", "curriculum_learning"):
         inner = top.get(key)
         if isinstance(inner, Mapping) and inner.get("enabled"):
-            reject(f"{key}: is not read here: give a configuration without it")
+            reject(f"{key}: is not supported: give a configuration without it")
     if (top.whole("moe_num_experts", minimum=0) or 1) > 1:
-        reject("moe_num_experts: experts of gpt-neox are not read here: give a dense model")
+        reject("moe_num_experts: experts of gpt-neox are not supported: give a dense model")
     for key in ("moe_expert_interval", "moe_top_k", "moe_router_type", "moe_lbl_in_fp32"):
         top.get(key)
 

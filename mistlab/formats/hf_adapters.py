@@ -53,7 +53,7 @@ def _kind(top: Section) -> str:
     for key in ("adapter", "finetuning_type"):
         word = top.text(key).lower()
         if word not in ("", "none", "full", *_LORA):
-            reject(f"{key}: {word} is not read here: give lora, qlora or full")
+            reject(f"{key}: {word} is not supported: give lora, qlora or full")
         if word not in ("", "none"):
             return word
     return ""
@@ -66,7 +66,7 @@ def _is_number(top: Section, name: str) -> bool:
 def _base(top: Section) -> Base:
     bits = top.whole("quantization_bit")
     if bits is not None and bits not in (4, 8):
-        reject(f"quantization_bit: {bits} is not read here: give 4 or 8")
+        reject(f"quantization_bit: {bits} is not supported: give 4 or 8")
     if bits == 4 or any(top.switch(name) for name in _FOUR):
         return "4bit"
     return "8bit" if bits == 8 or any(top.switch(name) for name in _EIGHT) else "16bit"

@@ -213,10 +213,10 @@ def _refuse_others(top: Section, trainer: Trainer, command: Command | None) -> N
         value = top.get(key)
         if value not in (None, False, "", 0, "none", "None", "false", "False"):
             name = trainer.names.get(key, key)
-            reject(f"{name}: this run of {trainer.title} trains {what}: not read here")
+            reject(f"{name}: this run of {trainer.title} trains {what}: not supported")
     for key in ("tuner_type", "train_type"):
         if top.text(key, "full") not in ("full", "none"):
-            reject(f"{key}: {top.get(key)} is not read here, only full is")
+            reject(f"{key}: {top.get(key)} is not supported, only full is")
     if command is not None:
         refuse_program(command)
 
@@ -227,9 +227,9 @@ def refuse_program(command: Command) -> None:
         parts = _parts(program)
         reason = next((PROGRAMS[word] for word in parts if word in PROGRAMS), None)
         if reason is not None:
-            reject(f"{program}: trains {reason}: not read here")
+            reject(f"{program}: trains {reason}: not supported")
         if (reason := refusal_of(program)) is not None:
-            reject(f"{program}: {reason}: not read here")
+            reject(f"{program}: {reason}: not supported")
 
 
 # Words in the names of programs that train adapters.

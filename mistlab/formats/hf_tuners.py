@@ -62,7 +62,7 @@ def read_axolotl(source: LaunchFile, given: Given) -> Imported:
         reject(f"rl: this is an axolotl file with {value}: not read, only the next token's loss is")
     for key, choice in _DEGREES.items():
         if settings.get(key) not in (None, 1, "1"):
-            reject(f"{key}: {choice} of axolotl is not read here: give 1")
+            reject(f"{key}: {choice} of axolotl is not supported: give 1")
     if isinstance(settings.get("fsdp_config"), Mapping) and not settings.get("fsdp"):
         settings = {**settings, "fsdp": True}
     return read_arguments(settings, _AXOLOTL, source, given, command)
@@ -109,7 +109,7 @@ def read_llama_factory(source: LaunchFile, given: Given) -> Imported:
     settings = settings_of(source) if command is None else arguments_of(command, source)
     stage = str(settings.get("stage", "sft"))
     if stage in _STAGES:
-        reject(f"stage: this is a LLaMA-Factory file that trains {_STAGES[stage]}: not read here")
+        reject(f"stage: this is a LLaMA-Factory file that trains {_STAGES[stage]}: not supported")
     settings = {"finetuning_type": "lora", **settings}
     trainer = _LLAMA_FACTORY
     if stage == "pt" and settings.get("packing") is None:

@@ -169,7 +169,10 @@ def named_text(path: str, command: Command | None, source: LaunchFile, role: str
     """The text of a file that a script names: one that it writes, or one beside it."""
     text = _at_hand(path, command, source)
     if text is None:
-        reject(f"{path}: {role}, and is not beside it: import that file, or put it there")
+        reject(
+            f"{path}: {role}, and is not in the same folder: put it there, or import that file "
+            "itself"
+        )
     return text
 
 
@@ -241,7 +244,9 @@ def resolved(settings: Mapping[str, Any], variables: Mapping[str, str]) -> dict[
     try:
         result = _Resolver(settings, variables).value(settings, (), 0)
     except RecursionError:
-        reject("its references go too deep: give values in their place")
+        reject(
+            "its references to other values are nested too deeply: write the values in their place"
+        )
     assert isinstance(result, dict)
     return result
 

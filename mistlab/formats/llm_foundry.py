@@ -84,7 +84,7 @@ def read(source: LaunchFile, given: Given) -> Imported:
     plain = resolved({**_variables(settings), **settings}, source.settings)
     top = Section(plain, "", draft)
     if top.section("model").get("peft_config") is not None:
-        reject("model.peft_config: trains adapters alone, which is not read here")
+        reject("model.peft_config: trains adapters alone, which is not supported")
     model = draft.settled_model(given, lambda: _model(top.section("model"), source, draft))
     draft.sequence_length = top.whole("max_seq_len") or top.section("model").whole("max_seq_len")
     _precision(top, draft)
@@ -129,7 +129,7 @@ def _model(section: Section, source: LaunchFile, draft: Found) -> ModelSpec:
         return needed_model(path, section.path("pretrained_model_name_or_path"), source)
     if kind != "mpt_causal_lm":
         reject(
-            f"model.name: {kind} is not read here, only mpt_causal_lm and hf_causal_lm are: give "
+            f"model.name: {kind} is not supported, only mpt_causal_lm and hf_causal_lm are: give "
             "--model"
         )
     return _mpt(section, draft)
@@ -140,7 +140,7 @@ def _mpt(section: Section, draft: Found) -> ModelSpec:
     hidden, heads = section.whole("d_model") or 2048, section.whole("n_heads") or 16
     kind = network.text("ffn_type", "mptmlp")
     if kind not in ("mptmlp", "mptglu", "te_ln_mlp"):
-        reject(f"model.ffn_config.ffn_type: {kind} is not read here: give --model")
+        reject(f"model.ffn_config.ffn_type: {kind} is not supported: give --model")
     ratio = section.number("expansion_ratio", 4, maximum=1000)
     width = network.whole("ffn_hidden_size") or int(ratio * hidden)
     draft.attention = "math" if attention.text("attn_impl", "flash") == "torch" else "flash"

@@ -136,7 +136,7 @@ def _check_program(
     if str(arguments.get("--tokenizer-type", "")).startswith("BertWordPiece"):
         reasons.append(_FOLDERS["bert"])
     for reason in filter(None, reasons):
-        reject(f"is a test of {reason}: only the training of decoders is read here")
+        reject(f"is a test of {reason}: only the training of decoders is supported")
 
 
 def _take_ranks(

@@ -122,15 +122,15 @@ def _model(section: Section, draft: Found) -> ModelSpec:
     if "hidden_size" not in config.content:
         reject("model.model_config.hidden_size: is missing: give --model, or a file that has it")
     if kind := next((name for key, name in _OTHER_CONFIGS.items() if config.get(key)), ""):
-        reject(f"model.model_config: {kind} of nanotron is not read here: give --model")
+        reject(f"model.model_config: {kind} of nanotron is not supported: give --model")
     activation = config.text("hidden_act", "silu")
     if activation != "silu":
         reject(
-            f"model.model_config.hidden_act: {activation} is not read here, only silu is: give "
+            f"model.model_config.hidden_act: {activation} is not supported, only silu is: give "
             "--model"
         )
     if config.get("moe_config"):
-        reject("model.model_config.moe_config: experts are not read here: give --model")
+        reject("model.model_config.moe_config: experts are not supported: give --model")
     for key in _CONFIGS:
         config.get(key)
     heads = config.whole("num_attention_heads") or 32

@@ -114,16 +114,17 @@ def _refuse(model: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         value = model.get(key, settings.get(key))
         scheme = value.get("peft_scheme", "") if isinstance(value, Mapping) else value
         if value is not None and scheme not in (None, "none", "null", False):
-            reject(f"model.{key}: trains {what}: not read here")
+            reject(f"model.{key}: trains {what}: not supported")
     for key in sorted(_OTHER_MODELS):
         if isinstance(model.get(key), Mapping):
-            reject(f"model.{key}: is no plain decoder: only decoders of text are read here")
+            reject(f"model.{key}: is not a plain decoder: only text decoders are supported")
     manager = settings.get("exp_manager")
     titles = (settings.get("name"), manager.get("name") if isinstance(manager, Mapping) else None)
     for title in map(str, filter(None, titles)):
         if others := _OTHER_TITLES & set(re.split(r"[_\W]+", title.lower())):
             reject(
-                f"name: {title} is NeMo's training of {min(others)}: only decoders of text are read"
+                f"name: {title} is NeMo's training of {min(others)}: only text decoders are "
+                "supported"
             )
 
 
@@ -272,7 +273,7 @@ def read_bridge(source: LaunchFile, given: Given) -> Imported:
     """The job of a configuration; overrides of a recipe alone are not enough."""
     settings = resolved(settings_of(source), source.settings)
     if settings.get("peft") is not None:
-        reject("peft: trains adapters alone, which is not read here")
+        reject("peft: trains adapters alone, which is not supported")
     flags = Flags(where="model")
     sections = {name: _section(settings, name) for name in (*_FIELDS, "dataset", "tokenizer")}
     for name, fields in _FIELDS.items():

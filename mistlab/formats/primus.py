@@ -108,7 +108,7 @@ def read(source: LaunchFile, given: Given) -> Imported:
         return _of_megatron(module, overrides, where, source, given)
     if framework in ("torchtitan", "light-megatron"):
         return _of_torchtitan(module, overrides, where, source, given)
-    message = f"{where}.framework: {framework} is not read here, only megatron and torchtitan are"
+    message = f"{where}.framework: {framework} is not supported, only megatron and torchtitan are"
     raise InputError(message)
 
 
@@ -186,8 +186,8 @@ def _named(module: Mapping[str, Any], where: str) -> ModelSpec:
     model = model_named(name)
     if model is None:
         reject(
-            f"{where}.model: {name} is not beside this file (primus/configs/models), and is no "
-            "model that is known here by its name: give --model, or put the preset there"
+            f"{where}.model: {name} is not the name of a known model, nor of a preset beside this "
+            "file (primus/configs/models): give --model, or put the preset there"
         )
     return model
 

@@ -79,7 +79,7 @@ def read_accelerate(source: LaunchFile, given: Given) -> Imported:
     given = _with_model(command, given)
     if given.model is None:
         reject(
-            f"{command.launch.program or 'the program'}: is not known here, so its model, "
+            f"{command.launch.program or 'the program'}: is unknown, so its model, "
             "sequences and batch are not: give --model, --sequence-length, --global-batch and "
             "--micro-batch"
         )
@@ -95,7 +95,7 @@ def _check_program(command: Command, path: str) -> None:
     """Refuse a program whose name says that it trains no decoder, or only adapters."""
     refuse_program(command)
     if re.search(r"(^|[_\-./])(q?lora|peft)([_\-./]|$)", path.lower()):
-        reject(f"{path}: is named after adapters, which are not read here")
+        reject(f"{path}: is named after adapters, which are not supported")
 
 
 def _tell_of_options(command: Command, draft: Found) -> None:
@@ -105,7 +105,7 @@ def _tell_of_options(command: Command, draft: Found) -> None:
     names = [f"--{name}" for name in command.options if name not in _NAMES]
     if names:
         program = command.launch.program or "the program"
-        text = f"the options of {program} are not known here: sizes and degrees are taken without"
+        text = f"the options of {program} are unknown: sizes and degrees are taken without"
         draft.remark("ignored", listed(names), text)
 
 

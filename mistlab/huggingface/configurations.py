@@ -86,7 +86,7 @@ def _dense_blocks(keys: TypeKeys) -> int:
 def _leading(keys: TypeKeys, key: str, is_dense: Sequence[bool]) -> int:
     count = sum(is_dense)
     if not all(is_dense[:count]):
-        problem = "blocks with and without experts take turns, which is not read here"
+        problem = "blocks with and without experts take turns, which is not supported"
         refuse(keys.name(key), f"{shown(keys.get(key))}: {problem}: write the model's mapping")
     return count
 
@@ -133,7 +133,7 @@ def window_of(keys: TypeKeys) -> tuple[Mapping[str, int] | None, str]:
         return None, ""
     every, at_end = _turns(windowed)
     if every is None:
-        problem = f"blocks with windows of {size} take turns unevenly, which is not read here"
+        problem = f"blocks with windows of {size} take turns unevenly, which is not supported"
         refuse("layer_types", f"{problem}: {_REMEDY}")
     remark = "" if at_end else f"of {every} blocks the last attends to all tokens, not another"
     return {"size": size, "full_every": every}, remark
@@ -194,7 +194,7 @@ def delta_net(keys: TypeKeys) -> Fields:
     """The blocks of Qwen3-Next: gated delta networks, and attention in every fourth block."""
     experts = experts_of(keys) if keys.row.experts else {}
     if experts.get("experts", {}).pop("dense_blocks", 0) or "pattern" in experts:
-        problem = "blocks with and without experts take turns, which is not read here"
+        problem = "blocks with and without experts take turns, which is not supported"
         refuse("mlp_only_layers", f"{problem}: give an empty list")
     return {
         **experts,
@@ -280,7 +280,7 @@ def _shortest(letters: str) -> str:
 
 def _check_taps(keys: TypeKeys, key: str) -> None:
     if (taps := keys.needed(key)) != _TAPS:
-        refuse(keys.name(key), f"{taps} is not read here: give {_TAPS}, or trace the model")
+        refuse(keys.name(key), f"{taps} is not supported: give {_TAPS}, or trace the model")
 
 
 UNLIKE: Mapping[str, Callable[[TypeKeys], Fields]] = {"delta_net": delta_net, "mamba": mamba}
@@ -365,10 +365,10 @@ def _row_of(config: Mapping[str, Any]) -> TypeRow:
 def _refuse_type(kind: object) -> NoReturn:
     """Refuse a type without a row, with the reason or with similar names."""
     if isinstance(kind, str) and (reason := refused_types().get(kind)):
-        refuse(KIND, f"{shown(kind)} is not read here, because it {reason}: {TRACE}")
+        refuse(KIND, f"{shown(kind)} is not supported, because it {reason}: {TRACE}")
     near = near_matches(kind, model_types())
     meant = f" ({near.removeprefix(': ')})" if "did you mean" in near else ""
-    problem = f"{shown(kind)} is not read here{meant}, {len(model_types())} types are"
+    problem = f"{shown(kind)} is not supported{meant}, {len(model_types())} types are"
     refuse(KIND, f"{problem} (docs/reference/model-types.md): {TRACE}")
 
 
@@ -377,12 +377,12 @@ def _check_required(keys: TypeKeys) -> None:
     for key, value in keys.row.requires.items():
         given = keys.get(key)
         if given is not None and (given != value or isinstance(given, bool) != (value is False)):
-            problem = f"{shown(given)} is not read here, only {shown(value)} is"
+            problem = f"{shown(given)} is not supported, only {shown(value)} is"
             refuse(keys.name(key), f"{problem}: {TRACE}")
     for key, other in keys.row.equal.items():
         given = keys.whole(key)
         if given is not None and given != keys.needed(other):
-            problem = f"{given} is not {other} {keys.needed(other)}, which is not read here"
+            problem = f"{given} is not {other} {keys.needed(other)}, which is not supported"
             refuse(keys.name(key), f"{problem}: {TRACE}")
 
 

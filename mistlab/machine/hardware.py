@@ -568,7 +568,7 @@ def _check_units(hardware: Hardware) -> None:
         value: float = attrgetter(path)(hardware)
         if not least <= value <= most:
             bound = f"less than {least:g}" if value < least else f"more than {most:g}"
-            refuse(path, f"{value:g} is {bound}, as no GPU has it: give {usual}")
+            refuse(path, f"{value:g} is {bound}, outside the range of GPUs: give {usual}")
     network, gpus = hardware.node.inter_node_gbytes_per_s, hardware.node.gpus
     if network > _MOST_NETWORK_OF_GPU * gpus:
         problem = f"{network:g} is more than any node of {gpus} GPUs has: give {OF_NETWORK}"

@@ -74,7 +74,7 @@ class Network:
     def _check_name(self, index: int) -> None:
         names = [tier.name for tier in self.tiers]
         if not names[index].strip() or names.index(names[index]) < index:
-            refuse("name", f"{names[index]!r} names no tier alone: give another name")
+            refuse("name", f"{names[index]!r} is not unique among the tiers: give another name")
 
     @property
     def node(self) -> Tier:
@@ -184,7 +184,7 @@ def _check_rate(tier: Tier, index: int) -> None:
         problem = "GPUs do not send into it themselves: give gbytes_per_s of a node"
         refuse("oversubscription", problem)
     if over is not None and rate is not None:
-        refuse("oversubscription", f"{over:g}, and gbytes_per_s says the rate: leave one out")
+        refuse("oversubscription", f"{over:g}, and gbytes_per_s gives the rate too: leave one out")
     if index > NETWORK and over is None and rate is None:
         problem = "missing: give 1 for links as fast as all below, or gbytes_per_s"
         refuse("oversubscription", problem)

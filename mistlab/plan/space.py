@@ -60,7 +60,10 @@ class SearchSpace(dimension_fields.SpaceFields):
             if name not in known:
                 refuse("other_engines", f"{name!r} is unknown{near_matches(name, known)}")
         if len(set(self.engines)) < len(self.engines):
-            refuse("other_engines", "names an engine twice: name each once, and not engine's own")
+            refuse(
+                "other_engines",
+                "names an engine twice, or that of the field engine: name each other engine once",
+            )
         rows = [ENGINES[name] for name in self.engines]
         for order in self.orders:
             if order not in ORDERS:

@@ -363,7 +363,7 @@ class ModelSpec:
             )
             refuse("further_tokens", f"{problem}: leave it out")
         if strange := set(self.pattern) - set(PATTERN_LETTERS):
-            problem = f"{''.join(sorted(strange))!r} is no kind of block: give {PATTERN_LETTERS}"
+            problem = f"{''.join(sorted(strange))!r} is not a kind of block: give {PATTERN_LETTERS}"
             refuse("pattern", problem)
 
     def _check_rotary(self) -> None:

@@ -81,7 +81,10 @@ class OuterRun:
     def leave(self, rank: int) -> None:
         """Let a rank leave: the others continue without it."""
         if self.away | {rank} == {*range(len(self.weights))}:
-            refuse("rank", f"{rank} is the last one there: let another one come back first")
+            refuse(
+                "rank",
+                f"{rank} is the only active rank, and cannot leave: let another rank return first",
+            )
         self.away.add(rank)
 
     def rejoin(self, rank: int) -> None:

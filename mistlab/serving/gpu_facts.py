@@ -133,7 +133,9 @@ def gpu_named(name: str) -> ServingGpu:
     gpu = known.get(name) or _by_spelling().get(plain)
     gpu = gpu or _by_spelling().get(_MEMORY.sub("", plain))
     if gpu is None:
-        refuse("hardware", f"{shown(name)} is no GPU that serves{near_matches(name, known)}")
+        refuse(
+            "hardware", f"{shown(name)} is not a GPU with serving rates{near_matches(name, known)}"
+        )
     return gpu
 
 

@@ -82,7 +82,7 @@ class ServingLoad:
     def __post_init__(self) -> None:
         check_fields(self)
         if not self.prompts:
-            refuse("prompts", "are none: give at least one request")
+            refuse("prompts", "are empty: give at least one request")
         for name in ("outputs", "arrivals_s"):
             if len(getattr(self, name)) != len(self.prompts):
                 problem = f"{len(getattr(self, name))} of {len(self.prompts)} requests have one"
@@ -91,7 +91,7 @@ class ServingLoad:
             later < earlier
             for earlier, later in zip(self.arrivals_s, self.arrivals_s[1:], strict=False)
         ):
-            refuse("arrivals_s", "fall at some request: give requests in the order they come")
+            refuse("arrivals_s", "decrease: give requests in order of arrival")
 
     def __len__(self) -> int:
         return len(self.prompts)

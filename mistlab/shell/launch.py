@@ -149,7 +149,7 @@ def _at_line(session: Session, candidates: Sequence[Candidate], line: int) -> Ca
     if not here:
         lines = sorted({session.at(each.line) for each in candidates})
         known = f"give one of {', '.join(lines)}" if lines else "the script starts none"
-        reject(f"--line {line}: no command that starts training stands there: {known}")
+        reject(f"--line {line}: no command that starts training is there: {known}")
     if len({each.signature for each in here}) > 1:
         _refuse(session, here)
     return here[0]
@@ -295,7 +295,7 @@ def _given(source: LaunchFile) -> dict[str, Variable]:
     """The variables that the user gives."""
     for name in source.settings:
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-            reject(f"--set {name}: is no name of a variable: give NAME=VALUE")
+            reject(f"--set {name}: is not a variable's name: give NAME=VALUE")
     return {name: scalar(plain(text), exported=True) for name, text in source.settings.items()}
 
 

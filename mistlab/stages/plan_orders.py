@@ -162,7 +162,7 @@ def _refuse_circle(order: PipelineOrder, stopped: Mapping[int, StagePass]) -> No
         )
     more = "; and so on" if len(circle) > _NAMED else ""
     reject(
-        f"passes wait for one another in a circle: {'; '.join(waits)}{more}: put one of them "
+        f"passes wait for one another in a cycle: {'; '.join(waits)}{more}: put one of them "
         "after what it waits for"
     )
 
@@ -253,7 +253,7 @@ def _text(path: Path, most_bytes: int) -> str:
     if path.is_dir():
         reject("is a directory: give the path of a file")
     if path.exists() and not path.is_file():
-        reject("is no file with an end: give the path of a plain file")
+        reject("is not a regular file: give the path of one")
     try:
         with path.open("rb") as file:
             content = file.read(most_bytes + 1)

@@ -48,7 +48,10 @@ class TensorFolder:
         try:
             content = json.loads((self.folder / CONFIG).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            reject(f"{self.option} {self.folder}: {CONFIG} cannot be read ({error}): give a folder")
+            reject(
+                f"{self.option} {self.folder}: {CONFIG} cannot be read ({error}): give the folder "
+                "of a Hugging Face checkpoint"
+            )
         if not isinstance(content, dict):
             reject(f"{self.option} {self.folder}: {CONFIG} is no mapping: give a model's own")
         return content
@@ -66,7 +69,10 @@ class TensorFolder:
                 names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
                 return [self.folder / name for name in dict.fromkeys(names)]
         except (OSError, ValueError, KeyError, AttributeError) as error:
-            reject(f"{self.option} {self.folder}: {INDEX} cannot be read ({error})")
+            reject(
+                f"{self.option} {self.folder}: {INDEX} cannot be read ({error}): copy the "
+                "checkpoint again"
+            )
         files = sorted(self.folder.glob("*.safetensors"))
         if not files:
             reject(
@@ -211,9 +217,9 @@ def sources_of(spec: ModelSpec, folder: TensorFolder) -> dict[str, TensorSource]
     if model_type not in NAMED_LIKE_LLAMA:
         known = ", ".join(sorted((*NAMED_LIKE_LLAMA, *FUSED)))
         reject(
-            f"{folder.option} {folder.folder}: tensors' names of {model_type or 'no type'} are not "
-            f"known here: give a checkpoint of "
-            f"{known}, or start from drawn weights"
+            f"{folder.option} {folder.folder}: names of tensors of model_type "
+            f"{model_type or 'nothing'} are unknown: give a checkpoint of {known}, or start from "
+            "random weights"
         )
     sources = {
         "embedding.tokens.weight": TensorSource.of("model.embed_tokens.weight"),
@@ -466,7 +472,7 @@ def check_checkpoint(workload: Workload, folder: TensorFolder) -> None:
         if is_adapter(path):
             continue
         if path not in sources:
-            reject(f"{where}: nothing in it is {path}: start from drawn weights")
+            reject(f"{where}: it has no tensor for {path}: start from random weights")
         if (made_shape := sources[path].shape(folder)) != shape:
             remedy = f"workload.model: {folder.folder / CONFIG}"
             if path == "embedding.positions":
@@ -497,8 +503,8 @@ def _check_rotary(folder: TensorFolder) -> None:
         kind = scaling_kind(mapping) if isinstance(mapping, Mapping) else UNSCALED
         if kind != UNSCALED and kind not in SCALINGS:
             reject(
-                f"{folder.option} {folder.folder}: {holder}.rope_type {kind} is not known here: "
-                f"give a checkpoint with {', '.join(SCALINGS)} or without it"
+                f"{folder.option} {folder.folder}: {holder}.rope_type {kind} is not supported "
+                f"here: give a checkpoint with {', '.join(SCALINGS)} or without it"
             )
 
 
@@ -521,7 +527,7 @@ def _check_unused(
     if unused:
         further = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
         reject(
-            f"{folder.option} {folder.folder}: nothing in the plan's model is made of "
+            f"{folder.option} {folder.folder}: no parameter of the plan's model is loaded from "
             f"{unused[0]}{further}: give the checkpoint of a model that has no such part"
         )
 

@@ -55,7 +55,10 @@ def tensors_of(file: Path) -> Iterator[tuple[str, TensorPlace]]:
             begin, end = entry["data_offsets"]
             shape, kind = tuple(entry["shape"]), TYPES[entry["dtype"]]
             if first + end > whole or end - begin != prod(shape) * kind.itemsize:
-                reject(f"{file}: {name} reaches beyond its end: the file is cut off, copy it again")
+                reject(
+                    f"{file}: {name} reaches beyond the end of the file, which is truncated: copy "
+                    "it again"
+                )
             yield name, TensorPlace(file, first + begin, kind, shape)
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, InputError):

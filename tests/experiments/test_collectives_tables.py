@@ -166,7 +166,7 @@ def test_rows_are_answered_in_order_and_what_cannot_be_says_why(
             "line 4: collective: moe dispatch is not predicted",
             "line 5: nodes: 2 do not divide 9 GPUs",
             "line 6: size_bytes: '1 MB' is no number above 0",
-            "line 7: gpus: 1 exchange nothing",
+            "line 7: gpus: 1 have nothing to exchange",
         ),
         strict=True,
     ):

@@ -111,7 +111,7 @@ def test_an_export_comes_back_by_import(tmp_path: Path, capsys: pytest.CaptureFi
         ("none.sh", None, "there is no such file: check the path"),
         ("empty.json", "", "is empty"),
         ("list.json", "[]", "holds no JSON object"),
-        ("bad.yaml", "distributed_type: TPU", "distributed_type: 'TPU' is not read here"),
+        ("bad.yaml", "distributed_type: TPU", "distributed_type: 'TPU' is not supported"),
         ("deep.json", "[" * 100_000, "correct the JSON|nested too deeply"),
         ("bytes.sh", b"\xff\xfe\x00", "is not text in UTF-8"),
     ],
@@ -188,7 +188,7 @@ def test_options_beside_a_plan_to_start_from_are_refused(
     path = plan_file(tmp_path, "plan.yaml")
     assert run(tune.main, ["--from", path, "--model", "gpt3-7b", "--nodes", "2"]) == 2
     assert capsys.readouterr().err == (
-        "error: --from: the plan says itself what --model, --nodes would: leave that out\n"
+        "error: --from: the plan already gives what --model, --nodes would: leave that out\n"
     )
 
 

@@ -94,7 +94,7 @@ def test_files_beside_are_seen_from_the_folders_above_a_script(tmp_path: Path) -
 
 @pytest.mark.parametrize("text", ["NNODES", "=4", "a b=4", "3=4"])
 def test_settings_that_are_no_assignments_are_refused(text: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is no assignment: give a variable's value"):
+    with pytest.raises(InputError, match="is not an assignment: give a variable's value"):
         source_of(script(tmp_path), [text])
 
 

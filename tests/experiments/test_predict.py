@@ -250,7 +250,7 @@ def test_what_cannot_disturb_is_refused(
 
 def test_only_what_is_played_can_be_disturbed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(predict.main, ["--variability", "jitter=0.1"]) == 2
-    assert "--variability needs what --simulator events plays" in capsys.readouterr().err
+    assert "--variability needs the event simulator" in capsys.readouterr().err
 
 
 def test_a_breakdown_adds_up_to_the_iteration(

@@ -80,7 +80,7 @@ def test_a_question_that_nothing_answers_says_so(
         ({"date": "last week"}, r"date: 'last week' is no day: give the day"),
         ({"source": None}, r"source: missing: give where they are from"),
         ({"gpus": []}, r"gpus: is empty: give a list of kinds"),
-        ({"gpus": [KINDS[0]] * 2}, r"gpus: a100-80gb stands there twice: give each kind one"),
+        ({"gpus": [KINDS[0]] * 2}, r"gpus: a100-80gb is listed twice: give each kind one"),
         ({"gpus": [{**KINDS[0], "hardware": "a101"}]}, r"gpus\[0\].hardware: .*a101"),
         ({"gpus": [{**KINDS[0], "usd_per_gpu_hour": -1}]}, r"gpus\[0\].usd_per_gpu_hour: -1"),
     ],
@@ -96,8 +96,8 @@ def test_a_table_that_is_nobody_s_prices_is_refused(
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        (("--by", "friday"), "--by: goes with a table of prices"),
-        (("--under", "500"), "--under: goes with a table of prices"),
+        (("--by", "friday"), "--by: needs a table of prices"),
+        (("--under", "500"), "--under: needs a table of prices"),
     ],
 )
 def test_options_of_renting_need_prices(
@@ -120,7 +120,7 @@ def test_times_are_hours_from_now(text: str, hours: float) -> None:
 
 @pytest.mark.parametrize("text", ["soon", "2026-11-26", "0h"])
 def test_times_that_are_over_or_none_are_refused(text: str) -> None:
-    with pytest.raises(InputError, match=r"--by: .*(is no time|is over already): give"):
+    with pytest.raises(InputError, match=r"--by: .*(is not a time|is in the past): give"):
         hours_until(text, FRIDAY)
 
 

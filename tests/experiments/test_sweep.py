@@ -151,7 +151,7 @@ def _case(batch: int) -> dict[str, Any]:
         ("models: []", "models: is empty: give at least one item"),
         ("models: llama-350m", "models: 'llama-350m' is not a list: write its items"),
         ("models: [llama-35m]", "models[0]: 'llama-35m' is unknown: did you mean"),
-        ("global_batches: [4, 8, 4]", "global_batches[2]: stands there twice, as"),
+        ("global_batches: [4, 8, 4]", "global_batches[2]: is listed twice, as"),
         ("searchers: [mistt]", "searchers[0]: 'mistt' is unknown: did you mean 'mist'"),
         ("spaces: [mst]", "spaces[0]: space 'mst' is unknown: did you mean 'mist'?"),
         ("spaces: [{like: mist}]", "spaces[0].name: missing"),

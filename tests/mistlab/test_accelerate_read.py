@@ -116,7 +116,7 @@ def test_the_megatron_plugin_and_all_processes_are_read() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("distributed_type: XLA\n", "distributed_type: 'XLA' is not read here"),
+        ("distributed_type: XLA\n", "distributed_type: 'XLA' is not supported"),
         ("distributed_type: FSDP\nuse_cpu: true\n", "use_cpu: true trains on no GPU"),
         ("distributed_type: FSDP\n", "gpus_per_node: the file does not say it"),
         ("distributed_type: FSDP\nnum_machines: 3\nnum_processes: 8\n", "num_processes: 8 is no"),

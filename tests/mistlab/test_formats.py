@@ -79,7 +79,7 @@ def test_every_format_reads_under_its_own_name() -> None:
             "is a template: CONFIG_BATCH stands",
         ),
         ("[a\n", "a.toml", "correct the TOML"),
-        ("lr: 1\nfoo: 2\n", "a.yaml", "is of no format that is known here: its keys are lr, foo;"),
+        ("lr: 1\nfoo: 2\n", "a.yaml", "is in no supported format: its keys are lr, foo;"),
         ("- 1\n- 2\n", "a.yaml", "not a mapping"),
     ],
 )
@@ -92,7 +92,7 @@ def test_what_is_no_launch_file_is_refused_as_what_it_looks_like(
 
 @pytest.mark.parametrize("name", ["olmo", "huggingface-model", "kubernetes", "maxtext"])
 def test_what_is_recognised_and_not_read_is_named(name: str) -> None:
-    with pytest.raises(InputError, match=r"this is .*: not read here: "):
+    with pytest.raises(InputError, match=r"this is .*, which cannot be imported: "):
         imported(RECOGNISED[name])
 
 
@@ -106,7 +106,7 @@ def test_a_script_is_known_without_an_ending_and_in_any_line_ending() -> None:
 
 
 def test_a_program_that_nobody_knows_is_refused_by_its_line() -> None:
-    with pytest.raises(InputError, match=r"line 2: my_train.py is no program that is known here"):
+    with pytest.raises(InputError, match=r"line 2: my_train.py is not a supported program"):
         imported("#!/bin/bash\ntorchrun my_train.py --width 12 --depth 3\n", "run.sh")
 
 
@@ -120,7 +120,7 @@ def test_remarks_on_cost_come_first_and_equal_ones_are_joint() -> None:
     found = format_of(source).read(source, _given())
     lines = [str(remark) for remark in found.remarks]
     assert "gradients are taken as reduced in 16 bits" in lines[0]
-    assert any("strange_a, strange_b: is not known here" in line for line in lines)
+    assert any("strange_a, strange_b: is not supported here" in line for line in lines)
     assert lines[-1].startswith("noted: settings: steps_per_print")
 
 
@@ -131,8 +131,8 @@ def test_only_the_first_unknown_settings_have_lines_of_their_own() -> None:
     found = format_of(source).read(source, _given())
     lines = [str(remark) for remark in found.remarks if "strange" in str(remark)]
     assert len(lines) == 2
-    assert "strange_0, strange_1, strange_2: is not known here" in lines[0]
-    assert "and 6 more settings are not known here: 6 settings (strange_3" in lines[1]
+    assert "strange_0, strange_1, strange_2: is not supported here" in lines[0]
+    assert "and 6 more settings are not supported here: 6 settings (strange_3" in lines[1]
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,8 @@ def test_files_of_gpt_neox_are_merged_by_the_script_that_names_them() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ('"moe_num_experts": 8,', "moe_num_experts: experts of gpt-neox are not read here"),
-        ('"train_impl": "dpo",', "train_impl: dpo is not read here"),
+        ('"moe_num_experts": 8,', "moe_num_experts: experts of gpt-neox are not supported"),
+        ('"train_impl": "dpo",', "train_impl: dpo is not supported"),
         ('"precision": "fp7",', "precision: 'fp7' is unknown"),
     ],
 )
@@ -69,7 +69,7 @@ def test_what_gpt_neox_trains_otherwise_is_refused(more: str, words: str) -> Non
     with pytest.raises(InputError, match=words):
         imported(NEOX.replace("{", "{" + more, 1), gpus_per_node=8)
     mamba = NEOX.replace('["flash"]', '["mamba"]')
-    with pytest.raises(InputError, match="attention_config: mamba is not read here"):
+    with pytest.raises(InputError, match="attention_config: mamba is not supported"):
         imported(mamba, gpus_per_node=8)
 
 
@@ -117,7 +117,7 @@ def test_a_micro_batch_of_llm_foundry_is_no_larger_than_a_device_s_batch() -> No
     ("old", "new", "words"),
     [
         ("microbatch_size: 4", "microbatch_size: auto", "give --micro-batch"),
-        ("name: mpt_causal_lm", "name: t5", "model.name: t5 is not read here"),
+        ("name: mpt_causal_lm", "name: t5", "model.name: t5 is not supported"),
         ("n_heads: 16", "peft_config: {r: 8}", "model.peft_config: trains adapters alone"),
         ("SHARD_GRAD_OP", "ALL", "fsdp_config.sharding_strategy: 'ALL' is unknown"),
         ("amp_bf16", "int8", "precision: 'int8' is unknown"),

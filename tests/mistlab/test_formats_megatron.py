@@ -137,8 +137,8 @@ def test_presets_of_primus_beside_the_file_are_read_with_what_they_extend() -> N
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("llama3.1_8B", "moe_4T", "moe_4T.yaml is not beside this file .* give --model"),
-        ("framework: megatron", "framework: maxtext", "framework: maxtext is not read here"),
+        ("llama3.1_8B", "moe_4T", "moe_4T.yaml is not the name .* give --model"),
+        ("framework: megatron", "framework: maxtext", "framework: maxtext is not supported"),
         (
             "seq_length: 8192",
             "hidden_size: 64",
@@ -230,7 +230,7 @@ def test_nemo_s_model_is_megatron_s_options_with_references_resolved() -> None:
     [
         ("micro_batch_size: 1", "dpo: {beta: 1}", "model.dpo: trains by preferences"),
         ("micro_batch_size: 1", "peft: {peft_scheme: lora}", "model.peft: trains adapters"),
-        ("micro_batch_size: 1", "mm_cfg: {a: 1}", "model.mm_cfg: is no plain decoder"),
+        ("micro_batch_size: 1", "mm_cfg: {a: 1}", "model.mm_cfg: is not a plain decoder"),
         ("trainer:", "name: megatron_retro\ntrainer:", "is NeMo's training of retro"),
         ("trainer:", "exp_manager: {name: megatron_t5}\ntrainer:", "is NeMo's training of t5"),
         ("hidden_size: 4096", "hidden_size: ???", r"model.hidden_size: \?\?\? is not in this file"),

@@ -182,7 +182,7 @@ def test_nanotron_s_file_is_a_plan() -> None:
     ("old", "new", "words"),
     [
         ("hidden_size: 1024", "x: 1", "model.model_config.hidden_size: is missing"),
-        ("is_llama_config", "is_starcoder2_config", "StarCoder 2 of nanotron is not read here"),
+        ("is_llama_config", "is_starcoder2_config", "StarCoder 2 of nanotron is not supported"),
         ("zero_stage: 1", "zero_stage: 3", "optimizer.zero_stage: 3: nanotron has 0 and 1"),
         ("dtype: bfloat16", "dtype: int8", "model.dtype: 'int8' is unknown"),
         ("pp_engine: 1f1b", "pp_engine: zb", "parallelism.pp_engine: 'zb' is unknown"),

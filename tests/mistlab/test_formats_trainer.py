@@ -81,14 +81,20 @@ def test_defaults_of_the_trainer_are_told() -> None:
     [
         ("rank: 16", "rank: this run .* trains adapters"),
         ("load_in_4bit: true", "load_in_4bit: 4bit weights are frozen, and no adapters are told"),
-        ("adapter: ia3", "adapter: ia3 is not read here: give lora, qlora or full"),
+        ("adapter: ia3", "adapter: ia3 is not supported: give lora, qlora or full"),
         ("beta: 0.1", "beta: this run .* trains by preferences"),
         ("num_generations: 8", "num_generations: this run .* by reinforcement learning"),
         ("vision_tower: clip", "vision_tower: this run .* a vision-language model"),
         ("per_device_train_batch_size: four", "per_device_train_batch_size: 'four' is not a whole"),
-        ("model_name_or_path: me/mine", "model_name_or_path: 'me/mine' is no model that is known"),
+        (
+            "model_name_or_path: me/mine",
+            "model_name_or_path: 'me/mine' is not the name of a known model",
+        ),
         ("max_seq_length: null", "sequence_length: the file does not say it"),
-        ("deepspeed: ds.json", "ds.json: is DeepSpeed's configuration, and is not beside it"),
+        (
+            "deepspeed: ds.json",
+            "ds.json: is DeepSpeed's configuration, and is not in the same folder",
+        ),
         ("fsdp: all_of_it", "fsdp: 'all_of_it' is unknown"),
     ],
 )
@@ -214,17 +220,17 @@ def test_a_command_inside_a_submitting_program_is_the_one_that_counts() -> None:
     "program", ["run_dpo.py", "train_qlora.py", "grpo.py", "run_mlm.py", "train_llava.py"]
 )
 def test_programs_that_train_something_else_are_refused(program: str) -> None:
-    with pytest.raises(InputError, match=f"{program}: .*not read here"):
+    with pytest.raises(InputError, match=f"{program}: .*not supported"):
         started(SCRIPT.replace("train_sft.py", program), {"configs/ds_z3.json": DEEPSPEED})
 
 
 def test_a_program_of_its_own_needs_the_rest_and_its_options_are_named() -> None:
     text = "accelerate launch --num_processes 8 mine.py --my_batch 4\n"
-    with pytest.raises(InputError, match=r"mine.py: is not known here, .* give --model"):
+    with pytest.raises(InputError, match=r"mine.py: is unknown, .* give --model"):
         started(text, {})
     given = {"model": catalog.model("llama3-8b"), "sequence_length": 4096, "micro_batch": 1}
     found = started(text, {}, **given)
-    assert "options of mine.py are not known" in texts(found, "ignored")["--my_batch"]
+    assert "options of mine.py are unknown" in texts(found, "ignored")["--my_batch"]
 
 
 FACTORY = """
@@ -253,7 +259,11 @@ def test_full_training_of_llama_factory_is_read_with_its_defaults() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("finetuning_type: full", "finetuning_type: freeze", "finetuning_type: freeze is not read"),
+        (
+            "finetuning_type: full",
+            "finetuning_type: freeze",
+            "finetuning_type: freeze is not supported",
+        ),
         ("stage: sft", "stage: dpo", "LLaMA-Factory file that trains by preferences"),
     ],
 )
@@ -282,13 +292,13 @@ def test_full_training_of_axolotl_is_read_and_errors_have_its_own_names() -> Non
     assert (job.workload.sequence_length, job.workload.precision) == (8192, "bf16")
     assert (stage.micro_batch, job.plan.micro_batches, stage.zero) == (2, 8, 3)
     assert "sequences" not in texts(found, "assumed")
-    with pytest.raises(InputError, match="base_model: 'me/x' is no model that is known here"):
+    with pytest.raises(InputError, match="base_model: 'me/x' is not the name of a known model"):
         imported(AXOLOTL.replace("NousResearch/Meta-Llama-3.1-8B", "me/x"), gpus_per_node=8)
     newer = AXOLOTL.replace("fsdp: [full_shard, auto_wrap]", "fsdp_config: {fsdp_version: 2}")
     assert imported(newer, gpus_per_node=8).job.plan.stages[0].zero == 3
     with pytest.raises(InputError, match=r"rl: this is an axolotl file with dpo"):
         imported(AXOLOTL + "rl: dpo\n")
-    with pytest.raises(InputError, match=r"tensor_parallel_size: .* not read here"):
+    with pytest.raises(InputError, match=r"tensor_parallel_size: .* not supported"):
         imported(AXOLOTL + "tensor_parallel_size: 2\n")
 
 
@@ -304,7 +314,7 @@ def test_scripts_of_other_frameworks_start_their_files() -> None:
     for text, name in launches.items():
         source = source_of(f"#!/bin/bash\n{text}", "run.sh")
         assert format_of(source).name == name
-        with pytest.raises(InputError, match=r"a\.\w+: .* is not beside it"):
+        with pytest.raises(InputError, match=r"a\.\w+: .* is not in the same folder"):
             imported_from(source, gpus_per_node=8)
 
 
@@ -431,9 +441,9 @@ def test_torchtune_s_recipes_are_read_by_their_components() -> None:
     [
         ("LinearCrossEntropyLoss", "dpo.DPOLoss", "trains by preferences"),
         ("\nmodel:", "\npolicy_model:", "policy_model: trains by reinforcement"),
-        ("dtype: bf16", "dtype: int4", "dtype: 'int4' is not read here"),
+        ("dtype: bf16", "dtype: int4", "dtype: 'int4' is not supported"),
         (", max_seq_len: 4096", "", "sequence_length: the file does not say it"),
-        ("qlora_llama3_1_8b", "lora_mine_3b", "'mine-3b' is no model that is known"),
+        ("qlora_llama3_1_8b", "lora_mine_3b", "'mine-3b' is not the name of a known model"),
     ],
 )
 def test_what_a_torchtune_recipe_lacks_is_told(old: str, new: str, words: str) -> None:
@@ -463,5 +473,5 @@ def test_automodel_s_recipes_are_read_by_their_targets() -> None:
     (stage,) = plan.stages
     assert (stage.tensor_parallel, stage.data_parallel, stage.zero) == (2, 4, 3)
     assert (stage.micro_batch, plan.micro_batches, stage.sequence_parallel) == (2, 8, 1)
-    with pytest.raises(InputError, match=r"distributed.strategy: 'megatron_fsdp' is not read"):
+    with pytest.raises(InputError, match=r"distributed.strategy: 'megatron_fsdp' is not supported"):
         imported(AUTOMODEL.replace("strategy: fsdp2", "strategy: megatron_fsdp"), gpus_per_node=8)

@@ -56,7 +56,7 @@ def test_other_programs_are_refused_by_name(program: str, reason: str) -> None:
 
 def test_an_unknown_program_is_read_with_a_remark() -> None:
     said = texts(imported(program="my_training.py"), "assumed")
-    assert said["program"].startswith("my_training.py is not known here: taken as a program that")
+    assert said["program"].startswith("my_training.py is unknown: taken as a program that")
 
 
 def test_a_program_of_another_framework_is_refused_as_such() -> None:

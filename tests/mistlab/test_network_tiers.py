@@ -292,7 +292,7 @@ def test_examples_are_networks_and_plan_files_keep_them() -> None:
                 {"name": "leaf", "gpus": 16},
                 {"name": "leaf", "gpus": 64, "oversubscription": 1},
             ],
-            "names no tier alone",
+            "is not unique among the tiers",
         ),
         (
             [

@@ -79,6 +79,6 @@ def test_the_runtime_refuses_short_moments() -> None:
     pytest.importorskip("torch")
     from runtime.runnable import check_model  # noqa: PLC0415
 
-    with pytest.raises(InputError, match="adamw-8bit can be predicted and not yet trained"):
+    with pytest.raises(InputError, match="adamw-8bit can be predicted but not trained yet"):
         check_model(job("adamw-8bit").workload)
     check_model(job("adamw").workload)

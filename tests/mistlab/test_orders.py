@@ -110,7 +110,7 @@ def test_phases_follow_the_order_and_not_the_numbers() -> None:
 
 NO_CHUNK = "line 1: Fm0 names no chunk, but there are 2 (line 1 has F1m0): write F0m0"
 CIRCLE = (
-    "in a circle: Bm0 of line 1 waits for Bm0 of line 2, which is after Fm1 of line 2; "
+    "in a cycle: Bm0 of line 1 waits for Bm0 of line 2, which is after Fm1 of line 2; "
     "Fm1 of line 2 waits for Fm1 of line 1, which is after Bm0 of line 1: put one of them after"
 )
 
@@ -268,7 +268,7 @@ def test_a_mark_of_the_bytes_order_before_the_text_is_no_part_of_it(tmp_path: Pa
 
 
 def test_an_order_that_does_not_end_is_refused() -> None:
-    with pytest.raises(FieldError, match="is no file with an end: give the path of a plain file"):
+    with pytest.raises(FieldError, match="is not a regular file: give the path of one"):
         order_of_plan(plan_of("/dev/zero"))
 
 

@@ -215,18 +215,18 @@ def test_a_wrong_value_is_refused_by_key_value_and_remedy(
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({"model_type": "lama"}, r"'lama' is not read here \(did you mean 'llama'.*\).*trace it"),
-        ({"model_type": ["llama"]}, r"model_type: \['llama'\] is not read here"),
-        ({"model_type": "t5"}, r"'t5' is not read here, because it is an encoder with a decoder"),
-        ({"model_type": "electra"}, r"'electra' is not read here, because it is an encoder that"),
-        ({"model_type": "bert", "is_decoder": True}, r"is_decoder: True is not read here, only"),
+        ({"model_type": "lama"}, r"'lama' is not supported \(did you mean 'llama'.*\).*trace it"),
+        ({"model_type": ["llama"]}, r"model_type: \['llama'\] is not supported"),
+        ({"model_type": "t5"}, r"'t5' is not supported, because it is an encoder with a decoder"),
+        ({"model_type": "electra"}, r"'electra' is not supported, because it is an encoder that"),
+        ({"model_type": "bert", "is_decoder": True}, r"is_decoder: True is not supported, only"),
         ({"model_type": "roberta", "hidden_dropout_prob": "0.1"}, r"hidden_dropout_prob: '0.1' is"),
         ({"model_type": "mamba2"}, r"because it has mixers in place of attention"),
         ({"model_type": "gpt2", "add_cross_attention": True}, r"add_cross_attention: True is not"),
         ({"model_type": "deepseek_v2"}, r"num_experts_per_tok: None is not a whole number"),
         (
             {"model_type": "deepseek_v3", "moe_layer_freq": 2},
-            r"moe_layer_freq: 2 is not read here, only 1 is",
+            r"moe_layer_freq: 2 is not supported, only 1 is",
         ),
         (
             {"model_type": "qwen3_moe", "mlp_only_layers": [5]},
@@ -254,7 +254,7 @@ def test_a_wrong_value_is_refused_by_key_value_and_remedy(
         ),
         (
             {"model_type": "qwen3_next", "linear_conv_kernel_dim": 8},
-            r"linear_conv_kernel_dim: 8 is not read here: give 4",
+            r"linear_conv_kernel_dim: 8 is not supported: give 4",
         ),
     ],
 )

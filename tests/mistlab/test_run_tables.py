@@ -47,7 +47,7 @@ HEADERS: Mapping[str, tuple[bytes, str]] = {
     "nothing": (b"", "is empty"),
     "another code": (HEADER.encode("utf-16"), "is not UTF-8"),
     "other columns": (b"a,b\n1,2\n", "no column sequence_length, model"),
-    "a column twice": (f"{HEADER},Heads\n{ROW},4\n".encode(), "column heads stands there twice"),
+    "a column twice": (f"{HEADER},Heads\n{ROW},4\n".encode(), "column heads is listed twice"),
 }
 
 

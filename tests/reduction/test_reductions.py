@@ -281,7 +281,7 @@ def test_a_rank_that_was_away_goes_on_from_the_shared_weights() -> None:
     run_.rejoin(2)
     assert run_.weights[2] == pytest.approx(run_.shared)
     others.leave(0)
-    with pytest.raises(FieldError, match="1 is the last one there"):
+    with pytest.raises(FieldError, match="1 is the only active rank"):
         others.leave(1)
 
 

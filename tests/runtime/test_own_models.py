@@ -89,13 +89,13 @@ def test_layers_have_the_parameters_that_they_use() -> None:
 
 
 REFUSED = {
-    "code_between": "layers.1: does not take what the block before made",
+    "code_between": "layers.1: does not take the output of the block before",
     "mask_of_tokens": "layers.0: takes a further tensor that depends on the tokens",
     "twice": "layers: block 0 is not called once",
-    "unused": "gets no gradient: leave it out",
-    "drops": "dropout drops by draws in order",
-    "tied": "tokens.weight is before and after the blocks",
-    "frozen": "norm.weight is frozen",
+    "unused": "is a parameter without gradient: remove it from the model",
+    "drops": "dropout is dropout whose random draws",
+    "tied": "tokens.weight is a parameter shared",
+    "frozen": "norm.weight is a frozen parameter",
     "nowhere": "factory: tests.runtime.own_modules:nowhere",
 }
 

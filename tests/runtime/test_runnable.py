@@ -35,7 +35,7 @@ def test_models_are_trained_or_refused_by_what_they_have(name: str) -> None:
         check_model(work)
         assert trains_here(model) == ""
         return
-    with pytest.raises(InputError, match="can be predicted and not yet trained: "):
+    with pytest.raises(InputError, match="can be predicted but not trained yet: "):
         check_model(work)
     assert trains_here(model)
 
@@ -50,7 +50,7 @@ def test_a_way_to_train_that_is_not_there_is_refused(change: dict[str, Any]) -> 
     """It would be trained in the usual way, without a word."""
     ((name, value),) = change.items()
     work = replace(workload(catalog.model("llama-7b")), **change)
-    with pytest.raises(InputError, match=f"workload.{name}: {value} can be predicted and not yet"):
+    with pytest.raises(InputError, match=f"workload.{name}: {value} can be predicted but not"):
         check_model(work)
 
 
@@ -60,7 +60,7 @@ def test_a_way_to_train_that_is_not_there_is_refused(change: dict[str, Any]) -> 
 def test_other_systems_train_in_the_usual_way_alone(change: dict[str, Any]) -> None:
     ((name, value),) = change.items()
     work = replace(workload(catalog.model("llama-7b")), **change)
-    with pytest.raises(InputError, match=f"workload.{name}: {value} can be predicted and not yet"):
+    with pytest.raises(InputError, match=f"workload.{name}: {value} can be predicted but not"):
         FirstWeights(work, seed=0)
 
 

@@ -50,7 +50,7 @@ def test_what_was_measured_changes_no_answer(
     [
         (PLAIN.format("", "").replace(",none", ",likely_mtp"), "speculative decoding is not built"),
         (PLAIN.format("", "").replace("Llama-3.1-70B", "Lama"), "model: 'Lama' is unknown"),
-        (PLAIN.format("", "").replace("H100", "H1000"), "hardware: 'H1000' is no GPU"),
+        (PLAIN.format("", "").replace("H100", "H1000"), "hardware: 'H1000' is not a GPU"),
         (PLAIN.format("", "").replace("fp8,", "fp7,"), "weights: 'fp7' is unknown"),
         (PLAIN.format("", "").replace(",4,1,1,1,", ",3,1,1,1,"), "tp: 3 does not divide heads 64"),
         (PLAIN.format("", "").replace(",4,1,1,1,", ",4,1,4,1,"), "has no experts"),
@@ -97,7 +97,7 @@ def test_names_are_read_as_others_write_them(
 
 @pytest.mark.parametrize("name", ["H100-PCIe", "H1000", "A1000", "B20"])
 def test_another_gpu_is_no_spelling_of_a_known_one(name: str) -> None:
-    with pytest.raises(InputError, match="is no GPU that serves"):
+    with pytest.raises(InputError, match="is not a GPU with serving rates"):
         gpu_named(name)
 
 

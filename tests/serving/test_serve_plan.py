@@ -132,7 +132,7 @@ def test_the_fewest_gpus_reach_the_rate(capsys: pytest.CaptureFixture[str]) -> N
         (("--dollars", "-1"), "--dollars: -1.0 is too small"),
         (("--prompt", "0"), "--prompt: 0.0 is too small"),
         (("--gpus", "0"), "--gpus: 0 is too small"),
-        (("--gpu", "H1000"), "--gpu: 'H1000' is no GPU that serves"),
+        (("--gpu", "H1000"), "--gpu: 'H1000' is not a GPU with serving rates"),
         (("--weights", "fp7"), "'fp7' is unknown"),
     ],
 )

@@ -151,15 +151,15 @@ UNSAID: Mapping[str, str] = {
     "--loss-chunk-size": "the loss is taken in one piece",
 }
 
-_TOWER = "trains an encoder of images beside the decoder, which no plan says"
+_TOWER = "trains an encoder of images beside the decoder, which plans cannot express"
 _ENCODER = "trains an encoder, not a decoder alone"
-_RETRIEVAL = "trains with retrieved text, which no plan says"
+_RETRIEVAL = "trains with retrieved text, which plans cannot express"
 _TEACHER = "trains beside a teacher, whose passes no plan says"
-_FROZEN = "trains a part of the weights, which no plan says"
+_FROZEN = "trains a part of the weights, which plans cannot express"
 _ADAPTERS = "trains adapters alone, which no plan of this import says"
 _SPARSE = "has sparse attention, which no model here says"
 _STREAMS = "has several residual streams, which no model here says"
-_WEIGHT_SHARDS = "shards weights along another axis, which no plan says"
+_WEIGHT_SHARDS = "shards weights along another axis, which plans cannot express"
 _REINFORCED = "trains by preferences or rewards, whose further passes no plan says"
 
 # The reason why an import refuses an option that changes the model or the task.

@@ -148,7 +148,9 @@ def _tokens(options: Options, draft: Found) -> int:
     stated, kind = options.whole("--vocab-size"), options.text("--tokenizer-type")
     if kind is not None and kind.startswith(_OF_ENCODERS):
         where = options.where("--tokenizer-type")
-        reject(f"{where}: {kind} is of encoders: give a launch line that trains a decoder")
+        reject(
+            f"{where}: {kind} is an option of encoders: give a launch line that trains a decoder"
+        )
     if kind in _NULL and stated is not None:
         text = f"{stated + 1} tokens: {kind} adds one to --vocab-size {stated}, up to core 0.18"
         draft.remark("assumed", "model.vocab", text)
@@ -232,8 +234,8 @@ def _unknown(options: Options, kind: str | None) -> InputError:
     where = f" (line {line})" if line else ""
     return InputError(
         f"--vocab-size: is not said, and the vocabulary of {_tokenizer_text(options, kind)}{where} "
-        "is not known here: give --vocab-size N, or add --vocab-size or --padded-vocab-size to the "
-        "line"
+        "is not supported here: give --vocab-size N, or add --vocab-size or --padded-vocab-size "
+        "to the line"
     )
 
 
@@ -279,7 +281,7 @@ def sayable_model(job: Job) -> Job:
         problem = "is an encoder, which pretrain_gpt.py does not train: export a decoder's plan"
         refuse("workload.model", problem)
     if model.post_norms:
-        refuse("workload.model.post_norms", "has no row in this export: leave it out")
+        refuse("workload.model.post_norms", "is not supported by this export: leave it out")
     check_hybrid(model)
     model = sayable_parts(model)
     if not model.rotary_base.is_integer():
@@ -384,7 +386,7 @@ def _layers_of(options: Options, hidden: int, program: str) -> tuple[int, dict[s
 def _check_hybrid(parts: dict[str, Any]) -> None:
     for name in ("latent", "window", "sinks", "further_tokens", "attention_gate"):
         if parts.get(name):
-            reject(f"model.{name}: no hybrid model here has it: give a model by --model")
+            reject(f"model.{name}: no supported hybrid model has it: give a model by --model")
 
 
 def _family(fields: Mapping[str, Any]) -> Family:
@@ -472,7 +474,7 @@ def _default_ffn(options: Options, hidden: int) -> int:
 def _needed(options: Options, name: str) -> int:
     number = options.whole(name)
     if number is None and options.strays:
-        reject(f"{name}: is missing, unless it stands in what {options.strays[0].unknown}")
+        reject(f"{name}: is missing, unless it is among what {options.strays[0].unknown}")
     if number is None:
         reject(f"{name}: is missing: give it, or the model by --model")
     return number
@@ -486,8 +488,8 @@ def _position(options: Options, draft: Found) -> str:
         return "none" if options.has("--no-position-embedding") else "absolute"
     if stated == "mrope":
         reject(
-            f"{options.where('--position-embedding-type')}: mrope turns the positions of images "
-            "beside text, which no plan says: give a launch line that trains a decoder of text"
+            f"{options.where('--position-embedding-type')}: mrope is for images beside text, "
+            "which plans cannot express: give a launch line that trains a text decoder"
         )
     if stated == "alibi":
         text = "alibi: attention is taken without biases of positions"

@@ -67,8 +67,8 @@ def segments_of(options: Options, layers: int | None) -> list[str]:
         if letter not in _LETTERS:
             meaning = _MEANINGS.get(letter, "no kind of block")
             reject(
-                f"{options.where(PATTERN)}: {letter!r} is {meaning}, which no model here has: give "
-                f"blocks of {_LETTERS}"
+                f"{options.where(PATTERN)}: {letter!r} is {meaning}, which no supported model "
+                f"has: give blocks of {_LETTERS}"
             )
     if not main.replace("|", ""):
         reject(f"{options.where(PATTERN)}: {text!r} has no blocks: give a letter for each")
@@ -306,7 +306,7 @@ def parts_of(options: Options, draft: Found, layers: int, ffn: int) -> dict[str,
     parts |= _turns_of(options, blocks, layers)
     if parts.get("pattern") and (beside := _beside_pattern(parts)):
         reject(
-            f"{beside}: no model here has it in blocks of several kinds that take turns: give a "
+            f"{beside}: not supported in hybrid models, whose layers alternate: give a "
             "model of the catalogue by --model"
         )
     return parts
@@ -335,8 +335,8 @@ def _turns_of(options: Options, blocks: list[int], layers: int) -> dict[str, Any
     if (deltas := _delta_nets(options, layers)) is not None:
         if 0 in blocks:
             reject(
-                "--moe-layer-freq: no model here has delta nets beside blocks without experts: "
-                "give experts in every block"
+                "--moe-layer-freq: no supported model has delta nets beside blocks without "
+                "experts: give experts in every block"
             )
         return deltas
     dense = blocks.index(1) if 1 in blocks else layers
@@ -352,8 +352,9 @@ def _delta_nets(options: Options, layers: int) -> dict[str, Any] | None:
         return None
     if variant not in ("gated_delta_net", "gdn"):
         reject(
-            f"{options.where('--experimental-attention-variant')}: {variant} is attention that no "
-            "model here has: give a model of the catalogue by --model"
+            f"{options.where('--experimental-attention-variant')}: {variant} is an "
+            "attention variant that no supported model has: give a model of the catalogue by "
+            "--model"
         )
     every = options.text("--linear-attention-freq") or options.text("--full-attention-interval")
     if every is None:
@@ -476,7 +477,7 @@ def _count_of(options: Options, draft: Found) -> int | None:
     if len(counts) > 1:
         every = " ".join(options.words["--num-experts"])
         reject(
-            f"{options.where('--num-experts')}: {every}: blocks have unlike numbers of experts, "
+            f"{options.where('--num-experts')}: {every}: blocks have different numbers of experts, "
             "which no model here has: give one number"
         )
     if 1 in counts and not is_of_deepspeed(options):

@@ -107,7 +107,7 @@ def _beside_ends(options: Options, num_stages: int, layers: int) -> Sequence[int
     if 0 in shares:
         reject(
             f"--num-layers {layers}: beside embedding and loss a stage of {num_stages} has no "
-            "blocks, which no plan says: give fewer stages"
+            "blocks, which plans cannot express: give fewer stages"
         )
     return shares
 
@@ -148,7 +148,7 @@ def _with_ends(
 def _repeated(match: re.Match[str]) -> str:
     if len(match[2]) > len(str(_MOST_BLOCKS)) or int(match[2]) > _MOST_BLOCKS:
         reject(
-            f"--pipeline-model-parallel-layout: {match[2]} times is too often: give at most "
+            f"--pipeline-model-parallel-layout: {match[2]} repetitions are too many: give at most "
             f"{_MOST_BLOCKS}"
         )
     return match[1] * int(match[2])
@@ -165,8 +165,8 @@ def parts_of_layout(layout: str) -> list[int]:
         text = re.sub(pattern, _repeated, text)
     if unknown := sorted(set(text) - set("EtmL|")):
         reject(
-            f"--pipeline-model-parallel-layout: {''.join(unknown)!r} is not known here: give E, t, "
-            "m, L and |, with (...)*N"
+            f"--pipeline-model-parallel-layout: {''.join(unknown)!r} is not supported here: give "
+            "E, t, m, L and |, with (...)*N"
         )
     return [part.count("t") for part in text.split("|")]
 

@@ -314,7 +314,7 @@ def _check_program(launch: Launch, draft: Found) -> None:
     if (reason := refusal_of(program)) is not None:
         reject(f"{line}{program} {reason}: give a launch line that trains a decoder")
     if not is_decoder(program):
-        text = f"{program} is not known here: taken as a program that trains a decoder"
+        text = f"{program} is unknown: taken as a program that trains a decoder"
         draft.remark("assumed", "program", text)
 
 
@@ -334,7 +334,7 @@ def _check_shape(launch: Launch, options: Options) -> None:
         line = f"line {launch.line}: " if launch.line else ""
         reject(
             f"{line}{launch.program} has none of Megatron-LM's options {', '.join(_SHAPE[:3])}: "
-            "give a launch line of Megatron-LM or a relative, or the configuration file that it "
+            "give a launch line of Megatron-LM or of a fork, or the configuration file that it "
             "reads"
         )
 

@@ -42,8 +42,8 @@ def register() -> None:
     setup = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
     if setup is None:
         reject(
-            f"torch {torch.__version__} cannot be told of a device without a compiler: install "
-            "torch 2.11 to 2.13 for this check"
+            f"torch {torch.__version__} cannot register a stand-in device without a compiler: "
+            "install torch 2.11 to 2.13 for this check"
         )
 
     class Module(backend_registration._DummyBackendModule):

@@ -394,7 +394,7 @@ def layer_treatments(stage: StagePlan, blocks: Sequence[int]) -> dict[int, str]:
         if name not in LAYER_RUNS:
             dimension = TREATMENTS[name].dimension
             problem = (
-                f"{name} blocks can be predicted and not yet trained: give 0, and as many more "
+                f"{name} blocks can be predicted but not trained yet: give 0, and as many more "
                 "checkpointed_layers, which keep less"
             )
             refuse(dimension, problem)

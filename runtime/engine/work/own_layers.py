@@ -185,8 +185,8 @@ class PartedModel:
                 )
             if made and call.hidden() is not made[-1]:
                 reject(
-                    f"{self.path}.{number}: does not take what the block before made: move the "
-                    "code between blocks into them"
+                    f"{self.path}.{number}: does not take the output of the block before: move "
+                    "the code between blocks into them"
                 )
             block = self.blocks[number]
             output = type(block).forward(block, *arguments, **named)
@@ -214,7 +214,7 @@ def _called(number: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> B
     given: list[tuple[Place, Any]] = [*enumerate(arguments), *named.items()]
     places = [place for place, one in given if isinstance(one, Tensor) and one.is_floating_point()]
     if not places:
-        reject(f"block {number}: takes no tensor of floating-point numbers: give it hidden states")
+        reject(f"block {number}: takes no floating-point tensor: give it hidden states")
     return BlockCall(arguments=arguments, named=named, place=places[0])
 
 
@@ -324,13 +324,18 @@ def _parted(parted: PartedModel, workload: Workload, sequences: int) -> dict[int
     after = x.detach().requires_grad_()
     late = _learning(parameters, lambda: parted.after_blocks(after, ones))
     if shared := early & late:
-        reject(f"workload.model: {min(shared)} is before and after the blocks: give each its own")
+        reject(
+            f"workload.model: {min(shared)} is a parameter shared by modules before and after the "
+            "blocks: give each its own"
+        )
     names = {0: early, blocks + 1: late}
     for number in range(blocks):
         prefix = f"{parted.path}.{number}."
         names[number + 1] = {name for name in parameters if name.startswith(prefix)}
     if rest := set(parameters).difference(*names.values()):
-        reject(f"workload.model: {min(rest)} gets no gradient: leave it out")
+        reject(
+            f"workload.model: {min(rest)} is a parameter without gradient: remove it from the model"
+        )
     order = list(parameters)
     return {layer: sorted(of, key=order.index) for layer, of in names.items()}
 
@@ -379,12 +384,18 @@ def _check_calls(parted: PartedModel, again: Sequence[BlockCall]) -> None:
 
 def _check_model(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
     if single := [name for name, one in parameters.items() if one.dim() == 0]:
-        reject(f"workload.model: {single[0]} is one number: give it a dimension")
+        reject(f"workload.model: {single[0]} is a parameter without dimensions: give it one")
     if frozen := [name for name, one in parameters.items() if not one.requires_grad]:
-        reject(f"workload.model: {frozen[0]} is frozen: let it require gradients, or leave it out")
+        reject(
+            f"workload.model: {frozen[0]} is a frozen parameter: set its requires_grad, or remove "
+            "it from the model"
+        )
     for name, item in model.named_modules():
         if isinstance(item, nn.Dropout) and item.p > 0:
-            reject(f"workload.model: {name} drops by draws in order, which plans change: give p=0")
+            reject(
+                f"workload.model: {name} is dropout whose random draws depend on the order of "
+                "passes, which plans change: give p=0"
+            )
 
 
 class _Delegating(nn.Module):
