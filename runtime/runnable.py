@@ -14,7 +14,7 @@ from mistlab.stages.stage_shape import StageShape, replicas_of, shares_table
 
 # The treatments of blocks of a user's own code that the runtime supports.
 TREATED_OWN = frozenset({PLAIN, "recomputed"})
-# Optimizers whose moments the runtime has.
+# Optimizers that the runtime supports.
 TRAINED_OPTIMIZERS = ("adamw", "adamw-bf16")
 REMEDY_OWN = "and names no factory: trace package.module:factory, without --blocks"
 
@@ -342,7 +342,7 @@ def _check_dropped_shares(workload: Workload) -> None:
 
 
 def check_usual(workload: Workload) -> None:
-    """Refuse adapters, chunked losses and 16-bit moments where other layers are used."""
+    """Refuse adapters, chunked losses and 16-bit moments with a model's own layers."""
     usual = {"train": "all", "loss": "whole", "optimizer": "adamw"}
     for name, value in usual.items():
         if (given := getattr(workload, name)) != value:

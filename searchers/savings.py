@@ -401,8 +401,8 @@ Option = TypeVar("Option")
 
 
 class Chooser:
-    """Answers a choice: ``index_of`` maps a name and a number of options to the index of the chosen
-    option.
+    """Makes choices: ``index_of`` maps a choice's name and number of options to the chosen option's
+    index.
     """
 
     def __init__(self, index_of: Callable[[str, int], int]) -> None:

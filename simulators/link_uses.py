@@ -1,6 +1,4 @@
-"""The links that sends between stages use when they are played: of nodes, and of units of the tiers
-above.
-"""
+"""Links used by simulated sends between stages: networks of nodes, and uplinks of higher tiers."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -18,8 +16,8 @@ from simulators.graph import Use
 def links_of_sends(
     of_stages: Sequence[TaskSeconds], batch: StageBatch, placement: Placement
 ) -> list[dict[Kind, tuple[Use, ...]]]:
-    """The links out of and into nodes, and units of tiers above, that each part's sends use, and
-    the share of each link.
+    """Uplinks and downlinks that each part's sends use, of nodes and of higher tiers, and the
+    fraction of each.
 
     An even link is traffic out of a node or unit, an odd link is traffic into it. A stage's first
     rank stands for all its ranks. A send takes an equal share of equal networks; the faster of two
@@ -30,7 +28,7 @@ def links_of_sends(
     units = [batch.first_rank.astype(np.int64) // gpus]
     if tiers is not None:
         units += [tiers.units_of(units[0], place) for place in tiers.places]
-    # Units of further tiers are numbered behind those of the tier before.
+    # Units of higher tiers are numbered after those of lower tiers.
     begins = np.cumsum([0, *(int(of_tier.max()) + 1 for of_tier in units)])
     numbered = [of_tier + begin for of_tier, begin in zip(units, begins, strict=False)]
     uses: list[dict[Kind, tuple[Use, ...]]] = [{} for _ in placement.stages]
@@ -50,8 +48,9 @@ def links_of_sends(
 
 
 def _used(places: Sequence[tuple[int, int]], shares: Sequence[Sequence[float]]) -> tuple[Use, ...]:
-    """The uses of a send between these nodes and units, out of the first and into the second of
-    each pair, with the shares at both ends; none of a unit that it stays in."""
+    """Links of a send between these nodes and units, up from the first and down to the second of
+    each pair, with fractions at both ends; none of a unit that it stays within.
+    """
     return tuple(
         use
         for (here, there), *of_ends in zip(places, *shares, strict=False)
@@ -63,8 +62,8 @@ def _used(places: Sequence[tuple[int, int]], shares: Sequence[Sequence[float]]) 
 def _shares(
     ends: tuple[TaskSeconds, TaskSeconds], stage: int, tier: int
 ) -> tuple[Sequence[float], Sequence[float]]:
-    """The shares of the links at both ends of a send, of a node and of units of each tier above up
-    to this ``tier``, given a stage's senders.
+    """Fractions of the links at both ends of a send, of a node and of units of each tier up to
+    ``tier``, for a stage's number of senders.
     """
     links, shapes = [end.model.links for end in ends], ends[0].shapes
     parts = [

@@ -255,7 +255,7 @@ def peak_bounds_of(job: Job, prediction: Prediction) -> PeakBounds:
 
 
 def probable_words(bounds: PeakBounds) -> str:
-    """How probable it is that a plan fits, and between which peaks."""
+    """The probability that a plan fits, and the 90 % bounds of its memory peak, as a sentence."""
     low, high = (
         size / GIB_BYTES
         for size in (bounds.peak_reserved_bytes_low, bounds.peak_reserved_bytes_high)

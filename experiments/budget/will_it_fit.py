@@ -102,7 +102,7 @@ def _verdict(row: Row) -> str:
 
 
 def _probable(row: Row) -> str:
-    """How probable the verdict is, as a sentence."""
+    """The probability of the verdict, as a sentence."""
     sentence: str = row["probable"]
     return f"{sentence[0].upper()}{sentence[1:]}."
 

@@ -1,4 +1,4 @@
-"""What each group of columns brings: rows predicted again without it, by source."""
+"""Ablation of table columns: errors by source with each group of columns left empty."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +11,8 @@ from experiments.pages.study import beside
 from experiments.pages.tables import narrow, number
 from experiments.runs.judged import Judged, judged
 
-# Columns by what they tell. Without the engine, the engine is assumed; ``quality`` stays, by which
-# rows are counted.
+# Groups of columns by subject. Without the engine column, an engine is assumed; ``quality`` stays,
+# since it selects the counted rows.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "engine": ("engine",),
     "attention kernel": ("attention_kernel",),
@@ -28,7 +28,7 @@ HEAD = (
 
 
 def ablation_lines(known: Sequence[Known]) -> Iterator[str]:
-    """The section of a page: errors by source with and without each group of columns."""
+    """The page's section: errors by source with and without each group of columns."""
     rows = [(source, row) for source, row, _ in known if not apart_of(row.row.cells)]
     yield "\n\n".join(beside("report_runs-ablation")) + "\n"
     lines = [_line(name, columns, rows) for name, columns in GROUPS.items()]
@@ -36,7 +36,7 @@ def ablation_lines(known: Sequence[Known]) -> Iterator[str]:
 
 
 def _line(name: str, columns: Sequence[str], rows: Sequence[tuple[str, Judged]]) -> list[object]:
-    """A group's line: of the sources that tell it, and of all."""
+    """A group's table row: errors of sources that give these columns, and of all sources."""
     indices = [index for index, (_, row) in enumerate(rows) if _tells(row, columns)]
     empty = dict.fromkeys(columns, "")
     asked = (rows[index][1].row for index in indices)
@@ -44,7 +44,7 @@ def _line(name: str, columns: Sequence[str], rows: Sequence[tuple[str, Judged]])
     without = [*rows]
     for index, answered in zip(indices, answers, strict=True):
         source, row = rows[index]
-        # Held against what the whole row measured.
+        # Judged against the measurements of the whole row.
         again = judged(row.row, answered.answer)
         without[index] = source, replace(again, measured_s=row.measured_s)
     telling = {rows[index][0] for index in indices}
@@ -65,7 +65,7 @@ def _tells(row: Judged, columns: Sequence[str]) -> bool:
 def _mean(
     rows: Sequence[tuple[str, Judged]], sources: set[str] | None, *, peaks: bool
 ) -> float | None:
-    """The mean over sources of the mean error of published times, or of peaks."""
+    """Mean over sources of the mean absolute error of published times, or of peaks."""
     errors: dict[str, list[float]] = defaultdict(list)
     for source, row in rows:
         error = row.memory_error if peaks else row.time_error

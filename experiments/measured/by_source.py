@@ -124,7 +124,7 @@ def is_published(run: Judged) -> bool:
 
 
 def is_peak_of_run(run: Judged) -> bool:
-    """Whether a row says what it holds at once, and nobody doubts it."""
+    """Whether a row gives the memory peak of its run, and nobody doubts it."""
     return run.says_batch and not run.is_doubted
 
 
@@ -169,8 +169,7 @@ def _held(row: Judged, spread: Spread | None) -> Held | None:
 
 
 def by_source_lines(known: Sequence[Known], more: Sequence[str] = ()) -> Iterator[str]:
-    """The section of a page: what all sources come to, ``more`` lines on that, and a line for
-    each."""
+    """The page's section: means over sources, ``more`` lines about them, and a row per source."""
     sources = errors_by_source(known)
     asked = [one for one in sources if not one.apart]
     yield "\n\n".join(beside("report_runs-by_source")) + "\n"

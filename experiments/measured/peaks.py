@@ -1,4 +1,4 @@
-"""How far measured peaks of memory lie from predicted ones, by source, and who is said to fit."""
+"""Errors of predicted memory peaks by source, and predicted probabilities of fitting."""
 
 import math
 from collections import defaultdict
@@ -14,13 +14,13 @@ from mistlab.calibration.fitted_sureness import SourceSpreads, spreads_of_kinds
 from mistlab.core.arrays import Ints
 from mistlab.cost.confidence import REACH, SOURCES_OF_WIDER, KnownKind, peak_kinds
 
-# No run that ran may be said not to fit with a greater probability than this.
+# Limit of the predicted probability of not fitting, for runs that ran.
 MOST_WRONG = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMiss:
-    """The logarithm of a measured peak over the predicted one; ``names`` are its kinds."""
+    """Logarithm of a measured peak over the predicted one; ``names`` are its kinds."""
 
     names: tuple[str, ...]
     source: str
@@ -30,7 +30,7 @@ class PeakMiss:
 
 
 def peak_misses(known: Sequence[Known]) -> list[PeakMiss]:
-    """The misses of all peaks whose rows say what they hold at once."""
+    """Errors of all peaks whose rows give the memory peak of the run."""
     return [
         PeakMiss(
             names=peak_kinds(doubt.kind.engine),
@@ -47,7 +47,7 @@ def peak_misses(known: Sequence[Known]) -> list[PeakMiss]:
 
 
 def known_peaks(misses: Sequence[PeakMiss]) -> tuple[KnownKind, ...]:
-    """The kinds of peaks, for the catalogue."""
+    """Spreads by kind of peaks, for the catalogue."""
     spreads = _spreads(misses, np.full(len(misses), -1))
     together: dict[str, list[PeakMiss]] = defaultdict(list)
     for miss in misses:
@@ -74,7 +74,9 @@ def _spreads(misses: Sequence[PeakMiss], folds: Ints) -> dict[str, SourceSpreads
 
 
 def peak_lines(known: Sequence[Known]) -> Iterator[str]:
-    """What bounds of peaks come to, each source left out, and what is said of runs that ran."""
+    """Coverage of peaks' bounds with each source left out, and predicted probabilities for runs
+    that ran.
+    """
     misses = peak_misses(known)
     sources = np.unique([miss.source for miss in misses], return_inverse=True)[1]
     if misses and sources.max() > 0:

@@ -193,14 +193,15 @@ def _otherwise(run: Configuration, run_job: RunJob, prediction: Prediction) -> C
     return None
 
 
-# The columns of a table for the symbols of dimensions that have other names there.
+# Table columns of dimensions whose symbols differ from the column's name.
 COLUMN_OF = {"tp": "tp", "dp": "dp", "cp": "cp", "ep": "ep", "et": "etp", "L": "pp"}
 TOO_MUCH = "workload: "
 
 
 def _as_written(refused: str, run: Configuration, row: TableRow) -> str:
-    """A refusal that names columns for the fields of a job, the run's GPU, and the engine as the
-    row does, not the variant that it is predicted as."""
+    """A refusal in the table's terms: columns for fields of a job, the run's GPU, and the row's
+    engine, not the variant that predicts it.
+    """
     if refused.startswith(TOO_MUCH):
         model = f"{run.shape.layers:,} layers of hidden {run.shape.hidden:,}"
         problem = refused.removeprefix(TOO_MUCH).partition(":")[0]

@@ -173,7 +173,7 @@ def write_types(page: Path) -> int:
 
 
 def types_page() -> str:
-    """The page with the list of types, from the package's data."""
+    """The page that lists model types, from the package's data."""
     alike: dict[str, list[str]] = {}
     for kind, row in model_types().items():
         alike.setdefault(_description(row), []).append(f"`{kind}`")
@@ -189,7 +189,7 @@ def types_page() -> str:
 
 
 def _description(row: TypeRow) -> str:
-    """The fields and parts of a type's models, and in parentheses its remarks."""
+    """Fields and features of a type's models, with remarks in parentheses."""
     fields = (
         key if value is True else f"{key} {_plain(value)}"
         for key, value in row.model.items()

@@ -259,8 +259,9 @@ def _network(
 
 
 def _kind_of_network(cells: Mapping[str, str], hardware: str) -> str:
-    """Sockets between nodes of a cloud or workstations, a cloud's own network (EFA), or direct
-    access to memory."""
+    """Kind of network between nodes: TCP sockets in a cloud or between workstations, EFA, or
+    RDMA.
+    """
     links = gpu_links()[hardware]
     has_sockets = "sockets" in text_of(cells, "library") and not links.cards
     if has_sockets and text_of(cells, "network") in SOCKET_TIERS:
@@ -271,7 +272,7 @@ def _kind_of_network(cells: Mapping[str, str], hardware: str) -> str:
 
 
 def _is_at_desk(text: str) -> bool:
-    """Whether a text names a GPU of workstations; one that is not known is not taken to be."""
+    """Whether a text names a workstation GPU; unknown GPUs do not count."""
     with suppress(InputError):
         return gpu_links()[hardware_named(text)].at_desk
     return False

@@ -24,7 +24,7 @@ SLOWEST, FASTEST = 1e-4, 1e4
 # The range of latencies that are tried, in microseconds.
 LATENCIES = 1e-2, 1e7
 SHARE, SECONDS = "%", "s"
-# What is said of links that a plan does not use, by the question about their rate.
+# Answers for links that a plan does not use, by the question about their rate.
 CROSSED_BY = {
     "inter_node_gbytes_per_s": "nothing crosses nodes",
     "intra_node_gbytes_per_s": "nothing passes between GPUs of a node",

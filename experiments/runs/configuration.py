@@ -258,8 +258,9 @@ def _ends(row: RunRow) -> tuple[int, int] | None:
 
 
 def _stages(row: RunRow, layers: int, stages: int, notes: list[str]) -> tuple[int, ...]:
-    """The blocks of each stage of a row that counts layers with embedding and head; none if it does
-    not, or if they are not the model's."""
+    """Blocks per stage of a row that counts embedding and head as layers; none if it does not, or
+    if they do not add up to the model's.
+    """
     if not row.stage_layers:
         return ()
     blocks = counts_of(row.stage_layers)

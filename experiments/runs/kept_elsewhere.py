@@ -113,7 +113,7 @@ class KeptElsewhere:
             peak = max(peak, (self.shards + 1) * stage.memory.weights)
         more = peak - stage.peak_allocated_bytes
         if self.leave_by_copies:
-            # What the allocator caches is a share of what it holds.
+            # The allocator's cache is proportional to allocated memory.
             more = int(stage.peak_reserved_bytes * more / stage.peak_allocated_bytes)
         return replace(
             stage,
@@ -122,8 +122,9 @@ class KeptElsewhere:
         )
 
     def copies_s(self, prediction: Prediction, micro_batches: int, bytes_per_s: float) -> float:
-        """The seconds of a step in which passes wait for inputs of blocks to leave, and to come
-        back. A stage holds those of as many micro-batches as stages follow it."""
+        """Seconds per step in which passes wait for block inputs to be copied to the host and back.
+        A stage holds the inputs of as many micro-batches as stages follow it.
+        """
         if not self.leave_by_copies:
             return 0.0
         stages = prediction.stages

@@ -294,7 +294,7 @@ def job_of(
 
 
 def _copies_inputs(run: Configuration) -> bool:
-    """Whether inputs of blocks go to the host under an engine whose plans cannot say so."""
+    """Whether block inputs are offloaded under an engine whose plans cannot express it."""
     is_left = run.elsewhere.activations and run.recompute.way == "full"
     return is_left and not ENGINES[run.engine].offloads_activations
 

@@ -99,7 +99,7 @@ class RunRow:
     first_blocks: int | None = None
     last_blocks: int | None = None
     short_ends: bool = False
-    # The layers of each stage, as 7+9+9+9, with embedding and head.
+    # Layers per stage, such as 7+9+9+9, counting embedding and head.
     stage_layers: str = ""
     local_batch: int | None = None
     data_ranks: int | None = None
@@ -176,7 +176,7 @@ class RunRow:
 
     # Attention kernel, where it is named.
     attention_kernel: AttentionKernel = ""
-    # Whether experts are products of one batch, each padded to the tokens of the busiest.
+    # Whether experts run as one batched GEMM, each padded to the busiest expert's tokens.
     pads_experts: bool = False
 
     # Outcome: whether the run failed, is a benchmark, and which stage's memory peak was measured.

@@ -166,7 +166,7 @@ class Held:
 MUCH_SLOWER = 1.1
 # Share of a GPU's memory (70 of 80 GB) above which all measured runs were slow.
 NEARLY_FULL = 70 / 79.1
-# Copies to pageable memory reach about so much of the rate of the link to the host; by hand.
+# Fraction of the host link's rate that copies to pageable memory reach; set by hand.
 PAGEABLE = 7 / 16
 
 

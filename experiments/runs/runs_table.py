@@ -66,7 +66,7 @@ def count_of(row: Mapping[str, str], column: str) -> int | None:
 
 
 def counts_of(text: str) -> list[int]:
-    """The whole numbers of a text such as 7+9+9+9."""
+    """Whole numbers in a text such as 7+9+9+9."""
     return [int(count) for count in text.split("+")]
 
 

@@ -348,7 +348,7 @@ def _parts_of(row: RunRow, alike: ModelSpec | None, sizes: Mapping[str, int]) ->
 
 
 def busiest(experts: int, active: int) -> int:
-    """How many experts a token may as well go to where each is padded to the busiest one's tokens.
+    """Effective number of experts per token where each is padded to the busiest one's tokens.
 
     Between even routing, of which this is ``active``, and all tokens at one expert, of which it is
     all ``experts``, it is the middle in logarithms: nothing is known of a row's routing.

@@ -37,7 +37,7 @@ UNSAID = "unsaid"
 # Limits of loads, far beyond any measured one: tokens of a prompt or an answer, requests in flight
 # or a second, and requests a second at least (one in twelve days).
 MOST_LENGTH, MOST_REQUESTS, LEAST_RATE = 10**7, 10**6, 1e-6
-# Names of precisions and of engines as tables write them.
+# Names of weight precisions and of engines in tables.
 _WEIGHTS = {
     "bfloat16": "bf16",
     "float16": "fp16",
@@ -88,7 +88,7 @@ class ServedRow:
 
     @property
     def says_dp(self) -> bool:
-        """Whether the row says its attention data parallelism, or can have none."""
+        """Whether the row gives its attention data parallelism, or its model can have none."""
         return not any(note.startswith(DP_UNSAID) for note in self.notes)
 
     @property
@@ -387,7 +387,7 @@ def _measured_output(kind: Kind, cells: Mapping[str, str]) -> float | None:
     return None if column is None else number_of(cells, column)
 
 
-# What names of weights say after a model's size: what it was taught, its precision and its date.
+# Suffixes of model names after the size: instruction tuning, precision, and date.
 _AFTER_SIZE = re.compile(
     r"-(instruct|chat|it|hf|base|exp|thinking|awq|gptq|w4a16|"
     r"fp8|fp4|nvfp4|mxfp4|int4|bf16|fp16|0528|0905|2507|v0\.\d).*$"

@@ -102,7 +102,7 @@ def outcomes_of(times: RowTimes) -> dict[str, Floats]:
     return {name: getattr(times, name) for name in OUTCOMES}
 
 
-# What groups of rows are left out together, by the option's name.
+# Keys of the groups of rows left out together, by option name.
 GROUPS: Mapping[str, Callable[[ServedRow], str]] = {
     "configuration": lambda row: str(zlib.crc32(row.configuration.encode()) % FOLDS),
     "gpu": lambda row: row.layout.gpu,

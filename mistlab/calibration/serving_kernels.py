@@ -151,9 +151,9 @@ def _products(rows: Sequence[Row]) -> Iterator[KernelGroup]:
 
 
 def _experts(rows: Sequence[Row]) -> Iterator[KernelGroup]:
-    # Uneven routes over several ranks are timed on the fullest one, which tables do not describe.
+    # Uneven routes over several ranks are timed on the fullest rank, whose load tables do not give.
     known = [row for row in rows if row["moe_ep"] == "1" or row["distribution"] == "balanced"]
-    # GPUs that multiply four bits as they are serve such weights by other kernels.
+    # GPUs with 4-bit GEMMs serve such weights by other kernels.
     known = [row for row in known if not (_is_unpacked(row["dtype"]) and _has_four_bits(row))]
     for (hardware, engine, dtype), group in _grouped(known, "hardware", "engine", "dtype"):
         gpu, kind = gpu_named(hardware), PRECISIONS[dtype]

@@ -25,7 +25,7 @@ from mistlab.machine.hardware import (
 # Penalties in doublings for another architecture, another product line, an older GPU (whose rates
 # extrapolate less well upwards), and another maker.
 OTHER_ARCHITECTURE, OTHER_LINE, OLDER, OTHER_MAKER = 1.0, 4.0, 1.0, 8.0
-# The GB/s of PCIe 5 x16; links between GPUs that are no faster go through it.
+# GB/s of PCIe 5 x16; GPU links of at most this rate are PCIe.
 MOST_OF_PCIE = 64.0
 # Groups that describe links.
 LINKS = ("interference", "transfers")
@@ -124,8 +124,8 @@ def changed_figures(then: DatasheetFigures, now: DatasheetFigures) -> list[str]:
 def nearest(
     hardware: Hardware, calibrated: Sequence[Hardware], *, by_links: bool = False
 ) -> Hardware:
-    """The calibrated hardware of the nearest architecture, where it is told, and of those the one
-    with the fewest doublings between the figures of both datasheets.
+    """The calibrated hardware of the nearest architecture (if given) whose datasheet figures differ
+    by the fewest doublings.
 
     For rates of operators, the line of GPUs comes first; figures are the peak and the memory's
     bandwidth. For links, racks come first, then cards behind PCIe; figures are the rates inside a
@@ -152,7 +152,7 @@ def _figures(hardware: Hardware, by_links: bool) -> tuple[float, ...]:
 
 
 def _class_of_links(hardware: Hardware) -> tuple[bool, bool]:
-    """Whether a hardware is a rack, and whether its GPUs are cards behind PCIe."""
+    """Whether a hardware is a rack, and whether its GPUs are PCIe cards."""
     node = hardware.node
     return node.is_rack, node.intra_node_gbytes_per_s <= MOST_OF_PCIE
 

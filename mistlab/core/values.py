@@ -167,7 +167,7 @@ class NumberRange:
 
     @property
     def text(self) -> str:
-        """The bounds and the unit as words that follow "a number"."""
+        """Bounds and unit, as text after "a number"."""
         if self.minimum is not None and self.maximum is not None:
             return f" between {_digits(self.minimum)} and {_digits(self.maximum)}"
         parts = [
@@ -407,7 +407,7 @@ def bounded(
 
 
 def quantity(*, or_zero: bool = False, most: float = MOST_QUANTITY, usual: str = "") -> Metadata:
-    """Field metadata for a quantity in its field's unit (``usual``); ``or_zero`` allows 0."""
+    """Field metadata of a quantity with a unit and plausible range; ``or_zero`` allows 0."""
     if or_zero:
         return {_BOUNDS: NumberRange(minimum=0, most=most, usual=usual)}
     return {_BOUNDS: NumberRange(above=0, least=LEAST_QUANTITY, most=most, usual=usual)}

@@ -88,7 +88,7 @@ class RunKind:
 
 
 def peak_kinds(engine: str) -> tuple[str, ...]:
-    """The names of kinds of peaks that an engine's family belongs to, the narrowest first."""
+    """Kinds of peaks of an engine's family, narrowest first."""
     return (f"engine {engine}", ANY) if engine else (ANY,)
 
 
@@ -123,8 +123,9 @@ class Spread:
         return replace(self, offset=offset, between=(prior + precision) ** -0.5)
 
     def below(self, log: float) -> float:
-        """The probability that the logarithm of measured over predicted lies below ``log``, by the
-        distribution that spreads are told by: Student's t of 3 degrees of freedom."""
+        """Cumulative distribution of the logarithm of measured over predicted at ``log``: Student's
+        t with 3 degrees of freedom.
+        """
         off = (log - self.offset) / math.hypot(self.between, self.within) / math.sqrt(3)
         return 0.5 + (off / (1 + off * off) + math.atan(off)) / math.pi
 
@@ -190,7 +191,7 @@ class Sureness:
         return spread.beside(self.datasheet.spread) if is_wider and self.datasheet else spread
 
     def peak_spread(self, engine: str) -> Spread:
-        """How measured peaks of an engine's family are expected to lie around predicted ones."""
+        """Distribution of measured peaks around predictions for an engine's family."""
         known = {one.name: one.spread for one in self.peaks}
         return next(known[name] for name in peak_kinds(engine) if name in known)
 
@@ -251,7 +252,7 @@ class PredictionBounds:
     engine: str
     hardware: str
     calibration: EngineCalibration | None
-    # What runs of the user's own source told of this engine.
+    # Errors of the user's own runs with this engine.
     own: OwnRuns | None = None
     kind: RunKind
     hidden: int
@@ -442,13 +443,14 @@ def iteration_figures(
     }
 
 
-# The probability that a plan fits, and bounds of its peak.
+# The probability that a plan fits, and bounds of its memory peak.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakBounds(Checked):
-    """The probability that a plan fits, and the bytes between which 90 % of measured peaks lie on
-    its fullest GPU, as torch's allocator reserves them."""
+    """The probability that a plan fits, and 90 % bounds of the bytes that torch's allocator
+    reserves on its fullest GPU.
+    """
 
     fit_probability: float = field(metadata=bounded(minimum=0, maximum=1))
     peak_reserved_bytes_low: int = field(metadata=bounded(minimum=0))
@@ -456,7 +458,7 @@ class PeakBounds(Checked):
 
 
 def peak_bounds(prediction: Prediction, rooms: Sequence[float], engine: str) -> PeakBounds:
-    """The bounds of a plan's peak; ``rooms`` are the bytes that each stage's GPUs have.
+    """Bounds of a plan's memory peak; ``rooms`` are the bytes available on a GPU of each stage.
 
     A source's peaks are off together, so the stage with the least room decides. Host memory that is
     short is no matter of chance: such a plan does not fit.

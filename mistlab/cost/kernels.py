@@ -158,8 +158,9 @@ def compute_of(hardware: Hardware, compute: Compute, engine: Engine) -> Compute:
 
 
 def captured(job: Job) -> Job:
-    """A job whose iterations are replayed as a CUDA graph: the host launches none of its kernels,
-    whatever hardware it runs on. Gaps of a GPU between kernels of a graph count as its rates do."""
+    """The job with iterations replayed as a CUDA graph: the host launches no kernels. The gaps
+    between kernels of a graph are part of the GPU's rates.
+    """
     if not ENGINES[job.plan.engine].runs_here:
         reject(
             f"plan.engine: {job.plan.engine}, and --cuda-graphs is of this package's runtime: give "

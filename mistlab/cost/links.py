@@ -276,8 +276,8 @@ class LinkTimes:
         return LinkTime(latency_s=latency_s, s_per_byte=1 / rate, tier=tier)
 
     def parts_of_links(self, *, at_once: int, tier: int = NETWORK, senders: int = 1) -> list[float]:
-        """The share of a node's network that sends of ``at_once`` of its GPUs take, and of the link
-        of a unit into each tier above, up to this ``tier``, that so many ``senders`` do.
+        """Fractions of links that sends take: of a node's network with ``at_once`` of its GPUs
+        sending, and of each tier's uplink up to ``tier`` with ``senders``.
         """
         link = self.send(across_nodes=True, at_once=at_once, tier=tier, senders=senders)
         parts = [at_once / (link.s_per_byte * self.cluster.inter_node_bytes_per_s)]

@@ -265,8 +265,8 @@ def _played_s(
 def _networks(
     model: StagesOnGroups, plans: Sequence[Plan], placement: Placement
 ) -> SharedNetworks | None:
-    """The networks of nodes, and links of units of the tiers above, that sends of several stages
-    share; None on one node.
+    """Networks of nodes and uplinks of higher tiers shared by sends of several stages; None on one
+    node.
 
     A send takes the share of a link that the sending ranks of a node or unit ask for together.
     Ranks of neighbouring stages are taken to be alike, as for the size of sends.
@@ -301,8 +301,9 @@ def _networks(
 
 
 def _shares(units: Ints, share: Floats, placement: Placement) -> dict[Way, Floats]:
-    """The share (C) of the link of a node, or of a unit of a tier, that sends on each way take,
-    from those of sends to the next stage (C, stages); none within a unit."""
+    """Fraction (C) of a node's or higher tier's uplink that sends in each direction take, given the
+    fractions of sends to the next stage (C, stages); none within a unit.
+    """
     shares = {}
     for here, there in pairwise(placement.stages):
         lower = min(here, there) if abs(here - there) == 1 else here

@@ -24,7 +24,7 @@ _SCALED_TOGETHER = 256
 # Bytes of both AdamW moments per parameter. Master weights stay in 32 bits.
 MOMENTS_BYTES: Mapping[Optimizer, float] = {
     "adamw": 8.0,
-    # As DeepSeek V3 was trained (arXiv 2412.19437, section 3.3.3).
+    # As in DeepSeek V3's training (arXiv 2412.19437, section 3.3.3).
     "adamw-bf16": 4.0,
     "adamw-8bit": 2.0 + 2 * 4 / _SCALED_TOGETHER,
 }

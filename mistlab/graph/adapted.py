@@ -80,9 +80,9 @@ def _adapted(block: Plain, parts: tuple[str, ...], kept_inputs: int, gates: int)
     }
 
 
-# What adapters of a product move, in passes over its input and its output. Forward one reads the
-# input, writes the wide result, scales it and adds it to the product's; backward it scales the
-# gradient, reads it for either thin matrix, reads the input, and adds to the input's gradient.
+# Bytes moved by a product's adapters, in passes over its input and output. Forward: read the input,
+# write the wide output, scale it, add it to the product's. Backward: scale the gradient, read it
+# for both low-rank matrices, read the input, add to the input's gradient.
 _ADAPTER_MOVES = {"forward": ((1, 0), (2, 4)), "backward": ((4, 1), (3, 1))}
 ADAPTER = "mistlab.adapter"
 

@@ -306,10 +306,10 @@ class OwnRuns(Checked):
 
 ProvenanceKind = Literal["datasheet", "measured", "borrowed", "scaled", "restated"]
 _PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp8", "fp4", "fp32")
-# A node with more GPUs is a rack.
+# Nodes with more GPUs are racks.
 MOST_IN_BOX = 16
 CALIBRATED = ("interference", "transfers", "compute", "allocator", "engines")
-# Groups that another GPU's measurements may replace; an engine's constants are never replaced.
+# Groups of figures that may be taken from another GPU; engine constants may not.
 LENT = CALIBRATED[:-1]
 # By hand: the best engine's half-width is 0.36 on the A10G, where only unfused attention was
 # measured, and at most 0.1 on all other hardware.

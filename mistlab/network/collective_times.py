@@ -143,7 +143,7 @@ class Collectives:
 
     @property
     def is_socket(self) -> Bools:
-        """Which exchanges go over sockets, of a cloud or over a workstation's Ethernet."""
+        """Mask of exchanges over sockets, in a cloud or over a workstation's Ethernet."""
         return np.isin(self.network, SOCKETS)
 
     @property
@@ -238,7 +238,7 @@ class Collectives:
         added = added & (in_node >= SWITCHED_GPUS) & (self.size_bytes >= SWITCHED_BYTES)
         share = np.where(added, share * numbers.switch_gain, share)
         share = np.where(self._is_direct, numbers.direct_share, share)
-        # Two GPUs that exchange a message are alone on their links, whoever else is in the node.
+        # A send between two GPUs has its links to itself.
         others = np.where(self.operation == "send", 0.0, np.maximum(in_node - 2, 0))
         crowded = 1 + numbers.pcie_crowding * others
         return self.gpu_rate * np.where(self.is_switched, share, numbers.pcie_share / crowded)
@@ -268,7 +268,7 @@ def fitted_collectives() -> Fitted:
 
 
 def ethernet_rate() -> float:
-    """GB/s that a workstation sends over the Ethernet of its board."""
+    """GB/s of a workstation's onboard Ethernet."""
     return float(_catalogue()["sockets"]["workstation"]["gbytes_per_s"])
 
 

@@ -189,8 +189,8 @@ class TierTimes:
         return link
 
     def parts_of_units(self, link: LinkTime, index: int, senders: int) -> list[float]:
-        """The shares of the links of a unit into each tier above the network, up to the one at this
-        index, that a ``link`` takes by which so many GPUs of a stage send; the lowest tier first.
+        """Fractions of uplinks that a ``link`` takes when several GPUs of a stage send, for each
+        tier above the network up to this index; lowest tier first.
         """
         return [
             min(float(senders), self._gpus_of_unit(level))

@@ -40,11 +40,11 @@ from mistlab.core.values import (
 Work = Literal["products", "experts", "decode", "prefill", "all_reduce"]
 # The power of the norm that joins memory and arithmetic time: 1 adds them, infinity is the maximum.
 ROOFS = 4
-# Bytes of each hidden value of an expert's row, in 16 bits: it is read and its outcome is written.
+# Bytes moved per hidden value of an expert's row in 16 bits: read the input, write the output.
 ROW_BYTES = 4.0
-# How evenly tokens go to experts: the shape of a gamma distribution of experts' shares, whose
-# coefficient of variation is its inverse root. Of 4, 2, 1 and 0.5 this one fits the tables of
-# experts under uneven routes best (median error 10.7 %; 11.7 % if all shares were equal).
+# Evenness of routing: the shape of a gamma distribution of experts' shares, whose coefficient of
+# variation is its inverse square root. Of 4, 2, 1 and 0.5 this fits the measured tables of unevenly
+# routed experts best (median error 10.7 %; 11.7 % with equal shares).
 EVENNESS = 1.0
 # Fits with a larger median error are not used: another engine's are.
 WORST_FIT = 0.4
@@ -114,10 +114,11 @@ class ServingGpu(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRate:
-    """The rate of one kind of kernels on one GPU: a floor, and the shares of the GPU's bandwidth
-    and of its peak that they reach; of an all-reduce the share of the links' bandwidth. A product
-    takes ``depth_s`` for each value that an outcome sums, however few outcomes there are; rows of
-    experts are gathered and added up at ``rows_share`` of the bandwidth (None: at no cost)."""
+    """Rate of a kind of kernels on a GPU: minimum time, and fractions of memory bandwidth and peak
+    arithmetic (for an all-reduce, of link bandwidth). A GEMM takes ``depth_s`` per value summed
+    into an output, however few outputs; experts' rows are gathered and accumulated at
+    ``rows_share`` of the bandwidth (None: free).
+    """
 
     floor_s: float
     memory_share: float
@@ -128,7 +129,7 @@ class KernelRate:
 
 @cache
 def gpu_named(name: str) -> ServingGpu:
-    """The GPU of this name, as the catalogue or the driver spells it."""
+    """The GPU with this name, as the catalogue or the driver spells it."""
     known, plain = _gpus(), _spelled(name)
     gpu = known.get(name) or _by_spelling().get(plain)
     gpu = gpu or _by_spelling().get(_MEMORY.sub("", plain))
@@ -139,7 +140,7 @@ def gpu_named(name: str) -> ServingGpu:
     return gpu
 
 
-# What drivers and shops write around a name: makers, sockets, kinds and sizes of memory.
+# Words around a GPU's name in drivers and shops: vendors, sockets, form factors and memory sizes.
 _AROUND = re.compile(r"nvidia|amd|instinct|geforce|tensor ?core|sxm\d?|hbm\w*|oam|[^a-z0-9]")
 _MEMORY = re.compile(r"(?<=\d)(40|48|80|96|141|180|192|256|288)gb?$")
 
@@ -154,8 +155,9 @@ def _by_spelling() -> Mapping[str, ServingGpu]:
 
 
 def reached_share(share: Floats, tokens: Floats, evenness: float | Floats = EVENNESS) -> Floats:
-    """The share of experts (C) that any of so many tokens reaches, where a token goes to a
-    ``share`` of all experts; infinite ``evenness`` makes all equally likely."""
+    """Expected fraction of experts (C) that at least one token reaches, where a token goes to a
+    ``share`` of all experts; infinite ``evenness`` makes all equally likely.
+    """
     expected = -np.log1p(-share) * tokens
     with np.errstate(invalid="ignore"):
         uneven = -np.expm1(-evenness * np.log1p(expected / evenness))

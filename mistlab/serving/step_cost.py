@@ -438,14 +438,13 @@ def _experts(of: LayoutColumns, tokens: Floats) -> Floats:
 
 
 def fullest_rank(of: LayoutColumns, tokens: Floats) -> tuple[Floats, Floats]:
-    """Experts that so many tokens reach on the fullest rank, and their rows there (C each): all
-    ranks wait for it in each block."""
+    """Number of experts reached on the fullest rank, and their rows (C each): all ranks wait."""
     share = of.active / np.maximum(of.experts, 1.0)
     touched = reached_share(share, tokens)
     reached = of.experts_on_rank * touched
     reached = reached + of.fullest * np.sqrt(reached * (1 - touched))
     rows = tokens * of.active * of.expert_share
-    # The chance of single tokens, and some experts are more likely than others.
+    # Variance from sampling of tokens, plus variance from uneven expert probabilities.
     uneven = rows**2 / (EVENNESS * np.maximum(of.experts_on_rank, 1.0))
     rows = rows + of.fullest * np.sqrt(rows * (1 - share) + uneven)
     return np.minimum(reached, of.experts_on_rank), rows
@@ -500,7 +499,7 @@ def _numbers(layout: RankLayout) -> Mapping[str, float]:
         "expert_s_per_row": stage
         * work.expert_layers
         * (2 * work.expert_parameters / _flop_per_s(gpu, experts, layout.weights)),
-        # Each rank moves the rows of its experts whole, however narrow its part of each expert is.
+        # Each rank moves whole rows of its experts, even with a slice of each expert.
         "expert_s_per_row_moved": stage * work.expert_layers * _row_s(gpu, experts, work.hidden),
         "expert_floors_s": stage * work.expert_layers * experts.floor_s,
         "experts": work.experts,
@@ -531,8 +530,7 @@ def _numbers(layout: RankLayout) -> Mapping[str, float]:
 
 
 def _fullest(ranks: int) -> float:
-    """By how many standard deviations of one rank's share the largest share of ranks, whose sum is
-    given, lies above the mean: of normal deviates by Blom's formula."""
+    """Expected maximum over ranks of a share, in standard deviations above the mean (Blom)."""
     if ranks == 1:
         return 0.0
     largest = NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))

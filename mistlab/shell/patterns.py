@@ -51,7 +51,7 @@ def ends_from(pattern: str, text: str, start: int) -> list[int]:
 
 
 def without(text: Text, pattern: str, operator: str) -> Text:
-    """A text without the prefix (``#``) or suffix (``%``) that a pattern matches."""
+    """A text with the matching prefix (``#``) or suffix (``%``) removed."""
     chars = text.chars
     if operator.startswith("#"):
         stops = ends_from(pattern, chars, 0)

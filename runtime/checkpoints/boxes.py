@@ -145,14 +145,14 @@ def _cut(piece: Piece) -> Iterator[Piece]:
 
 
 def is_away(tensor: Tensor) -> bool:
-    """Whether the host must copy a tensor to read it: one on a device, or of 16 bits, which is
-    stored in 32.
+    """Whether reading into a tensor needs a copy on the host: tensors on a device, or in 16 bits
+    but stored in 32.
     """
     return not tensor.is_cpu or tensor.dtype == torch.bfloat16
 
 
 def _stored_type(tensor: Tensor) -> torch.dtype:
-    """The data type in which a tensor is stored: moments of 16 bits go on as ones of 32, too."""
+    """Data type in which a tensor is stored; 16-bit moments are stored in 32 bits."""
     return torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
 
 

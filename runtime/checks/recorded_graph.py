@@ -1,4 +1,4 @@
-"""A stand-in for a CUDA graph on a CPU: operators are noted while they are captured, and replayed.
+"""A CPU stand-in for a CUDA graph: records operators during capture, and replays them.
 
 A replay runs the noted operators on the tensors that they had, as a graph runs kernels on the
 addresses that it captured. No line of Python between them runs again: a number that Python has made
@@ -26,12 +26,13 @@ _NUMBERS = (torch.ops.aten._local_scalar_dense.default,)
 
 @final
 class RecordedGraph(TorchDispatchMode):
-    """Notes operators within its ``with`` block."""
+    """Records the operators within its ``with`` block."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[_Call] = []
-        # Storages that operators have made, which calls hold; and others as they were before.
+        # Storages created by operators, which the records keep alive; and contents of other
+        # storages before the capture.
         self._made: set[int] = set()
         self._before: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -42,14 +43,14 @@ class RecordedGraph(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run an operator and note it; refuse one that gives a number to the host."""
+        """Run and record an operator; refuse one that returns a number to the host."""
         kwargs = kwargs or {}
         if func in _NUMBERS or torch.Tag.dynamic_output_shape in func.tags:
             message = f"{func}: the host reads what a graph has not computed while it is captured"
             raise RuntimeError(message)
         for tensor in _written(func, args, kwargs):
             self._keep(tensor)
-        # A tensor may be given other memory later; the graph goes on with the address.
+        # A tensor may move to other memory later; the graph keeps the address.
         addresses = _addresses(args), _addresses(kwargs)
         result = func(*args, **kwargs)
         given = {storage_of(one) for one in tensors_in(addresses)}
@@ -65,14 +66,14 @@ class RecordedGraph(TorchDispatchMode):
             self._before[key] = (whole, whole.clone())
 
     def put_back(self) -> None:
-        """Undo what operators have changed of memory that was there before."""
+        """Undo changes to memory that existed before the capture."""
         for whole, before in self._before.values():
             whole.copy_(before)
         self._before.clear()
 
     @torch.no_grad()
     def replay(self) -> None:
-        """Run all operators again, each on the tensors that it had."""
+        """Run all operators again, each on the memory of its recorded tensors."""
         for func, args, kwargs, result in self.calls:
             given = {storage_of(one) for one in tensors_in((args, kwargs))}
             results = [*tensors_in(result)]
@@ -87,12 +88,12 @@ class RecordedGraph(TorchDispatchMode):
 
 
 def _addresses(given: Any) -> Any:
-    """Nested arguments or results with tensors of their own on the same memory."""
+    """Nested arguments or results, with tensors replaced by views of the same memory."""
     return tree_map(lambda one: one.detach() if isinstance(one, Tensor) else one, given)
 
 
 def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors that an operator writes to."""
+    """Tensors that the operator writes."""
     arguments = func._schema.arguments
     named = {one.name: value for one, value in zip(arguments, args, strict=False)} | kwargs
     return [
@@ -105,7 +106,7 @@ def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 @final
 class RecordedLanes:
-    """Simulated lanes that can be captured."""
+    """Simulated lanes that support capture."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -113,7 +114,7 @@ class RecordedLanes:
 
     @contextmanager
     def captured(self) -> Iterator[RecordedGraph]:
-        """Note what is issued within the ``with`` block."""
+        """Record the work within the ``with`` block."""
         graph = RecordedGraph()
         self._streams.synchronize()
         with graph:

@@ -36,7 +36,7 @@ MOST_BLOCKS_OF_CHUNK = 3
 # The number of micro-batches beyond those that fill the pipeline.
 MOST_BATCHES = 4
 MOST_SEQUENCE = 16
-# The steps between outer steps of two fragments.
+# Most steps between the outer steps of two fragments.
 MOST_DISTANCE = 2
 HEAD_DIMS = (8, 16, 32, 64, 128)
 PLAIN = Reduction()
@@ -90,7 +90,7 @@ def small(workload: Workload, plan: Plan) -> SmallPlan:
 
 
 def _small_reduction(how: Reduction) -> Reduction:
-    """A cycle as short as its fragments and their delay allow; at most two steps a fragment."""
+    """The shortest cycle that fragments and delay allow; at most two steps per fragment."""
     if how.every == 1:
         return how
     distance = min(how.schedule.distance, MOST_DISTANCE)

@@ -85,7 +85,7 @@ class Alone:
         """Does nothing."""
 
     def all_gather(self, whole: Tensor, part: Tensor) -> None:
-        """Copy ``part`` into ``whole``, unless it is there already."""
+        """Copy ``part`` into ``whole``, unless it is already in place."""
         # Tensors without memory have no address.
         places = [(one.untyped_storage()._cdata, one.storage_offset()) for one in (part, whole)]
         if places[0] != places[1]:

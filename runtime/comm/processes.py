@@ -373,7 +373,7 @@ def is_distributed() -> bool:
 
 
 def gathered(value: T) -> list[T]:
-    """The objects of all processes, in order of rank; only ``value`` for a single process."""
+    """The objects of all processes in rank order; only ``value`` with a single process."""
     if not is_distributed():
         return [value]
     size = distributed.get_world_size()

@@ -169,7 +169,9 @@ class CudaDriver:
 
     @contextmanager
     def capture(self, stream: Any) -> Iterator[Graph]:
-        """Capture a CUDA graph. What other threads of the process do, as NCCL's, may go on."""
+        """Capture a CUDA graph; other threads of the process, such as NCCL's, are not
+        restricted.
+        """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             yield graph

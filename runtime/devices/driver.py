@@ -17,10 +17,10 @@ from torch import Tensor
 
 
 class Graph(Protocol):
-    """Work of a device that was captured."""
+    """Captured work of a device."""
 
     def replay(self) -> None:
-        """Run it on the current stream."""
+        """Replay the graph on the current stream."""
 
 
 class Stream(Protocol):
@@ -91,8 +91,9 @@ class Driver(Protocol):
         """A new event, with timing; a thread that waits for it yields its core."""
 
     def capture(self, stream: Any) -> AbstractContextManager[Graph]:
-        """Within the ``with`` block capture work in place of running it: that of a stream, which is
-        not the default one, and of streams that wait for it and that it waits for at the end."""
+        """Capture work within the ``with`` block instead of running it: on this stream, which is
+        not the default one, and on streams forked from it and joined at the end.
+        """
 
     def synchronize(self, device: torch.device) -> None:
         """Block the calling thread until all streams have ended their work."""

@@ -22,15 +22,16 @@ FLAG = "--cuda-graphs"
 
 
 class CapturableLanes(Protocol):
-    """Lanes that can be captured."""
+    """Lanes that support capture."""
 
     def captured(self) -> AbstractContextManager[Graph]:
-        """Within the ``with`` block capture the work of all lanes in place of running it."""
+        """Capture the work of all lanes within the ``with`` block instead of running it."""
 
 
 def check_captures(job: Job, training: Training, device: str) -> None:
-    """Refuse a run whose iterations cannot be captured: the host works or reads inside of them, or
-    finds numbers anew in each."""
+    """Refuse a run whose iterations cannot be captured: the host computes or reads within them, or
+    chooses values anew in each.
+    """
     model, workload = job.workload.model, job.workload
     if driver_of(torch.device(device)) is None:
         reject(f"{FLAG}: {device} has no graphs: give --device cuda, or leave {FLAG} out")
@@ -54,8 +55,9 @@ def check_captures(job: Job, training: Training, device: str) -> None:
 
 
 def own_compute(device: torch.device, *, captures: bool) -> AbstractContextManager[object]:
-    """A context in which compute has a stream of its own, if it is to be captured: CUDA does not
-    capture its default stream."""
+    """A context in which compute runs on a stream of its own, if it will be captured: CUDA cannot
+    capture the default stream.
+    """
     driver = driver_of(device)
     if driver is None or not captures:
         return nullcontext()
@@ -63,7 +65,7 @@ def own_compute(device: torch.device, *, captures: bool) -> AbstractContextManag
 
 
 class CapturedSteps:
-    """The iterations of an executor; reports of each are read before the next."""
+    """The iterations of an executor; each one's report is read before the next."""
 
     def __init__(self, executor: Executor, lanes: CapturableLanes) -> None:
         self.executor, self._lanes = executor, lanes
@@ -73,7 +75,7 @@ class CapturedSteps:
         self._rate = torch.zeros((), device=executor.device)
 
     def iterate(self, batches: Batches) -> None:
-        """Issue an iteration, or replay it."""
+        """Launch an iteration, or replay it."""
         executor = self.executor
         if not (executor.follows and self._is_warm):
             self._is_warm = self._is_warm or executor.follows

@@ -226,20 +226,20 @@ class Executor:
 
     @property
     def follows(self) -> bool:
-        """Whether the next iteration begins with the step of one before."""
+        """Whether the next iteration begins with the optimizer step of the previous one."""
         return bool(self._events)
 
     @property
     def learning_rate(self) -> Rate | None:
-        """The learning rate of the step with which the next iteration begins."""
+        """Learning rate of the optimizer step with which the next iteration begins."""
         return self.steppers[0].learning_rate
 
     def learn_at(self, rate: Rate) -> None:
-        """Let that step have another learning rate, or one of the same value."""
+        """Set the learning rate of that step."""
         self._learn_at(rate)
 
     def count_step(self) -> None:
-        """Note that an iteration has been issued, or replayed."""
+        """Count an iteration that has been launched or replayed."""
         self._learn_at(self.training.learning_rate_at(self.steps))
         self.steps += 1
 

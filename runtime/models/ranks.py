@@ -141,8 +141,9 @@ def counted(
 
 
 def bare(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """``function.apply`` without what it does for transforms of torch.func, which nobody uses here:
-    it takes longer than a small kernel."""
+    """``function.apply`` without its support of torch.func transforms, whose overhead exceeds a
+    small kernel's time.
+    """
     apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return apply
 

@@ -95,7 +95,7 @@ class TinyBlocks:
         return (many_s - few_s) / (MANY - FEW) / MICRO_BATCHES
 
     def samples_s(self, now: Callable[[], float] = perf_counter) -> list[float]:
-        """Seconds of an iteration of the model with few blocks, and of that with many."""
+        """Seconds of an iteration of the model with few blocks, and with many."""
         return [self._iteration_s(run, now) for run in self._runs]
 
     def release(self) -> None:

@@ -94,7 +94,7 @@ class StageTable:
 
 
 def kind_of(division: Division, from_end: int, *, is_first: bool) -> Kind:
-    """The kind of the stage at a number ``from_end``, where the last stage counts as 1."""
+    """Kind of the stage at position ``from_end``, where the last stage is 1."""
     return Kind(
         in_flight=min(division.micro_batches, from_end),
         is_first=int(is_first),
@@ -337,7 +337,7 @@ class Programme:
         return best
 
     def _step(self, from_end: int, after: Floats, limit_s: float, *, is_first: bool) -> "_Step":
-        """Extend pipelines by the stage at a number ``from_end``; returns their times (B, D)."""
+        """Extend pipelines by the stage at position ``from_end``; returns their times (B, D)."""
         self.ledger.check_time()
         cluster, unit = self.problem.cluster, self.division.unit
         kind = self.table.kinds[kind_of(self.division, from_end, is_first=is_first)]

@@ -86,7 +86,7 @@ CHIPS: Mapping[str, Mapping[int, Gpus]] = {
     "mi355x": _sized("mi355x-288gb", 288),
 }
 DEFAULT_CHIP = "h100"
-# Machines of clouds by the beginnings of their names: AWS, Google, Azure, Oracle.
+# Cloud machines by prefixes of their names: AWS, Google, Azure, Oracle.
 MACHINES = {
     "p3dn": "v100-32gb",
     "p3": "v100-16gb",
@@ -189,7 +189,9 @@ def _named_gpu(text: str) -> Gpus:
 
 
 def _machine(given: str) -> str:
-    """The hardware of a cloud's machine; empty for what is none. Its network is the hardware's."""
+    """The hardware of a cloud's machine name, with the hardware's network; empty if it is not
+    one.
+    """
     machine = re.sub(r"^(?:aws|gcp|azure|oci)[ :]+|(?:^|\b)standard[_ ]", "", given)
     machine = re.sub(r"[_ ]+", " ", machine)
     longest_first = sorted(MACHINES, key=len, reverse=True)

@@ -178,7 +178,7 @@ class _Stage:
         return self._of_sections("gather", "all_gather", "weights", op)
 
     def reduce(self, op: Op) -> tuple[Call, ...]:
-        """R: reduce the gradients of a layer, those of experts after all others."""
+        """R: reduce a layer's gradients, with those of experts last."""
         if self.reductions.late:
             return ()
         if self.reductions.of_layer:

@@ -90,7 +90,7 @@ class _Comparison:
         self._known: dict[tuple[int, str, bool], tuple[tuple[Call, str], ...]] = {}
 
     def groups_made(self) -> Iterator[CollectiveFinding]:
-        """The first rank that makes other groups than rank 0, or makes them in another order."""
+        """The first rank whose groups, or their order, differ from rank 0's."""
         for rank, made in enumerate(self.made):
             if made is not self.made[0] and made != self.made[0]:
                 pairs = zip_longest(self.made[0], made)
@@ -104,8 +104,8 @@ class _Comparison:
                 return
 
     def parts(self) -> Iterator[CollectiveFinding]:
-        """Groups that leave out a rank with the same part of gradients or weights, or have one with
-        another part.
+        """Groups that omit a rank with the same shard of gradients or weights, or include one with
+        another shard.
         """
         holders: dict[tuple[str, str], list[int]] = defaultdict(list)
         for calls in self.phases["training"]:
@@ -194,7 +194,7 @@ class _Comparison:
         return self._known[key]
 
     def _links(self, group: str, ranks: Sequence[RankCalls]) -> dict[str, None]:
-        """What the messages of a group's exchanges are listed by."""
+        """The key of a group's messages."""
         links = {group: None}
         for steps in {id(one.steps): one for one in ranks}.values():
             made = self._calls_of(steps, group, messages=True)

@@ -1,4 +1,4 @@
-"""Notes the calls that a rank's own code makes over stand-ins for its groups."""
+"""Records the communication calls of a rank's own code on stand-in groups."""
 
 from collections.abc import Callable, Iterable
 from typing import Self
@@ -15,7 +15,7 @@ from runtime.comm.topology import Connections
 
 
 class NotedCalls:
-    """Ranks that note the calls of their groups by one of them, and answer with zeros.
+    """Stand-in ranks that record the calls of their groups and answer with zeros.
 
     While ``route`` is empty, messages are counted in elements; otherwise in bytes, and each
     exchange has a route of its own.
@@ -31,9 +31,7 @@ class NotedCalls:
     def connecting(
         cls, plan: Plan, workload: Workload, rank: int
     ) -> tuple[Self, Connections, Groups, RankCalls]:
-        """Let a rank connect as in a run: also its connections, the groups that it makes, and its
-        calls.
-        """
+        """Connect a rank as in a run, recording its connections, groups and calls."""
         notes = cls(rank)
         library = RecordedLibrary(rank, plan.num_gpus, notes)
         connections = connected_replicas(plan, workload, rank, library.maker())
@@ -45,33 +43,33 @@ class NotedCalls:
         return notes, connections, (*world, *made), calls
 
     def taken(self) -> tuple[Call, ...]:
-        """The calls since they were last taken."""
+        """The calls recorded since the previous call of this method."""
         calls, self._calls = tuple(self._calls), []
         return calls
 
     def all_reduce(self, group: RecordedGroup, tensor: Tensor, operation: str) -> None:
-        """Note an all-reduce."""
+        """Record an all-reduce."""
         self._note(group, "all_reduce", f"{tensor.numel()} ({operation})")
 
     def all_gather(self, group: RecordedGroup, whole: Tensor, part: Tensor) -> None:
-        """Note an all-gather; all parts are like the rank's own."""
+        """Record an all-gather; every part equals the rank's own."""
         whole.view(group.size(), -1).copy_(part.flatten().clone())
         self._note(group, "all_gather", f"{whole.numel()} of {part.numel()}")
 
     def reduce_scatter(self, group: RecordedGroup, result: Tensor, whole: Tensor) -> None:
-        """Note a reduce-scatter."""
+        """Record a reduce-scatter."""
         self._note(group, "reduce_scatter", f"{whole.numel()}")
 
     def all_to_all(
         self, group: RecordedGroup, received: Tensor, sent: Tensor, rows: RowsOfEach
     ) -> None:
-        """Note an all-to-all; the numbers of rows belong to other ranks."""
+        """Record an all-to-all; row counts of other ranks are not known."""
         del sent, rows
         received.zero_()
         self._note(group, "all_to_all", "rows")
 
     def exchange(self, group: RecordedGroup, sends: Messages, receives: Messages) -> None:
-        """Note messages."""
+        """Record point-to-point messages."""
         route = self.route and f"{self.route}, {self._exchanges(group) + 1}"
         call = Call(group=group.name, kind="exchange", what="messages", route=route)
         for noted, messages in ((self.sends, sends), (self.receives, receives)):
@@ -81,7 +79,7 @@ class NotedCalls:
         self._calls.append(call)
 
     def aside(self, group: RecordedGroup, call: Callable[[], None]) -> Work:
-        """Note a call."""
+        """Record a call outside of groups."""
         call()
         return self
 
@@ -99,6 +97,6 @@ class NotedCalls:
 
 
 def one_of_each(groups: Iterable[Groups]) -> tuple[Groups, ...]:
-    """The groups that ranks make, equal ones as one value."""
+    """The groups that ranks make, without duplicates."""
     known: dict[Groups, Groups] = {}
     return tuple(known.setdefault(one, one) for one in groups)

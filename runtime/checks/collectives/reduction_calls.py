@@ -1,4 +1,5 @@
-"""The calls by which a rank's gradients or weights are averaged, noted from the code of a run.
+"""Communication calls that average a rank's gradients or weights, recorded from the runtime's own
+code.
 
 Layers of a section are averaged alike, so a vector of a few values stands for each of them, and a
 layer of each fragment for all of its layers. What is averaged with whom is held against parts that
@@ -27,9 +28,9 @@ from runtime.engine.work.scaling import Scaling
 from runtime.engine.work.turn_server import TurnServer
 
 PEERS, REDUCERS = "peers", "reduce"
-# The values of a part of a vector for each server. The last one has fewer.
+# Values of a vector per server in the recording; the last server has fewer.
 VALUES_OF_PART = 64
-# A layer's masters and moments.
+# Vectors of a layer: master weights and two moments.
 VECTORS = 3
 
 
@@ -52,8 +53,8 @@ def reduction_calls(
     *,
     clips: bool,
 ) -> ReductionCalls:
-    """Let a connected rank average a layer of each section, and its weights in each step of a
-    cycle.
+    """Record a connected rank that averages one layer per section, and its weights in each step of
+    a cycle.
     """
     training = Training(learning_rate=0.0, clip_norm=1.0 if clips else None)
     size = how.shards * (how.shards + VALUES_OF_PART - 2) + 1
@@ -85,8 +86,8 @@ def reduction_calls(
 def parts_of(
     calls: ReductionCalls, connections: Connections, replica: int, replicas: int
 ) -> Mapping[str, str]:
-    """What a rank averages, by the group of the calls: the gradients of a part of its replica's
-    weights, and the weights of its place in all replicas.
+    """What a rank averages, by group: gradients of its shard within a replica, and weights of this
+    shard over all replicas.
     """
     position, averaged = connections.place, {}
     whose = f"replica {replica}, " if replicas > 1 else ""
@@ -102,7 +103,7 @@ def parts_of(
 
 
 def _section(size: int, layers: int) -> Section:
-    """A stand-in for a section of a state, with a few values a layer."""
+    """A stand-in for a section of the state, with a few values per layer."""
 
     def layer() -> SimpleNamespace:
         vectors = [SimpleNamespace(resident=torch.ones(size)) for _ in range(VECTORS)]
@@ -114,14 +115,14 @@ def _section(size: int, layers: int) -> Section:
 
 @dataclass(slots=True)
 class _Laid:
-    """Tasks in order; waits of a program reach back over tasks that belong to none."""
+    """Tasks in order; dependencies of a program skip tasks of other programs."""
 
     calls_of: Callable[[Op], tuple[Call, ...]]
     steps: list[Step] = field(default_factory=list)
     _places: list[int] = field(default_factory=list)
 
     def program(self, ops: Sequence[Op]) -> None:
-        """Add the tasks of a program."""
+        """Append the tasks of a program."""
         for op in ops:
             here, places = len(self.steps), self._places
             waits = tuple(here - places[-back] for back in op.waits if back <= len(places))
@@ -130,11 +131,11 @@ class _Laid:
             places.append(here)
 
     def begin_anew(self) -> None:
-        """The host has waited for all tasks: later ones wait for none of them."""
+        """Forget earlier tasks, for which the host has waited."""
         self._places.clear()
 
     def after_all(self, task: str, calls: tuple[Call, ...]) -> None:
-        """Add a task after the ends of all lanes."""
+        """Append a task that depends on the ends of all lanes."""
         here = len(self.steps)
         last = {step.lane: place for place, step in enumerate(self.steps)}
         waits = tuple(here - place for place in last.values())
@@ -147,8 +148,8 @@ def steps_of_program(
     calls: ReductionCalls,
     count: int,
 ) -> tuple[Step, ...]:
-    """The tasks of ``count`` iterations. Replicas that average weights go on to each step of their
-    cycle that is due, and one iteration further; steps between these are like the second one.
+    """Tasks of ``count`` iterations. With weight averaging, includes each averaging step of the
+    cycle and one iteration more; steps between are like the second one.
     """
     first, later = iterations(shape, 2)
     laid, due = _Laid(calls_of), dict(calls.of_weights)

@@ -1,4 +1,4 @@
-"""All ranks' calls of collectives: tasks on lanes, groups and messages."""
+"""Communication calls of all ranks: tasks on lanes, groups and messages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class Call:
 
     @property
     def link(self) -> str:
-        """The group, and the route of an exchange: what messages are listed by."""
+        """The key of messages: the group, and the route of an exchange."""
         return f"{self.group} {self.route}" if self.route else self.group
 
     def __str__(self) -> str:
@@ -68,8 +68,8 @@ class RankCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldCalls:
-    """The groups of more than one rank, and all ranks' calls while connecting and during
-    training; ``made`` are the groups that each rank makes, in order.
+    """Groups of several ranks, and all ranks' calls while connecting and in training; ``made`` are
+    each rank's groups in order of creation.
     """
 
     groups: Groups

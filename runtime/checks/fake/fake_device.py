@@ -167,7 +167,7 @@ class _Ended:
 
 # The first iteration allocates persistent memory. The second takes the first's optimizer step.
 ITERATIONS = 2
-# A capture comes behind both; a replay behind it issues nothing.
+# Enough iterations for a capture and a replay after it.
 CAPTURED_ITERATIONS = 4
 
 
@@ -206,8 +206,9 @@ def device_findings(
     serialises: bool = False,
     captures: bool = False,
 ) -> tuple[WaitFinding, ...]:
-    """Places where one rank's host would wait for its GPU, or would fail; the rank runs alone. If
-    it ``captures``, iterations are captured as a CUDA graph: also what would end the capture.
+    """Points at which a rank's host would wait for its GPU, or fail; the rank runs alone. With
+    ``captures``, iterations are captured as a CUDA graph, and operations that would invalidate the
+    capture are reported too.
 
     Nothing is computed and nothing takes memory, so a plan of any size can be checked.
     """

@@ -22,16 +22,19 @@ DEVICES, MEMORY_BYTES, PEAK_BYTES = 8, 80 * GIB_BYTES, GIB_BYTES
 
 
 class FakeStream:
-    """A stream on which everything has ended; in a capture it knows whose work comes before."""
+    """A stream on which all work has completed; during a capture it tracks which streams' work
+    precedes its own.
+    """
 
     def __init__(self, driver: "FakeDriver") -> None:
         self._driver = driver
-        # The captures that it takes part in, its pieces of work, and those of others before.
+        # The capture that the stream takes part in, its number of operations, and those of other
+        # streams that precede them.
         self.capture, self.work = 0, 0
         self.after: dict[FakeStream, int] = {}
 
     def wait_event(self, event: "FakeEvent") -> None:
-        """Note an event of before the capture; else the event has come."""
+        """Record an event from before the capture as a violation; other events have completed."""
         driver = self._driver
         if not driver.captures:
             return
@@ -44,7 +47,7 @@ class FakeStream:
             self.after[stream] = max(work, self.after.get(stream, 0))
 
     def goes_on(self) -> None:
-        """Count a piece of work; note it where the stream takes no part in the capture."""
+        """Count an operation; record a violation if the stream is outside the capture."""
         if self._driver.captures and self.capture != self._driver.captures:
             self._driver.watch.note("outside work", "work on a lane")
         self.work += 1
@@ -79,10 +82,10 @@ class FakeEvent:
 
 
 class FakeGraph:
-    """A graph of work that takes no time."""
+    """A captured graph without work."""
 
     def replay(self) -> None:
-        """Do nothing."""
+        """Does nothing."""
 
 
 class AtOnce(Executor):
@@ -108,7 +111,7 @@ class FakeDriver:
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
         self._ticks = 0
-        # The number of the capture that goes on; 0 for none.
+        # The number of the current capture; 0 for none.
         self.captures, self._captured = 0, 0
         self._current = FakeStream(self)
         self._streams = [self._current]
@@ -140,7 +143,7 @@ class FakeDriver:
         return True
 
     def current_stream(self, device: torch.device) -> FakeStream:
-        """The one stream that is current where no other is."""
+        """The default stream."""
         return self._current
 
     def stream(self, device: torch.device, *, urgent: bool = False) -> FakeStream:
@@ -149,14 +152,15 @@ class FakeDriver:
         return self._streams[-1]
 
     def using(self, stream: FakeStream) -> AbstractContextManager[object]:
-        """Note that the stream gets work."""
+        """Record that the stream receives work."""
         stream.goes_on()
         return nullcontext()
 
     @contextmanager
     def capture(self, stream: FakeStream) -> Iterator["FakeGraph"]:
-        """Note what ends the capture of a CUDA graph: waits for what was issued before, work on
-        streams that take no part, and streams whose work the first one does not come after."""
+        """Record what would invalidate a CUDA graph capture: waits for earlier work, work on
+        streams outside the capture, and streams that are never joined.
+        """
         self._captured += 1
         self.captures = stream.capture = self._captured
         try:

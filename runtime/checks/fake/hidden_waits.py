@@ -85,7 +85,7 @@ class HiddenWaits(TorchDispatchMode):
         if func is aten._local_scalar_dense.default:
             return 0.0 if args[0].is_floating_point() else 0
         if func is aten._fused_adamw_.tensor_lr:
-            # A stand-in's tensors cannot be its learning rate.
+            # A stand-in tensor cannot serve as its learning rate.
             assert is_on_device(kwargs["lr"])
             return aten._fused_adamw_.default(*args, **{**kwargs, "lr": 0.0})
         if not kwargs.get("pin_memory"):

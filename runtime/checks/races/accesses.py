@@ -96,7 +96,7 @@ class Trace:
     stretches: list[Stretch] = field(default_factory=list)
     accesses: list[Access] = field(default_factory=list)
     needs: list[Need] = field(default_factory=list)
-    # The name of each storage, and names of byte ranges in some storages.
+    # Names of storages, and of byte ranges in some of them.
     storages: list[str] = field(default_factory=list)
     parts: dict[int, list[tuple[int, int, str]]] = field(default_factory=dict)
     # Returns the name of the task being issued.
@@ -407,7 +407,7 @@ class _HostThread(Executor):
 
 
 class NoGraph:
-    """A graph whose work has been noted already."""
+    """A graph whose work has already been recorded."""
 
     def replay(self) -> None:
         """Do nothing."""
@@ -467,7 +467,7 @@ class ClockedDriver:
 
     @contextmanager
     def capture(self, stream: ClockedStream) -> Iterator["NoGraph"]:
-        """Note the work as if it ran: its order is that of work that is issued."""
+        """Record the work as if it ran eagerly: the order is the same."""
         yield NoGraph()
 
     def event(self) -> ClockedEvent:

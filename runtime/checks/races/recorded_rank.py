@@ -144,7 +144,7 @@ class EqualRanks:
         tensor.mul_(group.size() if operation == "sum" else 1)
 
     def all_gather(self, group: RecordedGroup, whole: Tensor, part: Tensor) -> None:
-        """Fill ``whole`` with copies of ``part``, which may be a part of ``whole``."""
+        """Fill ``whole`` with copies of ``part``, which may be a view of ``whole``."""
         size, rank = part.numel(), group.rank()
         whole[: rank * size].view(-1, size).copy_(part)
         whole[(rank + 1) * size :].view(-1, size).copy_(part)
@@ -179,7 +179,7 @@ class EqualRanks:
         for tensor, _ in sends:
             tensor.sum()
         for tensor, _ in receives:
-            # Zero bytes are a compressed vector whatever its encoding.
+            # Zero bytes are a valid compressed vector in every encoding.
             tensor.normal_(std=0.02) if tensor.is_floating_point() else tensor.zero_()
 
     def aside(self, group: RecordedGroup, call: Callable[[], None]) -> Work:

@@ -23,8 +23,8 @@ from runtime.models.parallel import SmallMatrix
 
 
 class Staging:
-    """The entries of a ring; each has vectors of ``kinds`` (the data types of master weights and
-    moments) of ``numel`` elements.
+    """Buffers of a ring, each with vectors of ``numel`` elements of the data types ``kinds``
+    (master weights and moments).
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class LayerState:
 
 
 class Types(NamedTuple):
-    """The data types of weights, of accumulated gradients, and of moments."""
+    """Data types of weights, accumulated gradients, and moments."""
 
     weights: torch.dtype
     gradients: torch.dtype
@@ -147,7 +147,7 @@ class Types(NamedTuple):
 
     @property
     def stepped(self) -> tuple[torch.dtype, ...]:
-        """The data types of master weights and two moments."""
+        """Data types of master weights and two moments."""
         return torch.float32, self.moments, self.moments
 
 

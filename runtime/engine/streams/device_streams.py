@@ -155,19 +155,20 @@ class CudaStreams:
 
     @contextmanager
     def captured(self) -> Iterator[Graph]:
-        """Within the ``with`` block capture the work of all lanes as a graph, in place of running
-        it. All work before has ended, and ``spans`` has been called: its events are no more."""
+        """Capture the work of all lanes within the ``with`` block as a graph, instead of running
+        it. Earlier work must have completed, and ``spans`` been called, which frees its events.
+        """
         compute = self._streams["compute"]
         lanes = [lane for lane in self._streams.values() if lane is not compute]
         with self._driver.capture(compute) as graph:
-            # Lanes take part from compute's first moment to its last.
+            # All lanes fork from compute at the start and join it at the end.
             self._made.record(compute)
             for lane in lanes:
                 lane.wait_event(self._made)
             yield graph
             for lane in lanes:
                 compute.wait_event(self._recorded(lane))
-        # Nothing of it has run: it has no times.
+        # Captured work has not run: it has no times.
         self._log.clear()
 
     def read(self, tensor: Tensor, usual: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""AdamW's step of flat vectors, whose moments have 32 or 16 bits."""
+"""AdamW's step on flat vectors, with moments in 32 or 16 bits."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 from runtime.engine.training import Training
 
-# A learning rate: a number, or a tensor of one on the device, which captured steps read.
+# A learning rate: a number, or a scalar tensor on the device, which captured steps read.
 Rate = float | Tensor
-# The data types of moments, by optimizer.
+# Data types of moments by optimizer.
 MOMENTS: Mapping[str, torch.dtype] = {"adamw": torch.float32, "adamw-bf16": torch.bfloat16}
 
 
@@ -21,7 +21,7 @@ def step_adamw(
     learning_rate: Rate,
     scaling: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> None:
-    """Update master weights and two moments in place; ``scaling`` is the divisor of gradients, and
+    """Update master weights and moments in place; ``scaling`` is the gradients' divisor, and
     whether the step is skipped.
 
     Moments of 16 bits are stepped as 32-bit copies, and rounded.

@@ -1,4 +1,4 @@
-"""The averages of a rank's gradients or weights that a reduction asks for."""
+"""The gradient and weight averages of a rank, as its reduction requires."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from runtime.engine.work.scaling import Scaling
 from runtime.engine.work.turn_server import TurnServer
 from runtime.engine.work.weight_averages import WeightAverages
 
-# An average of gradients for each section of a state, and one of all weights.
+# A gradient average per section of the state, and a weight average.
 Averages = tuple[Sequence[GradientAverages | TurnServer], WeightAverages | None]
 
 
@@ -27,8 +27,8 @@ def averages_of(
     *,
     replicas: int,
 ) -> Averages:
-    """What averages compressed gradients of each section, or those of servers, and what averages
-    weights of replicas; nothing where gradients are summed as they are.
+    """Averages of compressed or served gradients per section, and the average of weights over
+    replicas; none with a plain all-reduce.
 
     ``replicas`` is the number of ranks that reduce gradients. A ``scaling`` has what a norm of all
     gradients decides, if the ``training`` needs it.

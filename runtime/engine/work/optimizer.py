@@ -26,7 +26,7 @@ from runtime.engine.work.turn_server import TurnServer
 # Makes a task's work when the task is issued; by the names of tasks.
 MakeWork = Callable[[Op], LaneWork]
 Works = Mapping[str, MakeWork]
-# So many elements are stepped at once, to limit the 32-bit copies of gradients and moments.
+# Elements stepped at a time, to limit the 32-bit copies of gradients and moments.
 CHUNK = 2**24
 
 

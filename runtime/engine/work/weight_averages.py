@@ -56,7 +56,7 @@ class WeightAverages:
 
     @property
     def cycle(self) -> int:
-        """The number of steps after which averages are due again as they were."""
+        """Number of steps until the schedule of averages repeats."""
         if self.how.kind == "gossip":
             return len(self.how.rounds_of_neighbours(self.peers.size))
         return self.how.every
