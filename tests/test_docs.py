@@ -24,8 +24,7 @@ PAGES_OF_TEXTS = {
     "predictor_error-in-part": 0,
     **{text.stem: 2 for text in TEXTS if text.stem.startswith("report_runs")},
     "report_runs-ablation": 1,
-    # Sections that only options write, with which no page was made yet.
-    **dict.fromkeys(("report_runs-kernels", "report_runs-deliverables", "report_runs-figures"), 0),
+    **dict.fromkeys(("report_runs-kernels", "report_runs-deliverables", "report_runs-figures"), 1),
 }
 # Of a line of prose, and of a row of a table without the addresses of its links.
 COLUMNS, COLUMNS_OF_A_ROW = 100, 200
