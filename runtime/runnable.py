@@ -82,7 +82,9 @@ def check_runnable(job: Job) -> None:
 
 
 def _check_reduction(plan: Plan, workload: Workload) -> None:
-    """Refuse settings with which a server cannot step with one rank's gradients alone."""
+    """Refuse settings under which an asynchronous server cannot step with one rank's gradients
+    alone.
+    """
     how = workload.reduction
     if not how.asynchronous:
         return
@@ -106,7 +108,7 @@ def _check_reduction(plan: Plan, workload: Workload) -> None:
 
 def check_norms(plan: Plan, workload: Workload, asked_by: str) -> None:
     """Refuse gradient norms, naming the option that needs them, with an asynchronous server whose
-    ranks have no gradients of their own in each stage.
+    ranks do not have separate gradients in each stage.
     """
     if not (workload.reduction.asynchronous and asked_by):
         return

@@ -1,4 +1,4 @@
-"""What each part of the predictor brings, by source: rows predicted again with that part off."""
+"""Ablation of the predictor's parts, by source: rows predicted again with one part turned off."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,12 +25,12 @@ from mistlab import catalog
 from mistlab.engines.engine import ENGINES
 from mistlab.machine.hardware import Hardware
 
-# Systems whose engines stand for what users train with, and the engines that they replaced.
+# Engines that stand for common training stacks, and the engines that predicted them before.
 BEFORE: Mapping[str, str] = {"deepspeed": "deepspeed", "trainer": "fsdp", "llmq": "fsdp"}
 
 
 def _as_before(run: Configuration) -> Configuration:
-    """A run under the engine that stood for its own before that had a row."""
+    """A run under the engine that predicted its software before that had an engine of its own."""
     engine = ENGINES[run.engine]
     name = BEFORE.get(engine.family, run.engine)
     if engine.memory and any(row.whole_logits for row in engine.memory.values()):
@@ -40,7 +40,7 @@ def _as_before(run: Configuration) -> Configuration:
 
 
 def _untold(run: Configuration) -> Configuration:
-    """A run without what its row tells of kernels, losses, states and what lies on the host."""
+    """A run without its row's columns on kernels, losses, states and offloading."""
     return replace(
         run,
         attention_kernel="",
@@ -54,7 +54,7 @@ def _untold(run: Configuration) -> Configuration:
 
 @contextmanager
 def _free_hosts() -> Iterator[None]:
-    """Engines whose hosts launch all kernels at no cost."""
+    """Engines whose hosts launch kernels at no cost."""
     kept = {name: ENGINES[name] for name in ENGINES}
     ENGINES.update({name: replace(row, host=None) for name, row in kept.items()})
     try:
@@ -64,7 +64,7 @@ def _free_hosts() -> Iterator[None]:
 
 
 def _lent_as_it_is(gpu: str) -> Hardware | None:
-    """A GPU that nobody measured, by its lender's curves as they are; None for all others."""
+    """An uncalibrated GPU with its lender's curves unscaled; None for all others."""
     measured = catalog.stated_hardware(gpu).provenance.compute
     return taken_for_its_lenders(catalog.hardware(gpu)) if measured is None else None
 
@@ -72,8 +72,9 @@ def _lent_as_it_is(gpu: str) -> Hardware | None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartOff:
     """A part of the predictor, and how it is turned off: by an ``edit`` of runs, by other
-    ``hardware`` of a GPU, ``within`` a change of engines, by peaks of ``allocated`` bytes in place
-    of what was measured, or with each row a source of its own (``by_rows``)."""
+    ``hardware`` for a GPU, ``within`` a change of engines, by ``allocated`` peaks in place of the
+    measured kind, or with each row a source of its own (``by_rows``).
+    """
 
     edit: Callable[[Configuration], Configuration] | None = None
     hardware: Callable[[str], Hardware | None] | None = None
@@ -82,7 +83,7 @@ class PartOff:
     by_rows: bool = False
 
     def again(self, rows: Sequence[Judged]) -> list[Judged]:
-        """The rows with this part off."""
+        """The rows predicted with this part off."""
         if self.allocated:
             return [_as_allocated(row) for row in rows]
         if self.hardware is not None:
@@ -108,7 +109,7 @@ class PartOff:
 
 
 def _again(rows: Sequence[Judged], predictor: RowPredictor) -> list[Judged]:
-    """Rows predicted again, held against what they measured."""
+    """Rows predicted again, with their measurements."""
     answers = predictor.answers_of(row.row for row in rows)
     return [
         replace(judged(row.row, answered.answer), measured_s=row.measured_s)
@@ -119,7 +120,7 @@ def _again(rows: Sequence[Judged], predictor: RowPredictor) -> list[Judged]:
 
 
 def _as_allocated(row: Judged) -> Judged:
-    """A row whose predicted peak is that of tensors alone, whatever was measured."""
+    """A row whose predicted peak is that of allocated tensors, whatever kind was measured."""
     if row.answer.prediction is None:
         return row
     stages = tuple(
@@ -146,12 +147,12 @@ HEAD = (
 )
 
 
-# What is told of each source.
+# Figures of each source.
 FIGURES = {"times": "mean_time", "peaks": "mean_peak", "in bounds": "inside"}
 
 
 def deliverable_lines(known: Sequence[Known]) -> Iterator[str]:
-    """The section of a page: errors, peaks and bounds by source with each part turned off."""
+    """The page's section: errors, peaks and bounds by source with each part turned off."""
     asked = [entry for entry in known if not apart_of(entry[1].row.cells)]
     yield "\n\n".join(beside("report_runs-deliverables")) + "\n"
     whole = {source.name: source for source in errors_by_source(asked)}

@@ -29,8 +29,9 @@ DATASHEET = "datasheet"
 
 
 def as_of_datasheet(name: str, kept: str = "") -> Hardware:
-    """The hardware of the catalogue with what its datasheet says, completed from others' rates:
-    those of GPUs of another architecture. The group ``kept`` stays as it was measured."""
+    """Hardware of the catalogue reduced to its datasheet, then completed with rates of GPUs of
+    other architectures; the group ``kept`` stays as measured.
+    """
     stated = catalog.stated_hardware(name)
     nothing: dict[str, Any] = {group: None for group in LENT if group != kept}
     provenance = replace(stated.provenance, **nothing)
@@ -41,8 +42,9 @@ def as_of_datasheet(name: str, kept: str = "") -> Hardware:
 
 
 def taken_for_its_lenders(hardware: Hardware) -> Hardware:
-    """The hardware with rates and links of the GPUs that lend it theirs, not scaled by its
-    datasheet: its memory and nodes alone are its own."""
+    """The hardware with its lenders' rates and links unscaled: only memory and nodes are its
+    own.
+    """
     rates, links = (_lender(hardware, group) for group in ("compute", "transfers"))
     node = hardware.node
     return replace(
@@ -57,14 +59,14 @@ def taken_for_its_lenders(hardware: Hardware) -> Hardware:
 
 
 def _lender(hardware: Hardware, group: str) -> Hardware:
-    """The GPU that lends a group, or the hardware itself."""
+    """The GPU that a group's figures are taken from, or the hardware itself."""
     source: Source | None = getattr(hardware.provenance, group)
     is_lent = source is not None and source.kind in ("scaled", "borrowed")
     return catalog.hardware(source.source) if is_lent and source is not None else hardware
 
 
-# What a left-out GPU is told of itself, one after another: nothing, its datasheet, and beside that
-# each group of its own measurements.
+# Figures that a left-out GPU is given, cumulatively: none, its datasheet, then each group of its
+# own measurements.
 TOLD: Mapping[str, Callable[[str], Hardware]] = {
     "not scaled": lambda name: taken_for_its_lenders(as_of_datasheet(name)),
     "peaks and bandwidths": as_of_datasheet,
@@ -100,7 +102,7 @@ class LentRun:
 def runs_from_datasheets(
     known: Sequence[Known], made: Callable[[str], Hardware] = as_of_datasheet
 ) -> list[LentRun]:
-    """Published runs on measured GPUs, each GPU left out whole and ``made`` again."""
+    """Published runs on measured GPUs, each GPU left out whole and completed by ``made``."""
     of_gpu: dict[str, list[tuple[int, Judged, Miss]]] = defaultdict(list)
     for index, (_, row, miss) in enumerate(known):
         if miss is not None and not apart_of(row.row.cells) and is_published(row):
@@ -217,7 +219,7 @@ def _cells(name: str, lent: Sequence[LentRun], held: Sequence[Held]) -> list[obj
 
 
 def figure_lines(known: Sequence[Known]) -> Iterator[str]:
-    """The section of a page: what each group of figures adds to a GPU that nobody measured."""
+    """The page's section: what each group of figures adds to an uncalibrated GPU."""
     yield "\n\n".join(beside("report_runs-figures")) + "\n"
     every = {name: runs_from_datasheets(known, made) for name, made in TOLD.items()}
     gpus = dict.fromkeys(run.gpu for runs in every.values() for run in runs)

@@ -1,4 +1,4 @@
-"""Measured kernels predicted from datasheets: each GPU left out whole, by other GPUs' rates."""
+"""Errors of measured kernels predicted from datasheets, each GPU left out whole."""
 
 import csv
 import math
@@ -22,7 +22,7 @@ from mistlab.core.values import InputError, reject
 from mistlab.cost.confidence import REACH
 from mistlab.machine.hardware import Compute, OperatorClass
 
-# Of 16 bits alone: other precisions have other kernels on each GPU.
+# 16-bit precisions; others have different kernels on each GPU.
 HALF = ("bfloat16", "float16", "bf16", "fp16")
 
 
@@ -37,7 +37,7 @@ class Kernels:
     seconds: Floats
 
     def missed(self, compute: Compute) -> Floats:
-        """The logarithm of predicted over measured seconds (C) by a GPU's rates."""
+        """Logarithms of predicted over measured seconds (C), by a GPU's rates."""
         rate = compute.rate(self.operators)
         predicted_s = self.flop * rate.s_per_flop + self.moved_bytes * rate.s_per_byte
         return np.asarray(np.log(predicted_s / self.seconds))
@@ -53,7 +53,7 @@ def _product(row: Mapping[str, str]) -> tuple[float, float, float]:
 
 
 def _attention(row: Mapping[str, str]) -> tuple[float, float, float]:
-    """A forward pass of causal attention; its time is that of arithmetic."""
+    """A forward pass of causal attention, bound by arithmetic."""
     batch, tokens, heads, wide = (
         float(row[name]) for name in ("batch", "isl", "heads", "head_dim")
     )
@@ -62,7 +62,8 @@ def _attention(row: Mapping[str, str]) -> tuple[float, float, float]:
     return flop, moved, float(row["latency_ms"]) * 1e-3
 
 
-# By a column that only such a table has: the class, the column of precisions, and what rows count.
+# Kinds of tables by a column that only they have: operator class, column of precisions, and what
+# rows count.
 FORMATS: Mapping[str, tuple[OperatorClass, str, Count]] = {
     "k": ("matmul", "dtype", _product),
     "isl": ("attention_forward", "attn_dtype", _attention),
@@ -71,7 +72,7 @@ PROFILE = "fwd_us"
 
 
 def kernels_of(path: Path) -> Iterator[Kernels]:
-    """The kernels of a table, by GPU: products and attention by shape, or profiles of blocks.
+    """Kernels of a table, by GPU: matrix products and attention by shape, or profiles of blocks.
 
     Products that end before a GPU reaches its rate are left out.
     """
@@ -115,7 +116,7 @@ def _of_profiles(path: Path, rows: Table) -> Iterator[Kernels]:
 
 
 def _gpu_of(name: str) -> str | None:
-    """The GPU of the catalogue that a table's name means, if its rates were measured."""
+    """The catalogue's GPU named in a table, if its rates were measured."""
     try:
         gpu = gpus_of(name, "", None).hardware
     except InputError:
@@ -126,7 +127,7 @@ def _gpu_of(name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LentKernels:
-    """Kernels of a GPU, and how far they are from its own rates and from those of a lender."""
+    """Kernels of a GPU, with errors by its own rates and by a lender's."""
 
     kernels: Kernels
     lender: str
@@ -135,7 +136,9 @@ class LentKernels:
 
 
 def from_datasheets(every: Sequence[Kernels]) -> list[LentKernels]:
-    """Each GPU's kernels by its own rates, and by its datasheet as if nobody had measured it."""
+    """Each GPU's kernels predicted by its own rates, and from its datasheet as if it were
+    uncalibrated.
+    """
     return [_lent(kernels) for kernels in every]
 
 
@@ -154,8 +157,9 @@ def _lent(kernels: Kernels) -> LentKernels:
 
 
 def inside_bounds(every: Sequence[LentKernels]) -> list[Bools]:
-    """Whether kernels lie within bounds that all other GPUs' kernels of their class, and of any,
-    give."""
+    """Mask of kernels inside bounds fitted to all other GPUs' kernels of their class, or of any
+    class.
+    """
     sizes = [len(group.lent) for group in every]
     _, gpus = np.unique([group.kernels.gpu for group in every], return_inverse=True)
     of_rows = np.repeat(gpus, sizes)
@@ -175,7 +179,7 @@ HEAD = ("", "rates of", "kernels", "own rates", "median", "bias", "in bounds")
 
 
 def kernel_lines(paths: Sequence[Path]) -> Iterator[str]:
-    """The section of a page: kernels on each measured GPU, predicted from its datasheet alone."""
+    """The page's section: kernels on each measured GPU, predicted from its datasheet alone."""
     every = from_datasheets([kernels for path in paths for kernels in kernels_of(path)])
     if not every:
         reject("--kernels: no table has a GPU whose rates were measured: give other tables")

@@ -70,7 +70,7 @@ class Judged:
 
     @property
     def is_doubted(self) -> bool:
-        """Whether the row's table doubts what it prints."""
+        """Whether the row's table doubts its figures."""
         return row_of(self.row.cells).doubted
 
     @property

@@ -1,16 +1,17 @@
-"""The bytes that runs keep on a GPU beside those of the plan that stands for them."""
+"""Memory of measured runs beyond that of the plans that represent them."""
 
 from experiments.runs.run_row import Recomputation, RunRow
 from mistlab.engines.adapters import BASE_BYTES
 from mistlab.plan.workload import ModelSpec
 
-# torch's dropout keeps a byte a value as its mask; what it drops from is copied in 16 bits.
+# torch's dropout keeps a mask of one byte per value; its input is copied in 16 bits.
 MASK_BYTES, COPY_BYTES = 1, 2
 
 
 def beside_bytes(row: RunRow, model: ModelSpec, recompute: Recomputation, tokens: int) -> int:
-    """The bytes beside a plan's, of a micro-batch's ``tokens``: blocks that are recomputed keep
-    them one after another."""
+    """Bytes beyond a plan's, for a micro-batch's ``tokens``: recomputed blocks hold them one at a
+    time.
+    """
     blocks = 1 if recompute.way == "full" else model.layers
     dropped = _of_dropped(row, model) if row.adapters and row.drops_adapter_inputs else 0
     keys = 2 * COPY_BYTES * model.kv_heads * model.head_dim * model.layers
@@ -19,7 +20,7 @@ def beside_bytes(row: RunRow, model: ModelSpec, recompute: Recomputation, tokens
 
 
 def _of_wide_experts(model: ModelSpec, row: RunRow) -> int:
-    """The bytes that experts of 16 bits take beyond those of the base's fewer bits."""
+    """Bytes of 16-bit experts beyond those of a base with fewer bits."""
     experts = model.experts
     if experts is None:
         return 0
@@ -30,8 +31,8 @@ def _of_wide_experts(model: ModelSpec, row: RunRow) -> int:
 
 
 def _of_dropped(row: RunRow, model: ModelSpec) -> int:
-    """The bytes a token of a block's masks, and of copies of adapters' inputs beyond the one that
-    all products of an input would share.
+    """Bytes per token of a block's dropout masks, and of copies of adapters' inputs that would
+    otherwise be shared.
 
     Each product with an adapter drops from its input by itself. Frozen products of 16 bits keep no
     input of their own; those of few bits do.

@@ -50,7 +50,8 @@ class KeptElsewhere:
         cls, row: RunRow, micro_batches: int, shards: int, blocks: int, beside: int = 0
     ) -> "KeptElsewhere":
         """What a row says about it, with states in this number of shards, and ``beside`` bytes of
-        tensors that the plan does not keep."""
+        tensors that the plan does not hold.
+        """
         is_late = row.late_gradients and micro_batches == 1
         is_whole = shards > 1 and row.loads_whole
         is_summed = shards > 1 and row.whole_gradients and micro_batches > 1

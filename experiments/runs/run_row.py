@@ -68,12 +68,12 @@ class RunRow:
     fused_loss: bool = False
     adapters: bool = False
     targets: AdapterTargets = "all"
-    # Whether adapters drop a part of their inputs; whether query, key and value are one product.
+    # Whether adapters have dropout; whether query, key and value are one product.
     drops_adapter_inputs: bool = False
     fused_queries: bool = False
-    # Whether experts stay in 16 bits where a base has fewer.
+    # Whether experts stay in 16 bits under a base of fewer bits.
     wide_experts: bool = False
-    # Whether a model gives back its blocks' keys and values, as generation needs them.
+    # Whether the model returns its blocks' keys and values, as for generation.
     returns_keys: bool = False
     base: Base = "16bit"
     moments: Optimizer = "adamw"

@@ -32,10 +32,10 @@ SEQUENCES = {"vllm": 1024.0, "sglang": 1024.0, "trtllm": 2048.0}
 # Engines that prefill all waiting prompts before decoding, by default.
 READS_FIRST = frozenset(("sglang",))
 DP_UNSAID = "dp unsaid"
-# The version of an engine that no cell says.
+# Label of a version that the row does not give.
 UNSAID = "unsaid"
-# Limits of loads, far beyond any measured one: tokens of a prompt or an answer, requests in flight
-# or a second, and requests a second at least (one in twelve days).
+# Limits of loads, far beyond measured ones: tokens of a prompt or answer, requests in flight or per
+# second, and lowest rate (one request in twelve days).
 MOST_LENGTH, MOST_REQUESTS, LEAST_RATE = 10**7, 10**6, 1e-6
 # Names of weight precisions and of engines in tables.
 _WEIGHTS = {
@@ -142,7 +142,7 @@ def _kind_of(path: Path, names: list[str]) -> Kind:
 
 
 def _row(number: int, kind: Kind, cells: dict[Any, Any]) -> ServedRow | RefusedRow:
-    # The reader puts cells beyond the header under None.
+    # csv.DictReader stores cells beyond the header under None.
     if beyond := cells.pop(None, None):
         problem = f"{len(beyond)} more cells than columns: give cells with commas in quotes"
         return RefusedRow(number=number, problem=problem)
@@ -238,7 +238,7 @@ def _weights(cells: Mapping[str, str]) -> str:
 
 
 def _column(cells: Mapping[str, str], *names: str) -> str:
-    """The first of these columns with something in it; else the first that the table has."""
+    """The first non-empty column of these; else the first that the table has."""
     has = [name for name in names if name in cells]
     return next((name for name in has if text_of(cells, name)), (*has, names[0])[0])
 
@@ -246,7 +246,7 @@ def _column(cells: Mapping[str, str], *names: str) -> str:
 def _limited(
     cells: Mapping[str, str], column: str, least: float, most: float, what: str
 ) -> float | None:
-    """The number in a cell, None if empty; one out of these limits is refused."""
+    """The number in a cell, None if empty; refuses one outside the limits."""
     number = number_of(cells, column)
     if number is not None and not least <= number <= most:
         refuse(column, f"{shown(text_of(cells, column))} {what}: give {least:g} to {most:g}")

@@ -111,9 +111,10 @@ def error_rows(by: str, apart: LeftOut) -> Iterator[dict[str, Any]]:
 
 
 def ranking(apart: LeftOut) -> dict[str, float | None]:
-    """How layouts of equal GPUs and load are ranked: groups by what tables say and by layouts,
-    pairs that clearly differ, the share of them in the right order, and the mean of the best rate
-    over that of the pick; and pairs, with their share, of runs of one said version."""
+    """Ranking of layouts with equal GPUs and load: groups by table cells and by layouts, clearly
+    different pairs, share of pairs ordered correctly, and mean of best rate over picked rate; also
+    pairs within one given version.
+    """
     groups = list(groups_of_layouts(apart))
     regrets = [
         float(np.max(measured) / measured[int(np.argmax(predicted))])
@@ -137,7 +138,9 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def _pairs_in_order(groups: Iterable[tuple[Floats, Floats]]) -> tuple[int, int]:
-    """Pairs of layouts whose measured rates clearly differ, and those in the right order."""
+    """Number of pairs of layouts whose measured rates clearly differ, and of those ordered
+    correctly.
+    """
     pairs = right = 0
     for measured, predicted in groups:
         for first, second in combinations(range(len(measured)), 2):
@@ -152,7 +155,7 @@ def groups_of_layouts(
     apart: LeftOut, *, is_one_version: bool = False
 ) -> Iterator[tuple[Floats, Floats]]:
     """Measured and predicted rates of layouts with equal GPUs under one load; geometric mean over
-    dates and versions of a layout, or over dates alone of runs of one said version.
+    dates and versions of a layout, or over dates within one given version.
     """
     measured, predicted = apart.measured["requests_per_s"], apart.predicted["requests_per_s"]
     for layouts in _grouped(apart, is_one_version=is_one_version):
@@ -165,9 +168,10 @@ def groups_of_layouts(
 def _grouped(
     apart: LeftOut, *, is_as_told: bool = False, is_one_version: bool = False
 ) -> Iterator[list[list[int]]]:
-    """Places of closed loops of each layout, where one load has several: if ``is_as_told``, an
-    unsaid attention data parallelism is told from any that is said; if ``is_one_version``, each
-    said version of the engine is a group of its own."""
+    """Row indices of closed loops by layout, for loads with several layouts; with ``is_as_told``,
+    an empty attention data parallelism differs from any given one; with ``is_one_version``, each
+    given version is a group.
+    """
     measured = apart.measured["requests_per_s"]
     groups: dict[Any, dict[Any, list[int]]] = defaultdict(lambda: defaultdict(list))
     for index, row in enumerate(apart.rows):

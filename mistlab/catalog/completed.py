@@ -32,10 +32,11 @@ LINKS = ("interference", "transfers")
 # The gain of a generation in GEMM rate per watt: measured 1.58 from A100 to H100, and 1.16 from
 # H100 to B200.
 A_WATT = 1.36
-# How much power counts beside the peak, and the largest share of its peak that a GPU sustains in
-# large GEMMs (clocks rise above those of datasheets where neither power nor memory limits them):
-# fitted to 16-bit training in C++ (llmq) on L40S, RTX 4090, 5060 Ti and PRO 6000, and no more than
-# L4 allows. With one of the four left out power counts 0.51 to 0.63; the share is the 5060 Ti's.
+# Exponent of power relative to peak rate, and the largest share of its peak that a GPU sustains in
+# large GEMMs (clocks exceed the datasheet's where neither power nor memory limits them): fitted to
+# 16-bit training in C++ (llmq) on L40S, RTX 4090, 5060 Ti and PRO 6000, and limited to what L4
+# reaches. With one of the four left out the exponent is 0.51 to 0.63; the share depends on the 5060
+# Ti.
 OF_POWER = 0.57
 MOST_OF_PEAK = 0.93
 # Groups whose figures are scaled; the others are copied.

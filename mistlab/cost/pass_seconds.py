@@ -353,7 +353,7 @@ class PassSlots:
         lasting[rows, evicts] = np.maximum(lasting[rows, evicts], evicting_s)
 
     def _in_turn(self, lasting: Floats) -> None:
-        """Change the slots (N, S) inside passes in which an offload starts before the next slot."""
+        """Adjust the slots (N, S) within passes in which an offload starts before the next slot."""
         work = SlotWork(self._seconds, self._kinds[self.is_inside])
         first, is_least = self._rows_inside(_FIRST, _FIRST), self._kept == "least"
         lasting[first] = slots_of_stepping(work, lasting[first], is_least=is_least)

@@ -356,7 +356,7 @@ def slots_in_turn(
     ``alone`` (4, C); of the link's work, ``reduced`` (C) is the reduction of the data offloaded
     then.
     """
-    # The remainder of the previous slot: its reduction, then its offload. There is none at first.
+    # Work left over from the previous slot: its reduction, then its offload. None at first.
     left, lasts = (np.zeros_like(reduced[0]), np.zeros_like(reduced[0])), []
     for number in range(slots):
         here, after = number % 2, (number + 1) % 2
@@ -406,16 +406,17 @@ def _passed(
     return elapsed, (links[2], away[1])
 
 
-# The slots of the first forward pass, in which states leave when their block has stepped.
+# Slots of the first forward pass, in which each block's optimizer states are offloaded after its
+# step.
 #
-# The tasks of a run of blocks are processed in order of time: on each stream one after another, as
-# soon as the tasks that they wait for have ended. Blocks are alike, or of two types in turn.
+# Tasks of a run of blocks are processed in order of time: on each stream sequentially, each as soon
+# as its dependencies have ended. Blocks are equal, or alternate between two types.
 #
-# Axes: C cases, B two blocks in turn, V vertices; the four streams first.
+# Axes: C cases, B two alternating blocks, V vertices; the four streams first.
 
 
 class StepTask(NamedTuple):
-    """A task of each block: its stream, and for which block ahead of the computing one it is.
+    """A task per block: its stream, and how many blocks ahead of the computing one it runs.
 
     It waits until tasks of other names have ended for the block so many places behind its own one.
     """
@@ -426,10 +427,11 @@ class StepTask(NamedTuple):
     after: Sequence[tuple[str, int]]
 
 
-# A name of what has begun rather than ended.
+# Name of a dependency on a task's start rather than its end.
 _BEGUN = "S begun"
-# In each stream's order. A block's state comes when the block before it steps, and has the room of
-# the block two before it; so have weights that leave after their step, and offloaded activations.
+# In the order of each stream. A block's states are fetched during the step of the block before,
+# into the buffer of the block two before; so are weights that are offloaded after their step, and
+# offloaded activations.
 TASKS = (
     StepTask("S", "compute", 1, (("G<", 0), ("O<", 0), ("P>", 2))),
     StepTask("F", "compute", 0, (("U", 0), ("A>", 2))),
@@ -441,14 +443,14 @@ TASKS = (
     StepTask("A>", "device_to_host", -1, (("F", 0),)),
 )
 NAMES = tuple(task.name for task in TASKS)
-# Blocks of which the first fill the streams, and the last are not measured.
+# Blocks of the run: the first fill the streams, and the last are not measured.
 _BLOCKS, _FILLING, _MEASURED = 10, 4, 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Lanes:
-    """The tasks of each stream in order (4, Q): their names and blocks, and the names and blocks of
-    up to three tasks (4, Q, 3) that have ended before; streams have ``counts`` (4) tasks.
+    """Tasks of each stream in order (4, Q): names and blocks, with names and blocks of up to three
+    dependencies (4, Q, 3); streams have ``counts`` (4) tasks.
     """
 
     names: Ints
@@ -471,7 +473,7 @@ def _lanes() -> _Lanes:
     longest = max(map(len, rows))
     names, blocks = np.zeros((2, len(STREAMS), longest + 1), dtype=np.intp)
     after_names, after_blocks = np.zeros((2, len(STREAMS), longest + 1, 3), dtype=np.intp)
-    # What is of no block has always ended.
+    # Dependencies before the first block have always ended.
     after_blocks -= 1
     for stream, tasks in enumerate(rows):
         for turn, (name, block, after) in enumerate(tasks):
@@ -484,12 +486,12 @@ def _lanes() -> _Lanes:
 
 
 def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
-    """The mean seconds (C) from one block's forward pass to the next one's; tasks of ``NAMES`` take
-    ``work`` (names, B, C) alone. The first block has stepped before.
+    """Mean seconds (C) between the forward passes of consecutive blocks; tasks of ``NAMES`` alone
+    take ``work`` (names, B, C). The first block has stepped before.
     """
     lanes, cases = _lanes(), work.shape[-1]
     column, streams = np.arange(cases), np.arange(len(STREAMS))[:, None]
-    # How many blocks' tasks of each name have ended, and how many steps have begun.
+    # Number of blocks whose task of each name has ended, and number of steps started.
     ended = np.zeros((len(NAMES) + 1, cases), dtype=np.intp)
     for stepped in ("S", "U", "G<", "O<"):
         ended[NAMES.index(stepped)] = 1
@@ -510,7 +512,7 @@ def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
         passes = np.flatnonzero(starts[COMPUTE] & (name[COMPUTE] == pass_name))
         begun[block[COMPUTE, passes], passes] = now[passes]
         busy = left > 0
-        # Tasks that take no time end first; a step that has begun lets others begin.
+        # Tasks of zero length end first; a started step unblocks others.
         waits = steps | (is_running & ~busy).any(axis=0)
         slowed = slowed_by.table.take(slowed_by.first + sets_of(busy), axis=1)
         left_s = np.where(busy, left * slowed, np.inf)
@@ -528,16 +530,16 @@ def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
     return np.asarray((begun[_FILLING + _MEASURED] - begun[_FILLING]) / _MEASURED)
 
 
-# The least time of work on several streams, in whatever order it is done.
+# Least time of work on several streams, in any order.
 #
-# While a set of streams is busy, each works at one over its factor. So some work takes at least a
-# weighted sum of it, if no set of streams works on more than a second of that sum in a second. The
-# largest of such sums is the least time (the dual of a linear programme); its weights are a vertex
-# of a polytope, which depends on the factors alone.
+# While a set of streams is busy, each runs at one over its slowdown. A weighted sum of the work is
+# a lower bound if no set of streams processes more than one second of it per second. The largest of
+# these sums is the least time (the dual of a linear programme); its weights are a vertex of a
+# polytope that depends on the slowdowns alone.
 
 
 def least_together(work: Floats, slowed_by: SlowedBy) -> Floats:
-    """The least seconds (C) in which work of ``work`` (4, C) can be done, in any order."""
+    """Least seconds (C) for ``work`` (4, C) on the streams, in any order."""
     least = np.zeros(work.shape[1])
     for first in np.unique(slowed_by.first).tolist():
         cases = np.flatnonzero(slowed_by.first == first)
@@ -548,20 +550,20 @@ def least_together(work: Floats, slowed_by: SlowedBy) -> Floats:
 
 @lru_cache(maxsize=256)
 def _vertices(factors: bytes) -> Floats:
-    """The weights (V, 4) of work whose sum is a least time, from the factors (4, 16) by the set of
-    busy streams.
+    """Weights (V, 4) of work whose weighted sums bound its time, from the slowdowns (4, 16) by set
+    of busy streams.
     """
     table = np.frombuffer(factors).reshape(len(STREAMS), -1)
     is_busy: Bools = (np.arange(1, table.shape[1])[:, None] & BITS) > 0
     rates = np.where(is_busy, 1 / table.T[1:], 0.0)
-    # A vertex is where as many limits as there are weights hold with equality.
+    # A vertex satisfies as many constraints with equality as there are weights.
     limits = np.concatenate([rates, -np.eye(len(STREAMS))])
     bounds = np.concatenate([np.ones(len(rates)), np.zeros(len(STREAMS))])
     chosen: Rows = np.array([*combinations(range(len(limits)), len(STREAMS))])
     chosen = chosen[np.abs(np.linalg.det(limits[chosen])) > _SINGULAR]
     weights = np.linalg.solve(limits[chosen], bounds[chosen][..., None])[..., 0]
     weights = weights[(weights @ limits.T <= bounds + _ROUNDING).all(axis=1)].clip(0.0)
-    # No rounding makes a bound too large.
+    # Scaled so that rounding never makes the bound too large.
     weights = weights / np.maximum(1.0, (weights @ rates.T).max(axis=1))[:, None]
     return np.asarray(np.unique(weights.round(12), axis=0)) * (1 - _ROUNDING)
 

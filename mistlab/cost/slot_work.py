@@ -451,7 +451,7 @@ def least_ends_if_gathered(
 # Axes: S distinct strategies, K kinds of slots; the four streams first.
 
 
-# The slots of a run, of which only the last are measured.
+# Slots of a run; the last are measured.
 _SLOTS, _MEASURED = 8, 4
 
 
@@ -490,9 +490,9 @@ def slots_of_leaving(work: SlotWork, phase: Phase, alone: Floats, usual_s: Float
 
 
 def slots_of_stepping(work: SlotWork, usual_s: Floats, *, is_least: bool) -> Floats:
-    """The seconds (K, S) of first forward slots, which take ``usual_s`` if all of their tasks start
-    with the slot. If states or weights leave, they are those of blocks in turn: between equal
-    blocks if longer, of two types that take turns in any case.
+    """Seconds (K, S) of first forward slots, ``usual_s`` if all of their tasks start with the slot.
+    Where states or weights are offloaded, the mean over consecutive blocks: between equal blocks if
+    longer, between two alternating types always.
 
     If ``is_least``, lower bounds of this work and any greater one.
     """
@@ -531,7 +531,7 @@ def slots_of_stepping(work: SlotWork, usual_s: Floats, *, is_least: bool) -> Flo
 
 
 def _take_turns(types: LayerTypes, kinds: Ints) -> Bools:
-    """Whether slots (K, 3) are of blocks of two types that take turns, with one treatment."""
+    """Mask of slots (K, 3) between blocks of two alternating types with one treatment."""
     cycle, index = (*types.pattern, *types.pattern[:3]), types.names.index
     fours = (cycle[place : place + 4] for place in range(len(types.pattern)))
     turns = {four[:2] for four in fours if four[:2] == four[2:] and four[0] != four[1]}

@@ -67,8 +67,8 @@ Batches = Sequence[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The results of an iteration, the same on every rank; replicas that average weights, and ranks
-    of an asynchronous server, scale losses by themselves.
+    """Results of an iteration, equal on all ranks; replicas that average weights, and ranks of an
+    asynchronous server, scale losses independently.
 
     The norm is missing where it was not asked for, or where gradients overflowed and the step is
     left out. The loss is missing where a stage without the head ran by itself. Routers' losses,
@@ -178,7 +178,9 @@ class Executor:
         return own_layers(workload, drawn, self.own.micro_batch, self.shape.layers, device)
 
     def _squares_of(self, workload: Workload, section: Section, sharers: Sharers) -> Squares:
-        """The sums of squares of a section; a server clips the gradients of each rank alone."""
+        """Sums of squares of a section's gradients; an asynchronous server clips each rank's
+        gradients separately.
+        """
         each = workload.reduction.asynchronous
         counted = self.parameters.counted(section, sharers, each=each)
         return Squares(counted, self.device, wanted=self.training.needs_norm)
@@ -195,7 +197,7 @@ class Executor:
             let_fuse(module)
             if LAYER_RUNS[treatments.get(layer, PLAIN)].is_lean:
                 make_lean(module, SETS[self.own.degree(CHOICE)])
-        # What a user's own code saves may depend on anything.
+        # A user's own code may save different tensors for each micro-batch.
         has_own_code = self.model.family == "custom"
         passes = Passes(
             *(self.state, modules, treatments, ranks, self.streams, self.device),
@@ -287,7 +289,7 @@ class Executor:
             for name, vector in self.weight_averages.named():
                 yield f"outer.{name}", vector
         if self.training.loss_scale is not None and self.cycle:
-            # Replicas, and ranks of a server, scale losses of their own.
+            # Replicas, and ranks of an asynchronous server, scale losses independently.
             self._replica_counts = self.counts()
             yield "counts", self._replica_counts
 
@@ -310,8 +312,8 @@ class Executor:
 
     @property
     def cycle(self) -> int:
-        """The number of iterations after which what comes behind them repeats; 0 if nothing
-        does.
+        """Number of iterations after which the schedule following them repeats; 0 if there is
+        none.
         """
         if self.weight_averages is not None:
             return self.weight_averages.cycle

@@ -120,7 +120,7 @@ def leave(x: Tensor, ranks: TensorParallel) -> Tensor:
 
 
 def _is_alone(ranks: TensorParallel) -> bool:
-    """Whether there is nobody to exchange with, nor a trace that records exchanges."""
+    """Whether there is no other rank, and no trace that records exchanges."""
     return not isinstance(ranks, CountedRanks) and ranks.size == 1
 
 

@@ -116,7 +116,7 @@ def test_an_answer_that_turns_twice_is_refused() -> None:
         ("gpus", "five", "is no goal"),
         ("gpus", "-3%", "is no goal"),
         ("gpus", "nans", "is no goal"),
-        ("memory_gib", "5%", "leave it out"),
+        ("memory_gib", "5%", "leave --for out"),
     ],
 )
 def test_wrong_questions_are_refused(name: str, goal: str | None, words: str) -> None:

@@ -193,7 +193,7 @@ def test_loads_are_refused_by_field_and_remedy() -> None:
     load = ServingLoad(prompts=(4000,), outputs=(200,), arrivals_s=(0.0,))
     with pytest.raises(InputError, match=r"context of 4096: give shorter requests"):
         load.check_context(4096)
-    with pytest.raises(InputError, match=r"arrivals_s: fall"):
+    with pytest.raises(InputError, match=r"arrivals_s: decrease"):
         ServingLoad(prompts=(1, 1), outputs=(1, 1), arrivals_s=(2.0, 1.0))
 
 

@@ -36,8 +36,8 @@ VECTORS = 3
 
 @dataclass(frozen=True, slots=True)
 class ReductionCalls:
-    """The calls for a layer of each section, and for all weights after each step that is due; those
-    for layers come after the passes if they are ``late``.
+    """Recorded calls per layer of each section, and for all weights after each averaging step;
+    calls for layers follow the passes if they are ``late``.
     """
 
     of_layer: tuple[tuple[Call, ...], ...] = ()

@@ -91,7 +91,7 @@ def _rounded_up(size_bytes: int) -> int:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class HostBuffer:
-    """Host memory for an offloaded storage, and a tensor like the storage in its first bytes."""
+    """Host memory of an offloaded storage, viewed as a tensor of the storage's shape."""
 
     memory: Tensor
     copy: Tensor
@@ -118,7 +118,7 @@ class HostPool:
         return sum(arena.size_bytes for arena in self._arenas)
 
     def take(self, storage: Tensor, *, varies: bool = False) -> HostBuffer:
-        """A buffer with room for a storage, which is contiguous."""
+        """A buffer with room for a contiguous storage."""
         size_bytes = storage.nbytes
         if varies:
             step = max(1, 1 << max(size_bytes.bit_length() - 4, 0))

@@ -23,8 +23,8 @@ _Place = tuple[torch.dtype, torch.Size, tuple[int, ...], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _KeptStorage:
-    """A storage that a layer keeps: the numbers of the saved tensors that are views of it, and that
-    of one that is all of it and contiguous.
+    """A storage that a layer saves: indices of the saved tensors that are views of it, and of one
+    that covers it contiguously.
     """
 
     size_bytes: int
@@ -34,7 +34,7 @@ class _KeptStorage:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SavedLayout:
-    """How a layer's saved tensors lie in storages, the same for all of its micro-batches.
+    """Layout of a layer's saved tensors in storages, equal for all of its micro-batches.
 
     ``places`` are the type, size, strides and offset of each tensor. Tensors ``at_home`` are views
     of the layer's weights; these, constants and empty tensors are ``staying``. ``by_size`` are the
@@ -56,8 +56,8 @@ class SavedLayout:
         constants: frozenset[int],
         left_out: int | None = None,
     ) -> Self:
-        """The layout of tensors: ``home`` is the storage of weights, ``left_out`` that of a tensor
-        that the next layer counts, as its input.
+        """Layout of tensors: ``home`` is the storage of weights, ``left_out`` that of a tensor
+        which the next layer counts as its input.
         """
         views_of: dict[int, list[int]] = {}
         for number, tensor in enumerate(tensors):
@@ -105,7 +105,7 @@ def _storage(tensors: Sequence[Tensor], views: Sequence[int]) -> _KeptStorage:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Saved:
-    """The tensors that one layer saves for one micro-batch.
+    """Tensors that one layer saves for one micro-batch.
 
     ``size_bytes`` counts their storages that are on the device. ``weights`` is the layer's flat
     vector of weights in the forward pass. ``constants`` are numbers of storages that stay in any
@@ -117,12 +117,12 @@ class Saved:
     layout: SavedLayout | None = None
     _away_bytes: int = 0
     _moved: int = 0
-    # By the numbers that autograd keeps in their place. None once they are taken, or away.
+    # Saved tensors by the number that autograd holds in their place; None once used or offloaded.
     _tensors: list[Tensor | None] = field(default_factory=list)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the storages that are on the device."""
+        """Bytes of the storages on the device."""
         return self.arranged().size_bytes - self._away_bytes
 
     def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
@@ -134,8 +134,8 @@ class Saved:
         return partial(self._unpack, self._pack(tensor))
 
     def arranged(self, leaves_out: Tensor | None = None) -> SavedLayout:
-        """The layout of all that is saved, known from when the layer has run; a tensor that it
-        ``leaves_out`` is not counted, since the next layer counts it as its input.
+        """Layout of all saved tensors, known after the layer has run; a tensor that it
+        ``leaves_out`` is counted by the next layer as its input.
         """
         known = self.layout
         if known is None or len(known.places) != len(self._tensors):
@@ -150,8 +150,8 @@ class Saved:
         self._moved = int(weights.storage_offset() - self.weights.storage_offset())
 
     def largest(self, most_bytes: float) -> list[int]:
-        """The numbers of storages of at most ``most_bytes`` together; large storages come first,
-        and those too small to be worth a copy are omitted.
+        """Indices of storages of at most ``most_bytes`` in total, largest first; omits storages too
+        small to be worth a copy.
         """
         chosen, left, layout = [], most_bytes, self.arranged()
         for number in layout.by_size:
@@ -162,7 +162,7 @@ class Saved:
         return chosen
 
     def leave(self, numbers: Sequence[int]) -> list[Tensor]:
-        """Drop storages; returns contiguous tensors of their bytes, for the copies to the host."""
+        """Release storages; returns contiguous tensors of their bytes, for copies to the host."""
         tensors, storages, left = self._tensors, self.arranged().storages, []
         for number in numbers:
             storage = storages[number]
@@ -197,8 +197,8 @@ class Saved:
                 offset = tensor.storage_offset() + self._moved
                 return tensor.as_strided(tensor.shape, tensor.stride(), offset)
             return tensor
-        # Given to the one operator that needs it, and dropped here: so its memory is freed when the
-        # operator has run, as without hooks.
+        # Handed to the one operator that needs it and dropped here, so that its memory is freed
+        # after the operator, as without hooks.
         self._tensors[number] = None
         return tensor
 
@@ -221,7 +221,7 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 def _view(
     flat: Tensor, dtype: torch.dtype, size: torch.Size, stride: tuple[int, ...], offset: int
 ) -> Tensor:
-    """A tensor at a place of a storage of which ``flat`` is all."""
+    """A tensor view at a position of a storage covered by ``flat``."""
     if flat.dtype == dtype:
         return flat.as_strided(size, stride, offset)
     empty = torch.empty(0, dtype=dtype, device=flat.device)

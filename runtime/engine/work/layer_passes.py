@@ -97,7 +97,9 @@ class Passes:
         *,
         alike: frozenset[int] = frozenset(),
     ) -> None:
-        """Layers ``alike`` save the same for each micro-batch, unless experts are among them."""
+        """Layers that are ``alike`` save the same tensors for each micro-batch, except with
+        experts.
+        """
         self.state = state
         self.modules = modules
         self.treatments = treatments
@@ -122,13 +124,13 @@ class Passes:
         # The bytes that a layer keeps for a micro-batch, counted once, where none of its tensors
         # move.
         self._sizes: dict[int, int] = {}
-        # Layers whose kept bytes depend on values: on the tokens routed to experts.
+        # Layers whose saved bytes depend on values: on the tokens routed to experts.
         self._varying = {
             layer
             for layer, module in modules.items()
             if any(isinstance(one, Experts) for one in module.modules())
         }
-        # Of layers that save alike for each micro-batch: how what they save lies in storages.
+        # Layouts of saved tensors, for layers that save alike for each micro-batch.
         self._layouts: dict[int, SavedLayout] = {}
         self._alike = alike - self._varying
         self._first_of_chunks = {chunk.blocks.start for chunk in state.shape.chunks}

@@ -162,7 +162,7 @@ class Parameters:
         self, section: Section, sharers: Sharers, *, each: bool = False
     ) -> dict[int, list[slice]]:
         """For each layer of a section, ranges of the stepped vector that only this rank counts in a
-        norm; with ``each``, of all that hold copies of the parameters each.
+        norm; with ``each``, all ranges whose holders have copies of all parameters.
         """
         if self.shape.zero == 0 and sharers.replica > 0 and not each:
             return {layer: [] for layer in section.layers}

@@ -49,7 +49,7 @@ class TurnServer:
         self.overflow = torch.zeros(self.group.size, device=self.device)
 
     def average(self, layer: int, whole: Tensor) -> Exchange[None]:
-        """Serve a layer whose gradients have come, unless norms are waited for."""
+        """Serve a layer whose gradients have arrived, unless the step waits for norms."""
         if self.scaling is None:
             yield from self.serve(layer, whole)
 
@@ -70,7 +70,7 @@ class TurnServer:
             yield group.exchange([], [(sent_back, SERVER_RANK)])
             master.copy_(sent_back)
             if self.scaling is not None:
-                # As many as the server's, whose count a checkpoint has.
+                # As many as the server's, whose count is in the checkpoint.
                 self.section.layers[layer].step.add_((1 - self.overflow).sum())
             return
         others = [rank for rank in range(group.size) if rank != SERVER_RANK]
@@ -84,7 +84,9 @@ class TurnServer:
         yield group.exchange([*zip(answers, others, strict=False)], [])
 
     def _step(self, layer: int, gradient: Tensor, turn: int) -> None:
-        """The optimizer's step of the server's weights with the gradients of a turn's rank."""
+        """Optimizer step of the server's weights with the gradients of the rank whose turn it
+        is.
+        """
         training, size = self.training, self.group.size
         vectors = [one.resident for one in self.section.layers[layer].optimizer]
         rate = training.learning_rate_at(self.step)
@@ -124,7 +126,7 @@ class TurnServer:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LateServers:
-    """The servers of a rank's sections that wait for the norms of the gradients of all ranks."""
+    """Servers of a rank's sections that wait for all ranks' gradient norms."""
 
     servers: Sequence[TurnServer]
     scaling: Scaling
@@ -132,7 +134,7 @@ class LateServers:
 
     @classmethod
     def of(cls, averages: Sequence[object]) -> "LateServers | None":
-        """Those among what averages gradients; None if there are none."""
+        """Late servers among the gradient averages; None if there are none."""
         servers = [one for one in averages if isinstance(one, TurnServer)]
         scaling = servers[0].scaling if servers else None
         if scaling is None:
@@ -141,21 +143,21 @@ class LateServers:
         return cls(servers=servers, scaling=scaling, norms=norms)
 
     def squares(self, squares_here: Tensor) -> Tensor:
-        """For each rank of a group the sum of its squares without its loss scale, as far as it is
-        here: ``squares_here`` are those of this rank's share of a sum.
+        """Each rank's sum of squared gradients without its loss scale, within a group;
+        ``squares_here`` are those of this rank's share of a sum.
         """
         of_ranks = torch.zeros_like(self.norms)
         of_ranks[self._rank] = squares_here * (len(of_ranks) / self.scaling.scale) ** 2
         return of_ranks
 
     def judge(self, squares: Tensor) -> None:
-        """Set divisor, overflow and loss scale of this rank by the squares of all."""
+        """Set this rank's divisor, overflow and loss scale from the squared norms of all."""
         self.norms.copy_(squares.sqrt())
         self.scaling.judge(squares[self._rank] * self.scaling.scale**2)
 
     def serve(self) -> bool:
-        """Let servers step with the gradients of each rank, layer by layer; returns whether all
-        ranks are left out. The norm is the mean of the others'.
+        """Step servers with each rank's gradients, layer by layer; returns whether all ranks are
+        skipped. The norm is the mean over the other ranks.
         """
         overflow = self.norms.isfinite().logical_not().float()
         for server in self.servers:
