@@ -221,7 +221,7 @@ def test_frozen_weights_come_and_go_without_races(name: str) -> None:
         (
             {"adapter_targets": "attention"},
             {"lean_layers": 1},
-            r"plan.stages\[0\].lean_layers: some beside products without adapters",
+            r"plan.stages\[0\].lean_layers: lean blocks save nothing where some linear layers",
         ),
     ],
 )
