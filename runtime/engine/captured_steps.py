@@ -22,7 +22,7 @@ FLAG = "--cuda-graphs"
 
 
 class CapturableLanes(Protocol):
-    """Lanes that support capture."""
+    """The interface of device streams whose work can be captured in a CUDA graph."""
 
     def captured(self) -> AbstractContextManager[Graph]:
         """Capture the work of all lanes within the ``with`` block instead of running it."""
@@ -75,7 +75,9 @@ class CapturedSteps:
         self._rate = torch.zeros((), device=executor.device)
 
     def iterate(self, batches: Batches) -> None:
-        """Launch an iteration, or replay it."""
+        """Run the next training iteration, by launching its tasks or by replaying the captured
+        graph.
+        """
         executor = self.executor
         if not (executor.follows and self._is_warm):
             self._is_warm = self._is_warm or executor.follows

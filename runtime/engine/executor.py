@@ -57,8 +57,8 @@ from runtime.models.dropout import Draws
 from runtime.models.lean_operators import make_lean
 from runtime.models.transformer import let_fuse, with_further
 
-# The number of layers whose initial weights are drawn concurrently; each temporarily takes 8 bytes
-# per parameter.
+# The number of layers whose initial weights are drawn concurrently; drawing takes 8 bytes of host
+# memory per parameter.
 MOST_DRAWN = 4
 # The tokens and targets (sequences, positions) of each micro-batch on this rank; a middle stage
 # needs none.
@@ -92,12 +92,12 @@ def _shape_of(workload: Workload, plan: Plan, stage: int, training: Training) ->
         steps_on_host=training.steps_on_host,
         routers=routers_of(workload.model),
     )
-    # Two frozen tables stay equal.
+    # Two tied tables that are frozen stay equal without an exchange.
     return shape if workload.train == "all" else replace(shape, ties=False)
 
 
 class Executor:
-    """One rank of a plan."""
+    """Executes one rank's part of a training plan."""
 
     _replica_counts: Tensor | None = None
 
@@ -112,7 +112,7 @@ class Executor:
         device: torch.device,
         seed: int | None,
     ) -> None:
-        """Prepare to run. Without a seed, the caller sets the weights."""
+        """Allocate the state and prepare the tasks; without a seed, the caller sets the weights."""
         stage = connections.place.stage
         self.model = workload.model
         self.own = plan.stages[stage]
@@ -178,15 +178,15 @@ class Executor:
         return own_layers(workload, drawn, self.own.micro_batch, self.shape.layers, device)
 
     def _squares_of(self, workload: Workload, section: Section, sharers: Sharers) -> Squares:
-        """Sums of squares of a section's gradients; an asynchronous server clips each rank's
-        gradients separately.
+        """Sums of squared gradients, for clipping; with an asynchronous server, each rank's
+        gradients are clipped separately.
         """
         each = workload.reduction.asynchronous
         counted = self.parameters.counted(section, sharers, each=each)
         return Squares(counted, self.device, wanted=self.training.needs_norm)
 
     def _passes(self, ranks: StreamedRanks) -> Passes:
-        """Give the layers' modules their parameters, and substitute the runtime's operators."""
+        """Bind the layers' parameters, and substitute the runtime's operators."""
         treatments = layer_treatments(self.own, self.shape.blocks)
         modules = {layer: one.module for layer, one in self.layers.items()}
         self.routers = RouterNotes(self.model, modules, self._share, self.device)
@@ -228,20 +228,20 @@ class Executor:
 
     @property
     def follows(self) -> bool:
-        """Whether the next iteration begins with the optimizer step of the previous one."""
+        """Whether the next iteration begins with a deferred optimizer step."""
         return bool(self._events)
 
     @property
     def learning_rate(self) -> Rate | None:
-        """Learning rate of the optimizer step with which the next iteration begins."""
+        """Learning rate of the deferred optimizer step."""
         return self.steppers[0].learning_rate
 
     def learn_at(self, rate: Rate) -> None:
-        """Set the learning rate of that step."""
+        """Set the learning rate of the deferred optimizer step."""
         self._learn_at(rate)
 
     def count_step(self) -> None:
-        """Count an iteration that has been launched or replayed."""
+        """Count a training iteration that has been launched or replayed."""
         self._learn_at(self.training.learning_rate_at(self.steps))
         self.steps += 1
 
@@ -267,8 +267,8 @@ class Executor:
         )
 
     def flush(self) -> None:
-        """Run the optimizer step that is deferred to the next iteration, so that all states are up
-        to date.
+        """Run the optimizer step that was deferred to the next iteration, so that weights and
+        optimizer states are up to date.
         """
         self.streams.synchronize()
         self._events.clear()
@@ -279,7 +279,7 @@ class Executor:
             self._learn_at(None)
 
     def kept_by_averages(self) -> Iterator[tuple[str, Tensor]]:
-        """The states that averaging keeps between steps, by their names in a checkpoint."""
+        """The states of averages that persist between steps, by their names in a checkpoint."""
         for section, averages in enumerate(self.averages):
             averages.settle()
             for name, vector in averages.named():
@@ -297,7 +297,7 @@ class Executor:
         averages, peers = self.weight_averages, self.connections.peers
         if averages is None:
             return
-        # The mean of losses, and of the norms of replicas that step.
+        # The mean over replicas whose step is not skipped, of losses and of gradient norms.
         steps = 1 - self.scaling.overflow
         norm = torch.where(steps > 0, self.scaling.norm, 0.0)
         sums = torch.stack([self._reported[0], norm, steps])
@@ -312,8 +312,8 @@ class Executor:
 
     @property
     def cycle(self) -> int:
-        """Number of iterations after which the schedule following them repeats; 0 if there is
-        none.
+        """Number of iterations after which the schedule of weight averages repeats; 0 without
+        weight averages.
         """
         if self.weight_averages is not None:
             return self.weight_averages.cycle
@@ -321,12 +321,12 @@ class Executor:
 
     @property
     def issuing(self) -> str:
-        """A description of the last issued task."""
+        """A description of the last issued task, for error messages."""
         op = self._issuing
         return "" if op is None else f"{op.task} ({op.phase.replace('_', ' ')})"
 
     def release(self) -> None:
-        """Free pinned memory, after everything has ended."""
+        """Free pinned host memory, after all work has ended."""
         self.streams.synchronize()
         self.state.host.release()
         self.passes.host.release()
@@ -340,7 +340,7 @@ class Executor:
         return torch.cat([torch.tensor([float(self.steps)]), done, scaling]).double()
 
     def set_counts(self, counts: Tensor) -> None:
-        """Go on from what ``counts`` gave, or from what was read of the rank's replica."""
+        """Restore the counters from ``counts``, or this rank's replica's from a checkpoint."""
         if self._replica_counts is not None:
             counts = self._replica_counts
         for averages in self.averages:
@@ -357,7 +357,7 @@ class Executor:
         self.scaling.good_steps.fill_(int(good_steps))
 
     def held_bytes(self) -> dict[str, int]:
-        """The bytes currently on the device, by class."""
+        """Bytes currently on the device, by class of memory (weights, gradients, ..)."""
         held = {**self.state.held_bytes(), "activations": self.passes.held_bytes}
         held["buffers"] += sum(one.nbytes for one in self.averages)
         if self.weight_averages is not None:
@@ -379,7 +379,7 @@ class Executor:
         return self.state.device.size_bytes + self.passes.peak_bytes + remembered + outer
 
     def _work_of_each_task(self) -> Works:
-        """By the names of tasks: functions that make a task's work when the task is issued."""
+        """For each kind of task, a function that prepares a task's work when the task is issued."""
         return {
             **self._works_of(self.state.all_sections()),
             "F": lambda op: lambda: self._forward(op),
@@ -422,14 +422,14 @@ class Executor:
             self.boundary.leave(op, y)
 
     def _targets(self, whole: Tensor) -> Tensor:
-        """This rank's targets, and those of multi-token prediction heads."""
+        """This rank's target tokens, with those of multi-token prediction heads."""
         further = self.model.further_tokens
         if not further:
             return self.own_tokens(whole)
         return torch.stack([self.own_tokens(one) for one in with_further(whole, further)])
 
     def _draw_for(self, op: Op) -> None:
-        """Set dropout masks to those of a pass's micro-batch in this step."""
+        """Select the dropout masks of a pass's micro-batch in this step."""
         if not (self.model.dropout or self.model.attention_dropout):
             return
         connections = self.connections
@@ -465,7 +465,7 @@ class Executor:
         self._square(op)
 
     def _square(self, op: Op) -> None:
-        """Sum the squares of gradients that no other rank contributes to."""
+        """Sum the squares of gradients that are not reduced over other ranks."""
         if op.phase == "last_backward" and self.shape.replicas == 1:
             for section, squares in zip(self.state.sections, self.squares, strict=True):
                 if op.layer in section.layers:
@@ -527,7 +527,7 @@ class Executor:
         return layouts
 
     def _frozen_layouts(self) -> dict[int, Layout]:
-        """The layouts of all layers' frozen weights; none where all weights are trained."""
+        """The layouts of all layers' frozen weights; None where all weights are trained."""
         ranks = self.connections.sharers[0].reduce
         sharded = self.shape.zero >= 3
         shapes = {layer: one.frozen_shapes for layer, one in self.layers.items()}
@@ -544,13 +544,13 @@ class Executor:
 
     def _learn_at(self, rate: Rate | None) -> None:
         if any(isinstance(one, TurnServer) for one in self.averages):
-            # The server has stepped; weights that it sent are only rounded.
+            # The server has stepped the weights that it sent; here they are only rounded.
             rate = None
         for stepper in self.steppers:
             stepper.learning_rate = rate
 
     def _owned(self) -> Iterator[tuple[Section, Sharers]]:
-        """The sections of the state, and the ranks that shard each."""
+        """The groups of parameters that different sets of ranks shard, each with its ranks."""
         return zip(self.state.sections, self.connections.sharers, strict=True)
 
     def _swaps(self) -> list[Swaps]:
@@ -569,7 +569,7 @@ class Executor:
         return swaps
 
     def _works_of(self, sections: Sequence[Section]) -> Works:
-        """The works of copies, collectives and optimizer steps of all sections."""
+        """Functions that make the copies, collectives and optimizer steps of all parameters."""
         steps = [stepper.works for stepper in self.steppers] + [{}]
         works = zip([swaps.works for swaps in self.swaps], steps, strict=False)
         return works_of_sections(

@@ -42,12 +42,14 @@ class Training(Checked):
 
     @property
     def needs_norm(self) -> bool:
-        """Whether a step must wait for the norm of all gradients."""
+        """Whether a step must wait for the norm of all gradients, for clipping or to detect
+        overflow.
+        """
         return bool(self.norm_option)
 
     @property
     def norm_option(self) -> str:
-        """The option for which a step must wait for the norm of all gradients; empty without."""
+        """The option that makes a step wait for the norm of all gradients; empty if none does."""
         if self.clip_norm is not None:
             return "--clip-norm"
         return "" if self.loss_scale is None else "--loss-scale"

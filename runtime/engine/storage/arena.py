@@ -13,15 +13,15 @@ from torch import Tensor
 
 from runtime.devices.driver import Driver, lend
 
-# Parts begin at multiples of this alignment, which suits every data type and vector instructions.
+# Alignment of each tensor in bytes, which suits every data type and vector instruction.
 PLACE_BYTES = 256
 
 
 class Room(Protocol):
-    """Hands out flat tensors."""
+    """The interface of memory from which flat tensors are taken one after another."""
 
     def take(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """The next part: a flat tensor of ``numel`` elements."""
+        """Take the next flat tensor of ``numel`` elements."""
 
 
 class Rehearsal:
@@ -31,7 +31,7 @@ class Rehearsal:
         self.size_bytes = 0
 
     def take(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """A tensor without memory."""
+        """Count the bytes of a tensor, and return one without memory."""
         self.size_bytes += _rounded_up(numel * dtype.itemsize)
         return torch.empty(numel, dtype=dtype, device="meta")
 
@@ -57,7 +57,7 @@ class Arena:
         self._used = 0
 
     def take(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """The next part."""
+        """Take the next tensor of the allocation."""
         size = numel * dtype.itemsize
         part = self._memory[self._used : self._used + size]
         self._used += _rounded_up(size)
@@ -72,7 +72,7 @@ class Arena:
             self._lent = None
 
 
-# The arenas of this process that are in pinned memory.
+# The allocations of this process in pinned host memory.
 _LENT: WeakSet[Arena] = WeakSet()
 
 
@@ -114,7 +114,7 @@ class HostPool:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all buffers."""
+        """Bytes of all host buffers."""
         return sum(arena.size_bytes for arena in self._arenas)
 
     def take(self, storage: Tensor, *, varies: bool = False) -> HostBuffer:
@@ -136,7 +136,7 @@ class HostPool:
         self._free[buffer.memory.nbytes].append(buffer)
 
     def release(self) -> None:
-        """Give all memory back."""
+        """Free all host buffers."""
         for arena in self._arenas:
             arena.release()
 

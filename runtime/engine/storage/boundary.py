@@ -33,24 +33,27 @@ class Boundary:
         self.streams = streams
         self.inbox: list[Tensor | None] = [None] * rooms
         self.outbox: list[Tensor | None] = [None] * RING
-        # Outputs for other chunks of this stage, by the passes that produced them.
+        # Outputs that another chunk of this stage will take as input, by the passes that produced
+        # them.
         self._kept: dict[PassKey, Tensor] = {}
 
     def receive(self, op: Op) -> LaneWork:
-        """Allocate a tensor, and return the work that receives into it."""
+        """Allocate a receive buffer, and return the work that receives an activation or gradient
+        into it.
+        """
         tensor = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         self.streams.spoil(tensor)
         self.inbox[op.room] = tensor
         return lambda: self._exchange(op, tensor, receives=True)
 
     def send(self, op: Op) -> LaneWork:
-        """The work that sends the tensor in the outbox."""
+        """The work that sends a pass's output to a neighbouring stage."""
         tensor = self.outbox[op.turn]
         assert tensor is not None
         return lambda: self._exchange(op, tensor, receives=False)
 
     def leave(self, op: Op, outcome: Tensor) -> None:
-        """Store a pass's output for the stage that consumes it, or for another chunk of this
+        """Store a pass's output until it is sent to another stage, or read by another chunk of this
         stage.
         """
         stage_pass = _pass(op)
@@ -60,7 +63,9 @@ class Boundary:
             self._kept[stage_pass.key] = outcome
 
     def taken(self, op: Op) -> Tensor:
-        """Take a pass's input from the inbox, or from another chunk of this stage."""
+        """Remove and return a pass's input, which was received or produced by another chunk of this
+        stage.
+        """
         stage_pass = _pass(op)
         if not stage_pass.is_received:
             assert stage_pass.needs is not None

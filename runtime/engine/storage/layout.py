@@ -31,7 +31,9 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A layer's flat vector; if ``parts`` ranks shard it, this rank has part number ``part``."""
+    """The positions of a layer's parameters in one flat vector; if ``parts`` ranks shard the
+    vector, this rank holds part number ``part``.
+    """
 
     entries: tuple[Entry, ...]
     numel: int
@@ -40,7 +42,7 @@ class Layout:
 
     @classmethod
     def of(cls, shapes: Mapping[str, Sequence[int]], *, parts: int, part: int) -> Self:
-        """A layout of parameters in the order of ``shapes``."""
+        """The layout of parameters in the order of ``shapes``, a mapping from names."""
         entries, offset = [], 0
         for name, shape in shapes.items():
             entries.append(Entry(name=name, shape=tuple(shape), offset=offset))
@@ -73,7 +75,8 @@ def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def kept_elements(numel: int, ratio: float) -> int:
-    """The number of ``numel`` elements that stay on the device if the share ``ratio`` is offloaded.
+    """The number of ``numel`` elements that stay on the device when a share ``ratio`` of them is
+    offloaded.
 
     >>> kept_elements(640, 0.37)
     448

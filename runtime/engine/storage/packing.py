@@ -20,9 +20,9 @@ from torch.nn.functional import pad
 from mistlab.engines.adapters import BLOCK, BLOCKS_A_SCALE, Base
 
 _SCALE_BYTES = 4
-# The number of steps of an 8-bit scale; the largest signed 8-bit integer.
+# The number of quantisation steps of an 8-bit scale, and the largest signed 8-bit integer.
 _STEPS, _MOST = 255, 127
-# The values of the 16 codes: quantiles of a normal distribution.
+# The values of the 16 codes of NF4 (4-bit NormalFloat): quantiles of a normal distribution.
 NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
     *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
@@ -33,8 +33,8 @@ NF4 = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """How a matrix (outputs, inputs) of a rank is packed; ``by_columns`` where ranks split its
-    columns.
+    """How a rank's weight matrix (outputs, inputs) is quantised and packed; ``by_columns`` where
+    tensor parallelism splits its columns.
     """
 
     base: Base
@@ -43,7 +43,7 @@ class Packing:
 
     @property
     def blocks(self) -> int:
-        """The number of blocks."""
+        """The number of quantisation blocks, each with one scale."""
         return prod(self.shape) // BLOCK
 
     @property
@@ -62,7 +62,7 @@ class Packing:
             units = self._each(_divisor(shared / _MOST))
             codes = (blocks / units[:, None]).round().to(torch.int8)
             return torch.cat([_bytes(shared), _bytes(codes)])
-        # A scale of 0 would erase a block that is small compared with the others of its group.
+        # A quantised scale of 0 would set all weights of a block to zero.
         units = self._each(_divisor(shared / _STEPS))
         steps = (largest / units).round().clamp(min=1)
         table = _table(matrix.device)
@@ -91,7 +91,7 @@ class Packing:
         return -(-self.blocks // BLOCKS_A_SCALE[self.base])
 
     def _blocks(self, matrix: Tensor) -> Tensor:
-        """The blocks (N, 64) of a matrix, in order."""
+        """A matrix's quantisation blocks of 64 elements, in order (N, 64)."""
         parts = matrix.view(self.shape[0], -1, BLOCK)
         return (parts.transpose(0, 1) if self.by_columns else parts).reshape(-1, BLOCK)
 
@@ -102,12 +102,14 @@ class Packing:
         return blocks.view(-1, rows, BLOCK).transpose(0, 1).reshape(rows, columns)
 
     def _padded(self, scales: Tensor) -> Tensor:
-        """The scales (N) of blocks, by groups (G, of each group)."""
+        """Block scales (N), padded and arranged in the groups (G, per group) in which the scales
+        themselves are quantised.
+        """
         size = BLOCKS_A_SCALE[self.base]
         return pad(scales, (0, self._groups * size - len(scales))).view(-1, size)
 
     def _each(self, shared: Tensor) -> Tensor:
-        """The value of its group (G) for each block (N)."""
+        """Repeat the value of each group (G) for each of its blocks (N)."""
         return shared.repeat_interleave(BLOCKS_A_SCALE[self.base])[: self.blocks]
 
 
@@ -117,7 +119,7 @@ def _table(device: torch.device) -> Tensor:
 
 
 def _divisor(scales: Tensor) -> Tensor:
-    """Scales that are safe to divide by: 1 where all values are 0."""
+    """Scales as divisors: 0 is replaced by 1, for blocks whose values are all 0."""
     return scales.masked_fill(scales == 0, 1.0)
 
 

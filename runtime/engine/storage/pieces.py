@@ -1,4 +1,5 @@
-"""Maps ranges of a rank's flat vectors to boxes, which are rectangular parts of whole tensors.
+"""Maps ranges of a rank's flat vectors to boxes: rectangular slices of whole tensors, as in
+checkpoints.
 
 A range of a flat vector is at most three boxes of a tensor: the end of a row, whole rows, the
 beginning of a row. There are more if the rank's rows are not neighbours in the whole tensor.
@@ -16,7 +17,8 @@ from runtime.models.parallel import OF_HEADS, ColumnLinear, RowLinear, Vocabular
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A box of the whole tensor ``name``; it begins at ``begin`` in the vector that the rank steps.
+    """A rectangular slice of the whole tensor ``name``; its elements begin at ``begin`` in the
+    vector that the rank's optimizer steps.
 
     If the tensor is not split, all tensor-parallel ranks have the same piece; of experts, all ranks
     with parts of the same experts.
@@ -37,7 +39,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Rows ``begin`` to ``end`` of a rank's tensor, which are rows from ``first`` of the whole."""
+    """Rows ``begin`` to ``end`` of a rank's tensor, which are the rows of the whole tensor from
+    ``first`` on.
+    """
 
     begin: int
     end: int
@@ -46,8 +50,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """The position of a rank's part in the whole tensor, or in each of its experts' tensors;
-    ``expert`` is the index of the first of them.
+    """The position of a rank's part in a whole tensor, or in each expert's tensor; ``expert`` is
+    the index of the rank's first expert.
     """
 
     rows: tuple[Rows, ...]
@@ -97,7 +101,8 @@ def _blocks(blocks: Sequence[int], rank: int, ranks: int, used: int) -> Iterator
 def pieces_of(
     name: str, shape: Sequence[int], part: Part, low: int, high: int, begin: int
 ) -> Iterator[Piece]:
-    """The boxes of elements ``low`` to ``high`` of a rank's tensor.
+    """The rectangular slices of the whole tensor that elements ``low`` to ``high`` of a rank's
+    tensor fill.
 
     Element ``low`` lies at ``begin`` in the vector that the rank steps.
     """
@@ -126,7 +131,9 @@ def pieces_of(
 def _pieces_of_experts(
     name: str, shape: Sequence[int], part: Part, low: int, high: int, begin: int
 ) -> Iterator[Piece]:
-    """The boxes of each expert's own tensor, within the tensor of all experts."""
+    """The rectangular slices of each expert's tensor, where a rank has several experts in one
+    tensor.
+    """
     assert part.expert is not None
     experts, *inner = shape
     size, of_one = prod(inner), replace(part, expert=None)

@@ -23,8 +23,8 @@ _Place = tuple[torch.dtype, torch.Size, tuple[int, ...], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _KeptStorage:
-    """A storage that a layer saves: indices of the saved tensors that are views of it, and of one
-    that covers it contiguously.
+    """A storage that a layer saves for its backward pass: indices of the saved tensors that are
+    views of it, and of one that covers it contiguously.
     """
 
     size_bytes: int
@@ -56,8 +56,8 @@ class SavedLayout:
         constants: frozenset[int],
         left_out: int | None = None,
     ) -> Self:
-        """Layout of tensors: ``home`` is the storage of weights, ``left_out`` that of a tensor
-        which the next layer counts as its input.
+        """Layout of saved tensors: ``home`` is the storage of weights, and ``left_out`` that of a
+        tensor that the next layer counts as its input.
         """
         views_of: dict[int, list[int]] = {}
         for number, tensor in enumerate(tensors):
@@ -117,12 +117,12 @@ class Saved:
     layout: SavedLayout | None = None
     _away_bytes: int = 0
     _moved: int = 0
-    # Saved tensors by the number that autograd holds in their place; None once used or offloaded.
+    # Saved tensors by the index that autograd holds in place of each; None once used or offloaded.
     _tensors: list[Tensor | None] = field(default_factory=list)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the storages on the device."""
+        """Bytes of this layer's saved storages on the device."""
         return self.arranged().size_bytes - self._away_bytes
 
     def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
@@ -134,8 +134,8 @@ class Saved:
         return partial(self._unpack, self._pack(tensor))
 
     def arranged(self, leaves_out: Tensor | None = None) -> SavedLayout:
-        """Layout of all saved tensors, known after the layer has run; a tensor that it
-        ``leaves_out`` is counted by the next layer as its input.
+        """Layout of all saved tensors, known after the layer has run; ``leaves_out`` is a tensor
+        that the next layer counts as its input.
         """
         known = self.layout
         if known is None or len(known.places) != len(self._tensors):
@@ -146,7 +146,9 @@ class Saved:
         return known
 
     def move_weights(self, weights: Tensor) -> None:
-        """Record where the weights are during the backward pass."""
+        """Record that a layer's weights have moved for the backward pass, so that saved views of
+        weights follow.
+        """
         self._moved = int(weights.storage_offset() - self.weights.storage_offset())
 
     def largest(self, most_bytes: float) -> list[int]:
@@ -184,8 +186,8 @@ class Saved:
             self._away_bytes -= storage.size_bytes
 
     def _pack(self, tensor: Tensor) -> int:
-        # Detached, since a parameter's data changes place, and an output that keeps itself would
-        # never be freed.
+        # Detached, since a parameter's data moves, and an output that saves itself would never be
+        # freed.
         self._tensors.append(tensor.detach())
         return len(self._tensors) - 1
 
@@ -197,8 +199,8 @@ class Saved:
                 offset = tensor.storage_offset() + self._moved
                 return tensor.as_strided(tensor.shape, tensor.stride(), offset)
             return tensor
-        # Handed to the one operator that needs it and dropped here, so that its memory is freed
-        # after the operator, as without hooks.
+        # Dropped when the one operator that needs the tensor takes it, so that its memory is freed
+        # after the operator, as without saved-tensor hooks.
         self._tensors[number] = None
         return tensor
 

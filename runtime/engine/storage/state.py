@@ -1,5 +1,5 @@
-"""The states of layers on the device: staging buffers for offloaded states, and the place of each
-tensor.
+"""The weights, gradients and optimizer states of layers on the device, and staging buffers for
+offloaded ones.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,8 +23,8 @@ from runtime.models.parallel import SmallMatrix
 
 
 class Staging:
-    """Buffers of a ring, each with vectors of ``numel`` elements of the data types ``kinds``
-    (master weights and moments).
+    """Staging buffers for offloaded optimizer states, used in turn: each has vectors of ``numel``
+    elements of the data types ``kinds`` (master weights and moments).
     """
 
     def __init__(
@@ -40,25 +40,25 @@ class Staging:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes taken now."""
+        """Bytes that the staging buffers occupy now."""
         return sum(slot.nbytes for slots in self._slots.values() for slot in slots)
 
     def open(self) -> None:
-        """Allocate the room."""
+        """Allocate the staging buffers."""
         for entry in self._entries:
             self._slots[entry] = tuple(
                 torch.empty(self._numel, dtype=kind, device=self._device) for kind in self._kinds
             )
 
     def close(self, streams: Streams) -> None:
-        """Free the room."""
+        """Free the staging buffers."""
         for slots in self._slots.values():
             for slot in slots:
                 streams.spoil(slot)
         self._slots.clear()
 
     def of(self, entry: int, begin: int, numel: int) -> list[Tensor]:
-        """``numel`` elements of each vector of an entry, from ``begin`` on."""
+        """``numel`` elements from ``begin`` on, of each vector of a staging buffer."""
         return [slot[begin : begin + numel] for slot in self._slots[entry]]
 
 
@@ -92,19 +92,19 @@ class Split:
         return self.resident.numel()
 
     def load(self, whole: Tensor) -> None:
-        """Copy the two pieces into ``whole``."""
+        """Copy the resident and the offloaded part into ``whole``."""
         whole[: self.kept].copy_(self.resident)
         whole[self.kept :].copy_(self.tail, non_blocking=True)
 
     def store(self, whole: Tensor) -> None:
-        """Copy ``whole`` into the two pieces."""
+        """Copy ``whole`` into the resident and the offloaded part."""
         self.resident.copy_(whole[: self.kept])
         self.tail.copy_(whole[self.kept :], non_blocking=True)
 
 
 class Begin(NamedTuple):
-    """The offset of a section in a ring entry: for whole vectors, for ranks' parts, and for
-    offloaded optimizer states.
+    """Where a group of parameters begins in a ring buffer entry: for whole vectors, for ranks'
+    parts, and for offloaded optimizer states.
     """
 
     whole: int = 0
@@ -112,13 +112,13 @@ class Begin(NamedTuple):
     tail: int = 0
 
     def after(self, layout: Layout, tail: int) -> "Begin":
-        """The offset of the layer's next section."""
+        """Where the layer's next group of parameters begins."""
         return Begin(self.whole + layout.numel, self.part + layout.part_numel, self.tail + tail)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerState:
-    """The vectors of one layer's section on one rank.
+    """One rank's weights, gradients and optimizer states of a section of a layer.
 
     ``weights`` holds the layer's weights (with ZeRO-3, this rank's part). ``gradients`` holds the
     sums over micro-batches (from ZeRO-2 on, this rank's part). ``optimizer`` holds master weights
@@ -164,7 +164,7 @@ class Rings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Section:
-    """The layers' parameters that the same ranks shard, by layer index."""
+    """The parameters that one set of ranks shards, by layer index."""
 
     shape: StageShape
     layers: Mapping[int, LayerState]
@@ -172,13 +172,13 @@ class Section:
     staging: Staging
 
     def whole_weights(self, layer: int, entry: int) -> Tensor:
-        """The vector with a layer's whole weights while they are used."""
+        """The vector of a layer's whole weights, valid while passes use them."""
         if self.shape.rings_weights(layer):
             return self._entry(self.rings.weights, layer, entry)
         return self.layers[layer].weights.resident
 
     def own_weights(self, layer: int, entry: int) -> Tensor:
-        """The part of the whole weights that this rank holds."""
+        """This rank's part of the whole weights."""
         whole, shape = self.whole_weights(layer, entry), self.shape
         return whole[self.layers[layer].layout.own] if shape.zero >= 3 else whole
 
@@ -205,7 +205,7 @@ class Section:
         return sums[self.layers[layer].layout.own] if self.shape.zero == 1 else sums
 
     def set_stepped(self, layer: int, entry: int, begin: int, values: Tensor) -> None:
-        """Write updated weights back, at ``begin`` of the weights that the rank steps."""
+        """Write updated weights back, from element ``begin`` of the weights that the rank steps."""
         whole, state, shape = self.whole_weights(layer, entry), self.layers[layer], self.shape
         stepped = whole[state.layout.own] if shape.zero >= 1 else whole
         span = slice(begin, begin + values.numel())
@@ -225,9 +225,9 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageState:
-    """All layers of a rank in sections, the first of which every layer has; and the buffers that
-    sections share. ``frozen`` is the section of frozen weights, if there are any, which have
-    neither gradients nor optimizer states.
+    """The state of all layers of a rank, in sections of parameters that the same ranks shard, and
+    the buffers that sections share. ``frozen`` is the section of frozen weights, which have neither
+    gradients nor optimizer states.
     """
 
     shape: StageShape
@@ -248,7 +248,8 @@ class StageState:
         device: torch.device,
         frozen: Mapping[int, Layout] | None = None,
     ) -> Self:
-        """Allocate the state: determine the sizes by a rehearsal, allocate, divide into parts.
+        """Allocate the state: count the bytes in a rehearsal, allocate them at once, and divide the
+        allocation.
 
         ``layouts`` are those of each section's layers, ``frozen`` those of frozen weights.
         """
@@ -288,7 +289,9 @@ class StageState:
         return [*self.sections, *([] if self.frozen is None else [self.frozen])]
 
     def held_bytes(self) -> dict[str, int]:
-        """The bytes on the device for each class of memory, with the names that predictions use."""
+        """Bytes on the device by class of memory, named as in predictions: weights, gradients,
+        optimizer states.
+        """
         layers = [layer for section in self.all_sections() for layer in section.layers.values()]
         rings = self.rings
         slots = [*rings.weights, *rings.gradients, *rings.sums]
@@ -311,7 +314,7 @@ def _parts(
     device: Room,
     host: Room,
 ) -> tuple[list[Layers], Rings]:
-    """Each section's layers, with those of frozen weights last, and the rings."""
+    """All vectors: those of each section's layers, then frozen weights, then ring buffers."""
     sections: list[Layers] = []
     ends: dict[int, Begin] = {}
     for section in layouts:
@@ -443,7 +446,7 @@ OWN_TABLE = "tokens.weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _FlatVector:
-    """The flat vectors of a layer's sections, and the layer's parameters in them."""
+    """The flat vectors of a layer's sections, with the location of its parameters."""
 
     wholes: tuple[Tensor, ...]
     views: tuple[Tensor, ...]
@@ -453,7 +456,7 @@ class _FlatVector:
     def of(
         cls, layouts: Sequence[Layout], wholes: Sequence[Tensor], is_vector: Sequence[bool]
     ) -> Self:
-        """Locate a layer's parameters in the flat vectors ``wholes``."""
+        """Locate a layer's parameters in the flat vectors ``wholes``, one for each section."""
         pairs = zip(layouts, wholes, strict=True)
         views = tuple(view for layout, whole in pairs for view in layout.views(whole).values())
         return cls(wholes=tuple(wholes), views=views, vectors=list(compress(views, is_vector)))
@@ -461,7 +464,7 @@ class _FlatVector:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Layer:
-    """A layer's own parameters, their places by ring entry, and their current places."""
+    """A layer's parameters, with their location for each ring buffer entry, and now."""
 
     parameters: tuple[nn.Parameter, ...]
     is_vector: tuple[bool, ...]
@@ -474,7 +477,9 @@ class _Layer:
 
 
 class ParameterPlaces:
-    """Points the parameters of a stage's layers to their places."""
+    """Points the parameters of a stage's layers to where their weights and gradients currently
+    are.
+    """
 
     def __init__(self, state: StageState, modules: dict[int, nn.Module]) -> None:
         self._layers = {layer: _adopt(state, layer, module) for layer, module in modules.items()}
@@ -488,8 +493,8 @@ class ParameterPlaces:
             self.take_gradients(shape.first_layer, 0)
 
     def take_weights(self, layer: int, entry: int) -> Tensor:
-        """Point a layer's parameters to its whole weights in an entry; returns the flat vector,
-        together with which other sections' weights move.
+        """Point a layer's parameters to its whole weights in a ring buffer entry; returns the flat
+        vector of the layer's first section.
         """
         of_layer = self._layers[layer]
         flat = of_layer.weights[entry]
@@ -513,7 +518,9 @@ class ParameterPlaces:
         return flat.wholes
 
     def take_vectors(self, layer: int) -> list[Tensor]:
-        """Take the gradients that a backward pass has left with a layer's vectors."""
+        """Remove and return the gradients that autograd has left with a layer's vector
+        parameters.
+        """
         of_layer = self._layers[layer]
         gradients = [vector.grad for vector in of_layer.vectors if vector.grad is not None]
         for vector in of_layer.vectors:
@@ -521,13 +528,13 @@ class ParameterPlaces:
         return gradients
 
     def vectors(self, layer: int) -> list[nn.Parameter]:
-        """A layer's vectors, in the order of their gradients."""
+        """A layer's vector parameters (biases and norm gains), in the order of their gradients."""
         return self._layers[layer].vectors
 
     def add_vectors(
         self, layer: int, gradients: list[Tensor], of: Sequence[bool] | None = None
     ) -> None:
-        """Accumulate gradients of a layer's vectors, or of those that ``of`` marks."""
+        """Accumulate gradients of a layer's vectors; with ``of``, of the marked ones."""
         of_layer = self._layers[layer]
         if gradients:
             assert of_layer.gradients_now is not None
@@ -542,7 +549,7 @@ class ParameterPlaces:
 
 
 def _adopt(state: StageState, layer: int, module: nn.Module) -> _Layer:
-    """Give a module without storage real parameters."""
+    """Replace the parameters of a module without storage by parameters with memory."""
     shape = state.shape
     sections = [section for section in state.all_sections() if layer in section.layers]
     layouts = [section.layers[layer].layout for section in sections]
@@ -572,7 +579,7 @@ def _adopt(state: StageState, layer: int, module: nn.Module) -> _Layer:
         setattr(module.get_submodule(path), leaf, parameters[-1])
     vectors, types = list(compress(parameters, is_vector)), state.types
     is_wider = types.gradients != types.weights
-    # Weights and gradients outside rings have one place for every entry.
+    # Weights and gradients outside ring buffers are at the same location for every entry.
     return _Layer(
         parameters=tuple(parameters),
         is_vector=tuple(is_vector),
@@ -585,7 +592,7 @@ def _adopt(state: StageState, layer: int, module: nn.Module) -> _Layer:
 
 
 def _is_vector(module: nn.Module, entry: Entry) -> bool:
-    """Whether autograd leaves a parameter's gradient with it."""
+    """Whether a parameter is a vector, whose gradient autograd leaves in ``grad``."""
     path, _, leaf = entry.name.rpartition(".")
     is_small = isinstance(module.get_submodule(path), SmallMatrix)
     return len(entry.shape) == 1 or leaf == "bias" or is_small

@@ -11,7 +11,8 @@ from runtime.models.context import chunks_of
 
 
 class StreamedContext:
-    """A group of ranks with parts of the same sequences, which exchange keys in a ``way``.
+    """A group of ranks with parts of the same sequences, which exchange keys and values by ring,
+    gather or all-to-all (``way``).
 
     Ring messages run on the lane of collectives inside layers, while compute attends.
     """
@@ -21,7 +22,7 @@ class StreamedContext:
         self.size, self.rank, self.way = group.size, group.rank, way
 
     def own_tokens(self, whole: Tensor) -> Tensor:
-        """This rank's tokens (B, S) of whole sequences, in one piece."""
+        """This rank's tokens (B, S) of whole sequences, as one contiguous tensor."""
         if self.size == 1:
             return whole
         chunks = whole.chunk(2 * self.size, 1)
@@ -39,20 +40,20 @@ class StreamedContext:
         self._streams.beside(lambda: self._group.exchange(sends, receives), work)
 
     def gather(self, flat: Tensor) -> Tensor:
-        """The flat tensors of all ranks, a row each."""
+        """All-gather flat tensors, one row per rank."""
         whole = flat.new_empty(self.size * flat.numel())
         self._streams.settle(self._group.all_gather(whole, flat))
         return whole.view(self.size, -1)
 
     def scatter(self, whole: Tensor) -> Tensor:
-        """This rank's row of the sum over the ranks."""
+        """Reduce-scatter: this rank's row of the sum over the ranks."""
         flat = whole.flatten()
         self._streams.settle(self._group.reduce_scatter(flat))
         # A view would keep the whole tensor allocated.
         return flat.view(self.size, -1)[self.rank].clone()
 
     def trade(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> None:
-        """Send each rank its row of all tensors, and receive the others' rows."""
+        """All-to-all: send each rank its row of all tensors, and receive the others' rows."""
         others = [rank for rank in range(self.size) if rank != self.rank]
         sends = [(one[rank], rank) for one in given for rank in others]
         receives = [(one[rank], rank) for one in taken for rank in others]

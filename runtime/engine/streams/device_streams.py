@@ -1,4 +1,6 @@
-"""The lanes of a device: CUDA streams, simulated streams, and the host's lane."""
+"""The lanes of a device, which are queues of work: CUDA streams, simulated streams, and the host's
+thread.
+"""
 
 import random
 from collections import deque
@@ -63,7 +65,7 @@ class HostLane:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _StreamWork:
-    """Work on a stream: the events of its start and its end.
+    """Work on a CUDA stream, with the events of its start and its end.
 
     They are None once the host has waited for them.
     """
@@ -100,11 +102,11 @@ class CudaStreams:
         self._anchor()
 
     def stream(self, lane: Lane) -> Stream:
-        """The stream of a lane."""
+        """The CUDA stream of a lane."""
         return self._streams[lane]
 
     def submit(self, lane: Lane, work: LaneWork, waits: Sequence[Event]) -> Event:
-        """Issue work on a lane."""
+        """Issue work on a lane's CUDA stream."""
         if self._serialises and self._last is not None:
             waits = (*waits, self._last)
         if lane == "host":
@@ -131,11 +133,12 @@ class CudaStreams:
         return _StreamWork(start=start, end=self._recorded(stream))
 
     def settle(self, pending: Pending | None) -> None:
-        """Does nothing: a collective runs in the order of its stream."""
+        """Does nothing, since a collective runs in the order of its CUDA stream."""
         assert pending is None
 
     def beside(self, collective: LaneWork, work: Callable[[], object]) -> None:
-        """Run a collective on its lane after compute's work so far, while ``work`` runs on compute.
+        """Run a collective on its lane after compute's current work, while ``work`` runs on the
+        compute lane.
 
         Two events serve all of these collectives: a stream that is told to wait for an event waits
         for the event's last recording before that.
@@ -161,7 +164,8 @@ class CudaStreams:
         compute = self._streams["compute"]
         lanes = [lane for lane in self._streams.values() if lane is not compute]
         with self._driver.capture(compute) as graph:
-            # All lanes fork from compute at the start and join it at the end.
+            # During capture, all lanes branch from the compute lane at the start and join it at the
+            # end.
             self._made.record(compute)
             for lane in lanes:
                 lane.wait_event(self._made)
@@ -172,7 +176,7 @@ class CudaStreams:
         self._log.clear()
 
     def read(self, tensor: Tensor, usual: int) -> list[int]:
-        """The values of a tensor that compute has produced."""
+        """Copy the values of a tensor that the compute lane has produced to the host."""
         return self._driver.read(tensor, usual)
 
     def synchronize(self) -> None:
@@ -183,7 +187,7 @@ class CudaStreams:
         self._driver.synchronize(self._device)
 
     def spoil(self, tensor: Tensor) -> None:
-        """Does nothing: a GPU's streams check nothing."""
+        """Does nothing: CUDA streams do not check reads of freed memory."""
 
     def spans(self) -> list[Span]:
         """Start and end of each work in order of submission, in seconds since the lanes began."""
@@ -242,7 +246,7 @@ Progress = Literal["eager", "lazy", "random"]
 
 
 def _done() -> None:
-    """A placeholder for work that has run."""
+    """A placeholder for the function of work that has run."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -299,18 +303,18 @@ class SimulatedStreams:
         pending.finish()
 
     def beside(self, collective: LaneWork, work: Callable[[], object]) -> None:
-        """Start a collective, do ``work``, then wait for the collective."""
+        """Start a collective, run ``work``, then wait for the collective."""
         pending = collective()
         work()
         self.settle(pending)
 
     def read(self, tensor: Tensor, usual: int) -> list[int]:
-        """The numbers of a tensor."""
+        """The values of a tensor."""
         del usual
         return [int(one) for one in tensor.tolist()]
 
     def synchronize(self) -> None:
-        """Run all work."""
+        """Run all queued work."""
         for queue in self._queues.values():
             while queue:
                 self._run_up_to(queue[-1])

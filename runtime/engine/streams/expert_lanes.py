@@ -1,5 +1,5 @@
-"""Expert-parallel ranks of an executed model: copies of tokens are sent to their experts, and the
-experts' outputs are returned.
+"""Sends copies of tokens to their experts on other ranks, and returns the experts' outputs, as
+all-to-alls on a device's streams.
 
 Copies lie in the order of experts, so each rank's are neighbouring rows. Where they arrive they
 come rank by rank, and are put in the order of the rank's experts. Ranks with parts of the same
@@ -23,7 +23,7 @@ from runtime.models.config import ExpertRanks
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamedTrip:
-    """The route of a micro-batch's copies, with numbers of rows that every rank knows.
+    """The all-to-all of a micro-batch's token copies, with row counts that every rank knows.
 
     ``sent`` and ``received`` are the rows to and from each of the P ranks, ``parts`` the rows that
     each of the Q ranks has received. ``order`` puts all of them in the order of experts; None
@@ -39,11 +39,13 @@ class StreamedTrip:
 
     @property
     def rows(self) -> int:
-        """The number of copies that this rank sends."""
+        """The number of token copies that this rank sends."""
         return sum(self.sent)
 
     def there(self, rows: Tensor) -> Tensor:
-        """The rows (R, ..) of this rank's experts, in their order."""
+        """Send token copies to their experts: the rows (R, ..) that this rank's experts receive,
+        sorted by expert.
+        """
         ranks = self.ranks
         if ranks.experts.size > 1:
             rows = ranks.exchanged(ranks.experts, rows, self.received, self.sent)
@@ -54,7 +56,9 @@ class StreamedTrip:
         return rows if self.order is None else rows.index_select(0, self.order)
 
     def back(self, rows: Tensor) -> Tensor:
-        """This rank's copies (R, ..), in the order of the model's experts."""
+        """Return experts' outputs: the rows (R, ..) of this rank's token copies, sorted by
+        expert.
+        """
         ranks = self.ranks
         if self.order is not None:
             rows = torch.empty_like(rows).index_copy_(0, self.order, rows)
@@ -68,14 +72,16 @@ class StreamedTrip:
 
 
 class StreamedExperts:
-    """This rank's groups: ranks with different ``experts``, and ranks with parts of the same."""
+    """This rank's groups: the ranks with different ``experts``, and the ranks that split the same
+    experts.
+    """
 
     def __init__(self, experts: Group, tensor: Group, streams: Streams) -> None:
         self.experts, self.tensor, self._streams = experts, tensor, streams
 
     @property
     def counts(self) -> ExpertRanks:
-        """The number of ranks, and this rank's index."""
+        """The number of expert-parallel ranks, and this rank's index."""
         return ExpertRanks(
             parallel=self.experts.size,
             tensor=self.tensor.size,
@@ -84,8 +90,8 @@ class StreamedExperts:
         )
 
     def trip(self, chosen: Tensor, each_has: int) -> StreamedTrip:
-        """The route of copies to the ``chosen`` experts, of which each rank has ``own``; an index
-        beyond the experts marks a copy that is not sent.
+        """The all-to-all of token copies to the ``chosen`` experts, of which each rank has ``own``;
+        an index beyond the last expert marks a copy that is not sent.
 
         The host waits here until it knows how many rows come: their memory is allocated next.
         """
@@ -121,15 +127,15 @@ class StreamedExperts:
     def exchanged(
         self, group: Group, rows: Tensor, from_each: Sequence[int], to_each: Sequence[int]
     ) -> Tensor:
-        """An all-to-all of a group."""
+        """All-to-all of rows over a group."""
         received = rows.new_empty((sum(from_each), *rows.shape[1:]))
         self._streams.settle(group.all_to_all(received, rows.contiguous(), from_each, to_each))
         return received
 
 
 def _order(taken: Tensor, rows: int) -> Tensor:
-    """The order that sorts this many rows by experts (G); ``taken`` (sources, G) are their numbers
-    by source and expert.
+    """The permutation that sorts received rows by expert (G); ``taken`` (sources, G) has the number
+    of rows by source rank and expert.
     """
     ends = taken.flatten().cumsum(0)
     places = torch.arange(rows, device=taken.device)

@@ -1,5 +1,5 @@
-"""Lanes, the queues on which a plan's executor runs concurrent work, and tensor-parallel ranks on
-them.
+"""Interface of lanes, the queues on which a plan's executor runs concurrent work, and
+tensor-parallel collectives on them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ Event = Any
 
 
 class Streams(Protocol):
-    """Lanes of one device."""
+    """The lanes of one device, each a queue of work."""
 
     def submit(self, lane: Lane, work: LaneWork, waits: Sequence[Event]) -> Event:
         """Queue work that waits for events; return the event of the work's end."""
@@ -39,21 +39,21 @@ class Streams(Protocol):
         """
 
     def read(self, tensor: Tensor, usual: int) -> list[int]:
-        """The values of a tensor, for which the host blocks; ``usual`` is returned where tensors
-        have no values.
+        """The values of a tensor, for which the host blocks; ``usual`` where a simulation has
+        tensors without values.
         """
 
     def synchronize(self) -> None:
         """Block the calling thread until all work has ended."""
 
     def spoil(self, tensor: Tensor) -> None:
-        """Overwrite memory that must not be read any more, if these streams check reads."""
+        """Overwrite memory that must not be read any more, on streams that check reads."""
 
     def spans(self) -> list[tuple[float, float]]:
         """Wait for all work; return start and end of each work since the last call, in seconds."""
 
     def close(self) -> None:
-        """Start no more work: the run is over, or has failed."""
+        """Accept no more work, because the run is over or has failed."""
 
 
 # Tensor-parallel ranks of an executed model: collectives inside a layer.
@@ -76,7 +76,7 @@ class StreamedRanks:
 
     @contextmanager
     def keeping(self) -> Iterator[list[Callable[[], object]]]:
-        """Within the ``with`` block, collect GEMMs in the yielded list instead of running them."""
+        """Within the ``with`` block, collect deferred GEMMs in the yielded list."""
         kept: list[Callable[[], object]] = []
         self._kept = kept
         try:
@@ -86,7 +86,7 @@ class StreamedRanks:
 
     @property
     def keeps_products(self) -> bool:
-        """Whether GEMMs are collected for a separate pass."""
+        """Whether GEMMs of weight gradients are collected for a separate weight-gradient pass."""
         return self._kept is not None
 
     def put_off(self, product: Callable[[], object]) -> None:
@@ -97,7 +97,7 @@ class StreamedRanks:
             self.do(product)
 
     def do(self, product: Callable[[], object]) -> None:
-        """Run a GEMM now, unless GEMMs are collected."""
+        """Run a GEMM now, unless deferred GEMMs are being collected."""
         if self._kept is None:
             product()
         else:

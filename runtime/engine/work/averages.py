@@ -1,4 +1,6 @@
-"""The gradient and weight averages of a rank, as its reduction requires."""
+"""The averaging of gradients or weights over replicas that a plan's reduction requires of a
+rank.
+"""
 
 from collections.abc import Sequence
 
@@ -13,7 +15,7 @@ from runtime.engine.work.scaling import Scaling
 from runtime.engine.work.turn_server import TurnServer
 from runtime.engine.work.weight_averages import WeightAverages
 
-# A gradient average per section of the state, and a weight average.
+# Gradient averages, one for each section of parameters; and the weight average.
 Averages = tuple[Sequence[GradientAverages | TurnServer], WeightAverages | None]
 
 
@@ -27,8 +29,8 @@ def averages_of(
     *,
     replicas: int,
 ) -> Averages:
-    """Averages of compressed or served gradients per section, and the average of weights over
-    replicas; none with a plain all-reduce.
+    """Averages of compressed gradients, or those of servers, for each section of parameters, and
+    the average of weights over replicas; none with a plain all-reduce.
 
     ``replicas`` is the number of ranks that reduce gradients. A ``scaling`` has what a norm of all
     gradients decides, if the ``training`` needs it.

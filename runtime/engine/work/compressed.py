@@ -58,7 +58,7 @@ def as_matrix(vector: Tensor) -> Tensor:
 
 
 def first_factor(how: Compressor, vector: Tensor, draw: torch.Generator) -> Tensor:
-    """A random right factor, the start of a power iteration."""
+    """The initial random right factor of a low-rank approximation by power iteration."""
     rows, columns = matrix_shape(vector.numel())
     rank = min(how.rank, rows, columns)
     return torch.randn(columns, rank, generator=draw, device=vector.device)
@@ -93,8 +93,8 @@ def unpacked(message: Tensor, bits: int, size: int) -> Tensor:
 
 
 def _steps(how: Compressor, vector: Tensor, scale: Tensor, draw: torch.Generator) -> Tensor:
-    """The quantisation step of each value, counted from the most negative one, with stochastic
-    rounding.
+    """Quantise values with stochastic rounding to integers, counted from the most negative
+    level.
     """
     steps = how.levels - 1
     scaled = vector.abs() / scale.clamp(min=torch.finfo(torch.float32).tiny) * steps
@@ -112,5 +112,5 @@ def _bytes(numbers: Tensor) -> Tensor:
 
 
 def _numbers(message: Tensor, kind: torch.dtype = torch.float32) -> Tensor:
-    # A part of a message may be misaligned for such a number.
+    # A slice of a message may be misaligned for its data type.
     return message.clone().view(kind)

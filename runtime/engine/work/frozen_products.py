@@ -23,7 +23,7 @@ Dense = Callable[[Tensor], Tensor]
 
 
 class _Frozen(torch.autograd.Function):
-    """``x @ weight.T + bias`` of matrices; keeps neither."""
+    """``x @ weight.T + bias`` of a frozen weight; saves neither input nor weight."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dense: Dense) -> Tensor:
@@ -36,7 +36,7 @@ class _Frozen(torch.autograd.Function):
 
 
 class _FrozenGathered(torch.autograd.Function):
-    """``_Frozen`` of whole sequences, of which each rank has its part."""
+    """``_Frozen`` of whole sequences, of which each rank has its part of the tokens."""
 
     @staticmethod
     def forward(
@@ -61,7 +61,7 @@ class _FrozenGathered(torch.autograd.Function):
 
 
 def frozen(x: Tensor, weight: Tensor, bias: Tensor | None, dense: Dense) -> Tensor:
-    """A GEMM of matrices with a frozen weight."""
+    """Multiply by a frozen weight."""
     made: Tensor = _Frozen.apply(x, weight, bias, dense)
     return made
 
@@ -77,7 +77,9 @@ def _gathered_by(dense: Dense, ranks: StreamedRanks) -> MultiplyGathered:
 def multiply_frozen(
     layer: nn.Module, packings: Mapping[str, Packing], ranks: StreamedRanks
 ) -> None:
-    """Make the frozen GEMMs of a layer keep nothing, and dequantise packed weights."""
+    """Replace the GEMMs of a layer's frozen weights by ones that save nothing, and dequantise
+    packed weights.
+    """
     for name, product in frozen_products(layer):
         packing = packings.get(f"{name}.weight")
         dense = _as_it_is if packing is None else partial(_unpacked, packing, product.weight.dtype)
@@ -87,7 +89,7 @@ def multiply_frozen(
 
 
 def packings_of(block: nn.Module, base: Base) -> dict[str, Packing]:
-    """How a block's frozen weights are packed, by name."""
+    """How each frozen weight of a block is packed, by name."""
     if base == "16bit":
         return {}
     return {

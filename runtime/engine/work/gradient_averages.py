@@ -1,5 +1,5 @@
-"""Averages of compressed gradients over a group, by messages to all or through servers, and the
-error memories of ranks (``mistlab.reduction.feedbacks``).
+"""Averages of compressed gradients over a group, by all-to-all messages or through servers, with
+the compression errors that ranks carry over (``mistlab.reduction.feedbacks``).
 """
 
 from collections.abc import Generator, Iterator, Mapping
@@ -24,24 +24,25 @@ from runtime.engine.work.compressed import (
 from runtime.engine.work.scaling import Scaling
 
 Answer = TypeVar("Answer")
-# Work that yields the collectives it waits for, one after another, and then returns its answer.
+# A generator that yields each collective it waits for, and then returns its result.
 Exchange = Generator[Pending | None, None, Answer]
-# Strides of the seeds of random draws: for a step, a layer and a rank; servers count as one rank.
+# Multipliers that combine step, layer and rank into a seed; servers count as one rank.
 _STEPS, _LAYERS = 1_000_003, 1_009
 SERVER = 1_008
 
 
 def drawing(device: torch.device, step: int, layer: int, rank: int) -> torch.Generator:
-    """A random generator that depends only on step, layer and rank."""
+    """A random generator seeded by step, layer and rank alone."""
     seed = (step * _STEPS + layer) * _LAYERS + rank
     return generator_of(device).manual_seed(seed)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Remembered:
-    """The vectors of a layer's section that a rank keeps between steps: its ``own``, and those of
-    the ``mean`` if it has the mean before it is sent; empty where there are none. Where steps can
-    be skipped, ``before`` has both as they were before the last step."""
+    """Compression errors of a layer's section that a rank carries over to the next step: its
+    ``own``, and that of the ``mean`` on a server; empty where none are kept. ``before`` has their
+    values before the last step, where steps can be skipped.
+    """
 
     own: Tensor
     mean: Tensor
@@ -51,7 +52,7 @@ class Remembered:
     def of(
         cls, how: Reduction, group: Group, size: int, device: torch.device, *, skips: bool
     ) -> "Remembered":
-        """Zeros, as a run begins."""
+        """Compression errors of zero, for the first step."""
         kept_size = size if VECTORS_KEPT[how.feedback] and group.size > 1 else 0
         mean = size if OF_THE_MEAN[how.feedback] and group.size > 1 else 0
         if how.kind == "server":
@@ -61,7 +62,9 @@ class Remembered:
         return cls(own=of_rank, mean=of_mean, before=before)
 
     def settle(self, overflow: Tensor) -> None:
-        """Take back what the last step changed if it was skipped, and note what there is now."""
+        """Restore the errors from before the last step if it was skipped, and make the current ones
+        final.
+        """
         if self.before is None:
             return
         for now, earlier in zip((self.own, self.mean), self.before, strict=True):
@@ -69,20 +72,20 @@ class Remembered:
             earlier.copy_(now)
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """The existing vectors, by name."""
+        """The compression errors that are kept, by name."""
         for name, vector in (("own", self.own), ("mean", self.mean)):
             if vector.numel():
                 yield name, vector
 
     @property
     def nbytes(self) -> int:
-        """Bytes that they take."""
+        """Bytes of the compression errors."""
         nbytes = sum(vector.nbytes for _, vector in self.named())
         return nbytes if self.before is None else 2 * nbytes
 
 
 def _part(size: int, shards: int, shard: int) -> slice:
-    """The part of a vector that is a server's; empty for ranks that are not servers."""
+    """The slice of a vector that a server averages; empty for ranks that are not servers."""
     each = -(-size // shards)
     begin = min(size, shard * each) if shard < shards else size
     return slice(begin, min(size, begin + each) if shard < shards else size)
@@ -113,8 +116,9 @@ class GradientAverages:
         }
 
     def average(self, layer: int, whole: Tensor) -> Exchange[None]:
-        """Replace a layer's gradients, each rank's share of a sum, by that sum as it arrives; a
-        rank by itself sends nothing, and keeps its own."""
+        """Replace a layer's gradients, each rank's share of a sum, by the sum as received; a single
+        rank keeps its gradients.
+        """
         if self.group.size == 1:
             return
         wanted, kept = whole.float() * self.group.size, self.remembered[layer]
@@ -137,7 +141,7 @@ class GradientAverages:
         whole.copy_(mean if self.scaling is None else mean * self.scaling.scale)
 
     def settle(self) -> None:
-        """Take back what the last step changed if it was skipped: what is remembered is final."""
+        """Restore the compression errors if the last step was skipped, and make them final."""
         if self.scaling is not None:
             for kept in self.remembered.values():
                 kept.settle(self.scaling.overflow)
@@ -145,7 +149,7 @@ class GradientAverages:
     def _sent(
         self, layer: int, wanted: Tensor, kept: Remembered
     ) -> Exchange[tuple[Tensor, Tensor]]:
-        """The vector as others decode it, and the mean as all ranks receive it."""
+        """This rank's vector as the others decode it, and the mean as all ranks receive it."""
         if self.how.kind == "server":
             return (yield from self._by_servers(layer, wanted, kept))
         if self.how.trimmed:
@@ -172,7 +176,7 @@ class GradientAverages:
         return whole[:size]
 
     def _middle(self, rows: Tensor) -> Tensor:
-        """The mean of ranks' rows, without the smallest and largest values."""
+        """The mean over ranks (rows) without the smallest and the largest values."""
         trimmed = self.how.trimmed
         if not trimmed:
             return rows.mean(dim=0)
@@ -186,7 +190,9 @@ class GradientAverages:
         return drawing(self.device, self.step * self._rounds + turn, layer, rank)
 
     def _gathered(self, layer: int, vector: Tensor, turn: int) -> Exchange[tuple[Tensor, Tensor]]:
-        """The vector as others decode it, and the mean of all decoded vectors."""
+        """This rank's vector as the others decode it, and the mean of all decoded vectors, which
+        every rank gathers.
+        """
         how, group = self.how.compressor, self.group
         if how.kind == "power":
             return (yield from self._in_factors(vector, self._draws(layer, turn, SERVER)))
@@ -197,8 +203,8 @@ class GradientAverages:
         return read[group.rank], torch.stack(read).mean(dim=0)
 
     def _in_factors(self, vector: Tensor, draw: torch.Generator) -> Exchange[tuple[Tensor, Tensor]]:
-        """The same with low-rank factors that can be summed in transit: the left one is the
-        mean's.
+        """This rank's vector and the mean as low-rank factors, which an all-reduce sums; the mean
+        shares the left factor.
         """
         matrix, group = as_matrix(vector), self.group
         left = matrix @ first_factor(self.how.compressor, vector, draw)
@@ -212,7 +218,7 @@ class GradientAverages:
         return own_read, mean
 
     def _answer(self, layer: int, mean: Tensor, kept: Remembered) -> tuple[Tensor, list[Tensor]]:
-        """The mean as it is returned, and its messages if it is compressed."""
+        """The mean as a server returns it, and its encoded messages where it is compressed."""
         feedback, how = self.how.feedback, self.how.compressor
         if feedback == "ef21":
             kept.mean += mean
@@ -231,7 +237,9 @@ class GradientAverages:
     def _by_servers(
         self, layer: int, wanted: Tensor, kept: Remembered
     ) -> Exchange[tuple[Tensor, Tensor]]:
-        """The vector as servers decode it, a part each, and the mean that they return."""
+        """This rank's vector as servers decode it, one slice each, and the mean that they
+        return.
+        """
         how, group, shards = self.how.compressor, self.group, self.how.shards
         size, read_here, mean = wanted.numel(), torch.zeros_like(wanted), torch.zeros_like(wanted)
         parts = {shard: _part(size, shards, shard) for shard in range(shards)}
@@ -276,7 +284,7 @@ class GradientAverages:
         mean: Tensor,
         messages: list[Tensor],
     ) -> Exchange[None]:
-        """Send and receive the parts of the mean: compressed, in ``messages``, or whole."""
+        """Exchange the slices of the mean, compressed as ``messages`` or uncompressed."""
         group, rounds = self.group, self._rounds
         compresses = self.how.feedback in ("double", "neolithic")
         others = [rank for rank in range(group.size) if rank != group.rank]
@@ -301,12 +309,12 @@ class GradientAverages:
                 mean[part] = room
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """The error memories, by their names in a checkpoint."""
+        """The compression errors that ranks carry over, by their names in a checkpoint."""
         for layer, kept in self.remembered.items():
             for name, vector in kept.named():
                 yield f"{name}.{layer}", vector
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all error memories."""
+        """Bytes of all compression errors that ranks carry over."""
         return sum(one.nbytes for one in self.remembered.values())

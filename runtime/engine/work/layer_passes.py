@@ -31,8 +31,8 @@ from runtime.models.ranks import bare
 
 
 class _Boundary(torch.autograd.Function):
-    """Passes on the gradient of a layer's input, without a leaf tensor that would hold the
-    input.
+    """The gradient of a layer's input without an autograd leaf, which would keep the input
+    alive.
     """
 
     @staticmethod
@@ -51,7 +51,8 @@ _enter = bare(_Boundary)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Kept:
-    """A layer of a micro-batch between its passes; ``again`` returns the input for recomputation.
+    """A layer's saved tensors for a micro-batch, between its forward and backward pass; ``again``
+    returns the input for recomputation.
 
     Its tensors are in ``saved``, or autograd keeps them and they are only counted. The gradient of
     its input is in ``handed``, or is the gradient of ``entered``.
@@ -68,7 +69,7 @@ class Kept:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its tensors on the device."""
+        """Bytes of the saved tensors on the device."""
         return self.counted_bytes if self.saved is None else self.saved.size_bytes
 
 
@@ -84,7 +85,7 @@ class LeftForWeights:
 
 
 class Passes:
-    """Runs a stage's layers, and keeps their saved tensors."""
+    """Runs the passes of a stage's layers, and keeps the tensors that they save."""
 
     def __init__(
         self,
@@ -97,8 +98,8 @@ class Passes:
         *,
         alike: frozenset[int] = frozenset(),
     ) -> None:
-        """Layers that are ``alike`` save the same tensors for each micro-batch, except with
-        experts.
+        """Prepare the passes of layers; those that are ``alike`` save equal tensors for each
+        micro-batch, except for experts.
         """
         self.state = state
         self.modules = modules
@@ -111,7 +112,7 @@ class Passes:
         self.leaving: list[list[Tensor]] = [[], []]
         self.host = HostPool(pins_for=driver_of(device))
         self.carried_bytes = 0.0
-        # The bytes kept on the device for later backward passes: now, and at the peak so far.
+        # Bytes kept on the device for later backward passes: the current value, and the peak.
         self.held_bytes = 0
         self.peak_bytes = 0
         self._anchor = torch.zeros((), device=device, requires_grad=True)
@@ -121,8 +122,8 @@ class Passes:
         }
         self._places = ParameterPlaces(state, modules)
         self.shared = SharedVectors(state, modules, self._places, ranks, device)
-        # The bytes that a layer keeps for a micro-batch, counted once, where none of its tensors
-        # move.
+        # Bytes that a layer keeps for a micro-batch, counted once for layers that offload none of
+        # them.
         self._sizes: dict[int, int] = {}
         # Layers whose saved bytes depend on values: on the tokens routed to experts.
         self._varying = {
@@ -130,11 +131,12 @@ class Passes:
             for layer, module in modules.items()
             if any(isinstance(one, Experts) for one in module.modules())
         }
-        # Layouts of saved tensors, for layers that save alike for each micro-batch.
+        # Layouts of saved tensors, for layers whose layout is equal for each micro-batch.
         self._layouts: dict[int, SavedLayout] = {}
         self._alike = alike - self._varying
         self._first_of_chunks = {chunk.blocks.start for chunk in state.shape.chunks}
-        # Layers whose norms keep the values that small gains cannot reconstruct.
+        # Layers already searched for lean norms with small gains, whose inputs cannot be
+        # reconstructed and are saved.
         self._looked_at: set[int] = set()
         # The layers before the first trained parameter, which have no backward pass.
         self._without_gradients = {
@@ -146,8 +148,9 @@ class Passes:
     def forward(
         self, layer: int, micro_batch: int, entry: int, x: Tensor, targets: Tensor | None
     ) -> Tensor:
-        """A layer's output, or the head's loss."""
-        # Storages offloaded from this entry before have been copied: compute has waited for that.
+        """Run a layer forward; returns its output, or the loss of the head."""
+        # The compute lane has waited for the copies of storages that were offloaded from this
+        # entry.
         self.leaving[entry].clear()
         kept = self.kept[layer, micro_batch] = Kept(targets=targets)
         if layer in self._without_gradients:
@@ -181,12 +184,12 @@ class Passes:
         if kept.saved is not None:
             kept.saved.move_weights(self._places.take_weights(layer, entry))
         if splits and layer == EMBEDDING:
-            # Its only gradient is a table's.
+            # An embedding's only gradient is that of its table.
             add: list[Callable[[], object]] = [lambda: self._run_backward(layer, kept, gradient)]
             self._leave(op, add, kept)
             return None
         if splits and self.state.shape.adds_table_in_b(layer):
-            # The table is the head's only matrix.
+            # The token table is the only matrix of the head.
             self._begin_table(op)
             self._run_backward(layer, kept, gradient)
             self._leave(op, (), kept)
@@ -228,7 +231,9 @@ class Passes:
         torch.autograd.backward([kept.edge], [gradient])
 
     def leave(self, op: Op) -> LaneWork:
-        """Offload storages to the host, as many as the ratio allows for the layers so far."""
+        """Copy saved storages to the host, as large a share of the layers' bytes so far as the
+        offloading ratio says.
+        """
         layer, entry = op.layer, op.entry
         kept, shape = self.kept[layer, op.micro_batch], self.state.shape
         saved = kept.saved
@@ -255,7 +260,7 @@ class Passes:
         return work
 
     def let_go(self) -> None:
-        """Drop offloaded storages; compute has waited for their copies."""
+        """Free offloaded storages on the device, after their copies to the host."""
         for leaving in self.leaving:
             leaving.clear()
 
@@ -284,7 +289,7 @@ class Passes:
         return work
 
     def _plainly(self, layer: int, x: Tensor, kept: Kept) -> Tensor:
-        """Run a layer forward; autograd keeps its saved tensors."""
+        """Run a layer forward, saving tensors as autograd does."""
         if self._drops_input(layer):
             x = _enter(x, self._anchor, kept.handed)
         elif x.is_floating_point():
@@ -294,13 +299,15 @@ class Passes:
         return y
 
     def _drops_input(self, layer: int) -> bool:
-        """Whether a layer may keep other tensors instead of its input, which must then not be held
-        elsewhere.
+        """Whether a layer may free its input and keep other tensors; the caller must not hold the
+        input then.
         """
         return LAYER_RUNS[self.treatments.get(layer, PLAIN)].is_lean
 
     def _taken_apart(self, layer: int, entry: int, x: Tensor, kept: Kept) -> Tensor:
-        """Run a layer forward by its treatment, keep its saved tensors and count them."""
+        """Run a layer forward as its treatment says (plain, recomputed or lean), and keep and count
+        its saved tensors.
+        """
         weights = self._places.take_weights(layer, entry)
         kept.saved = Saved(
             weights=weights, constants=self._constants[layer], layout=self._layouts.get(layer)
@@ -349,7 +356,7 @@ class Passes:
         return y
 
     def _collect(self, op: Op) -> None:
-        """Connect a layer's gradients with their accumulators."""
+        """Make autograd accumulate a layer's gradients in their accumulators."""
         layer, shape = op.layer, self.state.shape
         gradients = self._places.take_gradients(layer, op.entry)
         adds_to_fetched = shape.zero < 2 and shape.offload_of(layer).gradients > 0
@@ -360,8 +367,8 @@ class Passes:
             self._begin_table(op)
 
     def _begin_table(self, op: Op) -> None:
-        """Initialise the gradient sum of a table that the head borrows: the head's gradients come
-        first.
+        """Initialise the gradient sum of a token table that the head shares with the embedding; the
+        head's gradients come first.
         """
         shape = self.state.shape
         if op.is_of_first and shape.borrows_table(op.layer):
@@ -370,8 +377,8 @@ class Passes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRun:
-    """How a layer with a treatment runs forward, whether it is recomputed before its backward pass,
-    and whether it ``is_lean``: keeps the outputs of its operators instead of their inputs.
+    """How a block with a treatment runs forward, whether it is recomputed before its backward pass,
+    and whether it ``is_lean``, saving operators' outputs in place of inputs.
     """
 
     forward: Callable[[Passes, int, Tensor, Kept], Tensor]
@@ -379,7 +386,7 @@ class LayerRun:
     is_lean: bool = False
 
 
-# By the names of ``mistlab.graph.treatments.TREATMENTS``.
+# By names of treatments, the ways to run a block (``mistlab.graph.treatments.TREATMENTS``).
 LAYER_RUNS: dict[str, LayerRun] = {
     PLAIN: LayerRun(forward=Passes.keeping_all),
     "recomputed": LayerRun(forward=Passes.keeping_input, runs_again=True),
@@ -388,8 +395,8 @@ LAYER_RUNS: dict[str, LayerRun] = {
 
 
 def layer_treatments(stage: StagePlan, blocks: Sequence[int]) -> dict[int, str]:
-    """The treatment of each of a stage's blocks, by index; refuses treatments that cannot be
-    trained.
+    """How each of a stage's blocks runs (plain, recomputed, lean), by index; refuses ways that
+    cannot be trained.
     """
     names = treatments_of(stage.value)
     for name in names:

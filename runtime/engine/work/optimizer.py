@@ -31,7 +31,8 @@ CHUNK = 2**24
 
 
 class Stepper:
-    """Steps the layers of a section with the gradients of the previous iteration.
+    """Runs optimizer steps on the layers of a section, with the gradients of the previous
+    iteration.
 
     ``learning_rate`` is that iteration's. It is None before the first gradients; then a step only
     rounds the 32-bit masters to weights.
@@ -48,12 +49,14 @@ class Stepper:
         self.works: Works = {"S": self.step, "host step": self.step_on_host}
 
     def step(self, op: Op) -> LaneWork:
-        """The device's part of one layer's step."""
+        """The device's share of one layer's optimizer step."""
         learning_rate = self.learning_rate
         return lambda: self._step(op, learning_rate)
 
     def step_on_host(self, op: Op) -> LaneWork:
-        """The host's part of a step: from the exchanged gradients to weights."""
+        """The host's share of one layer's optimizer step, from reduced gradients to updated
+        weights.
+        """
         learning_rate = self.learning_rate
         return lambda: self._step_on_host(op, learning_rate)
 
@@ -113,7 +116,7 @@ def _chunks(piece: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
 
 
 class Swaps:
-    """Makes the work of each copy and collective of a section, which these ranks shard."""
+    """Makes the copies and collectives of the parameters that one set of ranks shards."""
 
     def __init__(
         self,
@@ -202,7 +205,7 @@ class Swaps:
         state, layer = self.state, op.layer
         whole = state.whole_weights(layer, op.entry)
         if not whole.numel():
-            # The layer has no trained parameters.
+            # A layer without trained parameters has no such work.
             return None
         part = own_part(whole, self.gatherers)
         is_elsewhere = state.shape.zero >= 3 and not state.shape.offload_of(layer).weights
@@ -235,8 +238,8 @@ class Swaps:
 
 
 class FrozenSwaps(Swaps):
-    """Copies and gathers of frozen weights. Where a step leaves trained weights in place, frozen
-    ones are fetched.
+    """Copies and gathers of frozen weights, which are fetched where trained weights would stay in
+    place after a step.
     """
 
     def __init__(
@@ -252,7 +255,7 @@ class FrozenSwaps(Swaps):
 
 
 def works_of_sections(of_each: Sequence[tuple[Section, Works]]) -> Works:
-    """By the names of tasks: the work of a task for all sections of its layer that have it."""
+    """For each kind of task, a function that makes the work of all sections of the task's layer."""
 
     def work_of(name: str, op: Op) -> LaneWork:
         of_layer = [works for section, works in of_each if op.layer in section.layers]

@@ -33,7 +33,9 @@ _FACTORIES = Lock()
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OwnLayer(LayerModule):
-    """A layer whose ``first`` weights are those of the user's model, until they are taken."""
+    """A layer of a user's own model; its ``first`` weights are those of the user's modules, until
+    the runtime takes them.
+    """
 
     first: dict[str, Tensor]
 
@@ -53,14 +55,14 @@ class BlockCall:
     returned: tuple[Any, ...] | None = None
 
     def hidden(self) -> Tensor:
-        """The hidden states of the call."""
+        """The hidden states among a call's arguments."""
         at = self.place
         states = self.arguments[at] if isinstance(at, int) else self.named[at]
         assert isinstance(states, Tensor)
         return states
 
     def of(self, block: nn.Module, x: Tensor) -> Tensor:
-        """The block's output for other hidden states."""
+        """The block's output for other hidden states, with the call's further arguments."""
         arguments, named = list(self.arguments), dict(self.named)
         if isinstance(self.place, int):
             arguments[self.place] = x
@@ -76,7 +78,7 @@ class BlockCall:
         return replace(self, arguments=arguments, named=named)
 
     def returning(self, x: Tensor) -> Any:
-        """Hidden states in the form in which the block returns them."""
+        """Hidden states packed as the block returns them, with its further results."""
         return x if self.returned is None else (x, *self.returned)
 
     def others(self) -> list[Any]:
@@ -86,7 +88,7 @@ class BlockCall:
 
 
 class _ReachedError(BaseException):
-    """The code has reached the first block."""
+    """Raised to stop a model's forward pass at its first block."""
 
     def __init__(self, x: Tensor) -> None:
         super().__init__()
@@ -94,7 +96,7 @@ class _ReachedError(BaseException):
 
 
 class PartedModel:
-    """A user's model that runs in parts."""
+    """A user's model, run in three parts: before its blocks, the blocks, and after them."""
 
     def __init__(self, model: nn.Module, path: str) -> None:
         self.model, self.path = model, path
@@ -103,11 +105,11 @@ class PartedModel:
         self.blocks = list(blocks)
         self.takes_targets = "targets" in inspect.signature(model.forward).parameters
         self.calls: list[BlockCall] = []
-        # Modules with parameters before the blocks, and the shapes of their results.
+        # Modules with parameters that run before the blocks, and the shapes of their outputs.
         self.early: dict[str, torch.Size] = {}
 
     def before_blocks(self, tokens: Tensor) -> Tensor:
-        """The hidden states that the first block takes."""
+        """Run the model up to its first block; returns the hidden states that the block takes."""
 
         def stop(number: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
             raise _ReachedError(_called(number, arguments, named).hidden())
@@ -120,12 +122,13 @@ class PartedModel:
         raise AssertionError
 
     def after_blocks(self, x: Tensor, targets: Tensor) -> Tensor:
-        """The loss, from the last block's output."""
+        """Run the model after its last block; returns the loss."""
         learns, last = torch.is_grad_enabled(), len(self.blocks) - 1
 
         def hand_on(number: int, _: tuple[Any, ...], __: dict[str, Any]) -> Any:
             if number == last:
-                # The part before the blocks is run again for its shapes, and nothing of it is kept.
+                # The part before the blocks runs again for its shapes, without gradients; they are
+                # recorded from here on.
                 torch.set_grad_enabled(learns)
             return self.calls[number].returning(x)
 
@@ -210,7 +213,9 @@ def _numbered(run: Callable[..., Any], number: int) -> Callable[..., Any]:
 
 
 def _called(number: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> BlockCall:
-    """A call, with the position of its hidden states: the first floating-point tensor."""
+    """A call of a block, with the position of its hidden states: the first floating-point tensor
+    among the arguments.
+    """
     given: list[tuple[Place, Any]] = [*enumerate(arguments), *named.items()]
     places = [place for place, one in given if isinstance(one, Tensor) and one.is_floating_point()]
     if not places:
@@ -218,11 +223,11 @@ def _called(number: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> B
     return BlockCall(arguments=arguments, named=named, place=places[0])
 
 
-# The assignment of parameters to layers.
+# Assigns each parameter of a user's model to a layer.
 
 
 def own_shapes_of(workload: Workload) -> dict[str, tuple[int, ...]]:
-    """The shapes of an own model's parameters, by name."""
+    """Parameter shapes of a user's own model, by name."""
     parameters = built(workload, 0).model.named_parameters()
     return {name: tuple(one.shape) for name, one in parameters}
 
@@ -269,11 +274,12 @@ def own_layers(
 
 
 def built(workload: Workload, seed: int) -> PartedModel:
-    """The user's model, drawn by a seed in the workload's precision."""
+    """The user's model with weights drawn by a seed, in the workload's precision."""
     from runtime.tracing.trace import find_blocks  # noqa: PLC0415 (needs SymPy)
 
     factory = _factory_of(workload)
-    # As in tracing, a factory may ask for the sequence length, and for a degree.
+    # A factory may take the sequence length and the tensor-parallel degree as arguments, as in
+    # tracing.
     taken = inspect.signature(factory).parameters
     needed = [name for name, one in taken.items() if one.default is one.empty]
     given = dict.fromkeys(needed, 1)
@@ -309,7 +315,7 @@ def _factory_of(workload: Workload) -> Callable[..., nn.Module]:
 
 
 def _parted(parted: PartedModel, workload: Workload, sequences: int) -> dict[int, list[str]]:
-    """The names of each layer's parameters; also records how blocks are called."""
+    """The names of the parameters of each layer; also records how blocks are called."""
     shape, vocab = (sequences, workload.sequence_length), min(workload.model.vocab, 2)
     ones, others = (torch.full(shape, token) for token in (0, vocab - 1))
     parted.calls = parted.note_calls(ones)
@@ -341,7 +347,7 @@ def _parted(parted: PartedModel, workload: Workload, sequences: int) -> dict[int
 
 
 def _learning(parameters: Mapping[str, nn.Parameter], run: Callable[[], Tensor]) -> set[str]:
-    """The parameters with a gradient of a scalar."""
+    """The parameters on which a scalar depends, found from its gradients."""
     run().backward()
     learning = {name for name, one in parameters.items() if one.grad is not None}
     for parameter in parameters.values():
@@ -350,7 +356,7 @@ def _learning(parameters: Mapping[str, nn.Parameter], run: Callable[[], Tensor])
 
 
 def _results_of(parted: PartedModel, names: set[str], tokens: Tensor) -> dict[str, torch.Size]:
-    """The shapes of the results of modules with certain parameters."""
+    """Output shapes of the modules that own certain parameters."""
     modules, shapes = dict(parted.model.named_modules()), {}
     hooks = []
     for name in {one.rpartition(".")[0] for one in names} - {""}:
@@ -368,7 +374,7 @@ def _results_of(parted: PartedModel, names: set[str], tokens: Tensor) -> dict[st
 
 
 def _check_calls(parted: PartedModel, again: Sequence[BlockCall]) -> None:
-    """Refuse blocks whose further arguments depend on tokens or parameters."""
+    """Refuse blocks with arguments, beside hidden states, that depend on tokens or parameters."""
     for number, (call, other) in enumerate(zip(parted.calls, again, strict=True)):
         pairs = zip(tree_leaves(call.others()), tree_leaves(other.others()), strict=True)
         for given, then in pairs:
@@ -399,16 +405,14 @@ def _check_model(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> No
 
 
 class _Delegating(nn.Module):
-    """A module whose parts are those of another: a part of the user's model."""
+    """A part of the user's model as a module, whose submodules are those of the whole model."""
 
     def __init__(self, parted: PartedModel, whole: nn.Module) -> None:
         super().__init__()
         self.__dict__["own"], self.__dict__["whole"] = parted, whole
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
-        """The buffers, which stay in place: the whole model's, and the blocks' further
-        arguments.
-        """
+        """Buffers of the whole model, and the blocks' further tensor arguments."""
         del recurse
         parted: PartedModel = self.__dict__["own"]
         yield from parted.model.buffers()
@@ -416,17 +420,17 @@ class _Delegating(nn.Module):
         yield from (one for one in given if isinstance(one, Tensor))
 
     def named_modules(self, *arguments: Any, **named: Any) -> Iterator[tuple[str, nn.Module]]:
-        """The other's parts."""
+        """The submodules of the whole model."""
         yield from self.__dict__["whole"].named_modules(*arguments, **named)
 
     def get_submodule(self, target: str) -> nn.Module:
-        """A part of the other."""
+        """A submodule of the whole model."""
         submodule: nn.Module = self.__dict__["whole"].get_submodule(target)
         return submodule
 
 
 class _OwnEnds(_Delegating):
-    """The part before the blocks, or after them."""
+    """The part of a user's model before its blocks, or the part after them."""
 
     def __init__(self, parted: PartedModel, *, after: bool) -> None:
         super().__init__(parted, parted.model)

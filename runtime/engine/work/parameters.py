@@ -1,4 +1,4 @@
-"""Parameters of layers on a rank: their relation to whole tensors, and the norm of all
+"""Relates a rank's parameters to the model's whole tensors, and computes the norm of all
 gradients.
 """
 
@@ -26,7 +26,7 @@ ROW = 1024
 
 
 class Squares:
-    """Sums of squares of a rank's gradients: one for each layer, and one for a tied table.
+    """Sums of squared gradients on a rank: one for each layer, and one for a tied token table.
 
     ``counted`` has, for each layer, the ranges of the stepped vector that count on this rank. If no
     norm is ``wanted``, nothing is computed. Gradients are not copied, because compute cannot reuse
@@ -46,7 +46,7 @@ class Squares:
         self._sums = torch.zeros(len(self._rows), device=device)
 
     def take(self, layer: int, gradients: Tensor) -> None:
-        """Sum the squares of a layer's final gradients."""
+        """Add up the squares of a layer's reduced gradients."""
         if self._wanted:
             self._note(layer, [gradients[part] for part in self._counted[layer]])
 
@@ -75,7 +75,7 @@ class Squares:
 
 
 class Parameters:
-    """The part of each parameter that this rank holds and steps."""
+    """The part of each parameter that this rank holds and its optimizer steps."""
 
     def __init__(
         self,
@@ -116,7 +116,8 @@ class Parameters:
         weights.store(flat[layout.own] if self.shape.zero >= 3 else flat)
 
     def pieces(self, layer: int) -> Iterator[Piece]:
-        """The boxes of the model's tensors that the rank steps in a layer, section by section.
+        """The rectangular slices of the model's tensors that the rank steps in a layer, section by
+        section.
 
         Each box is either on the device or on the host, like the optimizer state in it.
         """
@@ -146,7 +147,7 @@ class Parameters:
                 )
 
     def values(self, layer: int, kind: int, piece: Piece) -> Tensor:
-        """The memory of a piece's master weights (0) or moments (1, 2), on the device or on the
+        """The memory of a slice's master weights (0) or moments (1, 2), on the device or on the
         host.
         """
         begin = piece.begin
@@ -161,8 +162,9 @@ class Parameters:
     def counted(
         self, section: Section, sharers: Sharers, *, each: bool = False
     ) -> dict[int, list[slice]]:
-        """For each layer of a section, ranges of the stepped vector that only this rank counts in a
-        norm; with ``each``, all ranges whose holders have copies of all parameters.
+        """For each layer of a section, ranges of the stepped vector that this rank counts in the
+        gradient norm, so that no element is counted twice; with ``each``, all ranges, for ranks
+        that hold copies of all parameters.
         """
         if self.shape.zero == 0 and sharers.replica > 0 and not each:
             return {layer: [] for layer in section.layers}
@@ -215,7 +217,9 @@ class Parameters:
         return slices
 
     def _table_gradients(self) -> Iterator[tuple[Tensor, int]]:
-        """The rank's gradients of the table, and the element of the whole table they begin at."""
+        """This rank's gradients of the token table, and the index of their first element in the
+        whole table.
+        """
         for layer, module in self.layers.items():
             for entry in self.state.layers[layer].layout.entries:
                 if module.prefix + entry.name in (TABLE, self.twin):
@@ -233,12 +237,14 @@ class Parameters:
         return min(entry.numel, self.table_numel - self.connections.place.tensor * entry.numel)
 
     def stepped(self, layer: int, kind: int) -> Tensor:
-        """A host copy of the rank's master weights (0) or moments (1, 2) of a layer."""
+        """A host copy of the master weights (0) or moments (1, 2) that the rank steps in a
+        layer.
+        """
         splits = [one.layers[layer].optimizer[kind] for one in self.state.sections_of(layer)]
         return torch.cat([part for one in splits for part in (one.resident.cpu(), one.tail)])
 
     def writes(self, piece: Piece) -> bool:
-        """Whether this rank writes a piece to a checkpoint, where several ranks hold it.
+        """Whether this rank, of the several that hold a slice, writes it to a checkpoint.
 
         Of two tied tables only the embedding's is written.
         """

@@ -31,7 +31,8 @@ from runtime.models.parallel import (
 from runtime.models.ranks import bare
 from runtime.models.transformer import Head
 
-# Takes work, and runs it now or later in the same backward pass of the layer.
+# Takes a function without arguments, and calls it now or later in the same backward pass of the
+# layer.
 RunBeside = Callable[[Callable[[], object]], None]
 
 
@@ -56,8 +57,8 @@ class _AddingLinear(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, schedule: RunBeside
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        # The saved weight may have moved by the backward pass; the accumulator is the parameter's
-        # ``grad``.
+        # The saved weight may have moved by the backward pass, and the parameter's ``grad`` is the
+        # accumulator.
         ctx.parameter, ctx.has_bias, ctx.schedule = weight, bias is not None, schedule
         return nn.functional.linear(x, weight, bias)
 
@@ -67,7 +68,8 @@ class _AddingLinear(torch.autograd.Function):
     ) -> tuple[Tensor, None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         of_bias = gradient.sum(0) if ctx.has_bias else None
-        # Its autograd history would keep the layer's input until the GEMM has run.
+        # With its autograd history, the input would keep earlier tensors alive until the GEMM has
+        # run.
         parameter, x = ctx.parameter, x.detach()
         ctx.schedule(lambda: add_product_(parameter.grad, gradient.t(), x))
         return gradient.mm(weight), None, of_bias, None
@@ -105,13 +107,15 @@ class _AddingOwnTokens(torch.autograd.Function):
 
 
 def adding_up_own(x: Tensor, weight: Tensor, bias: Tensor | None, ranks: StreamedRanks) -> Tensor:
-    """``adding_up`` with a matrix that all ranks have whole, where each rank has its own tokens."""
+    """``adding_up`` with a matrix that all ranks hold whole, where each rank has its own tokens."""
     made: Tensor = _AddingOwnTokens.apply(x, weight, bias, ranks)
     return made
 
 
 class _AddingGatheredLinear(torch.autograd.Function):
-    """``_AddingLinear`` of whole sequences, of which each rank holds and keeps its part."""
+    """``_AddingLinear`` of whole sequences: each rank saves its part of the tokens, and gathers the
+    others' again.
+    """
 
     @staticmethod
     def forward(
@@ -150,7 +154,7 @@ class _AddingGatheredLinear(torch.autograd.Function):
 def adding_up_gathered(
     x: Tensor, weight: Tensor, bias: Tensor | None, ranks: StreamedRanks
 ) -> Tensor:
-    """``adding_up`` over the tokens of all ranks, where ``x`` has this rank's."""
+    """``adding_up`` over the tokens of all ranks, gathered from each rank's ``x``."""
     made: Tensor = _AddingGatheredLinear.apply(x, weight, bias, ranks)
     return made
 
@@ -167,7 +171,9 @@ def adding_up(x: Tensor, weight: Tensor, bias: Tensor | None, schedule: RunBesid
 
 
 class _AddingRows(torch.autograd.Function):
-    """Rows of a table; autograd gets no gradient for the table."""
+    """Table lookup whose weight gradient is accumulated directly; autograd gets none for the
+    table.
+    """
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, weight: Tensor, schedule: RunBeside) -> Tensor:
@@ -198,7 +204,9 @@ def adding_up_rows(tokens: Tensor, weight: Tensor, schedule: RunBeside) -> Tenso
 
 
 class _AddingGroups(torch.autograd.Function):
-    """A grouped GEMM; autograd gets no gradient for the matrices."""
+    """A grouped GEMM whose weight gradients are accumulated directly; autograd gets none for the
+    matrices.
+    """
 
     @staticmethod
     def forward(
@@ -225,7 +233,7 @@ class _AddingGroups(torch.autograd.Function):
 
 
 def _by_groups(rows: Tensor, matrices: Tensor, counts: tuple[int, ...]) -> Tensor:
-    """Each group's rows times its own matrix; a group may be empty."""
+    """Multiply each group of rows by the group's own matrix; a group may be empty."""
     made = rows.new_empty((len(rows), matrices.shape[2]))
     groups = zip(rows.split(counts), matrices, made.split(counts), strict=True)
     for group, matrix, output in groups:
@@ -242,7 +250,7 @@ def adding_up_groups(rows: Tensor, weight: Tensor, counts: Counts, schedule: Run
 
 
 def _gathered_by(ranks: StreamedRanks) -> MultiplyGathered:
-    """``adding_up_gathered`` with these ranks, whatever ranks the layer has."""
+    """``adding_up_gathered`` over these ranks, in place of the layer's tensor-parallel ranks."""
     return lambda x, weight, bias, _: adding_up_gathered(x, weight, bias, ranks)
 
 
@@ -254,7 +262,7 @@ def add_up_inside(module: nn.Module, ranks: StreamedRanks) -> None:
     """
     for layer in module.modules():
         if isinstance(layer, ColumnLinear | RowLinear | Down) and not layer.weight.requires_grad:
-            # It has no gradient of its weight.
+            # A frozen layer accumulates no weight gradient.
             continue
         if isinstance(layer, ColumnLinear):
             layer.multiply = partial(adding_up, schedule=ranks.put_off)
@@ -271,8 +279,8 @@ def add_up_inside(module: nn.Module, ranks: StreamedRanks) -> None:
 
 
 def add_up_shared(module: nn.Module, ranks: StreamedRanks) -> None:
-    """Make a backward pass reduce the gradients of matrices that all ranks hold, if each rank has
-    those of its own tokens only; those of vectors are accumulated first (``SharedVectors``).
+    """Make backward passes reduce the gradients of matrices that all ranks hold, where each rank
+    has only its own tokens; gradients of vectors are accumulated first (``SharedVectors``).
     """
 
     def summed(gradient: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""Statistics of the routers of a rank's blocks in an iteration, and their losses, for all ranks.
+"""Statistics and losses of the expert routers of a rank's blocks in an iteration, combined over all
+ranks.
 
 A micro-batch's choices are noted in its backward pass, which runs once, even where a block runs
 forward again. The iteration's report sums them over all ranks: each token of the model's batch is
@@ -25,7 +26,9 @@ MOST_TOKENS, TIMES_THE_MEAN = 0.9, 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lopsided:
-    """A block, by its index, most of whose tokens chose one expert: the ``share`` that did."""
+    """A block whose router sends most tokens to one expert: the block's index, and the ``share`` of
+    tokens.
+    """
 
     block: int
     expert: int
@@ -41,7 +44,7 @@ class Lopsided:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _WatchedBlock:
-    """One block's router, as the model sees it."""
+    """The router of one block, with the model's name for the block."""
 
     notes: "RouterNotes"
     counts: Tensor
@@ -84,8 +87,8 @@ class RouterNotes:
                         experts.correction = torch.zeros(count, device=device)
 
     def taken(self, micro_batches: int) -> Tensor:
-        """This rank's statistics as one vector, after which they are reset: the mean loss of the
-        micro-batches of all replicas, then counts of choices (L E).
+        """Read and reset this rank's statistics as one vector: the mean router loss of all
+        replicas' micro-batches, then the counts of tokens by layer and expert (L E).
         """
         made = torch.cat([self.loss[None] / micro_batches, self._counts.flatten()])
         self._counts.zero_()
@@ -93,7 +96,7 @@ class RouterNotes:
         return made
 
     def learn(self, notes: Tensor, overflow: Tensor) -> None:
-        """Update the biases of this rank's routers by all ranks' statistics; not where a step is
+        """Update the biases of this rank's routers from all ranks' statistics, unless the step is
         skipped.
         """
         assert self.experts is not None
@@ -123,7 +126,7 @@ class RouterNotes:
         }
 
     def _name(self, block: int) -> str:
-        """A block's name; multi-token prediction blocks of the head are numbered last."""
+        """A block's name; multi-token prediction blocks are numbered after the others."""
         further = block - self._layers
         return f"blocks.{block}" if further < 0 else f"head.further.{further}.block"
 
@@ -144,7 +147,7 @@ class RouterNotes:
 
 
 def routers_of(spec: ModelSpec) -> Routers:
-    """The actions of a stage's tasks on the routers of its blocks."""
+    """What each kind of task does with the routers of its blocks."""
     if spec.experts is None:
         return "none"
     return "corrected" if spec.experts.router.correction_rate else "noted"

@@ -27,7 +27,7 @@ class Scaling:
         self.overflow.copy_(~squares.isfinite())
         self.divisor.copy_(self.scale)
         if training.clip_norm is not None:
-            # As torch.nn.utils.clip_grad_norm_ has it.
+            # The formula of torch.nn.utils.clip_grad_norm_.
             self.divisor.div_((training.clip_norm / (self.norm + 1e-6)).clamp(max=1.0))
         if training.loss_scale is not None:
             torch._amp_update_scale_(
@@ -36,5 +36,7 @@ class Scaling:
             )
 
     def said(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Divisor and overflow as tensors on a device, for a step on this device."""
+        """The divisor of gradients and the overflow flag, copied to a device for its optimizer
+        steps.
+        """
         return self.divisor.to(device), self.overflow.to(device)

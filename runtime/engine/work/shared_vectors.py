@@ -20,8 +20,8 @@ from runtime.models.parallel import parameters_of_own_tokens
 
 
 class SharedVectors:
-    """The sums of a stage's layers; empty unless ranks split tokens or route them to experts, or
-    heads have norms.
+    """Sums of a stage's gradients of shared vectors, by layer; empty unless tensor parallelism
+    splits tokens or experts' tokens, or heads have norms.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class SharedVectors:
 
     @property
     def sizes(self) -> dict[int, int]:
-        """The number of elements of each layer's sums."""
+        """The number of elements in each layer's sum."""
         return {layer: one.numel() for layer, one in self._sums.items()}
 
     def add(
         self, layer: int, gradients: Sequence[Tensor], *, is_first: bool, is_last: bool
     ) -> None:
-        """Add a backward pass's gradients of a layer's vectors, the first or the last ones of an
-        iteration.
+        """Add a backward pass's vector gradients of a layer, which may be the first or the last of
+        the iteration.
         """
         if layer not in self._sums:
             self._places.add_vectors(layer, list(gradients))

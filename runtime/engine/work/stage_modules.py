@@ -45,7 +45,8 @@ from runtime.runnable import check_model
 
 
 class _InPlace(torch.autograd.Function):
-    """Attention (B, S, H, D) of queries, keys and values (B, S, 3 H, D).
+    """Attention of packed queries, keys and values (B, S, 3 H, D) with results (B, S, H, D),
+    without copies.
 
     Keeps its input and the shares (B, H, S, S). Dropout of shares draws by the numbers of ``rows``,
     again in the backward pass.
@@ -121,7 +122,7 @@ def _factor(qkv: Tensor) -> float:
 
 
 def _product(left: Tensor, right: Tensor, factor: float = 1.0, out: Tensor | None = None) -> Tensor:
-    """``factor * left @ right`` of four-dimensional tensors, one sequence after another."""
+    """``factor * left @ right`` of four-dimensional tensors, a GEMM for each sequence."""
     if out is None:
         out = left.new_empty(*left.shape[:-1], right.shape[-1])
     for matrix, other, result in zip(left, right, out, strict=True):
@@ -136,7 +137,7 @@ INITIAL_STD = 0.02
 HOST = torch.device("cpu")
 # The names of the token table, and of the head's weight, which may be tied to it.
 TABLE, TIED = "embedding.tokens.weight", "head.projection.weight"
-# The name of the head's token table for multi-token prediction, if the head's weight is another.
+# The head's own copy of the token table, for multi-token prediction on a model with an untied head.
 COPIED = "head.table.weight"
 
 
@@ -178,7 +179,9 @@ class LayerModule:
         return not self.module.get_parameter(name).requires_grad
 
     def kept_as(self, name: str, part: Tensor) -> Tensor:
-        """The rank's part of a frozen weight, as it is stored."""
+        """This rank's part of a frozen weight in the form in which it is stored: packed or
+        plain.
+        """
         packing = self.packings.get(name)
         if packing is None:
             return part
@@ -200,8 +203,8 @@ class LayerModule:
         return isinstance(self._owner(name), ExpertMatrices)
 
     def is_split(self, name: str) -> bool:
-        """Whether ranks have parts of a parameter: tensor-parallel ranks, or for experts those with
-        parts of the same experts.
+        """Whether ranks split a parameter: tensor-parallel ranks, or for experts the ranks that
+        split the same experts.
         """
         owner = self._owner(name)
         if isinstance(owner, ExpertMatrices):
@@ -222,7 +225,7 @@ class LayerModule:
         return shard_of(self.module, padded, rank=ranks.rank, ranks=ranks.size)
 
     def initial(self, seed: int, *, tied: bool, device: torch.device = HOST) -> dict[str, Tensor]:
-        """The layer's unsplit first weights."""
+        """The layer's initial weights, unsplit."""
         return {
             name: initial_tensor(self.prefix + name, shape, seed, tied=tied, device=device)
             for name, shape in self.whole_shapes.items()
@@ -246,7 +249,8 @@ def initial_tensor(
     if len(shape) == 1:
         fill = 1.0 if name.endswith("weight") else 0.0
         return torch.full(shape, fill, device=device)
-    # A CPU generator takes 32 bits of its seed, and both numbers must be within them.
+    # A CPU generator uses only 32 bits of a seed, which must depend on both the name and the run's
+    # seed.
     generator = generator_of(device).manual_seed(crc32(name.encode(), seed & 0xFFFFFFFF))
     return torch.empty(shape, device=device).normal_(std=std, generator=generator)
 
@@ -287,7 +291,7 @@ def layer_modules(
 
 
 def let_draw(layers: Mapping[int, LayerModule], draws: Draws) -> None:
-    """Make the dropout masks of all layers depend on position."""
+    """Set up dropout in all layers, with masks that depend on position alone."""
     for layer, layer_module in layers.items():
         for name, module in layer_module.module.named_modules():
             if isinstance(module, Dropout | Attention):
@@ -303,9 +307,7 @@ def layer_of(layer: int, name: str) -> int:
 
 
 def twin_of(model: ModelSpec) -> str:
-    """The name of the head's parameter that is the embedding table again; empty if there is
-    none.
-    """
+    """The name of the head's parameter that is the embedding table; empty for an untied head."""
     if model.tied_embeddings:
         return TIED
     return COPIED if model.further_tokens else ""
@@ -341,13 +343,15 @@ class LayerBuilder:
         self.config, self.ranks, self.rotary = config, ranks, rotary
 
     def with_norms(self, layer: int) -> nn.Module:
-        """A layer whose norms have the model's epsilon."""
+        """A layer whose norms use the model's epsilon."""
         module = self.layer(layer)
         add_in_norms(module, self.spec.norm_epsilon)
         return module
 
     def layer(self, layer: int) -> nn.Module:
-        """A layer by its index; frozen, with adapters in blocks, where adapters are trained."""
+        """Build a layer by index; in training of adapters, its weights are frozen and blocks get
+        adapters.
+        """
         module = self._layer(layer)
         if self.trains_adapters:
             with torch.device("meta"):
@@ -375,7 +379,7 @@ class LayerBuilder:
             return head
 
     def _joined(self, block: Block) -> Block:
-        """A block connected to the ranks that have other experts, and other tokens."""
+        """A block connected to the groups of expert-parallel and context-parallel ranks."""
         if block.experts is not None:
             block.experts.trips = self.experts
             block.experts.context = self.context
@@ -387,7 +391,9 @@ class LayerBuilder:
 def rotary_tables(
     config: ModelConfig, workload: Workload, device: torch.device, places: Tensor | None
 ) -> RotaryTables | None:
-    """Tables of rotary positions: of all positions in order, or of ``places``."""
+    """Rotary embedding tables (cosines and sines), for all positions in order or for the positions
+    ``places``.
+    """
     if structure_of(workload.model).position != "rotary":
         return None
     with torch.device(device):

@@ -27,7 +27,8 @@ SERVER_RANK = 0
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TurnServer:
-    """Steps a section's layers with the gradients of each rank of ``group``, one after another.
+    """Asynchronous server of a section's layers: steps with the gradients of each rank of
+    ``group``, one rank after another.
 
     The first rank's masters and moments are the server's; other ranks' masters are the weights that
     the server sent them last. With a ``scaling`` each rank divides its gradients by its own loss
@@ -49,13 +50,16 @@ class TurnServer:
         self.overflow = torch.zeros(self.group.size, device=self.device)
 
     def average(self, layer: int, whole: Tensor) -> Exchange[None]:
-        """Serve a layer whose gradients have arrived, unless the step waits for norms."""
+        """Step a layer whose gradients have arrived, unless the step must first wait for gradient
+        norms.
+        """
         if self.scaling is None:
             yield from self.serve(layer, whole)
 
     def serve(self, layer: int, whole: Tensor) -> Exchange[None]:
-        """Let the server step a layer with the gradients of all ranks in turn, each a rank's share
-        of a sum; this rank has the weights that it is sent."""
+        """Let the server step a layer with each rank's gradients in turn; this rank gets the
+        weights after its own step.
+        """
         wanted, group = whole.float() * self.group.size, self.group
         if self.scaling is not None:
             wanted /= self.scaling.divisor
@@ -70,7 +74,7 @@ class TurnServer:
             yield group.exchange([], [(sent_back, SERVER_RANK)])
             master.copy_(sent_back)
             if self.scaling is not None:
-                # As many as the server's, whose count is in the checkpoint.
+                # The step count of this rank follows the server's, which the checkpoint has.
                 self.section.layers[layer].step.add_((1 - self.overflow).sum())
             return
         others = [rank for rank in range(group.size) if rank != SERVER_RANK]
@@ -103,18 +107,18 @@ class TurnServer:
         return drawing(self.device, self.step, layer, self.group.rank)
 
     def settle(self) -> None:
-        """Note the weights of this rank, which a checkpoint keeps beside the server's."""
+        """Record this rank's weights, which a checkpoint keeps beside the server's."""
         layers = self.section.layers if self.group.rank != SERVER_RANK else {}
         self._kept = {layer: one.optimizer[0].resident.clone() for layer, one in layers.items()}
 
     def take_up(self) -> None:
-        """Go on from the weights of this rank that were read from a checkpoint."""
+        """Restore this rank's weights from a checkpoint."""
         for layer, weights in self._kept.items():
             self.section.layers[layer].optimizer[0].resident.copy_(weights)
         self._kept = {}
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights that were noted, by the names that a checkpoint has for them."""
+        """The recorded weights, by their names in a checkpoint."""
         for layer, weights in self._kept.items():
             yield f"worker.{layer}", weights
 
@@ -126,7 +130,7 @@ class TurnServer:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LateServers:
-    """Servers of a rank's sections that wait for all ranks' gradient norms."""
+    """The servers of a rank's sections whose steps must wait for all ranks' gradient norms."""
 
     servers: Sequence[TurnServer]
     scaling: Scaling
@@ -134,7 +138,7 @@ class LateServers:
 
     @classmethod
     def of(cls, averages: Sequence[object]) -> "LateServers | None":
-        """Late servers among the gradient averages; None if there are none."""
+        """The servers, among the gradient averages, that wait for norms; None if there are none."""
         servers = [one for one in averages if isinstance(one, TurnServer)]
         scaling = servers[0].scaling if servers else None
         if scaling is None:

@@ -37,10 +37,12 @@ class WeightAverages:
     outer: dict[tuple[int, int], OuterState] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """Record the initial weights as the shared ones, unless a run has begun."""
+        """Record the initial weights as those shared by all replicas, unless a checkpoint was
+        read.
+        """
         if self.how.kind == "outer" and not self.outer:
             for weights_key, weights in self._masters():
-                # Without a delay a change is applied immediately, and not kept.
+                # Without a delay, an averaged change is applied immediately and need not be stored.
                 self.outer[weights_key] = OuterState(
                     shared=weights.clone(),
                     momenta=torch.zeros_like(weights),
@@ -56,13 +58,13 @@ class WeightAverages:
 
     @property
     def cycle(self) -> int:
-        """Number of steps until the schedule of averages repeats."""
+        """Number of steps after which the schedule of averages repeats."""
         if self.how.kind == "gossip":
             return len(self.how.rounds_of_neighbours(self.peers.size))
         return self.how.every
 
     def average(self, step: int) -> None:
-        """Run the averaging that is due after a step of all layers."""
+        """Average the weights if an average is due after this step."""
         if self.how.kind == "gossip":
             offsets = self.how.neighbours(self.peers.size, step - 1)
             for _, weights in self._masters():
@@ -75,7 +77,9 @@ class WeightAverages:
             self._outer_steps(step)
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """The states of outer steps, by their names in a checkpoint."""
+        """The states of outer steps (shared weights and outer momentum), by their names in a
+        checkpoint.
+        """
         for (section, layer), state in self.outer.items():
             vectors = {"shared": state.shared, "momenta": state.momenta, "change": state.change}
             for name, vector in vectors.items():
@@ -109,8 +113,8 @@ class WeightAverages:
                 weights.copy_(state.shared)
 
     def _masters(self, fragment: int | None = None) -> Iterator[tuple[tuple[int, int], Tensor]]:
-        """The rank's master weights of each layer's sections, or of the layers of a fragment: every
-        ``fragments``-th layer.
+        """The rank's master weights of each layer's sections; for a fragment of a streaming outer
+        step, those of every ``fragments``-th layer.
         """
         for number, section in enumerate(self.sections):
             for turn, layer in enumerate(sorted(section.layers)):
@@ -118,7 +122,7 @@ class WeightAverages:
                     yield (number, layer), section.layers[layer].optimizer[0].resident
 
     def _mix(self, weights: Tensor, offsets: Sequence[int]) -> None:
-        """Average with the replicas at some offsets, with equal weights."""
+        """Average weights with the replicas at some offsets in rank, all with equal weight."""
         size, rank = self.peers.size, self.peers.rank
         received = [torch.empty_like(weights) for _ in offsets]
         sends = [(weights, (rank - offset) % size) for offset in offsets]
@@ -146,7 +150,9 @@ class WeightAverages:
                 )
 
     def _outer_step(self, weights: Tensor, state: OuterState, change: Tensor) -> None:
-        """Nesterov's step of the shared weights, and a mixture of these and the rank's own."""
+        """Nesterov's step on the shared weights, followed by a mixture of shared and own
+        weights.
+        """
         momentum = self.how.momentum
         state.momenta.mul_(momentum).add_(change)
         ahead = change + momentum * state.momenta if momentum else change
@@ -154,7 +160,7 @@ class WeightAverages:
         weights.mul_(self.how.mixed).add_((1 - self.how.mixed) * state.shared)
 
     def _averaged(self, change: Tensor) -> Tensor:
-        """The mean of all replicas' changes, sent with the outer steps' number of bits."""
+        """The mean of all replicas' weight changes, sent with the number of bits of outer steps."""
         if self.how.outer_bits == WHOLE_BITS:
             finished(self.peers.all_reduce(change))
             return change / self.peers.size
