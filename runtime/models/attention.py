@@ -160,7 +160,9 @@ class Attention(nn.Module):
         return self.output(mixed.reshape(*shape[:2], self.heads * self.config.head_dim))
 
     def mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention (B, S, H, D) on the keys of all tokens, including other ranks'."""
+        """Attention (B, S, H, D) of this rank's tokens, on the keys of all tokens of the sequence,
+        including other ranks'.
+        """
         if self.kept is not None:
             return self.kept.attend(query, key, value)
         if self.documents:
@@ -174,7 +176,7 @@ class Attention(nn.Module):
         return attend_in_context(query, key, value, ranks)
 
     def mixed_here(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention (B, S, H, D) on keys and values of the same tokens."""
+        """Attention (B, S, H, D) of tokens on the keys and values of the same tokens."""
         dropout = self.config.dropped_shares if self.training else 0.0
         if dropout and self.draws is not None:
             rows = self.rows_of_shares()
@@ -217,7 +219,8 @@ _rotate = bare(Rotary)
 
 
 class PartedAttention(Attention):
-    """Attention with normalised queries and keys, a gated output, sinks, or a window.
+    """Attention with normalised queries and keys, a gated output, attention sinks, or a sliding
+    window.
 
     With ``sees_window`` a token attends to the last ``config.window`` tokens alone.
     """
@@ -257,7 +260,7 @@ class PartedAttention(Attention):
         return self.output(mixed.reshape(batch, sequence, self.heads * channels))
 
     def mixed_here(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention like ``Attention``'s, with sinks and a window where there are any."""
+        """Attention of tokens on the same tokens, with sinks and a window where there are any."""
         if self.sinks is None and not self.sees_window:
             return super().mixed_here(query, key, value)
         window = self.config.window if self.sees_window else 0
@@ -322,12 +325,14 @@ ATTENTION: Mapping[str, Callable[..., Tensor]] = {"flash": fused, "math": writte
 
 
 def _swapped(mixed: Tensor) -> Tensor:
-    """A copy with the two middle axes exchanged."""
+    """A contiguous copy of a tensor with its two middle axes exchanged."""
     return _copy(mixed.transpose(1, 2))
 
 
 def _by_torch(query: Tensor, key: Tensor, value: Tensor, dropout: float, is_causal: bool) -> Tensor:
-    """PyTorch's fused attention, with the backend that ``settle_kernel`` has chosen."""
+    """PyTorch's fused attention, with the backend that ``settle_kernel`` has chosen for the
+    process.
+    """
     query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
     grouped = bool(query.shape[1] != key.shape[1])
     mixed = scaled_dot_product_attention(
@@ -339,7 +344,9 @@ def _by_torch(query: Tensor, key: Tensor, value: Tensor, dropout: float, is_caus
 def _by_package(
     query: Tensor, key: Tensor, value: Tensor, dropout: float, is_causal: bool
 ) -> Tensor:
-    """The kernel of the package flash-attn, which takes (B, S, H, D) without a transpose."""
+    """Attention by the kernel of the package flash-attn, which takes (B, S, H, D) without a
+    transpose.
+    """
     mixed: Tensor = importlib.import_module("flash_attn").flash_attn_func(
         *(query, key, value),
         dropout_p=dropout,

@@ -74,5 +74,5 @@ def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
     except ValueError:
-        # The module exists, but was not imported from a file.
+        # The module is imported, but was not loaded from a file.
         return True

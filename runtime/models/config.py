@@ -20,13 +20,13 @@ TYPE_OF_PRECISION = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torc
 
 
 def sums_of(workload: Workload) -> torch.dtype:
-    """The data type in which gradients are accumulated."""
+    """The data type in which gradients of a precision are accumulated."""
     memory = workload.trained_by(ENGINES["mistlab"]).memory_in(workload.precision)
     dtype = TYPE_OF_PRECISION[workload.precision]
     return dtype if memory.gradient == dtype.itemsize else torch.float32
 
 
-# The target of a token that was not masked: an encoder has no loss there.
+# The target of a token that was not masked, on which an encoder has no loss.
 NOT_HIDDEN = -100
 
 
@@ -78,7 +78,7 @@ class ExpertRanks:
 
     @property
     def is_one(self) -> bool:
-        """Whether there is only one rank."""
+        """Whether one rank has all experts."""
         return isinstance(self.parallel, int) and self.parallel == 1
 
 
@@ -196,7 +196,7 @@ def config_of(
 
 
 def _sizes_of_parts(spec: ModelSpec) -> dict[str, Any]:
-    """The sizes of the parts that a model has."""
+    """The sizes of optional parts of a model: experts, latent attention, state-space layers."""
     sizes: dict[str, Any] = {}
     if spec.window is not None:
         sizes["window"] = spec.window.size
@@ -247,9 +247,10 @@ def structure_of_block(spec: ModelSpec, block: int) -> Structure:
     return replace(structure_of(spec), **parts_of_kind)
 
 
-# Parts of variants that say what a block lacks, and the fields of structures that they disable.
+# Markers of blocks without attention or without a network, and the switch of ``Structure`` that
+# each turns off.
 LACKING = {"mixer_missing": "mixes", "network_missing": "has_network"}
-# Fields of structures in which the blocks of one model may differ.
+# The switches of ``Structure`` that may differ between the blocks of one model.
 _PARTS_OF_KINDS = (
     *("experts", "shared_experts", "latent_experts", "window", "state_space", "delta_rule"),
 )

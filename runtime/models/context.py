@@ -108,7 +108,7 @@ def _ungrouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
 
 
 def _summed(of_heads: Tensor, shared: Tensor) -> Tensor:
-    """The gradient of shared keys or values, summed over query heads."""
+    """The gradient of keys or values that several query heads share, summed over these heads."""
     if of_heads.shape[2] == shared.shape[2]:
         return of_heads
     return of_heads.unflatten(2, (shared.shape[2], -1)).sum(3)
@@ -167,11 +167,11 @@ class ContextRanks(Protocol):
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """Number of context-parallel ranks."""
 
     @property
     def rank(self) -> int:
-        """This rank's number."""
+        """This rank's index."""
 
     def pass_on(
         self, given: Sequence[Tensor], taken: Sequence[Tensor], work: Callable[[], object]
@@ -195,7 +195,8 @@ class ContextRanks(Protocol):
 
 
 def chunks_of(rank: int, ranks: int) -> tuple[int, int]:
-    """The two chunks of a sequence that a rank has, of two per rank.
+    """The two chunks of a sequence that a rank has, of two per rank, chosen so that causal
+    attention is balanced.
 
     >>> [chunks_of(rank, 2) for rank in range(2)]
     [(0, 3), (1, 2)]
@@ -239,7 +240,7 @@ def attend_in_context(query: Tensor, key: Tensor, value: Tensor, ranks: ContextR
 
 
 class RingAttention(torch.autograd.Function):
-    """Ring attention; keeps this rank's operands, ``mixed`` and ``sums``.
+    """Ring attention; saves this rank's queries, keys and values, the output and the log-sum-exps.
 
     In step t a rank has the keys of rank r - t. Those of an earlier rank are met by all its
     queries, and their first half alone; those of a later rank are met by the second half of the
@@ -248,7 +249,7 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, ranks: ContextRanks) -> Tensor:
-        """The output of this rank's queries."""
+        """The attention output of this rank's queries."""
         sofar = _SoFar()
         held: Sequence[Tensor] = [key.contiguous(), value.contiguous()]
         for step in range(ranks.size):
@@ -272,7 +273,9 @@ class RingAttention(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, None]:
-        """The gradients of this rank's operands; those of keys follow the keys round the ring."""
+        """The gradients of this rank's queries, keys and values; those of keys and values travel
+        round the ring with them.
+        """
         query, key, value, mixed, sums = ctx.saved_tensors
         ranks: ContextRanks = ctx.ranks
         of_query = torch.zeros_like(query, memory_format=torch.contiguous_format)
@@ -305,7 +308,7 @@ class RingAttention(torch.autograd.Function):
 
 
 def _nothing() -> None:
-    """No work to overlap with the last messages."""
+    """Takes the place of work to overlap with the last messages, which have none."""
 
 
 class _SoFar:
@@ -315,7 +318,7 @@ class _SoFar:
     sums: Tensor
 
     def join(self, part: "_Part", mixed: Tensor, sums: Tensor) -> None:
-        """Combine with the attention of a part's queries; the first part covers all queries."""
+        """Combine with the attention on the next keys; the first call covers all queries."""
         if part.is_own:
             self.mixed, self.sums = mixed.float(), sums
             return
@@ -332,7 +335,7 @@ class _Part:
 
     @classmethod
     def at(cls, step: int, ranks: ContextRanks, tokens: int) -> "_Part":
-        """The part in a step, for a rank with this many tokens."""
+        """The queries and keys of a step of the ring, for a rank with this many tokens."""
         everything, half = slice(0, tokens), tokens // 2
         if step == 0:
             return cls(everything, everything, is_own=True)
@@ -371,7 +374,7 @@ class GatheredAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, ranks: ContextRanks) -> Tensor:
-        """``mixed`` of this rank's queries."""
+        """The attention output of this rank's queries."""
         keys, values = _gathered(ranks, key, value)
         mixed, sums = zip(
             *(
@@ -389,7 +392,9 @@ class GatheredAttention(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, None]:
-        """The gradients of this rank's operands; those of keys are reduced over the ranks."""
+        """The gradients of this rank's queries, keys and values; those of keys and values are
+        reduced over the ranks.
+        """
         query, key, value, mixed, sums = ctx.saved_tensors
         ranks: ContextRanks = ctx.ranks
         keys, values = _gathered(ranks, key, value)
@@ -417,7 +422,9 @@ class GatheredAttention(torch.autograd.Function):
 
 
 def _halves(ranks: ContextRanks, tokens: int) -> list[tuple[slice, slice]]:
-    """For each half of a rank's queries, its slice, and the slice of keys up to its last token."""
+    """For each half of a rank's queries: its slice, and the slice of keys up to the half's last
+    token.
+    """
     half = tokens // 2
     first, second = chunks_of(ranks.rank, ranks.size)
     return [

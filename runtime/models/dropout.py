@@ -24,10 +24,10 @@ BEGINNINGS = (0x9E3779B1, 0x85EBCA77)
 BITS_32 = 0xFFFFFFFF
 # The number of values whose 64-bit hashes a CPU computes at once.
 AT_ONCE = 2**14
-# The masks of a layer: those of its two residual additions, and that of its attention
+# Indices of a layer's three masks: of its two residual additions, and of its attention
 # probabilities.
 FIRST_HALF, SECOND_HALF, SHARES = range(3)
-# A 32-bit number for rows, and one for columns.
+# The key of a mask: a 32-bit number for its rows, and one for its columns.
 Key = tuple[int, int]
 Number = TypeVar("Number", int, Tensor)
 
@@ -59,13 +59,13 @@ def kept_by_position(rows: Tensor, columns: int, share: float, key: Key) -> Tens
 
 
 def hashes_of_rows(rows: Tensor, key: Key) -> Tensor:
-    """A hash of each row's number."""
+    """A hash of each row number."""
     rows = rows.to(torch.int64)
     return mixed(mixed(rows >> 32 ^ key[0]) ^ rows & BITS_32)
 
 
 def threshold_of(share: float) -> int:
-    """The smallest hash of a kept value."""
+    """The hash from which on a value is kept, at a dropout probability."""
     return int(share * (BITS_32 + 1))
 
 
@@ -88,12 +88,12 @@ def dropped(x: Tensor, rows: Tensor, share: float, key: Key) -> Tensor:
     return made.mul_(1 / (1 - share)).view(x.shape)
 
 
-# The position of a rank's layers: the tokens of the micro-batch being computed.
+# The position of the tokens of the micro-batch that a rank's layers compute.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MaskRows:
-    """The rows of a mask: those of some tokens of each sequence, or of each token in some heads.
+    """The rows of a dropout mask: one for each token, or one for each token and head.
 
     Sequences are numbered from ``sequence`` on. Positions are in a sequence of ``length`` tokens.
     ``heads`` are those of this rank among ``all_heads``; without any, rows are of tokens.
@@ -118,7 +118,7 @@ class MaskRows:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Draws:
-    """The inputs of a rank's masks, layers aside.
+    """What a rank's masks depend on besides the layer: seed, step, micro-batch and tokens.
 
     The micro-batch that is computed begins with the sequence of number ``sequence`` of the
     ``step``. Of its tokens the rank has those at ``positions``, of which tensor-parallel ranks may
@@ -141,7 +141,9 @@ class Draws:
         context: ContextRanks,
         device: torch.device,
     ) -> Self:
-        """The mask inputs of a rank that has its part of sequences of ``length`` tokens."""
+        """What the masks depend on, on a rank that has its part of sequences of ``length``
+        tokens.
+        """
         if context.size > 1:
             positions = own_positions(length, context.rank, context.size).to(device)
         else:
@@ -151,7 +153,7 @@ class Draws:
         return cls(seed=seed, length=length, positions=positions, own=of_rank)
 
     def rows_of(self, layer: int, mask: int) -> MaskRows:
-        """The rows of a token mask in a layer, for the current micro-batch."""
+        """The mask rows of the current micro-batch's tokens in a layer."""
         return MaskRows(
             key=key_of(self.seed, self.step, layer, mask),
             sequence=self.sequence,
@@ -160,28 +162,28 @@ class Draws:
         )
 
     def rows_of_shares(self, layer: int, heads: range, all_heads: int) -> MaskRows:
-        """The rows of the attention-probability mask in some heads of a layer."""
+        """The mask rows of attention probabilities in some heads of a layer."""
         rows = self.rows_of(layer, SHARES)
         return replace(rows, positions=self.positions, heads=heads, all_heads=all_heads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerDraws:
-    """The mask inputs of one layer."""
+    """What the masks of one layer depend on."""
 
     draws: Draws
     layer: int
 
     def of_tokens(self, mask: int) -> MaskRows:
-        """The rows of a token mask."""
+        """The mask rows of the layer's tokens."""
         return self.draws.rows_of(self.layer, mask)
 
     def of_shares(self, heads: range, all_heads: int) -> MaskRows:
-        """The rows of the attention-probability mask in some heads."""
+        """The mask rows of the layer's attention probabilities in some heads."""
         return self.draws.rows_of_shares(self.layer, heads, all_heads)
 
 
-# Operators and the module.
+# The autograd functions and the module of dropout.
 
 
 def drop(x: Tensor, rows: MaskRows, share: float) -> Tensor:
@@ -225,13 +227,15 @@ def dropped_shares(shares: Tensor, rows: MaskRows, share: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Drop:
-    """Dropout of a ``share`` of a part (B, S, columns), drawn by the place of its rows."""
+    """Dropout of a branch (B, S, columns) with probability ``share``, by a mask that follows from
+    its rows' positions.
+    """
 
     rows: MaskRows
     share: float
 
     def of(self, x: Tensor) -> Tensor:
-        """A part, or its gradient, with dropout."""
+        """A branch after dropout, or its gradient."""
         return dropped(x, self.rows.numbers(x.shape[0]), self.share, self.rows.key)
 
 
@@ -250,11 +254,11 @@ class Dropout(nn.Module):
 
     @property
     def is_drawn(self) -> bool:
-        """Whether what is dropped, if anything, follows from position."""
+        """Whether masks follow from position, or nothing is dropped."""
         return not self.drops or self.draws is not None
 
     def drawn(self, mask: int) -> Drop | None:
-        """The dropout of a mask by position; None where nothing is dropped."""
+        """Dropout with a mask that follows from position; None where nothing is dropped."""
         if not self.drops:
             return None
         assert self.draws is not None

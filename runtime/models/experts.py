@@ -106,7 +106,7 @@ def _(rows: Tensor, order: Tensor, tokens: int) -> Tensor:
 
 @operator("like")
 def weights_in_place(gradient: Tensor, order: Tensor, like: Tensor) -> Tensor:
-    """The gradients of copies' weights, back in the layout (T, A) of the weights."""
+    """Gradients of the copies' weights, rearranged to the layout (T, A) of the weights."""
     return torch.empty_like(like).view(-1).index_copy_(0, order, gradient).view(like.shape)
 
 
@@ -139,7 +139,7 @@ class Permute(torch.autograd.Function):
 
 @torch.library.custom_op("mistlab::copies", mutates_args=())
 def copies(tokens: Tensor, order: Tensor) -> Tensor:
-    """The rows (R, channels) of tokens (T, channels) in the order of copies."""
+    """The rows (R, channels) of tokens (T, channels), copied in the order of experts."""
     return tokens[order // (len(order) // len(tokens))]
 
 
@@ -182,7 +182,7 @@ class Unpermute(torch.autograd.Function):
         return copies(gradient, *ctx.saved_tensors), None, None
 
 
-# Copies of tokens of which some are dropped; ``rows`` are kept.
+# Dispatch with dropped copies: ``rows`` are the number of copies that are kept.
 
 
 class PermuteKept(torch.autograd.Function):
@@ -329,8 +329,8 @@ class Experts(nn.Module):
     def _watched(
         self, weights: Tensor, logits: Tensor, chosen: Tensor, batch: Size
     ) -> tuple[Tensor, Tensor | None]:
-        """The weights, with the router's auxiliary losses attached, and the choices within the
-        experts' capacity, if they have one.
+        """Attach the router's auxiliary losses to the weights; returns the weights, and the choices
+        that fit in the experts' capacity.
         """
         config, router = self.config, self.config.router
         assert router is not None
@@ -372,13 +372,13 @@ class Experts(nn.Module):
         return back if self.longer is None else self.longer(back)
 
     def _weighed(self, rows: Tensor, of_rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows that experts take, and the weights of their outputs."""
+        """The rows that experts compute, and the routing weights of their outputs."""
         if self.config.router is None or not self.config.router.weighs_inputs:
             return rows, of_rows
         return WeightedRows.apply(rows, of_rows), of_rows.new_ones(1).expand(of_rows.shape)
 
     def _made(self, rows: Tensor, of_rows: Tensor, counts: Counts) -> Tensor:
-        """The outputs of this rank's experts for their rows."""
+        """The outputs of this rank's experts for the rows sent to them."""
         inner = self.up(rows, counts)
         # A layer graph adds biases unweighted: the weighting costs nothing in comparison.
         weights = of_rows if self.config.router is not None else None
@@ -402,7 +402,7 @@ class Trip(Protocol):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The numbers of rows (G) of this rank's experts."""
+        """The number of rows of each expert (G) of this rank."""
 
     @property
     def rows(self) -> int:
@@ -421,8 +421,8 @@ class Trips(Protocol):
     """The ranks that have experts, and exchange copies of tokens."""
 
     def trip(self, chosen: Tensor, each_has: int) -> Trip:
-        """The route of copies to the ``chosen`` experts (T, A), of which each rank has ``own``; an
-        index beyond the experts marks a copy that is not sent.
+        """Plan the exchange of copies for the ``chosen`` experts (T, A), of which each rank has
+        ``own``; an index beyond the last expert marks a copy that is not sent.
         """
 
 
@@ -453,13 +453,13 @@ def exchanged(x: Tensor, rows: Size, ranks: ExpertRanks) -> Tensor:
 
 
 def over_parts(x: Tensor, ranks: ExpertRanks) -> Tensor:
-    """The rows of all ranks that have parts of the same experts."""
+    """Gather rows from all ranks that split the same experts."""
     gather, scatter = (partial(one, ranks=ranks.tensor) for one in (_gather_rows, _scatter_rows))
     return carried(x, gather, scatter)
 
 
 def summed_parts(x: Tensor, ranks: ExpertRanks) -> Tensor:
-    """This rank's rows, reduced over the ranks that have parts of the same experts."""
+    """Reduce-scatter rows over the ranks that split the same experts; returns this rank's rows."""
     gather, scatter = (partial(one, ranks=ranks.tensor) for one in (_gather_rows, _scatter_rows))
     return carried(x, scatter, gather)
 

@@ -23,7 +23,7 @@ from runtime.models.parallel import ColumnAdapter, ColumnLinear, RowAdapter, Row
 from runtime.models.ranks import TensorParallel
 from runtime.models.transformer import MLP, Embedding, Transformer
 
-# The torch models GPT, Llama and Falcon, the three families of the published evaluations.
+# The torch models GPT, Llama, Falcon, BERT and Nemotron-H.
 
 
 STRUCTURES: Mapping[str, Structure] = {
@@ -169,8 +169,8 @@ def begins_as_zeros(name: str) -> bool:
 
 
 def confine(layer: nn.Module, lengths: Sequence[int], rotary: RotaryTables | None) -> None:
-    """Treat documents of these lengths, packed into each sequence, as separate: attention stays
-    within each, and positions restart. ``rotary`` has the model's tables.
+    """Treat documents of these lengths, packed into each sequence, as separate: tokens attend
+    within their document, and positions restart. ``rotary`` has the model's rotary tables.
     """
     places = torch.cat([torch.arange(length) for length in lengths])
     tables = None if rotary is None else copy(rotary)

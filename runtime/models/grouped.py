@@ -108,7 +108,7 @@ class AddByGroup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-        """The gradient itself, and its sum over each group."""
+        """The gradient of the rows, and its sum over each group, which is the bias's."""
         return gradient, sum_by_group(gradient, *ctx.saved_tensors), None
 
 
@@ -144,7 +144,7 @@ class WeightedSwiglu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gate_and_up: Tensor, weights: Tensor) -> Tensor:
-        """The weighted inner vectors."""
+        """The gated rows, times their weights."""
         ctx.save_for_backward(gate_and_up, weights)
         return weighted_swiglu(gate_and_up, weights)
 
@@ -199,7 +199,7 @@ class LimitedSwiglu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gate_and_up: Tensor, weights: Tensor, limit: float) -> Tensor:
-        """The weighted inner vectors."""
+        """The gated rows, times their weights."""
         ctx.save_for_backward(gate_and_up, weights)
         ctx.limit = limit
         return limited_swiglu(gate_and_up, weights, limit)

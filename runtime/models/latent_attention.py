@@ -23,7 +23,8 @@ from runtime.models.wide_attention import WideAttention
 def keys_and_values(
     made: Tensor, shared: Tensor, cosine: Tensor, sine: Tensor, values: int
 ) -> tuple[Tensor, Tensor]:
-    """Keys (B, S, H, D) and values (B, S, H, C) from ``made`` (B, S, H, D - R + C).
+    """Keys (B, S, H, D) and values (B, S, H, C) from the up-projected latents ``made`` (B, S, H, D
+    - R + C) and the rotated channels ``shared`` by all heads.
 
     The first R channels of every head's key are those of ``shared`` (B, S, R), rotated.
     """
@@ -49,7 +50,9 @@ def _(
 def keys_and_values_backward(
     of_keys: Tensor, of_values: Tensor, cosine: Tensor, sine: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of ``made`` and ``shared``."""
+    """Gradients of the up-projected latents ``made`` and of the channels ``shared`` by all
+    heads.
+    """
     rotated = 2 * cosine.shape[-1]
     of_shared = of_keys[..., :rotated].sum(2, keepdim=True)
     rotate_(of_shared, cosine, -sine)
@@ -82,7 +85,7 @@ class KeysAndValues(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, of_keys: Tensor, of_values: Tensor
     ) -> tuple[Tensor, Tensor, None, None, None]:
-        """Gradients of both operands."""
+        """Gradients of the up-projected latents and of the shared channels."""
         made = keys_and_values_backward(of_keys, of_values, *ctx.saved_tensors)
         return *made, None, None, None
 
@@ -191,7 +194,9 @@ class LatentAttention(nn.Module):
 
 
 class Down(nn.Module):
-    """A GEMM of all tokens with a weight that every rank has whole; so is its gradient."""
+    """A GEMM of all tokens with a weight that every rank has whole, as it has the weight's
+    gradient.
+    """
 
     def __init__(
         self, inputs: Size, outputs: Size, dtype: torch.dtype, *, biases: bool = False

@@ -53,8 +53,8 @@ def _minimum(approximate: str) -> tuple[float, float]:
 
 @cache
 def _table(approximate: str, device: torch.device) -> tuple[Tensor, tuple[float, float]]:
-    """GELU's slope to the left and to the right of its minimum, as rows at equal steps of the
-    square root of the height above the minimum; and the last square root of each row.
+    """GELU's slope as a function of its output, left and right of the minimum (rows), at equal
+    steps of the square root of the height above the minimum; and the last square root of each row.
 
     The root makes the curve near its minimum a straight line, so the slope has no kink there.
     """
@@ -173,7 +173,7 @@ def lean_layer_norm_backward(
 
 
 def _smallest(gain: Tensor, channels: int) -> Tensor:
-    """The channels with the smallest gains, in order."""
+    """The indices of the channels with the smallest gains, in order."""
     return gain.abs().argsort(stable=True)[:channels]
 
 

@@ -99,8 +99,8 @@ class RMSNormed(torch.autograd.Function):
         """Normalised values, and the reciprocal roots, which have no gradient."""
         normal, reciprocal = rms_norm(x, weight, epsilon)
         ctx.mark_non_differentiable(reciprocal)
-        # A trace records zeros here, as torch materialises them unless told that they are not
-        # needed.
+        # A trace records the zeros that torch materialises for gradients of unused results, unless
+        # told that they are not needed.
         ctx.set_materialize_grads(is_watched(x))
         ctx.save_for_backward(x, reciprocal, weight)
         return normal, reciprocal
@@ -353,7 +353,7 @@ class LayerNorm(nn.Module):
         self.width, self.epsilon = width, NORM_EPSILON
         self.weight = nn.Parameter(torch.empty(width, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(width, dtype=dtype))
-        # Another implementation than torch's, if set.
+        # A replacement for torch's LayerNorm, if set.
         self.normalise: Callable[[Tensor, LayerNorm], Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:

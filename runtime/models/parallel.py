@@ -28,14 +28,14 @@ OF_HEADS = ("sinks",)
 # Computes ``x @ weight.T + bias`` of matrices. The default is torch's function; the executor of a
 # plan substitutes its own.
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-# Adds to the result of a GEMM of ``x``, in place: takes ``x`` and the result.
+# Adds an adapter's output in place: takes a GEMM's input and its result.
 Adds = Callable[[Tensor, Tensor], Tensor]
-# The same for whole sequences, where ``x`` has this rank's part of each sequence.
+# Multiplies whole sequences by a weight, where each rank passes its part of the sequences.
 MultiplyGathered = Callable[[Tensor, Tensor, Tensor | None, TensorParallel], Tensor]
-# Looks up tokens' rows of a table.
+# Looks up the rows of tokens in a table.
 LookUp = Callable[[Tensor, Tensor], Tensor]
-# Each token's loss, from logits (tokens, rank's vocabulary) and targets (tokens); the last so many
-# tokens of the vocabulary are padding.
+# Computes each token's loss, from logits (tokens, rank's vocabulary), targets (tokens), ranks, and
+# the number of padding tokens at the end of the vocabulary.
 LossOfTokens = Callable[[Tensor, Tensor, TensorParallel, Size], Tensor]
 
 
@@ -157,7 +157,7 @@ class ColumnLinear(nn.Module):
         self.ranks = ranks
         self.multiply: Multiply = nn.functional.linear
         self.multiply_gathered: MultiplyGathered = gathered_linear
-        # Adds to the result, where the weight is frozen.
+        # The adapter whose output is added to the result, where the weight is frozen.
         self.adapter: Adds | None = None
         rows = sum(shard(size, ranks.size, "a column-split width of") for size in outputs)
         self.weight = nn.Parameter(torch.empty(rows, inputs, dtype=dtype))
@@ -201,7 +201,7 @@ class RowLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """This rank's summand of the result, without the bias."""
+        """This rank's summand of the result, which an all-reduce completes; without the bias."""
         made = product(x, self.weight, None, self.multiply)
         return made if self.adapter is None else self.adapter(x, made)
 
@@ -249,7 +249,9 @@ class VocabularyEmbedding(nn.Module):
 
 
 class SmallMatrix(nn.Module):
-    """A GEMM with a matrix that every rank has whole; its gradient is as small as a vector's."""
+    """A GEMM with a small matrix that every rank has whole, and whose gradient is reduced as those
+    of vectors are.
+    """
 
     def __init__(self, outputs: Size, inputs: Size, *, biases: bool, dtype: torch.dtype) -> None:
         super().__init__()
@@ -271,8 +273,8 @@ class SmallMatrix(nn.Module):
 
 
 class _AddParts(torch.autograd.Function):
-    """Adds parts (T, columns of each) to a newly computed result (T, columns), in place; keeps
-    nothing.
+    """Adds outputs of adapters (T, columns of each) side by side to a newly computed result (T,
+    columns), in place; saves nothing.
     """
 
     @staticmethod
@@ -315,7 +317,7 @@ class RowAdapter(nn.Module):
         super().__init__()
         outputs, inputs = of.weight.shape
         dtype = of.weight.dtype
-        # A rank's own columns: the module that it belongs to has been sharded already.
+        # Only this rank's columns: the adapted layer has been sharded already.
         self.down = RowLinear(inputs * of.ranks.size, rank, of.ranks, biases=False, dtype=dtype)
         self.up = SmallMatrix(outputs, rank, biases=False, dtype=dtype)
 

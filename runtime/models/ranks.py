@@ -26,7 +26,7 @@ class Space(Protocol):
     fake_mode: Any
 
     def size(self, name: str, value: int) -> Size:
-        """A new symbol ``name``; code that needs a number gets ``value``."""
+        """A new symbol ``name`` that stands for ``value`` wherever code needs a number."""
 
     def refuse_fixed(self, culprit: str, where: str = "") -> None:
         """Raise if traced code has fixed a symbol to a number, or to another symbol."""
@@ -49,12 +49,12 @@ def construction(sizes: Iterable[object]) -> AbstractContextManager[object]:
 
 
 def value_of(size: Size) -> int:
-    """The number that a size is or, as a symbol, stands for."""
+    """The number that a size is or, if it is a symbol, the number that it stands for."""
     return size if isinstance(size, int) else int(size.node.hint)
 
 
-# Operators that a trace records as one, among them collectives of counted ranks, which are never
-# run.
+# Operators that a trace records as one node, among them collectives over simulated ranks, which
+# never run.
 
 
 Arguments = ParamSpec("Arguments")
@@ -120,7 +120,7 @@ def direct(
 def counted(
     name: str, result: Callable[..., Any], remedy: str, *, changes: Sequence[str] = ()
 ) -> Callable[..., Any]:
-    """The operator ``mistlab::name``, with the arguments and the result of a function.
+    """The operator ``mistlab::name`` with a function's arguments and result, which a trace records.
 
     It writes to the arguments ``changes``. Outside of a trace it is refused, with a remedy.
     """
@@ -137,7 +137,7 @@ def counted(
     return made
 
 
-# Linear maps between tensors of ranks, whose transpose carries gradients.
+# Linear maps of tensors over ranks, such as gathers, and their transposes for gradients.
 
 
 def bare(function: type[torch.autograd.Function]) -> Callable[..., Any]:

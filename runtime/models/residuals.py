@@ -1,4 +1,5 @@
-"""What a block adds to its residual, and the norms at the residual, as one operator each.
+"""The addition of a branch (attention or network) to the residual, and the norm after it, as single
+operators.
 
 A part's bias, dropout and sum with the residual are one operator; where a norm is behind the sum,
 the norm too. The backward pass of a norm adds the residual's gradient. On GPUs with Triton each is
@@ -17,11 +18,12 @@ from runtime.models.dropout import Drop, dropped, hashes_of_rows, threshold_of
 from runtime.models.operators import LayerNorm, RMSNorm, kernels_for, rms_norm, rms_norm_backward
 from runtime.models.ranks import bare, direct
 
-# Columns of the widest row that a kernel of a norm holds; a wider row has kernels apart.
+# Columns of the widest row that a norm kernel holds; wider rows are added and normalised by
+# separate kernels.
 WIDEST = 8192
 
 
-# What an operator takes of dropout: numbers of rows, the share, and the keys of rows and columns.
+# Dropout's arguments of an operator: row numbers, probability, and the keys of rows and columns.
 _Drawn = tuple[Tensor | None, float, int, int]
 
 
@@ -58,7 +60,7 @@ def _add_part(
     row_key: int,
     column_key: int,
 ) -> Tensor:
-    """``x`` and a part, with the part's bias and dropout."""
+    """``x`` plus a branch, with the branch's bias and dropout."""
     drawn = (rows, share, row_key, column_key)
     if kernels := kernels_for(x):
         made: Tensor = kernels.added(x, part, bias, _for_kernels(drawn))
@@ -87,8 +89,9 @@ def _add_part_and_norm(
     shift: Tensor | None,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``add_part``, its norm, and each row's mean and reciprocal deviation; without ``shift`` the
-    norm is by the root mean square, whose reciprocal stands for both."""
+    """``_add_part``, its norm, and each row's mean and reciprocal deviation; without ``shift`` the
+    norm is RMSNorm, whose reciprocal root mean square stands for both.
+    """
     drawn = (rows, share, row_key, column_key)
     if x.shape[-1] <= WIDEST and (kernels := kernels_for(x)):
         made: tuple[Tensor, Tensor, Tensor, Tensor] = kernels.added_and_normed(
@@ -132,8 +135,9 @@ def _norm_and_add_backward(
     shift: Tensor | None,
     residual: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of a norm's input, with the ``residual``'s added, of its weight and its bias; a
-    norm without a mean has none, and gives any tensor."""
+    """Gradients of a norm's input (with that of the ``residual`` added), weight and bias; RMSNorm
+    has no bias, and returns a placeholder for its gradient.
+    """
     if x.shape[-1] <= WIDEST and (kernels := kernels_for(x)):
         gradients: tuple[Tensor, Tensor, Tensor] = kernels.norm_backward(
             *(gradient, x, reciprocal if mean is None else mean, reciprocal, weight, residual),
@@ -165,11 +169,11 @@ def _(gradient: Tensor, x: Tensor, mean: Tensor | None, *others: Any) -> tuple[T
     return x.new_empty(x.shape), weight.new_empty(weight.shape), of_shift
 
 
-# With their gradients.
+# The same operators as autograd functions.
 
 
 class AddedPart(torch.autograd.Function):
-    """``x`` and a part with its bias and dropout; keeps nothing."""
+    """Adds a branch with its bias and dropout to ``x``; saves nothing."""
 
     @staticmethod
     def forward(
@@ -181,15 +185,16 @@ class AddedPart(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the residual, the part and the bias."""
+        """Gradients of the residual, the branch and the bias."""
         (gradient,) = gradients
         of_part, of_bias = _of_part(ctx, gradient)
         return gradient, of_part, of_bias, None
 
 
 class NormOfSum(torch.autograd.Function):
-    """``x`` and a part with its bias and dropout, and the norm of the sum; keeps the sum, and a
-    number or two for each row."""
+    """Adds a branch with its bias and dropout to ``x``, and normalises the sum; saves the sum, and
+    one or two numbers per row.
+    """
 
     @staticmethod
     def forward(
@@ -216,14 +221,14 @@ class NormOfSum(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, of_whole: Tensor | None, of_normal: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """Gradients of the residual, the part, its bias, and the norm's weight and bias."""
+        """Gradients of the residual, the branch, its bias, and the norm's weight and bias."""
         of_x, *of_norm = norm_and_add_backward(of_normal, *_kept(ctx), of_whole)
         of_part, of_bias = _of_part(ctx, of_x)
         return of_x, of_part, of_bias, None, *_wanted(ctx, of_norm), None
 
 
 class NormBeside(torch.autograd.Function):
-    """The residual as it is, and its norm; keeps the residual, and a number or two a row."""
+    """The residual unchanged, and its norm; saves the residual, and one or two numbers per row."""
 
     @staticmethod
     def forward(
@@ -246,7 +251,7 @@ class NormBeside(torch.autograd.Function):
 
 
 def _of_part(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Gradients of a part and of its bias, from that of the sum."""
+    """Gradients of a branch and of its bias, from the gradient of the sum."""
     of_part = gradient if ctx.drop is None else ctx.drop.of(gradient)
     if not ctx.needs_input_grad[2]:
         return of_part, None
@@ -262,7 +267,7 @@ def _keep(
 
 
 def _kept(ctx: Any) -> tuple[Tensor | None, ...]:
-    """What a norm has kept: its input, mean, reciprocal, weight and bias."""
+    """The tensors that a norm has saved: its input, mean, reciprocal deviation, weight and bias."""
     if ctx.has_shift:
         kept: tuple[Tensor, ...] = ctx.saved_tensors
         return kept
@@ -271,19 +276,19 @@ def _kept(ctx: Any) -> tuple[Tensor | None, ...]:
 
 
 def _wanted(ctx: Any, of_norm: list[Tensor]) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of a norm's weight and bias, where there are these and they are trained."""
+    """Gradients of a norm's weight and bias, for those that exist and are trained."""
     *_, wants_weight, wants_shift, _ = ctx.needs_input_grad
     of_weight, of_shift = of_norm
     return of_weight if wants_weight else None, of_shift if wants_shift else None
 
 
-# As a block calls them.
+# The functions that a transformer block calls.
 
 _add, _add_and_norm, _norm_beside = map(bare, (AddedPart, NormOfSum, NormBeside))
 
 
 def added(x: Tensor, part: Tensor, bias: Tensor | None, drop: Drop | None) -> Tensor:
-    """A residual with a part, its bias and dropout."""
+    """The residual plus a branch with its bias and dropout."""
     if bias is None and drop is None:
         return x + part
     made: Tensor = _add(x, part, bias, drop)
@@ -293,13 +298,13 @@ def added(x: Tensor, part: Tensor, bias: Tensor | None, drop: Drop | None) -> Te
 def added_and_normed(
     x: Tensor, part: Tensor, bias: Tensor | None, drop: Drop | None, norm: nn.Module
 ) -> tuple[Tensor, Tensor]:
-    """``added``, and its norm."""
+    """``added``, and the norm of its result."""
     made: tuple[Tensor, Tensor] = _add_and_norm(x, part, bias, drop, *_vectors(norm))
     return made
 
 
 def normed_beside(x: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """A residual and its norm, whose backward pass adds the residual's gradient."""
+    """The residual and its norm; the norm's backward pass also adds the residual's gradient."""
     made: tuple[Tensor, Tensor] = _norm_beside(x, *_vectors(norm))
     return made
 
@@ -310,5 +315,7 @@ def _vectors(norm: nn.Module) -> tuple[Tensor, Tensor | None, float]:
 
 
 def is_plain(norm: nn.Module) -> bool:
-    """Whether a norm is worked out as torch does, and so may be one with a sum."""
+    """Whether a norm is computed as torch does, so that it may be fused with the addition before
+    it.
+    """
     return not isinstance(norm, LayerNorm) or norm.normalise is None

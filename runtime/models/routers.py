@@ -81,7 +81,7 @@ def of_logits(of_scores: Tensor, scores: Tensor, router: Router) -> Tensor:
     return scores * (of_scores - (of_scores * scores).sum(-1, keepdim=True))
 
 
-# Quantities of the tokens of whole sequences, of which ranks have parts.
+# Values of the tokens of whole sequences, which ranks split.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -163,7 +163,7 @@ def within_capacity(weights: Tensor, chosen: Tensor, experts: int, most: int) ->
 
 
 class RouterWatch(Protocol):
-    """The actions of a training run on a block's router."""
+    """What a training run does with a block's router: scales its losses and counts its choices."""
 
     def share(self) -> Tensor:
         """The factor of a micro-batch's mean loss on this rank, by which gradients are scaled."""
@@ -175,8 +175,8 @@ class RouterWatch(Protocol):
 
 
 class Following(NamedTuple):
-    """The inputs of a router's losses besides its logits: its rule, the tokens' sequences, and the
-    scale of gradients.
+    """The inputs of a router's losses besides its logits: the router's rule, its tokens' sequences,
+    and the scale of gradients.
     """
 
     router: Router
@@ -185,8 +185,8 @@ class Following(NamedTuple):
 
 
 class Watched(torch.autograd.Function):
-    """The weights of chosen experts, unchanged; the backward pass adds gradients of the router's
-    losses to those of its logits, and records the choices. A recomputed block has one.
+    """Passes the weights of chosen experts through unchanged; its backward pass adds gradients of
+    the router's losses to those of its logits, and records the choices.
     """
 
     @staticmethod

@@ -225,7 +225,7 @@ class Block(nn.Module):
         return x + made
 
     def _normed(self, x: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
-        """The residual and its norm."""
+        """The residual itself, and its norm."""
         if self.fuses and is_plain(norm):
             return normed_beside(x, norm)
         return x, norm(x)
@@ -243,7 +243,7 @@ class Block(nn.Module):
         part, bias = self._biased(part, biases, post)
         if self.fuses and self.dropout.is_drawn:
             return added(x, part, bias, self.dropout.drawn(mask))
-        # No variable references what the branch was before dropout.
+        # No variable references the branch as it was before dropout, so its memory can be freed.
         part = self.dropout(part if bias is None else part + bias, mask)
         return x + part
 
@@ -263,14 +263,16 @@ class Block(nn.Module):
             return added_and_normed(x, part, bias, self.dropout.drawn(mask), norm)
         part = self.dropout(part if bias is None else part + bias, mask)
         x = x + part
-        # No variable references a branch that has been added.
+        # No variable references a branch that has been added, so its memory can be freed.
         del part
         return x, norm(x)
 
     def _biased(
         self, part: Tensor, biases: Sequence[Tensor | None], post: nn.Module | None
     ) -> tuple[Tensor, Tensor | None]:
-        """A branch with biases and norm, or a branch and a bias that a fused operator adds."""
+        """A branch with biases and norm applied, or a branch and the bias that a fused operator
+        will add.
+        """
         given = [one for one in biases if one is not None]
         if self.fuses and post is None:
             return part, sum(given[1:], start=given[0]) if given else None
@@ -436,7 +438,7 @@ class Head(nn.Module):
             x = head(x, self._vectors(targets[number - 1]))
             ahead = targets[number]
             losses = self._losses(x, head.last_norm, ahead) * (ahead.flatten() >= 0)
-            # The last tokens of a sequence have no target this far ahead.
+            # The last tokens of a sequence have no target this many tokens ahead.
             share = self.length / (self.length - number)
             loss = loss + losses.mean() * (share * FURTHER_SHARE / len(self.further))
         return loss

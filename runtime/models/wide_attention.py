@@ -76,7 +76,9 @@ def sinks_backward(gradient: Tensor, mixed: Tensor, sinks: Tensor, total: Tensor
 
 
 class WideAttention(torch.autograd.Function):
-    """Attention of queries (B, S, H, D) on keys (B, S, K, D) and values (B, S, K, C)."""
+    """Fused attention of queries (B, S, H, D) on keys (B, S, K, D) and values (B, S, K, C) of
+    another width.
+    """
 
     @staticmethod
     def forward(
