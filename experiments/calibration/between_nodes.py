@@ -57,7 +57,7 @@ def _tables(folder: Path, of: NodesOfRun) -> Tables:
 def _places(
     tables: Tables, of: NodesOfRun, sizes: ProfileSizes
 ) -> dict[Case, tuple[ResumedTable, Key]]:
-    """Each case, with the table of its row and the row's key."""
+    """The table and the row's key of each case to measure."""
     return dict(_listed(tables, of, sizes))
 
 

@@ -90,7 +90,9 @@ def calibrate_runs(options: argparse.Namespace) -> int:
 
 
 def _own_runs(setting: ConstantSetting, runs: Sequence[MeasuredRun], *, constants: int) -> OwnRuns:
-    """The overall error of runs; each fitted constant uses up one degree of freedom."""
+    """The common error and the scatter of runs, for bounds; each fitted constant uses up one degree
+    of freedom.
+    """
     kind = bounds_of(runs[0].job.workload, runs[0].job.cluster, setting.engine.name).kind
     misses: list[float] = []
     for run in runs:
@@ -109,7 +111,7 @@ def _own_runs(setting: ConstantSetting, runs: Sequence[MeasuredRun], *, constant
 
 
 def _narrowed(job: Job, own_runs: OwnRuns) -> str:
-    """The effect of the runs on bounds of further runs at half of the peak rate, as text."""
+    """How these runs narrow the bounds of further runs at half of the peak rate, as text."""
     kind = bounds_of(job.workload, job.cluster, own_runs.engine).kind
     way = kind.way(_AT_MFU)
     before, after = (
@@ -137,7 +139,9 @@ def _pair(text: str) -> tuple[str, float]:
 
 
 def _known(names: Sequence[str], setting: ConstantSetting) -> None:
-    """Refuse names of constants that do not exist, or that the setting lacks."""
+    """Refuse names of constants that do not exist, or that cannot be fitted with the given
+    options.
+    """
     has = values_of(setting)
     for name in names:
         if name not in CONSTANTS:
@@ -187,7 +191,9 @@ def _others(runs: Sequence[MeasuredRun]) -> str:
 def _folds(
     runs: Sequence[MeasuredRun], column: str
 ) -> Iterator[tuple[str, list[MeasuredRun], list[MeasuredRun]]]:
-    """For each value of a column: the value, the other runs, and its own runs."""
+    """Cross-validation folds: for each value of a column, the value, the runs with other values,
+    and its own runs.
+    """
     for value in sorted({run.row.cells.get(column, "") for run in runs}):
         outside = [run for run in runs if run.row.cells.get(column, "") == value]
         inside = [run for run in runs if run.row.cells.get(column, "") != value]

@@ -37,7 +37,7 @@ PUBLISHED_SIZES = (1, 2, 4, 8)
 
 
 def bandwidth(path: Path, campaign: str | None) -> Step:
-    """Transfers of each group shape, replacing the hardware's."""
+    """Fit the bandwidth of transfers for each shape of group, in place of the hardware's."""
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         table = read_transfer_table(path, campaign=campaign)
@@ -49,8 +49,8 @@ def bandwidth(path: Path, campaign: str | None) -> Step:
 
 
 def collectives(path: Path, table_hardware: str | None) -> Step:
-    """Reduce-scatters and all-reduces, inside a node or across nodes, and all-gathers where there
-    are none.
+    """Fit reduce-scatters and all-reduces inside a node or across nodes, and all-gathers where they
+    are not measured.
     """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
@@ -64,7 +64,7 @@ def collectives(path: Path, table_hardware: str | None) -> Step:
 
 
 def point_to_point(path: Path, table_hardware: str | None) -> Step:
-    """Sends inside a node and across nodes."""
+    """Fit sends between GPUs inside a node and across nodes."""
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         table = read_point_to_point_table(path, hardware=table_hardware)
@@ -78,7 +78,9 @@ def point_to_point(path: Path, table_hardware: str | None) -> Step:
 
 
 def published_lines(path: Path, name: str) -> Step:
-    """All-gathers across nodes from published parameters, for shapes that were not measured."""
+    """Take all-gathers across nodes from published latencies and bandwidths, for group shapes that
+    were not measured.
+    """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         try:
@@ -119,7 +121,7 @@ def published_lines(path: Path, name: str) -> Step:
 
 
 def streams(path: Path, campaign: str | None, seed: int) -> Step:
-    """The interference of streams."""
+    """Fit how concurrent streams slow each other down."""
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         value, fitted = _interference(path, campaign, seed)
@@ -129,7 +131,7 @@ def streams(path: Path, campaign: str | None, seed: int) -> Step:
 
 
 def _lines(path: Path, table: TransferTable) -> tuple[dict[GroupShape, dict[str, Line]], Fitted]:
-    """The lines of each kind of message, by group shape."""
+    """Lines of time over bytes for each kind of message, by shape of group."""
     report_dropped(table.origin.duplicates, "repeat another byte for byte")
     groups: dict[GroupShape, dict[str, Line]] = {}
     residuals = []
@@ -162,7 +164,7 @@ def _with_groups(before: Transfers | None, groups: tuple[GroupTransfers, ...]) -
 def _merged(
     have: Sequence[GroupTransfers], groups: dict[GroupShape, dict[str, Line]]
 ) -> tuple[GroupTransfers, ...]:
-    """Groups with new lines; an existing all-gather is kept."""
+    """Groups with the newly fitted lines; an existing line of all-gathers is kept."""
     merged = {GroupShape(group.gpus_in_node, group.nodes): group for group in have}
     for shape, lines in groups.items():
         before = merged.get(shape) or GroupTransfers(
@@ -181,7 +183,7 @@ def _transfers_of(hardware: Hardware, path: Path) -> Transfers:
 
 
 def _published_line(gib_per_s: float, latency_s: float, ranks: int) -> Line:
-    """A line over whole messages, from the rate at which each rank's part passes a link."""
+    """A line of time over whole messages, from the rate at which each rank's part passes a link."""
     whole = gib_per_s * GIB_BYTES / GBYTES * ranks / (ranks - 1)
     return Line(
         latency_us=round(latency_s / MICROSECONDS, 2),

@@ -42,8 +42,8 @@ def operator_rates(
     attention: tuple[Path, str | None] | None,
     attention_tflops: Sequence[float] | None,
 ) -> Step:
-    """The rates of operators; those of attention kernels from their own table, as given, or
-    unchanged.
+    """Fit the rates of operators; those of attention kernels come from their own table, from
+    options, or stay unchanged.
     """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
@@ -93,8 +93,8 @@ def operator_rates(
 def _of_attention(
     hardware: Hardware, table: tuple[Path, str | None] | None, tflops: Sequence[float] | None
 ) -> tuple[Sequence[Rate], str]:
-    """The rates of attention kernels, from their table or as given, with the suffix of the source's
-    text; None if there are neither.
+    """The rates of attention kernels from their table or from options, with text on their source;
+    None if there are neither.
     """
     if table is not None:
         path, campaign = table

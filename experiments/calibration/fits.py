@@ -59,7 +59,9 @@ class Fitted:
 
     @property
     def source(self) -> str:
-        """The stated source of a hardware file's figures, such as a datasheet."""
+        """Text for a hardware file on the source of its figures: table, digest, rows and error of
+        the fit.
+        """
         rows = sum(residual.rows for residual in self.residuals)
         digest = self.origin.sha256[:DIGEST_CHARACTERS]
         return (
@@ -72,7 +74,7 @@ Step = Callable[[Hardware], tuple[Hardware, Fitted]]
 
 
 def applied(steps: Sequence[Step], hardware: Hardware) -> tuple[Hardware, list[Fitted]]:
-    """A hardware after some steps, and the report of each step."""
+    """Apply calibration steps to a hardware; returns it with the report of each step."""
     reports = []
     for step in steps:
         hardware, report = step(hardware)
@@ -81,8 +83,8 @@ def applied(steps: Sequence[Step], hardware: Hardware) -> tuple[Hardware, list[F
 
 
 def sourced(hardware: Hardware, group: str, source: Source, *, more: bool = False) -> Provenance:
-    """The sources of a hardware with one group's updated; ``more`` is appended to the existing
-    text.
+    """The sources of a hardware's figures, with one group's replaced; ``more`` is appended to the
+    existing text.
     """
     before: Source | None = getattr(hardware.provenance, group)
     if more and before is not None:
@@ -93,7 +95,7 @@ def sourced(hardware: Hardware, group: str, source: Source, *, more: bool = Fals
 def calibrated(
     hardware: Hardware, value: Any, fitted: Fitted, *, more: bool = False
 ) -> tuple[Hardware, Fitted]:
-    """The hardware with the fitted group, and the fit itself."""
+    """The hardware with one fitted group, and the fit itself."""
     source = Source(kind="measured", source=fitted.source)
     provenance = sourced(hardware, fitted.group, source, more=more)
     return replace(hardware, **{fitted.group: value}, provenance=provenance), fitted

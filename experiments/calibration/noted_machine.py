@@ -1,4 +1,6 @@
-"""Notes about a measured machine beside its tables: memory, peak rates, software and clocks."""
+"""Notes about a measured machine, kept beside its tables: memory, peak rates, software and
+clocks.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ from mistlab.machine.hardware import PeakTflops
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine(Checked):
-    """A machine on a day; ``threads`` are those of a process on a CPU.
+    """A machine as measured on a day; ``threads`` are those of a process on a CPU.
 
     ``outside_bytes`` are what a process takes of a GPU outside torch's allocator, without what each
     of its communicators takes, where that was measured. ``clocks`` are the first GPU's when

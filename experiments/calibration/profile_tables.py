@@ -72,7 +72,7 @@ SPREAD = "spread"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """The tables of one machine, which their columns call ``name``."""
+    """The tables of one machine, whose name is a column of each table."""
 
     name: str
     operators: ResumedTable

@@ -139,7 +139,9 @@ def network_gbytes_per_s(table: ResumedTable) -> float:
 
 
 def _host_bytes(machine: Machine) -> int:
-    """For a CPU, the half that does not represent the devices' memory."""
+    """For a CPU, the half of its memory that stands for host memory; the other half stands for
+    device memory.
+    """
     return machine.host_memory_bytes // (1 if machine.is_gpu else 2)
 
 

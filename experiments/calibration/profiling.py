@@ -246,7 +246,7 @@ def _noted(path: Path, present: Environment, threads: int, kernel: str, date: st
 
 
 def _kind(machine: Environment) -> tuple[object, ...]:
-    """The properties that machines must share for their measurements to be mixed."""
+    """The properties that two machines must share for their measurements to be mixed."""
     return (machine.device, machine.num_devices, machine.torch, machine.cuda)
 
 
@@ -431,7 +431,7 @@ def _cases(devices: int, sizes: ProfileSizes) -> list[Case]:
 
 
 def _place(case: Case, tables: Tables, devices: int) -> tuple[ResumedTable, Key]:
-    """The table of a case, and its key there."""
+    """The table of a measured case, and the case's key in the table."""
     name = tables.name
     if isinstance(case, CopyCase):
         return tables.copies, _named(

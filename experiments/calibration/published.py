@@ -266,7 +266,7 @@ README_BASE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table's runs, and a digest of the bytes they were read from."""
+    """The runs of a table, and a digest of the file's bytes."""
 
     path: Path
     sha256: str
@@ -328,7 +328,7 @@ def _end_to_end(row: Row, hardware: Hardware | None) -> Iterator[PublishedRun]:
         key: tuple(float(t) * MIB_BYTES for t in row[key].split("/")[0].split())
         for key in ("peak_alloc_mb", "peak_reserved_mb")
     }
-    # Otherwise memory was recorded for some ranks only, not stage by stage.
+    # Without a peak per stage, memory was recorded on some ranks only.
     has_peaks = all(len(peak) == len(batch) for peak in peaks.values())
     yield PublishedRun(
         name=row["id"],

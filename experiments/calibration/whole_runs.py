@@ -65,7 +65,8 @@ def all_predicted_s(runs: Sequence[PublishedRun], hardware: Hardware) -> Floats:
     """The iteration time of each run; runs that differ only in stages are predicted together."""
     together: dict[Hashable, list[int]] = defaultdict(list)
     for number, run in enumerate(runs):
-        # The number of micro-batches of a global batch belongs to a run's own settings.
+        # Runs that differ only in the global batch are predicted together, as batch determines only
+        # the number of micro-batches.
         workload = replace(run.workload, global_batch=1)
         how = run.ran_by, run.overlap_communication, len(run.stages)
         together[workload, run.cluster.nodes, run.cluster.gpus_per_node, how].append(number)
@@ -216,7 +217,9 @@ def _best(errors: Floats) -> int:
 
 
 def with_engines(fits: FittedRuns) -> FittedRuns:
-    """The hardware with time bounds of each engine, from errors of runs left out."""
+    """The hardware with time bounds of each engine, from errors of runs that were left out of
+    fits.
+    """
     hardware = fits.hardware
     of_engine: dict[str, list[int]] = defaultdict(list)
     for number, run in enumerate(fits.runs):
@@ -302,7 +305,7 @@ def _widths(runs: Sequence[PublishedRun]) -> Floats:
 
 
 def place_of(run: PublishedRun) -> MeasuredAt:
-    """The conditions of a measured run."""
+    """The width, GPUs and sequence length at which a run was measured."""
     return MeasuredAt(
         hidden=run.workload.model.hidden,
         gpus=int(num_gpus(run.stages.value).sum()),

@@ -44,7 +44,7 @@ def _line(name: str, columns: Sequence[str], rows: Sequence[tuple[str, Judged]])
     without = [*rows]
     for index, answered in zip(indices, answers, strict=True):
         source, row = rows[index]
-        # Judged against the measurements of the whole row.
+        # Predictions without some columns are judged against the measurements of the whole row.
         again = judged(row.row, answered.answer)
         without[index] = source, replace(again, measured_s=row.measured_s)
     telling = {rows[index][0] for index in indices}

@@ -23,7 +23,7 @@ OF_PAGES = ("papers_and_readmes", "moe_zoo_ablations_primus_misc", "torchtitan")
 AS_PUBLISHED = ("", "published")
 # Kinds of runs with fewer sources have no useful spread.
 ENOUGH_SOURCES = 5
-# Sources reported separately from the mean over all.
+# Sources that are reported separately, not in the mean over all sources.
 APART = {
     "functional tests": "tiny models of Megatron's functional tests, which time launches",
     "verification cards": "runs that train as users do, unbalanced and from checkpoints",
@@ -38,7 +38,9 @@ def source_of(table: str, cells: Mapping[str, str]) -> str:
 
 
 def apart_of(cells: Mapping[str, str]) -> str:
-    """The key of ``APART`` that counts a row; empty for all others."""
+    """The name in ``APART`` under which a row is reported separately; empty for rows of the
+    mean.
+    """
     row = row_of(cells)
     if row.arguments:
         return "functional tests"
@@ -193,7 +195,7 @@ def _apart(name: str, sources: Sequence[SourceErrors]) -> Iterator[str]:
 
 
 def _sums(asked: Sequence[SourceErrors], every: Sequence[Judged]) -> Iterator[str]:
-    """Means over all sources that are not reported separately."""
+    """Means over all sources except those that are reported separately."""
     means = [one.mean_time for one in asked if one.mean_time is not None]
     errors = [error for one in asked for error in one.published]
     if not means:

@@ -30,7 +30,9 @@ BEFORE: Mapping[str, str] = {"deepspeed": "deepspeed", "trainer": "fsdp", "llmq"
 
 
 def _as_before(run: Configuration) -> Configuration:
-    """A run under the engine that predicted its software before that had an engine of its own."""
+    """A run predicted by the engine that stood for its software before the software had an engine
+    of its own.
+    """
     engine = ENGINES[run.engine]
     name = BEFORE.get(engine.family, run.engine)
     if engine.memory and any(row.whole_logits for row in engine.memory.values()):
@@ -64,7 +66,9 @@ def _free_hosts() -> Iterator[None]:
 
 
 def _lent_as_it_is(gpu: str) -> Hardware | None:
-    """An uncalibrated GPU with its lender's curves unscaled; None for all others."""
+    """An uncalibrated GPU that uses another GPU's measured curves without scaling; None for
+    calibrated GPUs.
+    """
     measured = catalog.stated_hardware(gpu).provenance.compute
     return taken_for_its_lenders(catalog.hardware(gpu)) if measured is None else None
 
@@ -147,7 +151,7 @@ HEAD = (
 )
 
 
-# Figures of each source.
+# Figures of each source that the table shows.
 FIGURES = {"times": "mean_time", "peaks": "mean_peak", "in bounds": "inside"}
 
 

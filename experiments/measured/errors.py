@@ -84,7 +84,7 @@ def _changed(predicted: Sequence[Judged]) -> Iterator[str]:
 
 
 def _refusals(every: Sequence[Judged]) -> Iterator[str]:
-    """A line per reason of refusal, with the first line of a table that has it."""
+    """A line for each reason why rows were refused, with the first line of a table that has it."""
     reasons: dict[str, list[str]] = {}
     for run in every:
         if run.answer.refused:

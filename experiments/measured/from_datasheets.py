@@ -42,8 +42,8 @@ def as_of_datasheet(name: str, kept: str = "") -> Hardware:
 
 
 def taken_for_its_lenders(hardware: Hardware) -> Hardware:
-    """The hardware with its lenders' rates and links unscaled: only memory and nodes are its
-    own.
+    """The hardware with another GPU's measured rates and links, unscaled: only memory and nodes are
+    its own.
     """
     rates, links = (_lender(hardware, group) for group in ("compute", "transfers"))
     node = hardware.node
@@ -131,8 +131,8 @@ def runs_from_datasheets(
 
 
 def _spreads(lent: Sequence[LentRun], *, by_gpu: bool) -> SourceSpreads:
-    """Spread of predictions with scaled rates around those with own rates, per fold with one GPU
-    left out.
+    """Spread of predictions with scaled rates around those with own rates, for each GPU left
+    out.
     """
     _, gpus = np.unique([one.gpu for one in lent], return_inverse=True)
     folds = gpus if by_gpu else np.full(len(lent), -1)
@@ -167,7 +167,9 @@ def datasheet_kind(lent: Sequence[LentRun]) -> KnownKind | None:
 
 
 def _held(known: Sequence[Known], lent: Sequence[LentRun]) -> list[Held]:
-    """Coverage of bounds with scaled rates, fitted without the run's GPU and without its source."""
+    """Coverage of bounds for predictions with scaled rates; bounds are fitted without the run's GPU
+    and without its source.
+    """
     misses = [(index, miss) for index, (*_, miss) in enumerate(known) if miss is not None]
     spreads = left_out([miss for _, miss in misses], [miss.source for _, miss in misses])
     of_place = dict(zip((index for index, _ in misses), spreads, strict=True))

@@ -54,8 +54,8 @@ def group_lines(name: str, rows: Sequence[Judged]) -> Iterator[str]:
 
 
 def summary(rows: Sequence[Judged]) -> str:
-    """A sentence: errors with each group counted once, and accuracy of telling runs that ran from
-    failed ones. Peaks of doubted rows are counted separately.
+    """A sentence on errors with each group counted once, and on how well runs that ran are told
+    from runs that failed. Peaks that the table doubts are counted separately.
     """
     every, errors = _of_groups(rows), _of_groups([one for one in rows if not one.is_doubted])
     errors = replace(every, memory=errors.memory, memory_groups=errors.memory_groups)

@@ -37,7 +37,9 @@ class Kernels:
     seconds: Floats
 
     def missed(self, compute: Compute) -> Floats:
-        """Logarithms of predicted over measured seconds (C), by a GPU's rates."""
+        """Logarithms of predicted over measured seconds (C) of kernels, by the rates of a given
+        GPU.
+        """
         rate = compute.rate(self.operators)
         predicted_s = self.flop * rate.s_per_flop + self.moved_bytes * rate.s_per_byte
         return np.asarray(np.log(predicted_s / self.seconds))
@@ -53,7 +55,7 @@ def _product(row: Mapping[str, str]) -> tuple[float, float, float]:
 
 
 def _attention(row: Mapping[str, str]) -> tuple[float, float, float]:
-    """A forward pass of causal attention, bound by arithmetic."""
+    """Operations and bytes of a forward pass of causal attention."""
     batch, tokens, heads, wide = (
         float(row[name]) for name in ("batch", "isl", "heads", "head_dim")
     )

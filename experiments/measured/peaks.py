@@ -20,7 +20,9 @@ MOST_WRONG = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMiss:
-    """Logarithm of a measured peak over the predicted one; ``names`` are its kinds."""
+    """Logarithm of a measured memory peak over the predicted one, with the kinds of run (``names``)
+    that it counts for.
+    """
 
     names: tuple[str, ...]
     source: str
@@ -47,7 +49,7 @@ def peak_misses(known: Sequence[Known]) -> list[PeakMiss]:
 
 
 def known_peaks(misses: Sequence[PeakMiss]) -> tuple[KnownKind, ...]:
-    """Spreads by kind of peaks, for the catalogue."""
+    """Spreads of memory peaks by kind of run, for the catalogue."""
     spreads = _spreads(misses, np.full(len(misses), -1))
     together: dict[str, list[PeakMiss]] = defaultdict(list)
     for miss in misses:

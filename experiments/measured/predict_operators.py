@@ -44,7 +44,7 @@ FUSED = re.compile("liger|(?<!un)fused|tiled|compile")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelWork:
-    """Work of a kernel: bytes and operations of its passes, fused or not, and its number of
+    """Bytes and operations of a kernel's forward and backward pass, fused or not, and its number of
     backward passes.
     """
 
@@ -98,14 +98,16 @@ class KernelRates:
 
 @cache
 def described() -> Mapping[str, Any]:
-    """Descriptions of kernels by name, and synonyms of sizes."""
+    """Descriptions of the known kernels by name, and synonyms of their sizes."""
     file = files("experiments.measured") / "operators.yaml"
     kernels: Mapping[str, Any] = parse_yaml(file.read_text(encoding="utf-8"), file.name)
     return kernels
 
 
 def kernel_rows(path: Path) -> Iterator[KernelRow | RefusedKernel]:
-    """Rows of a table with a time, or that could have one; others are left out."""
+    """Rows of a table that are about times, measured or left blank; rows of other quantities are
+    left out.
+    """
     for row in rows_of_table(path, NEEDED, NEEDED):
         if text_of(row.cells, "quantity") not in ("", "time"):
             continue
@@ -160,7 +162,7 @@ def _work(row: TableRow, kernel: Mapping[str, Any], provider: str) -> KernelWork
 
 
 def _sizes(row: TableRow) -> tuple[dict[str, float], float]:
-    """Sizes of a row under all their names, and bytes of a number."""
+    """Sizes of a row's kernel under all their names, and bytes of a number."""
     text = text_of(row.cells, "extra")
     try:
         extra = json.loads(text) if text.startswith("{") else {}
@@ -182,7 +184,7 @@ def _sizes(row: TableRow) -> tuple[dict[str, float], float]:
 
 
 def _number(expression: object, sizes: Mapping[str, float]) -> float:
-    """Value of an expression; refuses one whose sizes the row does not give."""
+    """Value of an expression of sizes; refuses one whose sizes the row does not give."""
     terms = sum_from(str(expression)).terms
     needed = {name for powers in terms for name, _ in powers}
     if missing := sorted(needed - sizes.keys()):

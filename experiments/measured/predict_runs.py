@@ -183,7 +183,7 @@ class RowPredictor:
 
 
 def _otherwise(run: Configuration, run_job: RunJob, prediction: Prediction) -> Configuration | None:
-    """The configuration that replaces one that does not fit, if there is one."""
+    """The configuration to predict in place of one that does not fit in memory, if there is one."""
     if run.otherwise not in ("", run_job.job.plan.engine) and nearly_fills(prediction, run_job):
         notes = (*run.notes, f"memory is short: engine {run.otherwise}")
         return replace(run, engine=run.otherwise, otherwise="", notes=notes)
@@ -199,8 +199,8 @@ TOO_MUCH = "workload: "
 
 
 def _as_written(refused: str, run: Configuration, row: TableRow) -> str:
-    """A refusal in the table's terms: columns for fields of a job, the run's GPU, and the row's
-    engine, not the variant that predicts it.
+    """A refusal in the table's terms: columns in place of plan fields, and the row's GPU and engine
+    in place of those that predict it.
     """
     if refused.startswith(TOO_MUCH):
         model = f"{run.shape.layers:,} layers of hidden {run.shape.hidden:,}"
@@ -226,7 +226,7 @@ def _column_of(field: str) -> str:
 
 
 def _read(row: TableRow, hardware: str) -> Configuration | RunAnswer:
-    """The configuration of a row, or why it has none."""
+    """The configuration of a row, or the reason why it has none."""
     if row.problem:
         return RunAnswer(refused=f"{row.where}: {row.problem}")
     try:

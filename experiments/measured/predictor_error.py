@@ -132,7 +132,7 @@ def _runs(folder: Path | None, *, quick: bool = False) -> tuple[list[PublishedRu
         for name in MEGATRON
         if not quick and (folder / name).exists()
     ]
-    # The base case is among the runs of the table.
+    # The base case of weak scaling is already among the runs of the table.
     return [*(one for table in tables for one in table.runs), *weak_scaling], tables
 
 
@@ -269,8 +269,8 @@ def _events_summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def _order(rows: Sequence[dict[str, Any]]) -> tuple[list[float], list[float], int]:
-    """Ranking per workload with several runs: rank correlation, regret of the run predicted
-    fastest, and misordered pairs.
+    """Rankings of runs of one workload: rank correlation, regret of the run predicted fastest, and
+    misordered pairs.
     """
     ranks, best, disordered = [], [], 0
     for alike in grouped(rows, lambda row: row["workload"]).values():

@@ -175,7 +175,7 @@ def _tables(paths: Sequence[Path], predictor: RowPredictor) -> Tables:
 
 
 def _of_profiles(tables: Tables) -> list[Judged]:
-    """Rows of the engine whose cluster has a profile."""
+    """Rows that were run on a cluster with a profile, by the profiles' engine."""
     every = (one for _, rows in tables for one in rows)
     return [one for one in every if row_of(one.row.cells).software == ENGINE_OF_PROFILES]
 
@@ -192,7 +192,7 @@ ORDERS = (
 )
 
 
-# Number of ranking columns, without those on repeats and failures.
+# Number of ranking columns, without those on repeated and failed runs.
 ORDERED = 7
 
 
@@ -261,7 +261,9 @@ def _orders(rows: Sequence[Judged]) -> Iterator[str]:
 
 
 def _parts(how: str, rows: Sequence[Judged]) -> Iterator[str]:
-    """Errors and rankings in subsets of runs, so that no cluster dominates."""
+    """Errors and rankings in subsets of the engine's runs, so that large clusters do not
+    dominate.
+    """
     if not rows:
         return
     yield f"## Parts of the runs of {ENGINE_OF_PROFILES}, {how}\n"
@@ -276,7 +278,7 @@ def _parts(how: str, rows: Sequence[Judged]) -> Iterator[str]:
 
 
 def _is_within(run: Judged, most: Mapping[str, int]) -> bool:
-    """Whether a run is within the limits of all columns; an empty cell counts as one."""
+    """Whether a run is within the limits of a subset's columns; an empty cell counts as 1."""
     return all(float(run.row.cells.get(name) or 1) <= limit for name, limit in most.items())
 
 
@@ -356,10 +358,11 @@ def _fault(refused: str) -> str:
     return re.sub(r"( \(did you mean .*?\?\))?: (give|predict) .*", "", reason).replace("|", "\\|")
 
 
-# Coverage of bounds with groups left out, and spreads of all kinds of runs.
+# Coverage of bounds with groups of rows left out, and spreads of all kinds of runs.
 
 
-# What is left out at a time: runs of one software with an equal cell, or a whole table.
+# What is left out at a time: all runs of one software that have the same value in a column, or a
+# whole table.
 WAYS: Mapping[str, Callable[[TableRow, str], str]] = {
     "model": lambda row, software: f"{software} {row.cells.get('model', '')}",
     "GPUs": lambda row, software: f"{software} {row.cells.get('gpus', '')}",

@@ -134,7 +134,7 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
     num_gpus, data = _ranks(row, degrees, experts * parts, notes)
     ranks = degrees["tp"] * degrees["cp"] * data
     if not row.count("etp") and ranks % (experts * parts):
-        # Expert parallelism over all these ranks leaves none to divide an expert.
+        # Expert parallelism uses all these ranks, and leaves none to split an expert.
         parts = 1
     experts = _divisor(experts, ranks, parts, notes)
     micro_batch, sequence_length = _sequences(row, degrees["cp"], notes)
@@ -198,7 +198,7 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
 
 
 def _shards(ranks: int, replicas: int, zero: int) -> int:
-    """Shards of the weights: one except under ZeRO-3."""
+    """Number of ranks that shard the weights: one except under ZeRO-3."""
     return ranks // replicas if zero >= WHOLE_SHARDED else 1
 
 
@@ -215,7 +215,7 @@ def _optimizer(row: RunRow, engine: str) -> Optimizer:
 
 
 def _kind(row: RunRow, shape: Shape, gpus: Gpus, precision: Precision, engine: str) -> RunKind:
-    """The kind of run that selects bounds; no engine if it was only assumed."""
+    """The kind of run by which bounds are selected; without the engine if it was only assumed."""
     blocks: Blocks = "experts" if experts_of(shape, row) > 1 else "dense"
     if shape.model.is_hybrid:
         blocks = "hybrid"
@@ -237,7 +237,7 @@ def _purpose(row: RunRow) -> Purpose:
 
 
 def _at_first(engine: str, degrees: Mapping[str, int]) -> str:
-    """The preferred engine of a run, if memory allows it and its host runs ahead of the GPU."""
+    """The engine to try first for a run, if memory allows it and its host runs ahead of the GPU."""
     splits = degrees["tp"] > 1
     return "nanotron-whole-inputs" if engine == "nanotron" and splits else engine
 
@@ -252,14 +252,14 @@ _FUSED_ONLY = {"window", "sinks"}
 
 
 def _ends(row: RunRow) -> tuple[int, int] | None:
-    """Numbers of blocks of the first and last stage, if both are given."""
+    """Blocks of the first and last pipeline stage, if a row gives both."""
     first, last = row.first_blocks, row.last_blocks
     return None if first is None or last is None else (first, last)
 
 
 def _stages(row: RunRow, layers: int, stages: int, notes: list[str]) -> tuple[int, ...]:
-    """Blocks per stage of a row that counts embedding and head as layers; none if it does not, or
-    if they do not add up to the model's.
+    """Blocks per stage, for a row that counts embedding and head as layers; None if it does not, or
+    if its counts do not add up to the model's blocks.
     """
     if not row.stage_layers:
         return ()
@@ -512,7 +512,7 @@ def zero_of(row: RunRow, engine: str) -> tuple[int, str]:
 
 
 def replicas_of(row: RunRow, data: int, context: int, gpus_per_node: int) -> tuple[int, str]:
-    """Replicas of a row's shards (hybrid sharding), and a note where assumed; 1 by default."""
+    """Copies of the sharded states (hybrid sharding), and a note where assumed; 1 by default."""
     ranks, replicas, note = data * context, 1, ""
     if row.replicas is not None:
         replicas = row.replicas
@@ -556,9 +556,9 @@ def network_of(row: RunRow, gpus_per_node: int) -> float | None:
 
 
 def unsaid_of(row: RunRow, engine: str, stages: int) -> tuple[str, ...]:
-    """Empty columns of a benchmark's row that gives its batch: micro-batch, and chunks per stage
-    where several are possible. Megatron's arguments have defaults instead, and ordinary training is
-    not tuned.
+    """Columns that a benchmark's row leaves empty although it gives its batch: micro-batch, and
+    chunks per stage where several are possible. Megatron's arguments have defaults instead, and
+    ordinary training is not tuned.
     """
     if row.arguments or not row.benchmark or row.count("global_batch") is None:
         return ()
@@ -588,8 +588,8 @@ def _weights(model: ModelSpec) -> float:
 
 
 def batches_at_once(row: RunRow, micro_batch: int, of_step: int, stages: int) -> int:
-    """Micro-batches per fill and drain of the pipeline, of all ``of_step``; in AutoModel, those of
-    a rank's local batch.
+    """Micro-batches per fill and drain of the pipeline, out of the ``of_step`` of a step; in
+    AutoModel, those of a rank's local batch.
     """
     if row.local_batch is None or stages == 1:
         return of_step

@@ -1,4 +1,4 @@
-"""Memory of measured runs beyond that of the plans that represent them."""
+"""Memory of a measured run that the plan which represents the run does not count."""
 
 from experiments.runs.run_row import Recomputation, RunRow
 from mistlab.engines.adapters import BASE_BYTES
@@ -9,8 +9,8 @@ MASK_BYTES, COPY_BYTES = 1, 2
 
 
 def beside_bytes(row: RunRow, model: ModelSpec, recompute: Recomputation, tokens: int) -> int:
-    """Bytes beyond a plan's, for a micro-batch's ``tokens``: recomputed blocks hold them one at a
-    time.
+    """Bytes that a plan does not count, for a micro-batch's ``tokens``; recomputed blocks hold them
+    one block at a time.
     """
     blocks = 1 if recompute.way == "full" else model.layers
     dropped = _of_dropped(row, model) if row.adapters and row.drops_adapter_inputs else 0

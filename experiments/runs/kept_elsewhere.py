@@ -49,8 +49,8 @@ class KeptElsewhere:
     def of_row(
         cls, row: RunRow, micro_batches: int, shards: int, blocks: int, beside: int = 0
     ) -> "KeptElsewhere":
-        """What a row says about it, with states in this number of shards, and ``beside`` bytes of
-        tensors that the plan does not hold.
+        """The states that a row says are offloaded or freed early, in this number of shards, and
+        ``beside`` bytes of tensors that the plan does not count.
         """
         is_late = row.late_gradients and micro_batches == 1
         is_whole = shards > 1 and row.loads_whole
@@ -76,17 +76,17 @@ class KeptElsewhere:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the run holds what the plan does."""
+        """Whether the run's GPUs hold the same states as the plan."""
         return self == ALL_KEPT
 
     @property
     def of_stages(self) -> Mapping[str, float]:
-        """The plan's dimensions for it: activations on the host."""
+        """The plan's offloading of activations that represents the run's."""
         return {name: 1.0 for name in OFFLOADS if self.activations and _is_of_activations(name)}
 
     def applied(self, prediction: Prediction, room: Callable[[int], float]) -> Prediction:
-        """Prediction of the plan minus what the run does not hold; ``room`` is a GPU's memory in a
-        stage.
+        """A plan's prediction without the states that the run's GPUs do not hold; ``room`` is a
+        GPU's memory in a stage.
         """
         stages = tuple(
             self._stage(stage, room(number)) for number, stage in enumerate(prediction.stages)
@@ -136,5 +136,5 @@ class KeptElsewhere:
         return 2 * of_one * micro_batches / bytes_per_s
 
 
-# A run that holds what its plan does.
+# A run whose GPUs hold all states of its plan.
 ALL_KEPT = KeptElsewhere()

@@ -50,7 +50,9 @@ def host_is_ahead(run: Configuration, blocks: Sequence[int], cluster: Cluster) -
 
 
 def recomputed(run: Configuration, layers: int) -> dict[str, int]:
-    """Number of a stage's blocks recomputed, by the dimension of the recomputation."""
+    """Number of recomputed blocks of a stage, by the plan's field for their kind of
+    recomputation.
+    """
     way = run.recompute.way
     if way == "unknown":
         problem = f"{shown(run.recompute.text)} cannot be said"
@@ -204,7 +206,7 @@ def _of_chunks(run: Configuration) -> Iterator[Configuration]:
 
 
 def _assumption_notes(way: Configuration, unsaid: tuple[str, ...]) -> tuple[str, ...]:
-    """Notes of an alternative, with its assumptions."""
+    """Notes on the assumptions of an alternative configuration."""
     taken = {"micro_batch": way.micro_batch, "vpp": way.chunks}
     others = (note for note in way.notes if note != ASSUMED_MICRO_BATCH)
     return (
@@ -373,7 +375,7 @@ def _model(shape: Shape) -> ModelSpec:
 
 @cache
 def _equal(workload: Workload) -> Workload:
-    """One workload for all equal ones, by which jobs are grouped."""
+    """Make equal workloads one object, by which jobs are grouped."""
     return workload
 
 

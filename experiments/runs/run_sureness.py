@@ -58,7 +58,7 @@ class Range:
 
     @classmethod
     def of(cls, prediction: Prediction, above: float, way: float) -> Self:
-        """Range of a prediction whose upper bound is ``above`` times the longest time."""
+        """Range of predicted times whose upper end is ``above`` times the longest time."""
         least_s = prediction.iteration_s
         longest_s = max(least_s, prediction.iteration_s_high / above)
         return cls(least_s=least_s, longest_s=longest_s, way=way)
@@ -88,7 +88,7 @@ def sureness_of(misses: Sequence[Miss], source: str = "") -> Sureness:
 
 
 def left_out(misses: Sequence[Miss], groups: Sequence[str]) -> Iterator[Spread | None]:
-    """For each run, the spread estimated from other groups, if there are any."""
+    """For each run, the spread estimated from runs of other groups, if there are any."""
     names, folds = np.unique(groups, return_inverse=True)
     if len(names) < 2:
         yield from (None for _ in misses)
@@ -116,7 +116,7 @@ def _spreads(misses: Sequence[Miss], folds: Ints) -> Mapping[str, SourceSpreads]
 def _kinds(
     misses: Sequence[Miss], spreads: Mapping[str, SourceSpreads], fold: int
 ) -> tuple[KnownKind, ...]:
-    """Spreads by kind of run in one fold."""
+    """Spreads by kind of run, from the runs of one cross-validation fold."""
     together: dict[str, list[Miss]] = defaultdict(list)
     for miss in misses:
         for name in miss.kind.names:
@@ -137,7 +137,7 @@ def _kinds(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A measurement against its bounds: whether inside, and the interval score.
+    """A measurement compared with its bounds: whether it is inside, and the interval score.
 
     ``score`` is the interval score of the logarithms of times (Gneiting and Raftery, 2007): the
     width, and by how far the measurement lies outside, counted 20 times for bounds of 90 %. Bounds
@@ -150,7 +150,7 @@ class Held:
 
     @classmethod
     def of(cls, measured_s: float, bounds_s: tuple[float, float]) -> Self:
-        """Score of a measurement against a lower and an upper bound."""
+        """Compare a measurement with a lower and an upper bound."""
         low_s, high_s = bounds_s
         outside = max(1.0, low_s / measured_s, measured_s / high_s)
         width = high_s / low_s
@@ -172,7 +172,7 @@ PAGEABLE = 7 / 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """Basis of a run's bounds: its kind, its GPUs, and its range."""
+    """What a run's bounds depend on: its kind, its GPUs, and its range."""
 
     kind: RunKind
     gpus: int
@@ -299,7 +299,7 @@ def is_far_too_full(prediction: Prediction, run_job: RunJob) -> bool:
 
 
 def _repeated(prediction: Prediction, times: int) -> Prediction:
-    """Prediction of a step made of several equal iterations."""
+    """Prediction of a step that consists of several equal iterations."""
     return replace(
         prediction,
         iteration_s=prediction.iteration_s * times,

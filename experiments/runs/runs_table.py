@@ -103,7 +103,7 @@ class TableRow:
 
     @property
     def where(self) -> str:
-        """Place of the row, for messages."""
+        """Table and line of a row, for messages."""
         return f"{self.file}, line {self.line}"
 
 

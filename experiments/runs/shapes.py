@@ -13,7 +13,7 @@ from mistlab.plan.workload import Experts, ModelSpec
 # GPT-2's vocabulary size, which Megatron-LM's tests pad to a multiple.
 TOKENS = 50_257
 MULTIPLE = 128
-# Pattern letters of hybrid models: blocks with experts, and with state-space mixers.
+# Letters of hybrid models' patterns: blocks with experts, and blocks with state-space mixers.
 EXPERTS, SCANS = frozenset("E"), frozenset("MG")
 VOCAB = {"gpt": 50304, "falcon": 65024, "llama": 128256}
 NAMES = {
@@ -144,7 +144,7 @@ def _with_experts(row: RunRow, known: ModelSpec, given: dict[str, int | None]) -
 
 
 def _is_traced_as_llama(parts: Mapping[str, Any]) -> bool:
-    """Whether a model has features that only Llama-like blocks are traced with."""
+    """Whether a model has features for which only Llama-like blocks can be traced."""
     experts = parts.get("experts")
     return bool(parts.get("latent")) or (experts is not None and experts.shared_ffn > 0)
 
@@ -175,7 +175,7 @@ def _plain(part: Any) -> Any:
 
 
 def _whole(known: ModelSpec, given: Mapping[str, int | None], notes: list[str]) -> Shape:
-    """Shape of a hybrid model, or of a similar one with a row's sizes."""
+    """Shape of a hybrid model of the catalogue, or of a similar one with a row's sizes."""
     model = hybrid_of_sizes(known, given) if known.pattern else known
     notes.append(f"blocks are those of {model.name or known.name}")
     return _shape_of_model(model)
@@ -210,7 +210,7 @@ def _shape_of_model(model: ModelSpec) -> Shape:
     return Shape(family=model.family, tied_embeddings=model.tied_embeddings, parts=parts, **sizes)
 
 
-# Fields of models that are copied unchanged.
+# Fields of a hybrid model that its shape copies unchanged.
 _PARTS_OF_WHOLE = (
     *("head_dim", "rotary_fraction", "qk_norm", "attention_gate", "latent"),
     *("experts", "state_space", "pattern"),

@@ -79,7 +79,7 @@ def speeds(options: argparse.Namespace) -> int:
 
 
 def _batches(problem: Problem, number: int) -> list[StageBatch]:
-    """All memory-saving strategies of the first stage of some meshes."""
+    """Batches of all memory-saving strategies of a pipeline's first stage, for some meshes."""
     layers = problem.workload.model.layers
     return [
         rows_of_mesh(

@@ -118,7 +118,7 @@ def _report_of_replays(rows: Sequence[Row]) -> Report:
 
 
 def _played(job: Job, lengths: DocumentLengths, samples: int, seed: int) -> list[Row]:
-    """A row for each arrangement of a plan's documents."""
+    """A row for each way to arrange documents in micro-batches, with a plan's step times."""
     plan, work = job.plan, job.workload
     sequences = sequences_of(plan)
     simulator = EventSimulator(workload=work, cluster=job.cluster)
@@ -156,8 +156,8 @@ def _played(job: Job, lengths: DocumentLengths, samples: int, seed: int) -> list
 
 
 def _replayed(options: argparse.Namespace) -> list[Row]:
-    """A row for each arrangement: the mean step of measured micro-batches, and that played for
-    other documents.
+    """A row for each way to arrange documents: the mean step of measured micro-batches, and the
+    step played for other documents.
     """
     lengths = lengths_from(MEASURED).within(CONTEXT, cuts=True)
     steps = QUICK_STEPS if options.quick else STEPS

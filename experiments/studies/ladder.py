@@ -330,7 +330,7 @@ def _report(rungs: Sequence[Rung], rows: Sequence[Row], where: str) -> Report:
 
 
 def _longer_s(rows: Sequence[Row], kind: str) -> float:
-    """The total effect of all rungs of a kind on the iteration time."""
+    """The total change of the iteration time over all rungs of a kind."""
     longer: list[float] = [row[name] for row in rows for name in TERMS if row["kind"] == kind]
     return sum(longer)
 

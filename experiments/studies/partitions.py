@@ -29,7 +29,8 @@ COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatt
 # How many times an activation's bytes pass a rank's link.
 PASSES: Mapping[Collective, float] = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 
-# Single changes of layout, and their collectives; a rank with the whole may drop a part.
+# Changes of a tensor's layout by one collective, or by none where a rank that has the whole drops a
+# part.
 CHANGES: Mapping[tuple[Layout, Layout], Collective | None] = {
     ("whole", "split"): None,
     ("whole", "tokens"): None,
@@ -209,7 +210,9 @@ def forced_to(operators: Sequence[Operator], ways: Mapping[str, str]) -> tuple[O
 
 
 def mirrored(operators: Sequence[Operator]) -> tuple[Operator, ...]:
-    """The chain of a backward pass: transposed weights, with outputs as inputs."""
+    """The chain of a backward pass: weights are transposed, and layouts of outputs become those of
+    inputs.
+    """
     inputs = (1.0, *(one.output for one in operators))
     return tuple(
         Operator(
@@ -233,7 +236,9 @@ def weight_ways(operators: Sequence[Operator], partition: Partition) -> tuple[st
 def _moved(
     before: Partition, change: tuple[Collective, ...] | None, size: float, name: str
 ) -> Partition | None:
-    """A partition with the messages of a layout change before an operator, if there is one."""
+    """A partition with the collectives that change the layout before an operator, if there is such
+    a change.
+    """
     if change is None:
         return None
     messages = tuple(

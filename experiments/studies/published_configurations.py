@@ -154,8 +154,8 @@ def _stages_of_run(run: Configuration) -> Iterator[Configuration]:
 
 
 def _recomputed(run: Configuration) -> Iterator[Recomputation]:
-    """Recomputation: the run's own, unless it is a number of blocks; none; and shares of each
-    stage's blocks.
+    """Recomputation to try: that of the run, unless it is a number of blocks, which depends on the
+    stages; none; and three shares of each stage's blocks.
     """
     if run.recompute.way not in ("full", "blocks"):
         yield run.recompute
@@ -320,7 +320,9 @@ def _report(rows: Sequence[Row]) -> Report:
 
 
 def _roomy(row: Row) -> tuple[str, str]:
-    """The seconds of the configuration that leaves a tenth of the memory free, and its gain."""
+    """The seconds of the best configuration that leaves a tenth of the memory free, and its
+    gain.
+    """
     if row["roomy"] is None:
         return "-", "-"
     seconds = row["roomy"]["played_s"]
@@ -344,7 +346,7 @@ def _configurations(rows: Sequence[Row]) -> Iterator[Sequence[object]]:
 
 
 def _as_last(roomy: Row, theirs: Row, ours: Row) -> tuple[str, str]:
-    """The roomy configuration in words, and its GiB."""
+    """The configuration that leaves a tenth of the memory free in words, and its peak in GiB."""
     same = {theirs["words"]: "the published one", ours["words"]: "ours"}
     return str(same.get(roomy["words"], roomy["words"])), f"{roomy['memory_gib']:.0f}"
 

@@ -50,7 +50,7 @@ SPACE = replace(space_of("+checkpointing"), name="equal stages", unequal_stages=
 # The largest search, in the whole space; a quick run uses a smaller one, in the space above.
 LARGE_MODEL, LARGE_NODES, QUICK_LARGE_NODES = "gpt3-175b", 1280, 32
 LARGE_SPACE, QUICK_LARGE_SPACE = space_of("mist"), SPACE
-# Never reached: searches end by themselves, and so alike in every run.
+# Seconds that are never reached: searches end by themselves, so every run gives the same plan.
 LATENCY_GPUS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 SMALL_BYTES = 1024.0
 TERA = 1e12
@@ -527,7 +527,7 @@ def _trained(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _spent(row: Row) -> dict[str, float]:
-    """The shares of an iteration in which the slowest stage computes, communicates and stalls."""
+    """The shares of an iteration in which the slowest stage computes, communicates and idles."""
     computing, communicating = (
         row["terms_s"][name] / row["iteration_s"]
         for name in ("computation_s", "exposed_communication_s")

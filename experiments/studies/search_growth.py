@@ -29,12 +29,12 @@ from searchers.registry import SEARCHERS
 from searchers.strategy import Ending, Ledger, NeedsStageCosts, Strategy, StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 
-# Searches with one idea removed: a weaker component replaces it for the duration of a search.
+# Runs a search with one of its ideas replaced by a weaker component.
 #
 # The answer is unchanged: ideas affect only how soon it is proven.
 
 
-# A module or a class, a name in it, and the replacement.
+# A replacement for an idea: a module or class, a name in it, and the weaker component.
 Weaker = tuple[Any, str, Any]
 
 
@@ -66,7 +66,7 @@ IDEAS = (*REMOVED, BOXES)
 
 @contextmanager
 def without(idea: str) -> Iterator[Strategy]:
-    """The strategy without an idea, for the duration of the block."""
+    """Remove an idea from a search within the ``with`` block."""
     if idea == BOXES:
         yield SEARCHERS["exact"]
         return
@@ -79,7 +79,7 @@ def without(idea: str) -> Iterator[Strategy]:
 def _proven(
     problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
 ) -> Ending:
-    """The proof by boxes, however few memory-saving strategies there are."""
+    """The proof by bounds on boxes of candidates, even for few memory-saving strategies."""
     return Hierarchy.of(problem, space, ledger).proven(tolerance=0.0, seconds=inf)
 
 
@@ -171,7 +171,7 @@ def _problem_text(problem: Problem) -> str:
 
 
 def _asked(problem: Problem, space: SearchSpace, *, count: int | None) -> Iterator[GrowthQuestion]:
-    """The searches of each axis, at most this many per axis."""
+    """The searches of each growing quantity, at most this many per quantity."""
     work, cluster = problem.workload, problem.cluster
     for layers in LAYERS[:count]:
         model = replace(work.model, name="", layers=layers)

@@ -90,7 +90,7 @@ QUICK_PROBLEMS, QUICK_SEEDS, QUICK_EVALUATIONS = 2, 2, 100
 DRAWING = ("optuna", "optuna:cmaes", "optuna:nsgaii", "optuna:random", "rl", "random")
 # The search that proves the optimum, and its CPU seconds.
 REFERENCE, REFERENCE_S = "mist", 120.0
-# In pictures: the number of budgets shown, and the largest gap.
+# For the picture: the number of budgets, and the largest gap that is shown.
 PLACES = 60
 LARGEST_GAP = 0.5
 

@@ -138,7 +138,7 @@ def _case(
 
 
 def _ends(every: Sequence[ChangedProblem]) -> Iterator[ChangedProblem]:
-    """The first and the last case of each aspect."""
+    """The first and the last case of each changed figure."""
     for aspect in dict.fromkeys(case.aspect for case in every):
         first, *_, last = (case for case in every if case.aspect == aspect)
         yield from (first, last)
@@ -207,7 +207,9 @@ def _report(rows: Sequence[Row], where: str) -> Report:
 
 
 def _overview(rows: Sequence[Row]) -> str:
-    """From the first to the last value of each aspect: the rate, and the speedup over the grid."""
+    """For each changed figure, from its first to its last value: the training rate, and the speedup
+    over the grid.
+    """
     lines = []
     for aspect in dict.fromkeys(row["aspect"] for row in rows):
         first, *_, last = (row for row in rows if row["aspect"] == aspect)

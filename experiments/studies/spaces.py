@@ -34,7 +34,8 @@ FAMILIES = ("gpt3", "llama", "falcon")
 
 
 def spaces(options: argparse.Namespace) -> int:
-    """Compare nested spaces: whether a search of a larger space ever ends with a worse plan.
+    """Compare nested spaces: whether the search of a larger space ends with a worse plan within the
+    same budget.
 
     Each problem of the published evaluation is searched in spaces that contain one another, by
     the default searcher within equal budgets of evaluations. A larger space has every plan of a

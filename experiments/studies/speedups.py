@@ -96,8 +96,8 @@ def _row(case: Case, seed: int) -> Row:
 
 
 def _is_outside(problem: Problem, grid: Entry) -> bool:
-    """Whether a grid's best plan lies outside space mist, if mistlab's engine ran it. A single rank
-    shards nothing, whatever its ZeRO level.
+    """Whether a grid's best plan, as mistlab's engine would run it, lies outside space mist. A
+    single rank shards nothing, whatever its ZeRO level.
     """
     if grid.answer is None:
         return False

@@ -1,4 +1,6 @@
-"""Applies the dialects' rules to rows of tables of measured runs, giving typed columns."""
+"""Turns rows of tables of measured runs into typed columns, by the rules of the tables'
+dialects.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,7 +21,7 @@ _WORD = re.compile(
 )
 # Prefix of references to groups of the match: $1 is the first.
 GROUP = "$"
-# Rules shared by tables of all sources.
+# The file of rules that tables of all sources share.
 LAST = "common.yaml"
 
 
@@ -53,7 +55,7 @@ class DialectRule:
 
 
 def _value(column: str, value: Any, groups: Sequence[str]) -> Any:
-    """Value of a typed column, possibly a group of the match."""
+    """Value of a typed column: a constant, or a group of the pattern's match."""
     if not isinstance(value, str) or not value.startswith(GROUP):
         return value
     return _kind(column)(groups[int(value.removeprefix(GROUP)) - 1])

@@ -29,7 +29,9 @@ _ANY = 0
 
 
 def _sized(hardware: str, *memories: int, note: str = "") -> dict[int, Gpus]:
-    """A chip with a single hardware file, with or without its memory size in the name."""
+    """The hardware of a chip that has a single hardware file, whether or not its name gives the
+    memory size.
+    """
     return dict.fromkeys((_ANY, *memories), Gpus(hardware=hardware, note=note))
 
 
@@ -163,7 +165,7 @@ def gpus_of(
 
 
 def _named_gpu(text: str) -> Gpus:
-    """The GPUs of one name: the chip's word, and what its further words say."""
+    """The GPUs of a single name, from the chip's word and the further words."""
     given = text.casefold()
     if machine := _machine(given):
         return Gpus(hardware=machine)
