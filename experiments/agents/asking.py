@@ -119,7 +119,7 @@ def folder_of(**texts: str) -> Iterator[Mapping[str, str]]:
         try:
             yield {key: _word(Path(name), key, text) for key, text in texts.items()}
         except InputError as error:
-            # The user knows a file of this folder by its key only.
+            # The user knows a text only by its key, not by the file that it was written to.
             reject(re.sub(rf"{re.escape(name)}/(\w+)\.\w+", r"\1", str(error)))
 
 

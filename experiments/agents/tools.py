@@ -34,7 +34,7 @@ Precision = Literal["fp16", "bf16", "fp32", "fp8", "fp4"]
 NEGLIGIBLE = 0.01
 # The time limit of a search in seconds, as an agent would ask.
 MOST_SEARCH_S = 110.0
-# Values of a model's fields that mean the model lacks the part.
+# Values of a model's fields which mean that the model lacks the feature.
 UNSAID: tuple[Any, ...] = (None, False, "", [], ())
 
 ASKING = Asking()

@@ -50,9 +50,10 @@ FEWEST_TO_RANK = 20
 # The problems for which equal numbers of plans are drawn: the default one, and those of each
 # hardware.
 PROBLEMS = 1 + len(NODES) * len(catalog.calibrated_names())
-# The number of plans is rounded down, and drawing may find fewer that fit.
+# The drawn number of plans may be smaller by this factor: it is rounded down, and draws may find
+# fewer that fit.
 NEARLY = 0.9
-# The shares of plans that should have each property.
+# Properties of plans, and the share of the drawn plans that should have each.
 STRATA = {
     "several stages": 0.6,
     "uneven layers": 0.25,
@@ -139,7 +140,9 @@ def _plans(population: Population, number: int, seed: int, order: str) -> Iterat
 
 
 def _in_order(job: Job, order: str) -> Job | None:
-    """The job with another order of passes; None if its stages cannot run it."""
+    """The job with another order of its pipeline's passes; None if its stages cannot run that
+    order.
+    """
     try:
         return replace(job, plan=replace(job.plan, order=order))
     except FieldError:
@@ -177,7 +180,9 @@ def _row(number: int, plan: RandomPlan) -> dict[str, Any]:
 
 
 def _extras_s(plan: RandomPlan) -> float:
-    """The extra seconds of first and last micro-batches beyond steady ones; maximum over stages."""
+    """Seconds that first and last micro-batches take longer than steady-state ones; maximum over
+    stages.
+    """
     return max(
         max(0.0, stage.delta_forward_s) + max(0.0, stage.delta_backward_s)
         for stage in plan.prediction.stages
@@ -221,7 +226,9 @@ def _stratum(rows: Sequence[Mapping[str, Any]], plans: int) -> dict[str, Any]:
 
 
 def _memory(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The largest difference of any stage's peak, over plans."""
+    """The largest difference between predicted and played memory peaks of a plan's stages, over
+    plans.
+    """
     differences = np.abs([row["memory_difference"] for row in rows])
     return {
         "median": float(np.median(differences)),
@@ -245,7 +252,7 @@ def _correlations(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _without_one(alike: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The lowest and the highest rank correlation over plans with any single one left out."""
+    """Lowest and highest rank correlation when any single plan is left out."""
     fewer = [[*alike[:place], *alike[place + 1 :]] for place in range(len(alike))]
     correlations = [_rank_correlation(rows) for rows in fewer]
     return [min(correlations), max(correlations)] if correlations else []
@@ -377,7 +384,7 @@ STRAINED = Population(
 
 
 Altered = Callable[[TaskModel], TaskModel]
-# Sends that take zero time would not be tasks.
+# A time that hardly counts; sends that take zero time would not be tasks.
 _HARDLY_ANY = 1e-9
 # The largest remaining share of a difference for a feature to count as its reason.
 HALF = 0.5
@@ -457,7 +464,7 @@ def _without(offload: Offload, kind: str) -> Offload:
 
 
 def _without_tasks(kind: Kind, tasks: TaskModel) -> TaskModel:
-    """Task times with a slot table that lacks a kind of task."""
+    """Task times from a table of time slots without one kind of task."""
     phases = {
         phase: tuple(row for row in rows if row.kind != kind)
         for phase, rows in tasks.template.phases.items()

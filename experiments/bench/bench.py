@@ -158,7 +158,7 @@ class Front:
     points: list[Point] = field(default_factory=list)
 
     def see(self, _plan: Plan, prediction: Prediction) -> None:
-        """Add a prediction."""
+        """Add the time and memory of a predicted plan."""
         memory_bytes = round(prediction.peak_reserved_bytes + self.outside_bytes)
         self.points.append(Point(iteration_s=prediction.iteration_s, memory_bytes=memory_bytes))
         if len(self.points) > MOST_POINTS:

@@ -61,7 +61,7 @@ def check_equal(job: Job, path: Path) -> None:
 
 
 def numbers_of(options: argparse.Namespace) -> Mapping[str, Any]:
-    """The cluster's figures from options, and its network."""
+    """The figures of a cluster that options override, and its network."""
     given = {name: getattr(options, name, None) for name in OF_CLUSTER}
     if isinstance(given["network"], str):
         with as_options():
@@ -130,7 +130,7 @@ def workload_of(options: argparse.Namespace, **instead: Any) -> Workload:
 
 
 def _trained(options: argparse.Namespace) -> dict[str, Any]:
-    """The options about trained weights, for commands that have them."""
+    """The options about which weights are trained, for commands that have them."""
     train = {"lora": "adapters"}.get(getattr(options, "train", "all"), "")
     given: dict[str, Any] = {
         "train": train or getattr(options, "train", None),
@@ -209,7 +209,7 @@ def predicted_each(predictor: Predictor, plans: Sequence[Plan]) -> Sequence[Answ
 
 
 def order_of(prediction: Prediction) -> tuple[bool, float]:
-    """Sorts predictions, the best first: plans that fit by time, then others by memory."""
+    """Sort key of predictions, best first: plans that fit by time, then others by memory."""
     by = prediction.iteration_s if prediction.fits else prediction.peak_reserved_bytes
     return not prediction.fits, by
 
@@ -296,14 +296,14 @@ def _held_words(stage: StagePrediction) -> str:
 
 
 def lacking_bytes(cluster: Cluster, plan: Plan, prediction: Prediction) -> list[float]:
-    """The bytes by which each stage exceeds its GPUs' capacity; negative for a margin."""
+    """The bytes by which each stage exceeds its GPUs' memory; negative where memory is left."""
     rooms = room_of_plan(cluster, plan).tolist()
     pairs = zip(prediction.stages, rooms, strict=True)
     return [stage.peak_reserved_bytes - room for stage, room in pairs]
 
 
 def largest(sizes: MemoryByClass | MemoryByPhase) -> tuple[str, int]:
-    """The field of a value of bytes with the most bytes."""
+    """The name of the field with the most bytes."""
     named = {entry.name: getattr(sizes, entry.name) for entry in fields(sizes)}
     name = max(named, key=lambda field: named[field])
     return name, named[name]

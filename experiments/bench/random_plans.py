@@ -111,7 +111,7 @@ class RandomPlan:
 
 
 def micro_batches_words(micro_batches: int, stages: int) -> str:
-    """The number of micro-batches relative to the number of stages, in words."""
+    """How many micro-batches a plan has, compared with its stages, in words."""
     if micro_batches == 1:
         return "one micro-batch"
     if micro_batches < stages:
@@ -149,7 +149,8 @@ def _problems(draw: np.random.Generator) -> Iterator[Problem]:
                 for model in map(catalog.model, catalog.model_names())
                 if model.has_plain_blocks
             ]
-            # No model may be large enough for many current GPUs.
+            # Models whose states take a plausible share of GPU memory; if none does, the largest
+            # model.
             models = [
                 model
                 for model in plain
@@ -197,7 +198,7 @@ def _playable(problem: Problem, name: str) -> SearchSpace:
 
 
 class _Drawing:
-    """Plans of one problem."""
+    """Draws random plans of one problem."""
 
     def __init__(
         self, problem: Problem, predictor: SymbolicPredictor, draw: np.random.Generator
@@ -267,7 +268,7 @@ class _Drawing:
 
 
 def _by_kind(pipelines: Sequence[Pipeline]) -> dict[str, dict[int, list[Pipeline]]]:
-    """Pipelines by the ratio of micro-batches to stages, and by their stages."""
+    """Labels of pipelines: micro-batches compared with stages, and number of stages."""
     by_kind: dict[str, dict[int, list[Pipeline]]] = defaultdict(lambda: defaultdict(list))
     for pipeline in pipelines:
         kind = micro_batches_words(pipeline.micro_batches, pipeline.num_stages)

@@ -44,7 +44,8 @@ PROBLEMS_OF_A_REGIME = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regime:
-    """The choices of a regime's problems, of which one each is drawn.
+    """A regime in which pipelines stall, as the choices of models, hardware, orders and batches
+    from which its problems are drawn.
 
     Hardware after the first is of further nodes. ``by_choices`` is the share of plans that are
     drawn choice by choice from Mist's space. The others take their orders from ``orders`` as far
@@ -201,7 +202,7 @@ def strained_plans(
 
 
 class _OfRegime:
-    """Plans of one problem of a regime; links and batches vary from plan to plan."""
+    """Draws plans of one problem of a regime; links and batches vary from plan to plan."""
 
     def __init__(self, regime: Regime, number: int, draw: np.random.Generator) -> None:
         self.regime, self.draw = regime, draw

@@ -104,7 +104,7 @@ def wide_plans(count: int, seed: int) -> Iterator[WidePlan]:
         predictor = SymbolicPredictor(workload=problem.workload, cluster=problem.cluster)
         without_plans: set[str] = set()
         for nth in range(wanted):
-            # Where an engine has no plan that fits, the next one is used from then on.
+            # Engines take turns; one without a plan that fits is skipped from then on.
             begin = (number + nth) % len(engines)
             for engine in (*engines[begin:], *engines[:begin]):
                 if engine in without_plans:

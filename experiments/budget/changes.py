@@ -26,7 +26,7 @@ DEGREES = (2, 4, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change: its description, its kind, and how it is made."""
+    """A change of a plan: its description, its kind, and a function that makes it."""
 
     kind: str
     words: str
@@ -102,7 +102,9 @@ def _changed(job: Job, changes: Sequence[Change]) -> Iterator[Changed]:
 
 
 def _of_kinds(job: Job, shares: Sequence[float]) -> Iterator[Change]:
-    """All changes, those of the mesh first, since the others depend on its stages."""
+    """The changes of some kinds, those of parallel degrees first, since others depend on the
+    stages.
+    """
     plan = job.plan
     engine = ENGINES[plan.engine]
     for degree in DEGREES:
@@ -145,7 +147,7 @@ def _stagewise(change: Callable[[StagePlan], StagePlan]) -> Callable[[Plan], Pla
 
 
 def _at_least(values: Mapping[str, float]) -> Callable[[Plan], Plan | None]:
-    """Raise dimensions to given values where a stage is below; a single rank shards nothing."""
+    """Raise dimensions of stages to at least the given values; a single rank shards nothing."""
 
     def change(stage: StagePlan) -> StagePlan:
         raised = {name: max(value, stage.value(name)) for name, value in values.items()}
@@ -157,7 +159,7 @@ def _at_least(values: Mapping[str, float]) -> Callable[[Plan], Plan | None]:
 
 
 def _count(name: str, share: float) -> Callable[[Plan], Plan | None]:
-    """Raise a count of blocks to a share of a stage's blocks, where the stage is below."""
+    """Raise a number of blocks to at least a share of each stage's blocks."""
 
     def change(stage: StagePlan) -> StagePlan:
         count = max(stage.degree(name), -int(-share * stage.layers // 1))

@@ -51,7 +51,7 @@ BATCH_TOKENS = 2.0**22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A training: the problem, its tokens, and the prices per hour."""
+    """A training to estimate: the problem, its tokens, and the prices per hour."""
 
     problem: Problem
     tokens: float
@@ -85,7 +85,7 @@ class Question:
 
     @property
     def _sizes(self) -> dict[str, Any]:
-        """The inputs of the formula and of its inverse."""
+        """The inputs of the formula: parameters, tokens, GPUs and their rate."""
         cluster, work = self.problem.cluster, self.problem.workload
         peak = cluster.peak_flop_per_s(work.precision)
         sizes = {"tokens": self.tokens, "parameters": self.parameters, "gpus": cluster.num_gpus}
@@ -160,7 +160,7 @@ def _llama(question: Question) -> Question:
         model=model,
         sequence_length=LLAMA_SEQUENCE,
         global_batch=batch,
-        # Its attention kept no scores.
+        # That training used an attention that saved no scores.
         attention="flash",
         precision="fp16",
     )

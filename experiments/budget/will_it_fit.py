@@ -277,8 +277,8 @@ def _predicted(changed: Sequence[Changed], kind: str) -> list[Tried]:
 
 
 def _cheapest(asked: Tried, most: int, add: Callable[[Row], None]) -> Tried | None:
-    """The fitting change with the shortest iteration: single or combined on these GPUs; if none
-    fits, on more or other GPUs.
+    """The change with the shortest iteration that makes a plan fit: single or combined on these
+    GPUs; else on more or other GPUs.
     """
     changed = [*single(asked.job)]
     progress(f"{len(changed)} plans with one change")
@@ -301,13 +301,17 @@ def _cheapest(asked: Tried, most: int, add: Callable[[Row], None]) -> Tried | No
 
 
 def _price(change: Tried) -> tuple[float, float]:
-    """The cost of a change: the power of all boards first, where GPUs change, then seconds."""
+    """Sort key of changes: first the power of all GPU boards, where a change adds or replaces GPUs,
+    then seconds.
+    """
     watts = change.job.cluster.hardware.gpu.board_watts or 0.0
     return watts * change.job.plan.num_gpus, change.prediction.iteration_s
 
 
 def _telling(tried: Sequence[Tried]) -> Iterator[Tried]:
-    """For each kind of change the fastest that fits; if none fits, the one that saves most."""
+    """For each kind of change, the fastest that fits; if none fits, the one that saves most
+    memory.
+    """
     for alike in grouped(tried, lambda change: change.group).values():
         fitting = [change for change in alike if change.prediction.fits]
         if fitting:

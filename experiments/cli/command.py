@@ -44,7 +44,7 @@ CRASHED = 3
 FOLDS = "2x16,4x24,8x12,512x48"
 
 Option = tuple[str, Mapping[str, Any]]
-# How a command's process ends: as usual; immediately after a failure, whatever its threads wait
+# When a command's process ends: as usual; immediately after a failure, whatever its threads wait
 # for; or always immediately.
 Ending = Literal["usual", "at once after a failure", "at once"]
 
@@ -173,7 +173,7 @@ def parser_for(command: Command, program: str) -> argparse.ArgumentParser:
 
 
 def _examples(command: Command, program: str) -> str | None:
-    """The examples of a command, and where words are explained."""
+    """The examples of a command, and where terms are explained."""
     lines = [f"  # {purpose}\n  {program} {words}" for purpose, words in command.examples.items()]
     return "\n".join(["examples:", *lines, "", f"Words: {GLOSSARY}"]) if lines else None
 

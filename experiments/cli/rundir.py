@@ -95,8 +95,8 @@ _HELD: weakref.WeakValueDictionary[tuple[int, int], RunDirectory] = weakref.Weak
 def earlier_rows(
     path: Path, command: str, options: Mapping[str, Any], *, aside: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The rows that an equal run has left in a folder: with the same sources, and the same options
-    except those ``aside``. Rows of another run do not count.
+    """The rows of an earlier run in a folder, if it had the same sources and options; options in
+    ``aside`` may differ.
     """
     config = path / "config.json"
     if not ((path / "rows.jsonl").is_file() and config.is_file()):

@@ -22,7 +22,8 @@ from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan_words import plan_line
 from mistlab.plan.workload import Attention
 
-# One case of the evaluation, searched as each system would: times, plans, and their terms.
+# Searches one case of the evaluation with each compared system's searcher: times, plans, and their
+# breakdown.
 
 
 OURS = "mist"
@@ -207,7 +208,7 @@ def _both(row: Row, name: str) -> str:
 
 
 def _there(row: Row, name: str) -> float | None:
-    """The ratio of a baseline's time to our plan's under the published runtime."""
+    """The ratio of a baseline's time to our plan's, both under the published runtime."""
     seconds, ours_s = row["seconds"][name], row["by_published_runtime_s"]
     return None if seconds is None or ours_s is None else seconds / ours_s
 

@@ -50,7 +50,9 @@ def drawn(bench: Bench, count: int, seed: int) -> list[Plan]:
 
 
 def ordered(case: Case, count: int, seed: int) -> dict[str, Any]:
-    """The row of a case: the number of plans that violate the order, and the distance of views."""
+    """The row of a case: the number of plans whose views contradict the expected order, and the
+    differences between views.
+    """
     bench = Bench.of(case.problem())
     plans = drawn(bench, count, seed)
     seconds = {
@@ -175,8 +177,8 @@ def _of(rows: Sequence[Row], chapter: str, key: str) -> dict[tuple[str, str], Ro
 
 
 def _holds(rows: Sequence[Row]) -> bool:
-    """Whether no random plan violates the order, and no view's best plan beats the full view's
-    own.
+    """Whether no random plan contradicts the expected order of views, and no view's best plan beats
+    the full view's own.
     """
     winners = _of(rows, "winners", "view")
     in_order = not any(sum(row["broken"].values()) for row in rows if row["chapter"] == "order")

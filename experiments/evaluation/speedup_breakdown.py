@@ -161,7 +161,7 @@ def _with_more_memory(problem: Problem, gib: float) -> Problem:
 
 
 def _with_copies(problem: Problem, times: float) -> Problem:
-    """Host copies that are this many times as fast."""
+    """The problem on a machine whose copies between GPU and host are this many times as fast."""
     cluster = problem.cluster
     transfers = cluster.hardware.transfers
     assert transfers is not None, "the evaluation's machines are calibrated"
@@ -275,7 +275,7 @@ class BreakdownRows:
     def row(
         self, step: BreakdownStep, best: Found | None, kept: Found | None, bench: Bench
     ) -> dict[str, Any]:
-        """The row of a step: its plan, and the best plan that a user would keep."""
+        """The row of a step: its own plan, and the best plan so far, which a user would keep."""
         kept_s = kept.seconds if kept else None
         is_played = self.chapter == "with" or self.runtime == OURS
         played_s = bench.played_s(kept.plan) if kept and is_played else None
@@ -372,7 +372,7 @@ def _places(rows: Sequence[Row]) -> list[str]:
 
 
 def _bars(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """The gains on a runtime."""
+    """The bars of a runtime's gains, step by step."""
     for where in _places(rows):
         for step in dict.fromkeys(row["step"] for row in rows):
             at_step = [

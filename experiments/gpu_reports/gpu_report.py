@@ -44,8 +44,8 @@ SERIALISED = 1.5
 # The start of a process: interpreter, torch, the GPU's context, libraries. With several processes,
 # one per GPU, also connecting.
 PROCESS_S, PROCESSES_S = 20.0, 35.0
-# The overhead of a run: its model, rings, streams and groups, weights drawn on the device and
-# copied, two readings of the clocks, and reporting.
+# The overhead of a run: building the model and its buffers, opening streams and groups, drawing and
+# copying weights, reading the clocks twice, and reporting.
 RUN_S = 4.0
 # Pages are touched and registered; pages that are already pinned are zeroed.
 PIN_S_A_GIB, ZERO_S_A_GIB = 0.4, 0.1
@@ -300,7 +300,7 @@ class ReportFolder:
                 progress(f"{checks.layouts} strict runs in unlike layouts: losses agree")
 
     def _prepared(self, plan: PlanOfReport) -> PlanRun:
-        """A plan's file, and how it is run. Of the hardware, a run needs only the memory limit."""
+        """A plan's file, and how to run it. Of the hardware, a run needs only the memory limit."""
         path = writable(self.folder / "plans" / f"{plan.name}.yaml", "folder")
         dump_job(plan.job(catalog.hardware(REFERENCE)), path)
         return PlanRun(
@@ -329,7 +329,7 @@ class ReportFolder:
 
 @dataclass(slots=True, kw_only=True)
 class _Call:
-    """The deadline of a call, and whether something was done in it."""
+    """The deadline of a call, and whether the call has done any work."""
 
     clock: Callable[[], float]
     ends_s: float

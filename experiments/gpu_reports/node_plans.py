@@ -40,7 +40,7 @@ class NodePlan:
 
     @property
     def name(self) -> str:
-        """The stem of its file and the key of its row: the row by the symbols of its dimensions."""
+        """The stem of its file and the key of its row: dimensions of the plan as short symbols."""
         work, stages = self.workload, self.row.get("stages", 1)
         parts = [self.model, f"s{work['sequence_length']}", f"x{work['global_batch']}"]
         parts += [f"pp{stages}"] if stages > 1 else []
@@ -72,7 +72,7 @@ class NodePlan:
 
     @property
     def trains(self) -> tuple[object, ...]:
-        """The key of plans whose losses agree up to rounding."""
+        """The key of plans that train alike, so that losses agree up to rounding."""
         return ("node", self.is_check, str(sorted(self.workload.items(), key=str)))
 
     def job(self, hardware: Hardware) -> Job:

@@ -29,7 +29,7 @@ ROUNDING = same_training.ROUNDING["bf16"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """A plan with overlapped tasks, and with serialised ones."""
+    """A plan's times with overlapped and with serialised tasks."""
 
     plan: str
     overlapped_s: float

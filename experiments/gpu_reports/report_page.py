@@ -146,7 +146,9 @@ def _findings(rows: Sequence[ReportRow]) -> list[str]:
 
 
 def _outside(rows: Sequence[ReportRow]) -> list[str]:
-    """What contexts, libraries and communicators take of the fullest GPU, beside predictions."""
+    """Memory of the fullest GPU outside torch's allocator (context, libraries, communicators),
+    beside predictions.
+    """
     ran = [row for row in rows if row.get("measured_outside_bytes")]
     if not ran:
         return []

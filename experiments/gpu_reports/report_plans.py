@@ -155,7 +155,7 @@ class PlanOfReport(Protocol):
 
     @property
     def trains(self) -> tuple[object, ...]:
-        """The key of plans whose losses agree up to rounding."""
+        """The key of plans that train alike, so that losses agree up to rounding."""
 
     def job(self, hardware: Hardware) -> Job:
         """The plan on a hardware."""

@@ -182,7 +182,7 @@ def rows_of(name: str, jobs: Sequence[tuple[str, Job]], accept: Accept) -> Itera
 
 
 def _claims(job: Job, made: Export) -> Row:
-    """The claims of an export, and the facts."""
+    """What an export says about its plan (exact, fits), beside what holds for the exported job."""
     exported_job = made.found.job
     stage, plan = exported_job.plan.stages[0], exported_job.plan
     sequences = stage.micro_batch * stage.data_parallel * plan.micro_batches
@@ -201,8 +201,8 @@ def _claims(job: Job, made: Export) -> Row:
 
 
 def _is_same(made: Export) -> bool:
-    """Whether the text, read again, has the plan's prediction; the same plan if none can be
-    predicted.
+    """Whether the exported text, imported again, has the plan's prediction; whether it is the same
+    plan, where none can be predicted.
     """
     try:
         back = read_back(made.target, made.text, made.found.job)

@@ -58,7 +58,9 @@ class Export:
 
 
 def exported(job: Job, target: Target) -> Export:
-    """The export of a job: the nearest form, or one that fits if the nearest does not."""
+    """The export of a job: the nearest plan that the target can express, or one that fits if the
+    nearest does not.
+    """
     form, given = nearest(job, target), predicted(job)
     near = predicted(form.job)
     if fits(given) and isinstance(near, Prediction) and not near.fits:
@@ -109,8 +111,8 @@ def _figures(value: object, name: str = "") -> Iterator[tuple[str, float]]:
 
 
 def costs_as(job: Job, back: Job, given: Answer) -> bool:
-    """Whether the text's job has a job's cost; if it cannot be predicted, whether it is the same
-    job.
+    """Whether the text's job has the same predicted cost; if neither can be predicted, whether they
+    are the same job.
     """
     if isinstance(given, InputError):
         return back == canonical(job)

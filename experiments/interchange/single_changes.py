@@ -54,7 +54,7 @@ def _plans(job: Job) -> Iterator[tuple[str, str, Plan]]:
 
 
 def _choices(job: Job) -> Iterator[tuple[str, str, Plan]]:
-    """One choice of savings or of treated blocks, changed on all stages."""
+    """Changes of one choice of memory savings or of treated blocks, on all stages."""
     stages = job.plan.stages
     for name in DIMENSIONS:
         now = [stage.value(name) for stage in stages]
@@ -123,7 +123,9 @@ def _spelled(sizes: list[float]) -> str:
 
 
 def _degrees(job: Job) -> Iterator[tuple[str, str, Plan]]:
-    """A factor moved between pipeline, data and tensor degree."""
+    """Plans in which a divisor of one parallel degree is moved to another: pipeline, data or
+    tensor.
+    """
     plan, first = job.plan, job.plan.stages[0]
     if len({(one.data_parallel, one.tensor_parallel) for one in plan.stages}) > 1:
         return

@@ -101,7 +101,9 @@ def _dimension_label(name: str) -> str:
 
 
 def _turned() -> list[str]:
-    """The dimensions with sliders: all except the blocks of a stage and the remaining degree."""
+    """The dimensions with sliders: all except the number of blocks and the degree that takes the
+    remaining GPUs.
+    """
     return [name for name in DIMENSIONS if name not in ("layers", REPLICAS)]
 
 

@@ -56,7 +56,7 @@ class ClustersLeftOut:
         return np.abs(1 / self.over - 1)
 
     def of(self, cluster: str) -> Bools:
-        """Mask of a cluster's rows."""
+        """Mask of the rows of one cluster."""
         return np.array([row.cluster == cluster for row in self.rows])
 
 

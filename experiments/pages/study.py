@@ -15,7 +15,8 @@ from experiments.pages.charts import Picture
 from experiments.pages.page_tables import IN_A_FILE, write_page
 from experiments.pages.tables import TIMING, Row, csv_of
 
-# The folder of additional paragraphs for pages of results: published figures, and comments.
+# The folder of experiments' packages, each of which may have paragraphs for pages of results:
+# published figures, and comments.
 ROOMS = Path(__file__).parents[1]
 
 

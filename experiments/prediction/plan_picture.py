@@ -65,7 +65,7 @@ class Area:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of a whole: its name, its size, and the size as text."""
+    """A named part of a whole, with its size also as text."""
 
     name: str
     size: float

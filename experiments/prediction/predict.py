@@ -413,7 +413,7 @@ def _table(answer: PlanAnswer) -> str:
 
 
 def _comparisons(answers: Sequence[PlanAnswer]) -> Iterator[str]:
-    """For each workload, the fastest plan that fits beside the others."""
+    """For each workload, a table of the fastest plan that fits beside the others."""
     by_workload: dict[Workload, list[tuple[Path, Prediction]]] = defaultdict(list)
     for answer in answers:
         if answer.job is not None and answer.prediction is not None and answer.prediction.fits:

@@ -19,12 +19,13 @@ from mistlab.plan.dimensions import AXES
 
 # The degree that more GPUs increase.
 REPLICAS = AXES["data"].dimension
-# The range of rates that are tried, as multiples of the current one; the last one is unlimited.
+# The range of link rates to try, as multiples of the current rate; the last one counts as
+# unlimited.
 SLOWEST, FASTEST = 1e-4, 1e4
-# The range of latencies that are tried, in microseconds.
+# The range of latencies to try, in microseconds.
 LATENCIES = 1e-2, 1e7
 SHARE, SECONDS = "%", "s"
-# Answers for links that a plan does not use, by the question about their rate.
+# Answers for links that a plan does not use, by the figure that was asked for.
 CROSSED_BY = {
     "inter_node_gbytes_per_s": "nothing crosses nodes",
     "intra_node_gbytes_per_s": "nothing passes between GPUs of a node",
@@ -211,7 +212,7 @@ def _with_replicas(job: Job, count: int, now: int) -> Job | None:
 
 
 def _later(transfers: Transfers, more_us: float) -> Transfers:
-    """Transfers with a latency added to messages between GPUs."""
+    """Transfer times with a latency added to each message between GPUs."""
 
     def later(line: Line | None) -> Line | None:
         return line and replace(line, latency_us=line.latency_us + more_us)

@@ -21,7 +21,7 @@ from mistlab.reduction.neighbours import degree_of
 from mistlab.reduction.reduction_costs import RankLink, Reduction
 from simulators.messages import played_exchange_s
 
-# The compared reductions, by name.
+# The gradient reductions that the study compares (all-reduce, gossip, compressed, ..), by name.
 REDUCTIONS: Mapping[str, Reduction] = {
     "ring all-reduce": Reduction(),
     "one server": Reduction(kind="server"),

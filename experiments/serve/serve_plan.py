@@ -57,7 +57,7 @@ class ServingQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionNumbers(Checked):
-    """Numbers of a question by option name; None for options not given."""
+    """The numeric options of a question by name; None for options not given."""
 
     gpus: int = field(metadata=bounded(minimum=1, most=MOST_DEGREE))
     prompt: float = field(metadata=bounded(above=0, most=MOST_TOKENS))

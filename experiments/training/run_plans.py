@@ -65,7 +65,7 @@ class Launcher:
         return outcome
 
 
-# Of each folder of plan files, the first few are run in haste.
+# In a quick run, the number of steps, and of plan files of each folder.
 QUICK_STEPS, QUICK_PLANS = 3, 2
 Key = tuple[str, str]
 

@@ -227,7 +227,7 @@ def explain(best: Entry, entries: Sequence[Entry], bench: Bench) -> Why:
 
 
 def _runner_up(best: Entry, others: Sequence[Entry]) -> Loser | None:
-    """The next best distinct plan, of the same space if there is one."""
+    """The next best plan that differs, from the same space if there is one."""
     losers = [entry for entry in others if entry.result.plan != best.result.plan]
     alike = [entry for entry in losers if entry.space == best.space]
     runner_up = min(alike or losers, key=_predicted_s, default=None)

@@ -261,8 +261,8 @@ def _trained_otherwise(problem: Problem, space: SearchSpace) -> Iterator[str]:
 
 
 def _in_another_space(problem: Problem, space: SearchSpace) -> Iterator[str]:
-    """The first other space that offloads more and has a plan that fits, with or without a chunked
-    loss, and this plan as text.
+    """The first other space that can offload more and has a plan that fits, with or without a
+    chunked loss; and that plan as text.
     """
     changes, in_chunks = IN_CHUNKS
     chunked = replace(problem, workload=replace(problem.workload, **changes))
