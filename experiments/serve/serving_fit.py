@@ -43,8 +43,8 @@ def _is_measured(row: ServedRow) -> bool:
 
 
 def measured_of(rows: Sequence[ServedRow]) -> dict[str, Floats]:
-    """Measurements of rows by outcome (C each); NaN if absent. A closed loop's rate follows from
-    both times, other rates from output.
+    """Measured outcomes of rows (C each), NaN where absent; a closed loop's request rate follows
+    from both times, other rates from output tokens.
     """
 
     def column(values: Iterator[float | None]) -> Floats:
@@ -98,7 +98,7 @@ def predicted_by(rows: Sequence[ServedRow], constants: EngineConstants) -> dict[
 
 
 def outcomes_of(times: RowTimes) -> dict[str, Floats]:
-    """Times of rows by outcome."""
+    """Predicted outcomes from the times of rows."""
     return {name: getattr(times, name) for name in OUTCOMES}
 
 
@@ -126,11 +126,11 @@ class LeftOut:
         return np.asarray(logs[keep])
 
     def quantiles(self, outcome: str) -> tuple[float, float]:
-        """Factors from a prediction to its bounds, by all rows."""
+        """Factors from a prediction to its bounds, estimated from all rows."""
         return _tails(self.logs(outcome))
 
     def coverage(self, outcome: str) -> float:
-        """The share of rows between bounds that the other groups' errors give."""
+        """The share of rows inside bounds that are estimated from the other groups' errors."""
         groups = np.array(self.groups)
         inside, total = 0, 0
         for group in dict.fromkeys(self.groups):

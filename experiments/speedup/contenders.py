@@ -25,7 +25,7 @@ from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 
 OURS = "mistlab"
-# By system: the export target that must be able to express its plans.
+# For each system, the export target that must be able to express its plans.
 TARGET = {
     "megatron": "megatron",
     "deepspeed": "deepspeed",
@@ -35,7 +35,7 @@ TARGET = {
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 SHARES = (0.0, 0.5, 1.0)
 _GRIDS = read_yaml(Path(__file__).with_name("grids.yaml"))
-# By system: its options of sharding and offloading states.
+# For each system, its choices of sharding and offloading optimizer states.
 STATES: Mapping[str, Sequence[Mapping[str, float]]] = _GRIDS["states"]
 # The grid of Megatron-core's users: all kinds of parallelism, with a sharded optimizer.
 _FIXED: dict[str, Any] = {name: tuple(values) for name, values in _GRIDS["megatron"].items()}

@@ -87,13 +87,13 @@ def report_of(
 
 
 def _name(rows: Sequence[Row], system: str) -> str:
-    """A system's name by what ran: Megatron-core with local layers is named as such."""
+    """A system's name in the table; Megatron-core without fused layers is named "local layers"."""
     ran = (row[CONFIGURATION] for row in rows if row["system"] == system and CONFIGURATION in row)
     return str(next(ran, {"system": system})["system"])
 
 
 def _tried(rows: Sequence[Row], case: SpeedupCase, system: str) -> str:
-    """The outcomes of the trials of a system none of whose plans ran."""
+    """The outcomes of all trials of a system, if none of its plans ran."""
     outcomes = dict.fromkeys(
         row["outcome"] for row in _rows_of(rows, case, system) if row["phase"] == "trial"
     )

@@ -101,12 +101,12 @@ class Nodes:
             self.store.set(f"run {self.number}", json.dumps(ENDED))
 
     def over(self, outcome: str) -> None:
-        """Report the outcome of this node's part of a run."""
+        """Report that this node's part of a run has ended, and how."""
         if self.count > 1:
             self.store.set(self._key(self.own), outcome)
 
     def others_are_over(self) -> bool:
-        """Whether another node's part ended so long ago that this node's part hangs."""
+        """Whether another node's part ended so long ago that this node's part must be hanging."""
         if self.count == 1:
             return False
         if self._over_since is None:

@@ -217,7 +217,7 @@ class Measured:
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> "Measured":
-        """The measurement in the rows of a plan with at least one successful run."""
+        """The measurement of a plan from its rows, of which at least one is a successful run."""
         names = ("name", "system", "is_trial", "ranks", "plan", "predicted_s")
         runs_s = tuple(row[TIMING]["median_s"] for row in rows if TIMING in row)
         return cls(**{name: rows[0][name] for name in names}, runs_s=runs_s)
@@ -239,7 +239,7 @@ class Measured:
 
     @property
     def line(self) -> tuple[object, ...]:
-        """Its line of the table."""
+        """The measurement's line in the table."""
         stages = self.plan["stages"]
         first = stages[0]
         degrees = (first["data_parallel"], first["tensor_parallel"], len(stages))

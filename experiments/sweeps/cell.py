@@ -25,7 +25,7 @@ from mistlab.plan.plan_words import plan_line
 from mistlab.plan.space import SearchSpace
 from searchers.savings import why_empty
 
-# The search columns, as in rows of compare_searchers.
+# The columns about the search, named as in rows of compare_searchers.
 SAID = (
     *("status", "reason", "predicted_s", "predicted_s_low", "predicted_s_high", "simulated_s"),
     *("headroom_bytes", "plan_evaluations", "stage_evaluations", "lower_bound_s", "gap"),
@@ -49,7 +49,7 @@ class Cell:
     play: bool
 
     def asked(self) -> dict[str, Any]:
-        """The columns of a row that describe the question."""
+        """The columns of a row that describe the problem and the searcher."""
         work, cluster = self.problem.workload, self.problem.cluster
         overrides = {name: own for name in OVERRIDES if (own := getattr(cluster, name)) is not None}
         return {

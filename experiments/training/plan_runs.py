@@ -137,7 +137,7 @@ class NodeRunner:
         self._alone = WorkerRunner(device)
 
     def __call__(self, run: PlanRun, seconds: float) -> Said | None:
-        """Run; a failure is reported by the line in which a rank names its error."""
+        """Run a plan; a failure is reported by the line in which a rank names its error."""
         if run.gpus == 1:
             return self._alone(run, seconds)
         self.close()
@@ -270,7 +270,7 @@ class RunRows:
                 reject(f"{self.path}: line {number} is not a run: remove it, and it runs again")
 
     def add(self, name: str, outcome: Said) -> None:
-        """Write a run down: by its plan, not by the file that it says it ran."""
+        """Store a run under its plan, whatever file name its output reports."""
         outcome = {key: value for key, value in outcome.items() if key != "plan"}
         with naming(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"plan": name, **outcome}) + "\n")

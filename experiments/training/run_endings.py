@@ -11,7 +11,7 @@ from runtime.checkpoints.checkpoint import latest
 
 
 def last_checkpoint(options: argparse.Namespace) -> str:
-    """The checkpoint from which a run can go on, in words."""
+    """A sentence that names the checkpoint from which a run can be resumed."""
     if options.out is not None:
         path = latest(checkpoints_of(options))
     else:
@@ -20,7 +20,7 @@ def last_checkpoint(options: argparse.Namespace) -> str:
 
 
 def in_words(error: RuntimeError, job: Job, options: argparse.Namespace) -> NoAnswerError | None:
-    """The error that ended a run, in words; None if there are no words for it."""
+    """The message for an error that ended a run; None for errors without a message of their own."""
     from runtime.checkpoints.checkpoint import UnsavedError  # noqa: PLC0415 (needs torch)
     from runtime.comm.group import (  # noqa: PLC0415 (needs torch)
         RankLostError,

@@ -8,14 +8,14 @@ from experiments.cli.commandline import writable
 from mistlab.core.values import reject
 from mistlab.job.job import Job
 
-# In place of a folder: the newest checkpoint of the run itself.
+# The value of ``--resume`` that stands for the run's own newest checkpoint.
 LATEST = "latest"
 MOST_SEED = 2**31
 MOST_TIMEOUT_S = 1e6
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Refuse numbers out of range, and options that need a folder without one."""
+    """Refuse numbers out of range, and options that need a results folder if none is given."""
     bounds = {
         "steps": (1, math.inf),
         "save-every": (0, math.inf),
@@ -37,7 +37,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def check_places(options: argparse.Namespace) -> None:
-    """Find out before training, not after, that nothing can be written."""
+    """Check before training that checkpoints and results can be written."""
     if options.out is not None:
         writable(options.out / "measurement.yaml", "folder")
     if options.export is not None:
@@ -47,7 +47,7 @@ def check_places(options: argparse.Namespace) -> None:
 
 
 def check_stage(options: argparse.Namespace) -> None:
-    """Refuse what needs the whole model beside a stage by itself."""
+    """Refuse options that need the whole model in a run of a single stage."""
     for name in ("--save-every", "--resume", "--export", "--export-weights"):
         given = getattr(options, name[2:].replace("-", "_"))
         if options.stage is not None and given:
@@ -55,7 +55,7 @@ def check_stage(options: argparse.Namespace) -> None:
 
 
 def check_exported(options: argparse.Namespace, job: Job) -> None:
-    """Refuse to write frozen weights as trained ones."""
+    """Refuse to export frozen weights as if they were trained."""
     if options.export_weights is not None and job.workload.train != "all":
         reject(
             "--export-weights writes all weights, of which workload.train: adapters trains none: "
@@ -64,7 +64,9 @@ def check_exported(options: argparse.Namespace, job: Job) -> None:
 
 
 def check_every(job: Job, steps: int) -> None:
-    """Refuse replicas that would never average: more steps between than the run has."""
+    """Refuse an averaging interval that is longer than the run, since replicas would never
+    average.
+    """
     every = job.workload.reduction.every
     if every > steps:
         reject(
@@ -74,11 +76,11 @@ def check_every(job: Job, steps: int) -> None:
 
 
 def goes_on(options: argparse.Namespace) -> bool:
-    """Whether the run is the one that has its results in the folder already, if any has."""
+    """Whether the results folder belongs to the same run, which is then continued."""
     return bool(options.resume == LATEST)
 
 
 def checkpoints_of(options: argparse.Namespace) -> Path:
-    """Where a run has its own checkpoints."""
+    """The folder of the run's own checkpoints."""
     folder: Path = options.out / "checkpoints"
     return folder

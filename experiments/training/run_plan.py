@@ -1,4 +1,4 @@
-"""A plan trained for some steps: from its first weights or a checkpoint to its results."""
+"""Trains by a plan for some steps, from initial weights or a checkpoint, and writes the results."""
 
 import argparse
 import math
@@ -129,7 +129,7 @@ def _settings(options: argparse.Namespace, job: Job) -> "Settings":
 
 
 def _warn(options: argparse.Namespace) -> None:
-    """Say once what of the user's own settings may make a run hang, and of the node slow."""
+    """Warn once of environment settings that may make a run hang or a node slow."""
     from runtime.devices.cuda import peers_apart, shared_connections  # noqa: PLC0415 (needs torch)
 
     if options.device == "cuda" and os.environ.get("RANK", "0") == "0":
@@ -140,7 +140,9 @@ def _warn(options: argparse.Namespace) -> None:
 
 
 def _resume(session: "Session", options: argparse.Namespace) -> None:
-    """Go on from a checkpoint, if the options say so; from the run's own one only if it exists."""
+    """Resume from the checkpoint that the options name; the run's own newest checkpoint may be
+    missing.
+    """
     if goes_on(options):
         folder = checkpoints_of(options)
         path = session.resume_latest(folder, progress)
@@ -153,8 +155,9 @@ def _resume(session: "Session", options: argparse.Namespace) -> None:
 def _directory(
     session: "Session", options: argparse.Namespace, history: History
 ) -> RunDirectory | None:
-    """The first rank's folder for results. Rows of steps before the checkpoint stay if the run goes
-    on, and are its history; all others go."""
+    """The first rank's results folder. If the run is resumed, rows of steps before the checkpoint
+    are kept as its history; all others are deleted.
+    """
     if options.out is None or not session.is_first:
         return None
     others = {name: value for name, value in vars(options).items() if name != "plan"}
@@ -197,7 +200,7 @@ def _train(
 
 
 def _tell(session: "Session", report: "Report", seconds: float) -> None:
-    """A line of progress, from the first rank."""
+    """Print a line of progress, on the first rank only."""
     peak = max(memory.peak_allocated_bytes for memory in session.memory())
     stage = session.settings.stage
     if session.is_first:
@@ -215,7 +218,7 @@ def _tell(session: "Session", report: "Report", seconds: float) -> None:
 
 
 def _warn_of_routers(report: "Report", warned: set[int]) -> None:
-    """Say, once for each block, that nearly all tokens go to one expert."""
+    """Warn, once for each block, that nearly all tokens are routed to one expert."""
     for router in report.lopsided:
         if router.block not in warned:
             warned.add(router.block)
@@ -228,7 +231,7 @@ def _finish(
     history: History,
     directory: RunDirectory | None,
 ) -> None:
-    """Write what is asked for; every rank takes part, the first one speaks."""
+    """Write the requested results; all ranks take part, and the first prints."""
     memory, tasks = session.memory(), session.tasks()
     if history.moved_clocks:
         progress(f"warning: {history.moved_clocks}: times are not of one speed")
@@ -251,16 +254,18 @@ def _finish(
         progress(f"{options.out}: measurement.yaml, timeline.json (ui.perfetto.dev), rows.jsonl")
 
 
-# A measured iteration beside the predicted one, in the simulators' trace format.
+# Writes a measured iteration beside the predicted one, in the simulators' trace format.
 #
-# Each stage that ran has two processes in the trace: what the event simulator played, and what
-# its first rank did. Names and units are the same, and both begin at zero. What is one stream
-# between GPUs for the simulators is several lanes here, each a track of its own: tasks of
-# different lanes overlap.
+# Each stage that ran is two processes of the trace: one as the event simulator played it, one as
+# its first rank ran. Names and units are the same, and both begin at zero. The simulators' one
+# stream between GPUs is several lanes of the runtime, each a track, since tasks of different lanes
+# overlap.
 
 
 def write_trace(job: Job, stage: int | None, tasks: Sequence["MeasuredTask"], path: Path) -> None:
-    """Write both; the measured one alone where nothing can be predicted."""
+    """Write the measured and the predicted iteration; only the measured one where no prediction is
+    possible.
+    """
     stages, run = job.plan.num_stages, stages_run(job, stage)
     trace = _predicted(job, stage)
     trace["traceEvents"] = [event for event in trace["traceEvents"] if event["pid"] in run]
@@ -275,8 +280,9 @@ def write_trace(job: Job, stage: int | None, tasks: Sequence["MeasuredTask"], pa
 
 
 def _predicted(job: Job, stage: int | None) -> dict[str, Any]:
-    """The iteration as it is played; empty where the hardware has no calibration, or SimPy is not
-    there: a machine that trains may lack it."""
+    """The iteration as the event simulator plays it; empty for uncalibrated hardware, or without
+    SimPy, which a machine used only for training may lack.
+    """
     try:
         from simulators.events import EventSimulator  # noqa: PLC0415 (needs SimPy)
 
@@ -323,11 +329,11 @@ def _event(task: "MeasuredTask", stages: int, tracks: Sequence[str]) -> dict[str
     }
 
 
-# A run of a plan that begins again from its newest checkpoint when its process is lost.
+# Restarts a run from its newest checkpoint when its process is lost.
 #
-# What would come again, and what somebody asked for, ends it: wrong usage, memory that runs out,
-# a loss that is no number, a full disk, an interrupt. What is left are crashes, of the process or
-# of a device, and kills, as by the kernel where memory of the host runs out.
+# Errors that would repeat, and requested ends, are final: wrong usage, lack of memory, a loss that
+# is not a number, a full disk, an interrupt. Only crashes of the process or of a device lead to a
+# restart, and kills, such as by the kernel when host memory runs out.
 
 
 COMMAND = (sys.executable, "-m", "experiments.run_plan")
@@ -336,9 +342,9 @@ _ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def restarted(arguments: Sequence[str], options: argparse.Namespace) -> int:
-    """Run in another process, again after each crash, ``options.restarts`` times at most."""
+    """Run in a child process, and again after each crash, at most ``options.restarts`` times."""
     _check(options)
-    # Of options that are given twice the later ones hold.
+    # Of options that are given twice, the later one counts.
     command = [*COMMAND, *arguments, "--restarts", "0", "--resume", LATEST]
     for left in range(options.restarts, -1, -1):
         status = _status_of(command)
@@ -385,7 +391,7 @@ def _ending_text(status: int) -> str:
 
 
 def _status_of(command: Sequence[str]) -> int:
-    """The exit status of a process, which gets the signals that this one gets."""
+    """The exit status of a process; signals to this process are passed on to it."""
     with subprocess.Popen(command) as process:
 
         def pass_on(number: int, _: FrameType | None) -> None:
@@ -395,7 +401,7 @@ def _status_of(command: Sequence[str]) -> int:
         try:
             return process.wait()
         except KeyboardInterrupt:
-            # From a terminal it had the same; it has some time to end.
+            # A terminal has sent the child the same signal; give the child some time to end.
             with suppress(subprocess.TimeoutExpired):
                 process.wait(1.0)
             process.send_signal(signal.SIGINT)

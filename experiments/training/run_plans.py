@@ -1,4 +1,4 @@
-"""Folders of plans run one plan after another, with what ran before kept, and their speedups."""
+"""Runs folders of plans, one plan after another, keeps earlier results, and reports speedups."""
 
 import argparse
 import hashlib
@@ -25,7 +25,8 @@ from mistlab.job.job import Job, load_job
 
 @dataclass(slots=True, kw_only=True)
 class Launcher:
-    """Runs plan after plan: those of one GPU in one process for all, others under a torchrun each.
+    """Runs plans one after another: single-GPU plans in one shared process, others each under
+    torchrun.
 
     It is a context; what it started has ended with it.
     """
@@ -38,7 +39,7 @@ class Launcher:
 
     def __enter__(self) -> Self:
         if self.device == "cpu":
-            # As torchrun has it for its own: as many threads a process, whoever starts it.
+            # One thread per process, as torchrun sets it, however the process is started.
             os.environ.setdefault("OMP_NUM_THREADS", "1")
         self._runner = NodeRunner(self.device)
         return self
@@ -105,7 +106,9 @@ def _launcher(options: argparse.Namespace) -> Launcher:
 
 
 def _found(folder: Path, *, quick: bool) -> list[Path | Row]:
-    """The plans of a folder, in haste the first ones; of a folder of results its rows."""
+    """The plan files of a folder, only the first ones in a quick run; of a results folder, the
+    plans of its rows.
+    """
     if not folder.is_dir():
         what = "is a file" if folder.exists() else f"is not there{_near(folder)}"
         reject(f"{folder}: {what}: give a folder of plan files, or of results of run_plans")
@@ -122,7 +125,9 @@ def _found(folder: Path, *, quick: bool) -> list[Path | Row]:
 
 
 def _near(folder: Path) -> str:
-    """The folders beside it that have a similar name, if any, in words."""
+    """Similarly named folders beside a missing one, as text for a message; empty if there are
+    none.
+    """
     beside = folder.resolve().parent
     names = [one.name for one in beside.iterdir() if one.is_dir()] if beside.is_dir() else []
     near = near_matches(folder.name, names)
@@ -130,7 +135,7 @@ def _near(folder: Path) -> str:
 
 
 def _key_of(plan: Path) -> Key:
-    """A plan file and what it holds: one that was changed runs again."""
+    """The key of a plan file's result, with a hash of the content: a changed plan runs again."""
     return str(plan), hashlib.sha256(plan.read_bytes()).hexdigest()[:16]
 
 
@@ -139,7 +144,7 @@ def _key(row: Row) -> Key:
 
 
 def _row(plan: Path, launcher: Launcher) -> Row:
-    """Run a plan; its row says what came out, or what was wrong."""
+    """Run a plan; returns its row, with the result or the error."""
     file, sha256 = _key_of(plan)
     row = {"folder": plan.parent.name, "plan": plan.stem, "file": file, "sha256": sha256}
     try:
@@ -213,8 +218,9 @@ def _report(study: Study) -> Report:
 
 
 def _speedups(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """Every run beside the one that it is compared with: the plan of its name in the first folder
-    that has it, otherwise the first plan of its workload."""
+    """The speedup of each run over a reference run: the plan of the same name in the first folder
+    that has it, otherwise the first plan of its workload.
+    """
     for row in rows:
         base = _base(row, rows)
         own_s, base_s = row[TIMING]["iteration_s"], base[TIMING]["iteration_s"]

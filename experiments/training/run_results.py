@@ -96,7 +96,8 @@ WARM_UP = 2
 
 @dataclass(slots=True, kw_only=True)
 class History:
-    """The results of steps, one row each, in order; the ``earlier`` ones are of previous processes.
+    """The results of steps, one row each, in order; ``earlier`` rows come from previous processes
+    of a resumed run.
 
     Also the first GPU's clocks after warming up and at the end, and seconds until the first step.
     """
