@@ -33,7 +33,7 @@ TURNS = TURN, TURN_BACK
 # Phases of steady-state passes.
 STEADY: tuple[Phase, ...] = ("forward", "backward")
 
-# The number of sums that describe a pass overlapped with a send, besides its usual time.
+# ``BesideSend`` is made of a pass's usual time and of this many further sums over its slots.
 SUMS = 6
 
 _BOTH = (1 << COMPUTE) + (1 << LINK)
@@ -42,8 +42,8 @@ _OTHERS = [place for place in range(len(STREAMS)) if place != COMPUTE]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BesideSend:
-    """Steady-state passes (C) that overlap with a send throughout; without the send they take
-    ``usual_s``.
+    """How a steady-state pass and a send that overlaps with all of it slow each other down, for
+    each candidate (C); without the send a pass takes ``usual_s``.
 
     If the pass did nothing but compute, it would take ``computing_longer_s`` more, and
     ``computing_sent_s`` of the send would be over at its end. With its copies and collectives it
@@ -67,7 +67,7 @@ class BesideSend:
         return type(self)(*(getattr(self, entry.name)[rows] for entry in fields(self)[:-1]))
 
     def lost_s(self, send_s: Floats) -> Floats:
-        """The seconds (C) by which sends of ``send_s`` lengthen the passes."""
+        """The seconds by which a send of ``send_s`` lengthens the pass of each candidate (C)."""
         computing_s = self.computing_longer_s * _share(send_s, self.computing_sent_s)
         lost_s = self.longer_s * _share(send_s, self.sent_s)
         if self.most_sent_s is not None:
@@ -78,25 +78,29 @@ class BesideSend:
         return np.asarray(np.maximum(computing_s, lost_s))
 
     def left_s(self, send_s: Floats) -> Floats:
-        """The seconds (C) of sends of ``send_s`` that remain when the pass has ended."""
+        """The seconds of a send of ``send_s`` that remain when the pass has ended, for each
+        candidate (C).
+        """
         most_s = self.sent_s if self.most_sent_s is None else self.most_sent_s
         return np.asarray(np.maximum(send_s - most_s, 0.0))
 
     def later_s(self, send_s: Floats) -> Floats:
-        """The seconds (C) by which overlapping with passes lengthens sends of ``send_s``."""
+        """The seconds by which overlapping with the pass lengthens a send of ``send_s``, for each
+        candidate (C).
+        """
         most_s = self.sent_s if self.most_sent_s is None else self.most_sent_s
         return self.late_s * _share(send_s, most_s)
 
     def late_alone_s(self, send_s: Floats) -> Floats:
-        """The seconds (C) by which sends of ``send_s`` are lengthened that overlap with a whole
-        pass only.
+        """The seconds by which a send of ``send_s`` is lengthened that overlaps with this one pass
+        only, for each candidate (C).
         """
         return np.asarray(np.minimum(self.late_s, send_s))
 
     def first_late_s(self, send_s: Floats, slowed: Floats, passes: Ints, apart_s: Floats) -> Floats:
-        """The seconds (C) by which the first send is lengthened; it certainly overlaps with the
-        next ``passes`` (C), whose inputs arrive ``apart_s`` (C) apart. Arithmetic alone lengthens
-        sends by the factor ``slowed`` (C).
+        """The seconds by which the first micro-batch's send is lengthened, for each candidate (C).
+        It overlaps with those of the next ``passes`` that begin meanwhile, as their inputs arrive
+        every ``apart_s``; arithmetic alone lengthens sends by the factor ``slowed``.
         """
         begun = np.clip(send_s / np.where(apart_s > 0, apart_s, np.inf), 1.0, passes)
         begun = np.where(apart_s > 0, begun, passes)
@@ -107,11 +111,13 @@ class BesideSend:
 
     @property
     def is_of_box(self) -> bool:
-        """Whether these are lower bounds over a box of ratios."""
+        """Whether these are lower bounds over a box: all candidates with offload ratios in given
+        ranges.
+        """
         return self.most_sent_s is not None
 
     def if_usually_longer(self, longer_s: Floats) -> Self:
-        """Lower bounds for passes whose usual time is longer by the given seconds."""
+        """The same lower bounds, for passes that take ``longer_s`` more even without the send."""
         assert self.most_sent_s is not None, "only of boxes"
         hidden_s = np.minimum(longer_s, self.longer_s)
         sent_s = self.sent_s + longer_s - hidden_s
@@ -132,16 +138,18 @@ class BesideSend:
         busy: Floats,
         *copying: Floats,
     ) -> Self:
-        """A pass of slots (C), of which ``busy`` have host copies or collectives. If none has, only
-        the send's interference with arithmetic is known, since the stage often stalls meanwhile.
+        """The passes of candidates (C) from sums over their slots, of which ``busy`` have host
+        copies or collectives. If none has, only the send's interference with arithmetic counts,
+        since the stage often stalls meanwhile.
         """
         beside = (np.where(busy > 0, one_s, 0.0) for one_s in copying)
         return cls(usual_s, computing_longer_s, computing_sent_s, *beside)
 
     @classmethod
     def of_box(cls, ends: Sequence[Self], longest_s: Floats | float) -> Self:
-        """Lower bounds over a box, from the passes with the smallest ratios at both ends of its
-        range of recomputed blocks. No pass of the box that has host copies takes more than
+        """Lower bounds over a box: all candidates with offload ratios and numbers of recomputed
+        blocks in given ranges. ``ends`` are its passes with the smallest ratios and the fewest or
+        the most recomputed blocks. No pass of the box that has host copies takes more than
         ``longest_s`` while it overlaps with a send throughout.
         """
         computing_longer_s, computing_sent_s, late_s = (
@@ -166,8 +174,9 @@ class BesideSend:
 
 
 def sends_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats, are_single: Bools) -> Floats:
-    """The seconds (C) by which overlap lengthens sends of ``send_s``, forward and back together,
-    beside passes, or beside turns in stages with a single micro-batch.
+    """The seconds by which a forward and a backward send of ``send_s`` are together lengthened by
+    the passes that they overlap with, for each candidate (C); with a single micro-batch, by at most
+    what the turns (slots between passes) lengthen them.
     """
     turns = [beside[name] for name in TURNS if name in beside]
     alone_s = sum((one.late_alone_s(send_s) for one in turns), np.zeros_like(send_s))
@@ -176,9 +185,8 @@ def sends_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats, are_single:
 
 
 def further_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats) -> Floats:
-    """The seconds (C) by which sends of ``send_s``, forward and back together, are lengthened after
-    the pass that they overlap with has ended: the rest overlaps with the next pass, of the other
-    direction.
+    """The seconds by which the rest of a forward and of a backward send of ``send_s``, left when
+    the pass beside it has ended, is lengthened by the next pass, of the other direction (C).
     """
     forward, backward = (beside[phase] for phase in STEADY)
     there_s = forward.later_s(backward.left_s(send_s))
@@ -188,8 +196,8 @@ def further_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats) -> Floats
 def queued_late_s(
     beside: Mapping[Pass, BesideSend], send_s: Floats, passed_s: tuple[Floats, Floats]
 ) -> Floats:
-    """The seconds (C) by which passes are lengthened for a micro-batch whose send of ``send_s``
-    queued behind the previous micro-batch's, for equal stages.
+    """The seconds by which sends lengthen the passes of a micro-batch whose own send of ``send_s``
+    had to wait for the previous micro-batch's send, for equal stages (C).
 
     It comes a send later, when the next stage has passed the other one on (``passed_s``, forward
     and back) and sends its gradient. So both of its passes run beside what is left of that send,
@@ -199,7 +207,8 @@ def queued_late_s(
     left_s = np.minimum(passed_s[0] + passed_s[1], send_s)
     late_s = np.zeros_like(send_s)
     if forward.is_of_box:
-        # The slowdown of a pass may be hidden behind another pass that is usually longer.
+        # This is a lower bound: in a box, another pass that is usually longer may hide the
+        # slowdown.
         return late_s
     for first, second in ((forward, backward), (backward, forward)):
         both_s = first.lost_s(left_s) + second.lost_s(first.left_s(left_s))
@@ -218,8 +227,8 @@ def slots_beside_sends(
     usual_s: Floats,
     kept: Kept,
 ) -> Floats:
-    """The sums (6, N, S) of which ``BesideSend.of_sums`` is made besides the usual times, for slots
-    (N, S) that usually take ``usual_s``; ``alone`` (4, N, S) are the durations of their tasks.
+    """Sums from which ``BesideSend.of_sums`` is made, for each slot and strategy (6, N, S): slots
+    usually take ``usual_s``, and their tasks would take ``alone`` (4 streams, N, S) one by one.
     """
     computing, sending = _beside_arithmetic(seconds)
     computed_s = alone[COMPUTE] * computing
@@ -237,8 +246,8 @@ def slots_beside_sends(
 
 
 def sends_beside_arithmetic(seconds: TaskSeconds) -> tuple[Floats, Floats]:
-    """The factor (S) by which computing lengthens sends; and the share (S) of a send's remainder at
-    the start of a pass that send and pass together lose, at most 1.
+    """For each strategy (S), the factor by which arithmetic lengthens a send; and the share of what
+    remains of a send at the start of a pass that both lose by their overlap, at most 1.
     """
     computing, sending = _beside_arithmetic(seconds)
     lost = sending * (1 - 1 / computing) + sending - 1
@@ -246,19 +255,19 @@ def sends_beside_arithmetic(seconds: TaskSeconds) -> tuple[Floats, Floats]:
 
 
 def longest_slots(seconds: TaskSeconds, alone: Floats) -> Floats:
-    """Upper bounds in seconds of slots (..., S) that overlap with an endless send, over all slots
-    with at most the work of ``alone`` (4, ..., S).
+    """Upper bounds of the seconds of slots that overlap with a send without end, by strategy (...,
+    S), over all slots whose streams have at most the work ``alone`` (4, ..., S).
     """
     return _beside_endless(seconds, alone, "most")[0]
 
 
 def _beside_endless(seconds: TaskSeconds, alone: Floats, kept: Kept) -> tuple[Floats, Floats]:
-    """The seconds (..., S) of slots that overlap with an endless send, and the seconds of that send
-    completed meanwhile.
+    """The seconds of slots (..., S) that overlap with a send without end, and the seconds of that
+    send that are done meanwhile.
     """
     collective_s = alone[LINK]
     if seconds.model.template.depth == 0:
-        # If tasks run in sequence, no factor depends on other copies.
+        # If the tasks of a slot run one after another, no factor depends on other copies.
         computing, sending = _beside_arithmetic(seconds)
         computed_s = alone[COMPUTE] * computing
         copied_s = alone.sum(axis=0) - alone[COMPUTE] - collective_s
@@ -273,14 +282,18 @@ def _beside_endless(seconds: TaskSeconds, alone: Floats, kept: Kept) -> tuple[Fl
 
 
 def _beside_arithmetic(seconds: TaskSeconds) -> tuple[Floats, Floats]:
-    """The interference factors (S) of arithmetic and of the link when nothing else runs."""
+    """The factors (S) by which arithmetic and a send slow each other down when nothing else
+    runs.
+    """
     slowed = _slowed_by(seconds)
     computing, sending = slowed.table[[COMPUTE, LINK]][:, slowed.first + _BOTH]
     return computing, sending
 
 
 def _slowed_by(seconds: TaskSeconds, kept: Kept = "own") -> SlowedBy:
-    """The interference factors of each strategy's streams."""
+    """How much the four streams slow one another down, for each strategy; not at all on hardware
+    where nobody measured it.
+    """
     if seconds.model.cluster.hardware.interference is None:
         return SlowedBy.of_all(np.ones((len(BESIDE), len(STREAMS))), len(seconds.zero))
     return seconds.slowed_by(kept)
@@ -291,9 +304,10 @@ def _slowed_by(seconds: TaskSeconds, kept: Kept = "own") -> SlowedBy:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OutsidePasses(ColumnSet):
-    """The times of candidates (C) outside their passes: sends in both directions, the factor by
-    which arithmetic lengthens sends, reductions of tied tables, and weight averaging at the end.
-    Gradients reduced ``in_place`` are reduced until after the last backward pass has computed.
+    """What candidates (C) do outside their passes: sends in both directions, the factor by which
+    arithmetic lengthens sends, the reduction of a tied embedding table, and weight averaging at the
+    end. ``in_place`` says whose gradients are still being reduced when the last backward pass has
+    computed.
     """
 
     received_s: Floats
@@ -305,7 +319,9 @@ class OutsidePasses(ColumnSet):
 
 
 def sent_over(steps: Ints, previous_s: Floats, next_s: Floats) -> Floats:
-    """The seconds (C) of sends between each stage and the stage ``step`` positions (C) away."""
+    """The seconds in which each stage (C) sends to the stage that ``steps`` name: the previous one,
+    the next one, or itself, which takes no time.
+    """
     beside_s = np.where(steps == placement.PREVIOUS, previous_s, next_s)
     return np.where(steps == placement.HERE, 0.0, beside_s)
 
@@ -329,7 +345,8 @@ def times_beside_sends(
     turned_s, turned_back_s = np.zeros_like(received), np.zeros_like(sent)
     left_s, left_back_s, not_turned_s = received, sent, times["turned_s"]
     if TURNS[0] in beside_sends:
-        # A send starts in the turn; the rest of it overlaps with the pass.
+        # A send starts in the turn (the slot before the pass); the rest of it overlaps with the
+        # pass.
         turn, back = (beside_sends[name] for name in TURNS)
         turned_s, left_s = turn.lost_s(received), turn.left_s(received)
         turned_back_s, left_back_s = back.lost_s(sent), back.left_s(sent)
@@ -338,8 +355,8 @@ def times_beside_sends(
         not_turned_s = not_turned_s + turned_s + lost_s - forward.lost_s(received)
     within_s, ends_s = times["within_backward_s"], times["delta_backward_s"]
     if backward.is_of_box:
-        # In a box, the send and the reductions need not coincide; a backward pass with the usual
-        # time of the last one is slowed less than the smallest one.
+        # In a box the send and the reductions need not coincide. A backward pass that usually takes
+        # as long as the last one is slowed less than the shortest one.
         in_place = np.zeros_like(in_place)
         within_s, ends_s = (
             more_s
@@ -368,14 +385,17 @@ def times_beside_sends(
         "point_to_point_s": times["point_to_point_s"] + later_s,
         # A single forward pass is followed by no other.
         "first_send_late_s": np.where(in_flight > 1, first_late_s, 0.0),
-        # No stage is in front of the first stage, so no round passes through and beyond it.
+        # No stage is in front of the first stage, so no round (a chain through other stages and
+        # back) begins before it and goes through it.
         "within_round_s": np.where(received > 0, in_round_s, 0.0),
         "queued_late_s": late_in_queue_s,
         "round_late_s": np.where(in_flight > 1, further_later_s(beside_sends, sent), 0.0),
     }
 
 
-# Lengthens the rounds of a steady-state pipeline, because passes overlap with sends.
+# Computes by how much sends and passes that slow one another down lengthen the rounds of a
+# steady-state pipeline. In a *round*, a micro-batch goes from a stage to the last one, its gradient
+# comes back, and the stage's next forward pass waits for it.
 #
 # In a pipeline bound by its sends, a stage idles between passes. After a gradient has been sent
 # back, the first stage of a round starts its next forward pass at once, and the last stage its
@@ -396,8 +416,9 @@ def times_beside_sends(
 
 
 def within_round_s(send_s: Floats, slowed: Floats, stages: Ints) -> Floats:
-    """The seconds (C) by which a stage lengthens a round of which it is the first of ``stages``
-    (C), where its send to the next stage takes ``send_s`` (C).
+    """The seconds by which a stage lengthens the rounds that go through it from the stage in front,
+    because sends slow passes down; it is the first of ``stages``, and its send to the next one
+    takes ``send_s`` (C each).
 
     A round from the stage in front on goes past one stage more than a round from this stage on.
     """
@@ -405,8 +426,8 @@ def within_round_s(send_s: Floats, slowed: Floats, stages: Ints) -> Floats:
 
 
 def _lost(slowed: Floats, stages: Ints) -> Floats:
-    """The time, in sends, that a round through this many equal stages (C) loses to interference:
-    zero for one or two stages.
+    """The time that interference adds to a round through this many equal stages (C), in units of
+    one send; zero for one or two stages.
     """
     kept = 1 - slowed
     # Half of the stages lose time before their forward passes, half before their backward passes; a
@@ -420,9 +441,9 @@ def _lost(slowed: Floats, stages: Ints) -> Floats:
 
 
 def beside_sends(seconds: TaskSeconds, alone: Floats) -> Bools:
-    """Whether turns (..., S) with tasks ``alone`` (4, ..., S) overlap with sends: those in which a
-    layer computes, or waits for a collective that shares the link with the send. Elsewhere sends
-    count as overlapping with the pass after the turn.
+    """Whether sends overlap with each turn, a slot between two passes with tasks ``alone`` (4, ...,
+    S): those in which a layer computes, or waits for a collective that shares the link with the
+    send. Elsewhere sends count as overlapping with the pass after the turn.
     """
     waits = (alone[LINK] > 0) & (seconds.zero >= SHARDED_WEIGHTS)
     return np.asarray(waits | (alone[COMPUTE] > 0))
@@ -437,25 +458,27 @@ def beside_sends(seconds: TaskSeconds, alone: Floats) -> Bools:
 #
 # Axes: C candidates.
 
-# The sending and the receiving stage.
+# The way of a send: its sending and its receiving stage.
 Way = tuple[int, int]
-# The number of most recent sends on each way that a new send may overlap with.
+# A new send may overlap with at most this many of the last sends on each other way.
 _MET = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SharedNetworks:
-    """The ways of sends that share a node's network: for each, the delay (C) per second of overlap
-    with a send on another way.
+    """Which sends share a node's network. ``weights`` has, for a way (sending and receiving stage)
+    and each other way, the seconds of delay for each second in which both send (C).
     """
 
     weights: Mapping[Way, Mapping[Way, Floats | float]]
 
     @classmethod
     def of(cls, levels: Sequence[tuple[Ints, Mapping[Way, Floats]]]) -> Self:
-        """The ways of stages, at each level by the nodes, or the units of a tier (C, stages), that
-        they are on, and the share (C) of its links that each takes: none within a node or unit. Two
-        sends wait for the link that they fill most."""
+        """From levels, nodes first and then the units of each network tier. A level has the node or
+        unit that each stage is on (C, stages), and the share (C) of its links that a send on each
+        way takes: none within it. Two sends delay each other by the level whose links they overfill
+        most.
+        """
         weights: dict[Way, dict[Way, Floats | float]] = {}
         for way in levels[0][1]:
             for other in levels[0][1]:
@@ -467,8 +490,9 @@ class SharedNetworks:
 
 
 def _together(units: Ints, shares: Mapping[Way, Floats], way: Way, other: Way) -> Floats:
-    """By how much (C) sends on two ways ask together for more than the links have of nodes or units
-    that both leave, or both reach."""
+    """By how much sends on two ways together exceed a link, as a share of it (C), if they leave or
+    reach the same node or unit; otherwise zero.
+    """
     share, other_share = shares[way], shares[other]
     meets = (units[:, way[0]] == units[:, other[0]]) | (units[:, way[1]] == units[:, other[1]])
     uses = (share > 0) & (other_share > 0) & meets & (way[0] != other[0])
@@ -477,7 +501,9 @@ def _together(units: Ints, shares: Mapping[Way, Floats], way: Way, other: Way) -
 
 @dataclass(slots=True, eq=False)
 class _Send:
-    """A send between two times (C) that takes this many seconds (C) alone."""
+    """A send from one time to another, which would take this many seconds if nothing slowed it (C
+    each).
+    """
 
     begins: Any
     ends: Any
@@ -505,7 +531,9 @@ class Sends:
         self.recent: dict[Way, list[_Send]] = {}
 
     def add(self, stage_pass: StagePass, end: Any, seconds: Any, *, queue: bool) -> None:
-        """Add the send of a finished pass's output; a stage's sends may ``queue``."""
+        """Add the send of a pass's output. It begins when the pass ends or, with ``queue``, when
+        the stage's previous send has ended, if that is later.
+        """
         goal, begins = stage_pass.goes_to, end
         assert goal is not None, "it sends nothing"
         if queue and stage_pass.stage in self.last:

@@ -42,9 +42,9 @@ from mistlab.stages.stage_batch import StageBatch, StageSeconds, StageTimes, bat
 # Axes: T types of layers, S strategies.
 
 
-# Classes of operators whose arithmetic does not count.
+# Classes of operators whose time counts as memory-bound, whatever they compute.
 OF_MEMORY = ("memory", "scan")
-# The largest difference of equal sums, as a share, that counts as rounding.
+# A difference of two times below this share of them counts as rounding, and so as zero.
 ROUNDING = 1e-12
 _ATTENTION = [CLASSES.index(one) for one in OF_ATTENTION]
 _MEMORY = [place for place, one in enumerate(CLASSES) if one in OF_MEMORY]
@@ -53,9 +53,9 @@ _PRODUCTS = [place for place in range(len(CLASSES)) if place not in (*_ATTENTION
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelParts:
-    """The seconds (T, S) of kernels in one forward and one backward pass, with the operations of
-    compute kernels. ``launched_s`` is the additional time of passes that are bound by kernel
-    launches; ``again_s`` is the recomputed part of the forward pass.
+    """The seconds of kernels in one forward and one backward pass of each layer type, for each
+    strategy (T, S), and the operations of those that compute. ``launched_s`` is what launching
+    kernels adds; ``again_s`` is the recomputed part of the forward pass.
     """
 
     products_s: Floats
@@ -105,20 +105,20 @@ def rest_of(whole_s: Floats, parts_s: Floats) -> Floats:
     return np.where(rest_s > ROUNDING * whole_s, rest_s, 0.0)
 
 
-# Splits the working time of stages: kernels, waits inside layers, the optimizer step, and the
-# exposed time of slots.
+# Splits the working time of stages into kernels, waits inside layers, the optimizer step, and
+# communication and host copies that no arithmetic hides.
 #
 # Axes: C candidates, T types of layers, S strategies (here one for each candidate).
 
 
-# The mesh groups whose ranks communicate inside layers, by the part of the breakdown that their
-# collectives belong to.
+# For each part of the breakdown, the groups of ranks whose collectives inside layers it counts.
 EXCHANGED = {
     "tensor_exchange_s": ("tensor",),
     "context_exchange_s": ("context",),
     "expert_exchange_s": ("experts", "expert tensor"),
 }
-# The group and the collective that represent the traffic of a part of the breakdown.
+# For each part of the breakdown, the group and the collective whose slowest network tier counts as
+# the part's bottleneck.
 _SENT_BY: Mapping[str, tuple[str, Collective]] = {
     "tensor_exchange_s": ("tensor", "all_reduce"),
     "context_exchange_s": ("context", "all_gather"),
@@ -135,7 +135,8 @@ NAMES = (
 
 
 def stage_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """The seconds of each candidate's ``NAMES`` (names, C), over a whole iteration.
+    """The seconds of an iteration that each candidate spends on each part of the breakdown: a row
+    for each of ``NAMES`` (names, C).
 
     Nothing sends and no host waits in the model, so a stage works for the sum of all seconds.
     """
@@ -144,7 +145,9 @@ def stage_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
 
 
 def times_and_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """The fields of ``StageSeconds`` of each candidate, followed by its ``NAMES``."""
+    """The times of each candidate, followed by its parts of the breakdown: rows for the fields of
+    ``StageSeconds``, then for ``NAMES`` (names, C).
+    """
     slots = StageSlots.of(model.tasks, batch)
     times = model.of_slots(slots)
     columns = [getattr(times, entry.name) for entry in fields(StageSeconds)]
@@ -152,7 +155,9 @@ def times_and_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
 
 
 def _parts_of_slots(slots: StageSlots, times: StageSeconds) -> Floats:
-    """The ``NAMES`` of each candidate (names, C), given its slots and their times."""
+    """The parts of the breakdown of each candidate, a row for each of ``NAMES`` (names, C), from
+    its slots and their times.
+    """
     batch, seconds, of_strategy = slots.batch, slots.seconds, slots.strategies.index
     counts = slots.tasks.types.counts(batch.columns)
     kernels = kernel_parts(seconds)
@@ -186,8 +191,8 @@ def _parts_of_slots(slots: StageSlots, times: StageSeconds) -> Floats:
 
 
 def _exchanged(seconds: TaskSeconds) -> tuple[dict[str, Floats], Floats]:
-    """The seconds (T, S) that a forward and a backward pass of layers wait for collectives, by
-    part, and those that they wait for anything else.
+    """The seconds that one forward and one backward pass of each layer type wait for collectives,
+    by part of the breakdown, and the seconds that they wait for anything else (T, S).
     """
     overlaps = seconds.model.template.overlaps_tensor_backward
     exchanged_s = {
@@ -208,8 +213,9 @@ def _exchanged(seconds: TaskSeconds) -> tuple[dict[str, Floats], Floats]:
 
 
 def split_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """The additional seconds of each candidate's ``NAMES`` (names, C) if weight gradients have
-    separate passes: they no longer hide collectives, and reductions overlap with them alone.
+    """The seconds that separate weight-gradient passes add to each part of the breakdown, a row for
+    each of ``NAMES`` (names, C): weight gradients no longer hide collectives, and gradient
+    reductions overlap with weight gradients only.
     """
     seconds = model.tasks.seconds({name: batch.value(name) for name in task_columns()})
     weights_s, less_s = split_seconds(model, batch)
@@ -224,10 +230,10 @@ def split_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
 # Attributes the GPU-seconds of a plan's iteration to causes, with the sums of the closed form.
 #
 # Time that several causes share counts once: as arithmetic where there is any, otherwise as exposed
-# time (``share_of_link``). Host-bound time is the difference from hosts that take no time, and the
-# time of sends is the difference from sends that take none. In the rest a stage works or waits for
-# its pipeline: for every stage the pipeline bubble, and for stages with less work than the busiest
-# also imbalance.
+# time (``share_of_link``). Host-bound time is how much shorter the iteration would be if hosts took
+# no time; the time of sends is how much shorter it would be if sends took none. In the rest a stage
+# works or waits for its pipeline: every stage has the pipeline bubble, and stages with less work
+# than the busiest also have imbalance.
 #
 # Axes: P parts of the model in order, S stages.
 
@@ -292,8 +298,8 @@ def binding_tiers(job: Job, stage: int) -> tuple[BindingTier, ...]:
 
 
 def _step_and_late_s(job: Job) -> tuple[float, float]:
-    """The seconds of an iteration, and the mean seconds by which overlapped exchanges that end late
-    lengthen it.
+    """The seconds of an iteration, and the mean seconds that weight exchanges add to it which
+    overlap with further steps and end too late.
     """
     model = _model(job, None)
     own_s = _iteration_s(model, job.plan)
@@ -337,7 +343,9 @@ def _in_turn_s(seconds: StageSeconds, plan: Plan) -> float:
 
 
 def _worked(model: StagesOnGroups, plan: Plan) -> tuple[float, list[dict[str, float]]]:
-    """The seconds of an iteration, and the ``NAMES`` of each stage over all of its parts."""
+    """The seconds of an iteration, and for each stage its seconds by part of the breakdown
+    (``NAMES``), summed over its parts of the model.
+    """
     if plan.order == DEFAULT_ORDER:
         names = [entry.name for entry in fields(StageSeconds)]
         columns = model.by_group(times_and_parts, StageBatch.of_plan(plan))
@@ -358,7 +366,8 @@ def _worked(model: StagesOnGroups, plan: Plan) -> tuple[float, list[dict[str, fl
 
 
 def _within(work: Mapping[str, float], seconds: float) -> dict[str, float]:
-    """A stage's working seconds, scaled down to at most the iteration's ``seconds``.
+    """A stage's working seconds by part of the breakdown. If they exceed the iteration's
+    ``seconds``, reductions and host copies are scaled down.
 
     Where a stage has several parts of the model, what sticks out of one part may run beside passes
     of another: then so much less sticks out.
@@ -396,7 +405,8 @@ def _peak_s(job: Job, stage: int) -> float:
     return stage_flop(job.workload, job.plan, stage) / (gpus * peak)
 
 
-# The exposed time of a stage's slots: communication and host copies that no arithmetic hides.
+# The exposed time of a stage's slots: communication and host copies that no arithmetic hides. A
+# slot is the set of tasks that overlap while one layer computes.
 #
 # A slot takes at least as long as its arithmetic; the excess is exposed. It is attributed to the
 # other streams in proportion to the time for which each runs on after the arithmetic alone would
@@ -409,8 +419,8 @@ _COPIES = [place for place in range(len(STREAMS)) if place not in (COMPUTE, LINK
 
 
 def share_of_link(slots: StageSlots, micro_batches: Ints) -> Floats:
-    """The share (C) of exposed time that belongs to collectives between GPUs; the rest belongs to
-    host copies. The stages run this many micro-batches (C).
+    """The share of each candidate's (C) exposed time that belongs to collectives between GPUs; the
+    rest belongs to host copies. ``micro_batches`` (C) are those of an iteration.
     """
     alone = SlotWork(slots.seconds, slots.kinds).alone()
     ends = slot_ends(slots.seconds, alone, is_least=False)
@@ -422,7 +432,7 @@ def share_of_link(slots: StageSlots, micro_batches: Ints) -> Floats:
 
 
 def _over_all(slots: StageSlots, slots_s: Floats, micro_batches: Ints) -> Floats:
-    """The seconds (2, C) over an iteration, from those of slots (2, P, K, S)."""
+    """The seconds over an iteration (2, C), from the seconds of each kind of slot (2, P, K, S)."""
     every, total_s = np.ones(len(slots.kinds), dtype=np.bool_), np.zeros((2, len(slots.batch)))
     for number, phase in enumerate(PASS_PHASES):
         # A stage runs its first and its last pass once, and the others for the remaining
@@ -433,8 +443,8 @@ def _over_all(slots: StageSlots, slots_s: Floats, micro_batches: Ints) -> Floats
 
 
 def _divided(alone: Floats, ends: Floats) -> Floats:
-    """The exposed seconds (2, P, K, S) of slots with these tasks (4, P, K, S): of collectives and
-    of host copies.
+    """The exposed seconds of collectives and of host copies (2, P, K, S), in slots whose tasks
+    would take ``alone`` by themselves and end at ``ends`` (4, P, K, S).
     """
     arithmetic_s = alone[COMPUTE]
     exposed_s = until(STREAMS, ends, alone) - arithmetic_s

@@ -1,4 +1,6 @@
-"""The longest chains of passes in a 1F1B pipeline, stage by stage, in any algebra."""
+"""The longest chains of passes that wait for one another in a 1F1B pipeline, stage by stage;
+durations may be numbers, columns or expressions.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -42,7 +44,7 @@ class Algebra(Protocol[Length]):
         ...
 
     def may_exceed(self, lengths: Sequence[Length], others: Sequence[Length]) -> "Condition":
-        """For which candidates any of the first durations may exceed any of the others."""
+        """For each candidate, whether any of ``lengths`` may exceed any of ``others``."""
         ...
 
     @property
@@ -52,21 +54,21 @@ class Algebra(Protocol[Length]):
 
 
 class Numbers:
-    """The algebra of plain numbers: the fastest for a single pipeline."""
+    """The maximum and comparisons of plain numbers: the fastest choice for a single pipeline."""
 
     nothing = 0.0
 
     def longest(self, _name: str, *ways: float) -> float:
-        """The maximum."""
+        """The largest of some durations."""
         return max(ways)
 
     def may_exceed(self, lengths: Sequence[float], others: Sequence[float]) -> bool:
-        """Whether the largest first duration exceeds the smallest other one."""
+        """Whether the largest of ``lengths`` exceeds the smallest of ``others``."""
         return max(lengths) > min(others)
 
 
 class ColumnAlgebra:
-    """The algebra of columns of candidates."""
+    """The maximum and comparisons of columns, with a duration for each candidate."""
 
     def __init__(self, candidates: int) -> None:
         self.nothing = np.zeros(candidates)
@@ -77,19 +79,22 @@ class ColumnAlgebra:
         return reduce(np.maximum, ways)
 
     def may_exceed(self, lengths: Sequence[Floats], others: Sequence[Floats]) -> Bools:
-        """Mask of the candidates whose largest first duration exceeds their smallest other one."""
+        """Mask of the candidates whose largest of ``lengths`` exceeds their smallest of
+        ``others``.
+        """
         longest, shortest = reduce(np.maximum, lengths), reduce(np.minimum, others)
         return np.asarray(longest > shortest)
 
 
-# Chains of passes that begin at a stage's host, in any algebra.
+# Chains that begin with the time in which a stage's host issues passes; durations of any kind.
 #
 # A host issues the passes of its stage in sequence, from the beginning of the iteration.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IssuedChains(Generic[Length]):
-    """Host-issued chains of a stage; a field is None where no host issues passes.
+    """The seconds until a stage's host has issued certain passes; empty where no host issues
+    passes.
 
     They end when the ``first`` backward's turn has come, with the ``last`` forward, with ``every``
     pass, and with the stage's own extras after them (``ended``).
@@ -104,8 +109,9 @@ class IssuedChains(Generic[Length]):
     def of(
         cls, issued: Sequence[Length | None], in_flight: int | Ints, alternating: int | Ints
     ) -> Self:
-        """The chains of a stage that runs ``in_flight`` forward passes ahead, and ``alternating``
-        more after its first backward pass; ``issued`` are its times of ``ISSUED``.
+        """The host's chains of a stage that runs ``in_flight`` forward passes before its first
+        backward pass, and ``alternating`` more after it; ``issued`` are the stage's times named in
+        ``ISSUED``.
         """
         known = [length for length in issued if length is not None]
         if not known:
@@ -122,41 +128,42 @@ class IssuedChains(Generic[Length]):
         )
 
 
-# The longest chains of passes in a 1F1B pipeline, stage by stage, in any algebra.
+# The longest chains of passes in a 1F1B pipeline, stage by stage, for durations of any kind.
 #
-# An iteration takes as long as the longest chain of passes that wait for one another. A stage is
-# occupied by G forwards (tf each) and G backwards (tb each), and runs k - 1 forwards ahead. A
-# micro-batch that only passes through waits for less of each pass (lf, lb): not for fetches before
-# it and work after it. Work that comes once an iteration is done before a stage's first forward
-# (df) and after its last backward (db); a part of it makes the pass itself longer (vf, vb). For a
-# stage, the stages after it are described by times of two kinds, which include the sends to them
-# and back:
+# An iteration takes as long as the longest chain of passes that wait for one another. With G
+# micro-batches a stage runs G forward passes of tf seconds and G backward passes of tb seconds; its
+# forward passes are k - 1 micro-batches ahead of its backward passes. A micro-batch that finds the
+# stage idle waits for less of each pass (lf, lb): not for fetches before it and work after it. Work
+# that comes once an iteration is done before a stage's first forward pass (df) and after its last
+# backward pass (db); a part of it makes the pass itself longer (vf, vb). Two times describe the
+# stages after a stage, and include the sends to them and back:
 #
-#     around     from where a micro-batch leaves to where its gradient returns, if nothing else
-#                is on
-#     through    from where the first one leaves to where the last one's gradient returns
+#     around     from where a micro-batch leaves to where its gradient returns, if the stages do
+#                nothing else
+#     through    from where the first micro-batch leaves to where the last one's gradient returns
 #
-# A chain of the stage and the stages after it is one of
+# The longest chain through the stage and those after it is one of these, where t = tf + tb and
+# l = lf + lb:
 #
-#     it never waits               G t                                  t = tf + tb
-#     waits for the first          G t + around - (k - 1) tf
-#     waits for the last           G t + around - (k - 1) tb
-#     waits for both, G > k        G t + 2 around - (k - 1) t + rounds
-#     waits for what is between    l + through                          l = lf + lb
+#     the stage never waits              G t
+#     it waits for the first gradient    G t + around - (k - 1) tf
+#     it waits for the last gradient     G t + around - (k - 1) tb
+#     it waits for both, G > k           G t + 2 around - (k - 1) t + rounds
+#     it waits for later stages          l + through
 #
 # plus vf for the first micro-batch and vb for the last. When a gradient goes back, reductions may
 # be left of its backward pass, for which only the stage's own next pass waits, and the stage's
-# end. A host issues forwards in hf and backwards in hb each, from the beginning of the iteration
-# on, and does not wait for the stage. So a stage also
+# end. A host issues a forward pass in hf and a backward pass in hb seconds, from the beginning of
+# the iteration on, and does not wait for the stage. So a stage may also wait for its host:
 #
-#     waits for all to be issued              G (hf + hb)
-#     waits for the last forward's issue      G (hf + hb) - k hb, and for the last gradient
-#     waits for the first forwards' issue     k hf, and does the passes from its first backward on
+#     until all passes are issued             G (hf + hb)
+#     until the last forward is issued        G (hf + hb) - k hb, and then for the last gradient
+#     until the first k forwards are issued   k hf, then it runs the passes from its first backward
 #
 # The first micro-batch's sends to later stages take longer than others, because the next forward
 # pass runs beside them. Between its first forward and its own next pass a stage takes af longer.
-# In between a chain may wait for other micro-batches too, one after another: the forward after a
-# gradient is that of the k-th micro-batch after it. Each such round takes around + l - k t longer
+# In between a chain may wait for other micro-batches too, one after another: the forward pass after
+# a gradient is that of the k-th micro-batch after it. Each such round takes around + l - k t longer
 # than the stage's own work meanwhile, so a steady pipeline waits for its sends. In a round passes
 # run beside what is left of sends, and lose time (``mistlab.cost.beside_sends``). If one boundary
 # between stages is slower than the others, rounds of its two stages alone can be longer.
@@ -183,8 +190,8 @@ Condition = bool | Bools
 
 # The times of a host; None where no host issues passes, or where it is never the bottleneck.
 ISSUED = times_of("host")
-# Names of the recurrence's inputs: for the first and the last pass, the extra work beside them
-# replaces their deltas.
+# Two inputs of the recurrence are not what the first and the last pass take beyond steady ones, but
+# the work before the first pass and after the last one.
 _BESIDE = {"delta_forward_s": "begin_s", "delta_backward_s": "end_s"}
 PASSES = tuple(_BESIDE.get(name, name) for name in TIMES)
 
@@ -231,8 +238,8 @@ class Chains(Generic[Length]):
         return cls(**dict.fromkeys(CROSSINGS, nothing))
 
     def from_in_front(self, there_and_back_s: Length, first_late_s: Length) -> Self:
-        """These chains extended by the sends to and from the stage in front; the first
-        micro-batch's send is late.
+        """These chains extended by the sends from and to the stage in front; the first
+        micro-batch's send takes ``first_late_s`` longer.
         """
         crossed_s = (None, there_and_back_s * 0.5, there_and_back_s)
         late_s = (None, crossed_s[1] + first_late_s, crossed_s[2] + first_late_s)
@@ -240,7 +247,7 @@ class Chains(Generic[Length]):
             **{
                 name: getattr(self, name)
                 if (more := (late_s if name in OF_FIRST else crossed_s)[count]) is None
-                # One addition for each chain.
+                # One addition for each chain: of both sends together.
                 else getattr(self, name) + more
                 for name, count in CROSSINGS.items()
             }
@@ -262,7 +269,8 @@ OF_FIRST = frozenset({"around_first", "through", "through_ended"})
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Counts:
-    """The numbers of passes of a stage and of rounds of chains; integers, or columns (C).
+    """How many passes a stage runs, and how many rounds its chains have (a micro-batch goes to
+    later stages and back, and a forward pass waits for it); integers, or columns (C).
 
     The stage runs ``in_flight`` forwards ahead, and ``alternating`` forwards after its first
     backward. ``is_short`` says whether there are more stages than micro-batches, ``alternates``
@@ -390,8 +398,8 @@ def chained(
 
 
 class _OwnWork(Generic[Length]):
-    """The work of a stage between any two of its stalls, first and last passes with their
-    extras.
+    """The work of one stage between two of its stalls; its first and last passes count with their
+    additional work.
     """
 
     def __init__(
@@ -430,7 +438,8 @@ class _OwnWork(Generic[Length]):
         self.between: Length | None = None
         if counts.alternates is not False:
             waited = stage.through_backward_s + left
-            # Between two sends of the stage there is one send fewer.
+            # n sends of the stage have only n - 1 intervals between them, so one send is
+            # subtracted.
             self.pairs = pairs - backward + waited - stage.held_forward_s
             self.rounds = _rounds(stage, after, counts)
             between = self.pairs + algebra.longest("rounds", algebra.nothing, *self.rounds)
@@ -456,8 +465,8 @@ class _OwnWork(Generic[Length]):
     def ways(
         self, begins: Length | None, there: Length, back: Length, ends: Length | None
     ) -> list[Length]:
-        """The chains that stall at this stage; ``begins`` and ``ends`` are None for chains without
-        extras.
+        """The chains that stall at this stage. ``begins`` and ``ends`` are the additional work that
+        they begin and end with, None if they have none.
         """
         ways = [_sum(begins, inside, ends) for inside in self.inside]
         ways += [
@@ -470,9 +479,9 @@ class _OwnWork(Generic[Length]):
 
 
 class _Lane(Generic[Length]):
-    """The sends of a stage in sequence: to the next stage (``there_s``) and to the stage in front
-    (``back_s``). Where no send is longer than a pass, sends never queue; chains of sends are then
-    never the longest and are omitted. ``waits`` marks where they queue.
+    """Chains through the sends of a stage, one after another: to the next stage (``there_s``) and
+    to the stage in front (``back_s``). Where no send is longer than a pass, sends never queue, so
+    such chains are never the longest and are omitted; ``waits`` marks where they may queue.
     """
 
     def __init__(
@@ -489,8 +498,7 @@ class _Lane(Generic[Length]):
             return
         after, counts = work.after, work.counts
         self.last = stage.through_backward_s + stage.within_backward_s
-        # The next stage's number of passes ahead is also the number of sends that cross the next
-        # boundary before.
+        # As many sends cross the next boundary before as the next stage runs passes ahead.
         all_but_one = np.maximum(counts.in_flight - 2 + counts.is_short, 0)
         self.queued = _only(waits, after.nearest + self.there_s * all_but_one)
         # From the last forward pass's send to the end of the last backward pass.
@@ -508,13 +516,15 @@ class _Lane(Generic[Length]):
         ]
 
     def until_gradient(self) -> list[Length]:
-        """The duration over sends to the first gradient, or to the last one."""
+        """The duration of the queued sends until the first gradient, or the last one, is back."""
         return [self.queued] if self.sends_on else []
 
     def ways(
         self, begins: Length | None, there: Length, back: Length, ends: Length | None
     ) -> list[Length]:
-        """The chains of the stage and those through its sends; as in ``_OwnWork.ways``."""
+        """The chains of the stage's own work and those through its sends; arguments as in
+        ``_OwnWork.ways``.
+        """
         work, counts = self.work, self.work.counts
         every = counts.in_flight + counts.alternating
         alternating_s = (self.there_s + self.back_s) * counts.alternating
@@ -539,11 +549,11 @@ class _Lane(Generic[Length]):
 def _rounds(
     stage: PassLengths[Length], after: Chains[Length], counts: Counts
 ) -> tuple[Length, Length]:
-    """The time of rounds of two stages, and of all stages, beyond the passes that the stage runs
-    meanwhile.
+    """By how much rounds of two stages, and rounds of all stages, take longer than the passes that
+    the stage runs meanwhile.
     """
     both = stage.forward_s + stage.backward_s
-    # The stage is idle when the gradient that it waits for arrives.
+    # A stage that waits for a gradient is idle when it arrives, so its backward pass takes less.
     turn = stage.backward_s - stage.through_backward_s
     held = stage.held_backward_s - stage.held_forward_s
     near = after.nearest + stage.round_late_s - both - turn + held

@@ -1,4 +1,5 @@
-"""How far a source's measured runs lie from their predictions, and the bounds that follow.
+"""How far measured runs lie from their predictions, by the source that they are from, and the
+bounds of predictions that follow.
 
 A source is a cluster, a stack and a writer. It is off as a whole, and its rows scatter around that:
 what a further source's runs are is said by both, learned over all sources that were measured. What
@@ -32,25 +33,28 @@ Blocks = Literal["dense", "experts", "hybrid", "adapters"]
 # experts), or to test that a tiny model's loss stays as it was.
 Purpose = Literal["benchmark", "training", "functional test"]
 
-# Bounds reach so many of a kind's spreads to each side. Of sources that were left out, so many hold
-# 94 % of rows, and of a source's rows 91 % in the mean of sources (docs/results/runs.md).
+# Bounds reach this many times the spread of a kind of runs to each side. When sources are left out
+# of the fit, 94 % of all their runs lie within, and 91 % of a source's runs in the mean of sources
+# (docs/results/runs.md).
 REACH = 1.9
-# The same for each doubling of the GPUs beyond the most that were measured of a kind: without it,
-# runs on more GPUs than all known ones lie within bounds too rarely (docs/decisions/0041).
+# For each doubling of the GPUs beyond the most with which a kind of runs was measured, bounds reach
+# this share further: without it, larger runs lie within them too rarely (docs/decisions/0041).
 STRETCH_A_DOUBLING = 0.08
-# The wider kind counts as this many sources.
+# Where a kind of runs is combined with the next wider one, the wider one counts as this many
+# sources.
 SOURCES_OF_WIDER = 4
 # The share of measured times below the lower bound, and above the upper one: by definition.
 TAIL = 0.05
-# Equal runs that were measured again differ by a few hundredths (docs/results/runs.md).
+# The least log of measured over predicted time that bounds allow to each side: the same run
+# measured again differs by a few hundredths (docs/results/runs.md).
 LEAST_LOG = 0.03
 # No run is known to take longer than about this multiple of its prediction: it is stuck, not slow.
 MOST_TIMES = 30.0
 # The largest believable MFU: no measured run exceeds it; set by hand.
 MOST_UTILISED = 0.8
-# The kind that all runs belong to.
+# The name of the widest kind of runs, to which all belong.
 ANY = "any"
-# Bits of the operands of products, by precision.
+# Bits of the operands of matrix products, by precision.
 BITS: Mapping[Precision, int] = {"fp4": 4, "fp8": 8, "fp16": 16, "bf16": 16, "fp32": 32}
 
 
@@ -72,8 +76,9 @@ class RunKind:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of kinds that the run belongs to, the narrowest first; the last two are of any
-        engine. Experts and hybrid blocks are one kind."""
+        """The names of the kinds that the run belongs to, the narrowest first; the last two are for
+        any engine. Models with experts and hybrid models are one kind.
+        """
         blocks = "not dense" if self.blocks in ("experts", "hybrid") else self.blocks
         purpose = "" if self.purpose == "benchmark" else f", {self.purpose}"
         alike = f"{purpose}: {blocks}, {'16 bits' if self.bits >= 16 else 'fewer bits'}"
@@ -88,13 +93,14 @@ class RunKind:
 
 
 def peak_kinds(engine: str) -> tuple[str, ...]:
-    """Kinds of peaks of an engine's family, narrowest first."""
+    """The kinds of measured memory peaks that apply to an engine's family, the narrowest first."""
     return (f"engine {engine}", ANY) if engine else (ANY,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """How a source's runs are expected to lie around predictions, in roots of their ways.
+    """How a source's measured times are expected to lie around predictions: logarithms, divided by
+    the square root of the run's ``way`` (``RunKind.way``).
 
     A source lies ``offset`` above its predictions, give or take ``between``; its rows lie
     ``within`` of that. Bounds reach ``stretch`` times as far as for as many GPUs as were measured.
@@ -114,8 +120,9 @@ class Spread:
         return math.exp(max(-way, below)), min(MOST_TIMES, math.exp(above))
 
     def knowing(self, source_runs: OwnRuns | None) -> Self:
-        """The spread of a source of which some runs are known: its offset is normal, and so are
-        rows around it, so precisions add up."""
+        """The spread of a source once some of its runs are known: its offset is normal, and so are
+        its runs around it, so precisions (inverse variances) add up.
+        """
         if source_runs is None or source_runs.runs == 0:
             return self
         prior, precision = self.between**-2, source_runs.runs * self.within**-2
@@ -130,7 +137,7 @@ class Spread:
         return 0.5 + (off / (1 + off * off) + math.atan(off)) / math.pi
 
     def beside(self, other: "Spread") -> Self:
-        """The spread of the sum of two independent misses."""
+        """The spread of the sum of two independent errors."""
         return replace(
             self,
             offset=self.offset + other.offset,
@@ -141,7 +148,9 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownKind(Checked):
-    """A kind of runs that was measured, and what its sources and the wider kinds tell of it."""
+    """A kind of runs that was measured, and the errors of predictions to expect of it, learned from
+    its own sources and from wider kinds.
+    """
 
     name: str
     offset: float
@@ -153,13 +162,14 @@ class KnownKind(Checked):
 
     @property
     def spread(self) -> Spread:
-        """The kind's spread."""
+        """How measured runs of this kind lie around predictions."""
         return Spread(offset=self.offset, between=self.between, within=self.within)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sureness:
-    """The kinds of runs that were measured, and the source of the measurements.
+    """All kinds of runs that were measured, each with the errors of predictions, and where the
+    measurements are from.
 
     ``datasheet`` says how far predictions by rates of another GPU, scaled by datasheets, lie from
     those by a GPU's own rates; its sources are GPUs. ``peaks`` are kinds of peaks of memory, whose
@@ -178,8 +188,10 @@ class Sureness:
     def spread(
         self, kind: RunKind, gpus: int, *, source_runs: OwnRuns | None = None, scaled: bool = False
     ) -> Spread:
-        """How a run's measurement is expected to lie around its prediction; with what is known of
-        its source, and wider where rates of another GPU were scaled."""
+        """How the measured time of a run is expected to lie around its prediction: closer if runs
+        of its source are known, further if its GPU was not measured and another one's rates were
+        scaled.
+        """
         known = self._kind_of(kind)
         doublings = max(0.0, math.log2(gpus / known.most_gpus))
         spread = replace(
@@ -191,13 +203,16 @@ class Sureness:
         return spread.beside(self.datasheet.spread) if is_wider and self.datasheet else spread
 
     def peak_spread(self, engine: str) -> Spread:
-        """Distribution of measured peaks around predictions for an engine's family."""
+        """How measured memory peaks are expected to lie around predictions, for an engine's
+        family.
+        """
         known = {one.name: one.spread for one in self.peaks}
         return next(known[name] for name in peak_kinds(engine) if name in known)
 
     def words(self, kind: RunKind) -> str:
-        """Which measured runs a run's bounds are from: those of its narrowest kind, and how much
-        its sources count beside wider kinds."""
+        """A text that says which measured runs the bounds of a run are from: those of its narrowest
+        kind, and how much they count beside wider kinds.
+        """
         narrowest = self._kind_of(kind)
         runs = f"{_counted(narrowest.runs, 'measured run')} of kind {narrowest.name!r}"
         runs += f" ({_counted(narrowest.sources, 'source')})"
@@ -259,7 +274,8 @@ class PredictionBounds:
     sequence_length: int
     # Why measured rates were scaled: from another GPU, or because of edited figures.
     scaled: str = ""
-    # Why an edit of the hardware's figures leaves all of its curves unchanged.
+    # Why edits of the hardware's datasheet figures do not change its measured curves; empty if they
+    # do.
     curves_win: str = ""
     # The bounds of the same plans on the other groups of heterogeneous nodes.
     others: "tuple[PredictionBounds, ...]" = ()
@@ -274,7 +290,7 @@ class PredictionBounds:
         return min(below for below, _ in widths), max(above for _, above in widths)
 
     def spread(self, gpus: int) -> Spread:
-        """How runs of the plans' kind are expected to lie around predictions."""
+        """How measured times of the workload's plans are expected to lie around predictions."""
         return known_sureness().spread(
             self.kind, gpus, source_runs=self.own, scaled=bool(self.scaled)
         )
@@ -317,8 +333,10 @@ class PredictionBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sure:
-    """How sure predictions for one number of GPUs are, and their notes: a half-width of measured
-    runs near them, or the spread of runs of their kind."""
+    """How far measurements may lie from predictions for one number of GPUs, with notes for the
+    user: a half-width where runs nearby were measured, otherwise the spread of runs of the same
+    kind.
+    """
 
     half_width: float = 0.0
     spread: Spread | None = None
@@ -331,7 +349,9 @@ class _Sure:
 
 
 def half_width_at(calibration: EngineCalibration, doublings: float) -> float:
-    """The half-width at a distance, in doublings, from the nearest measured runs."""
+    """The half-width of the bounds, as a share of the prediction, at a distance in doublings from
+    the nearest measured runs.
+    """
     near, far = calibration.half_width, calibration.far_half_width
     share = min(1.0, doublings / min(1.0, calibration.reach))
     beyond = max(0.0, doublings - max(1.0, calibration.reach))

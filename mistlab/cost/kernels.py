@@ -1,5 +1,5 @@
-"""The kernels of operators: an engine's kernel rules and rates, and the arithmetic of a whole
-job.
+"""The kernels of operators: an engine's kernel rules and rates, and the operations of a whole
+training step.
 """
 
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ def _class_of_product(operator: Operator) -> OperatorClass:
 def rule_of(
     operator: Operator, layer: LayerGraph, rules: Sequence[KernelRule], attention: str
 ) -> KernelRule:
-    """The first of an engine's rules that matches an operator of a layer.
+    """The first of an engine's kernel rules that applies to an operator of a layer.
 
     ``attention`` is the attention of the layer's graph.
     """
@@ -83,8 +83,9 @@ def _is_about(rule: KernelRule, operator: Operator, layer: LayerGraph, attention
 
 
 def _behind(operator: Operator, layer: LayerGraph) -> str:
-    """The name of the operator before another one in its pass, if it makes a tensor of the shape
-    that the other takes first, and joins no tensors of unlike dimensions."""
+    """The name of the operator that runs just before this one in its pass, if its output has the
+    shape of this one's first input, and it is no addition that broadcasts; otherwise "".
+    """
     of_pass = layer.of_phase(operator.phase)
     index = next((n for n, one in enumerate(of_pass) if one is operator), 0)
     if not index:
@@ -108,8 +109,8 @@ def _broadcasts(operator: Operator) -> bool:
 
 
 def _adds(operator: Operator, layer: LayerGraph) -> str:
-    """The kind of parameter whose gradient an operator accumulates: weight, vector or table; "" if
-    none.
+    """What kind of parameter an operator accumulates the gradient of: weight, vector or table; ""
+    if it accumulates none.
     """
     if operator.kind != "accumulate":
         return ""
@@ -121,7 +122,9 @@ def _adds(operator: Operator, layer: LayerGraph) -> str:
 
 
 def kernels_of_join(operator: Operator) -> Sum:
-    """The kernels and messages that context parallelism adds to a pass."""
+    """The number of kernels and messages that an operator of context parallelism adds to a pass, as
+    an expression of the number of ranks.
+    """
     of_way = LAUNCHES[JOINS[operator.name]]
     launches = of_way.forward if operator.phase == "forward" else of_way.backward
     kernels: Sum = launches.beside(Sum.named("cp") + Sum.of(-1))
@@ -133,7 +136,9 @@ def kernels_of_join(operator: Operator) -> Sum:
 
 
 def compute_of(hardware: Hardware, compute: Compute, engine: Engine) -> Compute:
-    """The rates of an engine's kernels; where the host is modelled, launches cost nothing here."""
+    """The rates of an engine's kernels on a hardware. If the engine's host is modelled separately,
+    launching kernels costs nothing here.
+    """
     products, attention, memory = engine.shares(hardware.name)
     eight_bit = engine.eight_bit_on.get(hardware.name, 1.0)
     if engine.host is None and products == attention == memory == eight_bit == 1:
@@ -158,8 +163,8 @@ def compute_of(hardware: Hardware, compute: Compute, engine: Engine) -> Compute:
 
 
 def captured(job: Job) -> Job:
-    """The job with iterations replayed as a CUDA graph: the host launches no kernels. The gaps
-    between kernels of a graph are part of the GPU's rates.
+    """The job with iterations replayed as a CUDA graph, for which the host launches no kernels. The
+    gaps between the kernels of a graph are part of the GPU's rates.
     """
     if not ENGINES[job.plan.engine].runs_here:
         reject(
@@ -183,8 +188,9 @@ def captured(job: Job) -> Job:
 
 
 def with_dequantised(compute: Compute, hardware: Hardware, workload: Workload) -> Compute:
-    """The rates of GEMMs with quantised frozen weights: before each GEMM the weights are read, and
-    written in 16 bits, at the memory bandwidth, for a micro-batch of one sequence.
+    """The rates of GEMMs whose frozen weights are stored in few bits: before each GEMM, the time to
+    read the weights and write them in 16 bits at the memory bandwidth is added, for a micro-batch
+    of one sequence.
     """
     if workload.train == "all" or workload.base == "16bit":
         return compute
@@ -200,13 +206,13 @@ def with_dequantised(compute: Compute, hardware: Hardware, workload: Workload) -
     return replace(compute, rates=tuple(map(slower, compute.rates)))
 
 
-# GEMMs with weights.
+# Classes of operators that multiply by a weight.
 WEIGHTED = ("matmul", "grouped_matmul")
 
 
 def host_of(engine: Engine, block_operators: float, compute: Compute) -> HostTime | None:
-    """The issue times of an engine's host for blocks with this many operators; None if the hardware
-    has none.
+    """The seconds in which an engine's host issues blocks with this many operators; None if the
+    engine's host is not modelled.
     """
     if engine.host is None:
         return None
@@ -248,8 +254,8 @@ def stage_flop(workload: Workload, plan: Plan, stage: int) -> float:
 
 
 def mfu_of(job: Job, stage: int | None, seconds: float) -> float:
-    """The MFU of a step, or of one stage: relative to the peak of the hardware that the job names,
-    wherever the step runs.
+    """The MFU of a step, or of one stage, relative to the peak rate of the hardware that the job
+    names, even if the step runs elsewhere.
     """
     peak = job.cluster.peak_flop_per_s(job.workload.precision)
     if stage is not None:
@@ -268,8 +274,8 @@ def megatron_flop(
 
 
 def rough_state_bytes(model: ModelSpec) -> int:
-    """An estimate of the bytes that a model's blocks need for training: 16 bytes for each of 12 h^2
-    parameters.
+    """A rough estimate of the bytes of weights, gradients and optimizer states: 16 bytes for each
+    of a block's 12 h^2 parameters, where h is the hidden width.
     """
     return 16 * 12 * model.layers * model.hidden**2
 
@@ -288,8 +294,8 @@ def _step_flop(workload: Workload, blocks: range, embeddings: int, heads: int) -
 
 @cache
 def _sequence_flop(workload: Workload) -> tuple[float, ...]:
-    """The operations of a sequence in the embedding, a block of each kind, and the head, with
-    perfectly balanced experts and no dropped tokens.
+    """The operations for one sequence in the embedding, in a block of each kind, and in the head,
+    if experts are perfectly balanced and drop no tokens.
     """
     workload = replace(workload, expert_imbalance=1.0, expert_capacity=None, expert_padding=False)
     ones = dict.fromkeys(sizes_of_candidates(), 1)
@@ -301,8 +307,8 @@ def _sequence_flop(workload: Workload) -> tuple[float, ...]:
 
 @kept
 def _flop(graph: StoredGraph, columns: tuple[str, ...], train: Train) -> Compiled:
-    """The operations of the GEMMs of the embedding, a block of each kind, and the head; without
-    weight-gradient GEMMs where only adapters are trained.
+    """The operations of the GEMMs of the embedding, a block of each kind, and the head; if only
+    adapters are trained, without the GEMMs of weight gradients.
     """
     is_all = train == "all"
     flop = {
@@ -317,8 +323,8 @@ def _flop(graph: StoredGraph, columns: tuple[str, ...], train: Train) -> Compile
 
 
 def of_ranks(host: HostTime, ranks: Column, way: Column) -> tuple[Floats, Floats]:
-    """The host's seconds (C) for a block's forward and backward pass on one of these
-    context-parallel ranks (C), which exchange keys in a given ``way`` (C).
+    """The host's seconds to issue a block's forward and backward pass on one of several
+    context-parallel ranks (C), which exchange keys and values in the given ``way`` (C).
     """
     forward, backward = np.full(len(ranks), host.forward_s), np.full(len(ranks), host.backward_s)
     for number, launches in LAUNCHES.items():

@@ -49,8 +49,8 @@ CLASSES: tuple[OperatorClass, ...] = (
     *OPERATOR_CLASSES,
     *(name for name in AS_ANOTHER if name != "step"),
 )
-# Classes beyond those of operators: GEMMs that can overlap with tensor-parallel collectives, for
-# weight gradients or for a layer's input gradient.
+# Names of GEMMs that can overlap with tensor-parallel collectives: of a weight's gradient, or of a
+# layer's input gradient. They are counted in addition to the classes of operators.
 BESIDE = "beside"
 BESIDE_INPUT = "beside input"
 BESIDES: Mapping[Beside, str] = {"weights": BESIDE, "input": BESIDE_INPUT}
@@ -59,7 +59,8 @@ OF_ATTENTION: tuple[OperatorClass, ...] = (
     *("attention_forward", "attention_backward", "batched_matmul"),
 )
 
-# The power of the norm that joins GPU time and the host's launch time: nearly the maximum of both.
+# The time of a pass is the norm, with this power, of GPU time and launch time: nearly the maximum
+# of both.
 JOIN = 6.0
 
 KernelRules = tuple[KernelRule, ...]
@@ -67,7 +68,7 @@ KernelRules = tuple[KernelRule, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pass:
-    """The forward or backward passes of a layer (C each).
+    """The forward or the backward pass of a layer, for each candidate (C).
 
     ``exchanged`` has the numbers of messages, and their bytes in all, by the names of
     ``EXCHANGES``. ``beside_s`` of ``compute_s`` can run while messages of each kind are under way.
@@ -78,7 +79,7 @@ class Pass:
     exchanged: Mapping[str, tuple[Floats, Floats]]
 
     def taken(self, rows: Ints) -> Self:
-        """The passes of the candidates with these indices."""
+        """The layer's pass for the candidates with these indices."""
         return type(self)(
             compute_s=self.compute_s[rows],
             beside_s={beside: seconds[rows] for beside, seconds in self.beside_s.items()},
@@ -91,8 +92,8 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerFigures:
-    """The figures of one layer: its passes, parameters on a rank, and bytes that it keeps and
-    passes on (C each).
+    """The costs of one layer for each candidate (C): its passes, its parameters on a rank, and the
+    bytes that it saves for the backward pass and passes on.
 
     ``experts`` are the parameters of experts among all. ``again`` is the part of the forward pass
     that runs once more before its backward pass. Types of layers with equal passes share them.
@@ -130,7 +131,7 @@ class LayerWork:
         treatments: tuple[tuple[str, Treatment], ...],
         split: StoredGraph | None = None,
     ) -> Self:
-        """Compile the layers of a graph."""
+        """Compile the expressions of a graph's layers."""
         return cls(
             graph=graph,
             types=LayerTypes.of(graph.pattern).names,
@@ -141,7 +142,9 @@ class LayerWork:
         )
 
     def __call__(self, columns: Mapping[str, Floats]) -> Mapping[str, Floats]:
-        """Evaluate every expression for columns of all sizes and graph choices."""
+        """Evaluate every expression, given columns of all sizes and of the choices that select a
+        graph.
+        """
         values = by_graph(self.compiled, self._other, columns)
         return dict(zip(self.compiled.names, values, strict=True))
 
@@ -178,7 +181,8 @@ def _compiled(
     numbers: dict[str, int] = {}
     names: dict[tuple[str, tuple[Operator, ...]], str] = {}
     layers = graphs_of(graph.counts, treatments, choice.exchange, choice.lean)
-    # Whether two types share a pass depends on the choice, but names must not.
+    # A layer type that a plan's choice may modify keeps a name of its own for its passes: names
+    # must not depend on the choice.
     chosen = {
         type_of(kind, name) for kind in graph.pattern for name, row in treatments if row.is_chosen
     }
@@ -218,7 +222,7 @@ def _passes(layer: LayerGraph) -> dict[str, tuple[Operator, ...]]:
 
 
 def work_of(graph: StoredGraph, rules: KernelRules, split: StoredGraph | None = None) -> LayerWork:
-    """The work of a graph's layers with an engine's kernels, and of its graph with sequence
+    """The work of a graph's layers with an engine's kernels; ``split`` is the graph with sequence
     parallelism.
     """
     return LayerWork.of(graph, rules, tuple(TREATMENTS.items()), split)
@@ -238,7 +242,9 @@ class LayerModel:
     of_8_bits: float = 1.0
 
     def __call__(self, columns: Mapping[str, Floats]) -> Mapping[str, LayerFigures]:
-        """The figures of each layer type, for columns of all sizes and graph choices."""
+        """The costs of a layer of each type, given columns of all sizes and of the choices that
+        select a graph.
+        """
         values, rates = self.work(columns), self.rates()
         passes = {name: self._pass(name, values, rates) for name in self.work.passes}
 
@@ -259,7 +265,7 @@ class LayerModel:
         }
 
     def rates(self) -> Mapping[str, tuple[float, float]]:
-        """The seconds per operation and per byte, for each class."""
+        """The seconds per operation and per byte, for each class of operators."""
         s_per_flop = self.slowdown / self.compute.sustained
         rates: dict[str, tuple[float, float]] = {
             operators: (
@@ -293,13 +299,15 @@ class LayerModel:
         )
 
     def _launched(self, gpu_s: Floats, launches_s: Floats) -> Floats:
-        """The kernels' time joined with their launch time, launched in sequence by one CPU core."""
+        """The time of a pass whose kernels take ``gpu_s`` on the GPU and ``launches_s`` to launch,
+        one after another on one CPU core.
+        """
         if self.compute.host_computes:
             return gpu_s + launches_s
         return _joined(gpu_s, launches_s)
 
     def times_slower(self, operators: OperatorClass) -> float:
-        """The slowdown of a class relative to the class whose rate it uses."""
+        """How many times slower a class of operators is than the class whose rate it uses."""
         takes = self.compute.given(operators)
         return self.of_8_bits if operators in EIGHT_BIT and takes not in EIGHT_BIT else 1.0
 
@@ -307,7 +315,9 @@ class LayerModel:
 def of_classes(
     name: str, values: Mapping[str, Floats], rates: Mapping[str, tuple[float, float]]
 ) -> tuple[Floats, Floats]:
-    """The operations and the seconds (one for each rate, C) of a pass's kernels by class."""
+    """The operations and the seconds of a pass's kernels, for each class of operators and candidate
+    (classes, C).
+    """
     flop = np.array([values[f"{name} {one} flop"] for one in rates])
     moved = np.array([values[f"{name} {one} bytes"] for one in rates])
     factors = np.array([*rates.values()])
@@ -317,7 +327,9 @@ def of_classes(
 def _work(
     operators: Sequence[Operator], layer: LayerGraph, rules: KernelRules, attention: str
 ) -> Mapping[str, Value]:
-    """The operations and bytes of a layer's operators by class, and the number of kernels."""
+    """The operations and bytes of some operators by class, and the number of their kernels, as
+    expressions.
+    """
     classes = (*CLASSES, *BESIDES.values())
     terms: dict[str, list[Sum]] = {
         f"{one} {unit}": [] for one in classes for unit in ("flop", "bytes")
@@ -353,7 +365,8 @@ def _work(
 
 
 def _goes_on_beside(operator: Operator) -> Beside | None:
-    """The gradient that a GEMM computes, if it can overlap with a tensor-parallel collective.
+    """Which gradient a GEMM computes, a weight's or the layer's input's, if a tensor-parallel
+    collective can overlap with it; otherwise None.
 
     They exchange the gradient of a layer's input beside a product that makes the gradient of a
     weight whose rows are split over the ranks. They gather the input again beside the product that
@@ -372,7 +385,7 @@ def _goes_on_beside(operator: Operator) -> Beside | None:
 
 @cache
 def bytes_factor(rule: KernelRule) -> Sum:
-    """The part of an operator's bytes that its kernel moves."""
+    """The share of an operator's bytes that its kernel moves, as an expression of sizes."""
     if rule.bytes_own_keys is not None:
         return _where_own_keys(_number(rule.bytes_own_keys), _number(rule.bytes_factor))
     return _where_fused(rule, rule.bytes_factor, rule.bytes_unfused)
@@ -402,7 +415,7 @@ def _where_fused(rule: KernelRule, fused: float, unfused: float) -> Sum:
 
 @cache
 def _number(factor: float) -> Sum:
-    """A factor as the exact fraction of its decimal digits."""
+    """A decimal factor as an exact fraction, in an expression."""
     return Sum.of(Fraction(str(factor)))
 
 
@@ -417,14 +430,16 @@ def _joined(gpu_s: Floats, launches_s: Floats) -> Floats:
 #
 # Axes: S strategies.
 
-# The seconds (S) of a collective over a named group, given its bytes and its messages (S each).
+# A function: the seconds of a collective over a named group of ranks, given its bytes and its
+# number of messages, for each strategy (S).
 Over = Callable[[str, Collective, Floats, Floats], Floats]
-# The seconds (S) of exchanges between ranks with different experts, given bytes and messages.
+# A function: the seconds of exchanges between ranks with different experts, given their bytes and
+# messages, for each strategy (S).
 ToExperts = Callable[[Floats, Floats], Floats]
 
 
 class LayerExchanges:
-    """The collectives of layers' passes, for some strategies (S)."""
+    """The collectives in the passes of layers, for some strategies (S)."""
 
     def __init__(
         self, over: Over, to_experts: ToExperts, of_several: Callable[[str], Sequence[object]]
@@ -448,8 +463,8 @@ class LayerExchanges:
         return LayerExchanges(self._over, self._to_experts, of_several)
 
     def unhidden_s(self, layer: LayerFigures, phase: Phase, *, overlaps_products: bool) -> Floats:
-        """The exposed seconds (S) of the collectives in one pass of a layer, including those of the
-        recomputation before a backward pass.
+        """The exposed seconds of the collectives in one pass of a layer, for each strategy (S); a
+        backward pass includes those of its recomputation.
         """
         layer_pass = layer.passes[phase]
         seconds = self.waited_s(layer_pass)
@@ -465,7 +480,9 @@ class LayerExchanges:
         return seconds
 
     def waited_s(self, layer_pass: Pass) -> Floats:
-        """The seconds (S) of all collectives of a pass except those that attention hides."""
+        """The seconds of all collectives of a pass except those that attention hides, for each
+        strategy (S).
+        """
         exchanges = self._by_product(layer_pass)
         if not exchanges:
             return np.zeros_like(layer_pass.compute_s)
@@ -475,14 +492,18 @@ class LayerExchanges:
         return np.asarray(seconds)
 
     def hidden_s(self, layer_pass: Pass, beside: Beside) -> Floats:
-        """The seconds (S) of a pass's collectives that overlap with some of its GEMMs."""
+        """The seconds of a pass's collectives that GEMMs or attention named ``beside`` hide, for
+        each strategy (S).
+        """
         exchanged_s = self._by_product(layer_pass).get(beside)
         if exchanged_s is None:
             return np.zeros_like(layer_pass.compute_s)
         return np.asarray(np.minimum(exchanged_s, layer_pass.beside_s[beside]))
 
     def _by_product(self, layer_pass: Pass) -> Mapping[Beside | None, Floats]:
-        """The seconds (S) of a pass's collectives, by the GEMMs that they can overlap with."""
+        """The seconds of a pass's collectives for each strategy (S), by the GEMMs or attention that
+        can hide them; None for those that nothing can.
+        """
         if id(layer_pass) not in self._found:
             by_product: dict[Beside | None, Floats] = {}
             for name, (messages, size_bytes) in layer_pass.exchanged.items():
@@ -499,7 +520,7 @@ class LayerExchanges:
         return self._found[id(layer_pass)]
 
 
-# The figures of layers for columns of strategies, computed once for equal sizes.
+# The costs of layers for columns of strategies, computed once for strategies of equal sizes.
 
 
 def figures_of_layers(
@@ -508,7 +529,9 @@ def figures_of_layers(
     workload: Workload,
     columns: Mapping[str, NDArray[Any]],
 ) -> Mapping[str, LayerFigures]:
-    """The figures of each layer for each strategy; ``known`` caches those of sizes met before."""
+    """The costs of a layer of each type for each strategy; ``known`` caches those of sizes that
+    were met before.
+    """
     names = layer_columns()
     figures, rows = known(
         [columns[name] for name in names.values()],
@@ -535,11 +558,12 @@ def figures_of_layers(
     }
 
 
-# The host-bound time of blocks with experts.
+# How long blocks with experts wait for their host.
 #
 # In each such block the host waits until the GPU has told it how many tokens each expert gets, so
-# it is never a block ahead: a pass of the block takes the longer of GPU time and issue time, even
-# on a rank that has all experts. Only experts of fixed capacity spare the host this wait.
+# it never issues kernels a block ahead: a pass of the block takes the longer of GPU time and issue
+# time, even on a rank that has all experts. Only experts of fixed capacity spare the host this
+# wait.
 #
 # Axes: S strategies, T types of layers.
 
@@ -551,8 +575,9 @@ def waits_for_hosts_s(
     phase: Phase,
     exchanged_s: Floats,
 ) -> Floats:
-    """The seconds (T, S) for which the GPU idles in a pass of each type; its host issues an
-    operator in ``operator_s``, and its collectives take ``exchanged_s`` (T, S).
+    """The seconds for which the GPU waits for its host in a pass of each layer type and strategy
+    (T, S). The host takes ``operator_s`` to issue an operator; the pass's collectives take
+    ``exchanged_s`` (T, S).
     """
     waits_s = np.zeros_like(exchanged_s)
     if not operator_s or workload.expert_padding:

@@ -44,8 +44,9 @@ from mistlab.stages.stage_shape import by_shape
 
 Copy = Literal["host_to_device", "device_to_host"]
 
-# The latency of one hop of a collective inside a node (cf. ``NETWORK_HOP_S``). Measured all-reduces
-# inside nodes give 2.1 to 2.7 microseconds a hop over NVLink and 4.8 over PCIe.
+# The latency of one hop of a collective inside a node; across nodes it is ``NETWORK_HOP_S``.
+# Measured all-reduces inside nodes give 2.1 to 2.7 microseconds a hop over NVLink and 4.8 over
+# PCIe.
 NVLINK_HOP_S = 3.4 * MICROSECONDS
 PCIE_HOP_S = 5.7 * MICROSECONDS
 # The bandwidth above which the GPUs of a node are taken to have NVLink.
@@ -54,7 +55,9 @@ FASTEST_PCIE_GBYTES_PER_S = 64.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measured:
-    """The measured latency and seconds per byte of a collective on one group shape."""
+    """The latency and seconds per byte of a collective that were measured on groups of one shape:
+    so many GPUs in each of so many nodes.
+    """
 
     gpus_in_node: int
     nodes: int
@@ -63,7 +66,7 @@ class _Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTimes:
-    """The times of one cluster's links."""
+    """The times of one cluster's links: collectives, sends and host copies."""
 
     cluster: Cluster
     transfers: Transfers
@@ -71,7 +74,7 @@ class LinkTimes:
 
     @classmethod
     def of(cls, cluster: Cluster) -> "LinkTimes":
-        """The times on calibrated hardware; refuses hardware without measured transfers."""
+        """The link times of a cluster; refuses hardware on which no transfers were measured."""
         transfers = cluster.hardware.transfers
         if transfers is None:
             message = (
@@ -84,8 +87,8 @@ class LinkTimes:
     def collective(
         self, kind: Collective, *, gpus_in_node: int, nodes: int, units: tuple[int, ...] = ()
     ) -> LinkTime:
-        """The time of a collective over groups of this shape; ``units`` gives the number of units
-        of each tier above the network that a group spans.
+        """The time of a collective over groups of this shape; ``units`` is the number of units
+        (racks, for one) of each tier above the network that a group spans.
         """
         if kind == "all_to_all" and nodes > 1:
             return self.to_all(gpus_in_node=gpus_in_node, nodes=nodes, units=units)
@@ -101,7 +104,7 @@ class LinkTimes:
         return link if summed is None else replace(summed, instead=link)
 
     def _over_nodes(self, kind: Collective, gpus_in_node: int, nodes: int) -> LinkTime:
-        """The time of a collective over nodes without tiers between them."""
+        """The time of a collective over nodes, as if there were no network tiers above them."""
         ranks = gpus_in_node * nodes
         if ranks == 1:
             return LinkTime(latency_s=0.0, s_per_byte=0.0)
@@ -121,7 +124,8 @@ class LinkTimes:
             s_per_byte = self._by_datasheet(kind, gpus_in_node, ranks)
         else:
             s_per_byte = self._as_measured(near, gpus_in_node, nodes)
-        # The measured latency in excess of the hops is the same for every group shape.
+        # What the measured latency exceeds that of the hops by is taken to be the same for every
+        # shape of group.
         beyond_s = 0.0
         if near is not None:
             beyond_s = near.link.latency_s - self._ring_s(kind, near.gpus_in_node, near.nodes)
@@ -153,8 +157,8 @@ class LinkTimes:
         """
         if nodes == 1:
             return self._over_nodes("all_to_all", gpus_in_node, 1)
-        # The share of all nodes that a token's copies reach, divided by the number of copies per
-        # node.
+        # The share of all nodes that the ``copies`` of a token reach, divided by its copies per
+        # node: a node gets a token once.
         reached = (1 - (1 - 1 / nodes) ** copies) * nodes / copies if copies else 1.0
         link = self._to_nodes(gpus_in_node, nodes, reached, passes_on=copies > 0)
         if self.tiers is None:
@@ -164,7 +168,7 @@ class LinkTimes:
     def _to_nodes(
         self, gpus_in_node: int, nodes: int, reached: float, *, passes_on: bool
     ) -> LinkTime:
-        """The time of an all-to-all over nodes without tiers between them."""
+        """The time of an all-to-all over nodes, as if there were no network tiers above them."""
         ranks, cluster = gpus_in_node * nodes, self.cluster
         network = cluster.inter_node_bytes_per_s / cluster.gpus_per_node
         across = (ranks - gpus_in_node) / ranks / network * reached
@@ -208,9 +212,11 @@ class LinkTimes:
         return self.tiers.collective("all_reduce", link, GroupSpread(gpus_in_node, nodes, units))
 
     def _as_measured(self, near: "_Measured", gpus_in_node: int, nodes: int) -> float:
-        """Seconds per byte, derived from a measured group shape."""
+        """Seconds per byte for groups of this shape, derived from those of the nearest measured
+        shape.
+        """
         ranks, near_ranks = gpus_in_node * nodes, near.gpus_in_node * near.nodes
-        # The bytes through a link per byte of the message, relative to the measured shape.
+        # The bytes that pass a link for each byte of the message, relative to the measured shape.
         share = ((ranks - 1) / ranks) / ((near_ranks - 1) / near_ranks)
         if nodes > 1:
             share *= near.gpus_in_node / gpus_in_node
@@ -227,7 +233,7 @@ class LinkTimes:
         return passes * (ranks - 1) / ranks / rate
 
     def _ring_s(self, kind: Collective, gpus_in_node: int, nodes: int) -> float:
-        """The latency of all hops of a ring."""
+        """The latency of all hops of a collective over a ring."""
         inside, across = (gpus_in_node - 1) * nodes, nodes - 1
         passes = 2 if kind == "all_reduce" else 1
         return passes * (inside * self._hop_in_node_s + across * self._network_hop_s)
@@ -252,8 +258,8 @@ class LinkTimes:
     def send(
         self, *, across_nodes: bool, at_once: int, tier: int = NETWORK, senders: int = 1
     ) -> LinkTime:
-        """The time of a send to a GPU of the next stage, while ``at_once`` GPUs of a node send, and
-        ``senders`` of all nodes use the tier at an index.
+        """The time of a send to a GPU of the next stage, while ``at_once`` GPUs of each node send,
+        and ``senders`` GPUs of all nodes use the same uplink of the network tier numbered ``tier``.
         """
         link = self._send(across_nodes=across_nodes, at_once=at_once)
         if self.tiers is None or not across_nodes:
@@ -276,8 +282,8 @@ class LinkTimes:
         return LinkTime(latency_s=latency_s, s_per_byte=1 / rate, tier=tier)
 
     def parts_of_links(self, *, at_once: int, tier: int = NETWORK, senders: int = 1) -> list[float]:
-        """Fractions of links that sends take: of a node's network with ``at_once`` of its GPUs
-        sending, and of each tier's uplink up to ``tier`` with ``senders``.
+        """The fractions of links that sends take: of a node's network if ``at_once`` of its GPUs
+        send, and of the uplink of each network tier up to ``tier`` if ``senders`` GPUs use it.
         """
         link = self.send(across_nodes=True, at_once=at_once, tier=tier, senders=senders)
         parts = [at_once / (link.s_per_byte * self.cluster.inter_node_bytes_per_s)]
@@ -300,7 +306,9 @@ class LinkTimes:
         return LinkTime(latency_s=line.latency_s, s_per_byte=1 / line.bytes_per_s)
 
     def _override(self, *, across_nodes: bool) -> float:
-        """The rate that a plan or network file sets for a link, relative to the default rate."""
+        """The bandwidth that a plan or network file sets for a link, as a multiple of the
+        hardware's; 1 if none is set.
+        """
         which = "inter_node_gbytes_per_s" if across_nodes else "intra_node_gbytes_per_s"
         given = self.cluster.given_gbytes_per_s(which)
         usual: float = getattr(self.cluster.hardware.node, which)
@@ -308,7 +316,8 @@ class LinkTimes:
 
 
 def _measured(group: GroupTransfers, kind: Collective) -> _Measured | None:
-    """A collective's own fitted line, or one derived from another collective's.
+    """The fitted time of a collective on measured groups of one shape; if that collective was not
+    measured, derived from another one's.
 
     An all-reduce is a reduce-scatter and an all-gather, which move equal bytes. An all-to-all moves
     as many bytes past each link as an all-gather of a message as large as one rank's rows.
@@ -354,7 +363,7 @@ def _nearest(measured: list[_Measured], gpus_in_node: int, nodes: int) -> _Measu
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduceLatency:
     """The seconds of an all-reduce over a ring, over a tree of nodes, and over the faster of both;
-    None for the tree where all ranks are in one node.
+    there is no tree (None) where all ranks are in one node.
     """
 
     ring_s: float
@@ -363,7 +372,7 @@ class AllReduceLatency:
 
 
 def all_reduce_latency(links: LinkTimes, size_bytes: float) -> AllReduceLatency:
-    """The latency over all GPUs of a cluster."""
+    """The seconds of an all-reduce of this size over all GPUs of a cluster."""
     cluster = links.cluster
     link = links.collective("all_reduce", gpus_in_node=cluster.gpus_per_node, nodes=cluster.nodes)
     tree = link.instead
@@ -391,7 +400,7 @@ def transfer_s(size_bytes: Floats, line: Line) -> Floats:
 
 
 def late_s(value: Callable[[str], NDArray[Any]], cluster: Cluster, global_batch: int) -> Floats:
-    """The additional seconds (S) of sends by a cluster's profile."""
+    """The seconds that a cluster's profile adds to sends between stages, for each strategy (S)."""
     ranks = np.asarray(ranks_of("tensor", value)).astype(np.int64)
     profile, gpus = cluster.profile, cluster.num_gpus
     if profile is None:
@@ -409,7 +418,9 @@ def late_s(value: Callable[[str], NDArray[Any]], cluster: Cluster, global_batch:
 
 
 def groups_of(cluster: Cluster, ranks: Ints) -> Rows:
-    """The index of each rank's group (C); ranks beyond the cluster belong to the last group."""
+    """The index of the group of equal nodes that each rank (C) is in; ranks beyond the cluster
+    belong to the last group.
+    """
     ends = [one.stop for one in cluster.ranks_of_groups[:-1]]
     return np.searchsorted(ends, ranks, side="right")
 
@@ -417,8 +428,8 @@ def groups_of(cluster: Cluster, ranks: Ints) -> Rows:
 def figure_at(
     cluster: Cluster, first_rank: Ints, figure: Callable[[Cluster], float]
 ) -> Floats | float:
-    """A figure of the group of nodes at each stage's first rank (C); a scalar where all nodes are
-    equal.
+    """A figure of the hardware of each stage (C), taken at its first rank; a single number where
+    all nodes are equal.
     """
     if not cluster.others:
         return figure(cluster)
@@ -427,7 +438,7 @@ def figure_at(
 
 
 def in_one_group(cluster: Cluster, batch: StageBatch) -> Bools | bool:
-    """Whether the GPUs of each stage (C) are in one group of nodes."""
+    """Whether the GPUs of each stage (C) are all in one group of equal nodes."""
     if not cluster.others:
         return True
     last = batch.first_rank + num_gpus(batch.value).astype(np.int64) - 1
@@ -444,7 +455,7 @@ def mean_peak_flop_per_s(
     groups, node = cluster.groups, cluster.gpus_per_node
     end, total, begun = first_rank + gpus, 0.0, 0
     for number, group in enumerate(groups, 1):
-        # Ranks beyond the cluster belong to the last group.
+        # The last group counts as if it went on beyond the cluster.
         until = begun + group.nodes * node if number < len(groups) else end
         of_group = max(0, min(end, until) - max(first_rank, begun))
         total += of_group * group.hardware.gpu.peak_flop_per_s(precision)
@@ -467,7 +478,8 @@ def exchanged_s(
     model: ModelSpec,
     shape: tuple[Ints, ...],
 ) -> Callable[[Floats, Floats], Floats]:
-    """The seconds (S) of a pass's exchanges, given their total bytes and their number (S each).
+    """A function: the seconds of a pass's exchanges of tokens between ranks with different experts,
+    given their total bytes and their number, for each strategy (S).
 
     ``shape`` says how each group lies, as in ``Shapes.groups``.
     """
@@ -501,7 +513,9 @@ def exchanged_s(
 
 
 def peculiar_s(value: Callable[[str], NDArray[Any]], cluster: Cluster) -> Floats:
-    """The seconds (C) by which a cluster's profile delays the issue of a block's two passes."""
+    """The seconds by which a cluster's profile delays the issue of a block's forward and backward
+    pass together, for each candidate (C).
+    """
     ranks = np.asarray(ranks_of("tensor", value))
     if cluster.profile is None or cluster.nodes == 1:
         return np.zeros(len(ranks))

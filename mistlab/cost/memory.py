@@ -21,26 +21,28 @@ from mistlab.plan.plan import Plan
 from mistlab.stages.plan_orders import HeldMoments, PassMoments
 from mistlab.stages.stage_batch import StageBatch, StagePeaks
 
-# The peak bytes of stages during their passes, layer by layer, beyond their states.
+# The peak bytes of stages during their passes, layer by layer, in addition to weights, gradients
+# and optimizer states.
 #
 # From a layer's forward pass until its backward pass a stage keeps the part of its activations that
 # is not offloaded. If weight gradients have separate passes (W), it then keeps what W needs.
 # Offloaded activations of a layer leave during the next layer's forward pass, and return during
 # that layer's backward pass.
 #
-# Consecutive layers of one type are a run: their bytes change linearly, so the peak is at one of
-# its ends.
+# Consecutive layers of one type are a run: within it bytes change linearly, so the peak is at one
+# of its ends.
 #
 # Axes: C candidates, V chunks of a stage, T types of layers, R runs of layers.
 
 
-# The length of each run (R, C), and the index of its layer type (R, C or R, 1).
+# Runs of equal layers: the length of each run (R, C), and the index of its layer type (R, C or R,
+# 1).
 Runs = tuple[Floats, Ints]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WalkedLayers:
-    """The bytes (T, C) on the GPU of a layer of each type, for one micro-batch.
+    """The bytes on the GPU of one layer of each type, for one micro-batch of each candidate (T, C).
 
     It ``keeps`` some until its backward pass; the ``moving`` ones among its activations are on the
     host meanwhile. It has ``left`` others from its backward pass until W. If its backward pass is
@@ -55,7 +57,9 @@ class WalkedLayers:
     in_w: Bools
 
     def of_types(self, types: Ints) -> Self:
-        """The bytes of layers of these types, one for each candidate (C) or for all of them (1)."""
+        """The bytes of layers of these types: one type for each candidate (C), or one for all of
+        them.
+        """
         if len(types) == 1:
             return type(self)(
                 **{one.name: getattr(self, one.name)[types[0]] for one in fields(self)}
@@ -68,8 +72,8 @@ class WalkedLayers:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Run:
-    """A run of ``count`` layers (C) of one type; ``before`` are the bytes of the layer before it
-    that are still in transfer while its first layer runs.
+    """Consecutive equal layers, ``count`` (C) of them; ``before`` are the bytes of the layer before
+    them that are still in transfer while the first of them runs.
     """
 
     count: Floats
@@ -78,7 +82,7 @@ class _Run:
 
     @property
     def is_there(self) -> Bools:
-        """Whether the run has a layer."""
+        """Whether the run has any layer."""
         return self.count > 0
 
 
@@ -92,8 +96,9 @@ def _runs(layers: WalkedLayers, runs: Runs) -> Iterator[_Run]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Chunk:
-    """The bytes (C) of a chunk for one micro-batch: between passes, and at the peak of each pass
-    beyond those at its beginning. ``begins`` are those of its first layer's forward pass.
+    """The bytes of a stage's chunk of layers for one micro-batch (C): those kept between passes,
+    and the peak of each pass beyond what was there when it began. ``begins`` is the peak of the
+    first layer's forward pass.
     """
 
     keeps: Floats
@@ -106,7 +111,9 @@ class _Chunk:
 
     @classmethod
     def of(cls, layers: WalkedLayers, runs: Runs, sent: Floats) -> Self:
-        """A chunk of these layers, which keeps its ``sent`` output until its backward pass."""
+        """The bytes of a chunk with these layers, which keeps the output that it ``sent`` until its
+        backward pass.
+        """
         nothing = np.zeros(len(sent))
         every = [*_runs(layers, runs)]
         kept, left, leaving, begins, forward = nothing, nothing, nothing, nothing, nothing
@@ -127,7 +134,7 @@ class _Chunk:
         backward, now = nothing, -sent
         for run in reversed(every):
             of_layer, each = run.own, run.own.left - run.own.keeps
-            # The last, the second and the first layer.
+            # The peaks while the run's last, second and first layer runs backward.
             runs_last = now - of_layer.keeps + of_layer.moving + of_layer.backward_peak
             runs_second = runs_last + (run.count - 2) * each
             runs_first = (
@@ -169,8 +176,9 @@ class WalkedPasses:
         sent: Sequence[Floats],
         step_buffer: Floats,
     ) -> Self:
-        """The peaks of stages at these moments, whose ``chunks`` keep their ``sent`` outputs. First
-        forward passes need the ``step_buffer`` too.
+        """The peak bytes of stages, each chunk of which keeps the output that it ``sent``;
+        ``moments`` say how many micro-batches are in flight when passes begin. First forward passes
+        also need the ``step_buffer``.
         """
         of_chunks = [_Chunk.of(layers, runs, of) for runs, of in zip(chunks, sent, strict=True)]
         each = np.stack([one.keeps for one in of_chunks] + [one.left for one in of_chunks])
@@ -192,8 +200,8 @@ class WalkedPasses:
 
 
 def _forward(passes: PassMoments, chunks: Sequence[_Chunk]) -> Floats:
-    """The bytes (C) of forward passes, whose first layer may overlap with activations being
-    offloaded.
+    """The peak bytes of a forward pass beyond those kept (C); offloaded activations of the pass
+    before may still be on the GPU while its first layer runs.
     """
     chunk = chunks[passes.chunk]
     if passes.leaving is None:
@@ -209,7 +217,7 @@ def _forward(passes: PassMoments, chunks: Sequence[_Chunk]) -> Floats:
 def reserved_bytes(
     figures: StagePeaks, batch: StageBatch, cluster: Cluster, engine: Engine
 ) -> Floats:
-    """The peak bytes (C) reserved by torch's allocator on a GPU, from the peak of allocated
+    """The peak bytes (C) that torch's allocator reserves on a GPU, from the peak bytes of allocated
     tensors.
     """
 
@@ -232,18 +240,20 @@ def reserved_bytes(
 
 
 def room_bytes(cluster: Cluster) -> float:
-    """The bytes that torch's allocator may reserve on a GPU."""
+    """The bytes that torch's allocator may reserve on a GPU of the cluster."""
     return cluster.memory_bytes - allocator_of(cluster).outside_bytes
 
 
 def room_at(cluster: Cluster, batch: StageBatch) -> Floats | float:
-    """``room_bytes`` of the GPUs of stages (C), without what their communicators take."""
+    """The bytes that torch's allocator may reserve on a GPU of each stage (C), without those of
+    NCCL's communicators if their size is known.
+    """
     room = figure_at(cluster, batch.first_rank, room_bytes)
     return room - communicator_bytes(cluster, batch) if _counts_groups(cluster) else room
 
 
 def room_of_plan(cluster: Cluster, plan: Plan) -> Floats:
-    """``room_at`` of the stages of a plan (C)."""
+    """The bytes that torch's allocator may reserve on a GPU of each stage of a plan."""
     if _counts_groups(cluster):
         room = room_at(cluster, StageBatch.of_plan(plan))
     else:
@@ -253,14 +263,15 @@ def room_of_plan(cluster: Cluster, plan: Plan) -> Floats:
 
 
 def communicator_bytes(cluster: Cluster, batch: StageBatch) -> Floats:
-    """The bytes that communicators take on a GPU of each stage (C)."""
+    """The bytes that NCCL's communicators take on a GPU of each stage (C)."""
     each = figure_at(cluster, batch.first_rank, lambda one: allocator_of(one).communicator_bytes)
     return np.asarray(each * communicators(batch))
 
 
 def communicators(batch: StageBatch) -> Floats:
-    """The groups of NCCL that a GPU of each stage (C) is in: all ranks, its stage's groups, two for
-    each neighbouring stage, and the ends of a pipeline, which may share a table.
+    """The number of NCCL communicators on a GPU of each stage (C): one of all ranks, one for each
+    group of its stage, two for each neighbouring stage, and on the first and the last stage one for
+    a shared embedding table.
 
     Groups of experts count where experts are divided. Stages in several chunks count as in one.
     """
@@ -280,7 +291,7 @@ def communicators(batch: StageBatch) -> Floats:
 
 
 def _counts_groups(cluster: Cluster) -> bool:
-    """Whether some GPUs' hardware says what a communicator takes."""
+    """Whether the hardware of any nodes says how many bytes a communicator takes."""
     return any(allocator_of(group).communicator_bytes for group in cluster.of_groups)
 
 
@@ -297,7 +308,8 @@ def allocator_of(cluster: Cluster) -> Allocator:
 
 
 def host_bytes_of_fullest_node(host_bytes: Floats, gpus: Column, cluster: Cluster) -> float:
-    """The host bytes of the node with the most, for stages (C) with ``gpus`` GPUs (C) each.
+    """The bytes of host memory in use on the fullest node, for stages (C) with ``gpus`` GPUs (C)
+    each.
 
     ``host_bytes`` (C) is for one rank. Stages fill nodes in order.
     """
@@ -305,7 +317,7 @@ def host_bytes_of_fullest_node(host_bytes: Floats, gpus: Column, cluster: Cluste
 
 
 def fullest_host(host_bytes: Floats, gpus: Column, cluster: Cluster) -> float:
-    """The largest share of a node's host memory that is used, over all nodes; stages are those of
+    """The share of its host memory that the fullest node uses; arguments as in
     ``host_bytes_of_fullest_node``.
     """
     held = _host_bytes_of_nodes(host_bytes, gpus, cluster)
@@ -314,7 +326,7 @@ def fullest_host(host_bytes: Floats, gpus: Column, cluster: Cluster) -> float:
 
 
 def host_room_at(cluster: Cluster, first_rank: Ints) -> Floats | float:
-    """The bytes of host memory of the nodes of stages (C) that begin at these ranks."""
+    """The bytes of host memory of a node of each stage (C), which begins at ``first_rank`` (C)."""
     return figure_at(cluster, first_rank, lambda one: one.host_memory_bytes)
 
 
@@ -325,13 +337,13 @@ def _host_bytes_of_nodes(host_bytes: Floats, gpus: Column, cluster: Cluster) -> 
 
 
 def host_bytes_of(plan: Plan, prediction: Prediction, cluster: Cluster) -> float:
-    """The host bytes of the node with the most, for a predicted plan."""
+    """The bytes of host memory in use on the fullest node, for a plan and its prediction."""
     return float(_host_bytes_of_plan(plan, prediction, cluster).max())
 
 
 def host_bytes_over(plan: Plan, prediction: Prediction, cluster: Cluster) -> float:
-    """The largest excess in bytes over a node's host memory, for a predicted plan; negative if all
-    nodes suffice.
+    """The bytes by which the host memory in use exceeds a node's, on the node where this is most;
+    negative if all nodes suffice.
     """
     held = _host_bytes_of_plan(plan, prediction, cluster)
     room = host_room_at(cluster, np.arange(len(held)) * cluster.gpus_per_node)

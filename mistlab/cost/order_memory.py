@@ -1,4 +1,4 @@
-"""The memory of stages whose passes run in any order.
+"""The memory of stages in any order of passes, also where the closed form does not hold.
 
 The closed form counts the most micro-batches held at once, as if all blocks were equal, and the
 head's activations for one micro-batch. But chunks hold different layers, and a head may hold
@@ -70,8 +70,9 @@ def figures_in_order(plans: Sequence[Plan], model: StageModel) -> StageFigures:
 def peaks_in_order(
     batch: StageBatch, in_order: StagesInOrder, model: StageModel, *, of_others: bool = False
 ) -> StagePeaks:
-    """The figures that decide whether each candidate fits at its position; with ``of_others``,
-    lower bounds over all candidates with smaller ratios or fewer recomputed blocks (at least one).
+    """The memory peaks that decide whether each candidate fits at its position in a pipeline; with
+    ``of_others``, lower bounds for all candidates with smaller offload ratios or fewer recomputed
+    blocks (at least one).
     """
     batch = batch.with_columns(in_flight=_held(batch, in_order))
     counted = np.ones(len(batch)) if of_others else batch.in_flight
@@ -89,7 +90,9 @@ def peaks_in_order(
 def _stages_of(
     plans: Sequence[Plan], batch: StageBatch, model: StageModel
 ) -> Iterator[tuple[Rows, "OrderedStages"]]:
-    """Stages grouped by the schedule points at which their memory peaks, with their rows."""
+    """Stages of plans, grouped by when in the order of passes their memory peaks, with their row
+    numbers.
+    """
     rows: dict[HeldMoments, list[int]] = defaultdict(list)
     parts: dict[HeldMoments, list[list[int]]] = defaultdict(list)
     batches: list[StageBatch] = []
@@ -110,7 +113,7 @@ def _stages_of(
 
 
 def _held(batch: StageBatch, in_order: StagesInOrder) -> Floats:
-    """The largest number of micro-batches (C) in flight of each candidate."""
+    """The largest number of micro-batches that each candidate (C) has in flight."""
     held = np.empty(len(batch))
     for moments, rows in in_order.by_stage():
         blocks, of = np.unique(batch.layers[rows], return_inverse=True)
@@ -119,8 +122,8 @@ def _held(batch: StageBatch, in_order: StagesInOrder) -> Floats:
 
 
 def _sent_beyond(placement: Placement, stage: int) -> float:
-    """The share of a stage's chunks that send their output to another stage, beyond the share in
-    the closed form: all of them, except the stage with the head.
+    """By how much the share of a stage's chunks that send their output to another stage exceeds the
+    closed form's, which is 1, or 0 for the stage with the head.
     """
     if placement.is_loop:
         return 0.0
@@ -129,8 +132,8 @@ def _sent_beyond(placement: Placement, stage: int) -> float:
 
 
 def whole_types(plan: Plan, model: StageModel) -> Mapping[str, str]:
-    """For each layer type, the type that keeps as many bytes as this one keeps for its weight
-    gradients; none where these have no separate passes.
+    """For each layer type, the type whose saved bytes equal what a layer of this type keeps for its
+    weight-gradient pass; empty if no weight gradients have separate passes.
 
     A block that was recomputed is whole then, but the backward pass has freed attention's scores,
     which no weight needs.
@@ -150,8 +153,8 @@ def _whole_types(model: StageModel) -> Mapping[str, str]:
 
 
 def sums_of_layers(model: StageModel, batch: StageBatch) -> Sums:
-    """The sums over the layers of each stage, including the bytes that an engine's blocks keep
-    beyond their graphs.
+    """Bytes and other quantities summed over the layers of each stage, including what an engine's
+    blocks keep in addition to their graphs.
     """
     sums, (beyond, keeping) = dict(model.layers_of(batch)), model.beyond_graphs(batch)
     for name in model.types.of_blocks:
@@ -161,14 +164,16 @@ def sums_of_layers(model: StageModel, batch: StageBatch) -> Sums:
     return sums
 
 
-# The closed form's figures from which those of an order are computed.
+# Bytes by the closed form, from which those in another order of passes are computed.
 _CLOSED = ("held_bytes", "forward_peak_bytes", "backward_peak_bytes", "step_peak_bytes")
 _Closed = Mapping[str, Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OrderedStages:
-    """Stages (C) that share their peak moments, and their chunks."""
+    """Stages (C) whose memory peaks at the same points of the order of passes, with their
+    chunks.
+    """
 
     moments: HeldMoments
     batch: StageBatch
@@ -184,30 +189,34 @@ class OrderedStages:
         chunks: Sequence[StageBatch],
         model: StageModel,
     ) -> "OrderedStages":
-        """These stages with the bytes of their chunks."""
+        """The stages of ``batch`` with the bytes of their chunks."""
         held = _Held.of(batch, chunks, model, splits_backward=moments.splits_backward)
         return cls(moments=moments, batch=batch, chunks=chunks, model=model, held=held)
 
     @property
     def kept_beyond(self) -> Floats:
-        """The bytes (C) on the GPU in excess of the closed form's for as many micro-batches."""
+        """The bytes on the GPU of each stage (C) in excess of the closed form's for as many
+        micro-batches.
+        """
         return self.held.beyond(self.moments, self.batch.in_flight)
 
     @property
     def away_beyond(self) -> Floats:
-        """The bytes (C) on the host in excess of the closed form's."""
+        """The bytes in host memory of each stage (C) in excess of the closed form's."""
         counts = self.moments.every[:, : self.moments.chunks]
         counted = self.batch.in_flight * self.held.away.sum(axis=0)
         return np.asarray((counts @ self.held.away).max(axis=0) - counted)
 
     @property
     def walked(self) -> Rows:
-        """The stages whose passes are walked through."""
+        """The indices of stages whose peaks are found by going through their passes one by one."""
         always = self.moments.splits_backward or not self.moments.placement.is_loop
         return np.flatnonzero(always | (self.batch.offload_activations > 0))
 
     def peaks(self, closed: _Closed) -> tuple[Floats, Floats]:
-        """The peaks of forward and of backward passes; ``closed`` has those of the closed form."""
+        """The peak bytes of forward and of backward passes; ``closed`` has those by the closed
+        form.
+        """
         beyond, rows = self.kept_beyond, self.walked
         forward = closed["forward_peak_bytes"] + beyond
         backward = closed["backward_peak_bytes"] + beyond
@@ -220,14 +229,14 @@ class OrderedStages:
         return forward, backward
 
     def least(self, closed: _Closed) -> tuple[Floats, Floats]:
-        """Lower bounds of the peaks of all stages with smaller ratios or fewer recomputed blocks;
-        ``closed`` has those of the closed form for one micro-batch.
+        """Lower bounds of the peak bytes of all stages with smaller offload ratios or fewer
+        recomputed blocks; ``closed`` has those by the closed form for one micro-batch.
         """
         beyond = self.held.beyond(self.moments, self.batch.in_flight, of_others=True)
         forward = closed["forward_peak_bytes"] + beyond
         if self.model.memory.rings:
-            # The step before the first forward pass counts one micro-batch, however many are in
-            # flight.
+            # The closed form counts one micro-batch before the optimizer step in the first forward
+            # pass, however many are in flight.
             forward = forward - (closed["step_peak_bytes"] - closed["held_bytes"])
         backward = closed["backward_peak_bytes"] + beyond
         rows = self.walked
@@ -240,8 +249,8 @@ class OrderedStages:
         return forward, backward
 
     def _for_all_chunks(self) -> StagePeaks:
-        """The peaks by the closed form, with the total number of micro-batches in flight of all
-        chunks.
+        """The peaks by the closed form, for the number of micro-batches that all chunks have in
+        flight at once.
         """
         return self.model.peaks(self.batch.with_columns(in_flight=self.moments.least_held))
 
@@ -254,7 +263,7 @@ class OrderedStages:
         )
 
     def _walked(self, closed: _Closed) -> WalkedPasses:
-        """The peaks of stages whose passes are walked through."""
+        """The peaks of these stages, found by going through their passes one by one."""
         moments, model = self.moments, self.model
         placement, memory = moments.placement, model.memory
         sums = sums_of_layers(model, self.batch)
@@ -270,7 +279,8 @@ class OrderedStages:
             sent=[(holds and placement.sends_away(part)) * sent for part in parts],
             step_buffer=step_buffer * memory.rings,
         )
-        # An engine's own pipeline reduces gradients after all passes.
+        # An engine's own pipeline, which is a single stage here, reduces gradients after all
+        # passes.
         reduces = (self.batch.zero >= 1) & (placement.num_stages == 1)
         bucket = reduces * memory.gradient * memory.bucket_elements
         return WalkedPasses(
@@ -279,7 +289,7 @@ class OrderedStages:
         )
 
     def _layers(self, sums: Sums) -> WalkedLayers:
-        """The bytes of a layer of each type."""
+        """The bytes of one layer of each type, for one micro-batch."""
         types, splits = self.model.types, self.moments.splits_backward
         none = np.zeros(len(self.batch))
 
@@ -311,8 +321,8 @@ class OrderedStages:
 def left_bytes(
     batch: StageBatch, model: StageModel, sums: Sums, whole: Mapping[str, str], name: str
 ) -> Floats:
-    """The bytes (C) that a layer of a type keeps between its backward pass and its weight-gradient
-    pass, in stages with these sums of layers.
+    """The bytes that a layer of one type keeps between its backward pass and its weight-gradient
+    pass, for each stage (C); ``sums`` are over the layers of a stage.
 
     W makes all of the embedding's gradient from the gradient of its output. Where ranks split
     tokens, the gradients of a block's row-split products were gathered: in our runtime they stay
@@ -331,10 +341,10 @@ def left_bytes(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Held:
-    """The bytes (V, C) that chunks keep on the GPU between their forward and backward pass, and
-    between their backward and weight-gradient pass. Bytes ``away`` are on the host between forward
-    and backward pass. ``head`` (C) is the head's part of the first, ``sent`` (C) the output that a
-    whole stage sends on.
+    """The bytes of each chunk for one micro-batch (V, C): on the GPU between forward and backward
+    pass (``between``), on the GPU between backward and weight-gradient pass (``afterwards``), and
+    on the host between forward and backward pass (``away``). ``head`` (C) is the head's share of
+    ``between``, ``sent`` (C) the output that a whole stage sends on.
     """
 
     between: Floats
@@ -352,7 +362,7 @@ class _Held:
         *,
         splits_backward: bool,
     ) -> "_Held":
-        """The chunks of stages (C)."""
+        """The bytes that the chunks of some stages (C) keep."""
         sums, types = model.layers_of(stages), model.types
         whole = _whole_types(model) if splits_backward else {}
         stays = 1 - stages.offload_activations
@@ -375,12 +385,13 @@ class _Held:
         )
 
     def chosen(self, rows: Rows) -> "_Held":
-        """The stages with these numbers."""
+        """The bytes of the stages with these indices."""
         return _Held(**{entry.name: getattr(self, entry.name)[..., rows] for entry in fields(self)})
 
     def beyond(self, moments: HeldMoments, held: Floats, *, of_others: bool = False) -> Floats:
-        """The bytes (C) of at most ``held`` micro-batches in excess of the closed form's for as
-        many; with ``of_others``, in excess of those for one, when every chunk keeps one.
+        """The bytes that at most ``held`` micro-batches keep in excess of the closed form's for as
+        many (C); with ``of_others``, in excess of the closed form's for one, when every chunk keeps
+        one.
         """
         counts = moments.of_whole if of_others else moments.every
         counted = np.ones(len(held)) if of_others else held
@@ -391,7 +402,7 @@ class _Held:
         return np.asarray(kept - known + (sent + sends_on * (held - counted)) * self.sent)
 
     def most(self, moments: HeldMoments) -> Floats:
-        """The peak bytes (C) without outputs that are sent on."""
+        """The largest number of bytes (C) kept at once, without outputs that are sent on."""
         return self._most(moments.every)
 
     def _most(self, counts: Ints) -> Floats:

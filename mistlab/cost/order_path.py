@@ -18,7 +18,8 @@ from mistlab.schedule.placement import Placement, StageChunk
 from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn
 from mistlab.stages.stage_batch import StageTimes
 
-# The additional time of passes that follow a pass whose last gradients are still to be reduced.
+# What reductions add to the next pass: a pass takes longer if the last gradients of the pass before
+# are still to be reduced.
 #
 # Where a stage has several chunks, a backward pass may follow another backward pass, and a forward
 # pass another forward pass. The last gradients of a backward pass are reduced while the first layer
@@ -30,8 +31,8 @@ from mistlab.stages.stage_batch import StageTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TurnTimes:
-    """The additional seconds (C, P) of a pass that follows a part's pass with reductions: for a
-    forward pass, and for any other pass.
+    """The seconds that a pass takes longer if it follows a pass of each part of the model whose
+    gradients are still being reduced (C, P): a forward pass, and any other pass.
     """
 
     forward_s: Floats
@@ -56,7 +57,8 @@ class TurnTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SplitTimes:
-    """The changes of backward passes whose weight gradients have separate passes (C, P).
+    """How splitting off weight gradients into separate passes changes backward passes, for each
+    part of the model (C, P).
 
     ``weights_s`` are the seconds of the passes for weights, ``less_s`` those by which the backward
     passes are shorter.
@@ -68,7 +70,7 @@ class SplitTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostTimes:
-    """The host's seconds (C, P) to issue a part's forward pass, and its backward pass.
+    """The host's seconds to issue a forward and a backward pass of each part of the model (C, P).
 
     It issues them block by block; ``blocks`` (C, P) are at least one.
     """
@@ -79,7 +81,7 @@ class HostTimes:
 
     @classmethod
     def of(cls, times: StageTimes, layers: Ints) -> Self:
-        """The hosts of parts with these times and numbers of blocks (C, P)."""
+        """The hosts' times of parts of the model with these numbers of blocks (C, P)."""
         return cls(
             forward_s=times.issued_forward_s,
             backward_s=times.issued_backward_s,
@@ -89,7 +91,8 @@ class HostTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EndTimes:
-    """The work that occurs once an iteration on each part (C, P) with this many ``layers``.
+    """The work that each part of the model does once an iteration (C, P), if it has this many
+    ``layers``.
 
     ``reductions_s`` are the seconds to reduce all gradients, as far as this begins in a part's last
     backward pass: a stage reduces one part after another, beside passes of other parts.
@@ -104,8 +107,8 @@ class EndTimes:
     layers: Ints
 
     def rests_s(self, times: StageTimes, split: SplitTimes | None) -> Floats:
-        """The seconds (C, P) of reductions that remain after a part's last backward pass has
-        computed.
+        """The seconds of gradient reductions that remain when the last backward pass of each part
+        has computed (C, P).
 
         Gradients of weights that have passes of their own are reduced from the first layer of the
         last one on, those of others from the first layer of the whole backward pass on.
@@ -120,8 +123,9 @@ class EndTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OrderPath:
-    """The critical path through the passes of an iteration; with a ``host`` the times are the GPU's
-    alone, and ``at_end`` details the end of each part.
+    """The passes of an iteration, of which the longest chain of dependent passes gives its time.
+    With a ``host`` the times are the GPU's alone; ``at_end`` has the work after each part's last
+    pass.
 
     With ``steps_apart`` a stage begins the next iteration when its own passes are over, so the
     iteration takes as long as the longest of all stages, each from its own beginning.
@@ -149,8 +153,8 @@ class OrderPath:
     def _walked(
         self, in_order: Sequence[StagePass], networks: SharedNetworks | None
     ) -> tuple[Floats, Mapping[PassKey, Any]]:
-        """The seconds (C) of an iteration and the ends of all passes, processed in an order that
-        respects dependencies.
+        """The seconds (C) of an iteration and the end of every pass; passes are taken in an order
+        in which each comes after those that it needs.
         """
         candidates = len(self.times.forward_s)
         # A single candidate is computed with plain numbers, in a tenth of the time of short
@@ -202,7 +206,7 @@ def _columns(of_parts: Floats) -> list[Any]:
 
 
 class _Turns:
-    """The additional time of passes that run while the previous pass's gradients are reduced."""
+    """The seconds that passes take longer while gradients of the previous pass are reduced."""
 
     def __init__(self, times: TurnTimes | None, passes: Sequence[StagePasses]) -> None:
         self.is_any = times is not None
@@ -212,7 +216,9 @@ class _Turns:
         self.reducing: dict[int, int] = {}
 
     def before_s(self, stage_pass: StagePass, part: int) -> Any:
-        """The seconds of a pass through a part that is next on its stage."""
+        """The seconds that the stage's next pass takes longer for this reason; ``part`` is what it
+        computes.
+        """
         if not self.is_any:
             return 0.0
         reducing = self.reducing.pop(stage_pass.stage, None)
@@ -243,9 +249,9 @@ class _StageEnds:
         self.stepping_s: dict[int, Any] = {}
 
     def add(self, stage: int, part: int, computed: Any, last_block: Any) -> None:
-        """Record that a part's last backward pass has computed, if all of its blocks were issued at
-        once. With a host, only its ``last_block`` has just computed; the others were reduced while
-        the pass waited for its host.
+        """Record that a part's last backward pass has computed, as if all of its blocks were issued
+        at once. With a host, only its ``last_block`` has just computed; the others were reduced
+        while the pass waited for its host.
         """
         queued = self.reduced.get(stage, 0.0) + self.reductions_s[part] + self.tied_s[part]
         self.reduced[stage] = self.maximum(computed + self.rests_s[part], queued)
@@ -265,7 +271,7 @@ class _StageEnds:
 
 
 class _HostSeconds:
-    """The hosts of stages, each of which issues its stage's passes in sequence."""
+    """The hosts of all stages; each issues its stage's passes one after another."""
 
     def __init__(self, times: HostTimes) -> None:
         self.of_kind = {"F": _columns(times.forward_s), "B": _columns(times.backward_s)}
@@ -273,8 +279,8 @@ class _HostSeconds:
         self.issued_s: dict[int, Any] = {}
 
     def least_s(self, stage_pass: StagePass, part: int, through: Any) -> tuple[Any, Any]:
-        """The earliest end of a pass that computes for ``through`` seconds and is issued next: the
-        GPU computes all blocks after the first was issued, and the last block after it was issued.
+        """The earliest end of a pass that is issued next and computes for ``through`` seconds: all
+        of its blocks after the first was issued, or its last block after that one was issued.
         Weight gradients are issued with their backward pass.
         """
         before = self.issued_s.get(stage_pass.stage, 0.0)
@@ -285,7 +291,8 @@ class _HostSeconds:
 
 
 class _PassSeconds:
-    """The seconds of passes (C): their full time on the stage, and the latency of a micro-batch.
+    """The seconds of passes for each candidate (C): how long a pass occupies its stage, and how
+    long its micro-batch takes once it has arrived.
 
     Those of one candidate alone are numbers.
     """
@@ -307,7 +314,8 @@ class _PassSeconds:
         self.end_s = [plain(one.end_s) for one in of_part]
         self.after_first_s = [plain(one.after_first_s) for one in of_part]
         self.crossed_s = [plain(one.point_to_point_s / 2) for one in of_part]
-        # A send queues behind the previous one if it comes sooner than that one takes.
+        # Sends may queue if a send takes longer than the shortest pass: the next output then comes
+        # too soon.
         fastest = np.minimum(times.through_forward_s, times.through_backward_s)
         self.sends_queue = bool((times.point_to_point_s / 2).max() > fastest.min())
         self.first_late_s = [plain(one.first_send_late_s) for one in of_part]
@@ -331,8 +339,8 @@ class _PassSeconds:
             self.own_s["B", part] = plain(backward[0]), plain(backward[1])
 
     def of(self, stage_pass: StagePass) -> tuple[Floats | float, Floats | float, Floats | float]:
-        """The seconds of a pass in three parts: from the end of the previous pass, from the arrival
-        of its input, and after the later of both.
+        """Three times of a pass: how long it takes after the previous pass has ended, how long
+        after its input has arrived, and what comes after the later of both.
         """
         part = self.part(stage_pass)
         pass_s, through = self.own_s[stage_pass.kind, part]
@@ -353,7 +361,9 @@ class _PassSeconds:
         return self.crossed_s[self.parts[StageChunk(lower.stage, lower.chunk)]]
 
     def late_s(self, stage_pass: StagePass) -> Any:
-        """The delay of a first pass's input, because the next pass overlaps with its send."""
+        """The seconds by which the input of a stage's first pass is late, because the sender's next
+        pass slows its send.
+        """
         source = stage_pass.comes_from
         if (
             stage_pass.phase != "first_forward"
@@ -384,8 +394,8 @@ class _PassSeconds:
 # Axes: C candidates, V chunks of a stage, S stages; P parts of the model in order.
 
 
-# The times of a part that a bound adds up; a longer time never makes a pipeline faster. With those
-# of a chunk and its host.
+# The times of a part of the model that a lower bound adds up: if one of them is longer, no pipeline
+# is faster. ``OF_CHUNKS`` adds the host's time.
 OF_PARTS = (
     *("forward_s", "backward_s", "through_forward_s", "through_backward_s"),
     *("within_forward_s", "within_backward_s", "begin_s", "end_s", "gone_backward_s"),
@@ -402,8 +412,8 @@ def order_bound_s(
     splits: bool = False,
     steps_apart: bool = False,
 ) -> Floats:
-    """A lower bound in seconds (C) of an iteration, from the times of parts (C, P) and the times in
-    which hosts issue both passes of a micro-batch.
+    """A lower bound of an iteration's seconds (C) in an order of passes, from the times of parts of
+    the model (C, P) and the seconds ``issued_s`` in which hosts issue both passes of a micro-batch.
 
     An order ``splits`` backward passes if gradients of weights have passes of their own: together
     the two are at least as long. With ``steps_apart`` no stage waits for the beginning of another.
@@ -417,7 +427,7 @@ def order_bound_s(
     issued_s = stages.issued_within_s(steps_apart=steps_apart) + goes_s
     sent_s = before_s + stages.first_s + of_chunks.sends_s() * np.asarray(micro_batches)[..., None]
     if steps_apart:
-        # The stage that waits for the last of them may have started later.
+        # With independent stages, the stage that receives the last send may have started later.
         sent_s = np.zeros_like(sent_s)
     longest = np.asarray(np.maximum.reduce([passed_s, issued_s, sent_s]).max(axis=1))
     return np.maximum(longest, of_chunks.there_and_back_s()) if goes_back else longest
@@ -425,7 +435,7 @@ def order_bound_s(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class InOrder:
-    """The seconds of stages (C) that bounds of an order of passes use.
+    """The seconds of stages (C) of which lower bounds in an order of passes are made.
 
     ``all_s`` are those of all passes, from when the input of the first pass has come until the last
     gradient can go back; a host issues them in ``issued_s``. The first micro-batch passes through
@@ -448,8 +458,9 @@ class InOrder:
         *,
         goes_back: bool,
     ) -> Self:
-        """The stages whose chunks have these times (``OF_CHUNKS``). If no gradient ``goes_back`` at
-        the end, work after the last pass counts as one of the passes.
+        """The seconds of stages whose chunks have these times (``OF_CHUNKS``). Unless the last
+        gradient ``goes_back`` to the first stage, work after the last pass counts as a part of the
+        passes.
         """
         first, nothing = chunks[0], np.zeros_like(chunks[0]["end_s"])
         both_s = sum((one["forward_s"] + one["backward_s"] for one in chunks), nothing)
@@ -473,8 +484,9 @@ class InOrder:
         )
 
     def issued_within_s(self, *, steps_apart: bool) -> Floats:
-        """The lower bound (C) of a stage's passes set by its host's issue times; zero with
-        ``steps_apart``, since a stage's iteration may begin after that of its host.
+        """The lower bound (C) of an iteration that a host's issue time gives; zero with
+        ``steps_apart``, since a stage's iteration may then begin after its host has begun to issue
+        it.
         """
         return np.zeros_like(self.issued_s) if steps_apart else self.issued_s
 
@@ -487,9 +499,9 @@ def in_front_s(
     is_last: bool,
     steps_apart: bool,
 ) -> Chains[Floats]:
-    """Lower bounds (C) of a stage and the stages after it, as the chains ``through``,
-    ``through_begun`` and ``whole``; the others are zero. ``sent_s`` are the times of sends to the
-    next stage and back.
+    """Lower bounds (C) for a stage and the stages after it, in the fields ``through``,
+    ``through_begun`` and ``whole`` of ``Chains``; the others are zero. ``sent_s`` are the times of
+    sends to the next stage and back.
 
     ``through`` begins when the first micro-batch arrives. It ends when the last gradient is sent
     back; if none is waited for, when all stages are over. ``through_begun`` ends there too, and
@@ -509,7 +521,7 @@ def in_front_s(
 
 
 class _OfChunks:
-    """The times of parts, for each chunk of all stages (C, S)."""
+    """The times of the parts of a model, ordered by chunk and stage (C, S)."""
 
     def __init__(self, times: StageTimes, placement: Placement, issued_s: Floats | None) -> None:
         num_stages = placement.num_stages
@@ -531,8 +543,8 @@ class _OfChunks:
         self.point_to_point_s = times.point_to_point_s
 
     def sends_s(self) -> Floats:
-        """The seconds (C, S) in which a stage sends a micro-batch's outputs from all of its
-        chunks.
+        """The seconds in which each stage (C, S) sends the activations and gradients of one
+        micro-batch, over all of its chunks.
         """
         sends_s: Floats = np.zeros_like(self.crossed_s[0])
         for part, (here, there) in enumerate(pairwise(self.placement.stages)):
@@ -551,8 +563,8 @@ class _OfChunks:
         return ready_s
 
     def way_out_s(self, stages: InOrder) -> Floats:
-        """The seconds (C, S) from the end of a stage's last backward pass until the stages in front
-        are finished.
+        """The seconds from the end of each stage's last backward pass until the stages in front of
+        it are finished (C, S).
         """
         goes_s = np.zeros_like(stages.end_s)
         passed_s = self.crossed_s[0] + stages.last_s
@@ -562,7 +574,7 @@ class _OfChunks:
         return goes_s
 
     def there_and_back_s(self) -> Floats:
-        """The seconds (C) of one micro-batch through all parts and back."""
+        """The seconds of one micro-batch forward through all parts of the model and back (C)."""
         names = ("through_forward_s", "within_forward_s", "through_backward_s")
         passed_s = sum(one[name].sum(axis=1) for one in self.chunks for name in names)
         sent_s = 2 * sum(crossed.sum(axis=1) for crossed in self.crossed_s)

@@ -48,19 +48,19 @@ from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.plan_orders import order_of_plan, shortened
 from mistlab.stages.stage_batch import StageBatch, StageSeconds, StageTimes, batch_of_parts
 
-# The times of stages on a cluster with different groups of nodes.
+# The times of stages on a cluster whose nodes are of several kinds, in groups of equal nodes.
 #
 # A stage has the times of its own group. Only stages at a border between two groups depend on both:
-# a send takes the slower side's time, and so does the reduction of a table that the first and the
-# last stage share.
+# a send takes the slower side's time, and so does the reduction of an embedding table that the
+# first and the last stage share.
 #
 # Axes: C candidates, S strategies.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Borders:
-    """The borders of a group: where its ``ranks`` end, the tasks of all groups by index, and the
-    group's own index in ``group``.
+    """A group of equal nodes beside other groups: the ``ranks`` of its GPUs, the task times of all
+    groups, and the group's own index in ``group``.
     """
 
     ranks: range
@@ -68,7 +68,9 @@ class Borders:
     groups: tuple[TaskModel, ...]
 
     def met(self, seconds: TaskSeconds) -> TaskSeconds:
-        """The times of tasks; those between two groups are the slower side's."""
+        """The times of this group's tasks, where those shared with another group are the slower
+        side's.
+        """
         first = seconds.columns["first_rank"].astype(np.int64)
         after = first + num_gpus(seconds.columns.__getitem__).astype(np.int64)
         if self.group > 0:
@@ -89,7 +91,7 @@ class Borders:
     def _there(
         self, group: int, seconds: TaskSeconds, rows: Rows, times: Callable[[TaskSeconds], Floats]
     ) -> Floats:
-        """The times that some strategies (rows) would have in another group."""
+        """The times that the strategies with these indices (rows) would have in another group."""
         if not len(rows):
             return np.empty(0)
         chosen = {name: column[rows] for name, column in seconds.columns.items()}
@@ -110,8 +112,8 @@ def task_models(
     overlap_communication: bool = True,
     altered: Callable[[TaskModel], TaskModel] | None = None,
 ) -> tuple[TaskModel, ...]:
-    """The tasks of stages in each group of a cluster's nodes; ``altered`` modifies them before
-    borders are applied.
+    """The times of tasks on each group of a cluster's nodes; ``altered`` changes them before those
+    shared by two groups are set to the slower side's.
     """
     alone = tuple(
         TaskModel.of(workload, group, engine, overlap_communication=overlap_communication)
@@ -138,15 +140,17 @@ class StagesOnGroups:
 
     @classmethod
     def of(cls, cluster: Cluster, tasks: tuple[TaskModel, ...]) -> Self:
-        """The times of stages, given the tasks of each group."""
+        """The times of a cluster's stages, given the task times of each group of nodes."""
         return cls(cluster=cluster, models=tuple(StageTimeModel(tasks=one) for one in tasks))
 
     def __call__(self, batch: StageBatch) -> StageSeconds:
-        """The times of each candidate, on the group at its first rank."""
+        """The times of each candidate, on the group of nodes at its first rank."""
         return self._seconds(lambda model, some: model(some), batch)
 
     def least(self, least: StageBatch, most: StageBatch) -> StageSeconds:
-        """Lower bounds of the times of all candidates between ``least`` and ``most``."""
+        """Lower bounds of the times of all candidates with choices between those of ``least`` and
+        ``most``.
+        """
         return self._seconds(lambda model, *ends: model.least(*ends), least, most)
 
     def _seconds(self, times: Callable[..., StageSeconds], *batches: StageBatch) -> StageSeconds:
@@ -162,11 +166,15 @@ class StagesOnGroups:
 
     @property
     def tasks(self) -> TaskModel:
-        """The tasks of the first group; those of other groups have the same schedule and layers."""
+        """The task times of the first group of nodes; other groups have the same schedule and
+        layers.
+        """
         return self.models[0].tasks
 
     def by_group(self, times: Callable[..., Floats], *batches: StageBatch) -> Floats:
-        """Times with candidates on the last axis (..., C), each by the model of its group."""
+        """Times with a candidate in each place of the last axis (..., C), by the model of the
+        candidate's group of nodes.
+        """
         by_models = [
             (rows, times(self.models[group], *(batch.chosen(rows) for batch in batches)))
             for group, rows in self._rows(batches[0])
@@ -176,7 +184,9 @@ class StagesOnGroups:
         return np.asarray(together[..., order])
 
     def _rows(self, batch: StageBatch) -> Iterator[tuple[int, Rows]]:
-        """The groups that have candidates, and the indices of these candidates."""
+        """The groups of nodes on which there are candidates, each with the indices of its
+        candidates.
+        """
         if len(self.models) == 1:
             yield 0, np.arange(len(batch))
             return
@@ -185,20 +195,20 @@ class StagesOnGroups:
             yield group, np.flatnonzero(group_of == group)
 
 
-# The times of plans whose order of passes has no closed form.
+# The times of plans whose order of passes has no closed form (any other than 1F1B).
 #
 # Axes: C plans, P parts of the model in order, T types of layers.
 
 
 def engine_of(plan: Plan) -> Engine:
-    """The engine's row for a plan: modified for the plan's order of passes."""
+    """The engine of a plan, with the changes that it makes for the plan's order of passes."""
     engine = ENGINES[plan.engine]
     return engine if plan.order == DEFAULT_ORDER else engine.in_named_order()
 
 
 def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats:
-    """The iteration times (C) of plans with equally many stages and the same order, truncated to
-    equally many micro-batches (``shortened``).
+    """The iteration times (C) of plans with equally many stages and the same order of passes. Long
+    orders are played with fewer micro-batches (``shortened``), and times extrapolated.
     """
     played = shortened(plans[0])
     order = order_of_plan(played)
@@ -221,7 +231,7 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats
     stages = played.num_stages
     longer = replace(played, micro_batches=played.micro_batches + stages)
     apart = ENGINES[played.engine].steps_apart
-    # A host that was ahead need not be ahead any more.
+    # With more micro-batches a host that was ahead of its GPU may fall behind.
     least_s = order_bound_s(
         times,
         order.placement,
@@ -234,8 +244,9 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats
 
 
 def extended_s(few_s: Floats, more_s: Floats, groups: Floats, least_s: Floats) -> Floats:
-    """Extrapolate iteration times (C) to further groups of micro-batches, from those without and
-    with one such group: each takes as long as the first, unless another stage becomes the slowest.
+    """Extrapolate iteration times (C) to more groups of micro-batches, from times without
+    (``few_s``) and with (``more_s``) one further group; at least the lower bound ``least_s``, which
+    holds if another stage becomes the slowest.
     """
     return np.maximum(few_s + (more_s - few_s) * groups, least_s)
 
@@ -249,7 +260,7 @@ def _played_s(
     networks: SharedNetworks | None,
     plan: Plan,
 ) -> Floats:
-    """The iteration times (C) of stages with these times, in the order of a plan."""
+    """The iteration times of stages with these times (C), in the order of passes of a plan."""
     path = OrderPath(
         times=times,
         passes=passes_of(order_of_plan(plan)),
@@ -265,8 +276,8 @@ def _played_s(
 def _networks(
     model: StagesOnGroups, plans: Sequence[Plan], placement: Placement
 ) -> SharedNetworks | None:
-    """Networks of nodes and uplinks of higher tiers shared by sends of several stages; None on one
-    node.
+    """The networks of nodes and uplinks of higher tiers that sends of several stages share; None if
+    no sends of several stages can overlap there.
 
     A send takes the share of a link that the sending ranks of a node or unit ask for together.
     Ranks of neighbouring stages are taken to be alike, as for the size of sends.
@@ -301,8 +312,8 @@ def _networks(
 
 
 def _shares(units: Ints, share: Floats, placement: Placement) -> dict[Way, Floats]:
-    """Fraction (C) of a node's or higher tier's uplink that sends in each direction take, given the
-    fractions of sends to the next stage (C, stages); none within a unit.
+    """The fraction of a node's or higher tier's uplink that sends between two stages take in either
+    direction (C), given those of sends to the next stage (C, stages); none within a unit.
     """
     shares = {}
     for here, there in pairwise(placement.stages):
@@ -314,8 +325,8 @@ def _shares(units: Ints, share: Floats, placement: Placement) -> dict[Way, Float
 
 
 def _end_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]) -> EndTimes:
-    """The seconds in which parts reduce gradients after their last backward pass, and of the work
-    after all passes.
+    """The seconds of what each part of the model does at the end of an iteration: gradient
+    reductions after its last backward pass, and work after all passes.
     """
     reductions_s, tied_s, steps_s = model.by_group(_reductions_and_steps_s, batch)
     layers = batch.layers + batch.has_embedding + batch.has_head
@@ -328,8 +339,8 @@ def _end_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int])
 
 
 def _reductions_and_steps_s(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """The seconds of the last gradient reduction, of a tied table's exchange, and of the work after
-    all passes (3, parts).
+    """The seconds of each part's last gradient reduction, of a tied embedding table's reduction,
+    and of the work after all passes (3, parts).
     """
     phases = model.tasks.template.phases
     seconds, counts = _seconds(model, batch), model.tasks.types.counts(batch.columns)
@@ -356,8 +367,8 @@ def _turn_times(
     *,
     splits: bool,
 ) -> TurnTimes | None:
-    """The additional time of passes that follow a part's pass with reductions; None if there are
-    none.
+    """The seconds that a pass takes longer if it follows a pass whose gradients are still being
+    reduced; None if there are none.
     """
     if not turned_s.any():
         return None
@@ -367,7 +378,7 @@ def _turn_times(
 
 
 def _split_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]) -> SplitTimes:
-    """The changes of backward passes whose weight gradients have separate passes."""
+    """How separate weight-gradient passes change the backward passes of each part."""
     weights_s, less_s = model.by_group(split_seconds, batch)
     return SplitTimes(weights_s=weights_s.reshape(shape), less_s=less_s.reshape(shape))
 
@@ -377,9 +388,9 @@ def _seconds(model: StageTimeModel, batch: StageBatch) -> TaskSeconds:
 
 
 def beside_backward(model: StageTimeModel, batch: StageBatch, *, splits: bool) -> Floats:
-    """The additional seconds of a backward pass that follows another one, because gradients are
-    reduced while its first layer runs, and whether they are (2, C). If backward passes are split,
-    this applies to weight-gradient passes.
+    """For each candidate, by how many seconds a backward pass that follows another one is longer,
+    because gradients are reduced while its first layer runs, and whether they are (2, C). With
+    ``splits``, the same of weight-gradient passes.
     """
     slots = StageSlots.of(model.tasks, batch)
     seconds, kinds = slots.seconds, slots.kinds
@@ -399,19 +410,19 @@ def beside_backward(model: StageTimeModel, batch: StageBatch, *, splits: bool) -
     return np.stack([beside_s, are_shared(seconds)[slots.strategies.index]])
 
 
-# Exchanges of outer steps that overlap with further steps: an iteration is longer by their exposed
-# time, averaged over a cycle.
+# Exchanges of weights between replicas that overlap with further steps: an iteration is longer by
+# their exposed time, averaged over the steps from one exchange to the next.
 
 
 def exchanges_s(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """The seconds (C) of an exchange of all weights of stages."""
+    """The seconds in which each stage (C) exchanges all of its weights once."""
     counts = model.tasks.types.counts(batch.columns)
     return np.asarray((counts * _seconds(model, batch).averaged_s()).sum(axis=0))
 
 
 def asynchronous_exchanges_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats:
-    """The seconds (2, plans) of the longest exchange of a stage's rank with asynchronous servers,
-    and of the busiest server; all plans have equally many stages.
+    """For each plan, the longest exchange of a rank with asynchronous servers, and the longest time
+    that a server is busy, in seconds (2, plans); all plans have equally many stages.
     """
 
     def of_stages(stage_model: StageTimeModel, batch: StageBatch) -> Floats:
@@ -427,8 +438,8 @@ def asynchronous_exchanges_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Fl
 def with_late_exchanges(
     model: StagesOnGroups, plans: Sequence[Plan], iterations_s: Floats
 ) -> Floats:
-    """The mean seconds of each plan's iterations, given the seconds without exchanges; all plans
-    have equally many stages.
+    """The mean iteration time of each plan with weight exchanges, given the times without; all
+    plans have equally many stages.
     """
     how = model.tasks.workload.reduction
     if not how.is_beside_steps:

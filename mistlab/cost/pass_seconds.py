@@ -41,21 +41,21 @@ from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.slots import PHASES, SHARDED_GRADIENTS, SHARDED_WEIGHTS, Phase
 
-# The first forward pass, in which a stage also takes the optimizer's steps of its layers.
+# The first forward pass, in which a stage also takes the optimizer steps of its layers.
 #
 # Steps need no activations, so they run ahead of a first micro-batch that comes late. With
 # offloaded weights there is room for two blocks that have stepped; meanwhile the state of a third
 # block comes in. Where state or weights are offloaded, a layer's step waits until those of the
-# layer two before it have left. Nobody in the pass waits for those of the last block. The stage's
-# next pass does.
+# layer two before it have left. Only the stage's next pass waits for those of the last block to
+# leave.
 #
 # Axes: C candidates, S distinct strategies, K kinds of slots; the four streams first.
 
 
 # Kinds of tasks that belong to a layer's optimizer step.
 OF_STEPS = frozenset({"S", "P", "G", "O"})
-# The number of blocks that have stepped and wait for their micro-batch, if weights are offloaded;
-# as many of the slots that bring in the next block's state have ended.
+# If weights are offloaded, this many blocks may have stepped before their micro-batch comes; by
+# then as many slots in which the next block's state comes in have ended.
 AHEAD = 2
 
 _AWAY = STREAMS.index("device_to_host")
@@ -64,7 +64,7 @@ _NOT_AWAY: Sequence[str] = [stream for stream in STREAMS if stream != STREAMS[_A
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FirstPass:
-    """The seconds (C) of parts of the first forward pass.
+    """The seconds of parts of the first forward pass, for each candidate (C).
 
     For ``unawaited`` at the ends of its slots no layer waits, for ``after`` the stage's next pass
     waits. ``stepped`` is the time inside the pass if all layers stepped before, for stages that
@@ -86,7 +86,7 @@ class FirstPass:
 
     @classmethod
     def least(cls, ends: Sequence["FirstPass"]) -> "FirstPass":
-        """The minimum of each part; a first pass is never longer if a part of it is shorter."""
+        """The minimum of each part over candidates; if a part is shorter, the pass is no longer."""
         names = [entry.name for entry in fields(cls)]
         return cls(*(np.minimum(*(getattr(end, name) for end in ends)) for name in names))
 
@@ -97,8 +97,8 @@ class FirstPass:
         blocks: Ints,
         offloads_weights: Bools,
     ) -> Floats:
-        """How much the first micro-batch's latency (C) exceeds a steady one's; the first pass takes
-        ``whole_s``, a steady one ``forward_s``.
+        """How much longer the first micro-batch takes through its forward pass than a steady one
+        (C); the first pass takes ``whole_s``, a steady one ``forward_s``.
 
         Of a stage with offloaded weights, a few blocks have stepped. For one of the others, state
         is there.
@@ -123,9 +123,9 @@ def first_slots(
     *,
     is_least: bool,
 ) -> Floats:
-    """The parts of ``FirstPass`` (5, K, S), given the tasks and ends (4, K, S) of ``whole`` slots,
-    and the tasks without those of optimizer steps (``stepped``). Steady slots take ``usual``
-    seconds (K, S). As bounds, the next pass does not wait.
+    """The parts of ``FirstPass`` by kind of slot (5, K, S), from the tasks and ends (4, K, S) of
+    ``whole`` slots, and the tasks without optimizer steps (``stepped``). Steady slots take
+    ``usual`` seconds (K, S). If these are bounds (``is_least``), the next pass does not wait.
     """
     columns, (below, here, above) = seconds.columns, kinds.T
     parts = np.zeros((PARTS, *usual.shape))
@@ -171,11 +171,11 @@ def first_slots(
     return parts
 
 
-# The length of the slots of passes, in each phase.
+# The seconds of the slots of a pass, in each phase.
 #
 # Inside a pass a layer computes in every slot. Before and after its layers nothing computes, but
 # layers are still fetched or offloaded. There the offloads of one pass and the fetches of the next
-# run concurrently: the stage turns. Some turns share the slot of the first layer
+# run concurrently: this is the turn of a stage. Some turns share the slot of the first layer
 # (``mistlab.cost.slot_work``).
 #
 # Axes: S distinct strategies, K kinds of slots, P phases, N slots; the four streams first.
@@ -184,17 +184,17 @@ def first_slots(
 _FIRST, _FORWARD, _BACKWARD, _LAST = (
     PHASES.index(phase) for phase in ("first_forward", "forward", "backward", "last_backward")
 )
-# An additional phase, the last: slots in which a forward and a backward pass overlap.
+# A further phase, the turn: slots in which a forward and a backward pass overlap.
 _TURN = len(PHASES)
 _COMPUTING = ("compute",)
 _NOT_REDUCING = tuple(stream for stream in STREAMS if stream != "gpu_to_gpu")
 
 
 class PassSlots:
-    """The seconds of slots: ``inside`` a pass (P, K', S) in each phase; ``below`` it (4, K', S),
-    before the first layer, in the forward, first forward and last backward pass and in the turn;
-    and ``above`` it (1, K', S), after the last layer, in the turn. A turn that shares the slot of
-    the first layer has the seconds by which it lengthens the slot.
+    """The seconds of slots: ``inside`` a pass (P, K', S), while layers compute, in each phase;
+    ``below`` it (4, K', S), before the first layer, in three phases and in the turn from pass to
+    pass; and ``above`` it (1, K', S), after the last layer, in the turn. A turn that shares the
+    first layer's slot has the seconds by which it lengthens the slot.
 
     ``is_inside``, ``is_below`` and ``is_above`` are masks (K) of their kinds. ``has_turns`` says
     whether any strategy has work outside of passes where the stage turns round.
@@ -211,7 +211,7 @@ class PassSlots:
             ((_FORWARD, _FIRST, _LAST, _TURN), self.is_below),
             ((_TURN,), self.is_above),
         )
-        # The index of the kind of slot, among those of all phases.
+        # The row of each kind of slot in a table of all phases.
         places = [
             np.add.outer(np.array(phases) * len(kinds), np.flatnonzero(where))
             for phases, where in parts
@@ -243,15 +243,15 @@ class PassSlots:
         )
 
     def last_computed(self) -> Floats:
-        """The seconds (K', S) of last backward slots until only gradient reductions remain."""
+        """The seconds of slots (K', S) of the last backward pass until only reductions remain."""
         last = self._rows_inside(_LAST, _LAST)
         computed_s = until(_NOT_REDUCING, self._ends[:, last], self._alone[:, last])
         return np.asarray(np.maximum(computed_s, self._fetched_s[:, last].sum(axis=0)))
 
     def through_backward(self) -> Floats:
-        """The latency (K', S) of slots inside steady backward passes: the last layer's slot counts
-        until the layer has computed. Where gradients are offloaded or layers are fetched further
-        ahead, the whole slot counts.
+        """How long a micro-batch takes through each slot of a steady backward pass (K', S): the
+        last slot counts until its layer has computed. Where gradients are offloaded or layers are
+        fetched further ahead, the whole slot counts.
         """
         if self._seconds.model.template.depth != 1:
             return np.asarray(self.inside[_BACKWARD])
@@ -265,9 +265,9 @@ class PassSlots:
         return np.asarray(lengths)
 
     def arithmetic(self) -> Floats:
-        """The seconds (2, K', S) of arithmetic alone, of both steady passes and of the step; and,
-        if a host issues passes (4, K', S), the compute time of a forward and a backward pass,
-        including the collectives that layers wait for.
+        """Seconds by kind of slot: arithmetic alone of both steady passes, and of the optimizer
+        step (2, K', S); if a host issues passes, also the computation of a forward and of a
+        backward pass, with the collectives that layers wait for (4, K', S).
         """
         seconds, here = self._seconds, self._kinds[self.is_inside, HERE]
         passes_s = seconds.alone("F", "") + seconds.alone("B", "")
@@ -281,8 +281,8 @@ class PassSlots:
         return np.stack([*alone_s, *computed_s])
 
     def of_steps(self) -> Floats:
-        """The parts of ``FirstPass`` (parts, K', S), to be summed; none if no part of an optimizer
-        step is offloaded.
+        """The parts of ``FirstPass`` by kind of slot (parts, K', S); no rows if no part of an
+        optimizer step is offloaded.
         """
         columns = self._seconds.columns
         offloads = (columns["offload_weights"] > 0) | (columns["offload_optimizer"] > 0)
@@ -300,8 +300,8 @@ class PassSlots:
         )
 
     def beside_sends(self) -> tuple[Floats, Sequence[Floats]]:
-        """The interference of sends with steady slots (2, 6, K', S), as in ``slots_beside_sends``,
-        and with turns (7, K', S), below and above a pass, after their usual seconds.
+        """Sums that give the slowdown by sends, as in ``slots_beside_sends``: of steady slots (2,
+        6, K', S), and of turns (7, K', S) below and above a pass, after their usual seconds.
         """
         steady = self._rows_inside(_FORWARD, _BACKWARD)
         turning = self._turning if self.has_turns else slice(0, 0)
@@ -314,13 +314,13 @@ class PassSlots:
         if not self.has_turns:
             return of_passes, ()
         turns = np.concatenate([self._turns_s[None], turns])
-        # A send with no pass after it is lengthened by turns of any kind.
+        # A send that starts in such a turn, or has no pass after it, is lengthened by the turn.
         turns[:-1] *= beside_sends(self._seconds, self._alone[:, turning])
         return of_passes, np.split(turns, [np.count_nonzero(self.is_below)], axis=1)
 
     def _tasks(self, rows: Rows) -> tuple[Floats, Floats]:
-        """The durations of tasks alone (4, N, S) in the slots with these indices among those of all
-        phases, and the times (2, N, S) in which layers are fetched.
+        """The seconds of each stream's tasks (4, N, S) in slots, ``rows`` of a table of all phases,
+        and of swapping in and gathering layers (2, N, S).
         """
         alone, fetched_s = self.work.alone(), self.work.fetched_s()
         turns = alone[:, _FORWARD] + alone[:, _BACKWARD]
@@ -331,9 +331,7 @@ class PassSlots:
         return alone.take(rows, axis=1), fetched_s.take(rows, axis=1)
 
     def _gather_after_copies(self) -> None:
-        """Correct the ends of slots (4, N, S) in which weights are gathered after their host
-        copy.
-        """
+        """Correct the ends of streams in slots that gather weights after their host copy."""
         slots, strategies = np.nonzero(self._fetched_s[1])
         if not len(slots):
             return
@@ -353,7 +351,9 @@ class PassSlots:
         lasting[rows, evicts] = np.maximum(lasting[rows, evicts], evicting_s)
 
     def _in_turn(self, lasting: Floats) -> None:
-        """Adjust the slots (N, S) within passes in which an offload starts before the next slot."""
+        """Adjust the seconds of slots within passes in which offloads start before the next
+        slot.
+        """
         work = SlotWork(self._seconds, self._kinds[self.is_inside])
         first, is_least = self._rows_inside(_FIRST, _FIRST), self._kept == "least"
         lasting[first] = slots_of_stepping(work, lasting[first], is_least=is_least)
@@ -364,22 +364,23 @@ class PassSlots:
             )
 
     def _rows_inside(self, first: int, last: int) -> slice:
-        """The slots inside the passes from one phase to another."""
+        """The rows of slots inside the passes from phase ``first`` to phase ``last``."""
         kinds = np.count_nonzero(self.is_inside)
         return slice(first * kinds, (last + 1) * kinds)
 
 
 # The times of a stage's passes: sums over the slots of each phase.
 #
-# Two consecutive passes share the slots outside of them. A stage turns at its first layers, from a
-# backward pass to a forward pass, and at its last layers.
+# Two consecutive passes share the slots outside of them, the turn of the stage: at its first layers
+# from a backward pass to a forward pass, and at its last layers from a forward pass to a backward
+# pass.
 #
 # Axes: C candidates, S distinct strategies, K kinds of slots.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassSeconds:
-    """The seconds (C) inside the passes of each phase, and outside passes.
+    """The seconds of each candidate (C) inside the passes of each phase, and outside passes.
 
     The time inside the ``first`` forward pass leaves out what no layer of it waits for.
 
@@ -437,7 +438,7 @@ _ALONE = "computing", "step_computing", "computed_forward", "computed_backward"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassSums:
-    """Sums (L, C) of slot lengths for ``PassSeconds``, in the order of ``pass_sums``.
+    """Rows of sums over slots (L, C), in the order of ``pass_sums``, for ``PassSeconds``.
 
     ``queued`` (2, C) are seconds of last backward passes whose reductions queue, until all layers
     have computed and until all but the last layer's gradients are reduced; zero for others.
@@ -454,7 +455,7 @@ class PassSums:
         return PassSums(self.values.take(rows, axis=1), self.steps, self.computed, queued)
 
     def passes(self) -> PassSeconds:
-        """The times of passes."""
+        """The times of passes that these sums give."""
         sums = iter(self.values)
         opening, first_opening, last_closing, at_first_layer, at_last_layer = islice(sums, 5)
         last_computed, computing, step_computing = islice(sums, 3)
@@ -495,8 +496,8 @@ class PassSums:
 def pass_sums(
     seconds: TaskSeconds, kinds: Ints, summed: Sums, *, sends: bool = True, kept: Kept = "own"
 ) -> PassSums:
-    """The sums of stages' passes, which may overlap with ``sends``; ``summed`` sums slot lengths.
-    With the ``least`` factors, lower bounds over any greater work on the same streams.
+    """Sums over the slots of stages' passes, which may overlap with ``sends``; ``summed`` does the
+    sum. With ``kept`` "least" they are lower bounds over any greater work on the same streams.
     """
     slots = PassSlots(seconds, kinds, kept)
     steps = slots.of_steps()
@@ -516,7 +517,7 @@ def pass_sums(
 def _beside_sends(
     usual_s: Mapping[Phase, Floats], sums: Sequence[Floats]
 ) -> Mapping[Pass, BesideSend]:
-    """Steady-state passes, and turns if there are any, that overlap with sends, from their sums."""
+    """How sends slow passes down, and turns if any, from their sums."""
     if not sums:
         return {}
     forward, backward, turns = sums[:SUMS], sums[SUMS : 2 * SUMS], sums[2 * SUMS :]
@@ -532,8 +533,8 @@ def _beside_sends(
 def split_pass_seconds(
     seconds: TaskSeconds, kinds: Ints, summed: Sums, *, weights_s: Floats, unhidden_s: Floats
 ) -> tuple[Floats, Floats]:
-    """The seconds (C) of weight-gradient passes, of their gradients' reduction, and by which steady
-    backward passes are shorter without them.
+    """The seconds of weight-gradient passes with the reduction of their gradients, and by how much
+    steady backward passes are shorter without them (C each).
 
     The products take ``weights_s`` (T, S). For ``unhidden_s`` tensor-parallel ranks wait for one
     another, which these products hid before. Both passes together are never shorter than one.
@@ -546,8 +547,8 @@ def split_pass_seconds(
 
 
 def longest_beside_sends(seconds: TaskSeconds, kinds: Ints, summed: Sums) -> Mapping[Pass, Floats]:
-    """Upper bounds (C) of steady-state passes and of turns that overlap with a send throughout,
-    over any lesser work.
+    """Upper bounds of the seconds of steady passes and turns that overlap with a send throughout,
+    over any lesser work (C).
     """
     is_inside = kinds[:, HERE] != NOTHING
     is_below = ~is_inside & (kinds[:, UPPER] != NOTHING)
@@ -564,8 +565,8 @@ def longest_beside_sends(seconds: TaskSeconds, kinds: Ints, summed: Sums) -> Map
 
 
 def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Pass, Floats]) -> PassSeconds:
-    """Lower bounds of a box's passes, from its ends with the smallest ratios; ``longest_s`` are
-    those of ``longest_beside_sends``.
+    """Lower bounds of the passes of a box (all candidates with choices in given ranges), from its
+    ends with the smallest ratios; ``longest_s`` is from ``longest_beside_sends``.
 
     The number of each kind of slot is linear in the number of recomputed blocks. So each sum of
     slots rises or falls all the way between the two ends, and is least at one of them.
@@ -592,7 +593,7 @@ def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Pass, Floats]) 
 
 
 def reduces_in_place(seconds: TaskSeconds) -> Bools:
-    """Strategies (S) that reduce gradients in place, and therefore continue to compute
+    """For each strategy (S), whether gradients are reduced in place, so that layers compute
     meanwhile.
     """
     in_place = (seconds.zero < SHARDED_GRADIENTS) & (seconds.columns["offload_gradients"] == 0)

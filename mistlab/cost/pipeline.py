@@ -30,14 +30,14 @@ from mistlab.stages.stage_batch import SENDS, StageTimes
 
 
 def times_used(times: StageTimes) -> Sequence[str]:
-    """The names of the times that the recurrence uses, including those of hosts if there are
+    """The names of the times that the recurrence over stages uses; those of hosts only if there are
     any.
     """
     return PASSES if times.issued_backward_s.any() else _WITHOUT_HOST
 
 
 def passes_of(times: StageTimes) -> PassLengths[Floats]:
-    """The times that the recurrence uses."""
+    """The times that the recurrence over stages uses (``mistlab.cost.chains``)."""
     return PassLengths(**{name: getattr(times, name) for name in times_used(times)})
 
 
@@ -45,7 +45,9 @@ _WITHOUT_HOST = tuple(name for name in PASSES if name not in ISSUED)
 
 
 def iteration_s(times: StageTimes, micro_batches: Ints) -> Floats:
-    """Seconds (C) of one iteration with ``micro_batches`` (C)."""
+    """The seconds of one iteration of each pipeline (C), with its number of ``micro_batches``
+    (C).
+    """
     candidates = len(times.forward_s)
     tables = {name: np.ascontiguousarray(getattr(times, name).T) for name in times_used(times)}
     # The last stage sends nothing on.
@@ -64,7 +66,9 @@ def iteration_s(times: StageTimes, micro_batches: Ints) -> Floats:
 def _whole_s(
     algebra: Algebra[Length], tables: Mapping[str, Sequence[Length]], micro_batches: int | Ints
 ) -> Length:
-    """The length of the whole chain; each table has an entry for each stage."""
+    """The length of the longest chain through all stages; each of ``tables`` has an entry for each
+    stage.
+    """
     stages = len(tables["forward_s"])
     chains = Chains.of_nothing(algebra.nothing)
     for after in range(stages):
@@ -83,12 +87,15 @@ def no_stages(candidates: int) -> Chains[Floats]:
 def prepended(
     stage: StageTimes, after: Chains[Floats], micro_batches: int | Ints, stages: int
 ) -> Chains[Floats]:
-    """The chains (C) of a stage in front of the stages after it, ``stages`` in all."""
+    """The chains (C) of a pipeline with one more stage in front, which then has ``stages``
+    stages.
+    """
     columns = ColumnAlgebra(len(stage.forward_s))
     return chained(columns, passes_of(stage), after, Counts.of(micro_batches, stages))
 
 
-# The published objective of a pipeline, stage by stage, in any algebra.
+# The published objective of a pipeline, stage by stage; durations may be numbers, columns or
+# expressions.
 #
 # Mist (EuroSys 2025) models a pipeline of G micro-batches as
 #
@@ -101,8 +108,8 @@ def prepended(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Published(Generic[Length]):
-    """The terms of the objective for a stage and all stages after it: the slowest stage's time, the
-    sum of their times, and the longest extra that is not hidden.
+    """The terms of the published objective for a stage and all stages after it: the slowest stage's
+    time, the sum of their times, and the longest extra time that no stage in front hides.
     """
 
     slowest: Length
@@ -121,8 +128,8 @@ class Published(Generic[Length]):
 
 
 def steady_s(stage: PassLengths[Floats]) -> Floats:
-    """The time of a steady-state micro-batch in a stage, or of the host that issues it, and of its
-    sends, which block published stages.
+    """The time of a steady-state micro-batch in a stage with its sends, which block the stage in
+    the published model; if its host takes longer to issue it, the host's time.
     """
     both_s = stage.forward_s + stage.backward_s
     if stage.issued_forward_s is not None and stage.issued_backward_s is not None:
@@ -146,7 +153,9 @@ def extra_s(stage: PassLengths[Length]) -> Length:
 def in_front(
     algebra: Algebra[Length], own_s: Length, own_extra_s: Length, after: Published[Length]
 ) -> Published[Length]:
-    """The terms with a stage of these times in front."""
+    """The terms of the objective with a stage in front, which takes ``own_s`` and
+    ``own_extra_s``.
+    """
     return Published(
         slowest=algebra.longest("slowest", after.slowest, own_s),
         together=after.together + own_s,
@@ -154,7 +163,7 @@ def in_front(
     )
 
 
-# An iteration split into terms that sum to it.
+# The iteration time as a sum of four terms.
 #
 # The slowest stage's computation and exposed communication over all micro-batches, the other stages
 # that a micro-batch passes through, and the rest: first and last micro-batches, the optimizer step,
@@ -163,7 +172,9 @@ def in_front(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """The terms of an iteration, or the difference of two iterations."""
+    """The four terms that add up to an iteration's time, or the differences between those of two
+    iterations.
+    """
 
     computation_s: float
     exposed_communication_s: float
@@ -172,7 +183,7 @@ class Terms:
 
     @classmethod
     def of(cls, plan: Plan, prediction: Prediction) -> Self:
-        """The terms of a plan."""
+        """The terms of a plan's predicted iteration."""
         slowest = prediction.stages[slowest_stage(prediction)]
         exposed_s = plan.micro_batches * slowest.exposed_communication_s
         steady_s = plan.micro_batches * slowest.stable_s

@@ -18,19 +18,19 @@ from mistlab.reduction.compression import BITS_A_BYTE, VALUE_BYTES
 from mistlab.reduction.reduction_costs import Reduction
 from mistlab.stages.stage_shape import Shapes
 
-# The group of ranks that hold the same part of the weights, each in a different replica.
+# The group of ranks that hold the same part of the weights in different replicas of the model.
 REPLICAS = "state replicas"
 
 
 class SendLink(Protocol):
-    """The time of a message to another GPU, while this many GPUs of a node send, and this many use
-    the tier at an index.
+    """A function: the time of a message to another GPU, while ``at_once`` GPUs of a node send, and
+    ``senders`` GPUs use the network tier numbered ``tier``.
     """
 
     def __call__(
         self, *, across_nodes: bool, at_once: int, tier: int = NETWORK, senders: int = 1
     ) -> LinkTime:
-        """The link's time."""
+        """The time of such a message."""
         ...
 
 
@@ -54,8 +54,8 @@ class ReductionTimes:
     moved_s: float
 
     def sent_less_s(self, group: str, values: Floats) -> Floats:
-        """The seconds (T, S) of averaging this many gradients over a group, compressed or through
-        servers.
+        """The seconds of averaging this many gradients over a group, compressed or through
+        parameter servers, for each layer type and strategy (T, S).
         """
         if not values.any():
             return np.zeros_like(values)
@@ -75,7 +75,7 @@ class ReductionTimes:
             answers = sent * ranks
             seconds = self.over(group, "all_gather", answers)
         if how.trimmed:
-            # Each value of every rank is read once, by one rank.
+            # Each value that any rank sent is read once, by one rank.
             moved = np.where(ranks > 1, 2 * sent + answers, 0.0)
             return np.asarray(seconds + moved * self.moved_s)
         if how.compressor.kind == "none":
@@ -87,8 +87,9 @@ class ReductionTimes:
         return np.asarray(seconds + moved * self.moved_s)
 
     def asynchronous_s(self, group: str, values: Floats) -> tuple[Floats, Floats]:
-        """The seconds (T, S) of a rank's messages of this many gradients to asynchronous servers
-        and of their answers, and the seconds that a server is busy with the messages of all ranks.
+        """The seconds in which a rank sends this many gradients to asynchronous servers and gets
+        their answers, and the seconds for which a server is busy with the messages of all ranks (T,
+        S).
         """
         both_s, busy_s = np.zeros_like(values), np.zeros_like(values)
         sent, answers = self._message_bytes(values, self.shapes.ranks[group])
@@ -101,7 +102,7 @@ class ReductionTimes:
         return both_s, busy_s
 
     def averaged_s(self, values: Floats) -> Floats:
-        """The seconds (T, S) of one exchange of this many weights between replicas."""
+        """The seconds of one exchange of this many weights between replicas of the model (T, S)."""
         bits = self.how.outer_bits if self.how.kind == "outer" else BITS_A_BYTE * VALUE_BYTES
         size_bytes = values * bits / BITS_A_BYTE
         if self.how.kind != "gossip":
@@ -116,8 +117,8 @@ class ReductionTimes:
         return seconds
 
     def _links_to(self, offset: int, shape: GroupSpread) -> list[LinkTime]:
-        """The links over which all ranks concurrently send to the ranks at an offset: inside nodes,
-        and to other nodes.
+        """The links over which every rank sends to the rank ``offset`` places after it, all at
+        once: inside nodes, and to other nodes.
         """
         gpus, nodes, ranks = shape.gpus_in_node, shape.nodes, shape.ranks
         away = min(offset, ranks - offset)
@@ -130,8 +131,8 @@ class ReductionTimes:
         return links
 
     def _served_s(self, group: str, sent: Floats, answers: Floats) -> Floats:
-        """The seconds (T, S) of sending gradients to parameter servers, which are ranks of the
-        group, and of their answers; a server handles one message at a time.
+        """The seconds of sending gradients to parameter servers, which are ranks of the group, and
+        of their answers (T, S); a server handles one message at a time.
         """
         shards, seconds = self.how.shards, np.zeros_like(sent)
         for rows, shape in self.shapes.of_several(group):
@@ -148,8 +149,8 @@ class ReductionTimes:
         return self.send(across_nodes=shape.nodes > 1, at_once=in_node, tier=tier, senders=shards)
 
     def _message_bytes(self, values: Floats, ranks: Ints) -> tuple[Floats, Floats]:
-        """The bytes (T, S) of a rank's message for this many gradients, and of a server's
-        answer.
+        """The bytes of a rank's message with this many gradients, and of a server's answer to it
+        (T, S).
         """
         if self.how.compressor.kind == "none":
             return values * self.gradient, values * self.gradient

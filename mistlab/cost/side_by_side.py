@@ -1,5 +1,5 @@
-"""Interference of concurrent streams: the slowdown factors of any group shape, and the time of
-overlapped work.
+"""How much concurrent streams of a GPU slow one another down, for groups of any shape, and how long
+overlapped work then takes.
 
 Axes: G measured shapes; J streams of a set.
 """
@@ -23,31 +23,31 @@ from mistlab.machine.slowdowns import (
     Slowdown,
 )
 
-# Derives the interference of a communication group's shape from measured shapes.
+# Derives how much streams slow one another down while a group of some shape (GPUs in a node, nodes)
+# communicates, from shapes that were measured.
 #
 # A shape changes the joint throughput of the streams, and its distribution over them. Both are
 # assumed to change smoothly with the size of the group, and determine the factors. Each set of busy
-# streams is treated separately:
-#
-#     u_j   the work of stream j, in the time that a copy of its length would take alone
-#     f_j   its factor, so 1 / f_j is its speed
-#     C     the joint throughput of copies and communication: the sum of u_j / f_j
-#
-# Logarithms of the f_j and of C are averaged over the measured shapes, with a slope in the size;
-# the f_j are then scaled together to a throughput of C. Compute is not part of C.
+# streams is treated separately. Of stream j, u_j is its work, in the time that a copy of its length
+# would take alone, and f_j is its slowdown factor, so that it runs at speed 1 / f_j. C is the joint
+# throughput of copies and communication: the sum of u_j / f_j. Logarithms of the f_j and of C are
+# averaged over the measured shapes, with a slope in the size; the f_j are then scaled together to a
+# throughput of C. Compute is not part of C.
 #
 # Axes: G measured shapes; J streams of a set.
 
 
-# A shape at twice the size has 1/e^2 of the weight of a shape at the same size.
+# Weights of measured shapes fall by the factor e for this many doublings of size: at twice the
+# size, a shape has 1/e^2 of the weight.
 NEAR_DOUBLINGS = 0.5
-# The damping of slopes, as measured weight, so that none is trusted far from all shapes.
+# Damps the slopes in size, as if this much measured weight had no slope, so that none is trusted
+# far from all shapes.
 DAMPING = 0.02
 
 
 def slowdowns_of_group(machine: Interference, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
-    """The interference factors of a group shape: as measured, or derived from those of other
-    shapes.
+    """The slowdown factors of streams for a group of this shape: as measured, or derived from those
+    of other shapes.
     """
     for group in machine.groups:
         if (group.gpus_in_node, group.nodes) == (gpus_in_node, nodes):
@@ -63,7 +63,7 @@ def slowdowns_of_group(machine: Interference, *, gpus_in_node: int, nodes: int) 
 def _derived(
     groups: Sequence[GroupSlowdowns], *, gpus_in_node: int, nodes: int, shared_links: bool
 ) -> GroupSlowdowns:
-    """The interference factors of a shape, from those of measured shapes.
+    """The slowdown factors of streams for a group of this shape, from those of measured shapes.
 
     If the shape crosses nodes, they are derived from shapes that cross nodes, if there are any; if
     it does not, from shapes that do not.
@@ -86,8 +86,8 @@ def _derived(
 
 
 def _work(streams: tuple[str, ...], gpus: int, shared_links: bool) -> Floats:
-    """The work (J) per second of a stream that runs alone; on shared links, the bytes in one
-    direction.
+    """The work that each stream (J) does in a second when it runs alone; on shared links, the bytes
+    in one direction.
 
     Communication uses both directions, and sends all but the GPU's own part of a message.
     """
@@ -98,7 +98,9 @@ def _work(streams: tuple[str, ...], gpus: int, shared_links: bool) -> Floats:
 
 
 def _influence(measured: Sequence[tuple[int, int]], shape: tuple[int, int]) -> Floats:
-    """The weights (G) of values measured on each shape, for the expected value of another shape."""
+    """The weights (G) of the values measured on each shape, whose weighted sum is the value
+    expected for another shape.
+    """
     sizes, size = _sizes(measured), _sizes([shape])[0]
     doublings = np.abs(np.log2(np.array(measured) / shape)).sum(axis=1)
     near = np.exp(-doublings / NEAR_DOUBLINGS)
@@ -133,7 +135,8 @@ BITS = np.array([1, 2, 4, 8])
 # All sets of streams.
 BESIDE = range(1 << len(STREAMS))
 
-# Cases computed per batch: few enough that intermediate results stay in the CPU's cache.
+# This many cases are computed at once: few enough that intermediate results stay in the CPU's
+# cache.
 BLOCK = 8192
 
 LINK = STREAMS.index("gpu_to_gpu")
@@ -141,13 +144,14 @@ LINK_BIT = np.uint8(1 << LINK)
 _FROM_HOST = STREAMS.index("host_to_device")
 _BIT_OF_STREAM = BITS.astype(np.uint8)[:, None]
 
-# The seconds of each of the four streams, which come first (4, ...).
+# Tables have the four streams on their first axis (4, ...).
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlowedBy:
-    """The factors (4, F) of several groups in one ``table``, streams first for speed, and the
-    ``first`` column (C) of each case's group. Groups have ``size`` columns.
+    """The slowdown factors of each case's streams. All groups' factors (4, F) are in one ``table``,
+    streams first for speed; ``first`` is the column at which those of a case's group begin (C), and
+    each group has ``size`` columns.
     """
 
     table: Floats
@@ -156,7 +160,7 @@ class SlowedBy:
 
     @classmethod
     def of_all(cls, factors: Floats, cases: int) -> Self:
-        """The same factors, ``lowered`` or ``raised``, for all cases."""
+        """One set of factors, which may be ``lowered`` or ``raised``, for all cases."""
         first = np.zeros(cases, dtype=np.intp)
         return cls(np.ascontiguousarray(factors.T), first, len(factors))
 
@@ -175,8 +179,8 @@ class SlowedBy:
         return type(self)(self.table, self.first[cases], self.size)
 
     def place(self, begun: NDArray[np.uint8]) -> Rows:
-        """The columns (C) of the empty set, for cases in which the streams of the sets ``begun``
-        had work at first.
+        """For each case (C), the table's column for no busy streams. In tables of ``lowered``
+        factors it depends on the set of streams that had work at first, ``begun``.
         """
         if self.size == len(BESIDE):
             return self.first
@@ -193,7 +197,7 @@ def factors_of(group: GroupSlowdowns) -> Floats:
 
 
 def lowered(factors: Floats) -> Floats:
-    """Factors (256, 4) that are lower bounds of ``factors`` and grow with the set of busy streams.
+    """Lower bounds of ``factors`` (256, 4), which only grow if more streams are busy.
 
     A row is for the set A of streams that had work at first (times 16) and the set S that is still
     busy. It has the least factor of each stream over all sets T, where S is in T and T is in A.
@@ -205,14 +209,14 @@ def lowered(factors: Floats) -> Floats:
         for bit in BITS:
             without = sets[(sets & bit) == 0]
             table[without] = np.minimum(table[without], table[without + bit])
-        # Idle streams have no factor.
+        # Streams that are not busy have no factor.
         tables.append(np.where(np.isfinite(table) & _is_in(sets), table, 1.0))
     return np.concatenate(tables)
 
 
 def raised(factors: Floats) -> Floats:
-    """Factors (16, 4) by the set of busy streams, for sets with the link between GPUs: the largest
-    factor of a stream beside the link and any of these streams.
+    """Upper bounds of ``factors`` (16, 4), by the set of busy streams (with the link between GPUs
+    among them): the largest factor of a stream beside the link and any of these streams.
     """
     sets = np.arange(len(factors))
     table = np.where(_is_in(sets) & ((sets & (1 << LINK)) > 0)[:, None], factors, 1.0)
@@ -228,16 +232,16 @@ def _is_in(sets: Ints) -> Bools:
 
 
 def overlapped(alone: Floats, factors: Floats, awaited: Sequence[str] = STREAMS) -> Floats:
-    """The seconds (C) until the ``awaited`` streams have ended, where all streams run concurrently.
-    The work of each stream takes ``alone`` (C, 4) by itself. Factors may be ``lowered``.
+    """The seconds until the ``awaited`` streams have ended, if all streams run concurrently and the
+    work of each would take ``alone`` by itself (C, 4). Factors may be ``lowered``.
     """
     work = np.ascontiguousarray(alone.T)
     return until(awaited, ends_of_streams(work, SlowedBy.of_all(factors, len(alone))), work)
 
 
 def until(awaited: Sequence[str], ends: Floats, alone: Floats) -> Floats:
-    """The seconds (...) until the ``awaited`` streams have ended, whose work ends at ``ends``: at
-    least the longest of them ``alone``, and at most the sum of all streams.
+    """The seconds (...) until the ``awaited`` streams have ended, which end at ``ends``: at least
+    the longest of them ``alone``, at most the sum of all streams.
     """
     chosen = [STREAMS.index(stream) for stream in awaited]
     least, last = (one if awaited is STREAMS else one[chosen] for one in (alone, ends))
@@ -246,8 +250,8 @@ def until(awaited: Sequence[str], ends: Floats, alone: Floats) -> Floats:
 
 
 def ends_of_streams(alone: Floats, slowed: SlowedBy) -> Floats:
-    """The seconds (4, C) until each stream has ended, whose work takes ``alone`` (4, C) by itself,
-    where all streams run concurrently; zero for a stream without work.
+    """When each stream has ended, in seconds (4, C), if all run concurrently and their work would
+    take ``alone`` (4, C) by itself; zero for a stream without work.
     """
     # Work that nothing overlaps with takes its time alone.
     ends = alone.copy()
@@ -276,8 +280,8 @@ def ends_of_several(left: Floats, slowed_by: SlowedBy) -> Floats:
 
 
 def endless(alone: Floats, slowed_by: SlowedBy) -> tuple[Floats, Floats]:
-    """The seconds (C) until all other streams have ended their work of ``alone`` (4, C) while the
-    link between GPUs is always busy; and the work (C) that the link completes in this time.
+    """The seconds (C) until all other streams have ended their work of ``alone`` (4, C) if the link
+    between GPUs is busy all the time; and how much work (C) the link does meanwhile.
     """
     left = alone.copy()
     left[LINK] = 0.0
@@ -296,9 +300,9 @@ def endless(alone: Floats, slowed_by: SlowedBy) -> tuple[Floats, Floats]:
 
 
 def link_after(alone: Floats, slowed_by: SlowedBy, first: str) -> Floats:
-    """The seconds (C) until the link between GPUs has ended, if the stream ``first`` runs
-    concurrently, and the other streams start when ``first`` has ended. Zero where the link ends
-    before they start.
+    """The seconds until the link between GPUs has ended (C), if at first only it and the stream
+    ``first`` run, and the other streams start when ``first`` has ended. Zero where the link ends
+    before.
     """
     after_s = np.zeros(alone.shape[1])
     stream = STREAMS.index(first)
@@ -318,8 +322,8 @@ def link_after(alone: Floats, slowed_by: SlowedBy, first: str) -> Floats:
 def link_behind(
     tasks: Iterable[tuple[Floats, Floats]], computing: Floats, linking: Floats
 ) -> Floats:
-    """The seconds (2, C) until the last of some tasks has computed, and until the link has ended
-    the work that all tasks except the last leave to it.
+    """The seconds until the last of some tasks has computed, and until the link between GPUs has
+    done the work that all tasks but the last leave to it (2, C).
 
     ``tasks`` are computed one after another, each for so many seconds (C) alone, and then the link
     works for so many. Beside one another both take ``computing`` and ``linking`` (C) times as long.
@@ -340,7 +344,8 @@ def sets_of(busy: Bools) -> NDArray[np.uint8]:
     return np.asarray(np.bitwise_or.reduce(busy * _BIT_OF_STREAM, axis=0))
 
 
-# Offloads that start when their layer has computed, slot after slot.
+# Offloads that start when their layer has computed, in one slot after another. A slot is the set of
+# tasks that overlap while one layer computes.
 #
 # A slot ends when the work that it began with has ended. The offload of its own layer, and the
 # reduction before it, start as soon as the layer has computed. If the slot lasts longer, because it
@@ -352,9 +357,9 @@ _AWAY = STREAMS.index("device_to_host")
 def slots_in_turn(
     alone: Sequence[Floats], reduced: Sequence[Floats], slowed_by: SlowedBy, *, slots: int
 ) -> Sequence[Floats]:
-    """The seconds (C) of each of some ``slots``, of two kinds in turn whose streams work for
-    ``alone`` (4, C); of the link's work, ``reduced`` (C) is the reduction of the data offloaded
-    then.
+    """The seconds of each of ``slots`` consecutive slots (C), which alternate between two kinds.
+    The streams of each kind work for ``alone`` (4, C); ``reduced`` (C) of the link's work reduces
+    the data that is offloaded then.
     """
     # Work left over from the previous slot: its reduction, then its offload. None at first.
     left, lasts = (np.zeros_like(reduced[0]), np.zeros_like(reduced[0])), []
@@ -373,9 +378,9 @@ def _passed(
     on_link: tuple[Floats, Floats, Floats],
     leaving: tuple[Floats, Floats],
 ) -> tuple[Floats, tuple[Floats, Floats]]:
-    """The seconds (C) of a slot, and the remainder of its own reduction and offload. The link
+    """The seconds of one slot, and what is left over of its own reduction and offload (C). The link
     finishes the previous reduction, gathers, and reduces the gradients of the slot's own layer; the
-    offload follows its reduction.
+    offload of the layer follows.
     """
     elapsed = np.zeros(alone.shape[1])
     rest = alone.copy()
@@ -409,14 +414,14 @@ def _passed(
 # Slots of the first forward pass, in which each block's optimizer states are offloaded after its
 # step.
 #
-# Tasks of a run of blocks are processed in order of time: on each stream sequentially, each as soon
-# as its dependencies have ended. Blocks are equal, or alternate between two types.
+# The tasks of consecutive blocks are played in order of time: on each stream one after another,
+# each as soon as its dependencies have ended. Blocks are equal, or alternate between two types.
 #
 # Axes: C cases, B two alternating blocks, V vertices; the four streams first.
 
 
 class StepTask(NamedTuple):
-    """A task per block: its stream, and how many blocks ahead of the computing one it runs.
+    """A task that each block has: its stream, and how many blocks before the computing one it runs.
 
     It waits until tasks of other names have ended for the block so many places behind its own one.
     """
@@ -429,9 +434,9 @@ class StepTask(NamedTuple):
 
 # Name of a dependency on a task's start rather than its end.
 _BEGUN = "S begun"
-# In the order of each stream. A block's states are fetched during the step of the block before,
-# into the buffer of the block two before; so are weights that are offloaded after their step, and
-# offloaded activations.
+# Tasks in the order of each stream. A block's states are fetched during the step of the block
+# before, into the buffer of the block two before; so are weights that are offloaded after their
+# step, and offloaded activations.
 TASKS = (
     StepTask("S", "compute", 1, (("G<", 0), ("O<", 0), ("P>", 2))),
     StepTask("F", "compute", 0, (("U", 0), ("A>", 2))),
@@ -443,14 +448,15 @@ TASKS = (
     StepTask("A>", "device_to_host", -1, (("F", 0),)),
 )
 NAMES = tuple(task.name for task in TASKS)
-# Blocks of the run: the first fill the streams, and the last are not measured.
+# The number of blocks that are played: the first fill the streams, and the last are not measured.
 _BLOCKS, _FILLING, _MEASURED = 10, 4, 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Lanes:
-    """Tasks of each stream in order (4, Q): names and blocks, with names and blocks of up to three
-    dependencies (4, Q, 3); streams have ``counts`` (4) tasks.
+    """The tasks of each stream in order: the name and block of each (4, Q), and the names and
+    blocks of up to three tasks that it waits for (4, Q, 3). ``counts`` (4) is the number of a
+    stream's tasks.
     """
 
     names: Ints
@@ -486,8 +492,9 @@ def _lanes() -> _Lanes:
 
 
 def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
-    """Mean seconds (C) between the forward passes of consecutive blocks; tasks of ``NAMES`` alone
-    take ``work`` (names, B, C). The first block has stepped before.
+    """The mean seconds (C) from the forward pass of one block to that of the next; ``work`` has the
+    seconds of each block's tasks alone, in the order of ``NAMES`` (names, B, C). The first block
+    has already stepped.
     """
     lanes, cases = _lanes(), work.shape[-1]
     column, streams = np.arange(cases), np.arange(len(STREAMS))[:, None]
@@ -530,7 +537,7 @@ def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
     return np.asarray((begun[_FILLING + _MEASURED] - begun[_FILLING]) / _MEASURED)
 
 
-# Least time of work on several streams, in any order.
+# Least time of work on several streams, in whatever order it is done.
 #
 # While a set of streams is busy, each runs at one over its slowdown. A weighted sum of the work is
 # a lower bound if no set of streams processes more than one second of it per second. The largest of
@@ -539,7 +546,7 @@ def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
 
 
 def least_together(work: Floats, slowed_by: SlowedBy) -> Floats:
-    """Least seconds (C) for ``work`` (4, C) on the streams, in any order."""
+    """The least seconds (C) in which the streams can do ``work`` (4, C), in whatever order."""
     least = np.zeros(work.shape[1])
     for first in np.unique(slowed_by.first).tolist():
         cases = np.flatnonzero(slowed_by.first == first)
@@ -550,8 +557,8 @@ def least_together(work: Floats, slowed_by: SlowedBy) -> Floats:
 
 @lru_cache(maxsize=256)
 def _vertices(factors: bytes) -> Floats:
-    """Weights (V, 4) of work whose weighted sums bound its time, from the slowdowns (4, 16) by set
-    of busy streams.
+    """Weights of the streams' work (V, 4) whose weighted sums are lower bounds of its time, from
+    the slowdowns (4, 16) by set of busy streams, as bytes.
     """
     table = np.frombuffer(factors).reshape(len(STREAMS), -1)
     is_busy: Bools = (np.arange(1, table.shape[1])[:, None] & BITS) > 0

@@ -1,4 +1,4 @@
-"""The work of slots: the number of slots of each kind, their tasks, and their lengths.
+"""Slots, the tasks that overlap while a layer computes: their kinds, counts, tasks and seconds.
 
 Axes: R runs, J stages, P points, K kinds of slots.
 """
@@ -42,23 +42,23 @@ from mistlab.stages.stage_shape import layers_above
 
 # Counts the slots of each kind while a stage passes through its layers.
 #
-# A stage's layers are ordered runs of layers of one type. A slot is a position of the pass: the
-# layer that computes there, the lower layer ``depth`` before it and the upper one ``depth`` after
-# it; the first and last ``depth`` positions lie outside, where nothing computes and neighbours are
-# still fetched or offloaded. Slots with the same three types of layers take equally long, so only
-# counts are needed. The three types change where a run ends, or ``depth`` before or after it;
-# between two such points all slots are of one kind.
+# A stage's layers are runs of equal layers. A slot is a position of the pass: the layer that
+# computes there, the lower layer ``depth`` before it and the upper one ``depth`` after it; the
+# first and last ``depth`` positions lie outside, where nothing computes and neighbours are still
+# fetched or offloaded. Slots with the same three types of layers take equally long, so only counts
+# are needed. The three types change where a run ends, or ``depth`` before or after it; between two
+# such points all slots are of one kind.
 #
 # Axes: R runs, J stages, P points, K kinds of slots.
 
 
-# The type of the absent layers before and after a stage's layers: the last row of a table by types.
+# The type of an absent layer, before the first or after the last: the last row of tables by type.
 NOTHING = -1
 
 
 def slot_counts(sizes: Floats, types: Ints, depth: int) -> tuple[Ints, Floats]:
-    """The kinds of slots that occur (K, 3), by their types of layers, and the number of each in a
-    pass of each stage (K, J).
+    """The kinds of slots that occur, by the types of their three layers (K, 3), and how often each
+    occurs in a pass of each stage (K, J).
 
     ``sizes`` are how many layers the runs have (R, J), ``types`` theirs (R, J or R, 1).
     """
@@ -84,8 +84,8 @@ def slot_counts(sizes: Floats, types: Ints, depth: int) -> tuple[Ints, Floats]:
 
 
 def _at(positions: Floats, edges: Floats, places: Ints) -> Ints:
-    """The index of the run at each position (P, J), given the starts (R + 2, J or R + 2, 1) of
-    runs.
+    """The type at each position (P, J), from the positions ``edges`` at which runs of equal layers
+    begin, and the type ``places`` of each run.
     """
     run = (positions[:, None] >= edges).sum(axis=1)
     if places.shape[1] == 1:
@@ -99,7 +99,7 @@ def _counted(
     codes: Ints,
     every: int,
 ) -> Floats:
-    """The total lengths (K, J) of all points with each code, for a number of codes."""
+    """The number of slots with each code (K, J), from the lengths of their intervals."""
     stages = code.shape[1]
     row = np.full(every, len(codes))
     row[codes] = np.arange(len(codes))
@@ -110,16 +110,16 @@ def _counted(
     return np.asarray(counted.reshape(-1, stages)[: len(codes)])
 
 
-# The lengths of slots of some kinds: the shared parts of all sums over a pass's slots.
+# The seconds of slots of some kinds, which all sums over a pass's slots share.
 #
 # Axes: C candidates, S distinct strategies, T types of layers, K kinds of slots, L lengths of a
 # slot; the four streams first.
 
 
-# Kinds of slots (K, 3), as in ``SLOT_KINDS``: columns for the three layers of a slot.
+# Columns of a table of kinds of slots (K, 3): the types of the slot's three layers.
 LOWER, HERE, UPPER = range(3)
-# Lengths (L, K', S) of some kinds of slots, and a mask (K) of these kinds. ``Sums`` turns several
-# such tables into one table of seconds (L, C).
+# The seconds of some kinds of slots (L, K', S), and a mask of these kinds (K). ``Sums`` is a
+# function that adds such tables up to the seconds of candidates (L, C).
 Lengths = tuple[Floats, Bools]
 Sums = Callable[[Sequence[Lengths]], Floats]
 
@@ -130,7 +130,7 @@ def of_layers(of_type: Floats, layers: Ints) -> Floats:
 
 
 def with_nothing(of_type: Floats) -> Floats:
-    """The seconds (T + 1, S) of all types of layers, with a last row of zeros for no layer."""
+    """The seconds of all types of layers with a row of zeros for no layer at the end (T + 1, S)."""
     return np.concatenate([of_type, np.zeros((1, of_type.shape[1]))])
 
 
@@ -140,8 +140,8 @@ def slot_ends(
     is_least: bool,
     chosen: Rows | slice = slice(None),
 ) -> Floats:
-    """The seconds (4, K, S) until each stream has ended in slots of the ``chosen`` strategies,
-    whose tasks take ``alone`` (4, K, S).
+    """When each stream has ended, in seconds, in slots of the ``chosen`` strategies (4, K, S),
+    whose tasks take ``alone`` by themselves (4, K, S).
     """
     if seconds.model.template.depth == 0:
         # Without overlap, tasks run in sequence.
@@ -152,7 +152,7 @@ def slot_ends(
 
 
 def in_slots(slowed: SlowedBy, alone: Floats, chosen: Rows | slice = slice(None)) -> SlowedBy:
-    """The interference factors in each slot of the ``chosen`` strategies."""
+    """How much streams slow one another down in each slot of the ``chosen`` strategies."""
     first = np.broadcast_to(slowed.first[chosen], alone.shape[1:])
     return SlowedBy(slowed.table, first.reshape(-1), slowed.size)
 
@@ -167,7 +167,7 @@ _FETCHING = (("P", "<"), ("U", None))
 
 
 class SlotWork:
-    """The tasks in the slots of some kinds (K), for the strategies (S) of ``seconds``."""
+    """The tasks of each stream in slots of some kinds (K), for each strategy (S)."""
 
     def __init__(self, seconds: TaskSeconds, kinds: Ints) -> None:
         self.seconds = seconds
@@ -180,12 +180,12 @@ class SlotWork:
             for phase, waited_s in seconds.tensor_s.items()
         }
         side_by_side = seconds.model.template.depth > 0
-        # Strategies (S) that offload gradients between the passes of layers.
+        # Strategies (S) that offload gradients beside the passes of layers.
         self.evicts = np.flatnonzero((seconds.columns["offload_gradients"] > 0) & side_by_side)
 
     def alone(self, phases: Sequence[Phase] = PHASES, without: Collection[str] = ()) -> Floats:
-        """The seconds (4, P, K, S) of each stream's tasks alone, in the slots of some phases,
-        ``without`` tasks of some kinds.
+        """The seconds of each stream's tasks by themselves (4, P, K, S), in the slots of some
+        phases, ``without`` tasks of some kinds.
         """
         seconds, template = self.seconds, self.seconds.model.template
         alone = np.zeros((len(STREAMS), len(phases), len(self.kinds), len(seconds.zero)))
@@ -203,8 +203,8 @@ class SlotWork:
         return alone
 
     def fetched_s(self, phases: Sequence[Phase] = PHASES) -> Floats:
-        """The seconds (2, P, K, S) in which the next layer's weights are swapped in, and then
-        gathered; zero where weights are not both swapped in and gathered.
+        """The seconds of swapping in the next layer's weights, and of then gathering them (2, P, K,
+        S); zero where weights are not both swapped in and gathered.
 
         If layers are fetched further ahead, the two tasks are in slots of their own.
         """
@@ -224,8 +224,8 @@ class SlotWork:
         return fetched
 
     def evicting_s(self, alone: Floats) -> Floats:
-        """The seconds (K', S') until reductions have ended in slots of strategies that offload
-        gradients, from their tasks (4, K', S').
+        """The seconds until reductions have ended (K', S') in slots of strategies that offload
+        gradients, which have tasks ``alone`` (4, K', S').
 
         A layer computes when the gradients whose buffer it takes have left.
         """
@@ -249,12 +249,12 @@ class SlotWork:
 
 @cache
 def _neighbour(position: Place, phase: Phase, depth: int) -> int:
-    """The one of a slot's three layers that a task with this ``place`` works on."""
+    """Which of a slot's three layers a task works on: LOWER, HERE or UPPER."""
     above = layers_above(position, phase, depth)
     return UPPER if above > 0 else LOWER if above < 0 else HERE
 
 
-# Sums of slot lengths over a stage: each kind of slot, times its count in the stage.
+# Sums over the slots of a stage: the seconds of each kind of slot, times its count in the stage.
 #
 # Axes: C candidates, S distinct strategies, J distinct sets of layers, K kinds of slots, L lengths.
 
@@ -265,16 +265,16 @@ ROWS_AT_ONCE = 8192
 # Up to this many multiplications, OpenBLAS computes a matrix product on one thread. For such small
 # products several threads mostly wait for one another: on a busy machine, thirty times as long.
 ON_ONE_THREAD = 1 << 18
-# Up to this many candidates, as for plans, a candidate's sum does not depend on the other
-# candidates.
+# With at most this many candidates, as for plans, each sum is the same whatever the other
+# candidates are.
 FEW_ROWS = 1024
 
 
 def summed_slots(
     lengths: Sequence[Lengths], counts: Floats, strategies: Distinct, stages: Distinct
 ) -> Floats:
-    """The seconds (L, C) of each of some slot lengths, from the counts (K, J) of slots; a candidate
-    is a pair of strategy and set of layers.
+    """The seconds of candidates (L, C), sums over slots from their seconds (``lengths``) and counts
+    (K, J); a candidate is a pair of a strategy and a set of layers.
     """
     if len(strategies.index) <= FEW_ROWS:
         return _summed_alike(lengths, counts, strategies, stages)
@@ -289,7 +289,7 @@ def summed_slots(
 def _summed_alike(
     lengths: Sequence[Lengths], counts: Floats, strategies: Distinct, stages: Distinct
 ) -> Floats:
-    """The seconds (L, C) of each sum, added one kind of slot after another.
+    """The seconds of candidates (L, C), where each sum adds one kind of slot after another.
 
     So a sum is the same to the last digit, whatever other candidates and kinds of slots there are.
     """
@@ -305,7 +305,7 @@ def _summed_alike(
 def _sum_up(
     total: Floats, lengths: Floats, counts: Floats, strategies: Distinct, stages: Distinct
 ) -> None:
-    """Fill in the seconds (C) from slot lengths (K, S) and their counts (K, J)."""
+    """Fill in the seconds of candidates (C), from those of slots (K, S) and their counts (K, J)."""
     rows = len(strategies.index)
     if lengths.shape[1] * counts.shape[1] <= DENSE * rows:
         table = _products(lengths, counts)
@@ -319,8 +319,8 @@ def _sum_up(
 
 
 def _products(lengths: Floats, counts: Floats) -> Floats:
-    """The sums (S, J) of each strategy's slot lengths (K, S) over each set of layers' counts (K,
-    J).
+    """For each strategy and set of layers (S, J), the sum of its slots' seconds (K, S) times counts
+    (K, J).
     """
     if lengths.shape[1] == 1 or counts.shape[1] == 1:
         # OpenBLAS splits products with a single column among threads much sooner.
@@ -333,7 +333,7 @@ def _products(lengths: Floats, counts: Floats) -> Floats:
     return table
 
 
-# The slots of backward passes whose weight gradients have separate passes.
+# The slots of backward passes that leave weight gradients to separate passes.
 #
 # Axes: S distinct strategies, T types of layers, K kinds of slots; the four streams first.
 
@@ -343,8 +343,8 @@ _OF_GRADIENTS = frozenset({"R", "G"})
 
 
 def split_slots(work: SlotWork, weights_s: Floats, unhidden_s: Floats) -> Floats:
-    """The seconds (4, K, S) of slots of whole backward, input-gradient and weight-gradient passes,
-    and of the time hidden in them; arguments as in ``split_pass_seconds``.
+    """The seconds of slots (4, K, S) of whole backward, input-gradient and weight-gradient passes,
+    and of the waits that the last hid; arguments as in ``split_pass_seconds``.
     """
     here = work.kinds[:, HERE]
     products, waits = (of_layers(one, here) for one in (weights_s, unhidden_s))
@@ -364,7 +364,7 @@ def split_slots(work: SlotWork, weights_s: Floats, unhidden_s: Floats) -> Floats
 
 
 def _lasting(work: SlotWork, alone: Floats) -> Floats:
-    """The seconds (K, S) of slots with tasks (4, K, S)."""
+    """The seconds of slots (K, S) whose streams have tasks ``alone`` (4, K, S)."""
     alone = np.maximum(alone, 0.0)
     return until(STREAMS, slot_ends(work.seconds, alone, is_least=False), alone)
 
@@ -382,9 +382,9 @@ _FROM_HOST = STREAMS.index("host_to_device")
 
 
 def ends_if_gathered(alone: Floats, slowed: SlowedBy, copied: Floats, gathered: Floats) -> Floats:
-    """The seconds (4, C) until each stream has ended its work of ``alone`` (4, C), if the link
-    gathers for the last ``gathered`` seconds (C) of its work after the host has copied for the
-    first ``copied`` seconds (C) of its own; both are positive.
+    """When each stream has ended its work ``alone`` (4, C), in seconds, if the link gathers only
+    after a host copy: gathering is the last ``gathered`` seconds (C) of its work, the copy the
+    first ``copied`` seconds (C) of the host's; both are positive.
     """
     left, offset = alone.copy(), slowed.place(sets_of(alone > 0))
     left[LINK], left[_FROM_HOST] = np.maximum(alone[LINK] - gathered, 0.0), copied
@@ -442,7 +442,7 @@ def least_ends_if_gathered(
     return ends
 
 
-# The mean length of slots of equal layers, where offloads start when their data has been computed.
+# The mean seconds of consecutive slots of equal layers, if offloads start once data is computed.
 #
 # A slot that waits for copies lasts longer than its arithmetic, and the offload of its own layer
 # starts in it. It is then slowed by two layers' work, and the next slot by none; both together take
@@ -451,14 +451,14 @@ def least_ends_if_gathered(
 # Axes: S distinct strategies, K kinds of slots; the four streams first.
 
 
-# Slots of a run; the last are measured.
+# This many consecutive slots are played; the last ones are measured.
 _SLOTS, _MEASURED = 8, 4
 
 
 def slots_of_leaving(work: SlotWork, phase: Phase, alone: Floats, usual_s: Floats) -> Floats:
-    """The seconds (K, S) of a phase's slots with tasks ``alone`` (4, K, S), which take ``usual_s``
-    if all start with the slot. For slots between equal layers, or layers of two types in turn, that
-    offload data: the mean of consecutive slots, if that is longer.
+    """The seconds of a phase's slots (K, S) with tasks ``alone`` (4, K, S), which take ``usual_s``
+    if all tasks start with the slot. Slots that offload data between equal layers, or two
+    alternating types: the mean of consecutive slots, if that is longer.
     """
     seconds, kinds = work.seconds, work.kinds
     chosen = np.flatnonzero(seconds.alone("A" if phase == "forward" else "G", ">").any(axis=0))
@@ -480,7 +480,7 @@ def slots_of_leaving(work: SlotWork, phase: Phase, alone: Floats, usual_s: Float
     )
     both_s = np.sum(lasts[-_MEASURED:], axis=0).reshape(reduced[0].shape) * 2 / _MEASURED
     chosen_s = usual_s[rows[:, None], chosen]
-    # Where the layers are equal, both slots are this one.
+    # Where all layers are equal, the slot and the one after it are the same.
     barriers = [until(STREAMS, slot_ends(seconds, one, False, chosen), one) for one in slots]
     are_alike = (kinds[rows, HERE] == kinds[rows, LOWER])[:, None]
     longer = usual_s.copy()
@@ -490,9 +490,9 @@ def slots_of_leaving(work: SlotWork, phase: Phase, alone: Floats, usual_s: Float
 
 
 def slots_of_stepping(work: SlotWork, usual_s: Floats, *, is_least: bool) -> Floats:
-    """Seconds (K, S) of first forward slots, ``usual_s`` if all of their tasks start with the slot.
-    Where states or weights are offloaded, the mean over consecutive blocks: between equal blocks if
-    longer, between two alternating types always.
+    """The seconds of slots of the first forward pass (K, S); ``usual_s`` if all tasks start with
+    the slot. Where states or weights are offloaded, the mean over consecutive blocks: between equal
+    blocks if longer, between two alternating types always.
 
     If ``is_least``, lower bounds of this work and any greater one.
     """
@@ -531,7 +531,7 @@ def slots_of_stepping(work: SlotWork, usual_s: Floats, *, is_least: bool) -> Flo
 
 
 def _take_turns(types: LayerTypes, kinds: Ints) -> Bools:
-    """Mask of slots (K, 3) between blocks of two alternating types with one treatment."""
+    """Mask of slots (K, 3) between blocks of two alternating types that run in the same way."""
     cycle, index = (*types.pattern, *types.pattern[:3]), types.names.index
     fours = (cycle[place : place + 4] for place in range(len(types.pattern)))
     turns = {four[:2] for four in fours if four[:2] == four[2:] and four[0] != four[1]}
@@ -540,7 +540,7 @@ def _take_turns(types: LayerTypes, kinds: Ints) -> Bools:
     return np.array([frozenset(row) in pairs for row in kinds.tolist()], dtype=bool)
 
 
-# The turn of a stage from a backward pass to the next forward pass.
+# The turn of a stage: what overlaps between a backward pass and the next forward pass.
 #
 # The last gradients of a backward pass are reduced or offloaded while none of its layers computes
 # any more. At most two layers are in progress (``mistlab.stages.pass_tasks``), so only the second
@@ -555,9 +555,9 @@ def _take_turns(types: LayerTypes, kinds: Ints) -> Bools:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedTurns:
-    """Slots that the turn shares with the first layer of the forward pass, for some strategies
-    ``rows`` (S') among S ``strategies``: all of their tasks ``alone`` (4, K, S'), and the layer's
-    own time (K, S').
+    """Slots that a turn (from one pass to the next) shares with the forward pass's first layer, for
+    the strategies ``rows`` (S') of all ``strategies``: all tasks ``alone`` (4, K, S'), and the
+    layer's own time (K, S').
     """
 
     rows: Rows
@@ -566,8 +566,8 @@ class SharedTurns:
     layer_s: Floats
 
     def of_all(self, values: Floats) -> Floats:
-        """Values (..., K, S) of all strategies from those of shared turns (..., K, S'); zero where
-        turns are not shared.
+        """Values of all strategies (..., K, S), from those with shared turns (..., K, S'); zero for
+        the others.
         """
         of_strategies = np.zeros((*values.shape[:-1], self.strategies))
         of_strategies[..., self.rows] = values
@@ -575,8 +575,8 @@ class SharedTurns:
 
 
 def shared_turns(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> SharedTurns | None:
-    """The turns of strategies that share them, if there are any; ``alone`` (4, K, S) are the tasks
-    of turn slots.
+    """The turns that share a slot with the first layer, None if there are none; ``alone`` (4, K, S)
+    are the tasks of turns.
     """
     rows = np.flatnonzero(are_shared(seconds))
     if len(rows):
@@ -590,8 +590,8 @@ def shared_turns(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> SharedTurn
 
 
 def are_shared(seconds: TaskSeconds) -> Bools:
-    """Strategies (S) that fetch no weights, and in each pass either reduce gradients or offload
-    them, but not both.
+    """Which strategies (S) fetch no weights, and either reduce or offload gradients in each pass,
+    but not both: their turns share the first layer's slot.
     """
     columns = seconds.columns
     fetches = (seconds.zero >= SHARDED_WEIGHTS) | (columns["offload_weights"] > 0)

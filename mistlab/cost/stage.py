@@ -1,4 +1,5 @@
-"""The times of stages: their passes, host-bound or not, with sends and extra times.
+"""The times of stages: their passes, which may wait for hosts, their sends, and work once an
+iteration.
 
 Axes: C candidates.
 """
@@ -48,7 +49,7 @@ from mistlab.plan.dimensions import OFFLOADS, RECOMPUTED, num_gpus
 from mistlab.schedule.slots import IN_TURN, Phase
 from mistlab.stages.stage_batch import SENDS, StageBatch, StageSeconds
 
-# The issue times of hosts, and the passes that are host-bound.
+# The time in which hosts issue passes, and passes that wait for their host (host-bound).
 #
 # The host issues passes in sequence, and the GPU runs them in the same order. A host does not wait
 # for its GPU: while a stage is idle, or has longer passes than usual, its host gets ahead. Host
@@ -65,8 +66,8 @@ from mistlab.stages.stage_batch import SENDS, StageBatch, StageSeconds
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Issued:
-    """The host's seconds (C) to issue a forward and a backward pass; 0 where no host is ahead of
-    its passes, or none issues them.
+    """The host's seconds to issue a forward and a backward pass of each candidate (C); 0 if no host
+    issues passes, or if it never gets ahead of them.
     """
 
     forward_s: Floats
@@ -88,7 +89,7 @@ class Issued:
         last_s: tuple[Floats, Floats],
         sends: tuple[Floats, Floats],
     ) -> Mapping[str, Floats]:
-        """The times (C) of ``ISSUED``, for stages with these numbers of blocks (C).
+        """The times named in ``ISSUED`` of stages (C) with these numbers of blocks (C).
 
         The last pass and what comes after it take the first of ``last_s``; the second is what
         surely comes after its last block. During ``sends``, from or to the stage in front and from
@@ -117,9 +118,9 @@ class Issued:
 def _late_s(
     issued_s: Floats, blocks: Ints, first_s: Floats, last_s: Floats, held_s: Floats
 ) -> Floats:
-    """The seconds (C) from the time at which a host continues after issuing a pass in ``issued_s``
-    until the stage has computed it: ``first_s`` after the first of the pass's blocks was issued,
-    ``last_s`` after the last one. The host is blocked for ``held_s`` after issuing the pass.
+    """The seconds (C) from when a host that took ``issued_s`` to issue a pass continues, until the
+    stage has computed it: ``first_s`` after its first block was issued, ``last_s`` after its last
+    one. The host is blocked for ``held_s`` after issuing the pass.
     """
     return np.maximum(issued_s / blocks + first_s - issued_s, last_s) - held_s
 
@@ -127,8 +128,9 @@ def _late_s(
 def held_by_host(
     passes: PassSeconds, host: HostTime | None, ends: Sequence[StageBatch], cluster: Cluster
 ) -> tuple[PassSeconds, Issued]:
-    """The times of passes, longer where no host is ahead, and the issue times of the other hosts;
-    for a box, lower bounds from both ``ends`` of its range of recomputed blocks.
+    """The times of passes, longer where the host is never ahead, and the issue times of the other
+    hosts. ``ends`` are the candidates or, for lower bounds over a box (choices in ranges), those
+    with the fewest and the most recomputed blocks.
     """
     batch = ends[0]
     if host is None:
@@ -145,8 +147,8 @@ def held_by_host(
 def with_host(
     passes: PassSeconds, host: HostTime, ends: Sequence[StageBatch], cluster: Cluster
 ) -> PassSeconds:
-    """The times of passes whose layers take at least their host's time, on a cluster that may have
-    a profile; ``ends`` are the candidates alone.
+    """The times of passes if each takes at least its host's time for its layers, on a cluster that
+    may have a profile; ``ends`` are the candidates alone.
 
     The host's time is shared among layers by what they compute. Where weights are gathered or
     gradients reduced beside the passes of layers, a layer's slot lasts for the longer of both. Only
@@ -179,8 +181,9 @@ def with_host(
 def least_with_host(
     passes: PassSeconds, host: HostTime, ends: Sequence[StageBatch], cluster: Cluster
 ) -> PassSeconds:
-    """Lower bounds of a box's passes whose layers take at least their host's time, from those
-    without a host; ``ends`` are both ends of the box's range of recomputed blocks.
+    """Lower bounds of the passes in a box (all candidates with choices in given ranges) if layers
+    take at least their host's time; ``ends`` are its ends with the fewest and the most recomputed
+    blocks.
 
     A host makes no pass shorter. But a steady pass that waits for its host is longer, so what a
     first or a last pass takes beyond a steady one may be nothing.
@@ -199,8 +202,8 @@ def least_with_host(
 
 
 def is_never_ahead(host: HostTime, batch: StageBatch, cluster: Cluster) -> Bools:
-    """Candidates (C) whose hosts are never ahead: their ranks wait for the slowest of their hosts,
-    or their hosts wait for the messages of a pipeline.
+    """Which candidates' (C) hosts are never ahead of their GPUs: ranks wait for the slowest of
+    their hosts, or hosts wait for the messages of a pipeline.
     """
     of_ranks_late = peculiar_s(batch.value, cluster) > 0
     in_pipeline = num_gpus(batch.value) < cluster.num_gpus
@@ -208,7 +211,9 @@ def is_never_ahead(host: HostTime, batch: StageBatch, cluster: Cluster) -> Bools
 
 
 def _where(waits: Bools, held: PassSeconds, passes: PassSeconds) -> PassSeconds:
-    """The times of passes with a host where stages wait for it (C), and without one elsewhere."""
+    """The times ``held`` where stages wait for their host (``waits``, C), and ``passes``
+    elsewhere.
+    """
 
     def either(
         waiting: Mapping[Phase, Floats], others: Mapping[Phase, Floats]
@@ -224,14 +229,16 @@ def _where(waits: Bools, held: PassSeconds, passes: PassSeconds) -> PassSeconds:
 
 
 def issued_s(host: HostTime, batch: StageBatch, cluster: Cluster) -> Floats:
-    """The host's seconds (C) for a forward and a backward pass together."""
+    """The host's seconds to issue a forward and a backward pass together, for each candidate
+    (C).
+    """
     forward, backward = issued_by_pass(host, batch)
     return np.asarray(forward + backward + peculiar_s(batch.value, cluster) * batch.layers)
 
 
 def issued_by_pass(host: HostTime, batch: StageBatch) -> tuple[Floats, Floats]:
-    """The host's seconds (C) for a forward pass, and for a backward pass, which includes the
-    recomputed blocks' second forward pass. A cluster's profile is not included.
+    """The host's seconds to issue a forward pass, and a backward pass with the second forward pass
+    of recomputed blocks, for each candidate (C). A cluster's profile is not included.
     """
     twice = [row.dimension for row in TREATMENTS.values() if row.runs_again]
     again = np.sum([batch.value(name) for name in twice], axis=0)
@@ -242,9 +249,10 @@ def issued_by_pass(host: HostTime, batch: StageBatch) -> tuple[Floats, Floats]:
     return np.asarray(forward), np.asarray(backward_s * batch.layers + forward_s * again + ends)
 
 
-# The times of stages, for columns of candidates, by summing the slots of a schedule.
+# The times of stages, for columns of candidates, as sums over the slots of a schedule. A slot is
+# the set of tasks that overlap while one layer computes.
 #
-# The length of a slot depends on a candidate's strategy (degrees, ZeRO level, offload ratios) and
+# The seconds of a slot depend on a candidate's strategy (degrees, ZeRO level, offload ratios) and
 # on the types of its layers, not on their number; the number of slots of each kind depends on the
 # layers only. So lengths are computed once for each distinct strategy, and slots counted once for
 # each distinct set of layers. A candidate's time is the product of lengths and counts.
@@ -284,9 +292,8 @@ class StageTimeModel:
         return StageSeconds(**dict(zip(names, times, strict=True)))
 
     def least(self, least: StageBatch, most: StageBatch) -> StageSeconds:
-        """Lower bounds of the times of all candidates whose positive ratios and numbers of
-        recomputed blocks lie between those of two candidates, composed of lower bounds of the
-        parts.
+        """Lower bounds of the times of all candidates between ``least`` and ``most`` in their
+        positive offload ratios and numbers of recomputed blocks: made of lower bounds of the parts.
         """
         rows = np.arange(len(least))
         differ = np.flatnonzero(least.value(RECOMPUTED) != most.value(RECOMPUTED))
@@ -306,8 +313,8 @@ class StageTimeModel:
     def _longest_s(
         self, most: StageBatch, least: StageBatch, chosen: Bools
     ) -> Mapping[Pass, Floats]:
-        """Upper bounds (C) of steady-state passes that overlap with a send throughout, over all
-        candidates between two; zero for those that are not chosen.
+        """Upper bounds of the seconds of steady passes that overlap with a send throughout (C),
+        over all candidates between two; zero for those not ``chosen``.
         """
         rows, recomputed = np.flatnonzero(chosen), RECOMPUTED
         differ = np.flatnonzero(chosen & (least.value(recomputed) != most.value(recomputed)))
@@ -328,8 +335,8 @@ class StageTimeModel:
     def _under_host(
         self, ends: Sequence[StageBatch], passes: PassSeconds, outside: "OutsidePasses"
     ) -> StageSeconds:
-        """The times (C), host-bound if the engine has a host; for a box, from both ``ends`` of its
-        range of recomputed blocks.
+        """The times of each candidate (C), with passes that wait for the engine's host if it has
+        one; ``ends`` as in ``held_by_host``.
         """
         passes, issued = held_by_host(passes, self.tasks.host, ends, self.tasks.cluster)
         return self._put_together(ends[0], passes, outside, issued)
@@ -384,8 +391,8 @@ class StageTimeModel:
 
 
 def split_seconds(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """The seconds (2, C) of weight-gradient passes, and by which backward passes are shorter
-    without them.
+    """For each candidate, the seconds of weight-gradient passes, and by how much backward passes
+    are shorter without them (2, C).
     """
     slots = StageSlots.of(model.tasks, batch)
     split_s = split_pass_seconds(
@@ -400,8 +407,8 @@ def split_seconds(model: StageTimeModel, batch: StageBatch) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageSlots:
-    """The slots of candidates: task times of distinct strategies (S), and the number of slots of
-    each kind in distinct sets of layers (K, J).
+    """The slots of candidates: the seconds of tasks for each distinct strategy (S), and how many
+    slots of each kind each distinct set of layers has (K, J).
     """
 
     tasks: TaskModel
@@ -431,13 +438,13 @@ class StageSlots:
         )
 
     def sums(self, *, sends: bool, kept: Kept = "own") -> PassSums:
-        """The sums of passes, which may overlap with ``sends``."""
+        """Sums over the slots of passes, which may overlap with ``sends``."""
         sums = pass_sums(self.seconds, self.kinds, self.summed, sends=sends, kept=kept)
         return replace(sums, queued=self.queued_reductions(kept))
 
     def queued_reductions(self, kept: Kept) -> Floats | None:
-        """The seconds (2, C) of last backward passes whose reductions queue; None if all blocks are
-        equal.
+        """The seconds of last backward passes in which gradient reductions wait for one another (2,
+        C); None if all blocks are equal, as none wait then.
         """
         types, template = self.tasks.types, self.tasks.template
         if len(types.kinds) == 1 or template.depth != 1:
@@ -446,13 +453,15 @@ class StageSlots:
         return queued_reductions(self.seconds, runs, self.strategies.index, self.stages.index, kept)
 
     def longest_beside_sends(self) -> Mapping[Pass, Floats]:
-        """Upper bounds (C) of steady-state passes that overlap with endless sends, over any lesser
-        work.
+        """Upper bounds of the seconds of steady passes that overlap with sends throughout (C), over
+        any lesser work.
         """
         return longest_beside_sends(self.seconds, self.kinds, self.summed)
 
     def outside_passes(self) -> OutsidePasses:
-        """The times of candidates outside their passes."""
+        """What each candidate does outside its passes: sends, reductions of tied tables,
+        averaging.
+        """
         batch, seconds, of_strategy = self.batch, self.seconds, self.strategies.index
         ways = seconds.receive_s[of_strategy], seconds.send_s[of_strategy]
         # The first stage ends last, so the exchange of tied tables is added there.
@@ -469,8 +478,8 @@ class StageSlots:
         )
 
     def every(self) -> tuple["StageSlots", Rows]:
-        """Slots with the sums of all candidates, and each candidate's index (C) among them; these
-        are the slots of every strategy with every set of layers, if that is fewer.
+        """Slots from which all candidates' sums can be taken, and each candidate's index among them
+        (C): of every strategy with every set of layers or, if those are more, of the candidates.
         """
         rows, strategies, stages = len(self.batch), self.strategies, self.stages
         table = len(strategies.columns[0]), len(stages.columns[0])
@@ -485,12 +494,14 @@ class StageSlots:
         return every, strategies.index * table[1] + stages.index
 
     def summed(self, lengths: Sequence[Lengths]) -> Floats:
-        """The seconds (L, C) of each of some slot lengths."""
+        """The seconds of each candidate, a row for each of some lengths of slots (L, C)."""
         return summed_slots(lengths, self.counts, self.strategies, self.stages)
 
 
 def _recomputing(batch: StageBatch, other: StageBatch, rows: Rows) -> StageBatch:
-    """Some candidates, with as many recomputed blocks as other candidates have."""
+    """The candidates with these indices, with as many recomputed blocks as those of ``other``
+    have.
+    """
     return batch.chosen(rows).with_columns(**{RECOMPUTED: other.value(RECOMPUTED)[rows]})
 
 
@@ -541,7 +552,7 @@ def _times(
     }
 
 
-# The last backward pass where gradient reductions of different blocks queue.
+# The last backward pass where gradient reductions of different blocks wait for one another.
 #
 # Gradients that are reduced in place delay no layer. If a block takes longer to reduce than the
 # next one to compute, the reduction continues during further blocks, and slows them. Where blocks
@@ -557,9 +568,9 @@ def queued_reductions(
     stage: Rows,
     kept: Kept,
 ) -> Floats:
-    """The seconds (2, C) of last backward passes, for strategies and sets of layers by index (C):
-    until all layers have computed, and until all except the last one are reduced. Zero for
-    strategies that copy, or whose layers wait for reductions; ``runs`` are sizes and types (R, J).
+    """The seconds of last backward passes (2, C), until all layers have computed and until all but
+    the last are reduced, for pairs of a ``strategy`` and a set of layers ``stage`` (indices, C).
+    Zero if a strategy copies, or layers wait for reductions; ``runs`` are sizes and types (R, J).
     """
     columns = seconds.columns
     copies = np.logical_or.reduce([columns[name] > 0 for name in OFFLOADS])

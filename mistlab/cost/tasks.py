@@ -67,23 +67,23 @@ from mistlab.schedule.context_ways import RING
 from mistlab.schedule.slots import SHARDED_GRADIENTS, Template
 from mistlab.stages.stage_shape import Shapes, shapes_of
 
-# Which interference factors are used: the fitted ones, lower bounds over any greater work, or upper
-# bounds over any lesser work.
+# Which slowdown factors of concurrent streams are used: the fitted ones ("own"), lower bounds for
+# any greater work ("least"), or upper bounds for any lesser work ("most").
 Kept = Literal["own", "least", "most"]
 _CHANGED: Mapping[Kept, Callable[[Floats], Floats]] = {"least": lowered, "most": raised}
 _NAMES = {"F": "forward", "B": "backward", "S": "step", "U": "gather", "R": "reduce"}
 
 
 def task_columns() -> tuple[str, ...]:
-    """The names of the candidate columns that task times depend on."""
+    """The names of the columns of candidates that the times of tasks depend on."""
     return (*names_of("mesh"), *names_of("savings"), "first_rank")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskModel:
     """The times of a workload's tasks on a cluster of equal nodes, under one engine's schedule;
-    ``meet`` changes those of stages at the border to other nodes. Sends between stages take
-    ``send_factor`` times their usual time.
+    ``meet`` changes those of stages beside nodes of another kind. Sends between stages take
+    ``send_factor`` times as long as usual.
     """
 
     workload: Workload
@@ -156,7 +156,7 @@ class TaskModel:
         )
 
     def factors_of_group(self, gpus_in_node: int, nodes: int, kept: Kept = "own") -> Floats:
-        """The interference factors of streams, for the shape of a communicating group."""
+        """By how much streams slow one another down while a group of this shape communicates."""
         key = gpus_in_node, nodes, kept
         if key not in self._factors:
             hardware = self.cluster.hardware
@@ -191,8 +191,8 @@ class TaskModel:
     def send(
         self, *, across_nodes: bool, at_once: int, tier: int = NETWORK, senders: int = 1
     ) -> LinkTime:
-        """The time of a send to a GPU of the next stage, while ``at_once`` GPUs of a node send, and
-        ``senders`` of all nodes use the tier at an index.
+        """The time of a send to a GPU of the next stage, while ``at_once`` GPUs of each node send,
+        and ``senders`` GPUs use the network tier numbered ``tier``.
         """
         return self._link(
             ("send", across_nodes, at_once, tier, senders),
@@ -208,7 +208,7 @@ class TaskModel:
         return self._links[key]
 
     def seconds(self, columns: Mapping[str, NDArray[Any]]) -> TaskSeconds:
-        """The times for columns of ``task_columns``."""
+        """The times of tasks, for columns of candidates named in ``task_columns``."""
         if self.workload.averages_weights:
             columns = replicated(columns, self.workload.reduction)
         seconds = TaskSeconds(self, columns)
@@ -265,7 +265,7 @@ class TaskSeconds:
         self._slowed_by: dict[Kept, SlowedBy] = {}
 
     def alone(self, kind: str, direction: str) -> Floats:
-        """The seconds (T, S) of a kind of task in a direction, when it runs alone."""
+        """The seconds of a kind of task in a direction alone, by layer type and strategy (T, S)."""
         key = kind, direction
         if key not in self._found:
             alone_s = (
@@ -275,7 +275,7 @@ class TaskSeconds:
         return self._found[key]
 
     def _factored(self, kind: str, amounts: Floats) -> Floats:
-        """The bytes or seconds (T, S) of a kind of task, multiplied by the dimensions' factors."""
+        """Bytes or seconds of a kind of task (T, S), times the dimensions' factors for it."""
         for name, row in DIMENSIONS.items():
             if kind in row.of_tasks:
                 amounts = amounts * row.of_tasks[kind](self.columns[name])
@@ -293,7 +293,7 @@ class TaskSeconds:
         return seconds
 
     def _again(self) -> Iterator[tuple[int, Pass]]:
-        """The types of layers that recompute a part of their forward pass, and that part."""
+        """The layer types that recompute a part of their forward pass, each with that part."""
         for number, layer in enumerate(self.of_type):
             if layer.again is not None:
                 yield number, layer.again
@@ -325,8 +325,8 @@ class TaskSeconds:
         return np.asarray(np.where(self.zero >= 1, scattered, reduced))
 
     def _of_states(self, group: str, collective: Collective, kind: str, bytes_each: Any) -> Floats:
-        """The seconds (T, S) of a collective over all parameters of layers; those of experts use
-        their own group.
+        """The seconds of a collective over all parameters of a layer (T, S); those of experts use a
+        group of their own.
         """
         others = self._factored(kind, (self.parameters - self.experts) * bytes_each)
         seconds = self._over(group, collective, others)
@@ -336,8 +336,8 @@ class TaskSeconds:
         return seconds
 
     def asynchronous_s(self) -> tuple[Floats, Floats]:
-        """The seconds (T, S) of a layer's messages to asynchronous servers and back, and the
-        seconds that a server is busy with the messages of all ranks.
+        """The seconds of a layer's messages to asynchronous servers and back, and for which a
+        server is busy with the messages of all ranks (T, S).
         """
         parts = [
             self.reductions.asynchronous_s("reduce", self.parameters - self.experts),
@@ -347,14 +347,14 @@ class TaskSeconds:
         return np.asarray(both_s), np.asarray(busy_s)
 
     def averaged_s(self) -> Floats:
-        """The seconds (T, S) of one exchange of a layer's weights between ranks that step
-        independently.
+        """The seconds of one exchange of a layer's weights between ranks that step independently
+        (T, S).
         """
         return self.reductions.averaged_s(self._own_parameters(1))
 
     def averaging_s(self, counts: Floats, strategies: Rows | slice) -> Floats:
-        """The mean seconds (C) per step in which stages with these layers (T, C) average their
-        weights after all passes; zero for exchanges that overlap with other steps.
+        """The mean seconds per step in which stages (C) with ``counts`` layers of each type (T, C)
+        average their weights after all passes; zero for exchanges that overlap with other steps.
         """
         how = self.model.workload.reduction
         if not self.model.workload.averages_weights or how.delay:
@@ -362,15 +362,17 @@ class TaskSeconds:
         return np.asarray((counts * self.averaged_s()[:, strategies]).sum(axis=0) / how.every)
 
     def _own_parameters(self, level: int) -> Floats:
-        """The parameters (T, S) whose states a rank holds, if a ZeRO level shards these states."""
+        """The parameters whose states a rank holds (T, S), if ZeRO shards states from this level
+        on.
+        """
         if not self.experts.any():
             return self.parameters / self._share(level)
         others = (self.parameters - self.experts) / self._share(level)
         return np.asarray(others + self.experts / self._share(level, "gather experts"))
 
     def _swap(self, kind: str, direction: str) -> Floats:
-        """The seconds of host copies for a share of the blocks' local bytes; other layers are not
-        copied.
+        """The seconds of copying a block's offloaded part to or from the host; others copy
+        nothing.
         """
         moved = self._moved(kind)
         if not moved.any():
@@ -379,7 +381,7 @@ class TaskSeconds:
         return copy(moved)
 
     def _moved(self, kind: str) -> Floats:
-        """The bytes (T, S) that are offloaded to the host and fetched back."""
+        """The bytes of a layer that are offloaded to the host and fetched back (T, S)."""
         if kind not in self._moved_bytes:
             memory = self.memory
             if kind == "A":
@@ -395,7 +397,9 @@ class TaskSeconds:
         return self._moved_bytes[kind]
 
     def _share(self, level: int, group: str = "gather") -> Ints:
-        """The number of ranks that share the states which a ZeRO level shards."""
+        """The number of ranks that share the states which ZeRO shards from this level on; 1 below
+        it.
+        """
         return np.asarray(np.where(self.zero >= level, self.shapes.ranks[group], 1))
 
     def _over(
@@ -405,8 +409,8 @@ class TaskSeconds:
         size_bytes: Floats,
         messages: Floats | None = None,
     ) -> Floats:
-        """The seconds of a collective over each strategy's group, inside layers with this number of
-        ``messages``.
+        """The seconds of a collective over each strategy's group; given its ``messages``, of one
+        inside layers.
         """
         seconds = np.zeros_like(size_bytes)
         for rows, shape in self.shapes.of_several(group):
@@ -416,7 +420,7 @@ class TaskSeconds:
         return seconds
 
     def _tensor_parallel(self, phase: GraphPhase, exchanges: LayerExchanges) -> Floats:
-        """The exposed seconds (T, S) of the tensor-parallel collectives in one pass of a layer."""
+        """The exposed seconds of the collectives in one pass of a layer (T, S)."""
         passes = [layer.passes[phase] for layer in self.of_type]
         if not exchanges.any_in([*passes, *(again for _, again in self._again())]):
             return np.zeros_like(self.parameters)
@@ -437,21 +441,21 @@ class TaskSeconds:
         return of_pass(size_bytes, messages)
 
     def factors(self, kept: Kept = "own") -> Iterator[tuple[Bools, Floats]]:
-        """For each group shape, a mask of its strategies (S) and the streams' interference
-        factors.
+        """By how much streams slow one another down: for each shape of group its strategies (mask,
+        S) and the factors.
         """
         for rows, shape in self.shapes.by_shape("reduce"):
             yield rows, self.model.factors_of_group(shape.gpus_in_node, shape.nodes, kept)
 
     def slowed_by(self, kept: Kept = "own") -> SlowedBy:
-        """The interference factors of each strategy's streams."""
+        """By how much the four streams of each strategy slow one another down."""
         if kept not in self._slowed_by:
             self._slowed_by[kept] = SlowedBy.of_groups(self.factors(kept), len(self.zero))
         return self._slowed_by[kept]
 
     def _sends(self, places: Ints) -> Floats:
-        """The seconds (S) to send a micro-batch's activations between stages, through the tiers at
-        these indices (S); 0 on a single GPU.
+        """The seconds to send a micro-batch's activations between stages (S), through the network
+        tiers numbered ``places`` (S); 0 on a single GPU.
 
         Each receiver gets all activations, or a part, and then gathers the parts with the others.
         """
@@ -476,7 +480,8 @@ class TaskSeconds:
         return self.model.send_factor * usual_s + self.late_s
 
     def _tied(self) -> Floats:
-        """The seconds (S) of reducing a tied table's gradient between the first stage and the last.
+        """The seconds in which the first and the last stage reduce the gradient of a shared
+        embedding table (S).
 
         Each rank reduces with its peer of the other stage, in another node if there is one. If the
         two stages differ, the first stage's time counts.
@@ -498,7 +503,7 @@ class TaskSeconds:
         return link(local * self.memory.gradient)
 
 
-# The weight-gradient part of a layer's backward pass, for orders that run it separately.
+# The weight-gradient part of a layer's backward pass, for orders of passes that run it separately.
 #
 # This part has the GEMMs whose result has no token dimension. The rest stays in the backward pass:
 # gradients of vectors, the second forward pass of a recomputed block, and launch time in excess of
@@ -521,7 +526,9 @@ class _Sums:
 
 
 def _work_of(workload: Workload, rules: KernelRules, memory: EngineMemory) -> LayerWork:
-    """The work of a workload's layers, whose head may run its forward pass twice."""
+    """The work of a workload's layers; if the engine computes the loss again, its head runs a
+    second forward pass.
+    """
     graph = graph_of(workload, fuses_loss=memory.fuses_loss)
     split = sequence_graph_of(workload, fuses_loss=memory.fuses_loss)
     if memory.loss_again:
@@ -530,7 +537,7 @@ def _work_of(workload: Workload, rules: KernelRules, memory: EngineMemory) -> La
 
 
 def weight_gradients_s(seconds: TaskSeconds) -> Floats:
-    """The seconds (T, S) of the weight-gradient GEMMs."""
+    """The seconds of the GEMMs that compute weight gradients, by layer type and strategy (T, S)."""
     model, columns = seconds.model, seconds.columns
     treatments = tuple((name, TREATMENTS[name]) for name in model.types.treatments)
 

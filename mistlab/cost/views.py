@@ -1,4 +1,4 @@
-"""Views: predictors with modified answers, such as "nothing overlaps".
+"""Views: predictors that leave something out or model another machine, such as "nothing overlaps".
 
 A view changes predictions of plans and costs of stages in the same way, so that all searches see
 one machine, whichever of the two they ask for. Some views change the machine that the predictor is
@@ -31,7 +31,7 @@ class PredictorMaker(Protocol):
     """Makes a predictor for a workload on a cluster."""
 
     def __call__(self, *, workload: Workload, cluster: Cluster) -> Predictor:
-        """The predictor."""
+        """A predictor of plans of this workload on this cluster."""
         ...
 
 
@@ -41,7 +41,7 @@ def _same_cluster(cluster: Cluster) -> Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extras:
-    """The modification that a view makes to the extra times of first and last passes.
+    """What a view does with the time that first and last passes take beyond steady ones.
 
     It drops them. Then it adds to every micro-batch a ``spread`` of them: 0 for nothing, 1 for an
     even share, so that all micro-batches together have all of it.
@@ -50,7 +50,9 @@ class Extras:
     spread: float
 
     def times(self, seconds: StageSeconds, micro_batches: Floats) -> StageSeconds:
-        """The modified times (C) of stages that run this many micro-batches (C)."""
+        """The times of stages (C) that run this many micro-batches (C), as the view changes
+        them.
+        """
         share = self.spread / np.maximum(micro_batches, 1) * (micro_batches > 0)
         nothing = np.zeros(len(micro_batches))
         forward_s, backward_s = share * seconds.delta_forward_s, share * seconds.delta_backward_s
@@ -65,7 +67,7 @@ class Extras:
         )
 
     def stage(self, stage: StagePrediction, micro_batches: int) -> StagePrediction:
-        """The modified form of a predicted stage."""
+        """The prediction of a stage, as the view changes it."""
         extra_s = stage.delta_forward_s + stage.delta_backward_s
         stable_s = max(0.0, stage.stable_s + self.spread * extra_s / micro_batches)
         return replace(stage, stable_s=stable_s, delta_forward_s=0.0, delta_backward_s=0.0)
@@ -73,7 +75,7 @@ class Extras:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Modifications of a predictor and of its answers; by default none.
+    """How a view changes a predictor and its answers; by default not at all.
 
     ``of_cluster`` changes the cluster that the predictor is made for, ``extras`` the times of first
     and last passes.
@@ -90,7 +92,9 @@ class View:
 
 
 def viewed(predictor: Predictor, view: View) -> Predictor:
-    """A predictor whose answers a view modifies; it has costs of stages if ``predictor`` has."""
+    """A predictor whose answers a view changes; it has costs of single stages if ``predictor``
+    has.
+    """
     if isinstance(predictor, StageCostModel):
         return _ViewedStages(predictor=predictor, view=view)
     return _ViewedPlans(predictor=predictor, view=view)
@@ -139,13 +143,17 @@ class _ViewedStages(_ViewedPlans):
 
 
 def _lasting(prediction: Prediction, plan: Plan, times: float, extras: Extras) -> Prediction:
-    """A prediction that takes ``times`` as long, with its stages modified by a view."""
+    """A prediction whose time is multiplied by ``times``, with its stages as the view changes
+    them.
+    """
     stages = tuple(extras.stage(stage, plan.micro_batches) for stage in prediction.stages)
     return prediction.lasting(times, stages=stages)
 
 
 def _by_chains(predictor: StageCostModel, plans: Sequence[Plan], extras: Extras) -> list[float]:
-    """The ratio of each plan's longest chain with and without the view."""
+    """For each plan, the ratio of its time with the view to its time without: of the longest chains
+    of passes.
+    """
     times = np.empty(len(plans))
     alike: dict[tuple[str, int], list[int]] = defaultdict(list)
     for number, plan in enumerate(plans):
@@ -163,7 +171,7 @@ def _by_chains(predictor: StageCostModel, plans: Sequence[Plan], extras: Extras)
 
 
 def _by_stages(prediction: Prediction, plan: Plan, extras: Extras) -> float:
-    """The ratio of each plan's time with and without the view, from the stages of its prediction
+    """The ratio of a plan's time with the view to its time without, from its predicted stages
     alone: the slowest stage, and the extra time of first and last passes.
     """
     rounds = plan.micro_batches + plan.num_stages - 1
@@ -175,11 +183,11 @@ def _by_stages(prediction: Prediction, plan: Plan, extras: Extras) -> float:
     return rounds * max(stage.stable_s for stage in seen) / (rounds * slowest_s + extra_s)
 
 
-# The named views: predictors that lack a piece of knowledge.
+# The named views: predictors that leave something out.
 #
 # ``serial`` and ``ideal`` model another machine, on which streams slow one another down as if they
-# took turns, or not at all; a slot takes the sum of its streams, or its longest stream. ``average``
-# and ``blind`` model the true machine, but not the extra time of the first and the last
+# took turns, or not at all; concurrent tasks take the sum of their streams, or the longest stream.
+# ``average`` and ``blind`` model the true machine, but not the extra time of the first and the last
 # micro-batch: they spread it over all micro-batches, or drop it.
 
 
