@@ -1,5 +1,5 @@
-"""Layer graphs of models that are trained differently from their trace: with adapters on frozen
-weights, recomputed losses, multi-token prediction heads, or the tensors that torch keeps.
+"""Changes traced layer graphs to ways of training that were not traced: low-rank adapters, a
+recomputed loss, multi-token prediction, the tensors that eager or compiled torch keeps.
 
 A product with a frozen weight keeps nothing of its input, but where an adapter does, which keeps
 the thin product in between too. The embedding has no backward pass. Work stays that of the whole
@@ -16,14 +16,15 @@ from typing import Any
 from mistlab.graph.stored_graph import DTYPE, DTYPE_OF_4, Plain, StoredGraph, made_once, numel
 from mistlab.graph.sums import Sum, sum_from
 
-# The symbol of an adapter's rank; below, the parts of a block whose GEMMs may have adapters.
+# The symbol of an adapter's rank; below, the modules of a block whose GEMMs may have low-rank
+# adapters (LoRA).
 RANK = "x"
 ATTENTION, NETWORKS = "attention.", ("mlp.", "shared.", "experts.")
-# GEMMs whose output rows are split over ranks as several matrices side by side: queries, keys and
-# values; gate and values.
+# GEMMs that compute several matrices side by side, each split by output rows over tensor-parallel
+# ranks: queries, keys and values; or gate and values of the feed-forward network.
 _QUERIES, _FIRST = ("attention.qkv", 3), ".up"
 _WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4}
-# Adapters of 8-bit or 4-bit GEMMs are in 16 bits.
+# Adapters compute in 16 bits even where their GEMMs compute in 8 or 4 bits.
 _OF_FEW_BITS, _OF_ADAPTERS = (DTYPE, DTYPE_OF_4), "bfloat16"
 
 
@@ -31,8 +32,9 @@ _OF_FEW_BITS, _OF_ADAPTERS = (DTYPE, DTYPE_OF_4), "bfloat16"
 def with_adapters(
     stored: StoredGraph, targets: str, *, is_gated: bool, kept_inputs: int = 0
 ) -> StoredGraph:
-    """The graph of a model with adapters on the GEMMs of its blocks: on all of them, or on those of
-    ``attention``. GEMMs with frozen weights keep their inputs of ``kept_inputs`` micro-batches.
+    """The graph of a model with low-rank adapters beside the GEMMs of its blocks: all GEMMs, or
+    only those of ``attention``. ``kept_inputs`` is the number of micro-batches whose inputs even
+    frozen GEMMs keep.
     """
     graph = stored.mapping
     parts = (ATTENTION,) if targets == "attention" else (ATTENTION, *NETWORKS)
@@ -52,7 +54,9 @@ def with_adapters(
 
 @made_once
 def with_loss_again(stored: StoredGraph) -> StoredGraph:
-    """The graph of a model whose head recomputes its forward pass before its backward pass."""
+    """The graph of a model whose head (logits and loss) recomputes its forward pass before its
+    backward pass.
+    """
     graph = stored.mapping
     again = [
         {**operator, "phase": "backward"}
@@ -64,8 +68,9 @@ def with_loss_again(stored: StoredGraph) -> StoredGraph:
 
 
 def _adapted(block: Plain, parts: tuple[str, ...], kept_inputs: int, gates: int) -> Plain:
-    """A block with adapters beside the GEMMs of these parts, and inputs of all GEMMs of
-    ``kept_inputs`` micro-batches."""
+    """A block with adapters beside the GEMMs of the modules ``parts``; all GEMMs also keep the
+    inputs of ``kept_inputs`` micro-batches.
+    """
     keeping = (ATTENTION, *NETWORKS) if kept_inputs else parts
     before = [{**one, "is_input": False} for one in _inputs(block)] * max(0, kept_inputs - 1)
     more = [*_thin(block, parts, gates), *before]
@@ -80,16 +85,18 @@ def _adapted(block: Plain, parts: tuple[str, ...], kept_inputs: int, gates: int)
     }
 
 
-# Bytes moved by a product's adapters, in passes over its input and output. Forward: read the input,
-# write the wide output, scale it, add it to the product's. Backward: scale the gradient, read it
-# for both low-rank matrices, read the input, add to the input's gradient.
+# How often a GEMM's adapter reads and writes a tensor of the size of the GEMM's input, and of its
+# output: each a pair of reads and writes. Forward: read the input, write the wide output, scale it,
+# add it to the GEMM's. Backward: scale the gradient, read it for both low-rank matrices, read the
+# input, add to the input's gradient.
 _ADAPTER_MOVES = {"forward": ((1, 0), (2, 4)), "backward": ((4, 1), (3, 1))}
 ADAPTER = "mistlab.adapter"
 
 
 def _beside(block: Plain, parts: tuple[str, ...], gates: int) -> Iterator[Plain]:
-    """The operators by which adapters stand beside their products: thin products as what they move,
-    which is all of their time."""
+    """The operators of adapters, one per phase for each adapted GEMM; they count the bytes moved
+    and no FLOP, since adapters' thin GEMMs are limited by memory bandwidth.
+    """
     for product, side_by_side in _adapted_products(block, parts, gates):
         wide, result = (
             next(shape for shape in product["inputs"] if len(shape) > 1),
@@ -117,7 +124,9 @@ def _beside(block: Plain, parts: tuple[str, ...], gates: int) -> Iterator[Plain]
 def _adapted_products(
     block: Plain, parts: tuple[str, ...], gates: int
 ) -> Iterator[tuple[Plain, int]]:
-    """The forward products that have adapters, and how many stand side by side in each."""
+    """Each forward GEMM that has adapters, with the number of matrices that it computes side by
+    side.
+    """
     matrices = {
         one["name"].removesuffix(".weight") for one in block["parameters"] if len(one["shape"]) > 1
     }
@@ -140,7 +149,9 @@ def _kept(layer: Plain, parts: tuple[str, ...]) -> Iterator[Plain]:
 
 
 def _inputs(layer: Plain) -> Iterator[Plain]:
-    """The inputs that GEMMs keep; routers are trained."""
+    """The tensors that GEMMs keep as their inputs, those of routers excluded, since routers are
+    trained even where GEMMs are frozen.
+    """
     matrices = {
         one["name"].removesuffix(".weight") for one in layer["parameters"] if len(one["shape"]) > 1
     }
@@ -152,11 +163,13 @@ def _inputs(layer: Plain) -> Iterator[Plain]:
 
 
 def _thin(block: Plain, parts: tuple[str, ...], gates: int) -> Iterator[Plain]:
-    """The low-rank products that adapters keep."""
+    """The outputs of adapters' first (down) projections, which adapters keep for the backward
+    pass.
+    """
     own_tokens = next(one["shape"][:-1] for one in block["saved"] if one["is_input"])
     for product, side_by_side in _adapted_products(block, parts, gates):
         module = product["module"]
-        # A bias is the first input.
+        # A GEMM with a bias lists the bias, a vector, before its input.
         rows = next(shape[0] for shape in product["inputs"] if len(shape) > 1)
         splits_rows = module.endswith((_QUERIES[0], _FIRST))
         leading = [*own_tokens] if splits_rows and not module.startswith("experts.") else [rows]
@@ -194,22 +207,26 @@ def _thin(block: Plain, parts: tuple[str, ...], gates: int) -> Iterator[Plain]:
 EAGER = "eager"
 AUTOCAST = "autocast"
 TILED = "tiled"
-# The sizes of tensors as wide as the network, or as the experts of a token, and the sizes of a tile
-# of them.
+# Replacements in the text of tensor sizes: the size of all tokens' feed-forward (or expert)
+# activations, and the size of one tile of as many tokens as the model is wide.
 _TILES = (("b*f*s", "f*h"), ("A*b*j*s", "A*j*h"))
 
-# Bytes per value of the result: a 32-bit input and a 16-bit result, minus the 16-bit input.
+# Additional bytes per value that eager RMSNorm keeps: a 32-bit input and a 16-bit result, instead
+# of the graph's 16-bit input.
 _OF_NORM = 4
-# Under autocast its 32-bit input and 32-bit result, and a 16-bit copy for each GEMM but one: two
-# for attention, one for the network, in the mean.
+# The same under autocast: a 32-bit input, a 32-bit result, and a 16-bit copy for each GEMM that
+# reads it except one, which is half a copy per norm (three GEMMs, two norms).
 _OF_CAST_NORM = 9
-# The activation's 16-bit result, as wide as the gate.
+# Additional bytes per value that the gate's activation keeps: its 16-bit result, as wide as the
+# gate.
 _OF_GATE = 2
 
 
 @made_once
 def kept_by_torch(stored: StoredGraph, kept_by: str) -> StoredGraph:
-    """The graph of a model whose blocks keep the tensors that torch keeps."""
+    """The graph of a model whose blocks keep the tensors that torch, run in the way ``kept_by``,
+    keeps for the backward pass.
+    """
     graph = stored.mapping
     mapping = {**graph, "block": _changed(graph["block"], kept_by)}
     if further := graph.get("further_blocks"):
@@ -222,7 +239,9 @@ def _changed(block: Plain, kept_by: str) -> Plain:
 
 
 def _keeping(layer: Plain, kept_by: str) -> Plain:
-    """A layer that keeps some further tensors."""
+    """A layer that also keeps the tensors that eager, compiled or autocast torch keeps beyond the
+    graph's.
+    """
     forward = [one for one in layer["operators"] if one["phase"] == "forward"]
     kept = [tensor for one in forward for tensor in _kept_more(one, kept_by)]
     if kept_by == AUTOCAST:
@@ -235,7 +254,7 @@ def _keeping(layer: Plain, kept_by: str) -> Plain:
 
 
 def _tiled(layer: Plain) -> Plain:
-    """A layer whose feed-forward network runs tile by tile."""
+    """A layer whose feed-forward network runs on one tile of tokens after the other."""
 
     def tile(tensor: Plain) -> Plain:
         size = tensor["size_bytes"]
@@ -247,7 +266,9 @@ def _tiled(layer: Plain) -> Plain:
 
 
 def _kept_more(operator: Plain, kept_by: str) -> Iterator[Plain]:
-    """The tensors that an operator of a forward pass keeps in addition to those of its graph."""
+    """The tensors that a forward operator keeps in torch in addition to those of the layer
+    graph.
+    """
     is_eager = kept_by in (EAGER, AUTOCAST)
     if is_eager and operator["name"] == "mistlab.rms_norm":
         width = _OF_CAST_NORM if kept_by == AUTOCAST else _OF_NORM
@@ -290,7 +311,8 @@ _TYPES = {"half": (2, "bfloat16"), "single": (4, "float32")}
 
 
 def with_further_tokens(stored: StoredGraph, tokens: int, *, tied: bool) -> StoredGraph:
-    """The graph of a model whose head predicts this many further tokens.
+    """The graph of a model whose head also predicts ``tokens`` tokens after the next one
+    (multi-token prediction).
 
     With ``tied`` embeddings the head has the embedding's table already.
     """
@@ -320,8 +342,8 @@ def _made(stored: StoredGraph, tokens: int, tied: bool) -> StoredGraph:
 
 
 def _peaks(head: Plain, block: Plain, joint: Plain, tokens: int) -> Iterator[Plain]:
-    """The peak moments: those of the last further token, when the tensors of all others are
-    kept.
+    """The peak moments that multi-token prediction adds to the head: those of the last further
+    token, when the tensors of all others are kept.
     """
     of_further = _kept_bytes(joint) + _kept_bytes(block) + _kept_bytes(head)
     before = _kept_bytes(head) + of_further * (tokens - 1) + _kept_bytes(joint)
@@ -346,13 +368,16 @@ def _is_table(parameter: Plain) -> bool:
 
 
 def _joint(graph: Plain) -> Plain:
-    """The norms of the last block's output and of the embedding, and the GEMM that joins both."""
+    """The start of a multi-token prediction module: norms of the last block's output and of the
+    embedding, and the GEMM that joins both.
+    """
     norms = [one for one in graph["head"]["operators"] if one["module"] == "head.norm"]
     of_norm = [one for one in graph["head"]["parameters"] if one["name"].startswith("head.norm")]
     weight = {"name": f"{MODULE}.weight", "shape": ["h/tp", "2*h"]}
     tokens = graph["head"]["operators"][0]["outputs"][0][1]
     width, dtype = _TYPES[graph["precision"]]
-    # The embedding, which its norm keeps, and both norms' results, which the GEMM keeps.
+    # The tensors kept for the backward pass: the embedding, for its norm, and the results of both
+    # norms, for the GEMM.
     saved = [
         {
             "module": MODULE,
@@ -371,7 +396,9 @@ def _joint(graph: Plain) -> Plain:
 
 
 def _product(splits: bool, width: int, dtype: str) -> Iterator[Plain]:
-    """The GEMM that halves the channels, split by output columns, which all ranks gather."""
+    """The GEMM that maps the two joined vectors, 2h channels, to h; tensor-parallel ranks split its
+    output columns, and all-gather the result.
+    """
     rows, wide, part, weight = "b*s", "2*h", "h/tp", ["h/tp", "2*h"]
     flop, whole = "4*b*s*h**2/tp", f"2*{width}*b*s*h"
     held, made = f"2*{width}*h**2/tp", f"{width}*b*s*h/tp"

@@ -1,4 +1,6 @@
-"""The core of attention, from queries, keys and values to its output, and its recomputation."""
+"""The core of attention, from queries, keys and values to the output, and its recomputation in the
+backward pass.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def core_recomputed(block: LayerGraph) -> LayerGraph:
 
 
 def _is_of_core(tensor: SavedTensor) -> bool:
-    """Whether a tensor has axes for heads and positions, but none for channels."""
+    """Whether a tensor is of scores or probabilities: it has axes for heads and positions, but none
+    for channels.
+    """
     symbols = names_in(tensor.size_bytes)
     return bool(symbols & {"n", "k"}) and not symbols & {"d", "h", "r", "f"}
 
@@ -35,8 +39,8 @@ def _runs_in_core(operator: Operator) -> bool:
 
 
 def without(peak: Peak, gone: sympy.Expr) -> Peak:
-    """A peak moment reduced by the bytes that are no longer kept, if it included them and is not in
-    the core itself.
+    """A peak moment with the bytes that are no longer kept subtracted; unchanged if the moment is
+    in the core itself or before these bytes exist.
     """
     left = expanded(peak.size_bytes - gone)
     had_all = all(share > 0 for share in factors_of(left).values())

@@ -43,7 +43,7 @@ NODES = (
     *(ast.Load, ast.Store, ast.Constant, ast.List, ast.Tuple, ast.keyword, ast.Expr),
     *(ast.BinOp, ast.UnaryOp, ast.Compare, ast.operator, ast.unaryop, ast.cmpop),
 )
-# The most frequent node types, with the fields that hold their children.
+# For speed, the fields that hold the children of the most frequent syntax node types.
 _CHILDREN: Mapping[type[ast.AST], tuple[str, ...]] = {
     ast.BinOp: ("left", "right"),
     ast.UnaryOp: ("operand",),
@@ -183,7 +183,8 @@ class Compiled:
     def __call__(
         self, columns: Mapping[str, NDArray[Any]], shared: "Shared | None" = None
     ) -> Floats:
-        """The values (E, C) for ``columns`` of length C each, in the order of ``names``.
+        """The values (E, C) of all expressions for ``columns`` of length C each, in the order of
+        ``names``.
 
         Columns whose values many candidates have in common may be given as ``shared``.
         """
@@ -204,13 +205,15 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shared:
-    """Columns with few distinct rows, as a short table and each candidate's row index."""
+    """Columns that repeat a few distinct rows: a short table of these rows, and each candidate's
+    index into it.
+    """
 
     table: Mapping[str, Floats]
     index: Ints
 
     def column(self, name: str, block: slice) -> Floats:
-        """A slice of one column."""
+        """One column of the candidates in a slice."""
         return self.table[name][self.index[block]]
 
 
@@ -221,7 +224,7 @@ def compile_expressions(
     constants: Mapping[str, int],
     numbers: Mapping[str, int] | None = None,
 ) -> Compiled:
-    """Compile ``expressions``, whose symbols are names of columns or of constants."""
+    """Compile ``expressions`` to NumPy; their symbols are names of columns or of constants."""
     from mistlab.graph.printing import source_of  # noqa: PLC0415 (needs SymPy)
 
     return Compiled(
@@ -236,7 +239,7 @@ def compile_expressions(
 def compile_sums(
     sums: Mapping[str, Value], *, columns: tuple[str, ...], numbers: Mapping[str, int] | None = None
 ) -> Compiled:
-    """Compile sums of products, whose sizes are names of columns."""
+    """Compile sums of products of sizes to NumPy; sizes are names of columns."""
     return Compiled(
         names=tuple(sums),
         columns=columns,
@@ -267,7 +270,8 @@ def recipe_of(make: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
 
 @cache
 def version() -> str:
-    """A digest of all code that turns a recipe into source text.
+    """A digest of all code that turns a recipe into source text; files of the cache are valid for
+    one digest.
 
     This is the package's own sources, and the versions of SymPy, NumPy and Python. SymPy is not
     imported.
@@ -313,7 +317,8 @@ def _values(value: Any) -> Any:
 
 
 def _function(function: FunctionType) -> Any:
-    """A function of this package by its name; the version covers its source.
+    """The name of a function of this package, as a part of a recipe; a change of its code changes
+    the cache's version instead.
 
     A function without a name of its own (``<lambda>``) is named by its place and its code.
     """

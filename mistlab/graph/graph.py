@@ -81,7 +81,7 @@ class Parameter:
 
     @property
     def count(self) -> sympy.Expr:
-        """Number of values."""
+        """The number of the parameter's values on a rank."""
         return product(self.shape)
 
 
@@ -101,8 +101,8 @@ class Peak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGraph:
-    """The work and memory of one layer; ``again`` are the operators that are recomputed before its
-    backward pass.
+    """The operators, saved tensors and peaks of one layer; ``again`` are the operators that are
+    recomputed before its backward pass.
     """
 
     name: str
@@ -115,12 +115,12 @@ class LayerGraph:
     again: tuple[Operator, ...] = ()
 
     def of_phase(self, phase: Phase) -> tuple[Operator, ...]:
-        """The operators of one phase, in order."""
+        """The layer's operators of one phase (forward or backward), in order."""
         return tuple(operator for operator in self.operators if operator.phase == phase)
 
     @property
     def collectives(self) -> tuple[Operator, ...]:
-        """The collectives of tensor parallelism."""
+        """The layer's tensor-parallel collectives in one phase."""
         return tuple(operator for operator in self.operators if operator.kind == "collective")
 
     @property
@@ -142,7 +142,7 @@ class LayerGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """A size and a divisor; the graph is valid only if the size is a multiple of it."""
+    """A size and a divisor: the graph is valid only where the size is a multiple of the divisor."""
 
     size: sympy.Expr
     divisor: sympy.Expr
@@ -171,7 +171,7 @@ class ModelGraph:
 
     @property
     def kinds(self) -> dict[str, LayerGraph]:
-        """The graphs of the kinds of blocks, by name."""
+        """The graphs of the model's kinds of blocks, by the kind's name."""
         return {"block": self.block, **{block.name: block for block in self.further_blocks}}
 
     @property
@@ -191,7 +191,7 @@ Beside = Literal["weights", "input", "attention"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Exchange:
-    """A collective; its key in ``EXCHANGES`` is the name of its operator.
+    """A collective inside a layer; its key in ``EXCHANGES`` is the name of its operator.
 
     Ranks of a ``group`` of the mesh call it. It can run ``beside`` kernels: beside attention
     always, beside products if the engine's slot table overlaps them.
@@ -211,13 +211,14 @@ EXCHANGES: Mapping[str, Exchange] = {
     "mistlab.scatter_tokens": Exchange(collective="reduce_scatter"),
     # Context parallelism: keys and values go round a ring, which is timed as an all-gather.
     "mistlab.ring_keys": Exchange(collective="all_gather", group="context", beside="attention"),
-    # Alternatively each rank gathers all keys and values, or ranks exchange tokens for heads.
+    # Other forms of context parallelism: each rank gathers all keys and values, or ranks exchange
+    # parts of the sequence for parts of the heads (Ulysses).
     "mistlab.gather_keys": Exchange(collective="all_gather", group="context"),
     "mistlab.scatter_keys": Exchange(collective="reduce_scatter", group="context"),
     "mistlab.exchange_heads": Exchange(collective="all_to_all", group="context"),
     "mistlab.scatter_gradient": Exchange(collective="reduce_scatter", beside="weights"),
-    # Expert parallelism: tokens go to the ranks that hold their experts, and to all ranks that hold
-    # a part of these.
+    # Expert parallelism: tokens go to the ranks that hold their experts; where ranks split experts,
+    # to all ranks with a part of the expert.
     "mistlab.all_to_all": Exchange(collective="all_to_all", group="experts"),
     "mistlab.gather_rows": Exchange(collective="all_gather", group="expert tensor"),
     "mistlab.scatter_rows": Exchange(collective="reduce_scatter", group="expert tensor"),

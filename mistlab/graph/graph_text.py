@@ -97,7 +97,9 @@ def _build(node: ast.expr) -> sympy.Expr:
 
 
 def _terms(node: ast.expr) -> list[sympy.Expr]:
-    """The terms of a sum, given separately, since SymPy takes longer to add them one by one."""
+    """The terms of a sum, one by one; SymPy builds the sum faster from a list than by repeated
+    addition.
+    """
     last: list[sympy.Expr] = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
         term = _build(node.right)

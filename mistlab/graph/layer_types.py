@@ -1,4 +1,4 @@
-"""Types of layers that a stage runs, context-parallel layer graphs, and sums over layers."""
+"""Layer types, layer graphs under context parallelism, and sums over a layer's operators."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from mistlab.graph.treatments import PLAIN, TREATMENTS, Treatment, treatments_of
 from mistlab.plan.lean_sets import ALL
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 
-# Splits sequences over context-parallel ranks: derives the layer graphs that each rank runs.
+# Derives the layer graphs of a context-parallel rank from those of a rank with whole sequences.
 #
 # A rank has s tokens of each sequence of s cp tokens. Only attention needs other ranks' tokens:
 # keys and values go round a ring while each rank attends to those that it has (Liu et al. 2023), or
 # each rank gathers them all, or ranks exchange tokens for heads. Of a causal sequence each rank
-# takes one part of each half, which balances work. With one rank (cp is 1) the graphs are
-# unchanged.
+# takes one part of the first half and one of the second, which balances work. With one rank (cp is
+# 1) the graphs are unchanged.
 
 
 Part = TypeVar("Part", Operator, SavedTensor, Peak)
 
 RING_KEYS = "mistlab.ring_keys"
-# Bytes of a value in each precision of graphs.
+# Bytes of one value in each precision in which graphs are traced.
 _WIDTHS = {"half": 2, "single": 4}
 
 
 def split_over_context(graph: ModelGraph, exchange: int = RING) -> ModelGraph:
-    """The graphs of a rank that has s of s cp tokens of each sequence and exchanges keys in this
-    way (``mistlab.schedule.context_ways``); sizes are sums.
+    """The graphs of a context-parallel rank, which has s of the s cp tokens of each sequence and
+    exchanges keys in the way ``exchange`` (``mistlab.schedule.context_ways``).
     """
     width = _WIDTHS[graph.precision]
 
@@ -70,7 +70,7 @@ def _attends(layer: LayerGraph) -> bool:
 
 
 def _with_whole_tables(layer: LayerGraph) -> LayerGraph:
-    """Every rank has the whole table of learned positions."""
+    """The layer with the whole table of learned positions: ranks do not split it."""
     parameters = (
         replace(parameter, shape=tuple(_of_all_tokens(size) for size in parameter.shape))
         for parameter in layer.parameters
@@ -79,7 +79,7 @@ def _with_whole_tables(layer: LayerGraph) -> LayerGraph:
 
 
 def _with_wide_scores(layer: LayerGraph) -> LayerGraph:
-    """Attention scores are of a rank's queries with all keys, so they grow with s times s cp."""
+    """The layer with attention scores of a rank's s queries with all s cp keys."""
     return replace(
         layer,
         operators=tuple(_widened(one, _OF_OPERATORS) for one in layer.operators),
@@ -93,7 +93,7 @@ _OF_TENSORS = ("size_bytes",)
 
 
 def _widened(part: Part, names: Sequence[str]) -> Part:
-    """An operator, tensor or moment with sizes for all keys; most have none."""
+    """An operator, saved tensor or peak with its sizes quadratic in s extended to all keys."""
     sizes = {name: getattr(part, name) for name in names}
     wide: dict[str, Any] = {name: _wide(size) for name, size in sizes.items()}
     return part if wide == sizes else replace(part, **wide)
@@ -101,18 +101,18 @@ def _widened(part: Part, names: Sequence[str]) -> Part:
 
 @cache
 def _of_all_tokens(size: Sum) -> Sum:
-    """The size that s cp tokens have."""
+    """A size of s tokens turned into the same size for all s cp tokens."""
     return _with_more(size, lambda power: power)
 
 
 @cache
 def _wide(size: Sum) -> Sum:
-    """A size that is quadratic in s, with one s replaced by s cp."""
+    """A size that is quadratic in s, with one s (that of the keys) replaced by s cp."""
     return _with_more(size, lambda power: int(power == 2))
 
 
 def _with_more(size: Sum, ranks: Callable[[int], int]) -> Sum:
-    """A sum whose products have ``ranks`` additional powers of cp for each power of s."""
+    """A sum with each term multiplied by cp to the power ``ranks(power of s in the term)``."""
     if "s" not in size.names:
         return size
     cp = Sum.named("cp")
@@ -123,8 +123,8 @@ def _with_more(size: Sum, ranks: Callable[[int], int]) -> Sum:
 
 
 def _with_exchange(layer: LayerGraph, width: int, exchange: int) -> LayerGraph:
-    """A block whose ranks exchange keys in this way, if there are several; it needs further
-    buffers.
+    """A block with the collectives, kernels and buffers by which several context-parallel ranks
+    exchange keys in this way.
     """
     is_split = where("numpy.greater(cp, 1)")
     way = _WAYS[exchange](width)
@@ -145,7 +145,7 @@ def _with_exchange(layer: LayerGraph, width: int, exchange: int) -> LayerGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
-    """A way of exchanging keys: a block's collectives by phase, the bytes moved in each phase by
+    """One way to exchange keys: a block's collectives by phase, the bytes moved in each phase by
     kernels around attention, and the buffers allocated during attention.
     """
 
@@ -155,7 +155,7 @@ class _Way:
 
 
 def _own_bytes(width: int) -> tuple[Sum, Sum]:
-    """The bytes of a rank's own queries, and of its own keys and values together."""
+    """The bytes of the queries, and of the keys and values together, of a rank's own tokens."""
     b, s, n, k, d, tp = map(Sum.named, ("b", "s", "n", "k", "d", "tp"))
     return width * b * s * n * d / tp, 2 * width * b * s * k * d / tp
 
@@ -173,8 +173,8 @@ def _round(width: int) -> _Way:
     sums, further = _log_sums_bytes(), Sum.named("cp") + Sum.of(-1)
     every = keys * Sum.named("cp")
     half = Sum.of(Fraction(1, 2)) * keys
-    # Bytes moved by attention: queries and output; backward also the output and its gradient, and
-    # the gradient of queries. Adding reads two tensors and writes one.
+    # Bytes moved by attention over a part: queries and output; backward also the output, its
+    # gradient, and the gradient of queries. Adding two results reads two tensors and writes one.
     forward = 2 * keys + 2 * queries + 2 * sums + further * (2 * queries + 3 * queries + 3 * sums)
     backward = 2 * keys + 2 * queries + 5 * half + further * (4 * queries + 3 * queries + 3 * half)
     return _Way(
@@ -234,7 +234,7 @@ _WAYS: Mapping[int, Callable[[int], _Way]] = {RING: _round, GATHER: _gathered, H
 
 
 def _join(name: str, phase: Phase, moved: Sum, width: int) -> Operator:
-    """The kernels around attention that several ranks need, as one operator with their bytes."""
+    """The kernels that context parallelism adds around attention, as a single operator."""
     half = Sum.of(Fraction(1, 2)) * moved
     return replace(
         _collective(name, phase, half, width),
@@ -260,11 +260,11 @@ def _collective(name: str, phase: Phase, message: Sum, width: int) -> Operator:
     )
 
 
-# Types of layers: kinds of layers, and for blocks their treatment by a stage.
+# Types of layers: kinds of layers, and for blocks the way to run them (plain, recomputed, ...).
 #
 # A model has an embedding, blocks and a head. Its blocks are of one kind, or of several kinds in a
-# repeating pattern; a stage gives each of its blocks one treatment. Layers of one type take equally
-# long and keep equally many bytes.
+# repeating pattern; a stage runs each block in one way, its treatment. Layers of one type take
+# equally long and keep equally many bytes.
 
 
 EMBEDDING, HEAD = "embedding", "head"
@@ -272,7 +272,7 @@ EMBEDDING, HEAD = "embedding", "head"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTypes:
-    """The layer types of a model whose blocks follow a ``pattern`` of kinds, with these treatments.
+    """The layer types of a model with a ``pattern`` of block kinds and these ways to run blocks.
 
     >>> LayerTypes(pattern=("block",), treatments=("recomputed",)).names
     ('embedding', 'block', 'block_recomputed', 'head')
@@ -283,12 +283,12 @@ class LayerTypes:
 
     @classmethod
     def of(cls, pattern: Sequence[str]) -> LayerTypes:
-        """The layer types with all registered treatments."""
+        """The layer types of a model with all ways to run a block that ``TREATMENTS`` lists."""
         return cls(pattern=tuple(pattern), treatments=tuple(TREATMENTS))
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of blocks."""
+        """The different kinds of blocks of the model."""
         return tuple(dict.fromkeys(self.pattern))
 
     @property
@@ -298,7 +298,7 @@ class LayerTypes:
 
     @property
     def of_blocks(self) -> tuple[str, ...]:
-        """The types of blocks: for each kind the plain type, then the treated ones."""
+        """The types of blocks: for each kind the plain type, then one for each treatment."""
         ways = (PLAIN, *self.treatments)
         return tuple(type_of(kind, way) for kind in self.kinds for way in ways)
 
@@ -310,8 +310,8 @@ class LayerTypes:
         return (*names, "first_block") if len(self.pattern) > 1 else names
 
     def runs(self, columns: Mapping[str, Floats]) -> tuple[Floats, Ints]:
-        """The layers of stages (J) as runs of one type: the length of each run (R, J), and the
-        index of its type among ``names`` (R, J or R, 1).
+        """The layers of J stages in order, with consecutive layers of one type joined into R runs:
+        each run's length (R, J), and the index of its type among ``names`` (R, J or R, 1).
         """
         if len(self.pattern) > 1:
             return self._runs_of_patterns(columns)
@@ -328,7 +328,7 @@ class LayerTypes:
         return np.stack([np.where(places == one, sizes, 0.0).sum(axis=0) for one in types])
 
     def _runs_of_patterns(self, columns: Mapping[str, Floats]) -> tuple[Floats, Ints]:
-        """Runs of stages (J) whose kinds of blocks alternate; padded with empty runs (R, J)."""
+        """``runs`` for stages whose kinds of blocks alternate; unused rows R have length 0."""
         names = ("first_block", "layers", "has_embedding", "has_head")
         first, layers, begins, ends = (columns[name].astype(np.int64) for name in names)
         position = np.arange((begins + layers + ends).max())[:, None]
@@ -366,7 +366,7 @@ class LayerTypes:
 
 
 def type_of(kind: str, treatment: str) -> str:
-    """The type of a kind's blocks with a treatment."""
+    """The layer type of a kind of block and a treatment, such as ``block_recomputed``."""
     return kind if treatment == PLAIN else f"{kind}_{treatment}"
 
 
@@ -376,8 +376,8 @@ def graphs_of(
     exchange: int = RING,
     lean: int = ALL,
 ) -> dict[str, LayerGraph]:
-    """The layer graph of each type of a model's layers, in the order of ``LayerTypes.names``; ranks
-    exchange keys in the way ``exchange``, and lean blocks use the operators ``lean``.
+    """The layer graph of each type of layer, in the order of ``LayerTypes.names``; context-parallel
+    ranks exchange keys in the way ``exchange``, and lean blocks use the set of operators ``lean``.
     """
     graph = split_over_context(graph, exchange)
     graphs = {EMBEDDING: graph.embedding}
@@ -388,7 +388,7 @@ def graphs_of(
     return {**graphs, HEAD: graph.head}
 
 
-# Sums over a layer graph: work by operator class, and memory.
+# Sums over a layer graph: operations and bytes by operator class, and memory.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,7 +417,7 @@ class LayerMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerExpressions(LayerMemory):
-    """The work and memory of a layer. Recomputed operators count in the backward pass."""
+    """The work and memory of a layer; recomputed operators count in the backward pass."""
 
     work: Mapping[tuple[Phase, Kind], OperatorWork]
 
@@ -441,7 +441,7 @@ class LayerExpressions(LayerMemory):
 
 
 def expressions_of(graph: LayerGraph) -> LayerExpressions:
-    """The sums over a layer's operators and tensors."""
+    """The sums of work and memory over a layer's operators and tensors."""
     grouped: dict[tuple[Phase, Kind], list[Operator]] = defaultdict(list)
     for operator in graph.operators:
         grouped[operator.phase, operator.kind].append(operator)
@@ -461,7 +461,7 @@ def expressions_of(graph: LayerGraph) -> LayerExpressions:
 
 
 def _work(operators: list[Operator]) -> OperatorWork:
-    # A collective works in place, so its message counts once.
+    # A collective works in place, so its message counts once, not as bytes read and bytes written.
     moved = [
         o.read_bytes if o.kind == "collective" else o.read_bytes + o.written_bytes
         for o in operators
@@ -475,7 +475,7 @@ def _work(operators: list[Operator]) -> OperatorWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSums(LayerMemory):
-    """The sums of a layer that stages need, as expressions in sizes or as symbols."""
+    """The sums over one layer that stages' expressions contain, as sizes or as symbols."""
 
     forward_flop: sympy.Expr
     backward_flop: sympy.Expr
@@ -514,11 +514,11 @@ def sum_name(layer: str, name: str) -> str:
     return f"{layer}_{name}"
 
 
-# The sums of a stage's blocks by treatment, from which the expressions of stages are built.
+# Sums of a stage's blocks by the way to run them, from which the expressions of stages are built.
 #
 # Where all blocks are of one kind, these are the sums of one block. Where kinds alternate, they are
 # the sums of an imaginary block that represents all blocks with one treatment: totals are averaged
-# over its blocks, and moments are the maximum over any block of the stage.
+# over its blocks, and peaks are the maximum over any block of the stage.
 #
 # Axes: C rows of sizes and stages.
 
@@ -536,7 +536,7 @@ _AT_ONE_MOMENT = ("output_bytes", "input_bytes")
 
 
 def sums_of_blocks(types: LayerTypes, sums: Table, stages: Table) -> Table:
-    """The sums of blocks (C) from those of each layer type, for stages with these columns."""
+    """The sums (C) of the blocks with each treatment, from the sums of each layer type."""
     names = [entry.name for entry in fields(LayerSums)]
     ways = (PLAIN, *types.treatments)
     if len(types.pattern) == 1:
@@ -558,9 +558,7 @@ def sums_of_blocks(types: LayerTypes, sums: Table, stages: Table) -> Table:
 
 
 def _largest(types: LayerTypes, sums: Table, counts: Floats) -> Table:
-    """The parameters of the largest block and of its experts, over kinds with positive
-    ``counts``.
-    """
+    """The parameters of a stage's largest block: all of them, and those of its experts."""
     sizes = np.stack([sums[sum_name(kind, "parameters")] for kind in types.kinds]) * (counts > 0)
     experts = np.stack([sums[sum_name(kind, "expert_parameters")] for kind in types.kinds])
     largest, every = sizes.argmax(axis=0), np.arange(sizes.shape[1])
@@ -568,7 +566,7 @@ def _largest(types: LayerTypes, sums: Table, counts: Floats) -> Table:
 
 
 def _of_kinds(types: LayerTypes, sums: Table, counts: Table, way: str, name: str) -> Floats:
-    """One sum (C) of a block that represents all kinds with a treatment."""
+    """One sum (C) of the imaginary block that represents all kinds of blocks with one treatment."""
 
     def of_each(sum_key: str) -> Floats:
         return np.stack([sums[sum_name(type_of(kind, way), sum_key)] for kind in types.kinds])
@@ -579,7 +577,7 @@ def _of_kinds(types: LayerTypes, sums: Table, counts: Table, way: str, name: str
         of_way = np.stack([_counted(counts, kind, (way,)) for kind in types.kinds]) > 0
         saved = of_each("saved_bytes") * of_way
         return np.asarray(((of_each(name) - saved) * of_way).max(axis=0) + saved.max(axis=0))
-    # The parameters of a stage are those of all its blocks, whatever their treatment.
+    # The parameters of a stage are those of all its blocks, however the blocks are run.
     is_state = name in ("parameters", "expert_parameters")
     every = (PLAIN, *types.treatments) if is_state else (way,)
     weights = np.stack([_counted(counts, kind, every) for kind in types.kinds])
@@ -592,7 +590,7 @@ def _counted(counts: Table, kind: str, ways: Sequence[str]) -> Floats:
 
 
 def _counts(types: LayerTypes, stages: Table) -> Table:
-    """The number of layers of each type in the stages (C)."""
+    """The number of layers of each type in each candidate's stage (C)."""
     sizes, places = types.runs(stages)
     return {
         name: np.where(places == number, sizes, 0.0).sum(axis=0)

@@ -35,7 +35,7 @@ _BYTE = "bool"
 
 
 def lean(block: LayerGraph, kinds: Collection[str] = KINDS) -> LayerGraph:
-    """The block in which operators of these kinds are lean."""
+    """The block with lean operators of these kinds (GELU, norms, attention core, dropout)."""
     for kind in KINDS:
         if kind in kinds:
             block = _OF_KIND[kind](block)
@@ -55,7 +55,7 @@ def _changed(
 
 
 def _lean_gelu(block: LayerGraph) -> LayerGraph:
-    """GELU keeps its output and a byte per value instead of its input."""
+    """A block whose GELU keeps its output and a byte per value instead of its input."""
     forward = _named(block, GELU, "forward")
     if forward is None:
         return block
@@ -76,16 +76,16 @@ def _lean_gelu(block: LayerGraph) -> LayerGraph:
                 outputs=(*operator.outputs, operator.outputs[0]),
                 written_bytes=operator.written_bytes + values,
             )
-        # It reads output and byte instead of the input.
+        # The backward operator reads GELU's output and byte instead of its input.
         inputs = (*operator.inputs, operator.inputs[-1])
         return replace(renamed, inputs=inputs, read_bytes=operator.read_bytes + values)
 
     gone = values * (width - 1)
     changed = [saved(tensor) for tensor in block.saved]
     kept = total((one.size_bytes for one in changed), like=values)
-    # The input still exists when output and byte are computed. The output still exists when its
-    # input's gradient is computed separately from the residual's, and from the gradient of a norm
-    # at the end.
+    # At the forward peak the input still exists beside output and byte. At the backward peak the
+    # output still exists where the gradient of GELU's input is a tensor of its own: beside the
+    # residual's gradient, or beside that of a norm at the block's end.
     is_behind = _ends_with_norm(block.of_phase("forward"))
     moments = (
         Peak(phase="forward", operator=_LEAN[GELU], size_bytes=kept + values * width),
@@ -105,11 +105,12 @@ def _lean_gelu(block: LayerGraph) -> LayerGraph:
 
 
 def _lean_norms(block: LayerGraph) -> LayerGraph:
-    """Norms keep their outputs, which GEMMs keep anyway, and the values of a few channels instead
-    of inputs and means.
+    """A block whose norms keep their outputs, which GEMMs keep anyway, and the values of a few
+    channels, instead of inputs and means.
     """
     for operator in block.of_phase("forward"):
-        # No GEMM keeps the output of a norm after half of the block, before the residual.
+        # A norm after half of a block stands before the residual addition, so no GEMM keeps its
+        # output.
         if operator.name == NORM and not operator.module.endswith("post_norm"):
             block = _lean_norm(block, operator)
     return block
@@ -126,7 +127,7 @@ def _lean_norm(block: LayerGraph, norm: Operator) -> LayerGraph:
         size_bytes=rows * KEPT_CHANNELS * width,
         is_input=False,
     )
-    # Of mean and deviation it keeps one.
+    # A lean norm keeps the deviation of each row, not its mean.
     sizes = [values * width, rows * width]
     saved_by_norm = [
         one for one in block.saved if one.module == norm.module and one.size_bytes in sizes
@@ -154,15 +155,17 @@ def _lean_norm(block: LayerGraph, norm: Operator) -> LayerGraph:
 
     def changed(peak: Peak) -> Peak:
         has_all = _has_all(peak, block)
-        # A residual holds the input until the forward pass ends; nothing holds the input of a norm
-        # after an addition, except the last one, which is then running.
+        # Forward, the residual stream still holds a norm's input, so a lean norm only adds the
+        # channels that it keeps. Post-norm blocks are the exception: no residual holds the input,
+        # except of the last norm while it runs.
         if peak.phase == "forward" and not (has_all and is_behind and position < len(forward) - 1):
             return _less(peak, -moved)
         if has_all:
             return _less(peak, gone)
         names = names_in(peak.size_bytes)
         is_before = position < (network if "f" in names else attention)
-        # A norm's own backward pass needs the output instead of the input.
+        # In its own backward pass a norm has its output instead of its input, so it only adds the
+        # channels that it keeps.
         if peak.operator.startswith(NORM) and ("n" not in names or not is_before):
             return _less(peak, -moved)
         return _less(peak, gone) if is_before else peak
@@ -173,11 +176,12 @@ def _lean_norm(block: LayerGraph, norm: Operator) -> LayerGraph:
 
 
 def _lean_core(block: LayerGraph) -> LayerGraph:
-    """Attention probabilities after dropout are recomputed from probabilities and mask."""
+    """A block that recomputes attention probabilities after dropout from probabilities and mask."""
     forward = _named(block, DROPOUT, "forward", module=ATTENTION)
     if forward is None:
         return block
-    # The scores are of a rank's own queries with all keys, which shapes alone do not tell.
+    # A rank's scores are of its own queries with all ranks' keys, which the traced shapes do not
+    # show.
     width = _WIDTHS[forward.dtype]
     dropped = expanded(forward.written_bytes / (width + 1) * width)
     saved, is_gone = [], False
@@ -206,7 +210,7 @@ def _lean_core(block: LayerGraph) -> LayerGraph:
 
 
 def _lean_dropout(block: LayerGraph) -> LayerGraph:
-    """Masks of dropout after GEMMs are regenerated from their seeds by position."""
+    """A block that regenerates the masks of dropout after GEMMs from their seeds."""
     forward = _named(block, DROPOUT, "forward", module="dropout")
     if forward is None:
         return block
@@ -255,7 +259,9 @@ def _renamed(operator: Operator, plain: str) -> Operator:
 
 
 def _ends(forward: Sequence[Operator]) -> tuple[int, int]:
-    """The indices at which the feed-forward network and the attention of a forward pass begin."""
+    """The indices of the forward operators with which the feed-forward network and attention
+    begin.
+    """
     network = next((n for n, one in enumerate(forward) if one.module.startswith("mlp.")), 0)
     attention = next((n for n, one in enumerate(forward) if one.module.startswith("attention.")), 0)
     return network, attention
@@ -267,7 +273,7 @@ def _ends_with_norm(forward: Sequence[Operator]) -> bool:
 
 
 def _has_all(peak: Peak, block: LayerGraph) -> bool:
-    """Whether all tensors that a block keeps exist at a moment, judged by their sizes."""
+    """Whether all tensors that a block keeps exist at a peak moment, judged by their sizes."""
     left = expanded(peak.size_bytes - block.saved_bytes)
     return all(share > 0 for share in factors_of(left).values())
 

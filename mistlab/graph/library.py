@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 # The kinds of blocks of a model: the parts of each kind, and the kind of each block.
 
 
-# Parts that a block may have beyond those of its family, in the order used in graph names.
+# Parts that a block may have beyond those of its model family, in the order in which the names of
+# graphs list them.
 PARTS = (
     *("rotary", "positionless", "gated"),
     *("qk_norm", "attention_gate", "sinks", "window", "latent", "whole_queries", "post_norms"),
@@ -52,21 +53,23 @@ BLOCK = "block"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockKinds:
-    """The kinds of a model's blocks in a repeating ``pattern``, with the ``parts`` of each kind."""
+    """The kinds of a model's blocks in a repeating ``pattern``, with the ``parts`` (experts,
+    window, ...) of each kind.
+    """
 
     pattern: tuple[str, ...]
     parts: Mapping[str, tuple[str, ...]]
 
 
 def kinds_of(model: ModelSpec) -> BlockKinds:
-    """The kinds of blocks of a model of a family; every block has the window, except each
+    """The kinds of blocks of a model of a family; every block has the attention window, except each
     ``full_every``-th.
     """
     if model.pattern:
         return _of_pattern(model)
     dense = 0 if model.experts is None else model.experts.dense_blocks
     turns = 1 if model.window is None else max(model.window.full_every, 1)
-    # Without dense blocks at the start, the pattern begins with the first block.
+    # The blocks of one period of the pattern; with dense blocks at the start, of the whole model.
     blocks = [_parts_of(model, block) for block in range(model.layers if dense else turns)]
     names = [_name(parts, blocks[-1]) for parts in blocks]
     return BlockKinds(pattern=tuple(names), parts=dict(zip(names, blocks, strict=True)))
@@ -141,7 +144,9 @@ def _has_window(window: Window, block: int) -> bool:
 
 
 def _structure(model: ModelSpec) -> dict[str, bool]:
-    """The structural parts in which a model's blocks differ from those of its family."""
+    """The structural features (biases, norms, activation, ...) in which a model's blocks differ
+    from those of its family.
+    """
     plain = family_structure(model.family)
     is_other = model.position_embedding != plain.position_embedding
     return {
@@ -153,7 +158,7 @@ def _structure(model: ModelSpec) -> dict[str, bool]:
 
 @cache
 def family_structure(family: Family) -> ModelSpec:
-    """The smallest model of a family, which has the family's own structure."""
+    """The smallest model of a family; its structural features are the family's."""
     return ModelSpec.of(family=family, hidden=128, layers=1, heads=1)
 
 
@@ -165,11 +170,11 @@ def _name(parts: tuple[str, ...], last: tuple[str, ...]) -> str:
     return " ".join(traits)
 
 
-# Masks of candidates whose sizes a layer graph supports.
+# Masks of candidates for whose sizes a layer graph is valid.
 
 
 def remainders(conditions: Sequence[Condition], columns: tuple[str, ...]) -> Compiled:
-    """The remainders of all divisibility conditions, as sums; zero where a size divides."""
+    """The remainders of a graph's divisibility conditions, as sums; zero where a size divides."""
     left_over = {
         f"{condition.size} over {condition.divisor}": Sum.named(
             f"numpy.mod({condition.size}, {condition.divisor})"
@@ -203,7 +208,7 @@ def broken_at(assumptions: Sequence[str], sequence_length: int) -> list[str]:
 
 @kept
 def _indicators(assumptions: tuple[str, ...], columns: tuple[str, ...]) -> Compiled:
-    """Indicator expressions: 1 where a comparison holds, else 0."""
+    """Indicator expressions of the comparisons: 1 where one holds, else 0."""
     from mistlab.graph.graph_text import relation_from  # noqa: PLC0415 (needs SymPy)
 
     indicators = {
@@ -214,7 +219,9 @@ def _indicators(assumptions: tuple[str, ...], columns: tuple[str, ...]) -> Compi
 
 @kept
 def _broken(assumptions: tuple[str, ...], sequence_length: int) -> Compiled:
-    """The violated comparisons; ``numbers`` are passed as values so that results can be cached."""
+    """The comparisons that these numbers violate; ``numbers`` are passed as values so that results
+    can be cached.
+    """
     from mistlab.graph.graph_text import relation_from  # noqa: PLC0415 (needs SymPy)
 
     at = {size_symbol("s"): sequence_length}
@@ -288,8 +295,8 @@ def variants() -> tuple[Variant, ...]:
 _EXPERTS, _LATENT = ("experts",), ("latent",)
 _SINKS = ("sinks",)
 _SHARED = (*_EXPERTS, "shared_experts")
-# Family, attention, biases and parts of blocks: Mixtral, Qwen 3, gpt-oss, DeepSeek V2 and V3; GPT
-# with experts as Megatron trains it; hybrid models.
+# Each row: family, attention, biases, and parts of blocks. First Mixtral, Qwen 3, gpt-oss, DeepSeek
+# V2 and V3; GPT with experts as Megatron trains it; hybrid models.
 _OF_TODAY: tuple[tuple[str, str, bool, tuple[str, ...]], ...] = (
     ("llama", "flash", False, _EXPERTS),
     ("llama", "flash", False, _SHARED),
@@ -363,7 +370,7 @@ def _of(variant: Variant) -> StoredGraph | None:
 
 
 def _sums_of(variant: Variant) -> int:
-    """The number of residual additions in a block."""
+    """The number of residual additions in a block: two, or one in blocks with a single part."""
     lacks_half = {"mixer_missing", "network_missing"} & {*variant.parts}
     return 1 if lacks_half or family_structure(variant.family).parallel_block else 2
 
@@ -381,9 +388,8 @@ def graph_of(
     fuses_loss: bool = False,
     quantised_inputs: int = 0,
 ) -> StoredGraph:
-    """The graph of a workload: a shipped graph, or the graph of its traced model. ``kept_by`` names
-    the kernels whose kept tensors apply, if not the graph's own. A model's own code brings its own
-    loss; all other models may have a fused one.
+    """The layer graph of a workload: a shipped graph, or the graph of its traced model. ``kept_by``
+    names the implementation (eager torch, ...) whose kept tensors count, if not the graph's own.
     """
     model = workload.model
     precision = "single" if workload.precision == "fp32" else "half"
@@ -412,7 +418,9 @@ def sequence_graph_of(
 
 
 def _kept_by(graph: StoredGraph, workload: Workload, kept_by: str) -> StoredGraph:
-    """A graph in a workload's precision, with the tensors that these kernels keep."""
+    """A graph in a workload's precision, with the tensors that the implementation ``kept_by`` keeps
+    for the backward pass.
+    """
     made = in_precision(graph, workload.precision, keeps_wide=bool(kept_by))
     return kept_by_torch(made, kept_by) if kept_by else made
 
@@ -501,14 +509,16 @@ def _has_known_structure(model: ModelSpec) -> bool:
 
 
 def _same_kernel(activation: Activation) -> Activation:
-    """The representative activation with the same kernel cost: both forms of GELU count as one
+    """An activation function whose kernel costs as much: both forms of GELU count as one
     operator.
     """
     return "gelu_tanh" if activation == "gelu" else activation
 
 
 def _seen(workload: Workload) -> ModelSpec:
-    """The workload's model; a window that no sequence exceeds is removed."""
+    """The workload's model as graphs see it: without an attention window that no sequence
+    exceeds.
+    """
     model = workload.model
     if model.window is None or model.window.size < workload.sequence_length:
         return model

@@ -38,7 +38,7 @@ def with_constants(expression: sympy.Expr, constants: Mapping[str, int]) -> symp
     }
     if not known:
         return expression
-    # With numbers for the model's sizes, few terms of a maximum remain candidates.
+    # Once numbers replace the model's sizes, few terms of a maximum can still be the largest.
     return sympy.expand(expression.subs(known)).replace(sympy.Max, lambda *terms: largest(terms))
 
 
@@ -83,7 +83,8 @@ class _Printer(NumPyPrinter):  # type: ignore[misc]
     def _print_Piecewise(self, expression: sympy.Expr) -> str:  # noqa: N802
         *choices, (last, _) = expression.args
         if last == 0 and len(choices) == 1:
-            # Multiplying by the condition takes a fifth of the time of ``where``.
+            # Multiplying a value by a 0-or-1 condition takes a fifth of the time of
+            # ``numpy.where``.
             ((value, condition),) = choices
             return f"(({self._print(value)})*({self._print(condition)}))"
         text = self._print(last)

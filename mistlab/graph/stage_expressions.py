@@ -35,7 +35,7 @@ class States:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """The numbers of parameters on one rank: all, and those of experts.
+    """The numbers of parameters on one rank: all parameters, and those of experts alone.
 
     Other ranks have the same experts than those that have the same other parameters.
     """
@@ -47,7 +47,7 @@ class Parameters:
         return type(self)(every=self.every + other.every, experts=self.experts + other.experts)
 
     def times(self, factor: sympy.Expr) -> Self:
-        """The numbers multiplied by a factor."""
+        """Both numbers multiplied by a factor."""
         return type(self)(every=self.every * factor, experts=self.experts * factor)
 
 
@@ -64,8 +64,8 @@ def gradients(blocks: Parameters, ends: Parameters, memory: EngineMemory) -> Sta
 
 
 def optimizer(blocks: Parameters, ends: Parameters, memory: EngineMemory) -> States:
-    """The bytes of optimizer states; sharded from ZeRO-1 on. States of outer steps stay on the
-    device.
+    """The bytes of optimizer states; sharded from ZeRO-1 on. The states of a local-SGD outer
+    optimizer stay on the device.
     """
     states = _states(blocks, ends, memory.optimizer, level=1, ratio="wo")
     if not memory.outer:
@@ -196,7 +196,9 @@ def stage_expressions(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Treated:
-    """The blocks with one treatment: the sums of one of them, and their number."""
+    """The blocks of a stage that are run in one way (plain, recomputed, ...): the sums of one such
+    block, and their number.
+    """
 
     layer: LayerSums
     count: sympy.Expr
@@ -204,8 +206,9 @@ class _Treated:
 
     @classmethod
     def of(cls, name: str, row: Treatment, gates: sympy.Expr) -> Self:
-        """The blocks of one row of the table of treatments, with ``gates`` added to what they keep
-        if they keep them.
+        """The blocks with one treatment; ``gates`` bytes, which this engine keeps beyond the layer
+        graph's, are added to each block's peaks, and to what the block keeps if its treatment keeps
+        them.
         """
         layer = LayerSums.symbols(type_of(BLOCKS, name))
         return cls(
@@ -221,18 +224,20 @@ def _parameters(layer: LayerSums) -> Parameters:
 
 
 def _gates(memory: EngineMemory) -> sympy.Expr:
-    """The bytes that a block of this engine keeps beyond its graph's."""
+    """The bytes that a block under this engine keeps beyond those of its layer graph: gates, and
+    whole tensors under sequence parallelism.
+    """
     b, s, f, h, tp = (size_symbol(name) for name in ("b", "s", "f", "h", "tp"))
     gates = memory.kept_gates * b * s * f / tp
-    # A rank's own part of a whole tensor is already in the graph.
+    # The layer graph already counts a rank's own part of a tensor that the engine gathers whole.
     whole = memory.whole_tensors * choice_symbol("sp") * b * s * h * (1 - 1 / tp)
     ahead = memory.blocks_ahead / sympy.Max(memory.blocks_ahead, L * q)
     return memory.weight * sympy.sympify(gates + whole * ahead)
 
 
 def _with_gates(block: LayerSums, gates: sympy.Expr, *, keeps: bool) -> LayerSums:
-    """A block with these additional bytes while it runs, and with ``keeps`` until its backward
-    pass.
+    """A block with ``gates`` additional bytes while it runs; with ``keeps`` it holds them until its
+    backward pass.
     """
     return replace(
         block,
@@ -250,9 +255,9 @@ def _share_of_tokens(tokens: int) -> sympy.Expr:
 
 
 def _recomputed_in_chunks(head: LayerSums, memory: EngineMemory) -> LayerSums:
-    """A head that keeps only its input and recomputes: it has the logits of one chunk, or twice
-    that if its loss is not fused, at the peak of its forward pass, which runs again in its backward
-    pass.
+    """A head that keeps only its input and recomputes its forward pass in its backward pass, chunk
+    by chunk of tokens: at its peak it has the logits of one chunk, or twice that if its loss is not
+    fused.
     """
     b, s, vocab, tp = (size_symbol(name) for name in ("b", "s", "V", "tp"))
     logits = memory.weight * b * s * vocab / tp
@@ -291,7 +296,9 @@ def _kept(blocks: Sequence[_Treated]) -> sympy.Expr:
 
 
 def _last(blocks: Sequence[_Treated], name: str) -> sympy.Expr:
-    """A sum of the stage's last block; ``blocks`` are in the stage's order."""
+    """One of the sums (by its ``name``) of the stage's last block; ``blocks`` are in the stage's
+    order.
+    """
     first, *others = blocks
     choices = [(getattr(one.layer, name), one.count > 0) for one in reversed(others)]
     return sympy.Piecewise(*choices, (getattr(first.layer, name), True))
@@ -314,7 +321,8 @@ def _buffers(
     head: LayerSums,
     memory: EngineMemory,
 ) -> sympy.Expr:
-    """The bytes of buffers: rings of two, or weights that stay gathered.
+    """The bytes of buffers for states that are gathered or fetched: rings of two layers, or weights
+    that stay gathered.
 
     Under ZeRO all layers pass through the rings; with offloading only blocks do. From ZeRO-2 on
     there are two rings for gradients: for whole gradients until they are reduced, and for the
@@ -342,18 +350,23 @@ def _buffers(
 
 
 def _shards(level: int) -> sympy.Basic:
-    """The condition that several ranks share states, from a ZeRO level on."""
+    """The condition that several ranks share states and that the ZeRO level is at least
+    ``level``.
+    """
     return sympy.And(choice_symbol("z") >= level, ranks_that_share() > 1)
 
 
 def _logits(head: LayerSums) -> sympy.Expr:
-    """The bytes beyond its input that the head keeps for its backward pass."""
+    """The bytes that the head keeps for its backward pass, its input excluded: logits, or what its
+    loss keeps.
+    """
     return head.saved_bytes - head.input_bytes
 
 
 def _wide_logits(memory: EngineMemory) -> sympy.Expr:
-    """The bytes of the head's peaks beyond a rank's part of the logits, and, where nothing splits
-    the vocabulary, of the whole logits of each tensor-parallel rank.
+    """A factor for the bytes of logits that the head's peaks hold beyond a rank's part: a 32-bit
+    copy, and, where tensor-parallel ranks do not split the vocabulary, the whole logits on each
+    rank.
     """
     copies = int(memory.wide_logits)
     if not memory.whole_logits:
@@ -368,7 +381,7 @@ def _bucket(memory: EngineMemory) -> sympy.Expr:
 
 
 def _step_buffer(parameters: Parameters, block: LayerSums, memory: EngineMemory) -> sympy.Expr:
-    """The bytes of the optimizer step beyond states and buffers.
+    """The bytes that the optimizer step needs beyond states and buffers.
 
     With rings it is offloaded optimizer state on the device: of the block that steps, and of the
     block before it, whose state leaves. Without rings it is the scratch of a step of all layers or,
@@ -427,8 +440,9 @@ def _moments(
 
 
 def _between(blocks: Sequence[_Treated], all_kept: sympy.Expr, peak: str) -> Iterator[sympy.Expr]:
-    """The moments at which the first block of a treatment runs after the block before it, and those
-    at which that block runs, if their peak can be higher.
+    """The peak moments at the border between two treatments: the first block of a treatment
+    (recomputed, ...) runs after the block before it, and that block itself runs, if its peak can be
+    higher.
     """
     for number in range(1, len(blocks)):
         before, block, after = blocks[:number], blocks[number], blocks[number:]

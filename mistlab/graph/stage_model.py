@@ -56,7 +56,8 @@ _Dimensions = tuple[tuple[str, Dimension], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Sizes:
-    """For each micro-batch size and tensor-parallel degree: all sizes, and the sums of layers.
+    """A table over the distinct micro-batch sizes and tensor-parallel degrees: all sizes, and the
+    sums of layers.
 
     ``feasible`` says whether the model's sizes divide.
     """
@@ -67,7 +68,9 @@ class _Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageModel:
-    """Computes the stages of one workload under one engine, for columns of candidates."""
+    """Computes the memory and work of stages of one workload under one engine, for columns of
+    candidates.
+    """
 
     workload: Workload
     engine: str
@@ -82,7 +85,7 @@ class StageModel:
 
     @classmethod
     def of(cls, workload: Workload, engine: str = "mistlab") -> Self:
-        """The model for a workload's graph; compiles the graph's layers."""
+        """The model for a workload's layer graph; compiles the expressions of its layers."""
         memory, seen = _memory_of(workload, engine), workload
         if not ENGINES[engine].keeps_masks:
             seen = replace(workload, model=without_dropout(workload.model))
@@ -132,7 +135,9 @@ class StageModel:
         return self.memory.weight * (gates + whole * ahead), types
 
     def peaks(self, batch: StageBatch) -> StagePeaks:
-        """The figures that decide whether each candidate fits, in half the time of all figures."""
+        """Only the figures that decide whether each candidate fits in memory, in half the time of
+        all figures.
+        """
         feasible, values = self._values(batch, _peaks)
         return StagePeaks(feasible=feasible, **values)
 
@@ -182,7 +187,7 @@ class StageModel:
         names = [*layer_columns().values()]
         if len(self.types.pattern) == 1:
             return self._known([batch.value(name) for name in names], self._sizes)
-        # Stages with alternating kinds of blocks are too many for a table.
+        # Stages with alternating kinds of blocks have too many distinct sums for a table.
         kinds = self.types.columns
         distinct = distinct_rows([batch.value(name) for name in (*names, *kinds)])
         known, rows = self._known(distinct.columns[: len(names)], self._sizes)
@@ -250,8 +255,8 @@ def _remainders(graph: StoredGraph, columns: tuple[str, ...]) -> Compiled:
     return remainders(graph.counts.conditions, columns)
 
 
-# Key: the engine's memory model, whether embeddings are tied, and the tables of dimensions and
-# treatments.
+# The arguments of a function that compiles a stage's expressions, by which results are cached: the
+# engine's memory model, whether embeddings are tied, and the tables of dimensions and treatments.
 _StageCompiler = Callable[[EngineMemory, bool, _Dimensions, _Treatments], Compiled]
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-# The number of operators that a host issues for one operator of a graph, where it is not one.
+# The number of operators that a host issues for one operator of a layer graph, where it is not one.
 #
 # The gated delta rule is one operator of a graph. Megatron's ``GatedDeltaNet`` and the kernels of
 # flash-linear-attention run it as a chain of kernels issued from Python. Forward: copies in another
@@ -30,7 +30,7 @@ P = ParamSpec("P")
 
 
 ISSUED: Mapping[str, int] = {
-    # Conversion to 8 bits is partly fused into the kernels before it.
+    # Conversions to 8 bits are partly fused into the kernels before them, so the host issues none.
     "mistlab.cast": 0,
     "mistlab.delta_rule": 26,
     "mistlab.delta_rule_backward": 28,
@@ -45,7 +45,7 @@ ISSUED: Mapping[str, int] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredGraph:
-    """A graph that a file holds; ``where`` names the file in errors.
+    """The layer graphs of a model as their file holds them; ``where`` names the file in errors.
 
     ``turns`` are the kinds of a model's blocks, if they are not in the file. Expressions do not
     depend on how often kinds take turns.
@@ -58,7 +58,7 @@ class StoredGraph:
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any], where: str) -> StoredGraph:
-        """The graph in a file's mapping; refuses a mapping that is no graph."""
+        """The stored graph with a file's mapping; refuses a mapping that is no layer graph."""
         if not _has_texts(mapping):
             _from_mapping(mapping, where)
         text = json.dumps(mapping, sort_keys=True)
@@ -71,17 +71,17 @@ class StoredGraph:
 
     @property
     def counts(self) -> ModelGraph:
-        """The graph, with sums of products in place of expressions; does not need SymPy."""
+        """The graph with sums of products of sizes as expressions, which need no SymPy."""
         return _counted(self)
 
     @property
     def attention(self) -> str:
-        """The attention kernel with which the model was traced."""
+        """The name of the attention kernel with which the model was traced."""
         return str(self.mapping["attention"])
 
     @property
     def precision(self) -> str:
-        """``half`` (two bytes) or ``single`` (four bytes)."""
+        """The traced precision: ``half`` (two bytes a value) or ``single`` (four bytes)."""
         return str(self.mapping["precision"])
 
     @property
@@ -91,7 +91,7 @@ class StoredGraph:
 
     @property
     def pattern(self) -> tuple[str, ...]:
-        """The repeating pattern of block kinds."""
+        """The repeating pattern of the model's kinds of blocks."""
         return self.turns or tuple(self.mapping.get("pattern", ("block",)))
 
     @property
@@ -118,17 +118,17 @@ class StoredGraph:
 
     @property
     def embedding(self) -> LayerGraph:
-        """The embedding."""
+        """The layer graph of the embedding."""
         return self.graph.embedding
 
     @property
     def block(self) -> LayerGraph:
-        """One block."""
+        """The layer graph of one block."""
         return self.graph.block
 
     @property
     def head(self) -> LayerGraph:
-        """The head with the loss."""
+        """The layer graph of the head with the loss."""
         return self.graph.head
 
     @property
@@ -140,8 +140,8 @@ class StoredGraph:
 def made_once(
     change: Callable[Concatenate[StoredGraph, P], StoredGraph],
 ) -> Callable[Concatenate[StoredGraph, P], StoredGraph]:
-    """Decorator: cache a change of graphs by their text; the result gets its graph's block
-    pattern.
+    """Decorator for functions that change a stored graph: caches results by the graph's text, and
+    gives the result the block pattern of the graph.
     """
     made = cast("Callable[Concatenate[StoredGraph, P], StoredGraph]", cache(change))
 
@@ -153,7 +153,7 @@ def made_once(
 
 
 def _has_texts(mapping: object) -> bool:
-    """Whether a mapping has the texts that are used without parsing."""
+    """Whether a mapping has the texts that ``StoredGraph`` uses without parsing expressions."""
     if not isinstance(mapping, Mapping):
         return False
     assumptions = mapping.get("assumptions")
@@ -194,7 +194,7 @@ def _from_mapping(mapping: Mapping[str, Any], where: str) -> ModelGraph:
 DTYPE = "float8_e4m3fn"
 DTYPE_OF_4 = "float4_e2m1fn_x2"
 CAST = "mistlab.cast"
-# Modules whose GEMMs stay in 16 bits.
+# Modules whose GEMMs stay in 16 bits where other GEMMs take 8-bit operands.
 IN_16_BITS = ("experts.router",)
 
 _GRADIENT_OF_WEIGHT = "mistlab.grouped_product_of_weight"
@@ -203,7 +203,7 @@ Plain = Mapping[str, Any]
 
 
 def in_precision(stored: StoredGraph, precision: str, *, keeps_wide: bool = False) -> StoredGraph:
-    """The graph of a model in a precision; ``keeps_wide`` keeps inputs of GEMMs in 16 bits."""
+    """The graph in a precision; with ``keeps_wide`` 8-bit GEMMs keep 16-bit inputs."""
     if precision not in ("fp8", "fp4"):
         return stored
     made = eight_bit(stored, keeps_wide=keeps_wide)
@@ -212,7 +212,7 @@ def in_precision(stored: StoredGraph, precision: str, *, keeps_wide: bool = Fals
 
 @made_once
 def four_bit(stored: StoredGraph) -> StoredGraph:
-    """The graph with 4-bit GEMMs, from one with 8-bit GEMMs in its blocks.
+    """The graph with 4-bit GEMMs in blocks, made from a graph with 8-bit GEMMs in blocks.
 
     Operands are read in 4 bits. Conversions take as many bytes as those to 8 bits: values are read
     once more, to be scaled by what is largest. What is kept stays in 8 bits. Products of experts
@@ -239,8 +239,8 @@ def _four_bit_block(block: Plain) -> Plain:
 
 @made_once
 def eight_bit(stored: StoredGraph, *, keeps_wide: bool = False) -> StoredGraph:
-    """The graph of a model with 8-bit GEMMs in its blocks; ``keeps_wide`` keeps inputs in 16
-    bits.
+    """The graph of a model with 8-bit GEMMs in its blocks; with ``keeps_wide`` they keep their
+    inputs in 16 bits.
     """
     block_of = _block_with_wide_inputs if keeps_wide else _block
     graph = stored.mapping
@@ -268,7 +268,7 @@ def _block(block: Plain) -> Plain:
             less.append(f"- {half}")
         saved.append(kept_tensor)
     for operator in operators:
-        # Another operator keeps this GEMM's input in 16 bits too.
+        # Another operator already keeps this GEMM's input in 16 bits; this is an 8-bit copy.
         is_product = operator["dtype"] == DTYPE and operator["name"] != CAST
         if is_product and operator["phase"] == "forward" and operator["module"] in modules:
             size = numel(operator["inputs"][0])
@@ -406,7 +406,7 @@ _SEEN_BY_PHASE = {
 
 
 def _windowed(layer: Plain) -> Plain:
-    """A layer whose fused attention is limited to a window."""
+    """A layer whose fused attention is limited to a window of tokens."""
     operators = [
         {
             **operator,
@@ -426,7 +426,7 @@ def _with_further(mapping: Plain, further: Sequence[Plain]) -> Plain:
 
 
 def _keeping(layer: Plain, kept: Sequence[Plain]) -> Plain:
-    """A layer that keeps further tensors; each is written once and read once."""
+    """A layer with further tensors, which one kernel writes forward and one reads backward."""
     more = " + ".join(tensor["size_bytes"] for tensor in kept)
     operators = [_moving(tensor, phase) for phase in ("forward", "backward") for tensor in kept]
     peaks = [{**one, "size_bytes": f"{one['size_bytes']} + {more}"} for one in layer["peaks"]]
@@ -523,7 +523,7 @@ def _two_passes(operators: Sequence[Plain], width: int) -> list[Plain] | None:
 
 
 def _forward(logits: Plain, reduced: Plain, width: int) -> list[Plain]:
-    """Forward: one pass, the maximum over ranks, the sums over ranks, and the losses."""
+    """The loss forward: one pass, the maximum over ranks, the sums over ranks, and the losses."""
     ((rows, columns),) = logits["inputs"]
     size = f"{width}*({rows})*({columns})"
     sums = {**logits, "name": _SUMS, "dtype": "float32"}
@@ -540,7 +540,7 @@ def _forward(logits: Plain, reduced: Plain, width: int) -> list[Plain]:
         }
         for shape, moved in (([rows], 4), (["2", rows], 8))
     ]
-    # For one rank; several ranks need four more such kernels to rescale to the common maximum.
+    # Kernels of one rank with a value per token; several ranks need four more to rescale.
     vectors = [
         {
             **logits,
@@ -582,7 +582,7 @@ def _saved_by_loss(head: Plain) -> Iterator[Plain]:
 
 
 def _without_second(head: Plain, width: int) -> list[Plain]:
-    """The head's peak moments without the second tensor of the logits' size."""
+    """The head's peak moments without a second tensor of the logits' size."""
     (forward, *_) = (one for one in head["peaks"] if _has(one, f"{2 * width}*V*b*s/tp"))
     return [
         {

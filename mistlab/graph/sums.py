@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 else:
 
     class _OnUse:
-        """Stands for a module, which is imported when one of its names is first used."""
+        """Stands for a module until one of its names is first used; only then is the module
+        imported.
+        """
 
         def __getattr__(self, name: str) -> Any:
             return getattr(import_module("sympy"), name)
@@ -40,7 +42,8 @@ else:
 # choice) is kept as NumPy text.
 
 
-# The factors of a product with their powers, by name; below, an integer or rational coefficient.
+# The factors of a product, as pairs of name and power. Below: the coefficient of a product, an
+# integer or a fraction.
 Powers = tuple[tuple[str, int], ...]
 Number = int | Fraction
 
@@ -66,7 +69,7 @@ class Sum:
 
     @classmethod
     def named(cls, name: str) -> Sum:
-        """A size or another factor, by its name or NumPy text."""
+        """A sum that is a single factor: a size, or another factor by its NumPy text."""
         return cls({((name, 1),): 1})
 
     @classmethod
@@ -82,7 +85,8 @@ class Sum:
         return isinstance(other, Sum) and self.terms == other.terms
 
     def __hash__(self) -> int:
-        # Most sums are intermediate, and never hashed.
+        # The hash is computed when first needed, since most sums are intermediate results that are
+        # never hashed.
         if self._hash is None:
             self._hash = hash(frozenset(self.terms.items()))
         return self._hash
@@ -208,7 +212,7 @@ def _whole(number: Fraction) -> Number:
 
 @cache
 def _together(left: Powers, right: Powers) -> Powers:
-    """The merged factors of two products."""
+    """The product of two products, with the powers of equal factors added."""
     if not left or not right:
         return left or right
     powers = dict(left)
@@ -254,7 +258,7 @@ def _in_pairs(function: str, terms: Sequence[str]) -> str:
 
 
 def _added(node: ast.expr) -> dict[Powers, Number]:
-    """The terms of an added expression, outermost first."""
+    """The terms and coefficients of a sum in a parsed text."""
     signed: list[tuple[ast.expr, int]] = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
         signed.append((node.right, -1 if isinstance(node.op, ast.Sub) else 1))
@@ -319,7 +323,9 @@ def _text(value: Value, texts: Mapping[Sum, str]) -> str:
 
 
 def _order(sums: Sequence[Sum]) -> Mapping[str, int]:
-    """The order of factors in products: the most frequent first."""
+    """The order in which products list their factors: the most frequent factor first, so that more
+    products share their start.
+    """
     products = {powers for one in sums for powers in one.terms}
     counts = Counter(name for powers in products for name, _ in powers)
     return {name: place for place, (name, _) in enumerate(counts.most_common())}
@@ -327,7 +333,7 @@ def _order(sums: Sequence[Sum]) -> Mapping[str, int]:
 
 @dataclass(slots=True)
 class _Names:
-    """Names of computed values, and the ``lines`` that compute them."""
+    """The names of values computed so far, and the ``lines`` of source text that compute them."""
 
     order: Mapping[str, int]
     lines: list[str] = field(default_factory=list)
@@ -335,7 +341,7 @@ class _Names:
     terms: dict[tuple[Powers, Number], str] = field(default_factory=dict)
 
     def of_sums(self, sums: Sequence[Sum]) -> dict[Sum, str]:
-        """The name or number of each sum."""
+        """The name or number that holds each sum's value."""
         distinct = sorted(dict.fromkeys(sums), key=lambda one: len(one.terms))
         texts: dict[Sum, str] = {}
         for number, longer in enumerate(distinct):
@@ -363,7 +369,7 @@ class _Names:
         return self.terms[powers, number]
 
     def _product(self, powers: Powers) -> str:
-        """The name of a product with its factors in order."""
+        """The name of a product's value, given its factors in order."""
         if powers not in self.products:
             *others, (name, power) = powers
             power_text = name if abs(power) == 1 else f"{name}**{abs(power)}"
@@ -386,7 +392,7 @@ class _Names:
 
 
 def _base(whole: Sum, before: Sequence[Sum]) -> Sum | None:
-    """The longest earlier sum that a sum can start from, if that saves operations."""
+    """The longest of the preceding sums that a sum can start from, if that saves operations."""
     parts = (other for other in before if len(other.terms) > 1 and _begins(whole, other))
     return max(parts, key=lambda other: len(other.terms), default=None)
 
@@ -446,7 +452,9 @@ def undominated(items: Iterable[T], size: Callable[[T], sympy.Expr]) -> list[T]:
 
 
 def _at_least(larger: _Factors, smaller: _Factors) -> bool:
-    """Whether no term of the difference has a negative coefficient."""
+    """Whether the difference of two expressions has no term with a negative coefficient, so that
+    the first is never smaller.
+    """
     return all(larger.get(term, 0) >= factor for term, factor in smaller.items()) and all(
         factor >= 0 or term in smaller for term, factor in larger.items()
     )

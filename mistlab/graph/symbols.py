@@ -22,7 +22,8 @@ from mistlab.schedule.context_ways import RING
 # choices for a stage are columns, with the names of ``mistlab.plan.dimensions``.
 
 
-# Sizes of a workload, equal for every candidate. Sizes of a candidate are dimensions.
+# Sizes that a workload fixes for every candidate; sizes that a candidate chooses are dimensions
+# (``mistlab.plan.dimensions``).
 WORKLOAD_SIZES: Mapping[str, str] = {
     "s": "sequence_length",
     "h": "hidden",
@@ -70,12 +71,14 @@ def size_names() -> tuple[str, ...]:
 
 
 def size_symbol(name: str) -> "sympy.Symbol":
-    """The symbol of a size: a positive integer."""
+    """The SymPy symbol of a size: a positive integer."""
     return sympy.Symbol(name, integer=True, positive=True)
 
 
 def choice_symbol(name: str) -> "sympy.Symbol":
-    """The symbol of a choice: a non-negative number."""
+    """The SymPy symbol of a choice, such as a ZeRO level or an offload ratio: a non-negative
+    number.
+    """
     return sympy.Symbol(name, nonnegative=True)
 
 
@@ -83,7 +86,7 @@ def choice_symbol(name: str) -> "sympy.Symbol":
 
 
 def constants_of(workload: Workload) -> Mapping[str, float]:
-    """The sizes of a workload, equal for every candidate."""
+    """The values of the sizes that a workload fixes for every candidate."""
     model = workload.model
     return {
         **_sizes_of_parts(workload),
@@ -99,7 +102,9 @@ def constants_of(workload: Workload) -> Mapping[str, float]:
 
 
 def _sizes_of_parts(workload: Workload) -> Mapping[str, float]:
-    """The sizes of parts of the model; 1 for parts that it does not have."""
+    """The sizes of a model's optional parts (experts, latent attention, ...); 1 for parts that the
+    model does not have.
+    """
     model = workload.model
     window, latent, experts, scan = model.window, model.latent, model.experts, model.state_space
     sizes = dict.fromkeys("wumvEaAjylqpge", 1.0)
@@ -187,7 +192,8 @@ def _lean_of(columns: Columns) -> Ints:
 
 
 def by_graph(plain: Compiled, other: Callable[[GraphChoice], Compiled], columns: Columns) -> Floats:
-    """The values (names, C) of expressions, with those of ``other`` in rows that use another graph.
+    """The values (names, C) of expressions; ``other`` gives the values in rows that use another
+    graph.
 
     ``other`` is called only if there are such rows, because compiling takes long.
     """

@@ -30,8 +30,8 @@ from mistlab.plan.lean_sets import ALL, SETS
 # Collectives that are recomputed.
 _GATHERS = frozenset(("mistlab.gather_tokens", "mistlab.gather_again"))
 _JOINT, _GATE = "qkv", "mistlab.swiglu"
-# The recomputed share of terms that contain a size; terms with none of the sizes are recomputed
-# entirely.
+# The share of a GEMM that is recomputed, for terms that contain each of these sizes; terms with
+# none of the sizes are recomputed entirely.
 _Shares = Mapping[str, Fraction]
 _KEYS: _Shares = {"k": Fraction(1, 2), "n": Fraction(0)}
 _NETWORK: _Shares = {"f": Fraction(1, 2), "j": Fraction(1, 2)}
@@ -59,8 +59,8 @@ def products_recomputed(block: LayerGraph) -> LayerGraph:
 
 
 def _parts(block: LayerGraph) -> Iterator[tuple[Operator, Operator | None]]:
-    """The operators of a block's forward pass, each with its recomputed part; None if its result is
-    kept.
+    """The forward operators of a block, each with the part of it that is recomputed; None if its
+    result is kept.
     """
     forward = block.of_phase("forward")
     last = [one for one in forward if one.kind == "matmul"][-1:]
@@ -86,7 +86,7 @@ def _parts(block: LayerGraph) -> Iterator[tuple[Operator, Operator | None]]:
 
 
 def _part(operator: Operator, shares: _Shares) -> Operator:
-    """The part of a GEMM that is recomputed."""
+    """The part of a GEMM that is recomputed, where it stands for several of torch's GEMMs."""
     return replace(
         operator,
         flop=_scaled(operator.flop, shares),
@@ -110,9 +110,9 @@ def _scaled(size: Any, shares: _Shares) -> Any:
 
 # Treatments: the ways in which a stage may run a block, as a table.
 #
-# A dimension of a stage counts its blocks with each treatment; the other blocks are plain. Plain
-# blocks come first, then treated ones in the table's order. The layer graph of a treated block is
-# derived from the plain block's.
+# A dimension of a stage counts its blocks with each treatment, such as recomputed blocks; the other
+# blocks are plain. Plain blocks come first, then treated ones in the table's order. The layer graph
+# of a treated block is derived from the plain block's.
 
 
 PLAIN = "plain"
@@ -120,7 +120,8 @@ PLAIN = "plain"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Treatment:
-    """A treatment of blocks; ``TREATMENTS`` maps its name to it.
+    """One way to run blocks other than plain, such as recomputed; ``TREATMENTS`` lists them by
+    name.
 
     ``dimension`` counts the blocks that have it. ``graph`` makes their layer graph from a plain
     block's graph; one that ``is_chosen`` takes kinds of operators, too. With ``peaks_as_plain``
@@ -136,13 +137,15 @@ class Treatment:
     is_chosen: bool = False
 
     def of(self, block: LayerGraph, chosen: int = ALL) -> LayerGraph:
-        """The graph of a treated block, given the stage's ``lean_operators``."""
+        """The layer graph of a block that is run in this way, given the stage's
+        ``lean_operators``.
+        """
         return self.graph(block, SETS[chosen]) if self.is_chosen else self.graph(block)
 
 
 def treatments_of(stage: Callable[[str], float]) -> list[str]:
-    """The treatment of each of a stage's blocks, in order; ``stage`` gives its values of
-    dimensions.
+    """The way in which each of a stage's blocks is run, in the stage's order; ``stage`` returns its
+    value of a dimension.
     """
     treatments = [PLAIN] * int(stage("layers"))
     end = len(treatments)
@@ -171,7 +174,8 @@ def recomputed(block: LayerGraph) -> LayerGraph:
     )
 
 
-# A treatment's dimension has its name, except for full recomputation.
+# The dimension that counts a treatment's blocks has the treatment's name, except for full
+# recomputation.
 TREATMENTS: dict[str, Treatment] = {
     "recomputed": Treatment(dimension=RECOMPUTED, graph=recomputed, peaks_as_plain=True),
     **{

@@ -13,10 +13,10 @@ from mistlab.plan.workload import ModelSpec, Workload
 
 
 def adapter_parameters(model: ModelSpec, rank: int, targets: str, tensor_parallel: Any = 1) -> Any:
-    """The parameters that adapters of a rank add to a block, on one of some tensor-parallel ranks
-    (a number, or a column): rank x (inputs + outputs) for each GEMM with an adapter. Ranks split
-    the dimension that they split of the GEMM. Blocks of hybrid models count as attention and a
-    feed-forward network.
+    """The parameters that low-rank adapters of this rank add to a block on one of
+    ``tensor_parallel`` ranks: rank x (input width + output width) for each GEMM with an adapter.
+    The side of a GEMM that tensor-parallel ranks split is split for its adapter too. Blocks of
+    hybrid models count as attention and a feed-forward network.
 
     >>> from mistlab import catalog
     >>> 32 * adapter_parameters(catalog.model("llama3-8b"), 16, "all")
@@ -41,8 +41,9 @@ def adapter_parameters(model: ModelSpec, rank: int, targets: str, tensor_paralle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterBytes:
-    """Bytes (C) on a rank for adapters: weights, gradients and optimizer states on the device, ring
-    buffers for offloading them, buffers for a step on the host, and all bytes on the host.
+    """Bytes (C) that adapters take on a rank: weights, gradients and optimizer states on the
+    device, ring buffers through which they are offloaded, the device buffer of the optimizer step,
+    and bytes on the host.
     """
 
     weights: Floats

@@ -1,4 +1,6 @@
-"""The row type of a dimension: its numbers, words, checks and effects."""
+"""The row type in the table of dimensions (choices of a stage): range, wording, checks and effects
+on costs.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,17 +11,19 @@ from mistlab.engines.engine import Engine
 from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 
-# The groups of a stage's choices: its blocks and their treatment; its mesh and micro-batch; its
-# memory savings.
+# The groups of a stage's choices: layers, its blocks and how each is run; mesh, its parallel
+# degrees and micro-batch; savings, its ways to save memory.
 Part = Literal["layers", "mesh", "savings"]
 # The steps in which a stage is checked against its job; each reports one problem.
 Step = Literal["batch", "tensors", "experts", "states", "tokens"]
-# Turns a dimension's values (numbers or a symbol) into a factor on a quantity.
+# A function from a dimension's values (numbers or a symbol) to a factor on a time or on bytes.
 Factor = Callable[[Any], Any]
 
 
 class Setting(NamedTuple):
-    """The context of a check: the stage's other values, its GPUs, and its job."""
+    """The facts against which one choice of a stage is checked: the stage's other values, its GPUs,
+    and its job.
+    """
 
     degree: Callable[[str], int]
     value: Callable[[str], float]
@@ -29,7 +33,7 @@ class Setting(NamedTuple):
     micro_batches: int
 
 
-# The problem of a stage's value in a setting; empty if it is valid.
+# A function that returns what is wrong with a stage's value in this setting; empty if it is valid.
 Check = Callable[[Setting], str]
 
 
@@ -109,32 +113,34 @@ class Dimension:
 
     @property
     def holder(self) -> str:
-        """The field of a stage that groups the choice with others, such as ``offload``, or ""."""
+        """The field of a stage that groups this choice with others, such as ``offload``; empty for
+        none.
+        """
         return self.path.rpartition(".")[0]
 
     @property
     def changes_passes(self) -> bool:
-        """Whether a value changes the seconds of passes themselves."""
+        """Whether a value of the dimension changes the duration of forward and backward passes."""
         return not self.of_tasks.keys().isdisjoint("FB")
 
     @property
     def numbers(self) -> Metadata:
-        """The range of its numbers, as field metadata."""
+        """The range of the dimension's values, as field metadata."""
         return ratio() if self.is_ratio else bounded(minimum=self.minimum, maximum=self.maximum)
 
     def number(self, value: float) -> float:
-        """A value from a column, as Python's own type of number."""
+        """A value from a NumPy column, as a Python float or int."""
         return float(value) if self.is_ratio else int(value)
 
 
-# The checks of dimensions: the problem of a value in its setting, with a remedy.
+# The checks of dimensions: each says what is wrong with a value in its setting, and what to give.
 #
-# Each check returns words that follow the dimension's key; empty if there is no problem.
+# Each check returns text to put after the dimension's key; empty if there is no problem.
 
 
 def batch_problem(setting: Setting) -> str:
-    """The problem of data-parallel ranks and micro-batches that do not multiply to the global
-    batch.
+    """The problem of data-parallel ranks x micro-batch size x micro-batches that is not the global
+    batch; empty if it is.
     """
     batch, size = setting.workload.global_batch, setting.degree("micro_batch")
     replicas = setting.degree("data_parallel")
@@ -153,7 +159,7 @@ def batch_problem(setting: Setting) -> str:
 
 
 def tensor_problem(setting: Setting) -> str:
-    """The problem of a model that tensor-parallel ranks cannot split."""
+    """The problem of a model that tensor-parallel ranks cannot split; empty if they can."""
     return degree_problem(setting.workload.model, setting.degree("tensor_parallel"))
 
 
@@ -183,14 +189,16 @@ def tokens_of_experts_problem(setting: Setting) -> str:
 
 
 def experts_problem(setting: Setting) -> str:
-    """The problem of experts that a stage's GPUs cannot divide."""
+    """The problem of expert-parallel ranks among which a stage cannot divide its experts; empty if
+    it can.
+    """
     experts, ranks = setting.workload.model.experts, setting.degree("expert_parallel")
     if experts is None:
         return _without_experts(ranks)
     if experts.count % ranks:
         return f"{ranks} does not divide experts {experts.count}: give a divisor"
     parts = setting.degree("expert_tensor_parallel")
-    # Degrees that do not divide the experts' width are reported by that dimension.
+    # The dimension for the width of experts reports degrees that do not divide that width.
     if experts.ffn % parts == 0 and setting.gpus % (ranks * parts):
         return (
             f"{ranks} x expert_tensor_parallel {parts} does not divide the stage's {setting.gpus} "
@@ -200,7 +208,9 @@ def experts_problem(setting: Setting) -> str:
 
 
 def expert_widths_problem(setting: Setting) -> str:
-    """The problem of an expert width that a stage's GPUs cannot divide."""
+    """The problem of ranks among which a stage cannot split each expert's width; empty if it
+    can.
+    """
     experts, parts = setting.workload.model.experts, setting.degree("expert_tensor_parallel")
     if experts is None:
         return _without_experts(parts)
@@ -216,7 +226,9 @@ def _without_experts(degree: int) -> str:
 
 
 def averaging_problem(setting: Setting) -> str:
-    """The problem of data-parallel ranks that cannot average by the workload's reduction."""
+    """The problem of data-parallel ranks that cannot average as the workload's gradient reduction
+    asks.
+    """
     if setting.workload.reduces_plainly:
         return ""
     ranks = setting.degree("data_parallel")
@@ -226,7 +238,7 @@ def averaging_problem(setting: Setting) -> str:
 
 
 def axis_order_problem(setting: Setting) -> str:
-    """The problem of tensor-parallel ranks that must be adjacent."""
+    """The problem of an axis order that separates tensor-parallel ranks which must be adjacent."""
     order = setting.degree("axis_order")
     if not order:
         return ""
@@ -238,24 +250,26 @@ def axis_order_problem(setting: Setting) -> str:
 
 
 def level_problem(setting: Setting) -> str:
-    """The problem of a ZeRO level that excludes the workload's reduction."""
+    """The problem of a ZeRO level that the workload's gradient reduction excludes."""
     if setting.workload.reduces_plainly:
         return ""
     return setting.workload.reduction.sharding_problem(setting.degree("zero"))
 
 
 def weights_stay(setting: Setting) -> str:
-    """The problem of offloaded weights with the workload's reduction."""
+    """The problem of offloaded weights under a gradient reduction that needs them on the GPU."""
     return _stays(setting, "offload_weights")
 
 
 def gradients_stay(setting: Setting) -> str:
-    """The problem of offloaded gradients with the workload's reduction."""
+    """The problem of offloaded gradients under a gradient reduction that needs them on the GPU."""
     return _stays(setting, "offload_gradients")
 
 
 def optimizer_stays(setting: Setting) -> str:
-    """The problem of offloaded optimizer states with the workload's reduction."""
+    """The problem of offloaded optimizer states under a gradient reduction that needs them on the
+    GPU.
+    """
     return _stays(setting, "offload_optimizer")
 
 
@@ -267,7 +281,9 @@ def _stays(setting: Setting, name: str) -> str:
 
 
 def replicas_problem(setting: Setting) -> str:
-    """The problem of a number of state replicas that a stage's ranks cannot have."""
+    """The problem of a number of copies of the sharded states (HSDP replicas) that a stage's ranks
+    cannot have.
+    """
     replicas, data = setting.degree("state_replicas"), setting.degree("data_parallel")
     how = setting.workload.reduction
     if replicas > 1 and not setting.workload.reduces_plainly:
@@ -285,13 +301,15 @@ def replicas_problem(setting: Setting) -> str:
 
 
 def replicas_are_nodes(setting: Setting) -> bool:
-    """Whether there is one replica of states, or one in each node that a stage fills."""
+    """Whether the sharded states have one copy, or one copy in each node that a stage fills."""
     replicas = setting.degree("state_replicas")
     return replicas == 1 or setting.gpus == replicas * setting.gpus_per_node
 
 
 def context_problem(setting: Setting) -> str:
-    """The problem of context-parallel ranks that cannot take two parts each of a sequence."""
+    """The problem of a sequence that context-parallel ranks cannot cut into two parts for each
+    rank.
+    """
     tokens, ranks = setting.workload.sequence_length, setting.degree("context_parallel")
     if setting.workload.model.family == "custom" and ranks > 1:
         return _traced_without(ranks, 1)
@@ -304,7 +322,9 @@ def context_problem(setting: Setting) -> str:
 
 
 def exchange_problem(setting: Setting) -> str:
-    """The problem of context-parallel ranks that cannot exchange tokens for heads."""
+    """The problem of context-parallel ranks that cannot exchange parts of the sequence for
+    heads.
+    """
     if setting.degree("context_exchange") != HEADS:
         return ""
     model = setting.workload.model
@@ -319,7 +339,7 @@ def exchange_problem(setting: Setting) -> str:
 
 
 def sequence_problem(setting: Setting) -> str:
-    """The problem of tensor-parallel ranks that cannot split tokens."""
+    """The problem of tensor-parallel ranks that cannot split a sequence's tokens evenly."""
     tensor = setting.degree("tensor_parallel")
     if not setting.degree("sequence_parallel") or tensor == 1:
         return ""

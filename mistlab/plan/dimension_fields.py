@@ -1,4 +1,6 @@
-"""Values with a field for each dimension, made from ``mistlab.plan.dimensions.DIMENSIONS``."""
+"""Values with one field for each dimension of a stage, generated from
+``mistlab.plan.dimensions.DIMENSIONS``.
+"""
 
 from mistlab.plan.made_fields import (
     check_lists,

@@ -1,4 +1,5 @@
-"""The table of dimensions: one row for each choice that a plan makes for a stage.
+"""The table of dimensions, with one row for each choice that a plan makes for a stage, and the mesh
+of a stage's ranks.
 
 A row has the choice's names in plan files and in expressions, its possible numbers, its words for
 people, and the tasks and states that it changes. The fields of stages and of spaces are made from
@@ -35,12 +36,16 @@ _STAYS = {
 
 
 def _any_or_none(engine: Engine, _: bool) -> tuple[float, ...] | None:
-    """The ratios of states that an engine can offload: any, or none."""
+    """The offload ratios for weights, gradients and optimizer states that an engine supports: any
+    (None), or only 0.
+    """
     return None if engine.offloads else (0.0,)
 
 
 def _all_or_none(engine: Engine, _: bool) -> tuple[float, ...] | None:
-    """The ratios of activations that an engine can offload: any, all or none, or none."""
+    """The offload ratios for activations that an engine supports: any (None), 0 and 1, or only
+    0.
+    """
     if engine.offloads:
         return None
     return (0.0, 1.0) if engine.offloads_activations else (0.0,)
@@ -98,13 +103,13 @@ def _levels(engine: Engine, in_pipeline: bool) -> tuple[float, ...]:
 
 
 def _sharded(engine: Engine, in_pipeline: bool) -> str:
-    """The states that an engine shards at its highest ZeRO level, in words."""
+    """Words for the states that an engine shards at its highest ZeRO level."""
     highest = engine.highest_zero_of(in_pipeline=in_pipeline)
     what = ("nothing", "optimizer state alone", "optimizer state and gradients alone")[highest]
     return f"shards {what}{' in a pipeline' if highest < engine.highest_zero else ''}"
 
 
-# The order is that of columns, of searchers' choices and of reports.
+# The order of rows is that of columns, of the choices that searchers try, and of reports.
 DIMENSIONS: dict[str, Dimension] = {
     "layers": Dimension(part="layers", symbol="L", minimum=0, brief="{} blocks", is_listed=False),
     "data_parallel": Dimension(
@@ -296,9 +301,9 @@ DIMENSIONS: dict[str, Dimension] = {
             is_level=True,
         ),
     ),
-    # Proofs split boxes along the dimension of largest weight: optimizer states are six times as
-    # large as weights, and activations are copied with every micro-batch. With equal weights the
-    # proof of the default problem needs a quarter more predictor calls.
+    # Proofs split a set of candidates along the dimension with the largest weight: optimizer states
+    # are six times as large as weights, and activations are copied with every micro-batch. With
+    # equal weights the proof of the default problem needs a quarter more predictor calls.
     "offload_weights": _offloaded("ww", "weights", "P", coarse_parts=1),
     "offload_gradients": _offloaded("wg", "gradients", "G", coarse_parts=1),
     "offload_optimizer": _offloaded("wo", "optimizer", "O", box_weight=2),
@@ -314,18 +319,18 @@ OFFLOADS = tuple(name for name, row in DIMENSIONS.items() if row.path.startswith
 
 
 def names_of(part: Part) -> tuple[str, ...]:
-    """The names of the dimensions of a group, in the table's order."""
+    """The names of the dimensions in one group (layers, mesh or savings), in the table's order."""
     return _OF_PARTS[part]
 
 
 def counts_of_blocks() -> tuple[str, ...]:
-    """The names of dimensions that count blocks with a treatment, such as recomputed blocks."""
+    """The names of dimensions that count blocks run in a certain way, such as recomputed blocks."""
     return _COUNTS
 
 
 def counts_within(counts: Mapping[str, float], layers: int) -> dict[str, int]:
-    """The numbers of treated blocks, reduced to a total of at most ``layers``, last treatments
-    first.
+    """Counts of blocks by the way to run them, reduced until they add up to at most ``layers``; the
+    last in the table's order are reduced first.
     """
     within, left = {}, layers
     for name in counts_of_blocks():
@@ -359,7 +364,7 @@ def _number_with_words(row: Dimension, value: float) -> str:
 
 
 def label_of(name: str) -> str:
-    """The short name of a dimension."""
+    """The short name of a dimension, for searchers' choices."""
     return DIMENSIONS[name].label or name
 
 
@@ -378,7 +383,9 @@ def dimension_words(name: str, value: float, layers: int) -> str:
 
 
 def _noun(name: str) -> str:
-    """The noun for an amount; the dimension's name where neither amount nor words identify it."""
+    """The noun after a dimension's amount; the dimension's name where neither amount nor words
+    identify it.
+    """
     row = DIMENSIONS[name]
     is_bare = row.amount == "{}" and not row.noun and not row.words
     return name.replace("_", " ") if is_bare else row.noun
@@ -415,12 +422,13 @@ def change_words(name: str, now: float, then: float) -> str:
 
 
 def _short_amount(name: str, value: float) -> str:
-    """Like ``amount_words``, with percentages rounded to integers: "50%"."""
+    """A dimension's value as in ``amount_words``, with percentages rounded to integers: "50%"."""
     return amount_words(name, value).replace(".0%", "%")
 
 
 def states_as_changed(memory: States, value: Callable[[str], Any]) -> States:
-    """The bytes of states per parameter, multiplied by the factors of dimensions.
+    """The engine's bytes of weights, gradients and optimizer states per parameter, multiplied by
+    the factors of dimensions.
 
     ``value`` gives the value of a dimension: numbers or a symbol.
     """
@@ -431,15 +439,16 @@ def states_as_changed(memory: States, value: Callable[[str], Any]) -> States:
     return replace(memory, **changed) if changed else memory
 
 
-# The mesh of a stage: axes along which its GPUs divide the work, and groups of GPUs.
+# The mesh of a stage: axes along which its GPUs divide the work, and groups of ranks that
+# communicate.
 #
 # Ranks are numbered along the axes in the table's order, the first axis fastest; then come the
 # ranks of the next stage. A group is a set of axes: ranks that differ only along these axes
 # communicate. A dimension's row adds an axis by naming it, its position among the axes, and the
 # groups that contain it.
 #
-# The same ranks have other axes where blocks have experts: those of ``EXPERT_AXES``, which cut
-# across the first ones. Ranks that share states use ``STATE_AXES``, which divide data-parallel
+# In blocks with experts the same ranks have other axes, those of ``EXPERT_AXES``, which regroup the
+# ranks of the first ones. Ranks that share states use ``STATE_AXES``, which divide data-parallel
 # ranks into replicas of the states. The axis without a dimension takes the remaining ranks.
 #
 # The argument ``value`` of a function gives the degree of a dimension: ``stage.value`` for a stage
@@ -452,7 +461,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Axis:
-    """An axis: the dimension that gives its degree, and its displayed name.
+    """An axis of a mesh: the dimension that gives its number of ranks, and its displayed name.
 
     An axis without a dimension has all ranks that the other axes of its table leave.
     """
@@ -465,7 +474,7 @@ _DIMENSIONS_OF = {axis: name for name, row in DIMENSIONS.items() for axis in row
 
 
 def _axes(*names: str) -> dict[str, Axis]:
-    """Axes by name, each with the dimension whose row defines it."""
+    """A table of mesh axes by name; each axis has the dimension whose row defines it."""
     return {
         name: Axis(dimension=_DIMENSIONS_OF.get(name, ""), words=name.removeprefix("state "))
         for name in names
@@ -476,11 +485,12 @@ AXES = _axes("tensor", "context", "data")
 EXPERT_AXES = _axes("expert tensor", "expert", "expert data", "expert replica")
 STATE_AXES = _axes("state tensor", "state context", "shard", "replica")
 
-# The axes of each group by name: ranks that reduce partial activations; ranks that exchange keys
-# and values; ranks that share states under ZeRO and gather weights; ranks that have the same shard,
-# whose gradients are summed; ranks that reduce gradients. Then for experts: ranks that have parts
-# of the same experts; ranks with different experts, which exchange tokens; ranks that share the
-# experts' states; ranks that reduce the experts' gradients.
+# The mesh axes of each group of ranks, by the group's name, in this order: ranks that reduce
+# partial activations; ranks that exchange keys and values; ranks that share states under ZeRO and
+# gather weights; ranks that have the same shard, whose gradients are summed; ranks that reduce
+# gradients. Then for experts: ranks that have parts of the same experts; ranks with different
+# experts, which exchange tokens; ranks that share the experts' states; ranks that reduce the
+# experts' gradients.
 GROUPS: dict[str, tuple[str, ...]] = {
     "tensor": ("tensor",),
     "context": ("context",),
@@ -495,32 +505,33 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 def axes_of(group: str) -> dict[str, Axis]:
-    """The table of axes that contains a group."""
+    """The table of axes (of layers, states or experts) that contains a group's axes."""
     first, *_ = GROUPS[group]
     return next(axes for axes in (AXES, EXPERT_AXES, STATE_AXES) if first in axes)
 
 
 def degrees(axes: Mapping[str, Axis], value: Callable[[str], Degree]) -> dict[str, Degree]:
-    """The number of ranks along each axis of a table."""
+    """The number of ranks along each axis of a mesh."""
     ranks: dict[str, Any] = {
         name: value(axis.dimension) for name, axis in axes.items() if axis.dimension
     }
     for name, axis in axes.items():
         if not axis.dimension:
-            # A mesh that does not divide has no such groups, and is marked as infeasible.
+            # A mesh whose degrees do not divide its GPUs is marked as infeasible elsewhere; here it
+            # gets one rank.
             left: Any = num_gpus(value) // prod(ranks.values())
             ranks[name] = left + (left < 1)
     return {name: ranks[name] for name in axes}
 
 
 def dimensions_of_axes() -> tuple[str, ...]:
-    """The dimension of each axis."""
+    """The dimension that gives each mesh axis its number of ranks."""
     return tuple([axis.dimension for axis in AXES.values()])
 
 
 def num_gpus(value: Callable[[str], Degree]) -> Degree:
     """The number of GPUs of a stage: the product of its axes' degrees."""
-    # On the path of every stage of a plan, so this loop is kept plain.
+    # A plain loop instead of ``prod``: it runs for every stage of every plan.
     gpus: Any = 1
     for axis in AXES.values():
         gpus = gpus * value(axis.dimension)
@@ -529,7 +540,7 @@ def num_gpus(value: Callable[[str], Degree]) -> Degree:
 
 
 def ranks_of(group: str, value: Callable[[str], Degree]) -> Degree:
-    """Number of ranks in a group."""
+    """The number of ranks in a group of a stage's mesh."""
     of_axes: Mapping[str, Any] = degrees(axes_of(group), value)
     ranks: Degree = prod(of_axes[axis] for axis in GROUPS[group])
     return ranks
@@ -550,7 +561,7 @@ def groups_of(group: str, value: Callable[[str], int]) -> Iterator[list[int]]:
 
 
 def position_of(rank: int, value: Callable[[str], int]) -> dict[str, int]:
-    """The position of a stage's rank along each axis."""
+    """The position of a stage's rank along each mesh axis."""
     position = {}
     for name, axis in in_order(AXES, value(AXIS_ORDER)).items():
         rank, position[name] = divmod(rank, value(axis.dimension))
@@ -558,15 +569,15 @@ def position_of(rank: int, value: Callable[[str], int]) -> dict[str, int]:
 
 
 def rank_of(position: dict[str, int], value: Callable[[str], int]) -> int:
-    """The rank at a position, relative to the stage's first rank."""
+    """The rank at a position along the mesh axes, relative to the stage's first rank."""
     steps = _steps(AXES, value)
     return sum(position.get(name, 0) * step for name, step in steps.items())
 
 
 def in_order(axes: Mapping[str, Item], order: int) -> dict[str, Item]:
-    """The values of a table's axes from the innermost to the outermost, by a stage's
-    ``axis_order``: the first axis is the innermost one, or the outermost. Axes of experts have one
-    order.
+    """The values of mesh axes from the innermost to the outermost axis, by a stage's
+    ``axis_order``: the table's first axis is the innermost or the outermost. Axes of experts have a
+    fixed order.
     """
     first, *others = axes
     names = [*others, first] if order and first not in EXPERT_AXES else axes
@@ -574,7 +585,7 @@ def in_order(axes: Mapping[str, Item], order: int) -> dict[str, Item]:
 
 
 def _steps(axes: Mapping[str, Axis], value: Callable[[str], int]) -> dict[str, int]:
-    """The distance in ranks between neighbours along each axis."""
+    """The distance in rank numbers between neighbours along each mesh axis."""
     steps, step = {}, 1
     for name, degree in in_order(degrees(axes, value), value(AXIS_ORDER)).items():
         steps[name] = step

@@ -1,8 +1,11 @@
-"""Lean operators, which keep less for their backward pass, and the sets of them to choose from."""
+"""The lean operators (which keep less for their backward pass), and the sets of them from which a
+stage chooses.
+"""
 
 from itertools import combinations
 
-# All non-empty sets of the kinds: the full set first, then by size.
+# Kinds of operators with a lean form. Below, all non-empty sets of the kinds: the full set first,
+# then by size.
 KINDS = ("gelu", "norms", "core", "dropout")
 SETS: tuple[tuple[str, ...], ...] = (
     KINDS,
@@ -10,5 +13,5 @@ SETS: tuple[tuple[str, ...], ...] = (
 )
 WORDS = ("all operators lean", *(f"lean {' and '.join(one)}" for one in SETS[1:]))
 ALL = 0
-# The dimension whose value is an index into these sets.
+# The dimension of a stage whose value is an index into these sets.
 CHOICE = "lean_operators"

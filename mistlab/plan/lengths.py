@@ -1,4 +1,4 @@
-"""Lengths of documents in tokens: from a file, or from a distribution.
+"""Lengths of training documents in tokens: from a file, or from a distribution.
 
 A distribution is known by its quantiles: so many of them stand for it, and none is drawn here.
 """
@@ -20,14 +20,16 @@ QUANTILES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentLengths(Checked):
-    """Document lengths in ascending order, and the number of documents of each length."""
+    """Lengths of documents in tokens, ascending, and the number of documents of each length."""
 
     tokens: tuple[int, ...] = field(metadata=bounded(minimum=1, most=MOST_TOKENS))
     counts: tuple[float, ...] = field(metadata=bounded(above=0))
 
     @classmethod
     def of(cls, tokens: Floats | Ints, counts: Floats | None = None) -> Self:
-        """Document lengths with the number of documents of each, by default one."""
+        """Document lengths from a list, with the number of documents of each length, 1 by
+        default.
+        """
         whole = np.maximum(np.rint(tokens), 1).astype(np.int64)
         values, places = np.unique(whole, return_inverse=True)
         weights = np.ones(len(whole)) if counts is None else np.asarray(counts, dtype=float)
@@ -36,18 +38,20 @@ class DocumentLengths(Checked):
 
     @property
     def mean(self) -> float:
-        """The mean length."""
+        """The mean document length."""
         return float(np.average(self.tokens, weights=self.counts))
 
     def at(self, shares: Floats) -> Ints:
-        """The lengths at these quantiles."""
+        """The document lengths at these quantiles."""
         ends = np.cumsum(self.counts)
         places = np.searchsorted(ends, np.asarray(shares) * ends[-1], side="right")
         lengths: Ints = np.asarray(self.tokens)[np.minimum(places, len(ends) - 1)]
         return lengths
 
     def within(self, context: int, *, cuts: bool = False) -> Self:
-        """Document lengths up to a context length; longer ones are refused, or truncated."""
+        """Document lengths limited to a context length: longer documents are refused, or
+        truncated.
+        """
         longest = self.tokens[-1]
         if longest <= context:
             return self
@@ -71,7 +75,7 @@ def lengths_from(text: str) -> DocumentLengths:
         numbers = []
     if len(numbers) != len(names) or not all(0 < number < MOST_TOKENS for number in numbers):
         form = ":".join((kind, *names))
-        reject(f"--lengths {text}: is not {form}, with numbers above 0: give such, or a file")
+        reject(f"--lengths {text}: is not {form}, with numbers above 0: correct it, or give a file")
     shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
     return DocumentLengths.of(np.minimum(DISTRIBUTIONS[kind][1](shares, *numbers), MOST_TOKENS))
 
@@ -90,7 +94,7 @@ def _uniform(shares: Floats, least: float, most: float) -> Floats:
     return least + shares * (most - least)
 
 
-# The parameter names of each distribution, and its quantile function.
+# The names of each distribution's parameters, and the function from shares to quantiles.
 DISTRIBUTIONS: Mapping[str, tuple[tuple[str, ...], Callable[..., Floats]]] = {
     "lognormal": (("MEDIAN", "SIGMA"), _lognormal),
     "pareto": (("LEAST", "EXPONENT"), _pareto),
@@ -99,7 +103,9 @@ DISTRIBUTIONS: Mapping[str, tuple[tuple[str, ...], Callable[..., Floats]]] = {
 
 
 def _from_file(path: Path) -> DocumentLengths:
-    """A file with a length per line, or a histogram: a length and its number of documents."""
+    """Document lengths from a file with one length a line, or with a length and its number of
+    documents.
+    """
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -108,7 +114,7 @@ def _from_file(path: Path) -> DocumentLengths:
         reject(f"--lengths {path}: cannot be read ({reason}): give a file, or one of {known}")
     rows = [(number, line.split(",")) for number, line in enumerate(lines, start=1) if line.strip()]
     if rows and not rows[0][1][0].strip().isdigit():
-        # The header line.
+        # Drop the header line.
         del rows[0]
     tokens, counts = [], []
     for number, row in rows:

@@ -1,4 +1,5 @@
-"""The fields of stages and of spaces: one for each dimension, generated from the table's rows.
+"""The fields of stages and of search spaces: one for each dimension, generated from the table's
+rows.
 
 ``mistlab.plan.dimension_fields`` has the classes; type checkers read its stub, which
 ``python -m benchmarks.stubs`` writes from them.
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 DEFAULT_ENGINE = "mistlab"
-# The numbers of blocks that a stage may recompute: all, none or all, or any number.
+# How many blocks a stage of a search space may recompute: all, none or all, or any number.
 Recomputation = Literal["all", "none_or_all", "any"]
 # A generated field of a class: its name, its type, and ``dataclasses.field`` with its default.
 MadeField = tuple[str, Any, Any]
@@ -33,7 +34,7 @@ def made(
     *,
     is_base: bool = False,
 ) -> Any:
-    """A frozen dataclass of a module with these fields, which checks them.
+    """A new frozen dataclass with these fields, in a module; it checks the fields' values.
 
     The base of a class that has methods of its own gets none: a dataclass writes them again.
     """
@@ -54,7 +55,9 @@ def made(
 
 
 def check_lists(value: "DataclassInstance") -> None:
-    """Check the fields of a space, or of a part of one; each list must have at least one choice."""
+    """Check the fields of a search space, or of a part of one: each list needs at least one
+    choice.
+    """
     check_fields(value)
     for entry in fields(value):
         if getattr(value, entry.name) == () and entry.default != ():
@@ -67,7 +70,7 @@ def held_fields(holder: str) -> Iterator[MadeField]:
 
 
 def stage_fields(holders: Mapping[str, type]) -> Iterator[MadeField]:
-    """The fields of a stage, in the order of rows: required ones first."""
+    """The fields of a stage in the table's order, those without a default first."""
     stage_rows = [(name, row) for name, row in DIMENSIONS.items() if not row.holder]
     for name, row in sorted(stage_rows, key=lambda entry: entry[1].default is not None):
         yield _chosen(name, row)
@@ -76,12 +79,16 @@ def stage_fields(holders: Mapping[str, type]) -> Iterator[MadeField]:
 
 
 def listed_held_fields(holder: str) -> Iterator[MadeField]:
-    """The fields of a space's lists for the choices that a part of a stage groups."""
+    """The fields for the lists of choices in the part of a search space that groups several, such
+    as ``offload``.
+    """
     return (_listed(row.label, row) for row in DIMENSIONS.values() if row.holder == holder)
 
 
 def space_fields(holders: Mapping[str, type]) -> Iterator[MadeField]:
-    """The fields of a space: lists of dimensions, and between them choices about whole plans."""
+    """The fields of a search space: a list of values for each dimension, and between them choices
+    about whole plans.
+    """
     listed = {name: row for name, row in DIMENSIONS.items() if row.is_listed and not row.holder}
     mesh = {name: row for name, row in listed.items() if row.part == "mesh"}
     free = [name for name, row in mesh.items() if row.default is None]
@@ -108,15 +115,15 @@ def space_fields(holders: Mapping[str, type]) -> Iterator[MadeField]:
 
 
 def _chosen(name: str, row: Dimension) -> MadeField:
-    """The field of a stage for its value of a dimension."""
+    """The field in which a stage holds its value of a dimension."""
     default = MISSING if row.default is None else row.default
     content: Any = field(default=default, metadata=row.numbers)
     return name, float if row.is_ratio else int, content
 
 
 def _listed(name: str, row: Dimension) -> MadeField:
-    """The field of a space that lists a dimension's values; None allows every value of a count of
-    blocks, and of a dimension without default.
+    """The field in which a search space lists a dimension's values; None allows every value where
+    the dimension counts blocks or has no default.
     """
     items: Any = tuple[float, ...] if row.is_ratio else tuple[int, ...]
     is_free = row.default is None or row.part == "layers"

@@ -1,5 +1,5 @@
-"""The named search spaces: those of the published evaluation, of other systems' users, and of
-current engines.
+"""The named search spaces: those of the published evaluation of Mist, of other systems' users, and
+of current engines.
 """
 
 from collections.abc import Mapping
@@ -44,8 +44,8 @@ _WIDE = replace(
     layers_off_balance=None,
     unequal_meshes=True,
 )
-# The spaces of other systems' users, on the engine closest to their system: of a user who tunes,
-# and of the published evaluation, whose baselines recompute every block and shard the optimizer
+# What users of other systems can choose, each on the engine closest to their system: a user who
+# tunes, and the published evaluation, whose baselines recompute every block and shard the optimizer
 # states.
 _MEGATRON = SearchSpace(
     name="megatron",
@@ -65,8 +65,9 @@ _MEGATRON_TODAY = replace(
     recomputation="any",
     core_recomputed_layers=None,
 )
-# The subspace that every Megatron-core launch line can express and a search proves: one order of
-# passes. At usual sequence lengths more than two context-parallel ranks were hardly measured.
+# The plans that every Megatron-core launch line can express, small enough for a search to prove its
+# best plan: one pipeline schedule. At usual sequence lengths more than two context-parallel ranks
+# were hardly measured.
 _MEGATRON_CORE = replace(
     _MEGATRON_TODAY,
     name="megatron-core",
@@ -101,8 +102,8 @@ _ACESO = SearchSpace(
     unequal_meshes=True,
 )
 _ALPA = replace(_ACESO, name="alpa", engine="megatron", recomputation="none_or_all")
-# Current training: with experts in Megatron, whose pipeline layouts give the stage with the head
-# fewer blocks; with sharded weights in torch; and every choice of this package's own engine.
+# Spaces for current training: Megatron with experts, whose pipeline layouts give the stage with the
+# head fewer blocks; torch with sharded weights; this package's own engine with every choice.
 _MOE = SearchSpace(
     name="moe",
     engine="megatron-core",
@@ -126,8 +127,8 @@ _FSDP = SearchSpace(
     zero=(2, 3),
     offload=OffloadRatios(activations=(0.0, 1.0)),
 )
-# One GPU or replicas of it, whose blocks have lean operators (Tempo, NeurIPS 2022) or are
-# recomputed.
+# Plans for one GPU, or for data-parallel copies of it, whose blocks have lean operators (Tempo,
+# NeurIPS 2022) or are recomputed.
 _TEMPO = SearchSpace(
     name="tempo",
     data_parallel=_POWERS,
@@ -144,7 +145,7 @@ _EVERYTHING = replace(
     expert_parallel=_POWERS[:7],
     state_replicas=_POWERS,
 )
-# Its pipelines in any order of passes.
+# The same plans under any pipeline schedule (order of forward and backward passes).
 _IN_ANY_ORDER = replace(_EVERYTHING, name="everything:orders", orders=tuple(ORDERS))
 
 SPACES: Mapping[str, SearchSpace] = {
@@ -161,7 +162,7 @@ SPACES: Mapping[str, SearchSpace] = {
 }
 
 
-# The spaces of frameworks, by the names that people use.
+# The search space for users of a framework, by the framework's usual name.
 SPACE_OF_FRAMEWORK = {
     **dict.fromkeys(("torchtitan", "fsdp2", "accelerate", "axolotl", "trl"), "fsdp"),
     **dict.fromkeys(("megatron-lm", "megatron-bridge", "nemo"), "megatron-core"),
@@ -170,7 +171,7 @@ SPACE_OF_FRAMEWORK = {
 
 
 def space_of(name: str) -> SearchSpace:
-    """The space with this name; refuses an unknown name.
+    """The search space with this name; refuses an unknown name.
 
     >>> space_of("mist").layers_off_balance
     2

@@ -67,23 +67,23 @@ class StagePlan(dimension_fields.StageFields):
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> Self:
-        """A stage from values by dimension; omitted dimensions have their default."""
+        """A stage from a mapping of dimensions to values; omitted dimensions have their default."""
         own_values, offload = _by_holder(values)
         if any(offload.values()):
             own_values["offload"] = Offload(**offload)
         return cls(**own_values)
 
     def value(self, name: str) -> float:
-        """The value of a dimension."""
+        """The stage's value of a dimension."""
         value: float = _READERS[name](self)
         return value
 
     def degree(self, name: str) -> int:
-        """The value of an integer dimension."""
+        """The stage's value of an integer dimension."""
         return int(self.value(name))
 
     def values(self) -> tuple[float, ...]:
-        """The values of all dimensions, in the table's order."""
+        """The stage's values of all dimensions, in the table's order."""
         return _values_of(self)
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
@@ -95,12 +95,14 @@ class StagePlan(dimension_fields.StageFields):
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of blocks with each treatment, by dimension."""
+        """The number of the stage's blocks that are run in each way (recomputed, ...), by
+        dimension.
+        """
         return {name: self.degree(name) for name in counts_of_blocks()}
 
     def resized(self, layers: int) -> Self:
-        """This stage with another number of blocks; a treatment of all blocks stays one of all
-        blocks, other counts of treated blocks are kept.
+        """This stage with another number of blocks: if all blocks were recomputed (or run in
+        another way), all are again; other counts are kept.
         """
         wanted = {
             name: layers if count == self.layers else count for name, count in self.counts.items()
@@ -119,7 +121,7 @@ class StagePlan(dimension_fields.StageFields):
 
     @property
     def head_ranks(self) -> int:
-        """The number of ranks over which heads are split during attention."""
+        """The number of ranks over which the stage splits heads during attention."""
         exchanges = self.context_exchange == HEADS
         return self.tensor_parallel * (self.context_parallel if exchanges else 1)
 
@@ -150,7 +152,9 @@ def _reader_of(names: Sequence[str]) -> Reader:
 
 
 def _by_holder(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
-    """The values of a stage's own fields, and of its offload ratios."""
+    """The values of a stage's own fields, and those of its offload ratios, by the field that holds
+    them.
+    """
     own_values: dict[str, Any] = {}
     offload: dict[str, float] = {}
     for name, value in values.items():
@@ -162,7 +166,7 @@ def _by_holder(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, flo
     return own_values, offload
 
 
-# On the path of every stage of a plan, so readers are built once.
+# Functions that read the dimensions are built once, since every stage of every plan is read.
 _READERS = {name: attrgetter(row.path or name) for name, row in DIMENSIONS.items()}
 _values_of = _reader_of([*DIMENSIONS])
 _degrees_of = _reader_of(dimensions_of_axes())
@@ -206,8 +210,8 @@ class Plan:
     def of_one_gpu(
         cls, layers: int, sequences: int, engine: str, values: Mapping[str, float]
     ) -> Self:
-        """A single-GPU plan whose step is one micro-batch of ``sequences``; ``values`` are its
-        stage's other dimensions.
+        """A single-GPU plan whose step is one micro-batch of ``sequences`` sequences; ``values``
+        are its stage's other dimensions.
         """
         alone = dict.fromkeys(("data_parallel", "tensor_parallel"), 1)
         stage_values = {**alone, "layers": layers, "micro_batch": sequences, **values}
@@ -225,11 +229,13 @@ class Plan:
 
     @property
     def data_ranks(self) -> tuple[int, ...]:
-        """The data-parallel ranks of each stage."""
+        """The number of data-parallel ranks of each stage."""
         return tuple(stage.data_parallel for stage in self.stages)
 
     def of_replica(self, replicas: int) -> "Plan":
-        """The plan of one of several replicas, which divide the data-parallel ranks."""
+        """The plan of one of several replicas of the model, each of which has an equal part of the
+        data-parallel ranks.
+        """
         stages = [
             replace(stage, data_parallel=stage.data_parallel // replicas) for stage in self.stages
         ]

@@ -1,4 +1,6 @@
-"""A plan in words: a single line for tables, or a line for the plan and one for each stage."""
+"""Describes a plan: in a single line for tables, or in a line for the plan and one for each
+stage.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -42,7 +44,7 @@ def plan_line(plan: Plan) -> str:
 
 
 def _stage_brief(stage: StagePlan) -> str:
-    """A stage's values in brief: degrees, micro-batch and ZeRO always, other values if they are not
+    """A stage in a few words: degrees, micro-batch and ZeRO always, other values if they are not
     the default.
 
     The blocks come first, ZeRO before all that a stage may lack, offloading last.
@@ -87,7 +89,7 @@ def plan_words(plan: Plan) -> list[str]:
 
 
 def _blocks_from(first: int, count: int) -> str:
-    """The index range of a stage's blocks."""
+    """The index range of a stage's blocks in the model."""
     if count == 0:
         return "no blocks"
     return f"block {first}" if count == 1 else f"blocks {first} to {first + count - 1}"

@@ -1,4 +1,6 @@
-"""The states that an engine keeps when its data-parallel ranks communicate less."""
+"""The states that an engine keeps under a gradient reduction that communicates less than an
+all-reduce in each step.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,17 +11,18 @@ from mistlab.engines.engine import Engine
 from mistlab.reduction.compression import VALUE_BYTES
 from mistlab.reduction.reduction_costs import Reduction
 
-# The precision whose loss is scaled: what ranks remember is kept twice, once as before a step that
-# may be skipped.
+# The precision with loss scaling, whose steps may be skipped: states of the reduction are kept
+# twice, once as they were before the step.
 SCALED = "fp16"
-# Values of candidates, an array; this package is imported without NumPy.
+# One value for each candidate, an array; this package is imported without NumPy.
 Column = Any
 
 
 @lru_cache(maxsize=256)
 def reducing(engine: Engine, how: Reduction) -> Engine:
-    """The engine's memory model under a reduction: errors of compressed gradients, the outer
-    optimizer's weights and momenta, and a buffer for a neighbour's layer.
+    """The engine with its memory model extended by a gradient reduction: errors of compressed
+    gradients, the outer optimizer's weights and momenta, and a buffer for a layer that arrives from
+    a neighbouring rank.
     """
     if how.is_plain:
         return engine
@@ -36,8 +39,8 @@ def reducing(engine: Engine, how: Reduction) -> Engine:
 
 
 def replicated(columns: Mapping[str, Column], how: Reduction) -> Mapping[str, Column]:
-    """Columns of candidates, with the state replicas that a reduction makes of data-parallel
-    ranks.
+    """Columns of candidates in which the data-parallel ranks are as many state replicas as the
+    reduction makes of them.
     """
     data = columns["data_parallel"]
     replicas: Column = data if how.replicas is None else 0 * data + how.replicas

@@ -39,19 +39,24 @@ class RotaryScaling:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.kind in ("llama3", "yarn") and self.high <= self.low:
-            problem = f"{self.high:g} is not above low {self.low:g}: give more turns than low"
+            problem = f"{self.high:g} is not above low {self.low:g}: give a higher number of turns"
             refuse("high", problem)
         for name in ("short", "long"):
             if bool(factors := getattr(self, name)) != (self.kind == "longrope"):
                 problem = f"{len(factors)} numbers with kind {self.kind}"
-                refuse(name, f"{problem}: give one for each pair of channels to longrope alone")
+                refuse(
+                    name,
+                    f"{problem}: give one for each channel pair to longrope alone",
+                )
 
     def check(self, channels: int) -> None:
-        """Refuse a number of factors that does not match the pairs of rotated channels."""
+        """Refuse lists of longrope factors whose length is not the number of pairs of rotated
+        channels.
+        """
         for name in ("short", "long"):
             if (factors := getattr(self, name)) and len(factors) != channels // 2:
                 problem = f"{len(factors)} numbers for {channels // 2} pairs of rotated channels"
-                refuse(name, f"{problem}: give one for each")
+                refuse(name, f"{problem}: give one for each pair")
 
 
 def frequencies(
@@ -96,7 +101,9 @@ def _llama3(plain: list[float], channels: int, base: float, scaling: RotaryScali
 
 def _yarn(plain: list[float], channels: int, base: float, scaling: RotaryScaling) -> list[float]:
     def place(turns: float) -> float:
-        """The channel pair with this number of rotations over the original context."""
+        """The channel pair (a fraction in between) that makes this many rotations over the original
+        context.
+        """
         return channels * math.log(scaling.positions / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     first, last = place(scaling.high), place(scaling.low)

@@ -50,7 +50,9 @@ class Router:
 
     @property
     def is_plain(self) -> bool:
-        """Whether weights are a softmax over the chosen experts' scores, as in layer graphs."""
+        """Whether experts are weighted by a softmax over the chosen experts' scores, as layer
+        graphs assume.
+        """
         is_usual = self.scores == "softmax" and self.normalized and self.scale == 1.0
         return is_usual and self.groups == 1 and not self.correction
 
@@ -60,7 +62,9 @@ class Router:
         return self.balance_loss > 0 or self.z_loss > 0
 
     def check(self, count: int, active: int) -> None:
-        """Refuse groups that do not divide ``count`` experts, or cannot provide ``active`` ones."""
+        """Refuse groups of experts that do not divide ``count`` experts, or cannot provide
+        ``active`` ones.
+        """
         if count % self.groups:
             problem = f"{self.groups} does not divide {count} experts: give a divisor of count"
             refuse("groups", problem)

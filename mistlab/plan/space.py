@@ -20,14 +20,14 @@ from mistlab.reduction.reduction_costs import Reduction
 from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS
 
 OffloadRatios = dimension_fields.OffloadRatios
-# States that must stay on the GPU with a reduction, because ranks average weights or keep
+# States that must stay on the GPU under a gradient reduction that averages weights or keeps
 # gradients.
 STAYS = ("offload_weights", "offload_gradients", "offload_optimizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSpace(dimension_fields.SpaceFields):
-    """Allowed degrees, ratios and features; None allows every degree that divides.
+    """A search space: allowed degrees, ratios and features; None allows every degree that divides.
 
     A plan takes all GPUs, and each of its stages lies inside one node or fills whole nodes. Its
     passes have one of the ``orders`` that its numbers allow. ``recomputation`` says how many of its
@@ -62,7 +62,7 @@ class SearchSpace(dimension_fields.SpaceFields):
         if len(set(self.engines)) < len(self.engines):
             refuse(
                 "other_engines",
-                "names an engine twice, or that of the field engine: name each other engine once",
+                "names an engine twice, or the one in field engine: name each other engine once",
             )
         rows = [ENGINES[name] for name in self.engines]
         for order in self.orders:
@@ -85,12 +85,12 @@ class SearchSpace(dimension_fields.SpaceFields):
 
     @property
     def of_engines(self) -> tuple["SearchSpace", ...]:
-        """The plans of each engine as a separate space."""
+        """The space divided by engine: for each engine, the plans that use it."""
         is_one = not self.other_engines
         return (self,) if is_one else tuple(self.on(name) for name in self.engines)
 
     def on(self, *engines: str) -> "SearchSpace":
-        """The plans of some engines: the part of the space that any of them can run.
+        """The part of the space that at least one of these engines can run.
 
         From a space of an engine that offloads in part, engines that offload all or nothing take
         nothing: such plans have no bounds, and are in spaces that are made for them alone.
@@ -109,7 +109,7 @@ class SearchSpace(dimension_fields.SpaceFields):
 
     @property
     def lists(self) -> Mapping[str, tuple[float, ...] | None]:
-        """The lists of the space as given, by dimension; None allows any value."""
+        """The lists of values that the space has for its dimensions; None allows any value."""
         return {name: read(self) for name, read in _READERS.items()}
 
     def with_lists(self, lists: Mapping[str, tuple[Any, ...] | None]) -> "SearchSpace":
@@ -127,24 +127,23 @@ class SearchSpace(dimension_fields.SpaceFields):
         return replace(self, **changes)
 
     def beside(self, how: Reduction) -> "SearchSpace":
-        """The plans that are compatible with a reduction, at the highest compatible ZeRO level if
-        the space has none; refuses a reduction that cannot be searched.
+        """The plans of the space that are compatible with a gradient reduction, at the highest
+        compatible ZeRO level if the space lists none; refuses a reduction that cannot be searched.
         """
         if how.is_plain:
             return self
         if how.delay:
-            problem = f"{how.delay} in a search, whose proofs have no exchanges beside steps"
+            problem = f"{how.delay} in a search, which cannot overlap exchanges with later steps"
             refuse("reduction", f"delay {problem}: give 0, and predict the plan with it")
         if how.asynchronous:
-            problem = (
-                "asynchronous servers have no steps of all ranks, which proofs of searches need"
-            )
+            problem = "asynchronous servers have no steps common to all ranks, which searches need"
             refuse("reduction", f"{problem}: leave it out, and predict the plan with it")
         most = how.most_sharded
         levels = tuple(level for level in self.zero if level <= most) or (most,)
         stays = dict.fromkeys(STAYS, (0.0,))
         spaces_beside = self.with_lists({"zero": levels, "state_replicas": (1,), **stays})
-        # A replica has one rank of every stage, if ranks are replicas.
+        # Where each replica of the model has one rank of every stage, stages cannot have unequal
+        # meshes.
         are_replicas = how.is_apart and how.replicas is None
         return replace(spaces_beside, unequal_meshes=False) if are_replicas else spaces_beside
 
@@ -178,8 +177,8 @@ class SearchSpace(dimension_fields.SpaceFields):
         return listed[:1] if shared_by and ranks_of(shared_by, degree) == 1 else listed
 
     def _counts(self, layers: int, *, of_whole: bool) -> Iterable[int]:
-        """The numbers of its ``layers`` blocks that a stage may give one treatment; only full
-        recomputation may be required of all stages.
+        """How many of its ``layers`` blocks a stage may run in one way, such as recomputed; only
+        full recomputation may be required of all blocks.
         """
         if self.recomputation == "any":
             return range(layers + 1)
@@ -193,8 +192,8 @@ _LIMITED = {name: read for name, read in _READERS.items() if DIMENSIONS[name].li
 
 
 def _hardest(listed: tuple[float, ...] | None, *, is_level: bool) -> tuple[float, ...]:
-    """The listed values that some engine must support: the lowest of levels; none where all values
-    are allowed.
+    """The listed values of a dimension that at least one engine must support: the lowest if values
+    are levels, otherwise all; none if the space allows all values.
     """
     if listed is None:
         return ()
@@ -204,8 +203,8 @@ def _hardest(listed: tuple[float, ...] | None, *, is_level: bool) -> tuple[float
 def _run_by(
     engines: Sequence[Engine], name: str, listed: tuple[float, ...] | None
 ) -> tuple[float, ...] | None:
-    """The listed values of a dimension that an engine supports; if it supports none, its highest
-    level, or else the first value. Every value that it supports where all values are allowed.
+    """The listed values of a dimension that these engines support, or all that they support if the
+    space lists none; where no listed value is supported, their highest level or first value.
     """
     limit = DIMENSIONS[name].limit
     assert limit is not None
@@ -220,11 +219,13 @@ def _run_by(
 
 
 def _order_problem(engines: Sequence[Engine], order: str) -> str:
-    """The reason why no engine can run an order of passes; empty if one can."""
+    """The reason why no engine can run an order of forward and backward passes; empty if one
+    can.
+    """
     return _of_all(row.order_problem(order, default=DEFAULT_ORDER) for row in engines)
 
 
 def _of_all(problems: Iterable[str]) -> str:
-    """The first problem if every engine has one; otherwise empty."""
+    """The first of the engines' problems if every engine has one; otherwise empty."""
     known_problems = list(problems)
     return known_problems[0] if all(known_problems) else ""

@@ -44,16 +44,16 @@ class Trained(Checked):
 
     @property
     def tokens(self) -> float | None:
-        """Tokens trained on."""
+        """The number of tokens on which the model was trained."""
         return None if self.billion_tokens is None else self.billion_tokens * 1e9
 
     @property
     def batch_tokens(self) -> float | None:
-        """Tokens per step."""
+        """The number of tokens per training step."""
         return None if self.batch_million_tokens is None else self.batch_million_tokens * 1e6
 
 
-# Parts of models beyond a plain transformer: experts, latent attention, windows, state spaces.
+# Optional parts of models that a plain transformer lacks: experts, latent attention, windows, ...
 #
 # A model's description has each part that the model has, and None for the others.
 
@@ -76,7 +76,7 @@ class Experts:
     shared_ffn: int = field(default=0, metadata=bounded(minimum=0, most=MOST_WIDTH))
     hidden: int = field(default=0, metadata=bounded(minimum=0, most=MOST_HIDDEN))
     dense_blocks: int = field(default=0, metadata=bounded(minimum=0, most=MOST_LAYERS))
-    # No cost depends on these two fields: models that differ only in them are equal.
+    # No cost depends on router or gate_limit: models that differ only in them are equal.
     router: Router = field(default=PLAIN_ROUTER, compare=False)
     gate_limit: float = field(default=0.0, compare=False, metadata=bounded(minimum=0, most=1e6))
 
@@ -228,7 +228,7 @@ class ModelSpec:
     further_tokens: int = field(default=0, metadata=bounded(minimum=0, most=MOST_LAYERS))
     pattern: str = ""
     graph_file: str | None = None
-    # The import path of a traced model's own code; no cost depends on it.
+    # The import path of a traced model's code; no cost depends on it.
     factory: str = field(default="", compare=False)
     tensor_parallel_degrees: tuple[int, ...] | None = field(
         default=None, metadata=bounded(minimum=1, most=MOST_HIDDEN)
@@ -277,14 +277,14 @@ class ModelSpec:
 
     @property
     def has_plain_blocks(self) -> bool:
-        """Whether its blocks have none of the optional parts."""
+        """Whether the model's blocks have no optional parts (experts, windows, ...)."""
         parts = (self.experts, self.latent, self.window, self.qk_norm, self.sinks, self.pattern)
         others = (self.attention_gate, self.post_norms, self.further_tokens)
         return not any((*parts, *others))
 
     @property
     def dropped_shares(self) -> float:
-        """The dropout probability of attention probabilities."""
+        """The dropout probability for attention probabilities."""
         return self.dropout if self.attention_dropout is None else self.attention_dropout
 
     @property
@@ -302,12 +302,12 @@ class ModelSpec:
 
     @property
     def is_hybrid(self) -> bool:
-        """Whether blocks follow a pattern with kinds beyond attention with a network or experts."""
+        """Whether some blocks lack attention or a feed-forward network, as in hybrid models."""
         return not set(self.pattern) <= set("AD")
 
     @property
     def head_has_table(self) -> bool:
-        """Whether the head's stage uses the embedding table: as its weights, or to embed tokens."""
+        """Whether the last stage needs the embedding table, for tied weights or further tokens."""
         return self.tied_embeddings or self.further_tokens > 0
 
     @property
@@ -338,7 +338,7 @@ class ModelSpec:
 
     def _check_dropout(self) -> None:
         if self.attention_dropout and not self.dropout:
-            problem = f"{self.attention_dropout:g} without dropout, with which it is predicted"
+            problem = f"{self.attention_dropout:g} without dropout, which predictions need with it"
             refuse("attention_dropout", f"{problem}: give dropout above 0, or leave it out")
 
     def _check_experts(self) -> None:
@@ -359,7 +359,7 @@ class ModelSpec:
             refuse("pattern", f"{self.pattern!r} has blocks of experts: give experts")
         if self.further_tokens and self.pattern:
             problem = (
-                f"{self.further_tokens} with a pattern of blocks, which has no one kind for it"
+                f"{self.further_tokens} with a pattern of blocks: its block needs a single kind"
             )
             refuse("further_tokens", f"{problem}: leave it out")
         if strange := set(self.pattern) - set(PATTERN_LETTERS):
@@ -402,7 +402,7 @@ class ModelSpec:
 
 
 def without_dropout(model: ModelSpec) -> ModelSpec:
-    """A model trained without dropout."""
+    """A copy of the model that is trained without dropout."""
     return replace(model, dropout=0.0, attention_dropout=None) if model.dropout else model
 
 
@@ -438,7 +438,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def _completed(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The mapping with its family's defaults; unchanged if a field that they depend on is
+    """A model's mapping with its family's defaults; unchanged if a field that they depend on is
     missing.
     """
     if not isinstance(given, Mapping) or not {"family", "hidden", "heads"} <= given.keys():
@@ -542,7 +542,7 @@ class Workload:
         if self.train == "adapters":
             if self.rank > self.model.hidden:
                 problem = f"{self.rank} is above the model's width {self.model.hidden}"
-                refuse("adapter_rank", f"{problem}: give at most that, 8 to 64 as a rule")
+                refuse("adapter_rank", f"{problem}: give at most that; 8 to 64 are usual")
             return
         if self.base != "16bit":
             problem = f"{self.base} weights are frozen, and train is all"
@@ -555,7 +555,7 @@ class Workload:
 
     @property
     def is_plain(self) -> bool:
-        """Whether engines train in their default way: all weights, default states, losses."""
+        """Whether engines train the workload as by default: all weights, default states, losses."""
         usual = self.states == "mixed" and self.gradients == "usual" and self.reduces_plainly
         return self.train == "all" and self.loss == "whole" and usual
 
@@ -570,7 +570,7 @@ class Workload:
         return self.reduction != PLAIN_REDUCTION and self.reduction.is_apart
 
     def trained_by(self, engine: Engine) -> Engine:
-        """The engine's row, adapted to what this workload trains."""
+        """The engine with its costs adapted to what this workload trains."""
         if self.is_plain:
             return engine
         kinds = self.train, self.base, self.loss, self.states, self.gradients, self.optimizer
@@ -578,7 +578,7 @@ class Workload:
 
     @property
     def rank(self) -> int:
-        """The rank of adapters; 16 by default."""
+        """The rank of the low-rank adapters; 16 by default."""
         return 16 if self.adapter_rank is None else self.adapter_rank
 
     @property
@@ -588,8 +588,8 @@ class Workload:
 
     @property
     def expert_load(self) -> tuple[float, float]:
-        """The load of a rank's experts relative to the mean, without a capacity: of the mean and of
-        the busiest rank.
+        """The tokens that experts of a rank receive, relative to an even distribution: on average,
+        and on the busiest rank.
         """
         if self.expert_capacity is None:
             return 1.0, self.expert_imbalance

@@ -1,1 +1,3 @@
-"""Shell scripts that start training, evaluated without being run."""
+"""Evaluates shell scripts that start training, without running any program, to find the launch
+command.
+"""

@@ -20,12 +20,13 @@ from mistlab.shell.syntax import (
 _NUMBERS = re.compile(r"(-?\d{1,9})\.\.(-?\d{1,9})(?:\.\.(-?\d{1,9}))?")
 _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.(-?\d{1,9}))?")
 _MOST, _MOST_STEPS = 10_000, 1_000_000
-# An unquoted character, or a part of a word that is not divided.
+# A unit of brace expansion: an unquoted character, or a quoted or expanded part of a word, which
+# stays whole.
 Unit = str | WordPart
 
 
 def unbraced(word: RawWord) -> tuple[RawWord, ...]:
-    """The words that brace expansion gives, in order."""
+    """The words that brace expansion makes of a word, in order."""
     if not any(_may_have_braces(part) for part in word.parts):
         return (word,)
     units: list[Unit] = []
@@ -63,7 +64,7 @@ def _expanded_word(units: list[Unit], word: RawWord) -> RawWord:
 
 
 def _alternatives(units: list[Unit], line: int, depth: int) -> Iterator[list[Unit]]:
-    """All words that units expand to."""
+    """All words that brace expansion makes of these units."""
     if depth > 20:
         raise LineError(line, "braces are nested too deep: write the words instead")
     for start, unit in enumerate(units):
@@ -90,7 +91,7 @@ def _closing(units: list[Unit], start: int) -> int:
 
 
 def _choices(inner: list[Unit], line: int, depth: int) -> Iterator[list[Unit]] | None:
-    """The alternatives between two braces, or None if the braces are literal."""
+    """The alternatives between a pair of braces, or None if the braces are literal."""
     text = "".join(unit if isinstance(unit, str) else "\0" for unit in inner)
     if match := _NUMBERS.fullmatch(text):
         return _numbers(*match.groups())
@@ -150,7 +151,7 @@ def read_assignment(lexer: Lexer, blanks: Callable[[], None]) -> Assignment | No
 
 
 def _key(lexer: Lexer) -> RawWord | None:
-    """A key between brackets, or None if they do not close on the line."""
+    """An array key between brackets, or None if the brackets do not close on the line."""
     stop = lexer.text.find("\n", lexer.at, lexer.end)
     line_end = lexer.end if stop < 0 else stop
     if "]" not in lexer.text[lexer.at : line_end]:

@@ -27,7 +27,7 @@ _WHITE = " \t\n"
 
 
 class Piece(NamedTuple):
-    """A part of an expanded word; if it ``splits``, it is divided into fields at blanks.
+    """A part of an expanded word; if it ``splits``, it is divided at blanks into several arguments.
 
     One that ``ends`` only parts two fields, as between the values of ``"$@"``.
     """
@@ -42,7 +42,7 @@ BOUNDARY = Piece(Text(), ends=True)
 
 
 class Expanding(Protocol):
-    """The operations that variable expansion needs from word expansion."""
+    """The operations of word expansion that the expansion of variables calls."""
 
     session: Session
     state: State
@@ -54,7 +54,7 @@ class Expanding(Protocol):
         """A word as a pattern, in which quoted characters are literal."""
 
     def pieces(self, word: RawWord, *, splits: bool) -> list[Piece]:
-        """A word's pieces."""
+        """The pieces that a word expands to."""
 
     def number(self, word: RawWord) -> int:
         """A word's value as an arithmetic expression."""
@@ -76,7 +76,7 @@ def one_text(pieces: Iterable[Piece]) -> Text:
 
 
 def one_pattern(pieces: Iterable[Piece]) -> Text:
-    """Pieces as a pattern."""
+    """Pieces joined into one pattern."""
     texts = list[Text]()
     for piece in pieces:
         chars = quoted(piece.text.chars) if piece.quoted else piece.text.chars
@@ -85,7 +85,9 @@ def one_pattern(pieces: Iterable[Piece]) -> Text:
 
 
 def fields_of(pieces: Iterable[Piece], ends: str) -> list[Text]:
-    """The fields that a word's pieces give; ``ends`` are the characters of ``IFS``."""
+    """The arguments that a word's pieces give; pieces are divided at the characters ``ends`` of
+    ``IFS``.
+    """
     fields, current = list[Text](), list[Text]()
     has_field = False
 
@@ -114,7 +116,7 @@ def fields_of(pieces: Iterable[Piece], ends: str) -> list[Text]:
 
 
 def _split(text: Text, ends: str) -> list[tuple[Text, str]]:
-    """The parts of a text with the delimiter behind each."""
+    """The parts of a text, each with the delimiter that follows it."""
     parts, start, at, chars = list[tuple[Text, str]](), 0, 0, text.chars
     while at < len(chars):
         if chars[at] not in ends:
@@ -129,7 +131,7 @@ def _split(text: Text, ends: str) -> list[tuple[Text, str]]:
 
 
 def _delimiter(chars: str, at: int, ends: str) -> int:
-    """The end of a delimiter: blanks with at most one other character among them."""
+    """The end of a delimiter: a sequence of blanks with at most one other character of ``IFS``."""
     others = 0
     while at < len(chars) and chars[at] in ends:
         others += chars[at] not in _WHITE
@@ -146,7 +148,7 @@ Value = Text | Absence
 
 
 def dollar_pieces(expander: Expanding, dollar: Dollar, *, splits: bool) -> list[Piece]:
-    """The pieces that a variable's expansion gives."""
+    """The pieces that ``$name`` or ``${...}`` expands to."""
     subscript = dollar.subscript.bare if dollar.subscript else None
     if dollar.prefix == "!" and dollar.operator != "names" and subscript not in ("@", "*"):
         return _indirect(expander, dollar, splits=splits)
@@ -191,7 +193,9 @@ def _element(expander: Expanding, dollar: Dollar, subscript: RawWord, variable: 
 
 
 def key_of(expander: Expanding, name: str, subscript: RawWord) -> Key | Text:
-    """An array's index or key; an unknown text if it is not known."""
+    """An array's index or key as text; an unknown text if the script alone does not determine
+    it.
+    """
     variable = expander.state.variables.get(name)
     if variable is not None and variable.is_map:
         text = expander.text(subscript)
@@ -226,7 +230,9 @@ def _count(expander: Expanding, dollar: Dollar) -> Text:
 
 
 def _unknown(expander: Expanding, dollar: Dollar, *texts: Text) -> Text | None:
-    """An unknown text, if a text that the expansion depends on is unknown."""
+    """An unknown text, if one of the texts that the expansion depends on is unknown; otherwise
+    None.
+    """
     unknown = expander.session.first_unknown(*texts)
     if unknown is None:
         return None
@@ -234,7 +240,7 @@ def _unknown(expander: Expanding, dollar: Dollar, *texts: Text) -> Text | None:
 
 
 def _present(expander: Expanding, dollar: Dollar, value: Value) -> Text:
-    """The value, if the expansion has no operator for a missing one."""
+    """The variable's value, if the expansion has no operator for an unset variable."""
     if isinstance(value, Text):
         return value
     if value is Absence.EMPTY:
@@ -254,7 +260,7 @@ def _length(expander: Expanding, dollar: Dollar, value: Value) -> Text:
 
 
 def _chosen(expander: Expanding, dollar: Dollar, value: Value, *, splits: bool) -> list[Piece]:
-    """The value, or the word that an operator gives for a missing one."""
+    """The variable's value, or the word that an operator such as ``:-`` gives for an unset one."""
     operator, argument = dollar.operator.lstrip(":"), dollar.argument
     assert argument is not None
     is_empty = isinstance(value, Absence) or (dollar.operator[0] == ":" and not value)
@@ -286,7 +292,7 @@ def _word(expander: Expanding, dollar: Dollar, splits: bool) -> list[Piece]:
 
 
 def _notes(expander: Expanding, dollar: Dollar, taken: Text | None = None) -> frozenset[str]:
-    """The note on a variable that is set nowhere, and on the value assumed."""
+    """Notes that a variable is set nowhere, and which value is assumed for it."""
     if dollar.name.isdigit():
         return without_arguments(expander.session, dollar.line, dollar.source)
     if taken is None:
@@ -296,7 +302,9 @@ def _notes(expander: Expanding, dollar: Dollar, taken: Text | None = None) -> fr
 
 
 def _demanded(expander: Expanding, dollar: Dollar, value: Value) -> Text:
-    """``${x:?message}`` for a variable without a value."""
+    """``${x:?message}`` for a variable without a value: an unknown text if the user can set it,
+    otherwise refused.
+    """
     assert dollar.argument is not None
     message = expander.session.rendered(expander.text(dollar.argument)) or "must be given"
     if value is Absence.UNSET:
@@ -308,7 +316,7 @@ def _demanded(expander: Expanding, dollar: Dollar, value: Value) -> Text:
 
 
 def _changed(expander: Expanding, dollar: Dollar, text: Text) -> Text:
-    """A value after an operator that changes it."""
+    """A variable's value after an operator that changes it, such as removal of a suffix."""
     operator = dollar.operator
     if not operator or operator == "@Q":
         return text
@@ -326,7 +334,7 @@ def _changed(expander: Expanding, dollar: Dollar, text: Text) -> Text:
 
 
 def _matched(expander: Expanding, dollar: Dollar, text: Text, pattern: Text) -> Text:
-    """A value after an operator with a pattern."""
+    """A variable's value after an operator with a pattern (``#``, ``%`` or ``/``)."""
     operator = dollar.operator
     if operator[0] in "#%":
         return without(text, pattern.chars, operator)
@@ -339,7 +347,9 @@ def _matched(expander: Expanding, dollar: Dollar, text: Text, pattern: Text) -> 
 
 
 def _known_end(words: Expanding, dollar: Dollar, text: Text) -> Text | None:
-    """The file name in an unknown folder, or the folder of a known name."""
+    """``${x##*/}`` of a path in an unknown folder, or ``${x%/*}`` of a path with a known file
+    name.
+    """
     argument = dollar.argument.bare if dollar.argument else None
     cut = text.chars.rfind("/")
     if cut < 0 or not text.part(cut).is_known:
@@ -386,7 +396,7 @@ def _replaced(expander: Expanding, dollar: Dollar, text: Text, pattern: str) -> 
 
 
 def _ended(operator: str, by: Text, rest: Text) -> Text:
-    """A text with another one added before it (``/#``) or after it (``/%``)."""
+    """A text with another text added at its start (``/#``) or at its end (``/%``)."""
     return joined((by, rest) if operator == "/#" else (rest, by))
 
 
@@ -422,12 +432,12 @@ def _indirect(expander: Expanding, dollar: Dollar, *, splits: bool) -> list[Piec
 
 
 def words_of_key(key: str, line: int) -> RawWord:
-    """A known key as a word."""
+    """A known array key as a word."""
     return RawWord(parts=(Literal(text=key, line=line),), line=line, source=key)
 
 
 def _many(expander: Expanding, dollar: Dollar, sign: str, *, splits: bool) -> list[Piece]:
-    """All values of an array or all arguments."""
+    """All values of an array (``${a[@]}``) or all arguments (``$@``)."""
     values, notes = _values(expander, dollar)
     if dollar.prefix == "#":
         text = _unknown(expander, dollar, *values) or plain(str(len(values)), dollar.line)
@@ -480,7 +490,7 @@ def _values(expander: Expanding, dollar: Dollar) -> tuple[list[Text], frozenset[
 
 
 def _sliced(expander: Expanding, dollar: Dollar, values: list[Text]) -> list[Text]:
-    """A slice of an array; arguments are numbered from 1."""
+    """A slice of an array or of the arguments (``${a[@]:1:2}``); arguments are numbered from 1."""
     if dollar.name in ("@", "*"):
         name = argument_of(expander.session, expander.state, 0, dollar.line)
         values = [name if isinstance(name, Text) else Text(), *values]

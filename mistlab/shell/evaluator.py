@@ -88,7 +88,7 @@ def _called(
 
 
 def _set(runner: Runner, state: State, texts: Mapping[str, Text]) -> dict[str, Variable | None]:
-    """Set variables for one command; returns their previous values."""
+    """Set variables for the duration of one command; returns their previous values."""
     before = {name: state.variables.get(name) for name in texts}
     for name, text in texts.items():
         runner.session.spend(text.line, len(text))
@@ -97,7 +97,7 @@ def _set(runner: Runner, state: State, texts: Mapping[str, Text]) -> dict[str, V
 
 
 def run_call(call: Call) -> None:
-    """Evaluate a command whose words are known."""
+    """Evaluate a command whose words are expanded."""
     state = call.state
     if call.program in state.functions:
         _function(call)
@@ -157,7 +157,7 @@ class Evaluator:
         session.run = self.run
 
     def run(self, script: Script, state: State) -> None:
-        """Run commands in sequence until one leaves the sequence (exit, return, break)."""
+        """Run commands in sequence until one jumps out of it (exit, return, break)."""
         for command in script.commands:
             if state.flow:
                 return
@@ -255,7 +255,7 @@ class Evaluator:
     def condition(
         self, line: int, source: str, cause: Maybe = True, assumed: frozenset[str] = frozenset()
     ) -> Guard:
-        """A condition as shown to users."""
+        """A condition as text for users' messages."""
         source = " ".join(source.rstrip(";").split())[:80]
         if not isinstance(cause, Unknown):
             return Guard(line=line, source=source, assumed=assumed)
@@ -291,7 +291,9 @@ class Evaluator:
         self.run(body, state)
 
     def _assume(self, command: Command, state: State, assumed: frozenset[str]) -> None:
-        """Add a deciding condition's assumptions to the variables assigned under it."""
+        """Attach the assumptions of a deciding condition to the variables that are assigned under
+        it.
+        """
         if not assumed:
             return
         for name in assigned_names(command):
@@ -308,7 +310,9 @@ class Evaluator:
         self.session.assumed |= before
 
     def _rest(self, command: AndOr, number: int, state: State) -> None:
-        """The commands after an operator, run or skipped by the status so far."""
+        """Run the commands after ``&&`` or ``||``, or skip them, by the status of the commands
+        before.
+        """
         if state.flow or number == len(command.operators):
             return
         value = truth(state)
@@ -328,7 +332,9 @@ class Evaluator:
         )
 
     def _next(self, command: AndOr, number: int, status: int, state: State) -> None:
-        """The command after an operator, if its status asks for it, and all commands after it."""
+        """Run the command after an operator if its status asks for it, then all commands after
+        it.
+        """
         if (truth(state) is True) != (status == 0):
             state.status = status
         if (status == 0) == (command.operators[number] == "&&"):
@@ -394,7 +400,7 @@ class Evaluator:
     def _arms(
         self, arms: Sequence[Arm], number: int, state: State, subject: Text, expander: WordExpander
     ) -> None:
-        """The commands of an arm and of the arms that follow by ``;&`` and ``;;&``."""
+        """Run the commands of a ``case`` arm, and of the arms that follow by ``;&`` and ``;;&``."""
         self._body(arms[number].body, state)
         ending = arms[number].ending
         for after in range(number + 1, len(arms)):
@@ -436,7 +442,7 @@ def _is_negated(command: Command) -> bool:
 
 
 def _return(state: State, child: State) -> None:
-    """The effects of a subshell on its parent: status, output and files."""
+    """Copy the effects of a subshell to its parent: status, output and files."""
     state.status = child.status
     state.written.update(child.written)
     if state.output is not None:

@@ -32,7 +32,7 @@ _MOST_FIELDS = 20_000
 
 
 class WordExpander:
-    """Expands words in a state; ``assumed`` are notes that apply to all of them.
+    """Expands words in a script's state; ``assumed`` are notes to attach to all of them.
 
     ``status`` is that of the last command that was substituted.
     """
@@ -62,7 +62,7 @@ class WordExpander:
         return one_pattern(self.pieces(word, splits=False))
 
     def pieces(self, word: RawWord, *, splits: bool) -> list[Piece]:
-        """A word's pieces in order."""
+        """The pieces that a word expands to, in order."""
         self.session.spend(word.line)
         pieces = list[Piece]()
         for part in word.parts:
@@ -202,7 +202,7 @@ def _is_to_errors(redirect: Redirect) -> bool:
 
 
 def _write(session: Session, state: State, path: str, text: Text, *, appends: bool) -> None:
-    """Record a written text; the output of a program that is not run is excluded."""
+    """Record text that the script writes to a file, except output of a program that is not run."""
     unknown = session.first_unknown(text)
     if unknown is not None and len(text) == 1:
         return

@@ -1,4 +1,6 @@
-"""Alternative control flows of a script: run separately, then merged into one state."""
+"""Alternative control flows of a script, such as both branches of an unknown condition: each is
+evaluated, then they are merged into one state.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +14,7 @@ _BLANKS = " \t\n"
 
 
 def merge(session: Session, state: State, other: State, cause: Unknown) -> None:
-    """Make ``state`` valid for both of two control flows.
+    """Merge the states of two control flows into ``state``; values that differ become unknown.
 
     ``cause`` is why it is not known which way is taken.
     """
@@ -36,7 +38,7 @@ def merge(session: Session, state: State, other: State, cause: Unknown) -> None:
 
 
 def _merge_streams(session: Session, state: State, other: State, cause: Unknown) -> None:
-    """Merge outputs and remaining inputs."""
+    """Merge the outputs and the unread inputs of two control flows."""
     if state.output != other.output and state.output is not None and other.output is not None:
         state.output = _text(session, "the output", (state.output, other.output), cause)
     if state.input != other.input and state.input is not None:
@@ -84,7 +86,7 @@ def _text(
     head = _alike(first.chars, second.chars, min(len(first), len(second)))
     rest = min(len(first), len(second)) - head
     tail = _alike(first.chars[::-1], second.chars[::-1], rest)
-    # The unknown part covers whole words.
+    # Move the borders of the unknown part to word boundaries.
     while head and not _parts_at(first.chars, second.chars, head):
         head -= 1
     while tail and not _parts_at(first.chars[::-1], second.chars[::-1], tail):
@@ -101,14 +103,14 @@ def _alike(first: str, second: str, most: int) -> int:
 
 
 def _parts_at(first: str, second: str, offset: int) -> bool:
-    """Whether an offset is a word boundary in both of two texts that agree up to it."""
+    """Whether an offset is a word boundary in both of two texts that are equal up to it."""
     if first[offset - 1] in _BLANKS:
         return True
     return all(text[offset : offset + 1] in ("", *_BLANKS) for text in (first, second))
 
 
 def _spaced(pieces: list[Text], middles: list[Text]) -> list[Text]:
-    """Join pieces with blanks, if the middle contains blanks."""
+    """Join the pieces of a text, with blanks around a middle that contains blanks."""
     blank = Text(" ")
     starts = any(middle.chars[:1] in tuple(_BLANKS) for middle in middles)
     stops = any(middle.chars[-1:] in tuple(_BLANKS) for middle in middles)
@@ -143,7 +145,7 @@ def _either(
 
 
 def depends(cause: Unknown) -> str:
-    """The reason why a part that was assigned under a condition is unknown."""
+    """The explanation of an unknown part whose value was assigned under an unknown condition."""
     line = f"line {cause.line} of {cause.file}" if cause.file else f"line {cause.line}"
     return f"depends on {line}: {cause.expression}, which is not known"
 
@@ -155,19 +157,19 @@ def _choices(session: Session, words: Sequence[Text]) -> list[str] | None:
     return [" ".join(session.rendered(word) for word in words).strip(_BLANKS)]
 
 
-# Runs parts of a script separately, and alternative control flows.
+# Evaluates subshells, and alternative control flows of a script.
 
 
 Way = Callable[[State], None]
 
 
 def run_apart(session: Session, script: Script, child: State) -> None:
-    """Run a script in a subshell's state; an exit leaves only the subshell."""
+    """Run a script as in a subshell; an exit leaves only the subshell."""
     apart(session, child, lambda state: session.run(script, state))
 
 
 def apart(session: Session, child: State, way: Way) -> None:
-    """Run a continuation in a subshell's state."""
+    """Run a continuation as in a subshell."""
     parked, session.parked = session.parked, []
     loops, session.loops = session.loops, list(session.loops)
     way(child)
@@ -178,7 +180,8 @@ def apart(session: Session, child: State, way: Way) -> None:
 def divided(
     session: Session, state: State, cause: Unknown, ways: Sequence[Way], condition: Guard
 ) -> None:
-    """Run several control flows from one state, and continue with everything they agree on.
+    """Run several control flows from one state, merge them, and go on with everything they agree
+    on.
 
     A way that ends the script is left out: the user wants the training that the others start.
     """
@@ -205,7 +208,8 @@ def divided(
 
 
 def guarded(session: Session, state: State, ways: Sequence[Way], condition: Guard) -> None:
-    """Run the first of two control flows, as a condition selects it.
+    """Run the first of two control flows; if it ends the script only because of an assumption, undo
+    it and run the second.
 
     Where the condition rests on what is taken for granted and the script would end, as a guard
     against a variable that is not set ends it, what was taken for granted does not hold.
@@ -221,7 +225,7 @@ def guarded(session: Session, state: State, ways: Sequence[Way], condition: Guar
 
 
 def _launches(session: Session, started: int) -> bool:
-    """Whether a command after the first ``started`` ones may train."""
+    """Whether one of the commands that were started after the first ``started`` ones may train."""
     later = session.started[started:]
     return any(parts_of(each.words) is not None for each in later if not each.is_captured)
 
@@ -241,7 +245,7 @@ def park(session: Session, state: State, cause: Unknown) -> None:
 
 
 def collected(session: Session, state: State, flows: Sequence[str]) -> None:
-    """Merge the states stored for some kinds of exits into the current state."""
+    """Merge the states that were stored for some kinds of exits into the current state."""
     _, states = session.parked[-1]
     for parked in [each for each in states if each[0].flow in flows]:
         states.remove(parked)

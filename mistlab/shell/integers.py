@@ -107,21 +107,24 @@ _COUNTED: Mapping[str, Callable[[int, int], int]] = {
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str, int]]:
-    """The kind of each token, its characters and where it ends."""
+    """The tokens of an expression: the kind of each, its characters and its end."""
     at, before = 0, ""
     while match := _TOKEN.match(text, at):
         kind = match.lastgroup or ""
         token, at = match[kind], match.end()
         counts = before == "name" or _NAME.match(text, at)
         if token in ("++", "--") and not counts:
-            # Two separate signs, since there is no variable to increment.
+            # ``++`` or ``--`` before a number are two separate signs, since there is no variable to
+            # increment.
             token, at = token[0], at - 1
         yield kind, token, at
         before = "name" if token == "]" else kind
 
 
 class _Expression:
-    """An expression that is evaluated while it is parsed; ``_idle`` counts nested parts to skip."""
+    """Evaluates an arithmetic expression while parsing it; ``_idle`` counts nested parts whose
+    effects are skipped, as after ``&&``.
+    """
 
     def __init__(self, text: str, names: Names, line: int, depth: int) -> None:
         self._text = text
@@ -134,7 +137,7 @@ class _Expression:
         self._level = 0
 
     def value(self) -> int:
-        """The whole expression's value; an empty one is 0."""
+        """The value of the whole expression; 0 for an empty one."""
         if not self._tokens:
             return 0
         value = self._binary(0)

@@ -30,7 +30,7 @@ _HELPERS = re.compile(
 )
 _TRAINS = re.compile(r"train|finetun|fine_tun|fine-tun|sft|dpo|ppo|grpo|run_clm|run_mlm|lora", re.I)
 _OPTION = re.compile(r"--?[A-Za-z]")
-# Values of options that name things and do not affect cost.
+# Options that only name things, whose values do not affect cost.
 _NAMING_OPTIONS = re.compile(
     r"port|addr|rank|path|dir|name|save|load|log|data|seed|id$|wandb|project|host|file|output|run|rdzv|"
     r"prompt|tag|exp"
@@ -60,7 +60,7 @@ class Candidate:
 
     @property
     def options(self) -> int:
-        """The number of the command's options."""
+        """The number of options that the command has."""
         return sum(bool(_OPTION.match(word)) for word in self.words)
 
     @property
@@ -86,14 +86,18 @@ class Candidate:
         return tuple(kept)
 
     def stands_at(self, session: Session, line: int) -> bool:
-        """Whether the command is on a line of the script, or reached from it."""
+        """Whether the command is on a line of the script, or in a file or function that this line
+        calls.
+        """
         simple = self.started.simple
         is_here = session.place(simple.line)[1] == ""
         return (is_here and simple.line <= line <= simple.last_line) or line in self.started.callers
 
 
 def chosen(session: Session) -> Candidate | None:
-    """The command that trains; None if the script starts none; refuses if several may."""
+    """The command that trains; None if the script starts none; refuses if several different ones
+    may train.
+    """
     candidates = list(_candidates(session))
     if session.source.line is not None:
         return _at_line(session, candidates, session.source.line)
@@ -156,7 +160,7 @@ def _at_line(session: Session, candidates: Sequence[Candidate], line: int) -> Ca
 
 
 def _refuse(session: Session, candidates: Sequence[Candidate]) -> NoReturn:
-    """Ask which of several commands is meant."""
+    """Refuse a script with several training commands; the message says how to choose one."""
     if message := _by_loop(session, candidates) or _by_condition(session, candidates):
         raise InputError(message)
     lines = sorted({each.line for each in candidates})
@@ -177,7 +181,7 @@ def _shown(candidates: Sequence[Candidate], line: int) -> str:
 
 
 def _by_loop(session: Session, candidates: Sequence[Candidate]) -> str | None:
-    """The loop that makes the commands differ."""
+    """The remedy where a loop makes the commands differ: set the loop's variable."""
     for name, line, _ in candidates[0].started.loops:
         values = list(
             dict.fromkeys(
@@ -209,7 +213,7 @@ def _differ_by(candidates: Sequence[Candidate], name: str, line: int) -> bool:
 
 
 def _by_condition(session: Session, candidates: Sequence[Candidate]) -> str | None:
-    """The unknown condition that decides between the commands."""
+    """The remedy where an unknown condition decides between the commands: set its variable."""
     for each in candidates:
         for condition in each.started.conditions:
             if condition.cause is not None:
@@ -282,7 +286,7 @@ def launch_of(source: LaunchFile) -> Launch:
 
 
 def _evaluate(evaluator: Evaluator, script: Script, state: State) -> None:
-    """Evaluate a script; one that continues long after its launch is evaluated only up to it."""
+    """Evaluate a script; if it goes on for long after the training command, only up to it."""
     session = evaluator.session
     try:
         evaluator.run(script, state)
@@ -292,7 +296,7 @@ def _evaluate(evaluator: Evaluator, script: Script, state: State) -> None:
 
 
 def _given(source: LaunchFile) -> dict[str, Variable]:
-    """The variables that the user gives."""
+    """The variables that the user sets, by name."""
     for name in source.settings:
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
             reject(f"--set {name}: is not a variable's name: give NAME=VALUE")

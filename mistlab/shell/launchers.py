@@ -1,4 +1,4 @@
-"""Programs that start training: process launchers, and where their options end."""
+"""Programs that start training processes (torchrun, srun, ...), and where their options end."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ _TORCHRUN = word_set(
     --no-use-env --signals-to-handle
     """
 )
-# Options without a value, by launcher.
+# Options of launchers that take no value, by launcher.
 _SWITCHES: Mapping[str, frozenset[str]] = {
     "torchrun": _TORCHRUN,
     "torchrun_npu": _TORCHRUN,
@@ -40,7 +40,7 @@ _SWITCHES: Mapping[str, frozenset[str]] = {
     "coverage": frozenset(("-m", "-p", "-a", "--append", "--parallel-mode")),
 }
 _MODULES = frozenset(("-m", "--module", "--module_mode"))
-# Words behind a launcher's name that belong to it.
+# Subcommands that belong to a launcher's name, such as ``launch`` in ``accelerate launch``.
 _VERBS = {"accelerate": "launch", "colossalai": "run", "lightning": "run", "fabric": "run"}
 _VERBS |= {"coverage": "run"}
 # Programs that start other programs and have many options.
@@ -50,7 +50,7 @@ _WRAPPERS = frozenset(
         *("numactl", "docker", "singularity", "apptainer", "timeout", "taskset"),
     )
 )
-# Programs with a subcommand that trains, and the subcommands.
+# Training programs with a subcommand that trains, by the program's name.
 _TRAINERS: Mapping[str, frozenset[str]] = {
     "llamafactory-cli": frozenset(("train",)),
     "xtuner": frozenset(("train",)),
@@ -91,7 +91,7 @@ def launcher_name(word: str) -> str:
 
 
 def is_launcher(word: str) -> bool:
-    """Whether a word names a program that starts training."""
+    """Whether a word names a launcher."""
     return bool(launcher_name(word))
 
 
@@ -140,12 +140,16 @@ def _launchers(words: Sequence[Text]) -> list[tuple[int, str]]:
 
 
 def _ends(words: Sequence[Text], number: int) -> bool:
-    """Whether a module is named here; the words after it are the module's arguments."""
+    """Whether a word names the module to run (``-m``); the words after it are the module's
+    arguments.
+    """
     return words[number - 1].chars in _MODULES
 
 
 def _without_launcher(words: Sequence[Text]) -> CommandParts | None:
-    """A program that is named without a launcher, or options only."""
+    """The position of a training program that is named without a launcher, or of a line of options
+    only.
+    """
     is_wrapped = name_of(words[0].chars) in _WRAPPERS
     for number, word in enumerate(words):
         if word.chars.startswith("-") and not is_wrapped:
@@ -156,7 +160,9 @@ def _without_launcher(words: Sequence[Text]) -> CommandParts | None:
 
 
 def _program(words: Sequence[Text], start: int, launcher: str) -> int | None:
-    """The index of a launcher's program; -1 for options only, None if there is none."""
+    """The index of the program that a launcher starts; -1 for a line of options only, None if there
+    is none.
+    """
     if launcher in _TRAINERS:
         verb = words[start].chars if start < len(words) else ""
         return start if verb in _TRAINERS[launcher] else None
@@ -184,11 +190,11 @@ def _program(words: Sequence[Text], start: int, launcher: str) -> int | None:
 
 
 def _goes_on(words: Sequence[Text], number: int) -> bool:
-    """Whether a program follows an unknown word, which then stands for options."""
+    """Whether a program follows an unknown word, which is then assumed to hold launcher options."""
     return any(word.chars.endswith(".py") or word.chars in _MODULES for word in words[number + 1 :])
 
 
 def _taken(words: Sequence[Text], number: int) -> int:
-    """The number of words of an option: itself, and its value if one follows."""
+    """How many words an option takes: 1, or 2 with its value."""
     after = words[number + 1].chars if number + 1 < len(words) else "-"
     return 1 if after.startswith("-") or after.endswith(".py") else 2

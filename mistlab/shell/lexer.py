@@ -30,7 +30,7 @@ _LETTERS |= {"f": "\f", "v": "\v", "\\": "\\", "'": "'", '"': '"', "?": "?"}
 
 
 def read_braces(lexer: "Lexer", quoted: bool) -> Dollar:
-    """The expansion at ``${``."""
+    """Read the expansion that starts with ``${``."""
     start, line = lexer.at, lexer.line
     lexer.deeper()
     lexer.at += 2
@@ -57,7 +57,9 @@ def read_braces(lexer: "Lexer", quoted: bool) -> Dollar:
 
 
 def _prefix(lexer: "Lexer") -> str:
-    """``#`` or ``!`` before a name; both are names, too."""
+    """``#`` or ``!`` as a prefix of a name in ``${...}``, where either can also be the variable's
+    name.
+    """
     letter, after = lexer.peek(), lexer.peek(1)
     if letter and letter in "#!" and after and after not in "}:-=+?%/":
         lexer.at += 1
@@ -160,11 +162,11 @@ class Lexer:
         return self.line_of(min(self.at, len(self.text) - 1))
 
     def peek(self, ahead: int = 0) -> str:
-        """The character at the position, empty at the end."""
+        """The character at the lexer's position; empty at the end."""
         return self.text[self.at + ahead] if self.at + ahead < self.end else ""
 
     def starts(self, prefix: str) -> bool:
-        """Whether the text continues with a prefix."""
+        """Whether the text at the lexer's position starts with a prefix."""
         return self.text.startswith(prefix, self.at, self.end)
 
     def fail(self, problem: str, line: int | None = None) -> NoReturn:
@@ -182,13 +184,13 @@ class Lexer:
         self.at += 1
 
     def inside(self, start: int, stop: int) -> "Lexer":
-        """A lexer for a part of the text."""
+        """A lexer for a part of the text, with correct line numbers."""
         part = Lexer(self.text, self.line_of, self.script, self.depth)
         part.at, part.end = start, stop
         return part
 
     def deeper(self) -> None:
-        """Count a nesting level."""
+        """Count a nesting level, and refuse scripts that are nested too deep."""
         self.depth += 1
         if self.depth > _DEEPEST:
             self.fail(f"is nested deeper than {_DEEPEST} levels: write it flatter")
@@ -399,7 +401,7 @@ class Lexer:
             for first, stop in kept:
                 parts.add_lines(self.text[first:stop], first)
         else:
-            # One lexer for all lines, since a substitution may span several.
+            # All lines are read by one lexer, since a substitution may span several.
             text = "".join(self.text[first:stop] for first, stop in kept)
             starts, length = [], 0
             for first, stop in kept:
@@ -416,7 +418,7 @@ class Lexer:
 
 
 class Parts:
-    """The parts of a word; characters with equal line and quoting form one literal."""
+    """Collects the parts of a word; characters with equal line and quoting form one literal."""
 
     def __init__(self, lexer: Lexer) -> None:
         self._lexer = lexer
@@ -446,7 +448,7 @@ class Parts:
         self._kind = (0, False)
 
     def join(self, part: WordPart) -> None:
-        """Append a part that is expanded when the word is used, such as ``$x``."""
+        """Append a part that is expanded only when the word is used, such as ``$x``."""
         self._flush()
         self._kind = (0, False)
         self._parts.append(part)
@@ -470,5 +472,7 @@ def lexer_of(text: str, base: int, script: Callable[[Lexer, str], Script]) -> Le
 
 
 def lexer_of_value(text: Text, script: Callable[[Lexer, str], Script]) -> Lexer:
-    """A lexer for a text that the script constructed; its lines are those that wrote it."""
+    """A lexer for a text that the script constructed; line numbers are those of the lines that
+    wrote it.
+    """
     return Lexer(text.chars, text.line_at, script)

@@ -1,5 +1,5 @@
-"""Evaluates tests and loops: iteration by iteration if everything is known, otherwise all
-iterations at once.
+"""Evaluates tests and loops: iteration by iteration if everything is known, otherwise the effect of
+any number of iterations at once.
 """
 
 import re
@@ -136,7 +136,7 @@ class Tester:
         return bool(rest)
 
     def _without_absent(self, text: Text) -> Text:
-        """A text without variables that are set nowhere."""
+        """The text with variables that are set nowhere left out, as if they were empty."""
         if text.is_known:
             return text
         absent = self._session.absent
@@ -228,13 +228,13 @@ class Tester:
 
 
 def _python(pattern: str) -> str:
-    """A POSIX regular expression in Python's syntax."""
+    """A POSIX regular expression translated to Python's syntax."""
     inner = re.sub(r"\[:(\w+):\]", lambda match: _POSIX.get(match[1], ""), pattern)
     return inner.replace("(?", "(\\?")
 
 
 def negated(value: Maybe) -> Maybe:
-    """The negation of a test's value."""
+    """The negation of a test's value, which may be unknown."""
     return value if isinstance(value, Unknown) else not value
 
 
@@ -290,17 +290,18 @@ class _TestReader:
 
 
 def either(first: Maybe, second: Maybe) -> Maybe:
-    """Whether one of two tests is true."""
+    """Whether one of two tests is true; unknown if that depends on an unknown one."""
     if first is True or second is True:
         return True
     return first if isinstance(first, Unknown) else second
 
 
-# Evaluates loops: iteration by iteration if everything is known, otherwise all iterations at once.
+# Evaluates loops: iteration by iteration if everything is known, otherwise the effect of any number
+# of iterations at once.
 
 
 class Runner(Protocol):
-    """The operations of the evaluator that loops need."""
+    """The operations of the evaluator that loops call."""
 
     session: Session
 
@@ -316,7 +317,7 @@ class Runner(Protocol):
     def condition(
         self, line: int, source: str, cause: Maybe = True, assumed: frozenset[str] = frozenset()
     ) -> Guard:
-        """A condition as shown to users."""
+        """A condition as text for users' messages."""
 
 
 def run_for_in(runner: Runner, command: ForIn, state: State) -> None:
@@ -406,13 +407,15 @@ def _while_way(runner: Runner, command: While, state: State) -> None:
 
 
 def _is_same(before: State, after: State) -> bool:
-    """Whether an iteration changed nothing, so that all later ones are equal."""
+    """Whether an iteration changed nothing, so that all later ones would change nothing either."""
     names = ("variables", "arguments", "input", "written", "functions")
     return all(getattr(before, name) == getattr(after, name) for name in names)
 
 
 def _stop_endless(session: Session, command: While, state: State, *, launches: bool) -> None:
-    """Leave a loop whose iterations are all equal, by whatever can end it."""
+    """End the script at a loop whose iterations change nothing any more; refuse a loop that cannot
+    end.
+    """
     _, parked = session.parked[-1]
     if any(each.flow == BREAK for each, _ in parked) or launches:
         state.flow = EXIT
@@ -431,7 +434,7 @@ def _end(session: Session, state: State) -> None:
 
 
 def _turn(runner: Runner, body: Script, state: State) -> bool:
-    """Run one iteration of a loop; returns whether another may follow."""
+    """Run one iteration of a loop; returns whether another one may follow."""
     runner.run(body, state)
     collected(runner.session, state, (CONTINUE,))
     if state.flow not in (BREAK, CONTINUE):
@@ -445,7 +448,7 @@ def _turn(runner: Runner, body: Script, state: State) -> bool:
 
 
 def _unknown_loop(runner: Runner, state: State, condition: Guard, way: Way) -> None:
-    """A loop with an unknown number of iterations: every variable that it changes becomes
+    """Evaluate a loop with an unknown number of iterations: every variable that it changes becomes
     unknown.
     """
     session = runner.session
@@ -480,7 +483,7 @@ def _unknown_loop(runner: Runner, state: State, condition: Guard, way: Way) -> N
     lose_changed(state)
 
 
-# A command call: its expanded words, and where it runs.
+# A call of a command: its expanded words, and the state in which it runs.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -501,12 +504,12 @@ class Call:
 
     @property
     def session(self) -> Session:
-        """The evaluation that the command belongs to."""
+        """The evaluation of the script that the command belongs to."""
         return self.runner.session
 
     @property
     def line(self) -> int:
-        """The line that the command stands on."""
+        """The number of the script line with the command."""
         return self.command.line
 
     @property

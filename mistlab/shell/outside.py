@@ -18,7 +18,7 @@ _FORMAT = re.compile(r"%(?:%|([-+ #0]*)(\d*)(?:\.(\d*))?([a-zA-Z]))|[^%]+|%")
 
 
 def echoed(arguments: Sequence[Text]) -> Text:
-    """What ``echo`` prints."""
+    """The text that ``echo`` prints."""
     rest, newline, escapes = list(arguments), True, False
     while rest and re.fullmatch(r"-[neE]+", rest[0].chars):
         options = rest.pop(0).chars
@@ -90,7 +90,7 @@ def _decimal(text: str, precision: int, kind: str) -> str:
 
 
 def _requoted(text: str) -> str:
-    """A text as ``%q`` quotes it."""
+    """A text quoted as ``printf %q`` does."""
     return re.sub(r"([^\w@%+=:,./-])", r"\\\1", text, flags=re.ASCII) or "''"
 
 
@@ -118,7 +118,7 @@ def output_of(program: str, arguments: Sequence[Text], given: Text | None) -> Te
 
 
 def _last_part(program: str, arguments: Sequence[Text]) -> Text | None:
-    """The last part of a path, which may be known in an unknown folder."""
+    """``basename``: the last part of a path, which may be known even if its folder is unknown."""
     if program != "basename" or len(arguments) != 1:
         return None
     text = arguments[0]
@@ -142,13 +142,15 @@ def _dirname(arguments: Sequence[str], _: str) -> str | None:
 
 
 def _realpath(arguments: Sequence[str], _: str) -> str | None:
-    """A path without ``..``; a relative path stays relative, and is resolved beside the script."""
+    """``realpath``: a path without ``..``; a relative path stays relative to the script's
+    folder.
+    """
     paths = [each for each in arguments if not each.startswith("-")]
     return f"{normpath(paths[0])}\n" if len(paths) == 1 and paths[0] else None
 
 
 def _readlink(arguments: Sequence[str], given: str) -> str | None:
-    """A path with links left unresolved."""
+    """``readlink -f``: like ``realpath``, with links left unresolved."""
     follows = any(each in ("-f", "-e", "-m") for each in arguments)
     return _realpath(arguments, given) if follows else None
 
@@ -179,7 +181,9 @@ def _expr(arguments: Sequence[str], _: str) -> str | None:
 
 
 def _bc(arguments: Sequence[str], given: str) -> str | None:
-    """Sums of decimal numbers; ``scale`` is the number of digits of a quotient."""
+    """``bc``: the value of sums of decimal numbers; ``scale`` is the number of digits of a
+    quotient.
+    """
     scale = 20 if "-l" in arguments else 0
     lines = list[str]()
     for statement in re.split(r"[;\n]", given):
@@ -201,7 +205,7 @@ def _shown(value: Decimal) -> str:
 
 
 def _sum(text: str, *, integers: bool, scale: int) -> Decimal | None:
-    """The value of a sum of numbers, with ``* / % + - ( )`` alone."""
+    """The value of an expression of ``bc``, which may contain ``* / % + - ( )``."""
     tokens = re.findall(r"\d+\.?\d*|\.\d+|[-+*/%()]|\S", text)
     if len(text) > 400 or any(not re.fullmatch(r"[\d.]+|[-+*/%()]", each) for each in tokens):
         return None
@@ -236,7 +240,7 @@ def _multiplied(tokens: list[str], integers: bool, scale: int) -> tuple[Decimal,
 
 
 def _product(first: Decimal, second: Decimal, scale: int) -> Decimal:
-    """A product with as many digits as bc keeps."""
+    """A product with as many digits as ``bc`` keeps."""
     digits = [-int(each.as_tuple().exponent) for each in (first, second)]
     kept = min(sum(digits), max(scale, *digits))
     return (first * second).quantize(Decimal(1).scaleb(-kept), rounding=ROUND_DOWN)
@@ -262,7 +266,7 @@ def _wc(arguments: Sequence[str], given: str) -> str | None:
 
 
 def _tr(arguments: Sequence[str], given: str) -> str | None:
-    """Single characters or ranges, replaced or deleted."""
+    """``tr``: a text with single characters or ranges replaced or deleted."""
     if len(arguments) != 2 or any("[:" in each and each not in _SETS for each in arguments):
         return None
     if arguments[0] == "-d":
@@ -288,7 +292,7 @@ def _letters(text: str) -> str:
 
 
 def _cut(arguments: Sequence[str], given: str) -> str | None:
-    """One field by a delimiter: ``cut -d, -f2``."""
+    """``cut -d, -f2``: one field of each line."""
     match = re.fullmatch(r"-d ?(.) -f ?(\d{1,3})|-f ?(\d{1,3}) -d ?(.)", " ".join(arguments))
     if match is None:
         return None
@@ -332,14 +336,14 @@ PROGRAMS: Mapping[str, Program] = {
     "tail": _tail,
     "xargs": _xargs,
 }
-# Programs that read standard input, which must be known as well.
+# Programs that read standard input, whose output is known only if that input is.
 READERS = frozenset(("bc", "wc", "tr", "cut", "head", "tail", "xargs"))
 
 
 # ``sed`` with literal replacements, by which scripts make a configuration from a template.
 
 
-# Characters that make a pattern more than literal text.
+# Characters with a special meaning in regular expressions, so that a pattern is not literal text.
 _MEANS_MORE = re.compile(r"[\\.\[\]*^$]")
 
 
@@ -359,7 +363,9 @@ class _Replacement:
 
 
 def run_sed(call: Call) -> bool:
-    """Print the input, or a file, with texts replaced; returns whether that is exact."""
+    """``sed``: print the input, or a file, with texts replaced; returns whether the result is
+    exact.
+    """
     commands, paths = _taken_apart(call.arguments)
     replacements = [_replacement(text.chars) for text in commands]
     if not commands or len(paths) > 1 or any(each is None for each in replacements):
@@ -379,7 +385,9 @@ def run_sed(call: Call) -> bool:
 
 
 def _taken_apart(arguments: Sequence[Text]) -> tuple[list[Text], list[Text]]:
-    """The commands and the files among the arguments; no commands if an option is unknown."""
+    """The ``sed`` commands and the files among its arguments; no commands if an option is
+    unknown.
+    """
     commands: list[Text] = []
     others: list[Text] = []
     words = iter(arguments)
@@ -394,7 +402,7 @@ def _taken_apart(arguments: Sequence[Text]) -> tuple[list[Text], list[Text]]:
 
 
 def _replacement(command: str) -> _Replacement | None:
-    """A command's replacement; None if it is not a literal one."""
+    """The replacement that a ``sed`` command makes; None if it is not a literal one."""
     if len(command) < 4 or command[0] != "s":
         return None
     parts = command[2:].split(command[1])

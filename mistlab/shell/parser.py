@@ -35,13 +35,13 @@ CLOSING = frozenset(("then", "elif", "else", "fi", "do", "done", "esac", "}"))
 
 
 class Cursor:
-    """A lexer's position between words."""
+    """The position between words of a parser that reads from a lexer."""
 
     def __init__(self, lexer: Lexer) -> None:
         self._lexer = lexer
 
     def closes(self) -> bool:
-        """Whether a word or sign ends a list of commands here."""
+        """Whether a word or sign at the position ends a list of commands."""
         if self._lexer.starts(";;") or self._lexer.starts(";&"):
             return True
         return self.reserved() in CLOSING
@@ -76,7 +76,7 @@ class Cursor:
             self.blanks()
 
     def expect(self, word: str, opening: str, line: int) -> None:
-        """Consume a reserved word, or refuse the construct that lacks it."""
+        """Consume a reserved word such as ``fi``, or refuse the construct that lacks it."""
         self.lines()
         if self.reserved() != word:
             self._lexer.fail(f"{opening} has no {word}: write it", line)
@@ -111,7 +111,7 @@ def read_redirect(lexer: Lexer, blanks: Callable[[], None]) -> Redirect | None:
 
 
 def read_pattern(lexer: Lexer) -> RawWord:
-    """A pattern of ``case``; those of ``extglob`` have parentheses."""
+    """A pattern of ``case``; ``extglob`` patterns contain parentheses."""
     parts, start = list[RawWord](), lexer.at
     while True:
         parts.append(lexer.word(WORD_ENDS))
@@ -163,12 +163,12 @@ def _whole(lexer: Lexer) -> Script:
 
 
 def script_until(lexer: Lexer, closing: str) -> Script:
-    """The commands up to a closing character, which is not taken."""
+    """The commands up to a closing character, which is not consumed."""
     return Parser(lexer).script(closing)
 
 
 class Parser:
-    """Commands from a lexer's position on."""
+    """Parses commands from a lexer's position on."""
 
     def __init__(self, lexer: Lexer) -> None:
         self._lexer = lexer

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from mistlab.shell.shell_text import Text
 
-# A backslash makes the next character literal.
+# Characters with a special meaning in patterns; a backslash makes the next one literal.
 _SPECIAL = re.compile(r"[\\*?\[\]()|+@!]")
 _CLASSES = {
     "alpha": "a-zA-Z",
@@ -51,7 +51,7 @@ def ends_from(pattern: str, text: str, start: int) -> list[int]:
 
 
 def without(text: Text, pattern: str, operator: str) -> Text:
-    """A text with the matching prefix (``#``) or suffix (``%``) removed."""
+    """A text without the prefix (``#``) or suffix (``%``) that matches a pattern."""
     chars = text.chars
     if operator.startswith("#"):
         stops = ends_from(pattern, chars, 0)
@@ -80,7 +80,7 @@ def spans(pattern: str, text: str, *, every: bool) -> list[tuple[int, int]]:
 
 
 def _ends(tokens: list[_Token], text: str, starts: set[int]) -> set[int]:
-    """The possible ends of a match that begins at one of ``starts``."""
+    """The possible ends of a pattern's matches that begin at one of ``starts``."""
     at = starts
     for token in tokens:
         if not at:

@@ -1,4 +1,4 @@
-"""Programs that are not run: their inner scripts, launches, and batch-system directives."""
+"""Programs that are not run: the scripts that they start, launches, and batch-system directives."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +27,8 @@ from mistlab.shell.shell_text import LineError, Text, joined
 from mistlab.shell.syntax import Script, assigned_names
 
 _SBATCH = re.compile(r"[ \t]*#SBATCH[ \t]+(?P<words>.*?)[ \t]*(?:[ \t]#.*)?$")
-# Directives end at the first command; a here-document has directives of its own.
+# Matches a command: batch-system directives after the first command are ignored. A here-document
+# has directives of its own.
 _COMMAND = re.compile(r"[ \t]*[^#\s]")
 _BEGINNING = re.compile(r"#!|[^#]*<<")
 # A value after a space does not begin with a dash.
@@ -90,7 +91,7 @@ def facts_of(text: str, session: Session, base: int) -> dict[str, Fact]:
 
 
 def _value(name: str, text: str) -> str:
-    """The value that a variable has: a number for nodes and GPUs."""
+    """The value of Slurm's variable; a number for nodes and GPUs."""
     text = text.strip("\"'")
     if name in ("--job-name", "--partition"):
         return text
@@ -101,7 +102,7 @@ def _value(name: str, text: str) -> str:
 
 
 def _multiply(facts: dict[str, Fact]) -> None:
-    """The number of all tasks, from the tasks per node and the nodes."""
+    """The number of all tasks: tasks per node times nodes."""
     parts = [facts.get(name) for name in ("SLURM_NNODES", "SLURM_NTASKS_PER_NODE")]
     if None in parts or "SLURM_NTASKS" in facts:
         return
@@ -118,7 +119,7 @@ _MOST_FILES = 50
 
 
 def parsed_file(session: Session, text: str, name: str) -> Script:
-    """A file's commands; the names that it assigns are known from then on."""
+    """The commands of a file; from now on the names that it assigns count as set somewhere."""
     if len(session.files) >= _MOST_FILES:
         raise LineError(0, f"the script reads more than {_MOST_FILES} files: give the launch line")
     number = len(session.files)
@@ -194,7 +195,7 @@ def run_text(call: Call, text: Text, arguments: Sequence[Text], outer: Sequence[
 
 
 def _handed(call: Call, text: Text) -> Guard:
-    """A text's assumptions apply to its commands."""
+    """A condition with a text's assumptions, under which the commands in the text run."""
     return Guard(line=call.line, source="", assumed=text.assumed)
 
 
@@ -236,7 +237,7 @@ def _run_child(call: Call, script: Script, words: Sequence[Text], outer: Sequenc
 
 
 def exported(variables: Mapping[str, Variable], session: Session) -> dict[str, Variable]:
-    """The variables that a program sees: exported ones, and those given by the user."""
+    """The variables that a started program sees: exported ones, and those given by the user."""
     given = session.source.settings
     return {
         name: replace(variable, is_list=False)
@@ -245,19 +246,19 @@ def exported(variables: Mapping[str, Variable], session: Session) -> dict[str, V
     }
 
 
-# Programs that are not run: their output if it is known, their inner scripts, launches.
+# Programs that are not run: their output if it is known, the scripts that they start, launches.
 
 
 _SHELLS = frozenset(("bash", "sh", "zsh", "dash", "ksh"))
 _QUEUES = frozenset(("sbatch", "qsub", "bsub"))
-# Programs that scripts run for their exit status.
+# Programs that scripts run for their exit status, as tests.
 _ASKED = word_set(
     """
     grep egrep fgrep cmp diff command which type pgrep ping nc test-path timeout curl
     """
 )
 _PREFIXES = frozenset(("env", "nohup", "exec", "sudo", "nice", "time", "stdbuf", "setsid"))
-# Programs that take a script as a file without starting it.
+# Programs that take a script as an argument without starting it.
 _FILERS = frozenset(
     [
         *("chgrp", "chmod", "chown", "cp", "dos2unix", "file", "grep", "head", "install", "less"),
@@ -302,7 +303,7 @@ def _known_output(call: Call, name: str) -> bool:
 
 
 def _cat(call: Call) -> None:
-    """``cat``: its input, or files at hand."""
+    """``cat``: the input, or files whose text is known."""
     state = call.state
     paths = [text for text in call.arguments if not text.chars.startswith("-")]
     if not paths:
@@ -360,7 +361,7 @@ def _inner(call: Call) -> bool:
 
 
 def _starter(call: Call, number: int) -> Callable[[Call, int], bool] | None:
-    """How to evaluate a word that starts a shell or a script; None for other words."""
+    """The evaluation for a word that starts a shell or a script; None for other words."""
     chars = call.fields[number].chars
     if name_of(chars) in _SHELLS:
         return _shell
@@ -436,7 +437,7 @@ def _wrap(call: Call, number: int) -> bool:
 
 
 def _remote(call: Call, number: int) -> bool:
-    """``ssh host command``: the command's words form one text for a remote shell."""
+    """``ssh host command``: run the text that the command's words form as a remote shell would."""
     words, at = call.fields, number + 1
     while at < len(words) and words[at].chars.startswith("-"):
         at += 2 if words[at].chars in ("-p", "-i", "-o", "-l", "-F", "-J") else 1
@@ -451,7 +452,9 @@ def _remote(call: Call, number: int) -> bool:
 
 
 def _prefixed(call: Call) -> bool:
-    """``env A=1 command``, ``nohup command``: the command itself, with further variables."""
+    """``env A=1 command``, ``nohup command``: evaluate the command itself, with further
+    variables.
+    """
     rest, texts = list(call.arguments), dict(call.environment)
     while rest:
         match = _ENVIRONMENT.fullmatch(rest[0].chars)
@@ -482,7 +485,7 @@ def _prefixed(call: Call) -> bool:
 
 
 def _outside(call: Call, name: str) -> None:
-    """A program of which only its words are known."""
+    """A program whose effects are unknown: record its words, since it may train."""
     session, state = call.session, call.state
     session.spend(call.line, 1024)
     variables = exported(state.variables, session)
@@ -503,7 +506,8 @@ def _outside(call: Call, name: str) -> None:
     )
     text = _printed(call)
     state.print(text)
-    # Alone, or before && and ||, a program is assumed to succeed; conditions ask for its status.
+    # A command that decides a condition has an unknown status; alone, or before && and ||, it is
+    # assumed to succeed.
     is_asked = session.asks > 0 or name in _ASKED
     state.status = (session.first_unknown(text) or 0) if is_asked else 0
 

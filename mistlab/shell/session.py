@@ -1,4 +1,6 @@
-"""The state of an evaluation: its text, the given variables, and the work left to do."""
+"""The state of a script's evaluation: its text, the variables that the user gave, and the remaining
+work.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -20,11 +22,11 @@ from mistlab.shell.syntax import Command, Script, Simple
 
 
 def nothing_beside(path: str) -> None:
-    """A loader that finds no file, for texts without a folder."""
+    """A loader of files that finds none, for texts without a folder."""
     del path
 
 
-# A folder at the beginning of a path that only a running script knows.
+# A folder at the start of a path whose name only a running script knows.
 _UNKNOWN_FOLDER = re.compile(r"^(?:`[^`]*`|\$\([^()]*\)|\$\{?\w+\}?)/")
 
 
@@ -60,14 +62,14 @@ class LaunchFile:
 
 
 Key = int | str
-# The ways in which a command leaves the commands around it.
+# The ways in which a command leaves the commands around it: by reaching its end, or by a jump.
 NORMAL, BREAK, CONTINUE, RETURN, EXIT = "", "break", "continue", "return", "exit"
 Status = int | Unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """A variable's values by index or key; a plain variable has index 0 alone."""
+    """A shell variable with its values by index or key; a plain variable has only index 0."""
 
     items: Mapping[Key, Text]
     is_list: bool = False
@@ -77,23 +79,23 @@ class Variable:
 
     @property
     def text(self) -> Text | None:
-        """The value that ``$name`` has: of index 0."""
+        """The value that ``$name`` has: that of index 0."""
         return self.items.get("0" if self.is_map else 0)
 
     @property
     def values(self) -> list[Text]:
-        """All values, in the order of indices."""
+        """All values of the variable, in the order of indices."""
         if self.is_map:
             return list(self.items.values())
         return [self.items[key] for key in sorted(self.items, key=int)]
 
     @property
     def line(self) -> int:
-        """The line that wrote the first value; 0 for none."""
+        """The line that wrote the variable's first value; 0 for none."""
         return next((text.line for text in self.items.values()), 0)
 
     def is_same(self, other: "Variable | None") -> bool:
-        """Whether another variable has the same values, whatever lines wrote them."""
+        """Whether another variable has the same values, ignoring the lines that wrote them."""
         if other is None or self.items.keys() != other.items.keys():
             return False
         return all(text.chars == other.items[key].chars for key, text in self.items.items())
@@ -109,7 +111,7 @@ class Variable:
 
 
 def scalar(text: Text, *, exported: bool = False) -> Variable:
-    """A plain variable."""
+    """A variable with a single value."""
     return Variable(items={0: text}, exported=exported)
 
 
@@ -147,12 +149,12 @@ class State:
         return made
 
     def take(self, other: "State") -> None:
-        """Replace the contents by another state's."""
+        """Replace this state's contents by those of another state."""
         for name in State.__slots__:
             setattr(self, name, getattr(other, name))
 
     def print(self, text: Text) -> None:
-        """Append to the output, if something reads it."""
+        """Append text to the output, if something reads the output."""
         if self.output is not None:
             self.output = joined((self.output, text))
 
@@ -170,11 +172,11 @@ class State:
                 self.variables[name] = variable
 
 
-# The knowledge of an evaluation besides its state: what is given, what is unknown, and the work
-# left to do.
+# What an evaluation holds besides the script's state: given values, unknown parts, and remaining
+# work.
 
 
-# An offset that distinguishes the line numbers of a script's files.
+# Added to the line numbers of a script's further files, so that each file's lines are distinct.
 FILE = 10_000_000
 _STEPS = 60_000
 _DEEPEST = 25
@@ -186,7 +188,7 @@ class StepsError(LineError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """A condition under which commands run; ``cause`` says why it is unknown, None if it is
+    """A condition under which commands run; ``cause`` says why its value is unknown, None if it is
     known.
     """
 
@@ -254,14 +256,16 @@ class Session:
     steps: int = 0
 
     def spend(self, line: int, size: int = 0) -> None:
-        """Count a step of the evaluation."""
+        """Count a step of the evaluation, and stop it after too many."""
         self.steps += 1 + size // 256
         if self.steps > _STEPS:
             message = "the script takes too many steps to follow: give the launch line alone"
             raise StepsError(line, message)
 
     def enter(self, line: int) -> None:
-        """Count a call of a function or of another script."""
+        """Count a call of a function or of another script, and refuse calls that are nested too
+        deep.
+        """
         self.callers.append(line)
         if len(self.callers) > _DEEPEST:
             raise LineError(line, f"calls are nested deeper than {_DEEPEST} levels: call fewer")
@@ -347,7 +351,8 @@ class Session:
         )
 
 
-# Reads and assigns variables: given ones take precedence, and those set nowhere are unknown.
+# Reads and assigns variables: values given by the user take precedence, and variables set nowhere
+# are unknown.
 
 
 # Variables that every shell sets itself.
@@ -368,7 +373,7 @@ class Absence(Enum):
 
 
 def given(text: str) -> Text:
-    """A text that the user gives."""
+    """A text with a value that the user gave."""
     return plain(text)
 
 
@@ -413,7 +418,7 @@ def unset_text(session: Session, name: str, source: str, line: int) -> Text:
 
 
 def taken_as(session: Session, name: str, line: int, taken: str) -> frozenset[str]:
-    """The note on a variable whose value is assumed."""
+    """The note that names the value assumed for a variable."""
     return frozenset((f"{session.at(line)}: {name} is taken as {taken}: --set {name}=VALUE",))
 
 
@@ -462,7 +467,7 @@ def append(session: Session, state: State, name: str, text: Text, key: Key | Non
 
 
 def named(session: Session, name: str, text: Text) -> Text:
-    """The text, where the remedy for its unknown part names the assigned variable."""
+    """The text, whose unknown part now names the assigned variable in its remedy."""
     unknown = session.first_unknown(text)
     if unknown is None or unknown.remedy:
         return text
@@ -484,19 +489,21 @@ def argument_of(session: Session, state: State, number: int, line: int) -> Text 
 
 
 def unknown_path(session: Session, line: int) -> Text:
-    """The unknown path of the script itself."""
+    """The unknown path of the script, as the value of ``$0``."""
     return session.unknown_at(line, "$0", "is the script's path, which is not known")
 
 
 def knows_arguments(session: Session, state: State) -> bool:
-    """Whether ``$1`` and others are known: from a call, ``set --`` or the user."""
+    """Whether the script's arguments (``$1``, ...) are known: from a call, ``set --`` or the
+    user.
+    """
     if session.source.arguments is not None or session.callers or state.arguments:
         return True
     return "arguments" in state.options
 
 
 def unset_argument(session: Session, number: int, source: str, line: int) -> Text:
-    """The unknown value of an argument that the user does not give."""
+    """The unknown value of a script argument that the user did not give."""
     remedy = "give its arguments after --: -- " + " ".join(
         f"ARG{each}" for each in range(1, min(number, 9) + 1)
     )

@@ -1,4 +1,4 @@
-"""The builtins of the shell that declare variables or change what a launch is."""
+"""The shell's builtin commands that declare variables or otherwise affect a launch."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def run_assignment(expander: WordExpander, item: Assignment, *, is_map: bool = False) -> None:
-    """Execute an assignment."""
+    """Run a command that consists of assignments only."""
     session, state = expander.session, expander.state
     if isinstance(item.value, tuple):
         _assign_list(expander, item, is_map=is_map)
@@ -145,7 +145,7 @@ def _declare(
 
 
 def _mark(expander: WordExpander, name: str, options: str, program: str) -> None:
-    """Give a variable the attributes of its declaration."""
+    """Give a variable the attributes of its declaration, such as exported or integer."""
     state = expander.state
     old = state.variables.get(name)
     exports = program == "export" or "x" in options
@@ -177,7 +177,7 @@ def run_unset(expander: WordExpander, arguments: Sequence[Text]) -> int:
             state.variables.pop(name, None)
             if not text.chars.startswith("-"):
                 state.functions.pop(name, None)
-            # An unset variable is empty from here on.
+            # An unset variable counts as assigned, so that it is empty from here on.
             expander.session.assigned.setdefault(name, 0)
             expander.session.assigned[name] = 0
         elif (old := state.variables.get(name)) is not None:
@@ -190,7 +190,7 @@ def run_unset(expander: WordExpander, arguments: Sequence[Text]) -> int:
 
 
 def assigned_texts(expander: WordExpander, items: Sequence[Assignment]) -> dict[str, Text]:
-    """The assignments before a command, which apply to that command only."""
+    """The assigned values before a command (``A=1 command``), which apply to that command only."""
     texts: dict[str, Text] = {}
     for item in items:
         if isinstance(item.value, tuple):
@@ -229,7 +229,7 @@ def run_getopts(call: Call) -> Status:
 def _option(
     call: Call, name: str, arguments: tuple[Text, ...], position: tuple[int, int]
 ) -> Status:
-    """Parse the option at a position: an argument's index and an offset inside it."""
+    """Parse the option at a position: the index of an argument, and an offset inside it."""
     index, inner = position
     letters, current = call.arguments[0].chars, arguments[index - 1]
     letter = current.chars[inner]
@@ -273,12 +273,12 @@ def _take(call: Call, name: str, letter: str, value: Text | None) -> Status:
     return 0
 
 
-# The builtins of the shell that affect a launch.
+# The shell's builtin commands that affect a launch.
 
 
 Builtin = Callable[[Call], Status]
 _OPTIONS = {"e": "errexit", "a": "allexport"}
-# Files that set up a machine, without training options.
+# Names of files that set up a machine and contain no training options, such as modules.
 _OF_MACHINES = re.compile(
     r"activate|bashrc|bash_profile|profile|conda\.sh|/etc/|setvars|set_env\.sh|modules?\b|venv|/init/"
     r"|\.cargo|\.env$|vars\.sh"
@@ -446,7 +446,7 @@ def _read_options(call: Call) -> tuple[list[str], str, str]:
 
 
 def _fields(line: Text, most: int, ends: str) -> list[Text]:
-    """A line's fields; the last of ``most`` fields takes the rest."""
+    """The fields of a line for ``read``: at most ``most``, of which the last takes the rest."""
     fields, at, chars = list[Text](), 0, line.chars.rstrip("".join(set(ends) & set(" \t\n")))
     while at < len(chars):
         while at < len(chars) and chars[at] in ends and chars[at] in " \t\n":

@@ -1,4 +1,6 @@
-"""Texts and words of an evaluated script: their lines, and unknown parts as placeholders."""
+"""Texts and words of an evaluated script: characters with the lines that wrote them, and
+placeholders for unknown parts.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -97,7 +99,7 @@ class Text:
         return self.marks[-1][1] if self.marks else 0
 
     def line_at(self, offset: int) -> int:
-        """The line that wrote the character at an offset."""
+        """The number of the line that wrote the character at an offset."""
         line = self.marks[0][1] if self.marks else 0
         for start, marked in self.marks:
             if start > offset:
@@ -117,11 +119,11 @@ class Text:
         return Text(self.chars[start:stop], marks, self.assumed)
 
     def with_chars(self, chars: str) -> "Text":
-        """Other characters attributed to this text's lines."""
+        """A text with other characters that are attributed to this text's lines."""
         return Text(chars, ((0, self.line),) if self.line else (), self.assumed)
 
     def assuming(self, notes: frozenset[str]) -> "Text":
-        """The text with further assumptions attached."""
+        """The text with further assumptions attached, on which its value depends."""
         if notes <= self.assumed:
             return self
         return Text(self.chars, self.marks, self.assumed | notes)
@@ -133,7 +135,7 @@ def is_placeholder(letter: str) -> bool:
 
 
 def plain(chars: str, line: int = 0) -> Text:
-    """A text of one line."""
+    """A text whose characters all come from one line."""
     return Text(chars, ((0, line),) if line else ())
 
 

@@ -78,7 +78,7 @@ class RawWord(SyntaxNode):
 
     @property
     def bare(self) -> str | None:
-        """The word's text if it has no quotes and no expansions."""
+        """The word's text if it has no quotes and no expansions; None otherwise."""
         if all(isinstance(part, Literal) and not part.quoted for part in self.parts):
             return "".join(part.text for part in self.parts if isinstance(part, Literal))
         return None
@@ -86,7 +86,7 @@ class RawWord(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Element:
-    """A word of an array's list, or a keyed one: ``[key]=word``."""
+    """An element of an array literal: a word, or a word with a key (``[key]=word``)."""
 
     value: RawWord
     key: RawWord | None = None
@@ -158,7 +158,7 @@ class If(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """A case's patterns and body; ``ending`` is ``;;``, ``;&`` or ``;;&``."""
+    """A pattern list of ``case`` with its commands; ``ending`` is ``;;``, ``;&`` or ``;;&``."""
 
     patterns: tuple[RawWord, ...]
     body: Script
@@ -219,7 +219,7 @@ class Group(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count(SyntaxNode):
-    """``(( ... ))``."""
+    """An arithmetic command: ``(( ... ))``."""
 
     expression: RawWord
     source: str
@@ -227,7 +227,7 @@ class Count(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operand:
-    """A test of one or two words inside ``[[ ]]``; ``left`` is None for unary operators."""
+    """A test inside ``[[ ]]`` with one operand, in which case ``left`` is None, or two."""
 
     operator: str
     right: RawWord
@@ -247,7 +247,7 @@ Comparison: TypeAlias = Operand | Joined
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bracketed(SyntaxNode):
-    """``[[ ... ]]``."""
+    """A test command: ``[[ ... ]]``."""
 
     condition: Comparison
     source: str
