@@ -523,13 +523,13 @@ def _order_of(plan: Plan) -> PipelineOrder | None:
 
 
 def _remarks(workload: Workload) -> tuple[str, ...]:
-    """Notes of a prediction: differences between a model's description and the model, and how ranks
-    reduce communication.
-    """
-    remarks = tuple(f"the model as it is read: {remark}" for remark in workload.model.remarks)
+    """Notes of a prediction: on the model and its context, and on how ranks reduce gradients."""
     if workload.reduces_plainly:
-        return remarks
-    return (*remarks, f"{workload.reduction.words}: another training, whose loss is not predicted")
+        return workload.remarks
+    return (
+        *workload.remarks,
+        f"{workload.reduction.words}: another training, whose loss is not predicted",
+    )
 
 
 def _unmeasured(plan: Plan) -> str:

@@ -72,6 +72,7 @@ def report_of(study: Study, asked: Tried, cheapest: Tried | None) -> Report:
     others = [one for one in study.rows if one["kind"] not in ("asked", "cheapest")]
     paragraphs = [
         f"{asked_words(work, cluster)}, engine {asked.job.plan.engine}.",
+        *(f"Note: {remark}." for remark in work.remarks),
         " ".join([_verdict(row), f"Plans may take {room_words(cluster)}.", _probable(row)]),
         "; ".join(plan_words(asked.job.plan)[:2]) + ".",
         _memory(row),

@@ -35,7 +35,7 @@ SERVING_COMMANDS: Mapping[str, Group] = {
             option("--ttft", "goal: seconds to the first token", type=float),
             option("--tpot", "goal: seconds of each further token", type=float),
             option("--share", "share of requests of which percentiles are told", 0.95),
-            option("--context", "the longest request that is taken", type=int),
+            option("--context", "tokens of the longest request (default: the model's)", type=int),
             option("--budget", "tokens of prompts in a step", 8192),
             option("--sequences", "requests that run on a replica at once", 1024),
             option("--dollars", "dollars an hour of a GPU", type=float),

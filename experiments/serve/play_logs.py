@@ -10,7 +10,7 @@ import numpy as np
 from experiments.cli.commandline import DONE, print_json
 from experiments.pages.tables import table
 from experiments.runs.runs_table import count_of, text_of
-from experiments.serve.served_rows import model_named
+from experiments.serve.served_rows import MODEL_LENGTH, model_named
 from mistlab.core.arrays import Floats
 from mistlab.core.files import read_csv
 from mistlab.core.values import refuse, shown
@@ -96,7 +96,8 @@ def _played(name: str, run: Mapping[str, str], rows: Sequence[Mapping[str, str]]
         budget=(count_of(run, "max_num_batched_tokens") or BUDGET) * together,
         sequences=(count_of(run, "max_num_seqs") or SEQUENCES) * layout.dp,
     )
-    load = load_of_trace(rows, name)
+    context = count_of(run, MODEL_LENGTH) or layout.model.context
+    load = load_of_trace(rows, name, context, f"{MODEL_LENGTH} of the weights that ran")
     most = batching.sequences
     done = play_continuous(load, StepClock.of(layout, constants, most), batching)
     latencies = np.array([(one.end_s or 0.0) - one.arrival_s for one in done.requests])

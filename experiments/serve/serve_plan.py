@@ -15,7 +15,16 @@ from experiments.cli.commandline import DONE, NO_ANSWER, as_options, print_json
 from experiments.pages.tables import table
 from experiments.serve.served_rows import model_named
 from mistlab.core.files import read_csv
-from mistlab.core.values import MOST_TOKENS, Checked, FieldError, bounded, quantity, refuse, reject
+from mistlab.core.values import (
+    MOST_TOKENS,
+    Checked,
+    FieldError,
+    bounded,
+    quantity,
+    refuse,
+    reject,
+)
+from mistlab.plan.workload import ModelSpec
 from mistlab.serving.engine_constants import ServedRun, fitted_constants
 from mistlab.serving.gpu_facts import ServingGpu, gpu_named
 from mistlab.serving.load import Goals, Lengths, ServingLoad, drawn_load, load_of_trace
@@ -140,9 +149,7 @@ def _question(options: argparse.Namespace) -> ServingQuestion:
             cache=cache_kind,
         )
     )
-    load = _load(options)
-    if options.context is not None:
-        load.check_context(options.context)
+    load = _load(options, model)
     run = ServedRun(
         engine=options.engine,
         version="unsaid",
@@ -172,16 +179,33 @@ def _gpu(name: str) -> ServingGpu:
         refuse("gpu", error.problem)
 
 
-def _load(options: argparse.Namespace) -> ServingLoad:
-    """Requests of a trace, or randomly drawn."""
+def _load(options: argparse.Namespace, model: ModelSpec) -> ServingLoad:
+    """Requests of a trace, or randomly drawn and ended at the context."""
+    context = _context(options, model)
+    remedy = "--context with the tokens that your weights were trained for"
     if options.trace is not None:
-        return load_of_trace(read_csv(Path(options.trace)), str(options.trace))
+        return load_of_trace(read_csv(Path(options.trace)), str(options.trace), context, remedy)
+    if options.prompt + options.output > context:
+        problem = f"{options.prompt:g}, with an output of {options.output:g}, is more than the"
+        name = f" of {model.name}" if options.context is None else ""
+        refuse("prompt", f"{problem} context of {context}{name}: give fewer tokens, or {remedy}")
     lengths = (
         Lengths(shape=options.lengths, tokens=options.prompt),
         Lengths(shape=options.lengths, tokens=options.output),
     )
     count = QUICK_PLAYED if options.quick else PLAYED
-    return drawn_load(count, lengths, np.random.default_rng(options.seed), rate=options.rate)
+    draw = np.random.default_rng(options.seed)
+    return drawn_load(count, lengths, draw, rate=options.rate).within(context)
+
+
+def _context(options: argparse.Namespace, model: ModelSpec) -> int:
+    """The tokens of the longest request: as given, or the context of the model's release."""
+    given: int | None = options.context
+    learned = model.learned_positions
+    if learned is not None and given is not None and given > learned:
+        problem = f"{given} is more than the {learned} learned positions of {model.name}"
+        refuse("context", f"{problem}: give at most {learned}")
+    return given or model.context or MOST_TOKENS
 
 
 def _timed(question: ServingQuestion, gpus: int) -> list[ServedPlan]:

@@ -32,6 +32,8 @@ SEQUENCES = {"vllm": 1024.0, "sglang": 1024.0, "trtllm": 2048.0}
 # Engines that prefill all waiting prompts before decoding, by default.
 READS_FIRST = frozenset(("sglang",))
 DP_UNSAID = "dp unsaid"
+# The column of an engine's limit of prompt and output together, as vLLM names it.
+MODEL_LENGTH = "max_model_len"
 # Label of a version that the row does not give.
 UNSAID = "unsaid"
 # Limits of loads, far beyond measured ones: tokens of a prompt or answer, requests in flight or per
@@ -179,6 +181,7 @@ def _served(number: int, kind: Kind, cells: Mapping[str, str]) -> ServedRow:
         notes,
     )
     length, (prompt, output) = _factor(cells), _lengths(cells)
+    _check_context(cells, model, (prompt * length, output * length), notes)
     version = text_of(cells, "version") or text_of(cells, "engine_version")
     in_flight, rate, requests = _load(own_kind, cells)
     return ServedRow(
@@ -354,6 +357,25 @@ def _lengths(cells: Mapping[str, str]) -> tuple[float, float]:
     return lengths[0], lengths[1]
 
 
+def _check_context(
+    cells: Mapping[str, str], model: ModelSpec, lengths: tuple[float, float], notes: list[str]
+) -> None:
+    """Refuse requests beyond the context: an engine's limit, or that of the released model, which
+    benchmarks of rotary models exceed by outputs alone.
+    """
+    stated = _count(cells, MODEL_LENGTH, MOST_LENGTH)
+    context = stated or model.context
+    prompt, output = lengths
+    if context is None or prompt + output <= context:
+        return
+    of = f"{MODEL_LENGTH} {stated}" if stated else f"the context of {context} of {model.name}"
+    if prompt > context or stated or model.learned_positions:
+        problem = f"{prompt:g}, with {output:g} of output, is more than {of}"
+        remedy = f"give fewer tokens, or a column {MODEL_LENGTH} of the weights that ran"
+        refuse(_column(cells, "isl", "isl_mean"), f"{problem}: {remedy}")
+    notes.append(f"prompt and output exceed {of}: costs are predicted, not what is answered")
+
+
 def _factor(cells: Mapping[str, str]) -> float:
     what = "is no mean length relative to isl and osl"
     return _limited(cells, "length_factor", 0.01, 10, what) or 1.0
@@ -396,10 +418,12 @@ _AFTER_SIZE = re.compile(
 
 @cache
 def model_named(name: str) -> ModelSpec:
-    """The catalogue's model for a name in a serving table, with or without its owner's prefix."""
+    """The catalogue's model for a name in a serving table, with or without its owner's prefix, and
+    with the context length of these weights.
+    """
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         refuse("model", f"{shown(name)} is a path: give a name, such as llama3-8b")
-    text = name.casefold().rpartition("/")[2].removeprefix("meta-")
+    whole = text = name.casefold().rpartition("/")[2].removeprefix("meta-")
     aliases: Mapping[str, str] = serving_data()["models"]
     if text not in catalog.model_names() and text not in aliases:
         text = _AFTER_SIZE.sub("", text)
@@ -407,4 +431,6 @@ def model_named(name: str) -> ModelSpec:
     if known not in catalog.model_names():
         names = dict.fromkeys((*aliases, *catalog.model_names()))
         refuse("model", f"{shown(name)} is unknown{near_matches(text, names)}")
-    return catalog.model(known)
+    contexts: Mapping[str, int] = serving_data()["contexts"]
+    model = catalog.model(known)
+    return replace(model, context=contexts.get(whole, contexts.get(text, model.context)))

@@ -66,7 +66,7 @@ def document_lengths(options: argparse.Namespace) -> int:
     sentence = (
         f"Documents {options.lengths}: {lengths.mean:,.0f} tokens in the mean, the longest "
         f"{lengths.tokens[-1]:,}; sequences of {job.workload.sequence_length:,}."
-    )
+    ) + "".join(f" Note: {remark}." for remark in job.workload.remarks)
     return study.end(_report(study.rows, sentence))
 
 

@@ -97,9 +97,10 @@ class Found:
         micro_batch = self.settled("micro_batch", given.micro_batch)
         global_batch = self._global_batch(given, data, micro_batch)
         plan = self._plan(model, data, micro_batch, global_batch)
+        sequence_length = self.settled("sequence_length", given.sequence_length)
         workload = Workload(
-            model=_named(model),
-            sequence_length=self.settled("sequence_length", given.sequence_length),
+            model=_named(model, sequence_length),
+            sequence_length=sequence_length,
             global_batch=global_batch,
             attention=self.settled("attention", given.attention, "flash"),
             precision="bf16",
@@ -253,10 +254,16 @@ def _is_degree(name: str) -> bool:
     return name in dimensions_of_axes() and name != "data_parallel"
 
 
-def _named(model: ModelSpec) -> ModelSpec:
-    """The catalogue's model that equals this one except for its name, otherwise this model."""
+def _named(model: ModelSpec, sequence_length: int) -> ModelSpec:
+    """The catalogue's model that equals this one except for its name, otherwise this model; one
+    whose release has fewer learned positions than the sequence is another model.
+    """
     for name in catalog.model_names():
         known = catalog.model(name)
+        if model.context not in (None, known.context):
+            continue
+        if sequence_length > (known.learned_positions or sequence_length):
+            continue
         if replace(known, name=model.name, trained=model.trained) == model:
             return known
     return model

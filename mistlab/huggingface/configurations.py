@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from mistlab.core.values import near_matches, refuse, shown, within
+from mistlab.huggingface.context_lengths import ORIGINAL, context_of
 from mistlab.huggingface.type_keys import (
     UNSCALED,
     TypeKeys,
@@ -400,7 +401,7 @@ def _fields(keys: TypeKeys) -> tuple[Fields, list[str]]:
     if row.window:
         fields["window"], remark = window_of(keys)
         remarks.append(remark)
-    fields |= _epsilon(keys) | _rotation(keys, fields)
+    fields |= _epsilon(keys) | _rotation(keys, fields) | {"context": context_of(keys)}
     return fields, [remark for remark in remarks if remark]
 
 
@@ -574,9 +575,6 @@ def _longrope(keys: TypeKeys) -> Fields:
         if factor > 1 and positions is not None and positions > 1:
             amplitude = math.sqrt(1 + math.log(factor) / math.log(positions))
     return {"factor": factor, "amplitude": amplitude}
-
-
-ORIGINAL = "original_max_position_embeddings"
 
 
 def _steepness(scaling: Mapping[str, Any], factor: float, *, is_latent: bool) -> Fields:

@@ -30,8 +30,9 @@ class TypeRow:
     ``turns`` names how unlike blocks take turns. ``qk_norm`` and ``post_norms`` are flags that turn
     these parts on. ``ffn`` is the key of the network's width, or ``ffn_times`` of how many times
     the hidden size it is. With a flag of ``shared_heads`` all heads have the same keys and values,
-    unless that of ``unless`` is on. ``positions`` is the key of the number of learned positions,
-    ``dropout`` has those of the shares that training drops of ``all`` and of ``attention``'s.
+    unless that of ``unless`` is on. ``positions`` is the key of the number of learned positions, of
+    which tokens never take the first ``unused_positions``; ``dropout`` has those of the shares that
+    training drops of ``all`` and of ``attention``'s.
 
     Files whose keys differ from ``requires`` are refused, and so are those in which a pair of
     ``equal`` differs. What a flag of ``lacking`` turns on is left out, and a remark says so;
@@ -54,6 +55,7 @@ class TypeRow:
     ffn: str = "intermediate_size"
     ffn_times: str = ""
     positions: str = ""
+    unused_positions: int = 0
     dropout: Mapping[str, str] = field(default_factory=dict)
     later: str = ""
     when: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

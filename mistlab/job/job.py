@@ -78,8 +78,10 @@ def model_from(plain: object, folder: Path) -> ModelSpec:
 
 def plain_model(model: ModelSpec, folder: Path) -> Any:
     """The content of ``workload.model`` for a model, in a plan file in ``folder``."""
-    if model.name in catalog.model_names() and model == catalog.model(model.name):
-        return model.name
+    if model.name in catalog.model_names():
+        known = catalog.model(model.name)
+        if model == known and model.context in (None, known.context):
+            return model.name
     if model.graph_file is None:
         return to_mapping(model, omit_defaults=True)
     path = _relative(model.graph_file, folder)

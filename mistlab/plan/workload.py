@@ -24,6 +24,7 @@ from mistlab.core.values import (
 )
 from mistlab.engines.adapters import Base, Loss, States, Train, training
 from mistlab.engines.engine import Engine, Optimizer, Precision, Sums
+from mistlab.plan.family_defaults import FAMILY_DEFAULTS
 from mistlab.plan.reducing import reducing
 from mistlab.plan.rotary import RotaryScaling
 from mistlab.plan.routers import PLAIN_ROUTER, Router
@@ -185,6 +186,9 @@ class ModelSpec:
     ``latent``, ``experts`` and ``state_space`` are parts that some models have. The head predicts
     ``further_tokens`` after the next one, each with a block of its own (multi-token prediction).
 
+    ``context`` is the number of tokens, prompt and output together, that the released model was
+    made for; None where no release says it.
+
     ``remarks`` tell where the description is not the model itself but what stands for it, as where
     a gate of GELU is taken as one of SiLU. Predictions repeat them.
 
@@ -237,6 +241,10 @@ class ModelSpec:
     rotary_scaling: RotaryScaling | None = field(default=None, compare=False)
     norm_epsilon: float = field(
         default=NORM_EPSILON, compare=False, metadata=bounded(above=0, most=1.0)
+    )
+    # The longest sequence it was released for; models that differ only in it are equal.
+    context: int | None = field(
+        default=None, compare=False, metadata=bounded(minimum=1, maximum=MOST_TOKENS)
     )
     # It describes a run, not the model: models that differ only in it are equal.
     trained: Trained | None = field(default=None, compare=False)
@@ -314,6 +322,11 @@ class ModelSpec:
     def rotated_channels(self) -> int:
         """The number of channels of a head that rotary embedding rotates."""
         return round(self.head_dim * self.rotary_fraction)
+
+    @property
+    def learned_positions(self) -> int | None:
+        """The number of positions with a learned embedding in the released weights, None if any."""
+        return self.context if self.position_embedding == "absolute" else None
 
     def padded_vocab(self, tensor_parallel: int) -> int:
         """The vocabulary size in training, padded if ranks cannot divide it."""
@@ -406,37 +419,6 @@ def without_dropout(model: ModelSpec) -> ModelSpec:
     return replace(model, dropout=0.0, attention_dropout=None) if model.dropout else model
 
 
-_GPT: Mapping[str, Any] = {
-    "mlp_type": "mlp",
-    "vocab": 50304,
-    "norm": "layernorm",
-    "activation": "gelu_tanh",
-    "parallel_block": False,
-    "position_embedding": "absolute",
-    "tied_embeddings": False,
-    "biases": False,
-    "dropout": 0.0,
-}
-_LLAMA = {
-    **_GPT,
-    "mlp_type": "gated_mlp",
-    "norm": "rmsnorm",
-    "activation": "silu",
-    "position_embedding": "rotary",
-}
-_FALCON = {**_GPT, "position_embedding": "rotary", "parallel_block": True}
-_BERT = {**_GPT, "vocab": 30522, "activation": "gelu", "tied_embeddings": True, "biases": True}
-_NEMOTRON = {**_GPT, "norm": "rmsnorm", "activation": "relu2", "position_embedding": "none"}
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "nemotron": _NEMOTRON,
-    "gpt": _GPT,
-    "llama": _LLAMA,
-    "falcon": _FALCON,
-    "bert": _BERT,
-    "custom": _GPT,
-}
-
-
 def _completed(given: Mapping[str, Any]) -> Mapping[str, Any]:
     """A model's mapping with its family's defaults; unchanged if a field that they depend on is
     missing.
@@ -446,7 +428,7 @@ def _completed(given: Mapping[str, Any]) -> Mapping[str, Any]:
     family = check_field(ModelSpec, "family", given["family"])
     hidden = check_field(ModelSpec, "hidden", given["hidden"])
     heads = check_field(ModelSpec, "heads", given["heads"])
-    filled = {**_DEFAULTS[family], **given}
+    filled = {**FAMILY_DEFAULTS[family], **given}
     filled.setdefault("kv_heads", heads)
     if "head_dim" not in filled:
         filled["head_dim"] = _head_dim(hidden, heads)
@@ -522,6 +504,11 @@ class Workload:
     def __post_init__(self) -> None:
         check_fields(self)
         self._check_adapters()
+        learned = self.model.learned_positions
+        if learned is not None and self.sequence_length > learned:
+            problem = f"{self.sequence_length} is more than the {learned} learned positions of"
+            remedy = f"give at most {learned}, or the model as a mapping with a longer context"
+            refuse("sequence_length", f"{problem} {self.model.name or 'the model'}: {remedy}")
         if self.train == "adapters" and not self.reduces_plainly:
             problem = f"{self.reduction.kind}, and train is adapters, whose gradients are small"
             refuse("reduction.kind", f"{problem}: leave reduction out, or give train: all")
@@ -580,6 +567,17 @@ class Workload:
     def rank(self) -> int:
         """The rank of the low-rank adapters; 16 by default."""
         return 16 if self.adapter_rank is None else self.adapter_rank
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Notes on the model's description, and on sequences longer than its context."""
+        notes = tuple(f"the model as it is read: {remark}" for remark in self.model.remarks)
+        context = self.model.context
+        if context is None or self.sequence_length <= context:
+            return notes
+        name = self.model.name or "the model"
+        note = f"sequences of {self.sequence_length:,} tokens exceed the context of {context:,}"
+        return (*notes, f"{note} that {name} was released with: training has to extend it")
 
     @property
     def tokens(self) -> int:

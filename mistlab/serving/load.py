@@ -4,7 +4,7 @@ Axes: R requests.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -116,6 +116,12 @@ class ServingLoad:
                 )
                 refuse(f"prompts[{number}]", problem)
 
+    def within(self, context: int) -> "ServingLoad":
+        """The load with requests that end at the context, where engines end them."""
+        prompts = np.minimum(self.prompts, context - 1)
+        outputs = np.minimum(self.outputs, context - prompts)
+        return replace(self, prompts=tuple(prompts.tolist()), outputs=tuple(outputs.tolist()))
+
 
 def drawn_load(
     count: int,
@@ -142,12 +148,22 @@ def drawn_load(
 
 # The columns of a trace: seconds, and tokens.
 TRACE_COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
+LIMITS = dict(zip(TRACE_COLUMNS, ((0, MOST_QUANTITY), *[(1, MOST_TOKENS)] * 2), strict=True))
 
 
-def load_of_trace(rows: Sequence[Mapping[str, Any]], name: str) -> ServingLoad:
-    """The load of a trace's rows, in the order of arrivals."""
+def load_of_trace(
+    rows: Sequence[Mapping[str, Any]],
+    name: str,
+    context: int | None = None,
+    remedy: str = "a longer context",
+) -> ServingLoad:
+    """The load of a trace's rows, in the order of arrivals; requests longer than the context are
+    refused, and the remedy says how to state a longer one.
+    """
+    if not rows:
+        reject(f"{name}: has no requests: give a row for each, with {', '.join(TRACE_COLUMNS)}")
     columns: dict[str, list[float]] = {column: [] for column in TRACE_COLUMNS}
-    missing = [column for column in TRACE_COLUMNS if rows and column not in rows[0]]
+    missing = [column for column in TRACE_COLUMNS if column not in rows[0]]
     if missing:
         reject(f"{name}: no column {missing[0]}: give {', '.join(TRACE_COLUMNS)}")
     for number, row in enumerate(rows, 1):
@@ -160,8 +176,21 @@ def load_of_trace(rows: Sequence[Mapping[str, Any]], name: str) -> ServingLoad:
                 reject(f"{where}: give a number in each row")
             if not np.isfinite(values[-1]):
                 reject(f"{where}: give a finite number in each row")
+            least, most = LIMITS[column]
+            if not least <= values[-1] <= most:
+                reject(f"{where}: give {least:g} to {most:g} in each row")
             if column != TRACE_COLUMNS[0] and values[-1] % 1:
                 reject(f"{where}: give a whole number of tokens in each row")
+    tokens = [np.array(columns[column]) for column in TRACE_COLUMNS[1:]]
+    is_longer = sum(tokens) > (MOST_TOKENS if context is None else context)
+    if np.any(is_longer):
+        longer = int(np.argmax(is_longer))
+        prompt, output = (each[longer] for each in tokens)
+        problem = f"{prompt:.0f} in row {longer + 1}, with {output:.0f} of output, is more than the"
+        reject(
+            f"{name}: {TRACE_COLUMNS[1]}: {problem} context of {context or MOST_TOKENS}: "
+            f"give shorter requests, or {remedy}"
+        )
     order = np.argsort(np.array(columns["arrival_s"]), kind="stable").tolist()
     prompts, outputs = (
         tuple(int(columns[column][place]) for place in order) for column in TRACE_COLUMNS[1:]

@@ -161,7 +161,7 @@ def serving_graph(model: ModelSpec) -> StoredGraph:
     """The layer graphs of a served model."""
     workload = Workload(
         model=model,
-        sequence_length=GRAPH_TOKENS,
+        sequence_length=model.learned_positions or GRAPH_TOKENS,
         global_batch=1,
         attention="flash",
         precision="bf16",

@@ -207,7 +207,8 @@ def _model_difference(
 ) -> InputError | None:
     """An error if the stored model differs, even if its tensors have the same shapes."""
     for name, value in wanted.items():
-        if name != "name" and stored.get(name) != value:
+        # No weight depends on the context, which earlier checkpoints do not say.
+        if name not in ("name", "context") and stored.get(name) != value:
             return InputError(
                 f"--resume {path}: its model has {name} {stored.get(name)}, the plan's {value}: "
                 "give a checkpoint of the plan's model"

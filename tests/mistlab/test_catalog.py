@@ -120,7 +120,11 @@ def test_the_catalogue_has_the_hardware_of_the_design() -> None:
 def test_a_model_of_today_has_its_published_parameters(name: str) -> None:
     spec = catalog.model(name)
     work = Workload(
-        model=spec, sequence_length=4096, global_batch=1, attention="flash", precision="bf16"
+        model=spec,
+        sequence_length=spec.learned_positions or 4096,
+        global_batch=1,
+        attention="flash",
+        precision="bf16",
     )
     graph = graph_of(work)
     sizes = {letter: int(column[0]) for letter, column in size_columns(work, ONE_RANK).items()}

@@ -217,6 +217,12 @@ def test_a_checkpoint_that_names_no_rotary_base_has_the_one_that_all_had(tmp_pat
         checkpoint.load(alone(rotary(500_000.0), PLAIN, "lazy"), path)
 
 
+def test_a_checkpoint_that_names_no_context_is_resumed(tmp_path: Path) -> None:
+    path = checkpoint.save(alone(rotary(10_000.0), PLAIN, "lazy"), tmp_path)
+    said = workload("llama", rotary_base=10_000.0, context=8192)
+    assert checkpoint.load(alone(said, PLAIN, "lazy"), path) is None
+
+
 def test_a_checkpoint_of_longer_sequences_is_refused(tmp_path: Path) -> None:
     path = checkpoint.save(alone(work(), PLAIN, "lazy"), tmp_path)
     longer = replace(work(), sequence_length=2 * work().sequence_length)

@@ -51,3 +51,10 @@ def test_a_run_without_requests_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=r"run: 'a' has no requests"):
         answer(tmp_path, capsys, "b,0,1,1,\n")
+
+
+def test_a_request_beyond_the_context_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InputError, match=r"prompt_tokens: 140000 in row 1.*or max_model_len of"):
+        answer(tmp_path, capsys, "a,0,140000,10,\n")

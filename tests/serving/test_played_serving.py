@@ -197,6 +197,12 @@ def test_loads_are_refused_by_field_and_remedy() -> None:
         ServingLoad(prompts=(1, 1), outputs=(1, 1), arrivals_s=(2.0, 1.0))
 
 
+def test_requests_end_at_the_context() -> None:
+    load = ServingLoad(prompts=(90, 99, 200, 10), outputs=(5, 20, 5, 500), arrivals_s=(0.0,) * 4)
+    within = load.within(100)
+    assert (within.prompts, within.outputs) == ((90, 99, 99, 10), (5, 1, 1, 90))
+
+
 # An embedding, four blocks and a head, each with a tensor that ranks split and one that all have.
 SIZES = [TensorSizes(layers=(layer,), split=64, whole=3) for layer in range(6)]
 

@@ -64,6 +64,14 @@ def test_what_was_measured_changes_no_answer(
         (PLAIN.format("", "").replace("H100,4", "H100,7"), "gpus: 7 is no multiple of the 4"),
         (PLAIN.format("", "").replace("4,1,1,1,", "4,1,1,99999,"), "dp: 99999 is too large"),
         (PLAIN.format("", "").replace("H100,4", "H100,1e300"), "gpus: 1e+300 is too large"),
+        (
+            PLAIN.format("", "").replace("1024,1024", "200000,1024"),
+            "isl: 180000, with 921.6 of output, is more than the context of 131072 of llama3-70b",
+        ),
+        (
+            PLAIN.format("", "").replace("Llama-3.1-70B", "gpt2-xl").replace(",4,1,1", ",1,1,1"),
+            "isl: 921.6, with 921.6 of output, is more than the context of 1024 of gpt2-xl",
+        ),
         (SPLIT.replace("B200,16", "B200,72"), "gpus: 72, but workers of these layouts have 16"),
         (SPLIT.replace("1,8,1,8", "1,7,1,8"), "prefill_tp: 7 does not divide heads 128"),
         (f"{SPLIT},none", "1 more cells than columns"),
@@ -75,6 +83,19 @@ def test_a_wrong_row_is_refused_by_field_and_remedy(
     (answer,) = answers(tmp_path, capsys, HEAD, line)
     assert told in answer["error"]
     assert "give" in answer["error"] or "did you mean" in answer["error"]
+
+
+def test_an_engine_s_limit_is_stated_and_outputs_beyond_the_context_are_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = PLAIN.format("", "").replace("1024,1024", "200000,1024")
+    outputs = PLAIN.format("", "").replace("1024,1024", "100000,90000")
+    lines = (f"{long},262144", f"{long},131072", f"{outputs},")
+    taken, short, noted = answers(tmp_path, capsys, f"{HEAD},max_model_len", *lines)
+    assert "error" not in taken
+    assert not any("exceed" in note for note in taken["notes"])
+    assert "is more than max_model_len 131072: give fewer" in short["error"]
+    assert any("exceed the context of 131072" in note for note in noted["notes"])
 
 
 @pytest.mark.parametrize(

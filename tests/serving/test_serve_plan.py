@@ -126,7 +126,10 @@ def test_the_fewest_gpus_reach_the_rate(capsys: pytest.CaptureFixture[str]) -> N
     [
         (("--gpus", "1"), "hold no replica of llama3-70b"),
         (("--model", "lama"), "'lama' is unknown"),
-        (("--context", "64"), "more than the context of 64"),
+        (("--context", "64"), "--prompt: 1000, with an output of 500, is more than the context"),
+        (("--prompt", "9000"), "context of 8192 of llama3-70b: give fewer tokens, or --context"),
+        (("--model", "Llama-2-70b-chat-hf", "--prompt", "4000"), "context of 4096 of llama3-70b"),
+        (("--model", "gpt2", "--context", "2048"), "--context: 2048 is more than the 1024 learned"),
         (("--fewest",), "--rate: is needed"),
         (("--rate", "0"), "--rate: 0.0 is too small"),
         (("--dollars", "-1"), "--dollars: -1.0 is too small"),
@@ -159,6 +162,15 @@ def test_bad_questions_are_refused(
             "arrival_s,prompt_tokens,output_tokens\n0,3.7,4\n",
             "trace.csv: prompt_tokens: '3.7' in row 1: give a whole number of tokens",
         ),
+        ("arrival_s,prompt_tokens,output_tokens\n", "trace.csv: has no requests: give a row"),
+        (
+            "arrival_s,prompt_tokens,output_tokens\n0,-3,4\n",
+            "trace.csv: prompt_tokens: '-3' in row 1: give 1 to ",
+        ),
+        (
+            "arrival_s,prompt_tokens,output_tokens\n1,9,4\n0,8000,193\n",
+            "trace.csv: prompt_tokens: 8000 in row 2, with 193 of output, is more than the context",
+        ),
         ("arrival_s\udce9\n", "trace.csv: is not UTF-8: give the path of a CSV file in UTF-8"),
     ],
 )
@@ -169,6 +181,22 @@ def test_a_trace_without_lengths_is_refused_by_file_and_column(
     trace.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(InputError, match=told):
         run(capsys, "--trace", str(trace))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--prompt", "9000", "--context", "16384"),
+        ("--prompt", "9000", "--model", "meta-llama/Llama-3.1-70B-Instruct"),
+        ("--prompt", "700", "--output", "324", "--model", "gpt2-xl", "--gpus", "1"),
+    ],
+)
+def test_a_longer_context_is_stated_or_that_of_the_weights(
+    capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    status, out = run(capsys, "--json", *options)
+    assert status == 0
+    assert json.loads(out)["best"]["requests_per_s"] > 0
 
 
 LAYOUT = RankLayout(
