@@ -39,7 +39,7 @@ class RotaryScaling:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.kind in ("llama3", "yarn") and self.high <= self.low:
-            problem = f"{self.high:g} is not above low {self.low:g}: give a higher number of turns"
+            problem = f"{self.high:g} is not above low {self.low:g}: give more rotations than low"
             refuse("high", problem)
         for name in ("short", "long"):
             if bool(factors := getattr(self, name)) != (self.kind == "longrope"):
