@@ -357,11 +357,10 @@ class PassSlots:
         work = SlotWork(self._seconds, self._kinds[self.is_inside])
         first, is_least = self._rows_inside(_FIRST, _FIRST), self._kept == "least"
         lasting[first] = slots_of_stepping(work, lasting[first], is_least=is_least)
-        for number in () if self._kept != "own" else (_FORWARD, _BACKWARD, _LAST):
-            rows = self._rows_inside(number, number)
-            lasting[rows] = slots_of_leaving(
-                work, PHASES[number], self._alone[:, rows], lasting[rows]
-            )
+        if self._kept == "own":
+            rows = self._rows_inside(_FORWARD, _LAST)
+            alone, usual_s = self._alone[:, rows], lasting[rows]
+            lasting[rows] = slots_of_leaving(work, alone, usual_s)
 
     def _rows_inside(self, first: int, last: int) -> slice:
         """The rows of slots inside the passes from phase ``first`` to phase ``last``."""

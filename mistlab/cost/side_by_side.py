@@ -5,15 +5,16 @@ Axes: G measured shapes; J streams of a set.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, product
 from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
+from mistlab.core.distinct import distinct_rows
 from mistlab.machine.slowdowns import (
     COMPUTE,
     SHARED_SETS,
@@ -361,6 +362,11 @@ def slots_in_turn(
     The streams of each kind work for ``alone`` (4, C); ``reduced`` (C) of the link's work reduces
     the data that is offloaded then.
     """
+    # Many cases share all of this work, so distinct ones are computed once.
+    distinct = distinct_rows([*alone[0], *alone[1], *reduced, slowed_by.first])
+    table = np.array(distinct.columns[:-1])
+    alone, reduced = (table[: len(STREAMS)], table[len(STREAMS) : -2]), (table[-2], table[-1])
+    slowed_by = replace(slowed_by, first=distinct.columns[-1])
     # Work left over from the previous slot: its reduction, then its offload. None at first.
     left, lasts = (np.zeros_like(reduced[0]), np.zeros_like(reduced[0])), []
     for number in range(slots):
@@ -368,7 +374,7 @@ def slots_in_turn(
         gathered = np.maximum(alone[here][LINK] - reduced[here], 0.0)
         on_link = left[0], gathered, reduced[after]
         lasts_s, left = _passed(alone[here], slowed_by, on_link, (left[1], alone[after][_AWAY]))
-        lasts.append(lasts_s)
+        lasts.append(lasts_s[distinct.index])
     return lasts
 
 
@@ -382,33 +388,30 @@ def _passed(
     finishes the previous reduction, gathers, and reduces the gradients of the slot's own layer; the
     offload of the layer follows.
     """
-    elapsed = np.zeros(alone.shape[1])
-    rest = alone.copy()
-    links, away = [one.copy() for one in on_link], [one.copy() for one in leaving]
-    for _ in range(len(STREAMS) + 3):
-        computed = rest[COMPUTE] <= 0
-        turn = np.select([links[0] > 0, links[1] > 0, computed & (links[2] > 0)], [0, 1, 2], 3)
-        goes = np.select(
-            [
-                (links[0] <= 0) & (away[0] > 0),
-                (away[0] <= 0) & computed & (links[2] <= 0) & (away[1] > 0),
-            ],
-            [0, 1],
-            2,
-        )
-        rest[LINK] = np.choose(turn, [*links, np.zeros_like(elapsed)])
-        rest[_AWAY] = np.choose(goes, [*away, np.zeros_like(elapsed)])
+    (before, gathered, reduced), (left, offload) = on_link, leaving
+    elapsed, rest = np.zeros(alone.shape[1]), alone.copy()
+    while True:
+        reduces, gathers, leaves = before > 0, gathered > 0, left > 0
+        computes = rest[COMPUTE] > 0
+        reduction = np.where(computes, 0.0, reduced)
+        rest[LINK] = np.where(reduces, before, np.where(gathers, gathered, reduction))
+        offloads = ~leaves & ~computes & (reduced <= 0)
+        rest[_AWAY] = np.where(leaves & ~reduces, left, np.where(offloads, offload, 0.0))
+        goes_on = computes | (rest[_FROM_HOST] > 0) | reduces | gathers | leaves
+        if not goes_on.any():
+            return elapsed, (reduced, offload)
         busy = rest > 0
-        waits = [one > 0 for one in (rest[COMPUTE], rest[_FROM_HOST], links[0], links[1], away[0])]
-        goes_on = np.logical_or.reduce(waits)
         slowed = slowed_by.table.take(slowed_by.first + sets_of(busy), axis=1)
         ahead = np.where(busy, rest * slowed, np.inf)
         step = np.where(goes_on, ahead.min(axis=0), 0.0)
+        is_link, is_away = busy[LINK], busy[_AWAY]
         rest = np.where(busy & (ahead <= step), 0.0, np.maximum(rest - step / slowed, 0.0))
-        links = [np.where(turn == place, rest[LINK], one) for place, one in enumerate(links)]
-        away = [np.where(goes == place, rest[_AWAY], one) for place, one in enumerate(away)]
+        before = np.where(reduces, rest[LINK], before)
+        gathered = np.where(is_link & ~reduces & gathers, rest[LINK], gathered)
+        reduced = np.where(is_link & ~reduces & ~gathers, rest[LINK], reduced)
+        left = np.where(is_away & leaves, rest[_AWAY], left)
+        offload = np.where(is_away & ~leaves, rest[_AWAY], offload)
         elapsed += step
-    return elapsed, (links[2], away[1])
 
 
 # Slots of the first forward pass, in which each block's optimizer states are offloaded after its
@@ -452,43 +455,53 @@ NAMES = tuple(task.name for task in TASKS)
 _BLOCKS, _FILLING, _MEASURED = 10, 4, 4
 
 
+# Counts of ended tasks, by name, as fields of one integer: a count, and a set bit above it. The
+# difference from the counts that a task needs keeps this bit where the count suffices.
+_COUNT_BITS = 4
+_ONE = {name: 1 << (_COUNT_BITS + 1) * place for place, name in enumerate((*NAMES, _BEGUN))}
+_ENOUGH = sum(one << _COUNT_BITS for one in _ONE.values())
+# The first block has stepped before.
+_STEPPED = _ENOUGH + sum(_ONE[name] for name in ("S", "U", "G<", "O<", _BEGUN))
+
+
 @dataclass(frozen=True, slots=True)
 class _Lanes:
-    """The tasks of each stream in order: the name and block of each (4, Q), and the names and
-    blocks of up to three tasks that it waits for (4, Q, 3). ``counts`` (4) is the number of a
-    stream's tasks.
+    """The tasks of all streams (Q), one stream after another, each in order: the row of the task's
+    ``work``, the counts that the task ``needs``, and what its end and its start add to them.
+
+    ``first`` (4) is each stream's first task; a task that is never ready follows its last.
+    ``passes`` are the forward passes between whose starts the mean is measured.
     """
 
-    names: Ints
-    blocks: Ints
-    after_names: Ints
-    after_blocks: Ints
-    counts: Ints
+    work: Ints
+    needs: Ints
+    ends: Ints
+    begins: Ints
+    first: Ints
+    passes: Ints
 
 
 @lru_cache(maxsize=1)
 def _lanes() -> _Lanes:
-    every = (*NAMES, _BEGUN)
-    rows: list[list[tuple[int, int, list[tuple[int, int]]]]] = [[] for _ in STREAMS]
-    for turn in range(_BLOCKS):
-        for task in TASKS:
+    lanes: list[tuple[int, int, int, int]] = []
+    first, passes = [], []
+    for stream in STREAMS:
+        first.append(len(lanes))
+        for turn, task in product(range(_BLOCKS), TASKS):
             block = turn + task.ahead
-            if 0 <= block < _BLOCKS:
-                after = [(every.index(name), block - back) for name, back in task.after]
-                rows[STREAMS.index(task.stream)].append((NAMES.index(task.name), block, after))
-    longest = max(map(len, rows))
-    names, blocks = np.zeros((2, len(STREAMS), longest + 1), dtype=np.intp)
-    after_names, after_blocks = np.zeros((2, len(STREAMS), longest + 1, 3), dtype=np.intp)
-    # Dependencies before the first block have always ended.
-    after_blocks -= 1
-    for stream, tasks in enumerate(rows):
-        for turn, (name, block, after) in enumerate(tasks):
-            names[stream, turn], blocks[stream, turn] = name, block
-            for number, (other, other_block) in enumerate(after):
-                after_names[stream, turn, number] = other
-                after_blocks[stream, turn, number] = other_block
-    counts = np.array([len(tasks) for tasks in rows])
-    return _Lanes(names, blocks, after_names, after_blocks, counts)
+            if task.stream != stream or not 0 <= block < _BLOCKS:
+                continue
+            if task.name == "F" and block in (_FILLING, _FILLING + _MEASURED):
+                passes.append(len(lanes))
+            # Dependencies before the first block have always ended.
+            needs = [(_ONE[name], block - back + 1) for name, back in task.after]
+            counts = sum(one * most for one, most in needs if most > 0)
+            begins = _ONE[_BEGUN] if task.name == "S" else 0
+            row = 2 * NAMES.index(task.name) + block % 2
+            lanes.append((row, counts, _ONE[task.name], begins))
+        lanes.append((0, _ENOUGH, 0, 0))
+    work, needs, ends, begins = np.array(lanes).T.copy()
+    return _Lanes(work, needs, ends, begins, np.array(first), np.array(passes))
 
 
 def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
@@ -497,44 +510,35 @@ def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
     has already stepped.
     """
     lanes, cases = _lanes(), work.shape[-1]
-    column, streams = np.arange(cases), np.arange(len(STREAMS))[:, None]
-    # Number of blocks whose task of each name has ended, and number of steps started.
-    ended = np.zeros((len(NAMES) + 1, cases), dtype=np.intp)
-    for stepped in ("S", "U", "G<", "O<"):
-        ended[NAMES.index(stepped)] = 1
-    ended[-1] = 1
-    at = np.zeros((len(STREAMS), cases), dtype=np.intp)
+    work, column = np.ravel(work), np.arange(cases)
+    at, ended = np.repeat(lanes.first[:, None], cases, axis=1), np.full(cases, _STEPPED)
     left, is_running = np.zeros((len(STREAMS), cases)), np.zeros((len(STREAMS), cases), dtype=bool)
-    now, begun = np.zeros(cases), np.zeros((_BLOCKS, cases))
-    step_name, pass_name = NAMES.index("S"), NAMES.index("F")
-    while True:
-        name, block = lanes.names[streams, at], lanes.blocks[streams, at]
-        after = lanes.after_names[streams, at], lanes.after_blocks[streams, at]
-        is_ready = (ended[after[0], column[:, None]] > after[1]).all(axis=-1)
-        starts = ~is_running & is_ready & (at < lanes.counts[:, None])
+    now, begun = np.zeros(cases), np.full((len(lanes.passes), cases), np.nan)
+    while np.isnan(begun[-1]).any():
+        # A started step unblocks other tasks at once.
+        is_ready = (ended - lanes.needs.take(at[COMPUTE])) & _ENOUGH == _ENOUGH
+        starts = is_ready & ~is_running[COMPUTE]
+        ended += lanes.begins.take(at[COMPUTE]) * starts
+        is_ready = (ended - lanes.needs.take(at)) & _ENOUGH == _ENOUGH
+        starts = is_ready & ~is_running
+        left = np.where(starts, work.take(lanes.work.take(at) * cases + column), left)
         is_running |= starts
-        left = np.where(starts, work[name, block % 2, column], left)
-        steps = starts[COMPUTE] & (name[COMPUTE] == step_name)
-        ended[-1] += steps
-        passes = np.flatnonzero(starts[COMPUTE] & (name[COMPUTE] == pass_name))
-        begun[block[COMPUTE, passes], passes] = now[passes]
+        is_pass = starts[COMPUTE] & (at[COMPUTE] == lanes.passes[:, None])
+        begun = np.where(is_pass, now, begun)
         busy = left > 0
-        # Tasks of zero length end first; a started step unblocks others.
-        waits = steps | (is_running & ~busy).any(axis=0)
+        # Tasks of zero length end first.
+        is_over = is_running & ~busy
         slowed = slowed_by.table.take(slowed_by.first + sets_of(busy), axis=1)
         left_s = np.where(busy, left * slowed, np.inf)
-        elapsed = np.where(waits, 0.0, left_s.min(axis=0))
-        if not is_running.any():
-            break
-        elapsed[~np.isfinite(elapsed)] = 0.0
-        ends = is_running & (left_s <= elapsed) | (is_running & ~busy)
+        goes_on = busy.any(axis=0) & ~is_over.any(axis=0)
+        elapsed = np.where(goes_on, left_s.min(axis=0), 0.0)
+        ends = is_over | (left_s <= elapsed)
         left = np.where(ends, 0.0, np.maximum(left - elapsed / slowed, 0.0))
         now = now + elapsed
-        stream, case = np.nonzero(ends)
-        ended[name[stream, case], case] = block[stream, case] + 1
+        ended += (lanes.ends.take(at) * ends).sum(axis=0)
         at += ends
-        is_running &= ~ends
-    return np.asarray((begun[_FILLING + _MEASURED] - begun[_FILLING]) / _MEASURED)
+        is_running ^= ends
+    return np.asarray((begun[1] - begun[0]) / _MEASURED)
 
 
 # Least time of work on several streams, in whatever order it is done.

@@ -3,7 +3,7 @@
 Axes: R runs, J stages, P points, K kinds of slots.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -453,39 +453,39 @@ def least_ends_if_gathered(
 
 # This many consecutive slots are played; the last ones are measured.
 _SLOTS, _MEASURED = 8, 4
+# The data offloaded in each of consecutive phases.
+_LEAVING: Mapping[Phase, str] = {"forward": "A", "backward": "G", "last_backward": "G"}
 
 
-def slots_of_leaving(work: SlotWork, phase: Phase, alone: Floats, usual_s: Floats) -> Floats:
-    """The seconds of a phase's slots (K, S) with tasks ``alone`` (4, K, S), which take ``usual_s``
-    if all tasks start with the slot. Slots that offload data between equal layers, or two
-    alternating types: the mean of consecutive slots, if that is longer.
+def slots_of_leaving(work: SlotWork, alone: Floats, usual_s: Floats) -> Floats:
+    """The seconds (N, S) of the slots of each phase of ``_LEAVING`` with tasks ``alone`` (4, N, S),
+    which take ``usual_s`` if all tasks start with the slot. Slots that offload data between equal
+    layers, or two alternating types: the mean of consecutive slots, if that is longer.
     """
     seconds, kinds = work.seconds, work.kinds
-    chosen = np.flatnonzero(seconds.alone("A" if phase == "forward" else "G", ">").any(axis=0))
+    # A case is a phase of a strategy.
+    phase, strategy = np.nonzero([seconds.alone(k, ">").any(axis=0) for k in _LEAVING.values()])
     rows = np.flatnonzero((kinds[:, LOWER] == kinds[:, UPPER]) & (kinds[:, LOWER] != NOTHING))
-    if not len(rows) or not len(chosen) or seconds.model.template.depth != 1:
+    if not len(rows) or not len(phase) or seconds.model.template.depth != 1:
         return usual_s
     # Each slot, and the slot that follows it.
     turns = kinds[rows], kinds[rows][:, [HERE, UPPER, HERE]]
-    following = SlotWork(seconds, turns[1]).alone((phase,))[:, 0][..., chosen]
-    slots = alone[:, rows[:, None], chosen], following
-    reduces = (seconds.zero >= SHARDED_GRADIENTS) | (phase == "last_backward")
-    reduced_s = seconds.alone("R", "") * (reduces & (phase != "forward"))
-    reduced = [of_layers(reduced_s, turn[:, LOWER])[:, chosen] for turn in turns]
-    lasts = slots_in_turn(
-        [one.reshape(len(one), -1) for one in slots],
-        [one.ravel() for one in reduced],
-        in_slots(seconds.slowed_by(), slots[0], chosen),
-        slots=_SLOTS,
-    )
+    places = phase * len(kinds) + rows[:, None], strategy
+    following = SlotWork(seconds, turns[1]).alone(tuple(_LEAVING)).swapaxes(1, 2)
+    slots = np.stack([alone[:, *places], following[..., phase, strategy]], axis=1)
+    from_zero = np.array([np.inf, SHARDED_GRADIENTS, 0])[phase]
+    reduced_s = seconds.alone("R", "")[:, strategy] * (seconds.zero[strategy] >= from_zero)
+    reduced = [of_layers(reduced_s, turn[:, LOWER]) for turn in turns]
+    works = [one.reshape(len(one), -1) for one in slots.swapaxes(0, 1)]
+    slowed = in_slots(seconds.slowed_by(), slots[:, 0], strategy)
+    lasts = slots_in_turn(works, [one.ravel() for one in reduced], slowed, slots=_SLOTS)
     both_s = np.sum(lasts[-_MEASURED:], axis=0).reshape(reduced[0].shape) * 2 / _MEASURED
-    chosen_s = usual_s[rows[:, None], chosen]
-    # Where all layers are equal, the slot and the one after it are the same.
-    barriers = [until(STREAMS, slot_ends(seconds, one, False, chosen), one) for one in slots]
+    # Where the layers are equal, both slots are this one.
+    barriers = until(STREAMS, slot_ends(seconds, slots, False, strategy), slots)
     are_alike = (kinds[rows, HERE] == kinds[rows, LOWER])[:, None]
-    longer = usual_s.copy()
-    more_s = both_s - np.where(are_alike, 2 * chosen_s, barriers[0] + barriers[1])
-    longer[rows[:, None], chosen] += np.maximum(more_s, 0.0) / 2
+    longer, both_at_once_s = usual_s.copy(), barriers.sum(axis=0)
+    more_s = both_s - np.where(are_alike, 2 * usual_s[places], both_at_once_s)
+    longer[places] += np.maximum(more_s, 0.0) / 2
     return longer
 
 

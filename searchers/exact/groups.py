@@ -273,14 +273,14 @@ class Group:
         each_s = self._turns_gpu_s(work)
         if each_s is not None:
             return float(np.sort(each_s)[:layers].sum())
-        return layers * min(work[mesh].block_s * mesh.num_gpus for mesh in self.meshes)
+        return float(_of_blocks(layers, self._block_gpu_s(work)))
 
     def front_gpu_s(self, work: Mapping[Mesh, LeastWork], layers: int) -> Floats:
         """The minimum GPU-seconds of a micro-batch in the first 0, 1, ... blocks."""
         each_s = self._turns_gpu_s(work)
         if each_s is not None:
             return np.concatenate([[0.0], np.cumsum(each_s)])
-        return np.asarray(np.arange(layers + 1) * self.least_gpu_s(work, 1), dtype=np.float64)
+        return _of_blocks(np.arange(layers + 1), self._block_gpu_s(work))
 
     def other_stages_s(
         self, work: Mapping[Mesh, LeastWork], first: Column | int, count: Column | int, layers: int
@@ -289,10 +289,17 @@ class Group:
         block ``first`` on.
         """
         if self._turns_gpu_s(work) is None:
-            return np.asarray((layers - count) * self.least_stages_s(work, 1))
+            return _of_blocks(layers - np.asarray(count), self.least_stages_s(work, 1))
         front_s = self.front_gpu_s(work, layers)
+        if front_s[-1] == np.inf:
+            # No mesh has room for one of the blocks, so there are no such stages.
+            return np.full(np.broadcast(first, count).shape, np.inf)
         own_s = front_s[np.asarray(first) + count] - front_s[first]
         return np.asarray((front_s[-1] - own_s) / self.largest)
+
+    def _block_gpu_s(self, work: Mapping[Mesh, LeastWork]) -> float:
+        """The minimum GPU-seconds of a micro-batch in a block, where all are equal."""
+        return min(work[mesh].block_s * mesh.num_gpus for mesh in self.meshes)
 
     def _turns_gpu_s(self, work: Mapping[Mesh, LeastWork]) -> Floats | None:
         """The minimum GPU-seconds of a micro-batch in each block; None where all blocks are
@@ -325,6 +332,12 @@ class Group:
     def largest(self) -> int:
         """The number of GPUs of the largest mesh."""
         return max(mesh.num_gpus for mesh in self.meshes)
+
+
+def _of_blocks(layers: Column | int, each_s: float) -> Floats:
+    """The seconds of numbers of blocks (C); no blocks take none, even where none can run."""
+    layers = np.asarray(layers)
+    return np.multiply(layers, each_s, out=np.zeros(layers.shape), where=layers != 0)
 
 
 # Cached: every stage asks for the same, and thousands of GPUs make it slow.

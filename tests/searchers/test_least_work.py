@@ -4,6 +4,7 @@ from itertools import product
 from time import perf_counter
 
 import numpy as np
+import pytest
 
 from mistlab import catalog
 from mistlab.job.search import Budget, Problem
@@ -11,7 +12,7 @@ from mistlab.machine.cluster import Cluster
 from mistlab.plan.dimensions import names_of
 from mistlab.plan.named_spaces import space_of
 from mistlab.stages.stage_batch import StageBatch
-from searchers.exact.groups import work_of
+from searchers.exact.groups import Group, LeastWork, work_of
 from searchers.meshes import Mesh
 from searchers.registry import SEARCHERS
 from searchers.strategy import Ledger, StrategySearcher
@@ -62,3 +63,19 @@ def test_a_space_has_no_worse_plan_than_a_part_of_it() -> None:
         assert found.status == "OPTIMAL"
         times.append(found.prediction.iteration_s)
     assert times[1] <= times[0]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("turns_s", [(), (1.0, np.inf, 1.0)])
+def test_no_blocks_take_no_time_even_where_a_block_has_no_room(turns_s: tuple[float, ...]) -> None:
+    """Else a pipeline with all blocks would be left out by a bound that is no number."""
+    group = Group(micro_batches=4, meshes=(MESHES[0],), num_stages=2)
+    work = {MESHES[0]: LeastWork(block_s=np.inf, ends_s=0.5, turns_s=turns_s)}
+    front_s = group.front_gpu_s(work, 3)
+    assert front_s[0] == 0.0
+    assert front_s[-1] == np.inf
+    assert group.least_gpu_s(work, 0) == 0.0
+    others_s = group.other_stages_s(work, np.array([0, 0]), np.array([1, 2]), 3)
+    assert (others_s == np.inf).all()
+    if not turns_s:
+        assert group.other_stages_s(work, 0, 3, 3) == 0.0
