@@ -1,1 +1,3 @@
-"""Exports of plans to other frameworks' files, and imports of these files."""
+"""Exports plans to other frameworks' launch lines and configuration files, and imports these
+files.
+"""

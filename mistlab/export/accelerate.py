@@ -37,8 +37,8 @@ HARMLESS = harmless_names("accelerate")
 # The precision of a run, by Accelerate's word for mixed precision.
 PRECISIONS: Mapping[str, Precision] = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
 KINDS = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "TP", "MULTI_GPU", "NO")
-# The ZeRO levels of torch's sharding strategies, in the order of their numbers from 1; the last two
-# shard inside nodes only.
+# The ZeRO level of each of torch's FSDP sharding strategies, in the order of their numbers from 1;
+# the last two shard inside nodes only.
 STRATEGIES: Mapping[str, int] = {
     "FULL_SHARD": 3,
     "SHARD_GRAD_OP": 2,
@@ -50,12 +50,14 @@ _COMPILED = ("fsdp-compiled", *ENGINES)
 
 
 def read(text: str, given: Given) -> Imported:
-    """The job of a configuration alone."""
+    """The job of an Accelerate configuration given as text, without the files that it names."""
     return read_source(LaunchFile(text=text), given)
 
 
 def read_source(source: LaunchFile, given: Given) -> Imported:
-    """The job of a configuration; model, sequence length and batch are given separately."""
+    """The job of an Accelerate configuration; model, sequence length and batch are given
+    separately.
+    """
     draft = Found()
     top = Section(parse_yaml(source.text, "the configuration"), "", draft)
     engines = read_choices(top, draft, source, given)
@@ -89,8 +91,8 @@ def read_choices(top: Section, draft: Found, source: LaunchFile, given: Given) -
 
 
 def _processes(top: Section, draft: Found, kind: str) -> None:
-    """The number of all processes, divided evenly over machines; a machine's GPUs where the file
-    does not say.
+    """Read the number of all processes, which machines share evenly; without it the number of a
+    machine's GPUs stays open.
     """
     machines = top.whole("num_machines") or 1
     processes = 1 if kind == "NO" else None
@@ -108,7 +110,7 @@ def _processes(top: Section, draft: Found, kind: str) -> None:
 
 def _precision(section: Section, draft: Found) -> Precision:
     value = section.get("mixed_precision", "no")
-    # YAML parses an unquoted no as false.
+    # YAML parses the unquoted word no as false.
     word = "no" if value is False or value is None else str(value).lower()
     if word not in PRECISIONS:
         reject(f"mixed_precision: {word!r} is unknown: give {', '.join(PRECISIONS)}")
@@ -125,7 +127,7 @@ def _is_compiled(top: Section) -> bool:
 
 
 def _read_degrees(top: Section, draft: Found, *, shards: bool) -> None:
-    """The degrees of ``parallelism_config``, with or without its prefix."""
+    """Read the parallel degrees of ``parallelism_config``; its keys may begin with that name."""
     section = top.section("parallelism_config")
     sizes = {}
     for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp"):
@@ -145,13 +147,14 @@ def _read_degrees(top: Section, draft: Found, *, shards: bool) -> None:
     _check_degrees(section, draft, sizes)
 
 
-# The switch of recipes that enables sequence parallelism.
+# The key of fine-tuning recipes that enables sequence parallelism.
 SPLITS_TOKENS = "sequence_parallel"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """How the ranks of a recipe share a model.
+    """How the ranks of a fine-tuning recipe share a model: ZeRO level, parallel degrees and memory
+    savings.
 
     ``degrees`` are those of tp, cp, ep and dp_replicate, ``level`` is ZeRO's, ``sequences`` are a
     rank's at a time. Blocks may be recomputed, and their inputs, or all states, be offloaded.
@@ -166,7 +169,7 @@ class Sharing:
     offloads_states: bool = False
 
     def take(self, draft: Found, model: ModelSpec) -> None:
-        """Apply the sharing to a model's plan."""
+        """Write these degrees and memory savings to the choices of an imported file."""
         names = {
             "tp": "tensor_parallel",
             "cp": "context_parallel",
@@ -228,12 +231,12 @@ def _read_version_1(section: Section, draft: Found, given: Given) -> None:
     draft.values["zero"] = STRATEGIES[name]
     nodes = given.nodes or draft.nodes or 1
     if name.startswith("HYBRID") and nodes > 1:
-        # Torch shards inside a node, and keeps a copy of the states on each node.
+        # Torch shards inside a node, and keeps a replica of the sharded states on each node.
         draft.values["state_replicas"] = nodes
 
 
 def strategy_of(text: str, where: str) -> str:
-    """The name of a sharding strategy, which files give as a name or as its number from 1."""
+    """The name of an FSDP sharding strategy, which files give by name or by number from 1."""
     names = tuple(STRATEGIES)
     word = text.upper().removeprefix("SHARDINGSTRATEGY.").lstrip("_")
     if re.fullmatch(r"[1-5]", word):
@@ -277,7 +280,7 @@ def deepspeed_file(path: str, source: LaunchFile, where: str) -> Mapping[str, An
 
 
 def with_precision(content: Mapping[str, Any], precision: str | None) -> Mapping[str, Any]:
-    """A DeepSpeed configuration whose "auto" precisions are the run's."""
+    """A DeepSpeed configuration in which the run's precision replaces the word "auto"."""
     filled = dict(content)
     for name in deepspeed_read.HALVES:
         inner = filled.get(name)
@@ -314,11 +317,14 @@ def _read_megatron(section: Section, draft: Found, layers: int) -> tuple[str, ..
 # or DDP.
 #
 # There are no pipelines. Batch sizes belong to the training script, so the file has them as
-# comments only. FSDP2 recomputes all blocks or none, and can offload their kept inputs to the host.
+# comments only. FSDP2 recomputes all blocks or none, and can offload the inputs that recomputed
+# blocks keep.
 
 
 def _zero(job: Job) -> Job:
-    """ZeRO levels: FSDP2 also where blocks are recomputed, and where ranks share layers."""
+    """The job with a ZeRO level that Accelerate can express: FSDP2 is also needed where blocks are
+    recomputed or tensor-parallel ranks share layers.
+    """
     job = sharded(job)
     first = job.plan.stages[0]
     needs = first.checkpointed_layers > 0 or first.tensor_parallel > 1

@@ -35,9 +35,9 @@ from mistlab.schedule.orders import DEFAULT_ORDER
 
 ENGINES = ("deepspeed", "mistlab")
 HALVES = ("fp16", "bf16")
-# Settings without effect on the cost of a step that a plan could express.
+# Settings that affect no cost of a step that a plan can express.
 HARMLESS = harmless_names("deepspeed")
-# Settings whose effect on cost plans cannot express, and the assumption made instead.
+# Settings that affect cost but that plans cannot express, with what predictions assume instead.
 UNSAID: Mapping[str, str] = {
     "sparse_attention": "attention is taken as dense",
     "compression_training": "weights are taken as they are, in 16 bits",
@@ -71,7 +71,7 @@ def read(text: str, given: Given) -> Imported:
 
 
 def read_configuration(top: Section, draft: Found, given: Given, model: ModelSpec | None) -> None:
-    """Read a configuration's choices, which may be part of another framework's run."""
+    """Read a configuration's choices; it may also be part of another framework's run."""
     draft.precision = _precision(top, given)
     _sums(top, draft)
     draft.values["tensor_parallel"] = (
@@ -92,7 +92,7 @@ def read_configuration(top: Section, draft: Found, given: Given, model: ModelSpe
 
 
 def _precision(top: Section, given: Given) -> Precision:
-    """The precision of GEMMs; the training script's, if the file leaves it open."""
+    """The precision of GEMMs; that of the training script, if the file says auto."""
     sections = {name: top.section(name) for name in HALVES}
     if "bfloat16" in top.content:
         sections["bf16"] = top.section("bfloat16")
@@ -113,7 +113,7 @@ def _precision(top: Section, given: Given) -> Precision:
 
 
 def _sums(top: Section, draft: Found) -> None:
-    """The bits in which gradients are accumulated over micro-batches and reduced over ranks."""
+    """Read in how many bits gradients are accumulated over micro-batches and reduced over ranks."""
     summed = top.section("data_types").text("grad_accum_dtype", "")
     reduced = top.text("communication_data_type", "")
     if draft.precision == "fp32" or "fp32" not in (summed, reduced):
@@ -179,7 +179,7 @@ def _activations(top: Section, pipeline: Section, draft: Found, layers: int) -> 
 
 
 def read_states(section: Section, draft: Found) -> None:
-    """Read the ZeRO level, its overlap and its offloading from a configuration's section."""
+    """Read the ZeRO level, the overlap of its communication, and its offloading."""
     level = section.whole("stage", minimum=0) or 0
     if level > 3:
         reject(f"zero_optimization.stage: {level} is unknown: give 0 to 3")
@@ -232,12 +232,14 @@ def _optimizer(section: Section, draft: Found) -> None:
 # The file holds batch sizes, precision, ZeRO, offloading, activation checkpointing, tensor
 # parallelism and the pipeline; the model and its sequence length belong to the training script.
 # Offloading the optimizer also offloads gradients. Only ZeRO-3 offloads weights, or a fraction of
-# the optimizer (twin-flow). Kept inputs of recomputed blocks can be offloaded, all of them. A
+# the optimizer (twin-flow). Inputs that recomputed blocks keep can be offloaded, all or none. A
 # pipeline shards optimizer states only.
 
 
 def _meshes(job: Job) -> Job:
-    """Equal degrees; in a pipeline, tensor-parallel ranks become stages or replicas."""
+    """The job with equal parallel degrees on all stages; in a pipeline, tensor-parallel ranks
+    become stages or replicas.
+    """
     job = equal_meshes(job)
     is_plain = job.plan.num_stages == 1 or job.plan.stages[0].tensor_parallel == 1
     return job if is_plain else without_tensor_parallel(job)
@@ -266,7 +268,9 @@ def _states_offloaded(job: Job) -> Job:
 
 
 def _can_shard_weights(job: Job) -> bool:
-    """Whether a job has ZeRO-3, or may have it because a single rank shards with no other."""
+    """Whether a job has ZeRO-3, or can have it without effect because a rank shares states with no
+    other.
+    """
     first = job.plan.stages[0]
     return job.plan.num_stages == 1 and (first.zero == 3 or ranks_of("gather", first.degree) == 1)
 

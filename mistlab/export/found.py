@@ -1,4 +1,6 @@
-"""The choices that an imported file states, and the job that they form with the user's options."""
+"""The choices that an imported file states, and the job that they make together with the user's
+options.
+"""
 
 import json
 import tomllib
@@ -27,7 +29,7 @@ Content = TypeVar("Content")
 
 @dataclass(slots=True, kw_only=True)
 class Found:
-    """The choices that a file states; None where it does not state one.
+    """The choices that an imported file states; None where it states none.
 
     ``layers`` are the blocks of each stage, if the file divides them itself. ``values`` hold
     dimensions that all stages have in common, by name; a number of treated blocks may exceed the
@@ -66,12 +68,12 @@ class Found:
     remarks: list[Remark] = field(default_factory=list)
 
     def remark(self, kind: Kind, choice: str, text: str) -> None:
-        """Record an assumption, an ignored setting or a contradiction."""
+        """Record a remark on a choice that was assumed, ignored or contradicted."""
         self.remarks.append(Remark(kind=kind, choice=choice, text=text))
 
     def settled(self, name: str, given: Content | None, default: Content | None = None) -> Content:
-        """The option's value, otherwise the file's, otherwise a default; a remark says where option
-        and file differ.
+        """The value of the user's option, otherwise the file's, otherwise a default; adds a remark
+        where option and file differ.
         """
         in_file: Content | None = getattr(self, name)
         option = f"--{name.replace('_', '-')}"
@@ -88,7 +90,9 @@ class Found:
         return default
 
     def job(self, given: Given, engines: Sequence[str]) -> Imported:
-        """The job, under the first engine that can run its plan; a given engine comes first."""
+        """The job of the imported file, under the first engine that can run its plan; an engine
+        that the user gives comes first.
+        """
         wanted = given.engine or self.engine
         engines = engines if wanted is None else (wanted, *engines)
         model = self._model(given)
@@ -126,7 +130,7 @@ class Found:
 
     @property
     def ranks_of_replica(self) -> int:
-        """The number of GPUs of one model replica."""
+        """The number of GPUs that hold one replica of the model."""
         ranks = self.num_stages
         for name, row in DIMENSIONS.items():
             if row.part == "mesh" and name in self.values and _is_degree(name):
@@ -136,11 +140,13 @@ class Found:
     def check_stages(self, model: ModelSpec) -> None:
         """Refuse more stages than there are blocks."""
         if self.layers is None and self.num_stages > model.layers:
-            reject(f"{self.num_stages} stages for {model.layers} blocks: give at most as many")
+            reject(
+                f"{self.num_stages} stages for {model.layers} blocks: give at most {model.layers}"
+            )
 
     def settled_model(self, given: Given, read: Callable[[], ModelSpec]) -> ModelSpec:
-        """The given model, otherwise the file's own, which ``read`` returns; a remark says where
-        the two differ, or that the file's cannot be read.
+        """The user's model, otherwise the file's, which ``read`` returns; adds a remark if the two
+        differ or the file's cannot be read.
         """
         if given.model is None:
             self.model = read()
@@ -240,8 +246,8 @@ class Found:
             self.remark("assumed", "overlap_communication", text)
 
     def _tell_of_graph(self, job: Job) -> None:
-        """Add a first remark that the plan cannot be predicted, if no graph of its model is
-        known.
+        """Insert a first remark that the plan cannot be predicted, if its model has no layer
+        graph.
         """
         try:
             graph_of(job.workload)
@@ -255,8 +261,8 @@ def _is_degree(name: str) -> bool:
 
 
 def _named(model: ModelSpec, sequence_length: int) -> ModelSpec:
-    """The catalogue's model that equals this one except for its name, otherwise this model; one
-    whose release has fewer learned positions than the sequence is another model.
+    """The catalogue's model that equals this one except for its name; this model if there is none,
+    or if that model was released with fewer learned positions than the sequence has tokens.
     """
     for name in catalog.model_names():
         known = catalog.model(name)
@@ -270,7 +276,7 @@ def _named(model: ModelSpec, sequence_length: int) -> ModelSpec:
 
 
 def _differences(in_file: ModelSpec, given: ModelSpec) -> list[str]:
-    """The fields in which a file's model differs from the given one, as text."""
+    """The fields in which a file's model differs from the one that the user gave, as text."""
     pairs = [
         (entry.name, getattr(in_file, entry.name), getattr(given, entry.name))
         for entry in fields(in_file)
@@ -282,7 +288,7 @@ def _differences(in_file: ModelSpec, given: ModelSpec) -> list[str]:
 
 
 def checked_whole(where: str, content: object, *, minimum: int = 1) -> int:
-    """An integer of a file; refuses other values, naming their position."""
+    """A whole number of a file; refuses other values with their position in the file."""
     try:
         number = int(str(content).replace("_", ""))
     except ValueError:
@@ -292,11 +298,11 @@ def checked_whole(where: str, content: object, *, minimum: int = 1) -> int:
     return number
 
 
-# Reads sections of a configuration file: numbers and switches by name, and the settings left
-# unread.
+# Reads sections of a configuration file: numbers and switches by name; keeps track of the settings
+# never read.
 
 
-# The number of unknown settings with a line of their own, and of names that a line lists.
+# How many unknown settings get a remark of their own, and how many names one remark lists.
 MOST_NAMED = 3
 MOST_LISTED = 5
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -316,7 +322,7 @@ def parse_json(text: str) -> Mapping[str, Any]:
 
 
 def parse_toml(text: str) -> Mapping[str, Any]:
-    """The tables of a TOML text."""
+    """The tables of a TOML text as nested mappings."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -332,14 +338,14 @@ def harmless_names(framework: str) -> frozenset[str]:
 
 
 class Section:
-    """A section of a configuration; settings that were never read are reported at the end."""
+    """A section of a configuration file; settings that were never read are reported at the end."""
 
     def __init__(self, content: Mapping[str, Any], name: str, draft: Found) -> None:
         self.content, self.name, self.found = content, name, draft
         self._asked: dict[str, Section | None] = {}
 
     def get(self, key: str, default: object = None) -> Any:
-        """A setting as written; ``auto`` counts as missing."""
+        """The value of a setting as written; ``auto`` counts as missing."""
         self._asked.setdefault(key, None)
         value = self.content.get(key, default)
         if value == "auto":
@@ -349,7 +355,7 @@ class Section:
         return value
 
     def section(self, key: str) -> "Section":
-        """A subsection; empty if it is missing."""
+        """The subsection under a key; empty if it is missing."""
         if (known := self._asked.get(key)) is not None:
             return known
         content = self.content.get(key)
@@ -362,12 +368,12 @@ class Section:
         return made
 
     def whole(self, key: str, *, minimum: int = 1) -> int | None:
-        """An integer; None if it is missing."""
+        """The setting as a whole number; None if it is missing."""
         value = self.get(key)
         return None if value is None else checked_whole(self.path(key), value, minimum=minimum)
 
     def number(self, key: str, default: float, *, maximum: float = 1) -> float:
-        """A number from 0 to a maximum."""
+        """The setting as a number from 0 to a maximum."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             reject(f"{self.path(key)}: {value!r} is not a number: give one")
@@ -376,7 +382,7 @@ class Section:
         return float(value)
 
     def words(self, key: str) -> list[str]:
-        """A list of words; empty if it is missing."""
+        """The setting as a list of words; empty if it is missing."""
         value = self.get(key)
         if value is None:
             return []
@@ -385,7 +391,7 @@ class Section:
         return [str(word) for word in value]
 
     def switch(self, key: str, *, default: bool = False) -> bool:
-        """Whether a setting is on; command lines and some files write it as a word."""
+        """Whether a setting is true; command lines and some files write it as a word."""
         value = self.get(key, default=default)
         if isinstance(value, str):
             value = _WORDS.get(value.lower(), value)
@@ -401,7 +407,7 @@ class Section:
         return default if value is None else str(value)
 
     def choice(self, key: str, known: Iterable[str], default: str) -> str:
-        """One of some words in lower case; a default if it is missing."""
+        """The setting as one of several words in lower case; a default if it is missing."""
         value = self.text(key, default)
         names = tuple(known)
         if value.lower() not in names:
@@ -409,17 +415,17 @@ class Section:
         return value.lower()
 
     def has(self, key: str) -> bool:
-        """Whether a setting exists and has a value."""
+        """Whether the section has the setting, with a value."""
         return self.get(key) is not None
 
     def take_all(self) -> None:
-        """Mark every setting as read, so that none is reported."""
+        """Mark every setting of the section as read, so that none is reported."""
         for key in self.content:
             self._asked.setdefault(str(key), None)
 
     def unsaid(self, taken: Mapping[str, str]) -> None:
-        """Add remarks on settings whose effect on cost plans cannot express, with the assumption
-        made instead, by key.
+        """Add a remark for each setting that affects cost but that plans cannot express; ``taken``
+        says by key what is assumed instead.
         """
         for key, instead in taken.items():
             value = self.get(key)
@@ -430,12 +436,12 @@ class Section:
             self.found.remark("ignored", self.path(key), f"{prefix}{instead}")
 
     def path(self, key: str) -> str:
-        """The path of a setting in the file."""
+        """The path of a setting in the file, for messages."""
         return f"{self.name}.{key}" if self.name else key
 
     def tell_of_rest(self, harmless: Iterable[str]) -> None:
-        """Add remarks on all unread settings, subsections included: one remark for those that do
-        not affect cost, and one for each of the first few unknown ones.
+        """Add remarks on settings that were never read, those of subsections included: one remark
+        for all that do not affect cost, and one for each of the first few unknown ones.
         """
         names = frozenset(harmless)
         left = list(self._left())
@@ -452,7 +458,7 @@ class Section:
             self.found.remark("noted", "settings", text)
 
     def _left(self) -> Iterator[tuple[str, str]]:
-        """The keys and paths of unread settings with a value."""
+        """The keys and paths of settings with a value that were never read."""
         for key, value in self.content.items():
             name = str(key)
             if name in self._asked:
@@ -464,7 +470,7 @@ class Section:
 
 
 def listed(names: Sequence[str], between: str = " ") -> str:
-    """Names joined by a separator; if there are many, their number and the first few.
+    """Names joined by a separator; if there are many, their number and the first few of them.
 
     >>> listed(["lr", "seed"])
     'lr seed'

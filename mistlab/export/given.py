@@ -1,4 +1,4 @@
-"""The options that a user gives beside an imported file, and remarks on choices.
+"""The options that a user gives for a file to import, and remarks on its choices.
 
 A remark names a choice and says in words what became of it.
 """
@@ -14,15 +14,15 @@ from mistlab.plan.dimensions import DIMENSIONS, amount_words
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Attention, ModelSpec, Workload
 
-# Kinds of remarks. An export loses a choice, approximates it, or notes a consequence. An import
-# assumes a missing choice, ignores one that plans cannot express, reports contradictions, and notes
+# Kinds of remarks. An export may lose a choice, approximate it, or note a consequence. An import
+# may assume a missing choice, ignore one that plans cannot express, report a contradiction, or note
 # settings that do not affect cost.
 Kind = Literal["lost", "approximated", "noted", "assumed", "ignored", "contradicting"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
-    """A remark on a choice that was changed, ignored or assumed."""
+    """A remark for the user on a choice that was changed, ignored or assumed."""
 
     kind: Kind
     choice: str
@@ -33,7 +33,7 @@ class Remark:
 
 
 def changes(before: Job, after: Job, because: str) -> Iterator[Remark]:
-    """Remarks on every choice in which two jobs differ; ``because`` is the reason.
+    """Remarks on every choice in which two jobs differ; ``because`` is the reason for all of them.
 
     A choice is lost if no stage makes it any more, otherwise it is approximated.
     """
@@ -85,12 +85,14 @@ def _changes_of_stages(before: Plan, after: Plan, because: str) -> Iterator[Rema
 
 
 def choice_of(name: str) -> str:
-    """A dimension's key in a plan file."""
+    """The key of a dimension in a plan file, such as ``offload.weights``."""
     return DIMENSIONS[name].path or name
 
 
 def values_words(name: str, values: Sequence[float]) -> str:
-    """A dimension's values on all stages: one value if they are equal, otherwise stage by stage."""
+    """The values of a dimension on all stages, as text: one value if they are equal, otherwise
+    stage by stage.
+    """
     amounts = [
         amount_words(name, DIMENSIONS[name].number(value)) or ("on" if value else "off")
         for value in values
@@ -98,12 +100,13 @@ def values_words(name: str, values: Sequence[float]) -> str:
     return amounts[0] if len(set(amounts)) == 1 else " ".join(amounts)
 
 
-# The options that a user gives beside a file to import, and the resulting job.
+# The options that a user gives for a file to import, and the job that results.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """The given options; None leaves a choice to the file, or to a default.
+    """The options that a user gives for an import; None leaves a choice to the file, or to a
+    default.
 
     An option wins over the file, and a remark tells where the two differ.
     """
@@ -123,7 +126,9 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """The job of a file, with remarks on assumptions, ignored settings and contradictions."""
+    """The job of an imported file, with remarks on assumptions, ignored settings and
+    contradictions.
+    """
 
     job: Job
     remarks: tuple[Remark, ...]

@@ -1,5 +1,5 @@
-"""The nearest job that a target (or FSDP2) can express, row by row, and the choices that were
-lost.
+"""The nearest job that a target framework can express, found row by row of its table, and the
+choices that are lost; also the rows that targets built on FSDP2 share.
 """
 
 import math
@@ -20,14 +20,14 @@ from mistlab.plan.workload import Workload
 from mistlab.reduction.reduction_costs import PLAIN_REDUCTION
 from mistlab.schedule.orders import DEFAULT_ORDER, is_order_path
 
-# The engine that accepts every plan. Jobs are changed under it, and get the target's engine at the
+# The engine that accepts every plan: jobs are changed under it, and get the target's engine at the
 # end.
 ANY_PLAN = "mistlab"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nearest:
-    """The nearest job that a target can express, with remarks on the choices that it cannot."""
+    """The nearest job that a target can express, with remarks on the choices that were lost."""
 
     job: Job
     remarks: tuple[Remark, ...]
@@ -73,7 +73,7 @@ def nearest(job: Job, target: Target) -> Nearest:
 
 
 def axes_without_row(target: Target) -> list[str]:
-    """The degrees of axes that a target cannot express."""
+    """The dimensions of parallel degrees that a target cannot express."""
     return [name for name in dimensions_of_axes() if name not in target.said]
 
 
@@ -89,8 +89,8 @@ def _with_wide_products(workload: Workload) -> Workload:
 
 
 def _sayable_workload(workload: Workload, target: Target) -> Workload:
-    """The workload without settings that a target's text cannot express. No text expresses a
-    router's balance.
+    """The workload without settings that a target's file cannot express; no file expresses how a
+    router balances load.
     """
     if workload.precision not in target.precisions:
         workload = _with_wide_products(workload)
@@ -115,9 +115,9 @@ def _says_sums(workload: Workload, target: Target) -> bool:
 def with_engine(
     job: Job, engines: Sequence[str], *, overlaps: bool, precision: Precision | None = None
 ) -> Job:
-    """A job under the first of some engines that can run it, otherwise under the one that can run
-    every plan; it overlaps communication as far as the engine allows. Low-precision GEMMs
-    (``precision``) are restored with an engine that has them.
+    """A job under the first of these engines that can run it, otherwise under the one that runs
+    every plan; it overlaps communication if the engine allows, and GEMMs get their low
+    ``precision`` back if an engine has it.
     """
     narrow = (precision,) if precision in NARROW else ()
     for products in (*narrow, job.workload.precision):
@@ -136,8 +136,8 @@ def with_engine(
 
 
 def canonical(job: Job, *, shares_experts: bool = True) -> Job:
-    """A job in which a choice on a communication group, such as a ZeRO level, has its default
-    wherever the group has a single rank.
+    """The job with choices without effect reset: a choice that concerns a group of ranks, such as a
+    ZeRO level, has its default where the group is a single rank.
 
     Experts' states are shared by other ranks than all else: on one replica, by those that divide
     layers. Frameworks for which that is not so (``shares_experts``) share with replicas alone.
@@ -155,7 +155,9 @@ def canonical(job: Job, *, shares_experts: bool = True) -> Job:
 
 
 def _is_alone(row: Dimension, stage: StagePlan, *, has_experts: bool) -> bool:
-    """Whether every rank of a stage, also among experts, is alone in the group of a choice."""
+    """Whether the groups of ranks that a choice concerns, those of experts included, have a single
+    rank each.
+    """
     groups = [row.shared_by]
     if has_experts and row.experts_shared_by:
         groups.append(row.experts_shared_by)
@@ -175,7 +177,9 @@ def _workload_remarks(wanted: Job, workload: Workload, target: Target) -> Iterat
 
 
 def _precision_remark(wanted: Precision, job: Job) -> Iterator[Remark]:
-    """A remark on low-precision GEMMs that no engine supports with the plan's other choices."""
+    """A remark that no engine supports low-precision GEMMs together with the plan's other
+    choices.
+    """
     now = job.workload.precision
     if wanted in NARROW and now != wanted:
         text = f"{wanted} -> {now}: no engine predicts such products with what else the plan has"
@@ -194,7 +198,7 @@ def _overlap_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
 
 
 def _idle_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
-    """A remark on GPUs that the wanted plan uses and the nearest one leaves idle."""
+    """A remark on GPUs that the exported plan leaves idle and the user's plan uses."""
     was, now = wanted.plan.num_gpus, job.plan.num_gpus
     if now < was:
         text = f"{was} -> {now} GPUs: no degrees that {target.title} can say use all of them"
@@ -220,13 +224,14 @@ def _engine_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
 
 
 STATES = ("offload_weights", "offload_gradients", "offload_optimizer")
-# FSDP's own engine if possible; otherwise this package's, which streams layers as well.
+# The engines for targets built on FSDP2: FSDP's own if possible, otherwise this package's, which
+# also streams layers.
 ENGINES = ("fsdp", "mistlab")
 
 
 def sharded(job: Job) -> Job:
-    """ZeRO-0, 2 or 3, equal on all stages: ZeRO-1 becomes 2, and so does 0 where states are
-    offloaded. A single replica shards nothing.
+    """The job with ZeRO level 0, 2 or 3 on all stages: ZeRO-1 becomes 2, and so does 0 where states
+    are offloaded; a single replica shards nothing.
     """
     level = int(highest(job, "zero"))
     if level == 1 or (level == 0 and offloads(job)):
@@ -235,17 +240,19 @@ def sharded(job: Job) -> Job:
 
 
 def states_offloaded(job: Job) -> Job:
-    """All states are offloaded, or none."""
+    """The job with all weights, gradients and optimizer states offloaded, or none."""
     return with_values(job, dict.fromkeys(STATES, float(offloads(job))))
 
 
 def offloads(job: Job) -> bool:
-    """Whether any state of a stage is offloaded."""
+    """Whether any stage offloads weights, gradients or optimizer states."""
     return any(highest(job, name) > 0 for name in STATES)
 
 
 def fewest_replicas(job: Job) -> Job:
-    """All stages have the number of state replicas of the stage with the fewest, if they shard."""
+    """The job with the number of state replicas of the stage that has the fewest, on all stages; 1
+    without sharding.
+    """
     first, *_ = stages = job.plan.stages
     fewest = min(stage.state_replicas for stage in stages) if first.zero else 1
     return with_values(job, {"state_replicas": math.gcd(fewest, first.data_parallel)})

@@ -39,7 +39,7 @@ def with_workload(job: Job, **values: Any) -> Job:
 
 
 def same_experts(job: Job) -> Job:
-    """All stages divide experts as the stage with the largest division does.
+    """The job with experts divided on all stages as on the stage that divides them most.
 
     Stages have equally many GPUs.
     """
@@ -49,7 +49,9 @@ def same_experts(job: Job) -> Job:
 
 
 def whole_experts(job: Job) -> Job:
-    """Experts are not split: ranks that divided each expert divide the experts instead."""
+    """The job with whole experts: the ranks that split each expert divide the experts among them
+    instead.
+    """
     experts = job.workload.model.experts
     assert experts is not None
     stages = [
@@ -62,8 +64,8 @@ def whole_experts(job: Job) -> Job:
 
 
 def dividing_experts(stage: StagePlan) -> dict[str, int]:
-    """The stage's expert degrees, lowered so that their product divides its GPUs, or those of each
-    state replica.
+    """The stage's expert degrees, lowered so that their product divides its GPUs (those of one
+    state replica).
     """
     ranks = stage.num_gpus // stage.state_replicas
     parts = math.gcd(stage.expert_tensor_parallel, ranks)
@@ -74,7 +76,7 @@ def dividing_experts(stage: StagePlan) -> dict[str, int]:
 
 
 def split_sequences(job: Job) -> Job:
-    """Tensor-parallel ranks use sequence parallelism, if blocks have experts."""
+    """The job with sequence parallelism on tensor-parallel ranks, if its blocks have experts."""
     if job.workload.model.experts is None:
         return job
     stages = []
@@ -95,15 +97,16 @@ def _parts(stage: StagePlan) -> int:
     return stage.expert_parallel * stage.expert_tensor_parallel
 
 
-# Rules for ranks that a framework cannot use as a plan does: they become replicas, or stages.
+# Rules for ranks that a framework cannot use as a plan does: they become replicas, or pipeline
+# stages.
 #
 # No rank stays idle if the batch divides over all of them, since a launcher counts every process:
 # DeepSpeed refuses a batch that is not micro-batch x steps x replicas of all its processes.
 
 
 def as_replicas(job: Job, name: str) -> Job:
-    """The job with the ranks of an axis as replicas: as many as divide the batch, with
-    micro-batches no larger.
+    """The job with the ranks of a mesh axis turned into data-parallel replicas: as many as divide
+    the batch, with micro-batches no larger than before.
     """
     if all(stage.degree(name) == 1 for stage in job.plan.stages):
         return job
@@ -114,7 +117,9 @@ def as_replicas(job: Job, name: str) -> Job:
 
 
 def _alike(job: Job, name: str) -> Job:
-    """For stages with equal degrees: the number of micro-batches may shrink."""
+    """The job with ranks turned into replicas, if stages have equal degrees: the step may have
+    fewer micro-batches.
+    """
     first, batch = job.plan.stages[0], job.workload.global_batch
     data = _most_dividing(batch, first.data_parallel * first.degree(name))
     micro_batch = _most_dividing(batch // data, first.micro_batch)
@@ -123,7 +128,9 @@ def _alike(job: Job, name: str) -> Job:
 
 
 def _unlike(job: Job, name: str) -> Job:
-    """For stages with different degrees: the number of micro-batches is unchanged."""
+    """The job with ranks turned into replicas, if stages have different degrees: the step has as
+    many micro-batches.
+    """
     sequences = job.workload.global_batch // job.plan.micro_batches
     stages = []
     for stage in job.plan.stages:
@@ -149,7 +156,7 @@ def _most_dividing(number: int, most: int) -> int:
 
 
 def without_tensor_parallel(job: Job) -> Job:
-    """A pipeline of stages with equal degrees, without tensor parallelism.
+    """The job as a pipeline of stages with equal degrees, without tensor parallelism.
 
     Its tensor-parallel ranks become stages if blocks divide over these: every rank then has as much
     of the model as before. Else they become replicas if the batch divides over them, or stages with
@@ -183,8 +190,9 @@ def _as_stages(job: Job, num_stages: int) -> Job:
 
 # Rules that several targets share: each moves a job towards what a framework can express.
 #
-# A rule takes a job and returns the nearest one. Where stages save different amounts of memory, the
-# nearest job saves the largest amount on all, so that a plan that fitted still fits.
+# A rule takes a job and returns the nearest one that keeps the rule. Where stages save different
+# amounts of memory, the nearest job saves the largest amount on all, so that a plan that fitted
+# still fits.
 
 
 Rule = Callable[[Job], Job]
@@ -196,25 +204,27 @@ def highest(job: Job, name: str) -> float:
 
 
 def activations_of_recomputed(job: Job) -> Job:
-    """Blocks' inputs are all offloaded or none, and only where blocks are recomputed."""
+    """The job with the inputs of all blocks offloaded or none, and none unless blocks are
+    recomputed.
+    """
     recomputes = highest(job, "checkpointed_layers") > 0
     ratio = float(recomputes and highest(job, "offload_activations") > 0)
     return with_values(job, {"offload_activations": ratio})
 
 
 def same(*names: str) -> Rule:
-    """All stages take the highest value of any stage."""
+    """A rule: all stages take the highest value that any stage has of these dimensions."""
     return lambda job: with_values(job, {name: highest(job, name) for name in names})
 
 
 def dropped(*names: str) -> Rule:
-    """Dimensions are reset to their defaults."""
+    """A rule: these dimensions have their defaults on all stages."""
     return lambda job: with_values(job, {name: DIMENSIONS[name].default for name in names})
 
 
 def equal_blocks(name: str) -> Rule:
-    """All stages treat the highest number of blocks of any stage, or all blocks if they have
-    fewer.
+    """A rule: all stages recompute (or otherwise run) as many blocks as the stage with the most, or
+    all of theirs.
     """
 
     def rule(job: Job) -> Job:
@@ -229,7 +239,7 @@ def equal_blocks(name: str) -> Rule:
 
 
 def none_or_all_blocks(name: str) -> Rule:
-    """All blocks of all stages are treated, or none."""
+    """A rule: all blocks of all stages are recomputed (or otherwise run) in this way, or none."""
 
     def rule(job: Job) -> Job:
         treats = highest(job, name) > 0
@@ -242,8 +252,8 @@ def none_or_all_blocks(name: str) -> Rule:
 
 
 def even_layers(job: Job) -> Job:
-    """Stages have equal numbers of blocks; the remainder goes to the first stages. A stage that
-    treated all of its blocks in one way still does.
+    """The job with equally many blocks on all stages; the first stages get one more if there is a
+    remainder. A stage that recomputed all of its blocks still does.
     """
     even = even_shares(job.plan.layers, job.plan.num_stages)
     stages = zip(even, job.plan.stages, strict=True)
@@ -251,8 +261,8 @@ def even_layers(job: Job) -> Job:
 
 
 def equal_meshes(job: Job) -> Job:
-    """All stages have the degrees and the micro-batch size of one of them, or the nearest degrees
-    on equally many GPUs; the number of stages changes only if that is needed to use all GPUs.
+    """The job with one stage's degrees and micro-batch size on all stages, or the nearest degrees
+    on equally many GPUs; the number of stages changes only where that is needed to use all GPUs.
     """
     stages = job.plan.stages
     axes = dimensions_of_axes()
@@ -264,7 +274,7 @@ def equal_meshes(job: Job) -> Job:
         for number in range(1, job.plan.layers + 1)
         if number == wanted or job.plan.num_gpus % number == 0
     ]
-    # Idle GPUs count first, then the change in the number of stages.
+    # Prefer the fewest idle GPUs, then the smallest change in the number of stages.
     _, number, values = min(
         ((job.plan.num_gpus - used, away), number, values)
         for (used, values), away, number in ways
@@ -274,8 +284,8 @@ def equal_meshes(job: Job) -> Job:
 
 
 def _equal_mesh(job: Job, num_stages: int) -> tuple[int, tuple[tuple[str, int], ...]]:
-    """The nearest degrees and micro-batch size that this many equal stages can have, and the GPUs
-    that they use; None if there are none.
+    """The nearest degrees and micro-batch size for this many equal stages, and the GPUs that they
+    use; None if there are none.
     """
     stages = job.plan.stages
     sequences = job.workload.global_batch // job.plan.micro_batches
@@ -311,8 +321,8 @@ def _on_mesh(job: Job, values: Mapping[str, Any]) -> Job:
 
 
 def _with_degrees(stage: StagePlan, values: Mapping[str, Any]) -> StagePlan:
-    """The stage with other degrees, and with as many state replicas and expert parts as divide
-    them.
+    """The stage with other degrees; its state replicas and expert degrees are lowered to divisors
+    of these.
     """
     data = values.get("data_parallel", stage.data_parallel)
     replicas = math.gcd(stage.state_replicas, data)
@@ -321,8 +331,8 @@ def _with_degrees(stage: StagePlan, values: Mapping[str, Any]) -> StagePlan:
 
 
 def equal_nodes(job: Job) -> Job:
-    """A job on nodes with equally many processes each, on a cluster no larger than its plan; with
-    fewer replicas or stages where ranks do not divide.
+    """The job on nodes with equally many processes each, and a cluster no larger than its plan;
+    with fewer replicas or stages if its ranks do not divide evenly.
     """
     cluster, plan = job.cluster, job.plan
     sequences = job.workload.global_batch // plan.micro_batches
@@ -347,7 +357,9 @@ def equal_nodes(job: Job) -> Job:
 
 
 def _nodes_for(ranks: int, job: Job) -> int:
-    """The fewest nodes of a job's cluster with equally many of some ranks each; 0 if impossible."""
+    """The fewest nodes of a job's cluster over which a number of ranks divides evenly; 0 if there
+    are none.
+    """
     for nodes in range(1, job.cluster.nodes + 1):
         in_node, rest = divmod(ranks, nodes)
         if not rest and in_node <= job.cluster.gpus_per_node:
@@ -356,8 +368,8 @@ def _nodes_for(ranks: int, job: Job) -> int:
 
 
 def _of_stages(job: Job, num_stages: int, degrees: Mapping[str, Any]) -> Job:
-    """The job with another number of stages, with evenly divided blocks, the highest of the old
-    stages' choices, and other degrees.
+    """The job with another number of stages: blocks evenly divided, other degrees, and of other
+    choices the highest value that any old stage has.
     """
     if num_stages == job.plan.num_stages:
         return _on_mesh(job, degrees)
@@ -372,8 +384,8 @@ def _of_stages(job: Job, num_stages: int, degrees: Mapping[str, Any]) -> Job:
 def _distance(
     mesh: tuple[int, int], gpus: int, stages: Sequence[StagePlan]
 ) -> tuple[int, float, float]:
-    """The distance of a mesh from those of stages: idle GPUs first, then doublings of degrees; ties
-    are broken by the first stage.
+    """How far parallel degrees are from those of stages: first idle GPUs, then doublings of
+    degrees; ties are broken by the first stage.
     """
     data, tensor = mesh
     far = [
@@ -384,7 +396,9 @@ def _distance(
 
 
 def one_stage(job: Job) -> Job:
-    """A job without a pipeline: all GPUs share all blocks, in micro-batches no larger."""
+    """The job without a pipeline: all GPUs share all blocks, in micro-batches no larger than
+    before.
+    """
     plan, first = job.plan, job.plan.stages[0]
     if plan.num_stages == 1:
         return job
@@ -405,8 +419,8 @@ def one_stage(job: Job) -> Job:
 
 
 def _whole_mesh(job: Job) -> tuple[int, int]:
-    """The data- and tensor-parallel degrees on all GPUs: the nearest tensor-parallel degree with
-    fewest idle GPUs, since replicas have to divide the batch.
+    """The data- and tensor-parallel degrees on all GPUs that leave fewest GPUs idle (replicas have
+    to divide the batch), with the nearest tensor-parallel degree among these.
     """
     first, batch = job.plan.stages[0], job.workload.global_batch
     others = first.num_gpus // (first.data_parallel * first.tensor_parallel)
@@ -422,8 +436,8 @@ def _whole_mesh(job: Job) -> tuple[int, int]:
 
 
 def among_orders(known: Collection[str]) -> Rule:
-    """The order of passes becomes 1F1B if the framework does not support it, or without a
-    pipeline.
+    """A rule: the pipeline schedule becomes 1F1B if the framework does not support it or there is
+    no pipeline.
     """
 
     def rule(job: Job) -> Job:
@@ -433,7 +447,7 @@ def among_orders(known: Collection[str]) -> Rule:
     return rule
 
 
-# Rows of several targets.
+# Table rows that several targets share.
 EQUAL_MESHES = Row(
     choices=("data_parallel", "tensor_parallel", "micro_batch", "context_parallel"),
     nearest=equal_meshes,

@@ -1,4 +1,6 @@
-"""An export target: a framework, the choices of a plan that it can express, and its file's text."""
+"""An export target: a framework, the choices of a plan that it can express, and the functions that
+write and read its file.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,13 +11,13 @@ from mistlab.export.given import Given, Imported
 from mistlab.job.job import Job
 from mistlab.plan.workload import ModelSpec
 
-# Low precisions of GEMMs, with all else in 16 or 32 bits.
+# Low precisions of GEMMs; everything else is in 16 or 32 bits.
 NARROW: tuple[Precision, ...] = ("fp8", "fp4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """How a target expresses some choices of a plan.
+    """A row of a target's table: some choices of a plan, and how the target expresses them.
 
     ``nearest`` gives the nearest job whose ``choices`` the target can say; ``because`` says in
     words why a job may have to change. Choices are names of dimensions, of fields of a plan, or of
@@ -62,7 +64,7 @@ class Target:
     beside: tuple[str, ...] = ()
 
     def engines_for(self, job: Job) -> tuple[str, ...]:
-        """The engines that may represent the framework for an exported job."""
+        """The engines that may predict an exported job as the framework would run it."""
         own_engine = self.own_engines.get(job.plan.engine)
         engines = (own_engine, *self.engines) if own_engine is not None else self.engines
         if own_engine is None and is_of_today(job.workload.model, job.workload.precision):
@@ -71,23 +73,24 @@ class Target:
 
     @property
     def said(self) -> frozenset[str]:
-        """The choices that have a row."""
+        """The choices that a row of the target expresses."""
         return frozenset(choice for row in self.rows for choice in row.choices)
 
 
 def is_of_today(model: ModelSpec, precision: Precision | None) -> bool:
-    """Whether a model has experts, latent attention, windows, sinks or multi-token prediction, or
-    its GEMMs have 8 or 4 bits.
+    """Whether only current engines support a model: it has experts, latent attention, windows,
+    sinks or multi-token prediction, or GEMMs in 8 or 4 bits.
     """
     parts = (model.experts, model.latent, model.window, model.sinks, model.further_tokens)
     return any(parts) or precision in NARROW
 
 
-# Re-imports an export: the choices in a framework's file, completed by those that no such file has.
+# Re-imports an export: the choices in a framework's file, completed by those that such files do not
+# hold.
 
 
 def read_back(target: Target, text: str, job: Job) -> Job:
-    """The job of a target's text; choices that the text lacks are those of ``job``."""
+    """The job of an exported file; choices that the file does not hold are taken from ``job``."""
     values: dict[str, Any] = {
         "model": job.workload.model,
         "nodes": job.cluster.nodes,

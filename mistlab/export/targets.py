@@ -1,4 +1,6 @@
-"""The table of all export targets by name; a new target is a file with its row, and a name here."""
+"""The table of all export targets by name; a new target is a module with its rows, and a name
+here.
+"""
 
 from mistlab.export.accelerate import ACCELERATE
 from mistlab.export.deepspeed import DEEPSPEED
@@ -12,6 +14,6 @@ TARGETS: dict[str, Target] = {
 
 
 def target_for(engine: str) -> Target:
-    """The framework that an engine belongs to; Megatron-LM for engines without one."""
+    """The framework to which an engine belongs; Megatron-LM for engines without one."""
     targets = (row for row in TARGETS.values() if engine in (row.engines[0], *row.own_engines))
     return next(targets, MEGATRON)

@@ -1,5 +1,5 @@
-"""Reads registries of torchtitan 0.3, Python functions that build configurations, without running
-them.
+"""Reads configurations of torchtitan 0.3, Python functions that build them, without running the
+functions.
 
 A function makes a ``Trainer.Config`` of dataclasses, and may first take another's and change its
 fields. Read are plain values, products and quotients of numbers, and the names of dataclasses;
@@ -24,7 +24,7 @@ from mistlab.job.job import Job
 from mistlab.plan.workload import ModelSpec
 from mistlab.schedule.context_ways import GATHER, RING
 
-# The return type of a registry's functions.
+# Matches the return type of functions that build a configuration.
 NAMES = re.compile(r"->\s*(\w+\.)*(Trainer|\w*Trainer)\.Config\b")
 _KINDS = re.compile(r"(llama3|llama4|qwen3|deepseek_v3|gpt_oss|kimi_k2|flux|muse_glimmer)")
 _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -33,7 +33,7 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
 }
-# Kinds of recomputation, by the dataclass that a configuration names.
+# The kinds of recomputation, each by the dataclass that stands for it in a configuration.
 _RECOMPUTED: Mapping[str, Mapping[str, str]] = {
     "FullAC": {"mode": "full"},
     "SelectiveAC": {"mode": "selective", "selective_ac_option": "op"},
@@ -44,14 +44,14 @@ _DEEPEST = 10
 
 
 class _NotRead:
-    """The value of an expression that is not evaluated; using it raises a refusal."""
+    """The value of an expression that is not evaluated; a use of the value refuses the file."""
 
 
 _UNREAD = _NotRead()
 
 
 def sections_of(text: str, name: str, wanted: str | None) -> dict[str, Any]:
-    """The sections of a registry's function, in the form of a TOML file."""
+    """The sections of a configuration that a function builds, in the form of a TOML file."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -81,7 +81,7 @@ def _builds(node: ast.expr) -> bool:
 
 
 class _Registry:
-    """Functions of a registry, and the fields that each sets."""
+    """The functions of a module that build configurations, and the fields that each sets."""
 
     def __init__(self, functions: Mapping[str, ast.FunctionDef]) -> None:
         self.functions = functions
@@ -89,7 +89,7 @@ class _Registry:
     def build(self, name: str, depth: int) -> dict[str, Any]:
         """The fields of the configuration that a function returns."""
         if depth > _DEEPEST:
-            reject(f"{name}: builds on itself: give another configuration")
+            reject(f"{name}: calls itself: give another configuration")
         values: dict[str, Any] = {}
         for statement in self.functions[name].body:
             if isinstance(statement, ast.Return) and statement.value is not None:
@@ -147,7 +147,7 @@ class _Registry:
 
 
 def _changes_nothing(statement: ast.stmt) -> bool:
-    """Whether a statement leaves a configuration unchanged: a text, a check, an import."""
+    """Whether a statement cannot change a configuration: a docstring, an assertion, an import."""
     plain = (ast.Assert, ast.Import, ast.ImportFrom, ast.Pass, ast.AnnAssign)
     is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
     return is_text or isinstance(statement, plain)
@@ -183,7 +183,7 @@ def _converter(entry: Any) -> str:
 
 
 def _fields(value: Any, where: str) -> dict[str, Any]:
-    """A dataclass's fields; refuses an unknown value that may affect cost."""
+    """The fields that a call of a dataclass sets; refuses an unknown value that may affect cost."""
     fields = dict(value) if isinstance(value, dict) else {}
     fields.pop("", None)
     fields.pop("()", None)
@@ -193,19 +193,19 @@ def _fields(value: Any, where: str) -> dict[str, Any]:
     return fields
 
 
-# Reads a registry of torchtitan 0.3, a Python module, without running it: literal settings become
-# those of the TOML of earlier versions.
+# Imports a configuration of torchtitan 0.3 from a Python module, without running it: literal
+# settings become those of the TOML of earlier versions.
 #
 # A text that is not Python is read as TOML.
 
 
 _PACKAGE = "torchtitan.models."
-# Settings of 0.3 that do not affect a plan.
+# Settings of torchtitan 0.3 that do not affect a plan.
 _CALM = ("disable_cuda_graphs", "spmd_backend")
 
 
 def read_registry(text: str, given: Given) -> Imported:
-    """The job of a module, or of a TOML."""
+    """The job of a Python module, or of a TOML text."""
     if "Trainer.Config" not in text:
         return torchtitan_read.read(text, given)
     module = _module(text)
@@ -226,14 +226,14 @@ def read_registry(text: str, given: Given) -> Imported:
 
 
 def _brought(section: Mapping[str, object]) -> ModelSpec | None:
-    """The model of a flavour; None if torchtitan does not include it."""
+    """The catalogue's model for a flavour; None if torchtitan does not include it."""
     flavour = section["name"], section["flavor"]
     name = next((name for name, known in BROUGHT_TODAY.items() if known == flavour), None)
     return None if name is None else catalog.model(name)
 
 
 def _as_today(job: Job, given: Given, *, splits: bool) -> Job:
-    """The job with the choices that only later versions have."""
+    """The job with the choices that only torchtitan 0.3 and later have."""
     stage, overlaps = job.plan.stages[0], job.plan.overlap_communication
     values = {
         "sequence_parallel": int(splits and stage.tensor_parallel > 1),
@@ -264,7 +264,7 @@ def _calls(module: ast.Module, name: str) -> Iterator[ast.Call]:
 
 
 def _settings(module: ast.Module, name: str) -> dict[str, object]:
-    """The literal arguments of the call that makes a section."""
+    """The literal arguments of the call that makes a section of settings."""
     call = next(_calls(module, name), None)
     return {} if call is None else {word.arg: _literal(word) for word in call.keywords if word.arg}
 
@@ -277,7 +277,7 @@ def _literal(word: ast.keyword) -> object:
 
 
 def _model(module: ast.Module) -> dict[str, object]:
-    """The name of the model's package, and the flavour."""
+    """The model's package and its flavour, by name."""
     places = [
         node.module.removeprefix(_PACKAGE).partition(".")[0]
         for node in module.body
@@ -296,7 +296,7 @@ def _recomputation(module: ast.Module) -> Mapping[str, object]:
     for name in ("FullAC", "SelectiveAC"):
         if next(_calls(module, f"{name}.Config"), None) is not None:
             return _RECOMPUTED[name]
-    # Without a value torchtitan's default applies.
+    # An argument without a value leaves torchtitan's default.
     says_none = any(
         word.arg == "activation_checkpoint"
         for call in _calls(module, "Trainer.Config")

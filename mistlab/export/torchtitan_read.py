@@ -20,7 +20,7 @@ from mistlab.export.torchtitan_rules import BROUGHT, read_stages
 from mistlab.plan.workload import ModelSpec
 
 HARMLESS = harmless_names("torchtitan")
-# The catalogue's model for each model and flavour.
+# The catalogue's model for each of torchtitan's models and flavours.
 FLAVOURS: Mapping[tuple[str, str], str] = {
     **{(kind, flavour.lower()): name for name, (kind, flavour) in BROUGHT.items()},
     ("llama3", "1b"): "llama3.2-1b",
@@ -35,7 +35,7 @@ FLAVOURS: Mapping[tuple[str, str], str] = {
     ("qwen3", "32b"): "qwen3-32b",
     ("deepseek_v3", "16b"): "deepseek-v2-lite",
 }
-# Llama's debug flavour, which is not in the catalogue.
+# Llama's flavour ``debugmodel``, which is not in the catalogue.
 _DEBUG = ModelSpec.of(
     family="llama", hidden=256, layers=6, heads=16, ffn=768, vocab=2048, rotary_base=500_000.0
 )
@@ -48,20 +48,20 @@ _UNSAID = {
     "enable_fsdp_symm_mem": "collectives are taken as NCCL's",
     "enable_compiled_autograd": "passes are taken as autograd runs them",
 }
-# The precision of GEMMs, by the word for a converter.
+# The precision of GEMMs that each of torchtitan's model converters gives.
 _NARROW: Mapping[str, Precision] = {"float8": "fp8", "mxfp8": "fp8", "mx": "fp8", "nvfp4": "fp4"}
 
 
 def read(text: str, given: Given) -> Imported:
-    """The job of a TOML."""
+    """The job of a TOML configuration."""
     return read_mapping(parse_toml(text), given, Found())
 
 
 def read_mapping(content: Mapping[str, Any], given: Given, draft: Found) -> Imported:
-    """The job of a configuration's sections; ``found`` may have the number of ranks."""
+    """The job of a configuration's sections; ``found`` may already have the number of ranks."""
     top = Section(content, "", draft)
     model = _settled_model(top.section("model"), draft, given)
-    # The sections that have contained degrees, current ones first.
+    # The sections in which versions of torchtitan put parallel degrees, current ones first.
     homes = [top.section(name) for name in ("parallelism", "training", "experimental")]
     engines = _read_products(top, draft)
     _read_degrees(homes, draft, model)
@@ -77,7 +77,7 @@ def read_mapping(content: Mapping[str, Any], given: Given, draft: Found) -> Impo
 
 
 def _settled_model(section: Section, draft: Found, given: Given) -> ModelSpec:
-    """The given model, else that of the section's flavour, if it has one."""
+    """The user's model, otherwise that of the section's flavour, if it has one."""
     if given.model is None or section.has("flavor"):
         return draft.settled_model(given, lambda: _model(section))
     section.get("name")
@@ -85,7 +85,7 @@ def _settled_model(section: Section, draft: Found, given: Given) -> ModelSpec:
 
 
 def _model(section: Section) -> ModelSpec:
-    """The model of the section's flavour."""
+    """The catalogue's model for the section's flavour."""
     kind = section.text("name", "llama3")
     flavour = section.text("flavor", "debugmodel")
     known = _KINDS.search(kind.lower())
@@ -102,7 +102,7 @@ def _model(section: Section) -> ModelSpec:
 
 
 def _degree(homes: list[Section], *names: str, minimum: int = 1) -> int | None:
-    """An integer under one of some names, in the first section that has it."""
+    """A whole number under one of several names, in the first section that has it."""
     numbers = [section.whole(name, minimum=minimum) for name in names for section in homes]
     return next((number for number in numbers if number is not None), None)
 
@@ -137,7 +137,7 @@ def _read_degrees(homes: list[Section], draft: Found, model: ModelSpec) -> None:
 
 
 def _with_pipeline(homes: list[Section]) -> Section:
-    """The section with the pipeline schedule."""
+    """The section of settings with those of the pipeline schedule."""
     names = ("pipeline_parallel_schedule", "pipeline_parallel_degree")
     return next(
         (section for section in homes if any(name in section.content for name in names)), homes[0]
@@ -174,7 +174,7 @@ def _read_batch(training: Section, homes: list[Section], draft: Found, given: Gi
 
 
 def _size_in_pipeline(homes: list[Section], local: int, draft: Found) -> int:
-    """The micro-batch size; 0.1 gave the number of micro-batches instead."""
+    """The micro-batch size in a pipeline; version 0.1 gave the number of micro-batches instead."""
     size = homes[0].whole("pipeline_parallel_microbatch_size")
     count = _degree(homes, "pipeline_parallel_microbatches")
     is_old = "pipeline_parallel_degree" in homes[2].content
@@ -232,7 +232,7 @@ def _read_precision(training: Section, draft: Found) -> None:
 
 
 def _read_products(top: Section, draft: Found) -> tuple[str, ...]:
-    """Compilation and low-precision GEMMs, and the engines that may represent both."""
+    """Read compilation and low-precision GEMMs; returns the engines that may predict both."""
     converters = [word.lower() for word in top.section("model").words("converters")]
     if any("lora" in word for word in converters):
         reject("model.converters: lora trains adapters alone, which is not supported")

@@ -1,5 +1,5 @@
-"""The choices that torchtitan can express: its models, pipelines and rules, up to 0.2 and from 0.3
-on.
+"""The choices that torchtitan can express: its models, pipelines and sharding, up to 0.2 and from
+0.3 on.
 
 Up to 0.2 Qwen and gpt-oss models have no pipelines, and the attention of DeepSeek and gpt-oss
 models (FlexAttention) has no context parallelism. Experts are divided among data-parallel ranks,
@@ -34,7 +34,8 @@ from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, TURNING, order_o
 from mistlab.schedule.placement import Placement, even_shares, loop, turning
 from mistlab.stages.stage_shape import parts_of_plan
 
-# The models that torchtitan includes, by catalogue name: the model's name and its flavour.
+# The models that torchtitan includes, by catalogue name: torchtitan's name of the model, and its
+# flavour.
 BROUGHT: Mapping[str, tuple[str, str]] = {
     "llama3-8b": ("llama3", "8B"),
     "llama3-70b": ("llama3", "70B"),
@@ -60,19 +61,21 @@ BROUGHT_TODAY: Mapping[str, tuple[str, str]] = {
 }
 _WITHOUT_PIPELINES = ("qwen3", "gpt_oss")
 _WITHOUT_CONTEXT = ("deepseek_v3", "gpt_oss")
-# Their variable-length attention has no context parallelism.
+# Models without context parallelism, which torchtitan's variable-length attention lacks.
 _WITHOUT_CONTEXT_TODAY = ("gpt_oss",)
 
 Brought = Mapping[str, tuple[str, str]]
 
 
 def name_and_flavour(model: ModelSpec, brought: Brought = BROUGHT) -> tuple[str, str]:
-    """The name and the flavour of a model; a model that is not included becomes a Llama flavour."""
+    """Torchtitan's name and flavour of a model; a model that torchtitan does not include becomes a
+    flavour of Llama.
+    """
     return brought.get(model.name, ("llama3", model.name or "mine"))
 
 
 def check_brought(model: ModelSpec, brought: Brought = BROUGHT) -> None:
-    """Refuse a model with parts that only included models have."""
+    """Refuse a model with optional parts, unless torchtitan includes this very model."""
     parts = (model.experts, model.latent, model.further_tokens, model.window, model.pattern)
     has_parts = any(parts) or model.post_norms
     if has_parts and (model.name not in brought or catalog.model(model.name) != model):
@@ -84,15 +87,17 @@ def check_brought(model: ModelSpec, brought: Brought = BROUGHT) -> None:
 
 
 def without_pipeline(job: Job) -> Job:
-    """A single stage for models that torchtitan cannot divide."""
+    """The job with a single stage, if its model is one that torchtitan cannot divide into
+    stages.
+    """
     name, _ = name_and_flavour(job.workload.model)
     _check_context(job, is_lacking=name in _WITHOUT_CONTEXT)
     return one_stage(job) if name in _WITHOUT_PIPELINES else job
 
 
 def without_pipeline_today(job: Job) -> Job:
-    """A single stage for models that torchtitan cannot divide from 0.3 on: those with tied
-    embeddings.
+    """The job with a single stage, if its model has tied embeddings, which torchtitan 0.3 cannot
+    divide into stages.
     """
     name, _ = name_and_flavour(job.workload.model, BROUGHT_TODAY)
     _check_context(job, is_lacking=name in _WITHOUT_CONTEXT_TODAY)
@@ -106,15 +111,15 @@ def _check_context(job: Job, *, is_lacking: bool) -> None:
 
 
 def whole_experts_divided(job: Job) -> Job:
-    """Experts divided in the nearest way that torchtitan supports from 0.3 on: not at all, or
-    undivided among ranks and into as many parts as layers.
+    """The job with experts divided in the nearest way that torchtitan 0.3 supports: divided among
+    ranks, or each split as layers are, but not both.
     """
     return divided_experts(job, in_parts=False)
 
 
 def divided_experts(job: Job, *, in_parts: bool = True) -> Job:
-    """Experts divided in the nearest way that torchtitan supports, equally on all stages: not
-    split, or ``in_parts`` too.
+    """The job with experts divided in the nearest way that torchtitan supports, equally on all
+    stages; with ``in_parts`` experts may be both divided among ranks and split.
     """
     experts = job.workload.model.experts
     if experts is None:
@@ -132,8 +137,8 @@ def divided_experts(job: Job, *, in_parts: bool = True) -> Job:
     ranks, parts = stage.expert_parallel, stage.expert_tensor_parallel
 
     def distance(way: tuple[int, int]) -> tuple[float, float]:
-        """The distance of a rank's share of the experts from the wanted one, then the number of
-        ranks.
+        """How far a way to divide experts is from the wanted one: first by a rank's share, then by
+        the number of ranks.
         """
         product = way[0] * way[1] / (ranks * parts)
         return abs(log(product)), abs(log(way[0] / ranks))
@@ -143,7 +148,9 @@ def divided_experts(job: Job, *, in_parts: bool = True) -> Job:
 
 
 def _ways(stage: StagePlan, experts: Experts) -> Iterator[tuple[int, int]]:
-    """The degrees of experts, and of their parts, that torchtitan supports on a stage."""
+    """The pairs of degrees that torchtitan supports on a stage: ranks among which experts are
+    divided, and ranks that split each expert.
+    """
     tensor = stage.tensor_parallel
     gpus = stage.num_gpus // stage.state_replicas
     for parts in sorted({1, tensor}):
@@ -156,7 +163,9 @@ def _ways(stage: StagePlan, experts: Experts) -> Iterator[tuple[int, int]]:
 
 
 def has_to_shard(stage: StagePlan) -> bool:
-    """Whether experts span more ranks than one replica has, which FSDP2 then shards over."""
+    """Whether experts span more ranks than one replica has, so that FSDP2 has to shard over
+    them.
+    """
     in_replica = stage.num_gpus // stage.data_parallel
     return bool(in_replica % (stage.expert_parallel * stage.expert_tensor_parallel))
 
@@ -164,7 +173,7 @@ def has_to_shard(stage: StagePlan) -> bool:
 # Pipelines of torchtitan: its schedules, and the names of modules in each part of the model.
 
 
-# Torch's name for each order.
+# Torchtitan's names of pipeline schedules, by ours.
 SCHEDULES: Mapping[str, str] = {
     DEFAULT_ORDER: "1F1B",
     "gpipe": "GPipe",
@@ -174,8 +183,8 @@ SCHEDULES: Mapping[str, str] = {
 
 
 def pipeline_settings(job: Job, head: str = "output") -> dict[str, object]:
-    """The settings of a job's pipeline, given the module name of the head; empty if there is
-    none.
+    """The settings of a job's pipeline, given the module name of the head; empty without a
+    pipeline.
     """
     plan = job.plan
     if plan.num_stages == 1:
@@ -198,7 +207,7 @@ def _placement(order: str, num_stages: int, chunks: int = 1) -> Placement:
 
 
 def read_stages(section: Section, draft: Found, layers: int) -> None:
-    """The order and the blocks of stages in a section."""
+    """Read the pipeline schedule, and the blocks of each stage."""
     parts = section.get("module_fqns_per_model_part")
     schedule = section.get("pipeline_parallel_schedule", "1F1B")
     names = {name: order for order, name in SCHEDULES.items()}
@@ -223,7 +232,7 @@ def read_stages(section: Section, draft: Found, layers: int) -> None:
         if len(blocks) % draft.num_stages:
             reject(
                 f"parallelism.module_fqns_per_model_part: {len(blocks)} parts are no multiple of "
-                f"{draft.num_stages} stages: give each stage as many"
+                f"{draft.num_stages} stages: give each stage equally many"
             )
         chunks = len(blocks) // draft.num_stages
         placement = _placement(draft.order, draft.num_stages, chunks)
@@ -240,13 +249,15 @@ def read_stages(section: Section, draft: Found, layers: int) -> None:
 
 
 def _of_stages(blocks: Sequence[int], placement: Placement) -> list[int]:
-    """The blocks of each stage, from those of each part."""
+    """The number of blocks of each stage, from that of each part of the model."""
     parts = map(placement.of_stage, range(placement.num_stages))
     return [sum(blocks[part] for part in own) for own in parts]
 
 
 def _weighted(layers: int, stages: int, first: int, last: int) -> list[int]:
-    """The blocks of stages (or parts) if embedding and head count as this many blocks."""
+    """The number of blocks of each stage (or part) if embedding and head count as this many
+    blocks.
+    """
     counts = [*even_shares(layers + first + last, stages)]
     counts[0] -= first
     counts[-1] -= last
@@ -257,9 +268,7 @@ def _weighted(layers: int, stages: int, first: int, last: int) -> list[int]:
 
 
 def sayable_workload(job: Job, brought: Brought = BROUGHT) -> Job:
-    """The job in bf16 or fp32 with fused attention; refused if torchtitan does not include its
-    model.
-    """
+    """The job in bf16 or fp32 with fused attention; refuses models that torchtitan cannot build."""
     model = job.workload.model
     if model.graph_file is not None:
         problem = "is traced from code of its own: export a plan of a model of the catalogue"
@@ -270,8 +279,8 @@ def sayable_workload(job: Job, brought: Brought = BROUGHT) -> Job:
 
 
 def recomputed(job: Job) -> Job:
-    """Recompute all blocks, none, or every n-th, with the largest n that recomputes as many as
-    every stage wants; or every second GEMM of all blocks, if a stage recomputes GEMMs.
+    """The job that recomputes all blocks, none, or every n-th, with the largest n that recomputes
+    as many as every stage wants; or every second GEMM of all blocks, if a stage recomputes GEMMs.
     """
     stages = job.plan.stages
     if recomputes_products(job):
@@ -291,19 +300,21 @@ def recomputed(job: Job) -> Job:
 
 
 def recomputed_today(job: Job) -> Job:
-    """Recompute all blocks, none, or every second GEMM of all: from 0.3 on."""
+    """The job that recomputes all blocks, none, or every second GEMM of all, as torchtitan 0.3
+    can.
+    """
     if recomputes_products(job):
         return recomputed(job)
     return none_or_all_blocks("checkpointed_layers")(job)
 
 
 def recomputes_products(job: Job) -> bool:
-    """Whether blocks recompute every second GEMM."""
+    """Whether a job's blocks recompute every second GEMM."""
     return any(stage.products_recomputed_layers for stage in job.plan.stages)
 
 
 def blocks_apart(job: Job) -> int:
-    """The distance between recomputed blocks; None for 0."""
+    """The distance n if every n-th block is recomputed; 0 if none is."""
     pairs = [(stage.layers, stage.checkpointed_layers) for stage in job.plan.stages]
     if not any(count for _, count in pairs):
         return 0
@@ -316,13 +327,17 @@ def blocks_apart(job: Job) -> int:
 
 
 def with_sequences_split(job: Job) -> Job:
-    """Sequence parallelism comes with tensor parallelism."""
+    """The job with sequence parallelism wherever it has tensor parallelism, as torchtitan has
+    it.
+    """
     shares = job.plan.stages[0].tensor_parallel > 1
     return with_values(job, {"sequence_parallel": int(shares)})
 
 
 def sharded_states(job: Job) -> Job:
-    """FSDP2 also shards along context-parallel ranks, whether replicas shard or not."""
+    """The job sharded as FSDP2 does it: also along context-parallel ranks, whether replicas shard
+    or not.
+    """
     job = sharded(job)
     first = job.plan.stages[0]
     has_to = first.context_parallel > 1 or has_to_shard(first)
@@ -330,12 +345,12 @@ def sharded_states(job: Job) -> Job:
 
 
 def offloaded_states(job: Job) -> Job:
-    """FSDP2 offloads only where it shards: with several ranks."""
+    """The job that offloads states only where FSDP2 shards them, over several ranks."""
     alone = ranks_of("gather", job.plan.stages[0].degree) == 1
     return dropped(*STATES)(job) if alone else states_offloaded(job)
 
 
-# The rows of both kinds of files.
+# Table rows of both kinds of configurations, TOML and Python.
 ORDERED = Row(
     choices=("order",),
     nearest=among_orders(SCHEDULES),

@@ -99,7 +99,7 @@ def _training(job: Job) -> dict[str, object]:
 
 
 def _sharding(job: Job) -> dict[str, object]:
-    """How ranks share states and layers."""
+    """The settings by which ranks share states and layers."""
     stage = job.plan.stages[0]
     replicas = stage.state_replicas if stage.zero else stage.data_parallel
     return {
@@ -111,8 +111,8 @@ def _sharding(job: Job) -> dict[str, object]:
 
 
 def _parallelism_of_toml(job: Job) -> dict[str, object]:
-    """The degrees; those of experts only where they are divided, since torchtitan reads none
-    otherwise.
+    """The settings of parallel degrees; those of experts only where they are divided, since
+    torchtitan reads no others.
     """
     stage = job.plan.stages[0]
     settings = {
@@ -132,7 +132,7 @@ def _notes_of_toml(job: Job) -> Iterator[str]:
 
 
 def _flavour_notes(model: ModelSpec, models: str) -> Iterator[str]:
-    """Notes on the parts that a model that torchtitan does not include needs."""
+    """Notes on parts that the user has to add to a model that torchtitan does not include."""
     yield (
         f"add the flavour {model.name or 'mine'!r} to {models}: dim={model.hidden}, "
         f"n_layers={model.layers}, n_heads={model.heads}, n_kv_heads={model.kv_heads}, "
@@ -158,7 +158,7 @@ TORCHTITAN_TOML = Target(
 )
 
 
-# Exports plans to a registry of torchtitan 0.3: a Python module whose function ``plan`` builds a
+# Exports plans to a Python module of torchtitan 0.3, whose function ``plan`` builds a
 # configuration.
 #
 # In addition to the TOML of earlier versions, all models except those with tied embeddings can be
@@ -262,7 +262,7 @@ def _lines(settings: Mapping[str, object]) -> str:
 
 
 def _recomputation(job: Job) -> str:
-    """The class for the job's recomputation; empty if there is none."""
+    """Torchtitan's class for the job's recomputation; empty if it recomputes nothing."""
     if recomputes_products(job):
         return "SelectiveAC"
     return "FullAC" if job.plan.stages[0].checkpointed_layers else ""

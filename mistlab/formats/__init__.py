@@ -1,3 +1,3 @@
-"""Readers of files that launch or configure training in other frameworks, recognised by their
-keys.
+"""Readers for other frameworks' launch scripts and configuration files, which are recognised by
+their keys.
 """

@@ -1,4 +1,4 @@
-"""Models by the names of well-known checkpoints, as configurations and scripts give them.
+"""Finds models by the names of well-known checkpoints, as configurations and scripts give them.
 
 Names are compared word by word: ``meta-llama/Llama-3.1-8B-Instruct`` is the words llama, 3.1 and 8b
 after those are left out that change no shape. A name with any other word is unknown. Sizes that the
@@ -16,7 +16,7 @@ from mistlab.huggingface.configurations import KIND, model_of_config
 from mistlab.plan.workload import ModelSpec
 from mistlab.shell.session import LaunchFile
 
-# Words that describe training, tuning or storage, not a shape.
+# Words in a checkpoint's name that describe training, tuning or storage, not the model's sizes.
 _SHAPELESS = word_set(
     """
     meta base instruct hf chat it pt sft dpo bf16 fp16 pretrain pretrained config model v0.1 v0.2
@@ -78,7 +78,8 @@ _BY_WORDS: Mapping[str, str] = {
     "phi 4": "phi-4",
 }
 _LLAMA_2 = {"vocab": 32000}
-# Hidden size, blocks, heads, key heads, feed-forward width and further fields.
+# The sizes of a known model: hidden size, blocks, heads, key heads, feed-forward width and further
+# fields.
 _Sizes = tuple[int, int, int, int, int, Mapping[str, object]]
 _SIZES: Mapping[str, _Sizes] = {
     "llama 7b": (4096, 32, 32, 32, 11008, _LLAMA_2),
@@ -141,7 +142,7 @@ def model_named(path: str) -> ModelSpec | None:
 
 
 def _name_of_shape(path: str) -> str:
-    """The words of a name that describe a shape.
+    """The words of a checkpoint's name that describe the model's sizes.
 
     >>> _name_of_shape("meta-llama/Meta-Llama-3.1-8B-Instruct")
     'llama 3.1 8b'
@@ -149,14 +150,16 @@ def _name_of_shape(path: str) -> str:
     name = PurePath(path.strip().rstrip("/")).name.lower()
     name = re.sub(r"\.(ya?ml|json)$", "", name)
     name = re.sub(r"^(llama|qwen|deepseek|mistral)(?=v?\d)", r"\1 ", name)
-    # A minor version follows a dot, or a letter and an underscore.
+    # In a name, a minor version follows a dot, or a letter and an underscore.
     words = [word for word in re.split(r"[-_ ]+", name) if word]
     words = [word for word in words if word not in _SHAPELESS]
     return " ".join(words)
 
 
 def needed_model(path: str, where: str, source: LaunchFile) -> ModelSpec:
-    """The model of a checkpoint, from its configuration beside the file, or from its name."""
+    """The model of a checkpoint: from a configuration beside the file, otherwise from the
+    checkpoint's name.
+    """
     text = source.beside(f"{path.rstrip('/')}/config.json") if path else None
     if text is not None:
         config = parse_settings(text, f"{path}/config.json")

@@ -1,4 +1,4 @@
-"""Reads recipes that name Python components: torchtune's YAML, and NeMo AutoModel's.
+"""Reads recipes that name Python classes or functions: torchtune's YAML, and NeMo AutoModel's.
 
 A component's last word is a builder whose name has the model's (``lora_llama3_1_8b``), or a class.
 Left-out keys take the defaults of torchtune's recipes (0.6) and of AutoModel's (2026).
@@ -25,13 +25,15 @@ _CHUNKED = ("chunk", "linearcrossentropy", "fusedlinear", "te_parallel", "fused"
 
 
 def recognises_torchtune(source: LaunchFile) -> bool:
-    """Whether a file's model (or policy) and optimizer are torchtune components."""
+    """Whether a file's model (or policy) and optimizer are components of torchtune."""
     models = ("model", "policy_model")
     return any(_names(source, (name, "optimizer"), _TORCHTUNE) for name in models)
 
 
 def recognises_automodel(source: LaunchFile) -> bool:
-    """Whether a file's model is a ``_target_`` beside AutoModel's step scheduler."""
+    """Whether a file has a model given by ``_target_``, and a step scheduler, as AutoModel's
+    recipes have.
+    """
     return _names(source, ("model",), _AUTOMODEL) and "step_scheduler" in settings_of(source)
 
 
@@ -119,14 +121,14 @@ def read_automodel(source: LaunchFile, given: Given) -> Imported:
 
 
 def _listed(section: Section, key: str) -> list[str]:
-    """The names of GEMMs, from a list or from a suffix pattern."""
+    """The names of GEMMs with adapters, from a list or from a suffix pattern."""
     value = section.get(key)
     names = value if isinstance(value, list) else [value or ""]
     return ["mlp" if str(word).startswith("*") else str(word) for word in names]
 
 
 def _degrees(section: Section, draft: Found, model: ModelSpec, sequences: int) -> None:
-    """How AutoModel's ranks share a model; FSDP2 by default."""
+    """Read how AutoModel's ranks share a model; FSDP2 is the default."""
     strategy = section.text("strategy", "fsdp2").lower()
     if strategy not in ("fsdp2", "ddp"):
         reject(f"distributed.strategy: {strategy!r} is not supported: give fsdp2 or ddp")
@@ -148,7 +150,9 @@ def _degree(section: Section, key: str) -> int:
 def _adapters(
     draft: Found, *, rank: int | None, names: list[str], of_networks: bool, base: str
 ) -> None:
-    """Adapters of a rank on attention's GEMMs, or also on those of feed-forward networks."""
+    """Read low-rank adapters: their rank, and whether feed-forward networks have them besides
+    attention.
+    """
     is_wide = of_networks or any(part in name for name in names for part in _NETWORKS)
     draft.trained |= {"train": "adapters", "adapter_rank": rank or 8, "base": base}
     draft.trained["adapter_targets"] = "all" if is_wide else "attention"
@@ -157,7 +161,7 @@ def _adapters(
 
 
 def _precision(draft: Found, word: str) -> None:
-    """The precision of a run whose model, gradients and moments all have this type."""
+    """The precision of a run whose model, gradients and Adam's moments all have this data type."""
     known = word.lower().removeprefix("torch.")
     if known in ("bf16", "bfloat16"):
         draft.precision, draft.trained["states"] = "bf16", "16bit"
@@ -187,7 +191,7 @@ def _tell_of_padding(draft: Found, *, packs: bool) -> None:
 
 
 def _other(top: Section) -> str:
-    """Signs that a recipe trains on another objective than the next token."""
+    """The keys that show that a recipe trains on another loss than next-token prediction."""
     objectives = (_last(top.section("loss"), _TORCHTUNE), _last(top.section("dataset"), _TORCHTUNE))
     more = ("rlhf" if top.has("ppo_epochs") or top.has("reward_and_value_model") else "",)
     keys = ("ppo" if top.has("ppo_batch_size") else "", "kd" if top.has("teacher_model") else "")
@@ -204,7 +208,7 @@ _BUILDER = re.compile(r"([a-z]+?)([0-9]+)?(?:_([0-9]+))?_([0-9.]+b.*|mini.*)")
 
 
 def _checkpoint(builder: str) -> str:
-    """The checkpoint whose model a builder function creates.
+    """The checkpoint of the model that a torchtune builder function makes.
 
     >>> _checkpoint("qlora_llama3_1_8b"), _checkpoint("mistral_7b"), _checkpoint("qwen2_5_7b_base")
     ('llama-3.1-8b', 'mistral-7b', 'qwen-2.5-7b-base')

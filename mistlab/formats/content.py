@@ -21,7 +21,7 @@ Kind = Literal["settings", "shell", "python", "strange"]
 
 _SHEBANG = re.compile(r"#![ \t]*(?P<path>\S+)(?:[ \t]+(?:-S[ \t]+)?(?P<name>[^\s-]\S*))?")
 _SHELLS = ("sh", "bash", "zsh", "dash", "ksh", "slurm", "env")
-# Patterns of log lines: times, ranks, and training metrics.
+# Matches lines of a log: times, ranks, and training metrics.
 _LOG = re.compile(
     r"^(\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d|\[rank\s?\d+\]|\s*\d+: |I\d{4} \d\d:)"
     r"|\biteration\s+\d+/\s*\d+ \||\bstep: +\d+ +loss:",
@@ -29,7 +29,7 @@ _LOG = re.compile(
 )
 _TABLE = re.compile(r"^\s*\[{1,2}[\w.\-\"]+\]{1,2}\s*(#.*)?$", re.MULTILINE)
 _KEY = re.compile(r"^\s*[\"']?[A-Za-z_][\w.\-/ ]*[\"']?\s*:(\s|$)", re.MULTILINE)
-# A placeholder: an unquoted name in capitals where a value is expected.
+# Matches a placeholder to be filled in: an unquoted name in capitals where a value is expected.
 _BLANK = re.compile(r"^[^#\n]*:\s*([A-Z][A-Z0-9]*_[A-Z0-9_]+)\s*,?\s*$", re.MULTILINE)
 _CODE = re.compile(r"^(import \w|from [\w.]+ import|def \w+\(|class \w+[(:])", re.MULTILINE)
 _COMMAND = re.compile(
@@ -42,7 +42,7 @@ _COMMAND = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """A classified text: its kind, its settings if it has any, or what is wrong with it.
+    """A classified text: its kind, its settings if it has any, or the reason why it is refused.
 
     ``problem`` says what the text looks like where it is neither settings nor a program.
     ``repeated`` are keys of a YAML that stand twice in a mapping, of which the last counts.
@@ -66,7 +66,7 @@ def settings_of(source: LaunchFile) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=4)
 def _content(text: str, ending: str) -> Content:
-    # Each format asks again, so a text is parsed once and cached.
+    # A text is classified once and cached, since each format asks again.
     if problem := _strange(text, ending):
         return Content(kind="strange", problem=problem)
     if text.startswith("#!"):
@@ -81,7 +81,9 @@ def _content(text: str, ending: str) -> Content:
 
 
 def _strange(text: str, ending: str) -> str:
-    """A description of a text that is no launch at all; empty for any other text."""
+    """What a text is if it cannot be a launch file, such as a log or a notebook; empty
+    otherwise.
+    """
     start = text.lstrip()[:200].lower()
     if not text.strip():
         return "is empty"
@@ -134,7 +136,7 @@ def _is_python(text: str) -> bool:
 
 
 def _by_look(text: str) -> Content:
-    """Classify a text whose file name says nothing: the first kind that parses."""
+    """Classify a text whose file name has no known ending: as the first kind that can parse it."""
     endings = []
     if text.lstrip().startswith("{"):
         endings = [".json", ".yaml"]

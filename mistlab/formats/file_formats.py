@@ -34,7 +34,7 @@ from mistlab.shell.session import LaunchFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """A kind of file that launches or configures training.
+    """A format of files that launch or configure training: how to recognise and read them.
 
     ``name`` is the word for ``--format``, ``title`` the framework's name. ``recognises`` tells
     whether a text is of this format by the format's own keys. ``read`` gives the job of a text.
@@ -61,7 +61,7 @@ def _below(settings: Any, path: str) -> Any:
 
 
 def _has(settings: Mapping[str, Any], keys: str) -> bool:
-    """Whether settings contain all keys of one of the lists separated by bars."""
+    """Whether settings contain all keys of at least one of the lists, which bars separate."""
     return any(
         all(_below(settings, key) is not None for key in names.split()) for names in keys.split("|")
     )
@@ -166,7 +166,8 @@ REFUSED: tuple[Format, ...] = tuple(_refused_row(*row) for row in _REFUSED_ROWS)
 # The table of all formats of launch files, and the format of a given file.
 #
 # Each format recognises its files by their keys, or by the program that a script starts; rows are
-# tried in order. A file that no format recognises is refused with a description.
+# tried in order. A file that no format recognises is refused, and the refusal says what the file
+# seems to be.
 
 
 _Recognises = Callable[[LaunchFile], bool]
@@ -175,7 +176,8 @@ _Read = Callable[[LaunchFile, Given], Imported]
 _CALM = ("settings", "options")
 _ORDER = ("noted", "contradicting", "ignored", "assumed")
 _SHOWN = 8
-# A program with fewer of Megatron-LM's options is not a derivative of it.
+# A program with fewer of Megatron-LM's options than this is not taken for a derivative of
+# Megatron-LM.
 _FEWEST = 3
 
 
@@ -225,8 +227,8 @@ def _row(name: str, title: str, target: str, read: _Read, *tests: _Recognises) -
 
 
 def _in_order(imported: Imported, repeated: Sequence[str]) -> Imported:
-    """Remarks that affect cost come first, and equal texts are merged; ``repeated`` are keys that
-    occur twice in a file.
+    """Remarks in the order shown: those that affect cost first, equal texts merged; ``repeated``
+    are keys that occur twice in a file.
     """
     joint: dict[tuple[str, str], list[Remark]] = {}
     text = "stands twice in one mapping: took the last"

@@ -1,4 +1,5 @@
-"""Megatron-LM's options as settings files spell them, passed to the reader of its options.
+"""Collects Megatron-LM's options from files that spell them as settings, and reads them as a launch
+line.
 
 Files name options by their key (``tensor_model_parallel_size: 2``), or by the name that the
 value has inside Megatron-LM, which for some is another word or the opposite (``add_bias_linear:
@@ -17,7 +18,8 @@ from mistlab.shell.launch import Launch
 from mistlab.shell.session import LaunchFile
 from mistlab.shell.shell_text import Word
 
-# Switches whose option negates the setting, passed where the setting is off.
+# Settings whose option of Megatron-LM turns them off: the option is passed where the setting is
+# false.
 OPPOSITES: Mapping[str, str] = {
     "add_bias_linear": "--disable-bias-linear",
     "gradient_accumulation_fusion": "--no-gradient-accumulation-fusion",
@@ -39,7 +41,7 @@ OPPOSITES: Mapping[str, str] = {
     "use_flash_attn_v1": "",
     "use_mcore_models": "",
 }
-# Settings whose option has another name.
+# Settings of Megatron-core whose option has another name.
 RENAMED: Mapping[str, str] = {
     "fp8": "--fp8-format",
     "fp4": "--fp4-format",
@@ -53,7 +55,7 @@ RENAMED: Mapping[str, str] = {
 }
 
 
-# The option's name at the beginning of a message of Megatron-LM's reader.
+# Matches the option's name at the beginning of a message about a launch line.
 _OPTION = re.compile(r"^(--[a-z0-9][\w-]*)")
 
 
@@ -74,7 +76,7 @@ class Flags:
     gpus_per_node: int | None = None
 
     def put(self, name: str, value: object, where: str = "") -> None:
-        """Record a setting under its internal name in Megatron-LM."""
+        """Record a setting as an option, given its internal name in Megatron-LM."""
         option = RENAMED.get(name, f"--{name.replace('_', '-')}")
         if name in OPPOSITES:
             option = OPPOSITES[name]
@@ -88,7 +90,7 @@ class Flags:
             self.places[option] = where
 
     def remark(self, choice: str, text: str) -> None:
-        """Add a remark about a setting that affects cost, and its replacement."""
+        """Add a remark that a setting affects cost but is ignored, and what is assumed instead."""
         self.remarks.append(Remark(kind="ignored", choice=choice, text=text))
 
     def note(self, choice: str, text: str) -> None:
@@ -100,7 +102,7 @@ class Flags:
         self.remarks.append(Remark(kind="assumed", choice=choice, text=text))
 
     def read(self, given: Given) -> Imported:
-        """The job of the options."""
+        """The job that the collected options describe."""
         words = [word for option in self.options for word in self._words(option)]
         launch = Launch(launcher="torchrun", started=tuple(self._started()))
         try:
@@ -113,7 +115,7 @@ class Flags:
         return Imported(job=imported.job, remarks=(*self.remarks, *placed_remarks))
 
     def _placed(self, message: str) -> str:
-        """A message with the setting's path in place of the option's name."""
+        """A message with the path of the file's setting in place of the option's name."""
         match = _OPTION.match(message)
         if match is None or not (self.where or self.places):
             return message

@@ -1,4 +1,4 @@
-"""Reads gpt-neox's YAML: one file, or the several that a script passes, merged.
+"""Reads gpt-neox's YAML: one file, or the merged files that a script passes.
 
 Keys have ``-`` or ``_``. Training runs by DeepSpeed, whose sections stand among gpt-neox's keys;
 tensor parallelism is Megatron-LM's. Left-out keys take the defaults of
@@ -84,7 +84,7 @@ def _files(source: LaunchFile) -> tuple[str, ...]:
 
 
 def read(source: LaunchFile, given: Given) -> Imported:
-    """The job of a file, or of the files that a script names."""
+    """The job of a gpt-neox file, or of the files that a script passes."""
     draft = Found()
     command = command_of(source)
     settings = _plain(settings_of(source))
@@ -137,7 +137,7 @@ def _refuse(top: Section) -> None:
 
 
 def _attention_kinds(top: Section) -> list[str]:
-    """The kinds of attention in the blocks."""
+    """The kind of attention in each block."""
     stated = top.get("attention_config")
     if stated is None:
         return ["global"]
@@ -223,8 +223,8 @@ def _tell_of_kinds(top: Section, draft: Found, activation: str, *, gated: bool) 
 
 
 def _width(top: Section, draft: Found, hidden: int, *, gated: bool, older: bool) -> int:
-    """The feed-forward width. With a gate it is a third of the stated width: gpt-neox scales the
-    network so that both halves of its first GEMM together have the parameters of an ungated one.
+    """The feed-forward width: with a gate a third of the stated width, since gpt-neox scales gated
+    networks to the parameters of an ungated one.
     """
     stated = top.whole("intermediate_size")
     factor = top.get("expansion_factor")
@@ -250,7 +250,9 @@ def _biases(top: Section, *, older: bool) -> bool:
 
 
 def _vocab(top: Section, draft: Found) -> int:
-    """The padded vocabulary size, or that of the tokenizer of gpt-neox's models."""
+    """The padded vocabulary size; if the file has none, that of the tokenizer of gpt-neox's
+    models.
+    """
     padded = top.whole("padded_vocab_size")
     if padded:
         return padded
@@ -269,7 +271,7 @@ def _vocab(top: Section, draft: Found) -> int:
 
 
 def _runners(top: Section, draft: Found) -> None:
-    """The number of ranks that gpt-neox's own launcher starts."""
+    """Read how many ranks gpt-neox's launcher starts."""
     nodes, gpus = top.get("num_nodes"), top.get("num_gpus")
     if nodes not in (None, -1):
         draft.nodes = checked_whole("num_nodes", nodes)

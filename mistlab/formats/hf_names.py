@@ -9,11 +9,11 @@ from collections.abc import Mapping
 
 from mistlab.export.found import harmless_names
 
-# Arguments without effect on the cost of a step that a plan could express.
+# Arguments that affect no cost of a step that a plan can express.
 HARMLESS = harmless_names("hf_trainer")
-# Prefixes of arguments without such an effect.
+# Prefixes of further such arguments.
 CALM = harmless_names("hf_trainer_beginnings")
-# Arguments whose effect on cost plans cannot express, and the assumption made instead.
+# Arguments that affect cost but that plans cannot express, with what predictions assume instead.
 UNSAID: Mapping[str, str] = {
     "use_liger_kernel": "kernels are taken as the model's own",
     "use_liger": "kernels are taken as the model's own",
@@ -39,7 +39,7 @@ UNSAID: Mapping[str, str] = {
     "moe_aux_loss_coef": "",
     "router_aux_loss_coef": "",
 }
-# Arguments of runs that train something other than all weights on next-token loss, and the kind of
+# Arguments that only runs with another loss than next-token prediction have, and the kind of
 # training.
 OTHERS: Mapping[str, str] = {
     "rank": "adapters (a rank is given) alone",
@@ -65,7 +65,7 @@ OTHERS: Mapping[str, str] = {
     "mlm": "by masked tokens",
     "mlm_probability": "by masked tokens",
 }
-# Words of a training program's name, and the kind of training they indicate.
+# Words in the names of training programs, and the kind of training that each stands for.
 PROGRAMS: Mapping[str, str] = {
     "qlora": "adapters on a base of few bits, of which no argument tells",
     "dpo": OTHERS["beta"],

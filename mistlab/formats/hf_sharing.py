@@ -15,7 +15,8 @@ from mistlab.export.nearest import ENGINES, STATES
 from mistlab.formats.launched import Command, known_text, named_text, valued, with_dotted
 from mistlab.shell.session import LaunchFile
 
-# The section of the configuration that holds an option of the launcher.
+# The section of Accelerate's configuration that an option of its launcher belongs to, by the
+# option's prefix.
 _SECTIONS = (("fsdp_", "fsdp_config"), ("megatron_lm_", "megatron_lm_config"))
 _DEEPSPEED = (
     *("zero_stage", "offload_optimizer_device", "offload_param_device"),
@@ -35,8 +36,8 @@ _TOP = ("mixed_precision", "num_processes", "num_machines", "use_cpu")
 def accelerate_settings(
     command: Command | None, source: LaunchFile
 ) -> tuple[str, Mapping[str, Any]] | None:
-    """The configuration's path and content for a command of ``accelerate launch``; None for other
-    commands.
+    """The path and content of the configuration for a command of ``accelerate launch``; None for
+    other commands.
     """
     if command is None or command.launch.launcher != "accelerate":
         return None
@@ -60,7 +61,7 @@ def accelerate_settings(
 
 
 def _place(name: str) -> str:
-    """The position of an option in the configuration; empty if it does not occur."""
+    """Where an option belongs in Accelerate's configuration; empty if it has no place there."""
     if name in _TOP:
         return name
     if name in _DEEPSPEED:
@@ -75,15 +76,15 @@ def _place(name: str) -> str:
 # Values that a DeepSpeed configuration leaves to the Trainer ("auto") are those of its arguments.
 
 
-# Values that mean no configuration.
+# Values of an argument that mean that there is no configuration.
 _OFF = (None, False, "", "none", "None", "false", "False")
 
 
 def read_sharing(
     top: Section, title: str, source: LaunchFile, given: Given, command: Command | None
 ) -> tuple[str, ...]:
-    """Read how ranks share work, and the engines that may represent it; files that a script writes
-    are found too.
+    """Read how ranks share work, and return the engines that may predict it; files that a script
+    writes are found too.
     """
     draft, precision = top.found, top.found.precision
     engines: tuple[str, ...] = ENGINES
@@ -115,7 +116,7 @@ def read_sharing(
 
 
 def _deepspeed(top: Section, source: LaunchFile, given: Given, command: Command | None) -> None:
-    """DeepSpeed's configuration, with "auto" values taken from the arguments."""
+    """Read DeepSpeed's configuration, with "auto" values taken from the Trainer's arguments."""
     draft, value, name = top.found, top.get("deepspeed"), "deepspeed"
     if value is True:
         value, name = top.text("deepspeed_config"), "deepspeed_config"
@@ -137,7 +138,7 @@ def _deepspeed(top: Section, source: LaunchFile, given: Given, command: Command 
 
 
 def _made_by_program(top: Section) -> None:
-    """The ZeRO level of a program that builds DeepSpeed's configuration itself, from its
+    """The ZeRO level of a program that builds DeepSpeed's configuration in code, from its
     arguments.
     """
     draft, level = top.found, top.whole("zero_stage", minimum=0)
@@ -157,7 +158,7 @@ def _made_by_program(top: Section) -> None:
 
 
 def _tell_of_batches(top: Section, content: Mapping[str, Any], name: str) -> None:
-    """Add remarks on batch sizes in which configuration and arguments differ, which the Trainer
+    """Add remarks where batch sizes of configuration and arguments differ, which the Trainer
     refuses.
     """
     pairs = {
@@ -172,13 +173,13 @@ def _tell_of_batches(top: Section, content: Mapping[str, Any], name: str) -> Non
 
 
 def _without_batches(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without batch sizes, which the Trainer's arguments set."""
+    """DeepSpeed's configuration without batch sizes, since the Trainer's arguments set them."""
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     return {key: value for key, value in content.items() if key not in names and value != "auto"}
 
 
 def _fsdp(top: Section, source: LaunchFile, given: Given, command: Command | None) -> None:
-    """The argument ``fsdp``, with words such as full_shard and offload, and ``fsdp_config``."""
+    """Read the argument ``fsdp``, whose words are full_shard, offload, ..., and ``fsdp_config``."""
     draft, value = top.found, top.get("fsdp")
     flags = value if isinstance(value, list) else str(value).replace(",", " ").split()
     known = [str(word).lower() for word in flags if str(word).lower() not in ("auto_wrap", "")]
@@ -207,7 +208,7 @@ def _fsdp(top: Section, source: LaunchFile, given: Given, command: Command | Non
 
 
 def _either(section: Section, key: str, *, default: bool) -> bool:
-    """A switch of FSDP, with or without Accelerate's prefix."""
+    """The value of an FSDP switch, with or without the prefix that Accelerate gives it."""
     name = key if key in section.content else f"fsdp_{key}"
     value = section.get(name, default)
     return section.switch(name, default=default) if isinstance(value, bool | str) else default

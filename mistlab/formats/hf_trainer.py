@@ -49,7 +49,8 @@ _MODELS = (
     *("pretrained_model_name_or_path", "model"),
 )
 _KEYS = {*_BATCHES, "gradient_accumulation_steps"}
-# Pairs of arguments that identify a recipe without a batch size, which then has the default.
+# Pairs of arguments that show that a file is a Trainer recipe, even if it leaves batch sizes to the
+# defaults.
 _OTHER_KEYS = {
     *("num_train_epochs", "per_device_eval_batch_size", "lr_scheduler_type", "warmup_ratio"),
     *("gradient_checkpointing", "gradient_checkpointing_kwargs", "save_strategy", "ddp_timeout"),
@@ -58,7 +59,7 @@ _OTHER_KEYS = {
     *("overwrite_output_dir", "report_to", "push_to_hub", "max_grad_norm", "learning_rate"),
     *("dataloader_num_workers", "optim", "bf16", "fp16"),
 }
-# Arguments whose value must be known.
+# Arguments that affect cost, so that their values must be known.
 _COSTING = {
     *_KEYS,
     *_LENGTHS,
@@ -105,7 +106,7 @@ def _is_trainer(command: Command) -> bool:
     names = command.options.keys()
     if names & {*_BATCHES, "model_name_or_path"} and "num_layers" not in names:
         return True
-    # A recipe as the program's first word, or after --config, as TRL's parser accepts it.
+    # TRL's parser takes a recipe as the program's first word, or after --config.
     return _recipe(command) is not None and command.launch.launcher == "accelerate"
 
 
@@ -141,14 +142,16 @@ def arguments_of(command: Command, source: LaunchFile) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Unsettled:
-    """A value that cannot be known without running the script, with the reason."""
+    """A value that only a running script knows, with the reason."""
 
     text: str
     reason: str
 
 
 def _argument(word: Word) -> Any:
-    """A word's value; a value that cannot be known is refused only where it is needed."""
+    """The value of a word; a value that only a running script knows is refused where it is
+    needed.
+    """
     if word.unknown is not None:
         return _Unsettled(word.text, str(word.unknown))
     return valued(word.text)
@@ -161,7 +164,9 @@ def read_arguments(
     given: Given,
     command: Command | None = None,
 ) -> Imported:
-    """The job of arguments, and of the script's launcher and configurations."""
+    """The job that arguments describe, together with the script's launcher and configuration
+    files.
+    """
     draft = Found()
     top = Section(_known(settings, trainer), "", draft)
     _refuse_others(top, trainer, command)
@@ -194,7 +199,7 @@ def read_arguments(
 
 
 def _known(settings: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
-    """Arguments under the Trainer's names; an unknown value that affects cost is refused."""
+    """Arguments under the Trainer's names; refuses unknown values that affect cost."""
     ours = {theirs: name for name, theirs in trainer.names.items()}
     known: dict[str, Any] = {}
     for key, value in settings.items():
@@ -222,7 +227,7 @@ def _refuse_others(top: Section, trainer: Trainer, command: Command | None) -> N
 
 
 def refuse_program(command: Command) -> None:
-    """Refuse a script whose program trains something other than a decoder on next-token loss."""
+    """Refuse a script whose program trains on another loss than next-token prediction."""
     for program in _programs(command):
         parts = _parts(program)
         reason = next((PROGRAMS[word] for word in parts if word in PROGRAMS), None)
@@ -247,7 +252,7 @@ def _programs(command: Command) -> list[str]:
 
 
 def _parts(program: str) -> list[str]:
-    """The words of a program's name."""
+    """The words in a program's name."""
     return re.split(r"[_\-.]", PurePosixPath(program.replace(".py", "")).name.lower())
 
 

@@ -48,7 +48,7 @@ def recognises_axolotl(source: LaunchFile) -> bool:
 
 
 def read_axolotl(source: LaunchFile, given: Given) -> Imported:
-    """The job of a file, or of the file that a script names."""
+    """The job of an axolotl file, or of the file that a script names."""
     command = command_of(source)
     settings: Mapping[str, Any] = settings_of(source)
     if command is not None:
@@ -104,7 +104,7 @@ def _is_started(command: Command) -> bool:
 
 
 def read_llama_factory(source: LaunchFile, given: Given) -> Imported:
-    """The job of a file, or of a script's arguments."""
+    """The job of a LLaMA-Factory file, or of a script's arguments."""
     command = command_of(source)
     settings = settings_of(source) if command is None else arguments_of(command, source)
     stage = str(settings.get("stage", "sft"))

@@ -1,5 +1,5 @@
-"""The launch command in a script: its options, processes and files; and references between
-settings.
+"""Finds the launch command of a script with its options, processes and files, and resolves
+references between settings.
 """
 
 import re
@@ -28,7 +28,7 @@ _HIGHEST = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A launch: its options by name, with ``-`` replaced by ``_``, and its other words."""
+    """A launch command: its options by name, with ``-`` replaced by ``_``, and its other words."""
 
     launch: Launch
     options: Mapping[str, Word | None]
@@ -36,7 +36,9 @@ class Command:
     started: Mapping[str, Word | None]
 
     def text(self, *names: str) -> str | None:
-        """The value of the first given option among some; refuses a value that cannot be known."""
+        """The value of the first option of several that is given; refuses a value that only a
+        running script knows.
+        """
         for name in names:
             word = self.options.get(name)
             if word is not None:
@@ -62,7 +64,7 @@ def _command(
     arguments: tuple[str, ...] | None,
     line: int | None,
 ) -> Command | None:
-    # Each format asks again, so a script is evaluated once and cached.
+    # A script is evaluated once and cached, since each format asks again.
     source = LaunchFile(
         text=text, name=name, beside=beside, settings=dict(settings), arguments=arguments, line=line
     )
@@ -102,7 +104,7 @@ def _innermost(launch: Launch) -> Launch:
 
 
 def _by_name(words: Sequence[Word]) -> tuple[dict[str, Word | None], tuple[Word, ...]]:
-    """Options by name with their first value, and words that belong to no option."""
+    """Options by name, each with its first value, and the words that belong to no option."""
     options: dict[str, Word | None] = {}
     others: list[Word] = []
     name = ""
@@ -145,12 +147,16 @@ def take_ranks(command: Command, source: LaunchFile, draft: Found, given: Given)
 
 
 def with_files(source: LaunchFile, command: Command | None) -> LaunchFile:
-    """A source that also finds files that its script writes, and files nearby."""
+    """The launch file with a loader that also finds files that the script writes, and files in
+    nearby folders.
+    """
     return replace(source, beside=lambda path: _at_hand(path, command, source))
 
 
 def near_text(path: str, source: LaunchFile) -> str | None:
-    """The text of a file that a file names: beside it, or below one of its parent folders."""
+    """The text of a file that another file names, from its folder or from below one of the folders
+    above.
+    """
     for ups in range(_HIGHEST + 1):
         text = source.beside(str(PurePath(*[".."] * ups, path)))
         if text is not None:
@@ -159,7 +165,7 @@ def near_text(path: str, source: LaunchFile) -> str | None:
 
 
 def _at_hand(path: str, command: Command | None, source: LaunchFile) -> str | None:
-    """The text of a file that a script writes, or of one nearby."""
+    """The text of a file that the script writes, or of one nearby; None if there is neither."""
     written = command.launch.written if command else {}
     text = next((body for name, body in written.items() if PurePath(name) == PurePath(path)), None)
     return near_text(path, source) if text is None else text
@@ -177,7 +183,7 @@ def named_text(path: str, command: Command | None, source: LaunchFile, role: str
 
 
 def valued(text: str) -> Any:
-    """A command-line word as YAML parses it: a number, a boolean, a list, or text."""
+    """The value of a command-line word as YAML parses it: a number, a boolean, a list, or text."""
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -186,7 +192,7 @@ def valued(text: str) -> Any:
 
 
 def with_dotted(settings: Mapping[str, Any], pairs: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with overrides applied, whose keys are paths such as ``training.seq_len``."""
+    """Settings with overrides applied; keys of overrides are paths such as ``training.seq_len``."""
     merged: dict[str, Any] = dict(settings)
     for path, value in pairs.items():
         inner = merged
@@ -200,8 +206,8 @@ def with_dotted(settings: Mapping[str, Any], pairs: Mapping[str, Any]) -> dict[s
 
 
 def dotted_options(command: Command, calm: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Options whose names are paths, with their values; an option without a value is on. An unknown
-    value of an option that does not affect cost is omitted.
+    """Options whose names are paths, with their values; an option without a value is true. Unknown
+    values of options that do not affect cost are left out.
     """
     for name, word in command.options.items():
         parts = name.split(".")
@@ -210,7 +216,7 @@ def dotted_options(command: Command, calm: Iterable[str]) -> Iterator[tuple[str,
 
 
 def assignments(command: Command) -> Iterator[tuple[str, Any]]:
-    """Words such as ``model.d_model=64``, as Hydra and OmegaConf parse them."""
+    """Settings from words such as ``model.d_model=64``, as Hydra and OmegaConf parse them."""
     for word in command.others:
         name, equals, value = word.text.partition("=")
         if equals and name.lstrip("+").replace(".", "").replace("_", "").isalnum():
@@ -227,8 +233,8 @@ def assignments(command: Command) -> Iterator[tuple[str, Any]]:
 
 _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 _DEEPEST = 20
-# The largest number of references that are followed in a file: self-doubling references would take
-# hours.
+# The largest number of references that are followed in a file, since references that double at each
+# step would take hours.
 _MOST = 10_000
 _OPERATIONS: Mapping[str, Callable[[list[float]], float]] = {
     "multiply": lambda numbers: numbers[0] * numbers[1],
@@ -253,8 +259,8 @@ def resolved(settings: Mapping[str, Any], variables: Mapping[str, str]) -> dict[
 
 @dataclass(slots=True)
 class _Resolver:
-    """The settings that references look up, values of variables, and the count of followed
-    references.
+    """Resolves references between settings: what they refer to, values of variables, and the number
+    of references followed.
     """
 
     root: Mapping[str, Any]
@@ -297,7 +303,7 @@ class _Resolver:
         return text
 
     def _meant(self, reference: str, path: _Path) -> tuple[bool, Any]:
-        """Whether a reference can be resolved, and its value."""
+        """Whether a reference can be resolved, and if so its value."""
         name, colon, rest = reference.partition(":")
         if name == "oc.env":
             name, colon, rest = rest.partition(",")
@@ -310,7 +316,7 @@ class _Resolver:
         return self._looked_up(name, path)
 
     def _looked_up(self, name: str, path: _Path) -> tuple[bool, Any]:
-        """The setting at a path; each leading dot goes up one section."""
+        """The setting at a path; each leading dot goes up by one section."""
         inner = name.lstrip(".")
         ups = len(name) - len(inner)
         content: Any = self.root

@@ -40,12 +40,14 @@ _KEYS = {
     *("device_train_microbatch_size", "device_train_batch_size", "global_train_batch_size"),
     *("max_duration", "device_train_grad_accum"),
 }
-# Keys that identify a file by its data loader, where batch sizes are missing.
+# Keys that, beside a data loader, show that a file is llm-foundry's where batch sizes are missing.
 _OTHER_KEYS = {*_KEYS, "max_seq_len", "fsdp_config", "eval_first", "eval_interval", "algorithms"}
 
 
 def recognises(source: LaunchFile) -> bool:
-    """Whether a file has Composer's batch sizes or loader beside a model, or a script starts it."""
+    """Whether a file has a model with Composer's batch sizes or data loader, or a script starts
+    Composer.
+    """
     settings = _inner(settings_of(source))
     if isinstance(settings.get("model"), Mapping) and "base_model" not in settings:
         is_loaded = "train_loader" in settings and bool(_OTHER_KEYS & settings.keys())
@@ -54,7 +56,7 @@ def recognises(source: LaunchFile) -> bool:
 
 
 def _inner(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings themselves, or those inside a job for MosaicML's clusters."""
+    """The settings of a run; those inside, if the file is a job for MosaicML's clusters."""
     parameters = settings.get("parameters")
     return parameters if isinstance(parameters, Mapping) and "compute" in settings else settings
 
@@ -101,13 +103,13 @@ def read(source: LaunchFile, given: Given) -> Imported:
 
 
 def _variables(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables, to which older files refer without their section's name."""
+    """The section ``variables``, to whose entries older files refer without naming the section."""
     variables = settings.get("variables")
     return dict(variables) if isinstance(variables, Mapping) else {}
 
 
 def _of_cluster(settings: Mapping[str, Any], draft: Found) -> None:
-    """The GPUs that a job for MosaicML's clusters requests."""
+    """Read the GPUs that a job for MosaicML's clusters requests."""
     compute = settings.get("compute")
     gpus = compute.get("gpus") if isinstance(compute, Mapping) else settings.get("gpu_num")
     if isinstance(gpus, int) and not isinstance(gpus, bool) and gpus > 0:
@@ -199,7 +201,9 @@ def _precision(top: Section, draft: Found) -> None:
 
 
 def _sharding(section: Section, draft: Found, given: Given, model: ModelSpec) -> None:
-    """FSDP as its section says; without one, data-parallel replicas all-reduce whole gradients."""
+    """Read FSDP from its section; without one, data-parallel replicas all-reduce whole
+    gradients.
+    """
     if not section.content:
         draft.values["zero"] = 0
         return
@@ -242,7 +246,9 @@ def _optimizer(section: Section, draft: Found) -> None:
 
 
 def _loader(section: Section, draft: Found) -> None:
-    """Fine-tuning sequences are padded, unless several are packed together."""
+    """Add a remark on fine-tuning data, whose sequences are padded unless several are packed
+    together.
+    """
     dataset = section.get("dataset")
     packs = isinstance(dataset, Mapping) and dataset.get("packing_ratio")
     if section.text("name") == "finetuning" and not packs:
@@ -266,7 +272,7 @@ def _batch(top: Section, draft: Found, given: Given) -> None:
 
 
 def _cap(draft: Found, given: Given, ranks: int) -> None:
-    """The micro-batch size, capped at a device's part of the batch, as in Composer."""
+    """The micro-batch size, but at most a device's part of the batch, as Composer has it."""
     micro_batch = given.micro_batch or draft.micro_batch
     if draft.global_batch and ranks and micro_batch and draft.micro_batch:
         share = draft.global_batch // (ranks // draft.values.get("tensor_parallel", 1))

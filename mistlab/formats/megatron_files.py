@@ -17,7 +17,7 @@ from mistlab.shell.session import LaunchFile
 
 _YAML_SECTIONS = ("language_model", "model_parallel")
 _ACTIVATIONS = {"swiglu": "--swiglu", "squaredrelu": "--squared-relu"}
-# Fields whose option has another name, or none.
+# Fields of the YAML whose option has another name, or which have no option.
 _OWN = (
     "activation_func gated_linear_unit params_dtype perform_initialization init_method timers "
     "output_layer_init_method layernorm_zero_centered_gamma bias_activation_fusion "
@@ -27,13 +27,13 @@ _OWN = (
 
 
 def recognises_yaml(source: LaunchFile) -> bool:
-    """Whether a file has both sections of ``--yaml-cfg``."""
+    """Whether a file has both sections that ``--yaml-cfg`` files have."""
     settings = settings_of(source)
     return all(isinstance(settings.get(name), Mapping) for name in _YAML_SECTIONS)
 
 
 def read_yaml(source: LaunchFile, given: Given) -> Imported:
-    """The job of a file's fields."""
+    """The job of a ``--yaml-cfg`` file."""
     settings = resolved(settings_of(source), source.settings)
     flags = Flags(where="language_model")
     _put_fields(
@@ -67,7 +67,7 @@ def _put_fields(section: Mapping[str, Any], flags: Flags, where: str) -> None:
 
 GPUS_PER_NODE = 8
 _RANKS = re.compile(r"(\d+)N(\d+)G(?=[/_.]|$)", re.IGNORECASE)
-# Options, or parts of the file's path, of programs that train no decoder.
+# Options, or parts of a test's path, that show that its program trains no decoder.
 _OTHERS: Mapping[str, str] = {
     "--encoder-seq-length": "T5, an encoder with a decoder",
     "--encoder-num-layers": "T5, an encoder with a decoder",
@@ -93,12 +93,12 @@ _MODES = {"inference": "inference", "rl": "reinforcement learning"}
 
 
 def recognises_test(source: LaunchFile) -> bool:
-    """Whether a file has the options of a test."""
+    """Whether a file has the options of a Megatron-LM test."""
     return isinstance(settings_of(source).get("MODEL_ARGS"), Mapping)
 
 
 def read_test(source: LaunchFile, given: Given) -> Imported:
-    """The job of a test's first run."""
+    """The job of the first run of a Megatron-LM test."""
     settings = settings_of(source)
     arguments = settings["MODEL_ARGS"]
     _check_program(settings, arguments, source)
@@ -108,8 +108,8 @@ def read_test(source: LaunchFile, given: Given) -> Imported:
         if value is True or str(value).lower() == "true" or value is None or value == "":
             flags.options[option] = None
         elif value is not False and str(value).lower() != "false":
-            # A shell parses the values, so characters that it would interpret are escaped with a
-            # backslash.
+            # A shell parses the test's values, so characters that it would interpret are escaped
+            # with a backslash.
             flags.options[option] = re.sub(r"\\(.)", r"\1", str(value))
     _take_ranks(settings, flags, source, given)
     if any(str(key).startswith("MODEL_ARGS_") for key in settings):
@@ -165,19 +165,19 @@ def _take_ranks(
 
 
 _FLAGSCALE_SECTIONS = ("system", "model", "data")
-# Subsections that do not affect cost.
+# Subsections of FlagScale's files that do not affect cost.
 _CALM = ("logging", "checkpoint", "learning_rate_scheduler", "optimizer")
 
 
 def recognises_flagscale(source: LaunchFile) -> bool:
-    """Whether a file has FlagScale's sections with a number of blocks."""
+    """Whether a file has FlagScale's sections, with a number of blocks."""
     settings = settings_of(source)
     model = settings.get("model")
     return "system" in settings and isinstance(model, Mapping) and "num_layers" in model
 
 
 def read_flagscale(source: LaunchFile, given: Given) -> Imported:
-    """The job of a file's options."""
+    """The job of a FlagScale file."""
     settings = resolved(settings_of(source), source.settings)
     flags = Flags(where="model")
     for name in _FLAGSCALE_SECTIONS:

@@ -63,7 +63,7 @@ def _file(source: LaunchFile) -> str | None:
 
 
 def read(source: LaunchFile, given: Given) -> Imported:
-    """The job of a file, or of the file that a script names."""
+    """The job of a nanotron file, or of the file that a script names."""
     draft = Found()
     path, settings = _file(source), settings_of(source)
     command = command_of(source)
@@ -88,7 +88,7 @@ def read(source: LaunchFile, given: Given) -> Imported:
 
 
 def command_ranks(source: LaunchFile, given: Given) -> Found:
-    """The ranks that a script's launcher starts."""
+    """The number of ranks that a script's launcher starts."""
     ranks = Found()
     command = command_of(source)
     if command is not None:

@@ -17,7 +17,7 @@ from mistlab.formats.flags import Flags
 from mistlab.formats.launched import resolved
 from mistlab.shell.session import LaunchFile
 
-# Fields of a model that are options of Megatron-LM under the same names.
+# Fields of NeMo's model section that Megatron-LM's options have under the same names.
 _MODEL = (
     "micro_batch_size global_batch_size tensor_model_parallel_size pipeline_model_parallel_size "
     "context_parallel_size expert_model_parallel_size expert_tensor_parallel_size "
@@ -39,7 +39,7 @@ _OTHER_MODELS = word_set(
     data.image_token_len unet first_stage_config
     """
 )
-# Words in a run's name that identify other NeMo programs.
+# Words in a run's name that show that it belongs to another program of NeMo.
 _OTHER_TITLES = word_set("bart bert ner neva retro retrieval t5 ul2 vit clip stable imagen mamba")
 _TUNING = {
     "peft": "adapters (PEFT) alone",
@@ -57,7 +57,7 @@ _TUNING = {
 
 
 def recognises_nemo(source: LaunchFile) -> bool:
-    """Whether a file has NeMo's trainer and a model with Megatron's degrees."""
+    """Whether a file has NeMo's trainer, and a model with Megatron's parallel degrees."""
     settings = settings_of(source)
     trainer, model = settings.get("trainer"), settings.get("model")
     if not isinstance(trainer, Mapping):
@@ -129,7 +129,7 @@ def _refuse(model: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
 
 
 def _check_known(model: Mapping[str, Any], where: str, names: Iterable[str]) -> None:
-    """Refuse a value with a reference that the file does not define."""
+    """Refuse a value that refers to a setting which the file does not define."""
     for name in names:
         value = model.get(name)
         if isinstance(value, str) and ("${" in value or value == "???"):
@@ -137,7 +137,7 @@ def _check_known(model: Mapping[str, Any], where: str, names: Iterable[str]) -> 
 
 
 def _query_groups(model: Mapping[str, Any], flags: Flags) -> None:
-    """The number of query groups, where it is smaller than the number of heads."""
+    """The number of query groups; None if it is that of the heads."""
     groups = model.get("num_query_groups")
     if groups and groups != model.get("num_attention_heads"):
         flags.put("group_query_attention", True)
@@ -146,7 +146,7 @@ def _query_groups(model: Mapping[str, Any], flags: Flags) -> None:
 
 
 def _kinds(model: Mapping[str, Any], flags: Flags) -> None:
-    """Norm, activation, position embedding, biases and tying, from NeMo's keys."""
+    """Read norm, activation, position embedding, biases and tied embeddings from NeMo's keys."""
     if model.get("num_layers") is None:
         for option in ("--num-attention-heads", "--hidden-size", "--ffn-hidden-size"):
             flags.options.pop(option, None)
@@ -229,7 +229,7 @@ def _ranks(nodes: object, gpus: object, flags: Flags) -> None:
 # Reads Megatron-Bridge's YAML: a printed configuration, or overrides of a recipe.
 
 
-# Fields of sections that are options of Megatron-LM under the same names.
+# Fields of Megatron-Bridge's sections that Megatron-LM's options have under the same names.
 _FIELDS: Mapping[str, str] = {
     "train": "micro_batch_size global_batch_size rampup_batch_size",
     "ddp": "use_distributed_optimizer overlap_grad_reduce overlap_param_gather grad_reduce_in_fp32 "
@@ -270,7 +270,9 @@ _PRECISIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 def read_bridge(source: LaunchFile, given: Given) -> Imported:
-    """The job of a configuration; overrides of a recipe alone are not enough."""
+    """The job of a Megatron-Bridge configuration; refuses a file with only overrides of a
+    recipe.
+    """
     settings = resolved(settings_of(source), source.settings)
     if settings.get("peft") is not None:
         reject("peft: trains adapters alone, which is not supported")
@@ -295,7 +297,7 @@ def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _of_recipe(settings: Mapping[str, Any], flags: Flags, given: Given) -> None:
-    """Overrides only: the recipe's model, degrees and batch are defined in Python, not in the
+    """Refuse overrides of a recipe, whose model, degrees and batch are in Python code, not in the
     file.
     """
     recipe = settings.get("recipe")

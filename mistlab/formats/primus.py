@@ -26,7 +26,7 @@ from mistlab.shell.session import LaunchFile
 
 GPUS_PER_NODE = 8
 TRAINERS = ("pre_trainer", "sft_trainer", "post_trainer", "trainer")
-# Settings that Primus's trainers have by default and that affect cost.
+# Defaults of Primus's trainers that affect cost.
 _MEGATRON: Mapping[str, Any] = {
     "micro_batch_size": 2,
     "global_batch_size": 16,
@@ -39,7 +39,8 @@ _TORCHTITAN: Mapping[str, Any] = {
     "compile": {"enable": True},
     "activation_checkpoint": {"mode": "none"},
 }
-# Settings of a model's preset; without the preset, one of them alone does not define a model.
+# Settings of a model's preset that make up its sizes; without the preset, one of them alone does
+# not define a model.
 _SHAPE = word_set(
     """
     hidden_size ffn_hidden_size num_attention_heads num_query_groups num_experts
@@ -49,7 +50,8 @@ _SHAPE = word_set(
     """
 )
 _ALL_SHAPE = _SHAPE | {"num_layers", "activation_func", "position_embedding_type", "rotary_base"}
-# Primus's own settings that affect cost, and the assumption made instead.
+# Settings of Primus itself that affect cost but that plans cannot express, with what predictions
+# assume instead.
 _OWN_UNSAID: Mapping[str, str] = {
     "use_turbo_attention": "attention is taken as Transformer Engine's",
     "use_turbo_gemm": "products are taken as the vendor's",
@@ -65,7 +67,7 @@ _OWN_UNSAID: Mapping[str, str] = {
     "overlap_moe_expert_parallel_comm": "exchanges of tokens are taken as waited for",
     "num_distributed_optimizer_instances": "states are taken as sharded over all replicas",
 }
-# Prefixes of Primus's own settings that do not affect cost.
+# Prefixes of settings of Primus itself that do not affect cost.
 _OWN_CALM = word_set(
     """
     turbo_ use_rocm_ stderr_ file_sink_ log_avg_ disable_ mlflow_ auto_continue
@@ -93,7 +95,7 @@ def recognises(source: LaunchFile) -> bool:
 
 
 def read(source: LaunchFile, given: Given) -> Imported:
-    """The job of an experiment's trainer."""
+    """The job of the trainer in a Primus experiment."""
     settings = resolved(settings_of(source), source.settings)
     modules = settings["modules"]
     name = next((name for name in TRAINERS if name in modules), next(iter(modules)))
@@ -176,12 +178,12 @@ def _put(settings: Mapping[str, Any], flags: Flags, where: str) -> None:
 
 
 def _is_own(name: str) -> bool:
-    """Whether a setting is Primus's own and does not affect cost."""
+    """Whether a setting belongs to Primus itself and does not affect cost."""
     return name not in _KEPT and name.startswith(tuple(_OWN_CALM))
 
 
 def _named(module: Mapping[str, Any], where: str) -> ModelSpec:
-    """The model that a preset's name stands for."""
+    """The model that the name of a preset stands for."""
     name = str(module.get("model", ""))
     model = model_named(name)
     if model is None:
@@ -193,7 +195,9 @@ def _named(module: Mapping[str, Any], where: str) -> ModelSpec:
 
 
 def _changed(model: ModelSpec, overrides: Mapping[str, Any], where: str) -> ModelSpec:
-    """A preset's model with an overridden number of blocks; refuses other changes of shape."""
+    """A preset's model with the number of blocks that overrides set; refuses overrides of other
+    sizes.
+    """
     if others := [name for name in sorted(_SHAPE) if overrides.get(name) is not None]:
         reject(
             f"{where}.overrides.{others[0]}: changes the preset's model, which is not beside this "
@@ -204,8 +208,8 @@ def _changed(model: ModelSpec, overrides: Mapping[str, Any], where: str) -> Mode
 
 
 def _take_ranks(draft: Found, given: Given) -> None:
-    """The ranks: one node of eight GPUs, as Primus's launcher starts, unless options say
-    otherwise.
+    """Read the number of ranks: as Primus's launcher starts by default, one node of eight GPUs,
+    unless options say otherwise.
     """
     draft.nodes, draft.gpus_per_node = given.nodes or 1, given.gpus_per_node or GPUS_PER_NODE
     if given.gpus_per_node is None:
@@ -214,7 +218,9 @@ def _take_ranks(draft: Found, given: Given) -> None:
 
 
 def _preset(name: str, folder: str, source: LaunchFile, depth: int = 0) -> dict[str, Any] | None:
-    """The settings of a preset and of those that it extends; None if it is not near the file."""
+    """The settings of a preset and of the presets that it extends; None if its file is not
+    found.
+    """
     text = next(filter(None, map(source.beside, _places(name, folder))), None) if name else None
     if text is None or depth > 10:
         return None
@@ -226,14 +232,16 @@ def _preset(name: str, folder: str, source: LaunchFile, depth: int = 0) -> dict[
 
 
 def _places(name: str, folder: str) -> Iterator[str]:
-    """The paths at which a preset may be: beside the file, or in Primus's folders above it."""
+    """The paths at which the file of a preset may be: beside the file, or in Primus's folders above
+    it.
+    """
     yield name
     for ups in range(7):
         yield str(PurePosixPath(*[".."] * ups, "primus", "configs", folder, name))
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Two mappings merged section by section; the second one's values take precedence."""
+    """Two mappings merged section by section; values of the second one take precedence."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)

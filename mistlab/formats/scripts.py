@@ -1,4 +1,5 @@
-"""Reads launch scripts, other than Megatron-LM's, whose sharding is in a configuration file.
+"""Reads launch scripts of other programs than Megatron-LM, whose sharding is in a configuration
+file.
 
 A script may start any program by ``accelerate launch`` or ``deepspeed`` with a configuration. The
 configuration is read; the model, its sequences and its batch are asked for by name.
@@ -20,9 +21,9 @@ from mistlab.formats.hf_trainer import refuse_program
 from mistlab.formats.launched import Command, command_of, named_text, take_ranks, with_files
 from mistlab.shell.session import LaunchFile
 
-# Options of a program that name DeepSpeed's configuration.
+# Names of options by which programs take the path of DeepSpeed's configuration.
 _NAMES = ("deepspeed_config", "deepspeed", "ds_config", "deepspeed_config_file")
-# Options that only Megatron-LM and its derivatives have.
+# Options that show that a program is Megatron-LM or a derivative.
 _MEGATRON = {"num_layers", "hidden_size", "tensor_model_parallel_size", "micro_batch_size"}
 
 
@@ -51,7 +52,7 @@ def starts_accelerate(source: LaunchFile) -> bool:
 
 
 def read_deepspeed(source: LaunchFile, given: Given) -> Imported:
-    """The job of a DeepSpeed configuration, or of a script that names one."""
+    """The job of a DeepSpeed configuration, or of a script that passes one."""
     command = command_of(source)
     if command is None:
         return deepspeed_read.read(source.text, given)
@@ -68,7 +69,7 @@ def read_deepspeed(source: LaunchFile, given: Given) -> Imported:
 
 
 def read_accelerate(source: LaunchFile, given: Given) -> Imported:
-    """The job of an Accelerate configuration, or of a script that uses one."""
+    """The job of an Accelerate configuration, or of a script that passes one."""
     command = command_of(source)
     settings = accelerate_settings(command, source)
     near = with_files(source, command)
@@ -99,8 +100,8 @@ def _check_program(command: Command, path: str) -> None:
 
 
 def _tell_of_options(command: Command, draft: Found) -> None:
-    """Add a remark: the program's own options may change anything, degrees and batch sizes
-    included.
+    """Add a remark that options of an unknown program may change anything, also degrees and batch
+    sizes.
     """
     names = [f"--{name}" for name in command.options if name not in _NAMES]
     if names:
@@ -110,7 +111,7 @@ def _tell_of_options(command: Command, draft: Found) -> None:
 
 
 def _with_model(command: Command, given: Given) -> Given:
-    """The options with the model that a script's arguments name, where no option gives one."""
+    """The user's options, completed by the model that a script's arguments name."""
     if given.model is not None:
         return given
     for name in ("model_name_or_path", "model_name", "pretrained_model_name_or_path", "model"):

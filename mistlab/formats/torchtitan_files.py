@@ -1,4 +1,6 @@
-"""Reads torchtitan's TOML, its registries in Python, and scripts that start either."""
+"""Reads torchtitan's TOML files and Python configurations, and scripts that start torchtitan with
+either.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +26,9 @@ _OWN = {"job", "metrics", "parallelism", "activation_checkpoint", "profiling", "
 
 
 def recognises(source: LaunchFile) -> bool:
-    """Whether a file has torchtitan's sections or registry, or a script starts torchtitan."""
+    """Whether a file is a torchtitan configuration in TOML or Python, or a script that starts
+    torchtitan.
+    """
     content = content_of(source)
     if content.kind == "python":
         return bool(NAMES.search(source.text))
@@ -50,7 +54,9 @@ def _is_started(command: Command) -> bool:
 
 
 def read(source: LaunchFile, given: Given) -> Imported:
-    """The job of a file, or of a script's file, with the script's overrides."""
+    """The job of a torchtitan configuration, or of the one that a script names, with the script's
+    overrides.
+    """
     draft = Found()
     command = command_of(source)
     if command is None:
@@ -63,7 +69,9 @@ def read(source: LaunchFile, given: Given) -> Imported:
 
 
 def _started(command: Command, source: LaunchFile) -> Mapping[str, Any]:
-    """The sections that a script names: of a TOML, or of a registry's function."""
+    """The sections of the configuration that a script names: from a TOML file, or from a Python
+    function.
+    """
     changes = dict(dotted_options(command, torchtitan_read.HARMLESS))
     path = command.text("job.config_file") or _variable(command, "CONFIG_FILE")
     if path is not None:

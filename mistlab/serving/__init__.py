@@ -1,1 +1,1 @@
-"""Serving: loads of requests, serving plans, and the cost of an engine's step."""
+"""Serving: loads of requests, serving plans, and the cost of a serving engine's step."""

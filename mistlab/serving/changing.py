@@ -1,4 +1,5 @@
-"""Changing layouts in closed form: the time of a batch of requests by phases (Seesaw).
+"""Serving that switches between a prefill layout and a decode layout (Seesaw): the time of a batch
+of requests, in closed form.
 
 A round reads as many prompts as both tiers hold, changes to decoding, decodes what waits in the
 host's tier, and changes back; the last round decodes everything. Copies to the host run beside the
@@ -25,33 +26,35 @@ from mistlab.serving.resharding import (
 from mistlab.serving.steady import HELD_OUTPUT, capacity_tokens, decode_step_s, prompt_pass_s
 from mistlab.serving.step_cost import LayoutColumns, RankLayout
 
-# The share of host memory for keys and values.
+# The share of host memory that may hold keys and values.
 HOST_SHARE = 0.5
-# The shares of a round's requests still running at which its end is timed.
+# A round of decoding ends with ever fewer requests; it is timed at these shares of requests that
+# still run.
 LEFT = (0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.02, 0.01)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutPair:
-    """The prefill layout and the decode layout on the same GPUs."""
+    """A prefill layout and a decode layout of the same GPUs."""
 
     reading: Layout
     decoding: Layout
 
     @property
     def text(self) -> str:
-        """The pair as text."""
+        """Both layouts as text, as in ``pp4 -> tp4``."""
         return f"{self.reading.text} -> {self.decoding.text}"
 
 
-# The seconds in which each rank receives keys and values of a token, by replica before and after.
+# The seconds that each rank takes to receive keys and values of one token, by the pair of its old
+# and its new replica.
 Moves = Mapping[tuple[int, int], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseTimes:
-    """The times of phases: a change to decoding and back, a token's keys and values to the host and
-    back, and between ranks in both changes.
+    """Seconds of switching layouts: the change to decoding and back; a token's keys and values to
+    the host and back; and a token's keys and values between ranks, in both changes.
     """
 
     to_decode_s: float = 0.0
@@ -64,8 +67,8 @@ class PhaseTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changing:
-    """The properties of a pair independent of the load: tokens that fit on a replica of each layout
-    and in host memory, and times.
+    """The costs of a pair of layouts, whatever the load: the tokens whose keys and values fit on a
+    replica of each layout and in host memory, and the times of switching.
     """
 
     pair: LayoutPair
@@ -76,12 +79,12 @@ class Changing:
 
 
 def rank_layout(plain: RankLayout, layout: Layout) -> RankLayout:
-    """A replica of a layout, with all other settings as in a plain one."""
+    """A replica with the degrees of this layout, and all other settings as in ``plain``."""
     return replace(plain, tp=layout.tp, pp=layout.pp, dp=1, ep=1)
 
 
 def changing_of(plain: RankLayout, pair: LayoutPair, constants: Mapping[str, float]) -> Changing:
-    """The properties of a pair of layouts for a model on its GPUs."""
+    """The costs of a pair of layouts for a model on its GPUs."""
     gpu, gpus = gpu_named(plain.gpu), pair.decoding.gpus
     each = [rank_layout(plain, one) for one in (Layout(), pair.reading, pair.decoding)]
     columns = LayoutColumns.of(each)
@@ -91,7 +94,7 @@ def changing_of(plain: RankLayout, pair: LayoutPair, constants: Mapping[str, flo
     on_node = min(1.0, gpus / gpu.gpus_per_node)
     host_bytes = gpu.host_memory_gib * GIB_BYTES * HOST_SHARE * on_node
     over = lcm(pair.reading.tp, pair.decoding.tp)
-    # For 16-bit weights: transfers in other precisions are in proportion to their bytes.
+    # Tensor sizes are of 16-bit weights; ``scale`` gives the bytes of other precisions.
     sizes = tensor_sizes(plain.model, 2, over)
     scale = float(columns.weight_bytes[0]) / sum(one.split + one.whole for one in sizes)
     ways = (pair.reading, pair.decoding), (pair.decoding, pair.reading)
@@ -106,7 +109,8 @@ def changing_of(plain: RankLayout, pair: LayoutPair, constants: Mapping[str, flo
         times=PhaseTimes(
             to_decode_s=changes[0],
             to_prompts_s=changes[1],
-            # Replicas copy concurrently.
+            # The seconds to copy a token's keys and values to the host; replicas copy at the same
+            # time.
             store_s=reading / rate / pair.reading.dp,
             fetch_s=decoding / rate / pair.decoding.dp,
             decoding_moves=moves[0],
@@ -118,8 +122,8 @@ def changing_of(plain: RankLayout, pair: LayoutPair, constants: Mapping[str, flo
 def _moves(
     before: Layout, after: Layout, plain: RankLayout, cache_bytes: float, gpu: ServingGpu
 ) -> dict[tuple[int, int], tuple[float, ...]]:
-    """The seconds in which each rank receives keys and values of a token, by replica before and
-    after.
+    """The seconds that each rank takes to receive keys and values of one token, by the pair of its
+    old and its new replica.
     """
     each_s = cache_bytes / peer_bytes_per_s(gpu)
     heads, blocks = plain.model.kv_heads, plain.model.layers
@@ -141,15 +145,16 @@ def batch_s(
     *,
     limits: tuple[float, float] = (2048.0, 256.0),
 ) -> float:
-    """The seconds of a batch of requests that arrive together; ``limits`` are the tokens of a pass,
-    and the running requests of a replica.
+    """The seconds to serve a batch of requests that arrive together; ``limits`` are the tokens of a
+    prefill pass, and the requests that a replica runs at once.
     """
     requests, prompt, output = len(load), load.mean_prompt, load.mean_output
     (budget, sequences), times = limits, of.times
     by = {name: np.array([value]) for name, value in constants.items()}
     reading = LayoutColumns.of([rank_layout(plain, of.pair.reading)])
     together = max(1.0, budget // prompt)
-    # Long prompts attend to more tokens than half of the mean prompt.
+    # A token attends to half of its prompt on average; longer prompts count more, since they have
+    # more tokens.
     squares = float(np.mean(np.square(load.prompts)))
     tokens, looked = np.array([together * prompt]), np.array([squares / prompt / 2])
     pass_s = float(prompt_pass_s(reading, by, tokens, looked)[0])
@@ -159,7 +164,7 @@ def batch_s(
     running = max(1.0, min(room, sequences * replicas, float(requests)))
     a_round = max(1.0, of.host_tokens / prompt)
     rounds = max(1.0, float(np.ceil((requests - running) / a_round)))
-    # The batch ends with ever fewer requests, the longest outputs last.
+    # The last round ends with ever fewer requests, since the longest outputs come last.
     alive = np.append(running * np.array(LEFT), 1.0)
     alive = np.maximum(alive[alive >= 1.0], 1.0)
     ends = np.quantile(load.outputs, 1 - alive / running)

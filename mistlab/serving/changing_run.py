@@ -1,4 +1,6 @@
-"""The file of a run with changing layouts: a model, both layouts, tiers and requests."""
+"""The input file of a served run that switches layouts: a model, both layouts, memory capacities
+and requests.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,7 +31,7 @@ LONGEST = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degrees(Checked):
-    """The number of replicas, and the tensor- and pipeline-parallel degrees of each."""
+    """The number of replicas, and the tensor- and pipeline-parallel degrees of each replica."""
 
     dp: int = field(default=1, metadata=bounded(minimum=1, most=MOST_RANKS))
     tp: int = field(default=1, metadata=bounded(minimum=1, most=MOST_RANKS))
@@ -37,13 +39,13 @@ class Degrees(Checked):
 
     @property
     def layout(self) -> Layout:
-        """The layout with these degrees."""
+        """The layout with these parallel degrees."""
         return Layout(dp=self.dp, tp=self.tp, pp=self.pp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnRequests(Checked):
-    """Requests that arrive together, with random lengths around these means, or with those of a
+    """Requests that arrive together: lengths are drawn around these means, or taken from a
     ``trace``.
     """
 
@@ -56,8 +58,8 @@ class DrawnRequests(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangingRun:
-    """The input of ``run_serving``. Tiers are in tokens: the capacity of a replica during prefill
-    and during decoding, and that of the host.
+    """The input of ``run_serving``: a model, two layouts and requests, and for how many tokens a
+    replica has room during prefill and during decoding, and the host.
     """
 
     model: ModelSpec
@@ -111,7 +113,9 @@ class ChangingRun:
 
     @property
     def workload(self) -> Workload:
-        """The model with the longest request as its sequence length."""
+        """The training workload with this model, whose sequence length is that of the longest
+        request.
+        """
         return Workload(
             model=self.model,
             sequence_length=self.context,
@@ -122,7 +126,9 @@ class ChangingRun:
 
     @property
     def limits(self) -> PhaseLimits:
-        """The limits of phases."""
+        """The limits of this run's schedule: room for keys and values, tokens of a pass, and
+        running requests.
+        """
         return PhaseLimits(
             block=self.block,
             reading_blocks=self.reading_tokens // self.block,
@@ -136,7 +142,9 @@ class ChangingRun:
         )
 
     def load(self, seed: int, folder: Path) -> ServingLoad:
-        """The requests: those of the trace, in order and together, or drawn by a seed."""
+        """The requests of the run: those of the trace, all arriving together, or drawn with the
+        seed.
+        """
         of = self.requests
         if of.trace is not None:
             given = load_of_trace(read_csv(folder / of.trace), of.trace)
@@ -159,7 +167,7 @@ class ChangingRun:
 
 
 def changing_run(content: Mapping[str, Any], folder: Path) -> ChangingRun:
-    """The run in a mapping; its paths are relative to a folder."""
+    """The run that a mapping describes; paths in it are relative to a folder."""
     given = dict(content)
     if "model" not in given:
         refuse("model", "missing: give a catalogue name, a path or a mapping")
@@ -168,6 +176,6 @@ def changing_run(content: Mapping[str, Any], folder: Path) -> ChangingRun:
 
 
 def load_changing_run(path: Path) -> ChangingRun:
-    """The run in a YAML file."""
+    """The run that a YAML file describes."""
     with naming(path):
         return changing_run(read_yaml(path), path.parent)

@@ -1,4 +1,5 @@
-"""Constants of serving engines: the time of steps and requests beyond that of kernels.
+"""Fitted constants of serving engines: factors on parts of a step, and times that kernels do not
+explain.
 
 Each constant is a product over levels: its default, and factors of the engine, of the engine on a
 GPU, of a model in a precision, and of both. A level without a fit has the factor 1, so that a GPU
@@ -13,10 +14,11 @@ import numpy as np
 from mistlab.core.arrays import Floats
 from mistlab.serving.gpu_facts import constants_data, is_native
 
-# The constants by name, with their defaults before any fit.
+# The default of each constant, before any fit.
 DEFAULTS: Mapping[str, float] = {
-    # Factors on parts of a step: GEMMs, experts, attention, links, and the latency floors of
-    # kernels, which tables measure outside of CUDA graphs; and on whole passes.
+    # Factors on parts of a step: GEMMs, experts, attention, communication, and minimum times of
+    # kernels, which tables measure outside of CUDA graphs. Then factors on a whole decode step and
+    # prefill pass.
     "products": 1.0,
     "experts": 1.0,
     "attention": 1.0,
@@ -24,30 +26,30 @@ DEFAULTS: Mapping[str, float] = {
     "floors": 0.5,
     "decode": 1.0,
     "prefill": 1.2,
-    # A small kernel inside a CUDA graph with the gaps around it, the host's exposed time in a step,
-    # and its time per sequence of a step.
+    # Seconds: of a small kernel inside a CUDA graph with the gaps around it, of the host that
+    # nothing hides in a step, and of the host for each sequence in a step.
     "kernels": 6e-6,
     "host": 3e-4,
     "sequence": 1e-5,
-    # For the first token: HTTP and tokenising, extra prompt passes, waited steps, and the share of
-    # all other prompts that arrive together.
+    # For the time to first token: seconds of HTTP and tokenising, a factor on prefill, steps
+    # waited, and the share of all other prompts that arrive at the same time.
     "first": 0.04,
     "prompt": 1.0,
     "steps": 1.5,
     "burst": 0.1,
-    # The share of other prompts' time that delays a step's tokens.
+    # The share of other prompts' prefill time that delays the steps of decoding requests.
     "stall": 1.0,
     # A factor on the whole time to first token.
     "wait": 1.0,
-    # The share of a GPU's memory for weights and caches.
+    # The share of a GPU's memory that weights and caches may take.
     "memory": 0.88,
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRun:
-    """The keys of constants: engine, version, GPU, model, precision, and the kind of
-    measurement.
+    """What identifies a measured run's constants: engine, version, GPU, model, precision, and the
+    kind of measurement.
     """
 
     engine: str
@@ -59,7 +61,8 @@ class ServedRun:
     mode: str = "aggregated"
 
 
-# The levels of constants: a name, and a run's key at that level.
+# The levels of constants, from general to specific: each has a name, and gives a run's key at that
+# level.
 def keys_of(run: ServedRun) -> dict[str, str]:
     """The key of a run at each level of constants."""
     weights = run.weights if is_native(run.weights, run.gpu) else f"{run.weights} unpacked"
@@ -79,12 +82,12 @@ def keys_of(run: ServedRun) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConstants:
-    """Fitted factors by level, key and constant."""
+    """Fitted factors on the constants, by level, by key at that level, and by constant."""
 
     factors: Mapping[str, Mapping[str, Mapping[str, float]]]
 
     def of(self, runs: Sequence[ServedRun]) -> dict[str, Floats]:
-        """The constants of runs, as columns."""
+        """The constants for each of these runs, as a column for each constant."""
         known = {run: self._one(run) for run in dict.fromkeys(runs)}
         return {name: np.array([known[run][name] for run in runs]) for name in DEFAULTS}
 
@@ -98,14 +101,14 @@ class EngineConstants:
 
 
 def fitted_constants() -> EngineConstants:
-    """The constants in the catalogue."""
+    """The fitted constants that the catalogue holds."""
     return EngineConstants(factors=constants_data()["constants"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeBounds:
-    """The bounds of measured over predicted: the 5 % and 95 % quantiles over runs left out of the
-    fit.
+    """Bounds on measured over predicted for an outcome: the 5 % and 95 % quantiles over runs that
+    were left out of the fit.
     """
 
     low: float
@@ -113,8 +116,8 @@ class OutcomeBounds:
 
 
 def bounds_of(run: ServedRun, outcome: str) -> OutcomeBounds:
-    """The bounds of an outcome: from runs left out by configuration, by GPU or by model, depending
-    on whether the fit knows the run's GPU and model.
+    """The bounds of an outcome: over runs left out by configuration, by GPU or by model, whichever
+    matches what the fit knows of the run's GPU and model.
     """
     data = constants_data()
     known = data["known"]
@@ -130,7 +133,7 @@ def bounds_of(run: ServedRun, outcome: str) -> OutcomeBounds:
 
 
 def flat(factors: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator[tuple[str, ...]]:
-    """The level, key and constant of each factor."""
+    """The level, the key and the constant of each fitted factor."""
     for level, keys in factors.items():
         for key, names in keys.items():
             for name in names:

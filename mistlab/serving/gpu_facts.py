@@ -38,15 +38,17 @@ from mistlab.core.values import (
 )
 
 Work = Literal["products", "experts", "decode", "prefill", "all_reduce"]
-# The power of the norm that joins memory and arithmetic time: 1 adds them, infinity is the maximum.
+# Memory time and arithmetic time of a kernel are joined by a norm of this power: 1 would add them,
+# infinity take the larger one.
 ROOFS = 4
-# Bytes moved per hidden value of an expert's row in 16 bits: read the input, write the output.
+# Bytes moved for each hidden value of a token's row in an expert, in 16 bits: the input is read,
+# and the output written.
 ROW_BYTES = 4.0
 # Evenness of routing: the shape of a gamma distribution of experts' shares, whose coefficient of
 # variation is its inverse square root. Of 4, 2, 1 and 0.5 this fits the measured tables of unevenly
 # routed experts best (median error 10.7 %; 11.7 % with equal shares).
 EVENNESS = 1.0
-# Fits with a larger median error are not used: another engine's are.
+# A kernel rate whose fit has a larger median error is not used; the rate of another engine is.
 WORST_FIT = 0.4
 
 
@@ -58,7 +60,7 @@ class WeightFormat:
 
     bytes_each: float
     runs_in: Literal["fp16", "fp8", "fp4"]
-    # Only experts are in this precision; other GEMMs stay in 16 bits.
+    # Whether only experts are stored in this precision, and other GEMMs in 16 bits.
     experts_alone: bool = False
 
 
@@ -91,22 +93,24 @@ class ServingGpu(Checked):
     gpus_per_node: int = field(metadata=bounded(minimum=1))
     dollars_an_hour: float | None = field(default=None, metadata=quantity())
     like: str = ""
-    # The share of its 16-bit peak that GEMMs achieve, if that of the GPU in ``like`` does not
-    # apply.
+    # The share of the 16-bit peak that GEMMs achieve, where it differs from that of the GPU named
+    # by ``like``.
     fp16_share: float | None = field(default=None, metadata=bounded(above=0, maximum=1))
 
     @property
     def memory_bytes(self) -> float:
-        """Bytes of memory that programs can use."""
+        """The bytes of memory that programs can use."""
         return self.memory_gib * GIB_BYTES
 
     @property
     def bytes_per_s(self) -> float:
-        """Bandwidth of memory."""
+        """The bandwidth of the GPU's memory."""
         return self.memory_gbytes_per_s * GBYTES
 
     def flop_per_s(self, precision: str) -> float:
-        """The peak rate of GEMMs in a precision, or in the next wider supported one."""
+        """The peak rate of GEMMs in a precision, or in the next wider precision that the GPU
+        supports.
+        """
         eight = self.fp8_tflops or self.fp16_tflops
         peaks = {"fp16": self.fp16_tflops, "fp8": eight, "fp4": self.fp4_tflops or eight}
         return peaks[precision] * TFLOP
@@ -114,10 +118,10 @@ class ServingGpu(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRate:
-    """Rate of a kind of kernels on a GPU: minimum time, and fractions of memory bandwidth and peak
-    arithmetic (for an all-reduce, of link bandwidth). A GEMM takes ``depth_s`` per value summed
-    into an output, however few outputs; experts' rows are gathered and accumulated at
-    ``rows_share`` of the bandwidth (None: free).
+    """The fitted rate of a kind of kernels on a GPU: the minimum time, and the achieved shares of
+    memory bandwidth and peak arithmetic (for an all-reduce, of link bandwidth). A GEMM takes
+    ``depth_s`` per value that is summed into an output; experts' rows move at ``rows_share`` of the
+    bandwidth (None: free).
     """
 
     floor_s: float
@@ -140,7 +144,8 @@ def gpu_named(name: str) -> ServingGpu:
     return gpu
 
 
-# Words around a GPU's name in drivers and shops: vendors, sockets, form factors and memory sizes.
+# Matches the words around a GPU's name in drivers and shops: vendors, sockets, form factors and
+# memory sizes.
 _AROUND = re.compile(r"nvidia|amd|instinct|geforce|tensor ?core|sxm\d?|hbm\w*|oam|[^a-z0-9]")
 _MEMORY = re.compile(r"(?<=\d)(40|48|80|96|141|180|192|256|288)gb?$")
 
@@ -155,8 +160,8 @@ def _by_spelling() -> Mapping[str, ServingGpu]:
 
 
 def reached_share(share: Floats, tokens: Floats, evenness: float | Floats = EVENNESS) -> Floats:
-    """Expected fraction of experts (C) that at least one token reaches, where a token goes to a
-    ``share`` of all experts; infinite ``evenness`` makes all equally likely.
+    """The expected share of experts (C) that at least one token reaches, where a token goes to a
+    ``share`` of all experts; infinite ``evenness`` makes all experts equally likely.
     """
     expected = -np.log1p(-share) * tokens
     with np.errstate(invalid="ignore"):
@@ -165,7 +170,7 @@ def reached_share(share: Floats, tokens: Floats, evenness: float | Floats = EVEN
 
 
 def is_native(weights: str, gpu: str) -> bool:
-    """Whether a GPU multiplies weights of a format directly; otherwise kernels dequantise them
+    """Whether a GPU multiplies weights of a format directly; on other GPUs kernels dequantise them
     first.
     """
     runs_in, of = FORMATS[weights].runs_in, gpu_named(gpu)
@@ -179,7 +184,8 @@ def gpu_names() -> tuple[str, ...]:
 
 
 def kernel_rate(gpu: str, engine: str, work: Work, kind: str) -> KernelRate:
-    """The rate of a kind of kernels, given a precision of weights or caches, or a number of GPUs.
+    """The rate of a kind of kernels on a GPU, for a precision of weights or caches, or
+    (all-reduces) for a number of GPUs.
 
     Without a fit an engine takes that of another, a precision that of the one nearest to it, and a
     GPU with none of these that of the GPU it is like.

@@ -1,4 +1,5 @@
-"""A serving load: requests with prompt and output lengths, arrivals, and goals.
+"""A serving load: requests with prompt and output lengths and arrivals, and the goals that a plan
+has to meet.
 
 Axes: R requests.
 """
@@ -28,8 +29,8 @@ Shape = Literal["fixed", "uniform", "lognormal"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths(Checked):
-    """A distribution of lengths: fixed, uniform from ``low`` times the largest to the largest, or
-    lognormal with a mean and a standard deviation of logarithms, truncated at ``most``.
+    """A distribution of request lengths: fixed, uniform from ``low`` times the largest to the
+    largest, or lognormal with a mean and a standard deviation of logarithms, truncated at ``most``.
     """
 
     shape: Shape = "fixed"
@@ -44,7 +45,7 @@ class Lengths(Checked):
         return self.tokens * (1 + self.low) / 2 if self.shape == "uniform" else self.tokens
 
     def drawn(self, count: int, draw: np.random.Generator) -> Ints:
-        """This many random lengths, of at least one token."""
+        """Random lengths from the distribution, each of at least one token."""
         if self.shape == "fixed":
             lengths = np.full(count, self.tokens)
         elif self.shape == "uniform":
@@ -58,8 +59,8 @@ class Lengths(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goals(Checked):
-    """The goals of a plan: time to first token, time per output token, a share of requests that
-    must meet them, and requests per second; None where there is no goal.
+    """The goals of a serving plan: time to first token, time per output token, the share of
+    requests that must meet them, and requests per second; None where there is no goal.
     """
 
     first_s: float | None = field(default=None, metadata=quantity())
@@ -70,8 +71,8 @@ class Goals(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingLoad:
-    """Requests: prompt and output tokens, and arrival times, in order. In a closed loop this many
-    are ``in_flight``, and the next arrives when one ends.
+    """Requests in order: prompt and output tokens, and arrival times. A closed loop keeps a number
+    of requests ``in_flight``, so that the next one arrives when one ends.
     """
 
     prompts: tuple[int, ...] = field(metadata=bounded(minimum=1, most=MOST_TOKENS))
@@ -131,8 +132,8 @@ def drawn_load(
     rate: float | None = None,
     in_flight: int | None = None,
 ) -> ServingLoad:
-    """A load of this many requests with random lengths: all together, as a Poisson process with a
-    rate per second, or with this many in flight.
+    """A load of requests with random lengths: arriving all together, as a Poisson process with a
+    rate per second, or in a closed loop with so many in flight.
     """
     prompts, outputs = (one.drawn(count, draw) for one in lengths)
     arrivals: Floats = np.zeros(count)
@@ -146,7 +147,7 @@ def drawn_load(
     )
 
 
-# The columns of a trace: seconds, and tokens.
+# The columns of a trace file: seconds, and tokens.
 TRACE_COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
 LIMITS = dict(zip(TRACE_COLUMNS, ((0, MOST_QUANTITY), *[(1, MOST_TOKENS)] * 2), strict=True))
 

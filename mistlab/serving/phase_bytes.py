@@ -1,4 +1,6 @@
-"""The bytes that ranks receive and copy while serving in phases, from the schedule's actions."""
+"""The bytes that ranks receive and copy while serving switches layouts, from the schedule's
+actions.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +17,8 @@ BYTES_EACH = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseBytes:
-    """The bytes that one rank receives in each change, of weights and of keys and values, and those
-    that it copies to host memory and back.
+    """The bytes that one rank receives in each change of layout (weights; keys and values), and
+    those that it copies to host memory and back.
     """
 
     weights: list[int]
@@ -28,7 +30,7 @@ class PhaseBytes:
 def phase_bytes(
     actions: Sequence[Action], layouts: tuple[Layout, Layout], workload: Workload
 ) -> list[PhaseBytes]:
-    """The bytes that each rank receives and copies."""
+    """The bytes that each rank receives and copies over a whole schedule."""
     model, bytes_each = workload.model, BYTES_EACH[workload.precision]
     changes = [one for one in actions if isinstance(one, Change)]
     over = lcm(*(layout.tp for layout in layouts))
@@ -67,7 +69,7 @@ def _share(layout: Layout, rank: int, model: ModelSpec) -> Fraction:
 def _kept_bytes(
     change: Change, way: tuple[Layout, Layout], model: ModelSpec, token: int
 ) -> list[int]:
-    """The bytes of keys and values that each rank receives in a change."""
+    """The bytes of keys and values that each rank receives in one change of layout."""
     taken = [Fraction(0)] * way[0].gpus
     for move in change.moved:
         before, after = (way[0], move.source), (way[1], move.target)

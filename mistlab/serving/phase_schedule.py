@@ -1,5 +1,5 @@
-"""Seesaw's schedule: the order of prefill, of waiting keys and values, and of decoding in phases
-(Seesaw, arXiv 2503.06433).
+"""Seesaw's schedule of serving that switches layouts (arXiv 2503.06433): when prompts are
+prefilled, where their keys and values wait, and when they are decoded.
 
 Prompts are read under one layout, answers decoded under another, on the same GPUs. Keys and values
 of read prompts stay on the GPUs while there is room, then go to host memory. When both tiers are
@@ -21,16 +21,17 @@ import numpy as np
 from mistlab.core.values import Checked, bounded, refuse
 from mistlab.serving.load import ServingLoad
 
-# The largest number of steps taken at once; their contexts are those of the middle step.
+# The largest number of decode steps that one action joins; each is costed at the context of the
+# middle step.
 MOST_TOGETHER = 64
 MOST_BLOCKS = 10**12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseLimits(Checked):
-    """The limits of phases: tokens per block; blocks on the GPUs of a prefill and of a decode
-    replica, and in host memory; the occupancy of a tier at which prefill resumes; tokens of a pass,
-    running requests of a replica, and replicas.
+    """The limits of a schedule: tokens per block of keys and values; blocks on the GPUs of a
+    prefill and of a decode replica, and in host memory; the share of occupied blocks below which
+    prefill resumes; tokens of a pass, running requests of a replica, and replicas.
     """
 
     block: int = field(default=16, metadata=bounded(minimum=1))
@@ -44,11 +45,13 @@ class PhaseLimits(Checked):
     decoders: int = field(default=1, metadata=bounded(minimum=1))
 
     def blocks(self, tokens: int) -> int:
-        """The number of blocks for this many tokens."""
+        """The number of blocks that keys and values of this many tokens take."""
         return -(-tokens // self.block)
 
     def check(self, load: ServingLoad) -> None:
-        """Refuse a load with a request that exceeds some tier even alone."""
+        """Refuse a load with a request that does not fit on the GPUs or in the host's memory, even
+        alone.
+        """
         tiers = [self.reading_blocks, self.decoding_blocks, *[self.host_blocks] * self.has_host]
         for number, (prompt, output) in enumerate(zip(load.prompts, load.outputs, strict=True)):
             if self.blocks(prompt + output) > min(tiers):
@@ -58,17 +61,17 @@ class PhaseLimits(Checked):
 
     @property
     def has_host(self) -> bool:
-        """Whether there is a tier in host memory."""
+        """Whether keys and values may wait in host memory."""
         return self.host_blocks > 0
 
 
-# Actions, in the order of execution.
+# The actions of a schedule, in the order of execution.
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPrompts:
-    """A prefill pass of a replica over whole prompts; for dropped requests including their output
-    so far.
+    """A prefill pass of a replica over whole prompts; requests that were dropped read their output
+    so far, too.
     """
 
     replica: int
@@ -96,7 +99,9 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Discard the keys and values of a request, since no tier has room; it is prefilled again."""
+    """Discard the keys and values of a request, for which neither GPUs nor host have room; it is
+    prefilled again.
+    """
 
     request: int
     replica: int
@@ -122,7 +127,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class DecodeSteps:
-    """A number of decode steps, each giving every request a token; requests by replica."""
+    """A number of decode steps; each step gives every request one more token. Requests are listed
+    by replica.
+    """
 
     requests: tuple[tuple[int, ...], ...]
     steps: int
@@ -137,7 +144,7 @@ Action = ReadPrompts | Store | Fetch | Drop | Change | DecodeSteps | Wait
 
 
 class PhaseClock(Protocol):
-    """The questions that a schedule asks its executor."""
+    """The questions that a schedule asks the simulation or the run that executes it."""
 
     def arrived(self) -> Sequence[int]:
         """Requests that have arrived since the last call, in order."""
@@ -151,7 +158,7 @@ class PhaseClock(Protocol):
 
 @dataclass(slots=True)
 class PhasedRequest:
-    """A request under way: its lengths, and its output tokens so far."""
+    """A request that is being served: its lengths, and how many output tokens it has so far."""
 
     number: int
     prompt: int
@@ -160,7 +167,7 @@ class PhasedRequest:
 
     @property
     def to_read(self) -> int:
-        """The tokens whose keys and values it needs before its next output token."""
+        """The tokens whose keys and values must exist before the next output token."""
         return self.prompt + self.made
 
     @property
@@ -170,12 +177,12 @@ class PhasedRequest:
 
 
 class _Residents:
-    """Requests on the GPUs of one layout, by replica in the order of arrival there."""
+    """The requests on the GPUs of one layout, for each replica in the order in which they came."""
 
     def __init__(self, limits: PhaseLimits, blocks: int, replicas: int) -> None:
         self.limits, self.blocks = limits, blocks
         self.replicas: list[dict[int, PhasedRequest]] = [{} for _ in range(replicas)]
-        # The blocks of each replica now, and with a further token of each request.
+        # The blocks in use on each replica, now and when each request has one more token.
         self.used, self.used_next = [0] * replicas, [0] * replicas
 
     def add(self, request: PhasedRequest, replica: int) -> None:
@@ -191,7 +198,7 @@ class _Residents:
         self.used_next[replica] += sign * self.limits.blocks(request.held + 1)
 
     def grown(self, replica: int) -> None:
-        """Recount blocks after requests have produced tokens."""
+        """Recount the blocks in use after requests have produced tokens."""
         held = [one.held for one in self.replicas[replica].values()]
         self.used[replica] = sum(map(self.limits.blocks, held))
         self.used_next[replica] = sum(self.limits.blocks(one + 1) for one in held)
@@ -199,9 +206,9 @@ class _Residents:
     def place(
         self, tokens: int, *, ahead: bool = False, near: tuple[int, int] | None = None
     ) -> int | None:
-        """The replica with the most room for a further request of this many tokens, or ``ahead``
-        also for a further token of all requests; None if there is no room. Replicas on the same
-        GPUs as a given one of another layout (``near``) come first.
+        """The replica with the most room for another request of this many tokens; None if none has
+        room. With ``ahead`` one more token of every request needs room, too. Replicas on the same
+        GPUs as ``near``, a replica of the other layout, come first.
         """
         needed, used = self.limits.blocks(tokens + ahead), self.used_next if ahead else self.used
         near_replicas: range | tuple[()] = ()
@@ -220,7 +227,7 @@ class _Residents:
         return None if best is None else -best[2]
 
     def all(self) -> list[tuple[int, PhasedRequest]]:
-        """The replica and the request of all residents, in the order of replicas."""
+        """All requests on the GPUs with their replica, in the order of replicas."""
         return [(place, one) for place, each in enumerate(self.replicas) for one in each.values()]
 
     def __bool__(self) -> bool:
@@ -228,8 +235,8 @@ class _Residents:
 
 
 class PhaseSchedule:
-    """The actions that serve a load in phases; ``peak_gpu`` and ``peak_host`` are the peak numbers
-    of blocks on a replica and in host memory.
+    """The actions by which two layouts serve a load in turns; ``peak_gpu`` and ``peak_host`` are
+    the largest numbers of blocks in use on a replica and in host memory.
     """
 
     def __init__(self, load: ServingLoad, limits: PhaseLimits, clock: PhaseClock) -> None:
@@ -243,7 +250,8 @@ class PhaseSchedule:
         self._waiting: deque[PhasedRequest] = deque()
         self._host: deque[PhasedRequest] = deque()
         self._host_used = self._turn = 0
-        # Passes whose keys and values go to the host need blocks until they are copied.
+        # A pass whose keys and values go to the host needs blocks on the GPUs until they are
+        # copied.
         whole = map(sum, zip(load.prompts, load.outputs, strict=True))
         longest = max(limits.budget, *whole)
         self._passing = min(limits.reading_blocks, limits.blocks(longest)) * limits.has_host
@@ -274,7 +282,7 @@ class PhaseSchedule:
         self._coming -= len(come)
         self._waiting.extend(self.requests[number] for number in come)
 
-    # Prefill.
+    # Prefill of prompts.
 
     def _read(self) -> Iterator[Action]:
         while self._waiting:
@@ -289,8 +297,8 @@ class PhaseSchedule:
             self._arrive()
 
     def _batch(self, replica: int) -> list[tuple[PhasedRequest, bool]]:
-        """The requests of the next pass, which count as prefilled from here on, each with whether
-        it goes to the host.
+        """The requests of the next prefill pass, each with whether its keys and values go to the
+        host; they count as prefilled from here on.
         """
         batch: list[tuple[PhasedRequest, bool]] = []
         tokens = passing = 0
@@ -321,8 +329,8 @@ class PhaseSchedule:
     def _place_of(
         self, request: PhasedRequest, replica: int, passing: int
     ) -> Literal["gpu", "host"] | None:
-        """Where a request's keys and values wait, if there is room; GPUs must have room under both
-        layouts.
+        """Where a request's keys and values can wait: on GPUs if there is room under both layouts,
+        otherwise on the host; None without room.
         """
         of, needed = self.limits, self.limits.blocks(request.to_read)
         is_free = self._readers.used[replica] + needed <= self._readers.blocks
@@ -358,8 +366,8 @@ class PhaseSchedule:
         return Change("decoding", tuple(moved))
 
     def _to_prompts(self) -> Iterator[Action]:
-        """Assign running requests to replicas of the other layout; those without room go to the
-        host.
+        """Assign running requests to replicas of the prefill layout; those without room there go to
+        the host.
         """
         if not (self._waiting or self._coming):
             return
@@ -385,7 +393,7 @@ class PhaseSchedule:
         self.peak_host = max(self.peak_host, self._host_used)
         return Store(request.number, replica, request.held)
 
-    # Decoding.
+    # Decoding of requests.
 
     def _decode(self) -> Iterator[Action]:
         while self._host or self._decoders:
@@ -409,7 +417,9 @@ class PhaseSchedule:
                 yield self._let_go(last, crowded)
 
     def _turns_back(self) -> bool:
-        """Whether prefill resumes: prompts wait, occupancy is low, and the next prompt has room."""
+        """Whether prefill resumes: prompts wait, few blocks are in use, and the next prompt has
+        room.
+        """
         if not self._waiting:
             return False
         of = self.limits
@@ -420,7 +430,9 @@ class PhaseSchedule:
         return is_low and self._has_room()
 
     def _has_room(self) -> bool:
-        """Whether the next prompt has room after all running requests have theirs."""
+        """Whether the next prompt has room once all running requests have moved to the prefill
+        layout, or to the host.
+        """
         of, after, over = self.limits, self._none_read(), self._host_used
         for source, request in self._decoders.all():
             target = after.place(request.held, near=(source, of.decoders))
@@ -437,7 +449,9 @@ class PhaseSchedule:
         return over <= of.host_blocks and is_free and has_place
 
     def _fetch(self) -> Iterator[Action]:
-        """Copy requests from the host to the GPUs, while these have room for the next tokens."""
+        """Copy waiting requests from the host to the GPUs, while these have room for the next
+        tokens.
+        """
         while self._host:
             request = self._host[0]
             target = self._decoders.place(request.held, ahead=True)
@@ -449,8 +463,8 @@ class PhaseSchedule:
             yield Fetch(request.number, target, request.held)
 
     def _steps(self, ready: Sequence[Sequence[int]]) -> tuple[int, int | None]:
-        """The number of steps until a request ends, another arrives or is fetched, or room runs
-        out; and a replica without room for a single step.
+        """The number of decode steps until a request ends, another arrives or is fetched, or room
+        runs out; and a replica without room for even one step.
         """
         most = min(MOST_TOGETHER, self._clock.most_steps(ready))
         for replica, numbers in enumerate(ready):
@@ -465,7 +479,7 @@ class PhaseSchedule:
             room = self._decoders.blocks - idle
             if self._blocks(held, 1) > room:
                 return 0, replica
-            # Bisection: ``low`` steps have room.
+            # Bisection: room for ``low`` steps is known to exist.
             low = 1
             while low < most:
                 if self._blocks(held, most) <= room:

@@ -1,4 +1,5 @@
-"""Re-sharding between layouts on the same GPUs: the moved weights, keys and values, and their time.
+"""Changes between two layouts of the same GPUs: the weights, keys and values that ranks send, and
+the time that it takes.
 
 Rank ``r`` of a replica of ``tp x pp`` has the layers of stage ``r // tp`` and the part ``r % tp``
 of each of their tensors. Layer 0 is the embedding, and the head comes last. What a rank has under
@@ -15,19 +16,21 @@ from math import ceil
 from mistlab.core.units import GBYTES
 from mistlab.serving.gpu_facts import ServingGpu
 
-# Two GPUs share a host link, as behind one PCIe switch (assumed for all nodes).
+# How many GPUs share a link to the host, as behind one PCIe switch; assumed for all nodes.
 GPUS_A_HOST_LINK = 2
-# The seconds in which a change drains the pipeline and reallocates memory, without capturing graphs
-# again.
+# The seconds of a change of layout besides transfers: the pipeline drains and memory is
+# reallocated; graphs are not captured again.
 CHANGE_S = 0.2
 
-# The start and the end of a part, as shares of a whole.
+# A part of a tensor: its start and its end, as shares of the whole.
 Part = tuple[Fraction, Fraction]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Layout:
-    """How GPUs share a model: replicas, and tensor and pipeline parallelism of each."""
+    """How GPUs share a model: the number of replicas, and each replica's tensor- and
+    pipeline-parallel degrees.
+    """
 
     dp: int = 1
     tp: int = 1
@@ -35,7 +38,7 @@ class Layout:
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs."""
+        """The number of GPUs of the layout."""
         return self.dp * self.tp * self.pp
 
     @property
@@ -45,25 +48,27 @@ class Layout:
         return " ".join(f"{name}{degree}" for degree, name in parts if degree > 1) or "tp1"
 
     def replica_of(self, rank: int) -> int:
-        """The replica of a rank."""
+        """The replica to which a rank belongs."""
         return rank // (self.tp * self.pp)
 
     def stage_of(self, rank: int) -> int:
-        """The stage of a rank."""
+        """The pipeline stage of a rank."""
         return rank % (self.tp * self.pp) // self.tp
 
     def ranks_of(self, replica: int, stage: int) -> range:
-        """The ranks of a stage, which share its tensors."""
+        """The ranks of a pipeline stage, which split its tensors."""
         first = replica * self.tp * self.pp + stage * self.tp
         return range(first, first + self.tp)
 
     def blocks_of(self, rank: int, blocks: int) -> range:
-        """The blocks, counted from 0, of a rank's stage."""
+        """The blocks, counted from 0, of a rank's pipeline stage."""
         stage = self.stage_of(rank)
         return range(blocks * stage // self.pp, blocks * (stage + 1) // self.pp)
 
     def layers_of(self, rank: int, blocks: int) -> range:
-        """The layers of a rank's stage: 0 is the embedding, then blocks, then the head."""
+        """The layers of a rank's pipeline stage: 0 is the embedding, then come the blocks, then the
+        head.
+        """
         blocks_of_stage, stage = self.blocks_of(rank, blocks), self.stage_of(rank)
         first = 0 if stage == 0 else blocks_of_stage.start + 1
         return range(first, blocks_of_stage.stop + 1 + (stage == self.pp - 1))
@@ -100,20 +105,20 @@ def _divisors(number: int) -> list[int]:
 
 
 def common(first: Part, second: Part) -> Part:
-    """The intersection of two parts; an empty one ends where it begins."""
+    """The intersection of two parts of a tensor; an empty one ends where it begins."""
     begin = max(first[0], second[0])
     return begin, max(begin, min(first[1], second[1]))
 
 
 def width(part: Part) -> Fraction:
-    """The size of a part, as a share of the whole."""
+    """The size of a part of a tensor, as a share of the whole."""
     return part[1] - part[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSizes:
-    """The bytes of tensors with equal placement, in each of ``layers``: of those that ranks split,
-    and of those that each rank has whole.
+    """The bytes of tensors that ranks share in the same way in each of ``layers``: tensors that
+    ranks split, and tensors that each rank holds whole.
     """
 
     layers: tuple[int, ...]
@@ -121,13 +126,13 @@ class TensorSizes:
     whole: int
 
     def lie_in(self, layers: range) -> bool:
-        """Whether a rank with some layers has them."""
+        """Whether these tensors are in one of a rank's layers."""
         return any(layer in layers for layer in self.layers)
 
 
 def moved_bytes(before: Layout, after: Layout, sizes: Sequence[TensorSizes]) -> list[int]:
-    """The bytes of weights that each rank receives in a change; ``sizes`` are those of all
-    layers.
+    """The bytes of weights that each rank receives in a change of layout; ``sizes`` are those of
+    all tensors.
     """
     blocks = max(max(one.layers) for one in sizes) - 1
     return [_moved_to(rank, before, after, sizes, blocks) for rank in range(after.gpus)]
@@ -179,8 +184,8 @@ class SentPart:
 def pieces_to(
     rank: int, wanted: Part, kept: Part | None, peers: Iterable[tuple[int, Part]]
 ) -> list[SentPart]:
-    """The senders of the parts that a rank needs in addition to those it has; ``peers`` are ranks
-    with their parts, and of those with the same part the first one sends.
+    """The parts that a rank has to receive, each with the rank that sends it; ``peers`` are ranks
+    with the part that each holds, of which the first with a part sends it.
     """
     left = [wanted]
     if kept is not None and width(common(wanted, kept)):
@@ -196,7 +201,9 @@ def pieces_to(
 
 
 def change_s(before: Layout, after: Layout, sizes: Sequence[TensorSizes], gpu: ServingGpu) -> float:
-    """The seconds of a change of layouts without keys and values; zero if they are equal."""
+    """The seconds of a change of layout, keys and values excluded; zero if both layouts are
+    equal.
+    """
     if before == after:
         return 0.0
     most = max(moved_bytes(before, after, sizes))
@@ -206,7 +213,7 @@ def change_s(before: Layout, after: Layout, sizes: Sequence[TensorSizes], gpu: S
 
 
 def peer_bytes_per_s(gpu: ServingGpu) -> float:
-    """The bytes per second that a GPU receives from others of its node."""
+    """The bytes per second that a GPU receives from other GPUs of its node."""
     return gpu.intra_node_gbytes_per_s * GBYTES
 
 

@@ -1,4 +1,4 @@
-"""A serving plan: the layout, its number of replicas, and the scheduler."""
+"""A serving plan: how GPUs share the model, the number of replicas, and the scheduler."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,8 @@ MOST_DEGREE = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingPlan:
-    """Equal ``replicas`` of a layout, and their batching.
+    """A serving plan: a number of equal replicas of a layout, and how their scheduler batches
+    requests.
 
     With ``whole prompts`` a step reads prompts or decodes; with ``chunked prompts`` it does both,
     and reads at most ``budget`` tokens of prompts; at most ``sequences`` requests run on a replica.
@@ -59,7 +60,7 @@ class ServingPlan:
 
     @property
     def gpu(self) -> ServingGpu:
-        """The GPU model."""
+        """The name of the plan's GPU."""
         return gpu_named(self.layout.gpu)
 
     @property
@@ -74,7 +75,7 @@ class ServingPlan:
 
 
 def layout_text(layout: RankLayout) -> str:
-    """The degrees of a layout as text."""
+    """The parallel degrees of a layout as text."""
     parts = [f"tp{layout.tp}"]
     parts += [f"pp{layout.pp}"] * (layout.pp > 1)
     parts += [f"dp{layout.dp}"] * (layout.dp > 1)
@@ -83,7 +84,7 @@ def layout_text(layout: RankLayout) -> str:
 
 
 def check_layout(layout: RankLayout) -> None:
-    """Refuse degrees that do not divide the model, and unknown precisions."""
+    """Refuse degrees that do not divide the model, and precisions that are unknown."""
     model = layout.model
     if model.is_encoder:
         refuse("model", f"{model.name} is an encoder, which generates no tokens: give a decoder")
@@ -108,7 +109,7 @@ def check_layout(layout: RankLayout) -> None:
         refuse("pp", f"{layout.pp} is more than the layers {model.layers}: give at most these")
 
 
-# Command lines of engines, with their names of a plan's choices.
+# Command lines of serving engines, with the engines' names for a plan's choices.
 
 
 def vllm_line(plan: ServingPlan, layout: RankLayout) -> str:

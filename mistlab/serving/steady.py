@@ -16,22 +16,22 @@ import numpy as np
 from mistlab.core.arrays import Bools, Floats
 from mistlab.serving.step_cost import LayoutColumns, decode_parts, prefill_parts
 
-# The mean occupancy of a running request: its prompt and this share of its output.
+# The mean number of tokens that a running request holds: its prompt, and this share of its output.
 HELD_OUTPUT = 0.6
 # The bytes that engines reserve for activations, graphs and buffers of collectives.
 KEPT_BYTES = 2.5e9
 _ROUNDS = 6
-# The parts of a step that constants of engines multiply.
+# The parts of a step whose times engines' fitted constants multiply.
 PARTS = ("products", "experts", "attention", "links", "floors", "kernels")
 Constants = Mapping[str, Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SteadyLoad:
-    """Requests in flight at one replica (C), and mean prompt and output tokens (C); at most
-    ``sequences`` run at once, and a pass prefills at most ``budget`` tokens. Requests of equal
-    length that arrive together end in ``waves`` (C), and their prompts are prefilled together; an
-    engine that ``reads_first`` (C) prefills all waiting prompts before it decodes.
+    """A constant load of one replica (C): requests in flight, and mean prompt and output tokens; at
+    most ``sequences`` run at once, and a pass prefills at most ``budget`` tokens. Requests of equal
+    length that arrive together end in ``waves``, and their prompts are prefilled together; an
+    engine that ``reads_first`` prefills all waiting prompts before it decodes.
     """
 
     in_flight: Floats
@@ -45,8 +45,9 @@ class SteadyLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SteadyState:
-    """Time to first token, time per output token, requests per second of a replica, running
-    requests, tokens that fit in memory, and whether one request fits (C each).
+    """What a replica does under a constant load (C each): time to first token, time per output
+    token, requests per second, running requests, tokens that fit in memory, and whether one request
+    fits.
     """
 
     first_s: Floats
@@ -58,7 +59,9 @@ class SteadyState:
 
 
 def decode_step_s(of: LayoutColumns, by: Constants, running: Floats, context: Floats) -> Floats:
-    """The seconds (C) in which every running request gets its next token, without prefill."""
+    """The seconds (C) of a step without prefill, in which every running request gets its next
+    token.
+    """
     parts = decode_parts(of, running, context)
     factors = {name: by[name] for name in PARTS}
     device_s = parts.summed(factors) * by["decode"]
@@ -67,8 +70,8 @@ def decode_step_s(of: LayoutColumns, by: Constants, running: Floats, context: Fl
 
 
 def prompt_pass_s(of: LayoutColumns, by: Constants, tokens: Floats, looked: Floats) -> Floats:
-    """The seconds (C) for which a prefill pass over this many tokens, with this mean context,
-    occupies each stage.
+    """The seconds (C) for which a prefill pass over this many tokens occupies each pipeline stage,
+    given the mean context to which tokens attend.
     """
     parts = prefill_parts(of, tokens, looked)
     factors = {name: by[name] for name in PARTS}
@@ -76,27 +79,29 @@ def prompt_pass_s(of: LayoutColumns, by: Constants, tokens: Floats, looked: Floa
 
 
 def capacity_tokens(of: LayoutColumns, by: Constants) -> Floats:
-    """The tokens (C) whose keys and values fit on a replica beside the weights; negative if the
-    weights alone do not fit.
+    """The number of tokens (C) whose keys and values fit on a replica beside the weights; negative
+    if the weights alone do not fit.
     """
     free = of.memory_bytes * by["memory"] - of.weight_bytes - KEPT_BYTES
     return np.asarray(free * of.dp / np.maximum(of.cache_bytes, 1.0))
 
 
 def steady_state(of: LayoutColumns, by: Constants, load: SteadyLoad) -> SteadyState:
-    """The steady state of replicas that prefill and decode on the same GPUs."""
+    """The times and throughput of replicas that prefill and decode on the same GPUs, under a
+    constant load.
+    """
     capacity = capacity_tokens(of, by)
     each = load.prompt + HELD_OUTPUT * load.output
     fits = capacity >= load.prompt + load.output
     room = np.maximum(capacity / each, 1.0)
     admitted = np.minimum(np.minimum(load.in_flight, room), load.sequences * of.dp)
     outputs = np.maximum(load.output - 1, 1.0)
-    # Each batch in flight has its own token budget.
+    # Each of a pipeline's batches in flight has a token budget of its own.
     most_read = of.batches * load.budget * load.output / (load.prompt + load.output)
     decoding = np.minimum(admitted, most_read)
     waves = _mask(load.waves, admitted)
     together = waves & _mask(load.reads_first, admitted)
-    # On average a prompt of a wave waits for half of the others, and its output for the rest;
+    # In a wave, a prompt waits for half of the others on average, and its output for the rest;
     # prompts of one pass get their first token together.
     at_once = np.minimum(admitted, np.maximum(load.budget / load.prompt, 1.0)) / admitted
     stall = np.where(together, (1 - at_once) / 2, by["stall"])
@@ -106,7 +111,7 @@ def steady_state(of: LayoutColumns, by: Constants, load: SteadyLoad) -> SteadySt
         step_s = decode_step_s(of, by, decoding, load.prompt + load.output / 2)
         arriving = decoding / load.output
         read_s = _prompt_s(of, by, load, np.where(together, admitted * at_once, arriving))
-        # No request waits for its own prefill between its output tokens.
+        # A request's own prefill does not fall between its output tokens.
         others = arriving * np.where(
             together, 1.0, np.maximum(admitted - 1, 0.0) / np.maximum(admitted, 1.0)
         )
@@ -115,12 +120,12 @@ def steady_state(of: LayoutColumns, by: Constants, load: SteadyLoad) -> SteadySt
         others_s = burst * admitted * read_s / of.dp
         aside_s = by["first"] + by["steps"] * step_s + others_s
         first_s = by["wait"] * (aside_s + by["prompt"] * read_s * of.pp)
-        # During its own prefill, a request is not decoding for one step, however long.
+        # During its own prefill, however long, a request misses one decode step.
         share = outputs * token_s / (aside_s + outputs * token_s)
-        # A wave decodes as a whole.
+        # The requests of a wave decode all together.
         share = np.where(together, 1.0, share)
         decoding = np.minimum(admitted * share, most_read)
-        # Prompts queue if a step's budget prefills them more slowly than outputs end.
+        # Prompts queue where a step's token budget prefills them more slowly than requests end.
         first_s = np.maximum(first_s, (admitted / decoding - 1) * outputs * token_s)
     rate = admitted / (first_s + outputs * token_s)
     waiting_s = np.maximum(load.in_flight - admitted, 0.0) / rate
@@ -141,8 +146,8 @@ def split_state(
     load: SteadyLoad,
     workers: tuple[Floats, Floats],
 ) -> SteadyState:
-    """The steady state of separate prefill and decode GPUs, this many workers of each; ``load``
-    counts requests in flight at all of them.
+    """The times and throughput of separate prefill and decode GPUs (so many workers of each) under
+    a constant load; ``load`` counts requests in flight at all of them.
     """
     readers, decoders = workers
     capacity = capacity_tokens(decode, by)
@@ -161,12 +166,12 @@ def split_state(
         first_s = by["wait"] * (
             by["first"] + own_s + by["burst"] * load.in_flight / readers * read_s
         )
-        # A prefill worker cannot complete more prompts than it prefills.
+        # Prefill workers cannot complete prompts faster than they prefill them.
         slowest_s = load.in_flight * read_s / readers - outputs * token_s
         first_s = np.maximum(first_s, slowest_s)
         share = outputs * token_s / (first_s + outputs * token_s)
         decoding = np.minimum(load.in_flight * share, most)
-    # Requests for which the decode workers have no memory queue.
+    # Requests queue for which the decode workers have no memory.
     first_s = np.maximum(first_s, (load.in_flight / most - 1) * outputs * token_s)
     return SteadyState(
         first_s=first_s,
@@ -183,14 +188,15 @@ def _mask(given: Bools | None, like: Floats) -> Bools:
 
 
 def _waits(of: LayoutColumns, arriving: Floats) -> Floats:
-    """How long all batches in flight wait for a prompt, relative to its time on a stage (C).
+    """How long prompts make all batches in flight wait, relative to a prompt's time on one pipeline
+    stage (C).
 
     A pipeline has a batch for each stage in flight, and none passes the longest one: if a step
     reads ``N`` prompts, spread evenly over ``B`` batches, it is longer by ``B`` times the prompts
     of the fullest batch, in place of ``N``. So have ranks of attention data parallelism that are in
     lockstep, a batch each. ``N`` has a Poisson distribution.
     """
-    # The expected distance of N to the next multiple of B, by roots of unity.
+    # The expected distance from a random number N to the next multiple of B, by roots of unity.
     mean = np.maximum(arriving, 1e-9)
     lacking = np.zeros_like(mean)
     for stages in np.unique(of.batches[of.batches > 1]):
@@ -203,11 +209,12 @@ def _waits(of: LayoutColumns, arriving: Floats) -> Floats:
 
 
 def _prompt_s(of: LayoutColumns, by: Constants, load: SteadyLoad, arriving: Floats) -> Floats:
-    """The seconds (C) for which one prompt occupies each stage. Prompts that arrive within one step
-    are prefilled in one pass of each batch in flight, and long ones in several, each within the
-    budget.
+    """The seconds (C) for which one prompt occupies each pipeline stage. Prompts that arrive within
+    one step share a pass of each batch in flight; long ones take several passes, each within the
+    token budget.
     """
-    # Arrivals are random: steps with prefill have more prompts than the mean, in the fullest batch.
+    # Arrivals are random: a step with prefill has more prompts than the mean, and the fullest batch
+    # decides.
     lumps = arriving * _waits(of, arriving) / of.batches
     lumps = lumps / -np.expm1(-np.maximum(arriving, 1e-9))
     several = np.clip(lumps, 1.0, np.maximum(load.budget / load.prompt, 1.0))

@@ -1,4 +1,4 @@
-"""The cost of an engine's step on one rank, for columns of layouts.
+"""The cost of a serving engine's step on one rank, for columns of layouts.
 
 A step runs some decoded tokens and some tokens of prompts through all blocks. Its parts are summed
 from the work of a rank (``rank_work``) and the rates of kernels (``gpu_facts``), and multiplied by
@@ -37,15 +37,15 @@ from mistlab.serving.gpu_facts import (
     reached_share,
 )
 
-# Graphs do not depend on the sequence length; the longest window of a published model fits.
+# The sequence length of layer graphs; weights do not depend on it, and any published window fits.
 GRAPH_TOKENS = 32768
-# Kinds of operators that are separate small kernels between GEMMs.
+# Kinds of operators that run as separate small kernels between GEMMs.
 SMALL = frozenset(("normalization", "softmax", "elementwise", "reduction", "gather", "copy"))
 
 
-# The share of peak at which heads attend to shared latent vectors; no kernel table has it.
+# The share of peak arithmetic of attention to shared latent vectors; no table of kernels has it.
 LATENT_SHARE = 0.4
-# Engines whose attention-data-parallel ranks choose their prompts independently: since all exchange
+# Engines whose attention-data-parallel ranks choose prompts independently: since all ranks exchange
 # tokens in each block of experts, one rank's prompt delays all of them. SGLang and TensorRT-LLM let
 # their ranks prefill together.
 LOCKSTEP = frozenset(("vllm",))
@@ -53,7 +53,8 @@ LOCKSTEP = frozenset(("vllm",))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWork:
-    """The work of all blocks and the head of a model on one rank of a layout.
+    """The work of one rank of a layout in all of the model's blocks and its head: parameters,
+    operations and kernels.
 
     ``dense_parameters`` are in ``dense_products`` products whose weights may be of few bits,
     ``wide_parameters`` (routers and the head) in products that stay in 16 bits; ``dense_depth`` and
@@ -98,8 +99,8 @@ class RankWork:
 
 @cache
 def rank_work(model: ModelSpec, *, tp: int, ep: int = 1, expert_tp: int = 1) -> RankWork:
-    """The work of a rank with ``tp``-way tensor parallelism of attention and dense networks, and
-    experts over ``ep`` ranks, each divided by ``expert_tp``.
+    """The work of a rank whose attention and dense networks are split ``tp`` ways, and whose
+    experts are divided over ``ep`` ranks, each expert split ``expert_tp`` ways.
     """
     graph = serving_graph(model)
     turns = Counter(graph.pattern[block % len(graph.pattern)] for block in range(model.layers))
@@ -146,19 +147,19 @@ def rank_work(model: ModelSpec, *, tp: int, ep: int = 1, expert_tp: int = 1) -> 
 
 
 def parameters_of(model: ModelSpec) -> float:
-    """The number of all parameters of a model, from its work on a single rank."""
+    """The number of all parameters of a model, from the work of a single rank."""
     work = rank_work(model, tp=1)
     held = work.dense_parameters + work.wide_parameters + work.table_parameters
     return held + work.resident_parameters
 
 
-# Sums that do not depend on a rank's number of blocks.
+# Names of figures that are the same for any number of blocks on a rank.
 _LARGEST = frozenset(("attends", "windowed"))
 
 
 @cache
 def serving_graph(model: ModelSpec) -> StoredGraph:
-    """The layer graphs of a served model."""
+    """The layer graphs of a model as it is served."""
     workload = Workload(
         model=model,
         sequence_length=model.learned_positions or GRAPH_TOKENS,
@@ -170,7 +171,7 @@ def serving_graph(model: ModelSpec) -> StoredGraph:
 
 
 def graph_sizes(model: ModelSpec, *, tp: int, ep: int = 1, expert_tp: int = 1) -> dict[str, float]:
-    """The sizes of a model for its layer graphs, on ranks that share its tensors."""
+    """A model's values of the symbols of layer graphs, on ranks that share its tensors."""
     workload = Workload(
         model=model, sequence_length=1, global_batch=1, attention="flash", precision="bf16"
     )
@@ -187,7 +188,7 @@ def _values(graph: StoredGraph, kind: str, sizes: Mapping[str, float]) -> dict[s
 
 @cache
 def _compiled(graph: StoredGraph, kind: str) -> tuple[Compiled, Mapping[str, float]]:
-    """The parameters of a kind of block as compiled sums, and counts of its operators."""
+    """The numbers of parameters of a kind of block, compiled, and counts of its operators."""
     counts = graph.counts
     layer = counts.head if kind == "head" else counts.kinds[kind]
     forward = layer.of_phase("forward")
@@ -205,7 +206,7 @@ def _compiled(graph: StoredGraph, kind: str) -> tuple[Compiled, Mapping[str, flo
         "attends": float(attends),
         "windowed": float(attends and any("w" in one.flop.names for one in forward)),
         "kernels": len(small),
-        # Expert outputs are combined by one all-reduce where tokens are not exchanged.
+        # Where tokens are not exchanged, one all-reduce combines the outputs of experts.
         "all_reduces": sum(one.name == "mistlab.all_reduce_" for one in forward)
         + (min(1, len(experts)) if not _shares(layer) else 0),
     }
@@ -225,7 +226,7 @@ def _is_batched(operator: Operator) -> bool:
 
 
 def _shares(layer: LayerGraph) -> bool:
-    """Whether a block's experts have a shared network, whose all-reduce includes theirs."""
+    """Whether a block has a shared expert, whose all-reduce includes the other experts' outputs."""
     return any(one.module.startswith("shared") for one in layer.operators)
 
 
@@ -245,12 +246,12 @@ def _of_expert(model: ModelSpec) -> float:
 
 
 def _attention(model: ModelSpec, tp: int) -> dict[str, float]:
-    """Figures of one attention block on a rank: elements cached per token, operations per attended
-    token, and key parameters that ranks replicate.
+    """Attention of one block on a rank: elements cached per token, operations per attended token,
+    and the number of parameters for keys that each rank replicates.
     """
     heads = max(1.0, model.heads / tp)
     if model.latent is not None:
-        # Decoding works directly on the latent vectors, which every rank holds whole.
+        # Decoding attends directly to the latent vectors, which every rank holds whole.
         rank, rotated = model.latent.key_rank, model.rotated_channels
         return {
             "cache": float(rank + rotated),
@@ -270,13 +271,13 @@ def _state_elements(model: ModelSpec) -> float:
     return 0.0 if scan is None else float(scan.heads * scan.channels * scan.states)
 
 
-# Operations of a scan per state element and token: decay, outer product, and query.
+# Operations of a state-space scan per state element and token: decay, outer product, query.
 SCAN_FLOP = 6.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLayout:
-    """One replica as its ranks see it: the model, the GPU, the engine's kernels, degrees and
+    """A replica as its ranks see it: the model, the GPU, the engine's kernels, parallel degrees and
     precisions.
     """
 
@@ -292,18 +293,18 @@ class RankLayout:
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs of the replica."""
+        """The number of GPUs of the replica."""
         return self.tp * self.pp * self.dp
 
     @property
     def expert_tp(self) -> int:
-        """The number of ranks that share each expert."""
+        """The number of ranks that split each expert."""
         return max(1, self.tp * self.dp // self.ep)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayoutColumns:
-    """Figures of layouts as columns (C), from which steps are timed."""
+    """The figures of layouts from which steps are timed, as columns (C)."""
 
     tp: Floats
     pp: Floats
@@ -350,7 +351,7 @@ class LayoutColumns:
 
     @classmethod
     def of(cls, layouts: Sequence[RankLayout]) -> Self:
-        """The columns of layouts, concatenated."""
+        """The columns of several layouts, one row each."""
         known: dict[RankLayout, Mapping[str, float]] = {}
         rows = []
         for layout in layouts:
@@ -361,14 +362,14 @@ class LayoutColumns:
         return cls(**{name: np.array([row[name] for row in rows]) for name in names})
 
     def rows(self, index: Rows) -> Self:
-        """The columns of the rows with these indices."""
+        """The columns reduced to the rows with these indices."""
         names = [one.name for one in fields(self)]
         return type(self)(**{name: getattr(self, name)[index] for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServingStep:
-    """The seconds (C) of a step by cause, before an engine's constants multiply them."""
+    """The seconds (C) of a step by part, before an engine's fitted constants multiply them."""
 
     products: Floats
     experts: Floats
@@ -378,15 +379,15 @@ class ServingStep:
     kernels: Floats
 
     def summed(self, factors: Mapping[str, Floats]) -> Floats:
-        """The seconds (C) of the step, with each part multiplied by its factor."""
+        """The seconds (C) of the whole step, with each part multiplied by its fitted factor."""
         names = [one.name for one in fields(self)]
         total = sum(getattr(self, name) * factors.get(name, 1.0) for name in names)
         return np.asarray(total)
 
 
 def decode_parts(of: LayoutColumns, sequences: Floats, context: Floats) -> ServingStep:
-    """A step in which a replica decodes one token for each of ``sequences`` (C) at a mean
-    ``context`` (C).
+    """The parts of a step in which a replica decodes one token for each of ``sequences`` (C) at a
+    mean ``context`` (C).
     """
     on_rank = np.maximum(sequences / of.dp, np.minimum(sequences, 1.0)) / of.pp
     together = np.maximum(sequences / of.pp, np.minimum(sequences, 1.0))
@@ -404,8 +405,8 @@ def decode_parts(of: LayoutColumns, sequences: Floats, context: Floats) -> Servi
 
 
 def prefill_parts(of: LayoutColumns, tokens: Floats, looked: Floats) -> ServingStep:
-    """A prefill pass over ``tokens`` (C) on one rank, attending to a mean ``looked`` (C) tokens
-    of its prompt: half of the prompt, if it is prefilled whole.
+    """The parts of a prefill pass over ``tokens`` (C) on one rank; a token attends to a mean of
+    ``looked`` (C) tokens of its prompt, half of the prompt if it is prefilled whole.
     """
     full = tokens * looked
     window = tokens * np.minimum(looked, of.window)
@@ -429,8 +430,8 @@ def _products(of: LayoutColumns, tokens: Floats) -> Floats:
 
 
 def _experts(of: LayoutColumns, tokens: Floats) -> Floats:
-    """The experts of all blocks for the tokens of a whole replica's batch (C): each expert with at
-    least one token is read once.
+    """The seconds (C) of all blocks' experts for the tokens of a replica's whole batch; each expert
+    with at least one token is read once.
     """
     reached, rows = fullest_rank(of, tokens)
     roofs = _roofs(reached * of.expert_s, rows * of.expert_s_per_row)
@@ -438,7 +439,7 @@ def _experts(of: LayoutColumns, tokens: Floats) -> Floats:
 
 
 def fullest_rank(of: LayoutColumns, tokens: Floats) -> tuple[Floats, Floats]:
-    """Number of experts reached on the fullest rank, and their rows (C each): all ranks wait."""
+    """The numbers of experts and of tokens on the fullest rank, for which all wait (C each)."""
     share = of.active / np.maximum(of.experts, 1.0)
     touched = reached_share(share, tokens)
     reached = of.experts_on_rank * touched
@@ -457,7 +458,7 @@ def _links(of: LayoutColumns, on_rank: Floats, together: Floats) -> Floats:
 
 
 def _roofs(*parts_s: Floats) -> Floats:
-    # The fourth root by two square roots, since a fit computes it a million times.
+    # The fourth root is two square roots, since a fit computes it a million times.
     total = sum((one * one) ** 2 for one in parts_s)
     return np.asarray(np.sqrt(np.sqrt(total)))
 
@@ -499,7 +500,7 @@ def _numbers(layout: RankLayout) -> Mapping[str, float]:
         "expert_s_per_row": stage
         * work.expert_layers
         * (2 * work.expert_parameters / _flop_per_s(gpu, experts, layout.weights)),
-        # Each rank moves whole rows of its experts, even with a slice of each expert.
+        # Each rank moves whole rows of tokens, even where it holds a slice of each expert.
         "expert_s_per_row_moved": stage * work.expert_layers * _row_s(gpu, experts, work.hidden),
         "expert_floors_s": stage * work.expert_layers * experts.floor_s,
         "experts": work.experts,
@@ -513,7 +514,7 @@ def _numbers(layout: RankLayout) -> Mapping[str, float]:
         "window_layers": work.window_layers * stage,
         "window": work.window,
         "look_s": cache_bytes / _bytes_per_s(gpu, decode),
-        # Many heads attend to shared latent vectors: decoding is bound by arithmetic.
+        # Many heads attend to the same latent vectors: decoding is limited by arithmetic.
         "look_flop_s": work.decode_flop
         / (peak * (LATENT_SHARE if layout.model.latent else decode.arithmetic_share)),
         "prompt_flop_s": work.prefill_flop / (peak * prefill.arithmetic_share),
@@ -530,7 +531,7 @@ def _numbers(layout: RankLayout) -> Mapping[str, float]:
 
 
 def _fullest(ranks: int) -> float:
-    """Expected maximum over ranks of a share, in standard deviations above the mean (Blom)."""
+    """The expected maximum of a share over ranks, in standard deviations above the mean (Blom)."""
     if ranks == 1:
         return 0.0
     largest = NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
@@ -557,7 +558,7 @@ def _link_numbers(layout: RankLayout, gpu: ServingGpu, work: RankWork) -> Mappin
         numbers["reduce_floor_s"] = reduce_rate.floor_s
         numbers["reduce_s_per_token"] = per_token
     if layout.dp > 1 and work.expert_layers:
-        # Tokens go to their experts' ranks and back: a rank receives as much as it sends.
+        # Tokens go to the ranks of their experts and back: a rank receives as much as it sends.
         wide = str(min(8, 2 ** round(np.log2(layout.dp * layout.tp))))
         rate = _rate(layout, "all_reduce", wide)
         sent = 2 * width * min(work.active, layout.ep) / (layout.dp * layout.tp)
@@ -570,7 +571,7 @@ def _link_numbers(layout: RankLayout, gpu: ServingGpu, work: RankWork) -> Mappin
 
 
 def _keeps_wide(layout: RankLayout) -> bool:
-    """Whether all but experts stays in 16 bits, as in published models with 4-bit experts."""
+    """Whether only experts have few bits, as in published models with 4-bit experts."""
     return layout.weights == "nvfp4" and layout.model.experts is not None
 
 

@@ -1,1 +1,1 @@
-"""Megatron-LM's options: plans as launch lines, and launch lines as jobs."""
+"""Exports plans to Megatron-LM's launch lines, and imports jobs from launch lines."""

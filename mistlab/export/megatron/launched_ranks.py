@@ -1,5 +1,5 @@
-"""The ranks of a launch command, the programs that train a decoder, and hints where one is
-refused.
+"""The nodes and GPUs of a launch command, which programs train a decoder, and hints in refusals of
+a script.
 """
 
 import re
@@ -41,7 +41,7 @@ _PLAIN = frozenset(("finetune", "sft", "posttrain", "pretrain"))
 
 
 def refusal_of(program: str) -> str | None:
-    """The reason why a program does not pre-train a decoder; None if it may."""
+    """The reason why a program is known not to pre-train a decoder; otherwise None."""
     for part in _names_in_program(program):
         for pattern, reason in _OTHERS.items():
             if re.search(pattern, part):
@@ -56,19 +56,20 @@ def is_decoder(program: str) -> bool:
 
 
 def _names_in_program(program: str) -> list[str]:
-    """The words of the program's name, and of its folder or package."""
+    """The words in a program's name, and in that of its folder or package."""
     path = PurePath(program)
     parts = [*path.parts[:-1], path.stem] if path.suffix == ".py" else program.split(".")
     return [re.sub(r"[_\-.]", " ", part.lower()) for part in reversed(parts[-2:])]
 
 
-# Hints for a launch script that is refused because of an assumption of its evaluation.
+# Hints for a refused launch script, where an assumption of its evaluation may be the cause.
 
 
-# A note on a variable with its default value, as the script evaluation writes it.
+# Matches the evaluation's note that a variable has its default value.
 _DEFAULT = re.compile(r"^(line \d+[^:]*): (\w+) is taken as (.+), its default: ")
 _WITHOUT_ARGUMENTS = "the script is taken as started without arguments"
-# Names of variables that count nodes or processes, and the words for these in refusals.
+# Matches names of variables that count nodes; below, variables that count processes, and refusals
+# about either.
 _COUNTS_NODES = re.compile(r"NODE|HOST|WORKER", re.IGNORECASE)
 _COUNTS_RANKS = re.compile(r"GPU|NPU|DEVICE|PROC|TASK|RANK|WORLD", re.IGNORECASE)
 _OF_RANKS = re.compile(r"\bGPUs\b|\bnodes\b|\bdata_parallel\b")
@@ -77,7 +78,7 @@ _READS_ARGUMENTS = re.compile(r"^(?!\s*#).*(?:\bgetopts\s|\$#|\$\{#\}|\bshift\b)
 
 
 def with_hints(error: InputError, launch: Launch, source: LaunchFile, given: Given) -> InputError:
-    """A script's refusal, extended by the assumptions about the numbers that it mentions."""
+    """The refusal of a script, extended by the assumptions behind the numbers that it mentions."""
     message = str(error)
     hints: list[str] = []
     if _OF_RANKS.search(message):
@@ -88,7 +89,9 @@ def with_hints(error: InputError, launch: Launch, source: LaunchFile, given: Giv
 
 
 def _of_ranks(launch: Launch, given: Given) -> Iterator[str]:
-    """Hints on numbers of nodes and GPUs that are defaults of variables, not given."""
+    """Hints that the numbers of nodes and GPUs are defaults of variables that the user did not
+    set.
+    """
     for note in launch.notes:
         if (match := _DEFAULT.match(note)) is None:
             continue
@@ -102,7 +105,7 @@ def _of_ranks(launch: Launch, given: Given) -> Iterator[str]:
 
 
 def _of_arguments(launch: Launch, source: LaunchFile) -> Iterator[str]:
-    """A hint on arguments that a script reads but was not given."""
+    """A hint on arguments that a script reads but that the user did not give."""
     match = _READS_ARGUMENTS.search(source.text)
     if match is not None:
         line = source.text.count("\n", 0, match.end()) + 1
@@ -111,14 +114,13 @@ def _of_arguments(launch: Launch, source: LaunchFile) -> Iterator[str]:
     yield from (note for note in launch.notes if _WITHOUT_ARGUMENTS in note)
 
 
-# The nodes and GPUs per node of a launch command, from its launchers' options.
+# Reads the nodes and GPUs per node of a launch command from its launchers' options.
 #
 # The innermost launcher with a number takes precedence: ``torchrun`` over ``srun``, and that over a
 # script's batch-system directives.
 
 
-# Launcher options by the number they give: nodes, processes per node, all processes, or ranks by
-# location.
+# What an option of a launcher counts: nodes, processes per node, all processes, or hosts by name.
 _NODES, _IN_NODE, _ALL, _HOSTS = "nodes", "gpus_per_node", "processes", "hosts"
 _TORCHRUN = {"--nnodes": _NODES, "--nproc-per-node": _IN_NODE}
 _OPTIONS: Mapping[str, Mapping[str, str]] = {
@@ -156,14 +158,16 @@ _OPTIONS: Mapping[str, Mapping[str, str]] = {
     },
 }
 _ALIASES = {"mpiexec": "mpirun", "mpirun_rsh": "mpirun", "sbatch": "srun", "salloc": "srun"}
-# A one-letter option with its value attached.
+# Matches a one-letter option with its value attached, such as ``-N2``.
 _ATTACHED = re.compile(r"(-[A-Za-z])([\d$].*)", re.DOTALL)
 _DIRECT = ("nodes", "gpus_per_node")
 
 
 @dataclass(frozen=True, slots=True)
 class _LauncherNumber:
-    """A number from a launcher: its word, and the option before it; ``by_slurm`` marks Slurm's."""
+    """A number that a launcher's option states: its word and the option; ``by_slurm`` marks options
+    of Slurm.
+    """
 
     option: str
     word: Word
@@ -173,7 +177,7 @@ class _LauncherNumber:
 def read_ranks(
     launch: Launch, text: str, draft: Found, given: Given, beside: Callable[[str], str | None]
 ) -> None:
-    """Read the number of nodes and of GPUs per node, as far as launchers give them."""
+    """Read the number of nodes and of GPUs per node, as far as launchers' options give them."""
     _tell_of_unread(text, draft)
     counts = _counts(launch, text)
     _places(counts, draft, beside)
@@ -189,13 +193,13 @@ def read_ranks(
     if not is_placed:
         _tell_of_tasks(counts, draft, _ALL if divides else _IN_NODE)
     if draft.nodes is None and not counts.keys() & {_NODES, _ALL} and _by_torch(launch.started):
-        # torchrun's default.
+        # The default of torchrun.
         draft.nodes = 1
 
 
 def _tell_of_unread(text: str, draft: Found) -> None:
-    """Add a remark on batch-system directives at positions where the batch system does not read
-    them.
+    """Add a remark on batch-system directives that the batch system ignores, because they follow a
+    command.
     """
     for directive in directives(text):
         directive_words = [Word(text=part) for part in directive.words.split()]
@@ -206,8 +210,8 @@ def _tell_of_unread(text: str, draft: Found) -> None:
 
 
 def _tell_of_tasks(counts: Mapping[str, _LauncherNumber], draft: Found, kind: str) -> None:
-    """Add a remark if a batch system's tasks are assumed to be GPUs, unless it states as many
-    GPUs.
+    """Add a remark if a batch system's tasks per node are assumed to be GPUs per node, unless it
+    states as many GPUs.
     """
     tasks, gpus = counts.get(kind), counts.get("gpus")
     if tasks is None or not tasks.by_slurm:
@@ -226,7 +230,9 @@ def _by_torch(started: Iterable[Word]) -> bool:
 
 
 def _counts(launch: Launch, text: str) -> dict[str, _LauncherNumber]:
-    """The launchers' numbers, innermost first; a batch system's fill the unknown ones."""
+    """The numbers that launchers state, from the innermost launcher outwards; those of batch-system
+    directives replace unknown ones.
+    """
     counts: dict[str, _LauncherNumber] = {}
     for name, launcher_words in reversed(_launchers(launch.started)):
         for kind, stated in _options_of(launcher_words, _OPTIONS[name]):
@@ -240,13 +246,15 @@ def _counts(launch: Launch, text: str) -> dict[str, _LauncherNumber]:
 
 
 def _starts_starters(name: str, kind: str, stated: _LauncherNumber) -> bool:
-    """Whether a batch system starts one task per node, which starts the processes of its GPUs."""
+    """Whether a number is that of one task per node, which starts the processes of the node's
+    GPUs.
+    """
     is_batch = name == "srun" and stated.option in _OPTIONS["srun"]
     return is_batch and kind in (_IN_NODE, _ALL) and stated.word.text == "1"
 
 
 def _launchers(started: Iterable[Word]) -> list[tuple[str, list[Word]]]:
-    """The launchers of a command in order, each with its own words."""
+    """The launchers of a command, outermost first, each with its own words."""
     parts: list[tuple[str, list[Word]]] = []
     for word in started:
         name = PurePath(word.text).name
@@ -255,7 +263,7 @@ def _launchers(started: Iterable[Word]) -> list[tuple[str, list[Word]]]:
             parts.append((name, []))
         elif parts:
             parts[-1][1].append(word)
-    # A line with options only is read as torchrun's.
+    # A line that has options only is read as options of torchrun.
     return parts or [("torchrun", list(started))]
 
 
@@ -271,7 +279,7 @@ def _batch_words(text: str) -> list[Word]:
 def _options_of(
     words: Iterable[Word], known: Mapping[str, str]
 ) -> list[tuple[str, _LauncherNumber]]:
-    """The options of a launcher that give a number of nodes or ranks, with their words."""
+    """The options of a launcher that state a number of nodes or ranks, with their words."""
     counted: list[tuple[str, _LauncherNumber]] = []
     waiting, by_slurm = "", known is _OPTIONS["srun"]
     for word in words:
@@ -289,7 +297,7 @@ def _options_of(
 
 
 def _parts_of(text: str) -> tuple[str, str | None]:
-    """An option's name, and the value in the same word; None if there is none."""
+    """The name of an option, and the value in the same word; None if there is no such value."""
     if (attached := _ATTACHED.fullmatch(text)) is not None:
         return attached[1], attached[2]
     name, equals, value = text.partition("=")
@@ -299,7 +307,7 @@ def _parts_of(text: str) -> tuple[str, str | None]:
 def _places(
     counts: dict[str, _LauncherNumber], draft: Found, beside: Callable[[str], str | None]
 ) -> None:
-    """Numbers of ranks from the hosts, slots and generic resources that launchers name."""
+    """Read numbers of nodes and GPUs from host names, host files (slots) and generic resources."""
     if (stated := counts.get(_HOSTS)) is not None and stated.word.unknown is None:
         hosts = stated.word.text.split("@")
         draft.nodes = len(hosts)
@@ -324,7 +332,9 @@ def _places(
 
 
 def _settle(name: str, stated: _LauncherNumber, draft: Found, given: int | None) -> None:
-    """A number from a launcher; refuses an unknown one unless the user gives it."""
+    """Set a number from a launcher's option; refuses an unknown one unless the user gives the
+    number.
+    """
     word = stated.word
     if getattr(draft, name) is not None:
         return
@@ -337,7 +347,7 @@ def _settle(name: str, stated: _LauncherNumber, draft: Found, given: int | None)
 
 
 def _divide(stated: _LauncherNumber, draft: Found, given: Given) -> None:
-    """The number of all processes, divided by the nodes."""
+    """Set the GPUs per node as the number of all processes divided by the nodes."""
     word, nodes = stated.word, given.nodes or draft.nodes
     in_node = given.gpus_per_node or draft.gpus_per_node
     if nodes is not None and in_node is not None:

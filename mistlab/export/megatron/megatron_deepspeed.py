@@ -1,4 +1,5 @@
-"""DeepSpeed's part of a Megatron-DeepSpeed launch line: its configuration file and options.
+"""The DeepSpeed settings of a Megatron-DeepSpeed launch line: its configuration file and its
+options.
 
 The file's ZeRO level counts, whatever ``--zero-stage`` says: the option only decides where weights
 are first made (Megatron-DeepSpeed, ``pretrain_gpt.py``). Batches and precision stand in both.
@@ -18,14 +19,15 @@ from mistlab.shell.shell_text import Unknown
 ENGINES = ("deepspeed", "mistlab")
 _CONFIG, _STAGE = "--deepspeed-config", "--zero-stage"
 _HALVES = ("fp16", "bf16")
-# Sections of the file without effect on a plan, in addition to plain DeepSpeed's.
+# Sections of the configuration file without effect on a plan; those of plain DeepSpeed included.
 _HARMLESS = HARMLESS | harmless_names("megatron_deepspeed")
 _LEVELS = range(4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
-    """The files that a launch line names: those that its script writes take precedence.
+    """The files that a launch line may name; those that its script writes take precedence over
+    files beside it.
 
     ``unknown`` tells of such files what is not known of their text.
     """
@@ -40,7 +42,7 @@ class Files:
         return self.source.beside(known_part(path)) if written is None else self.written[written]
 
     def unknown_in(self, path: str) -> Unknown | None:
-        """The unknown parts of a file that the script writes."""
+        """The parts of a written file that the script's evaluation could not determine."""
         written = self._as_written(path, self.unknown)
         return None if written is None else self.unknown[written]
 
@@ -55,8 +57,8 @@ def is_by_deepspeed(options: Options) -> bool:
 
 
 def read_deepspeed(options: Options, draft: Found, files: Files) -> None:
-    """Read ZeRO, offloading, batch sizes and precision of a line that trains with DeepSpeed's
-    engine.
+    """Read ZeRO, offloading, batch sizes and precision of a launch line that trains with
+    DeepSpeed's engine.
     """
     draft.overlaps = False
     level = options.whole(_STAGE, minimum=0)
@@ -75,7 +77,7 @@ def read_deepspeed(options: Options, draft: Found, files: Files) -> None:
 
 
 def read_ulysses(options: Options, draft: Found) -> None:
-    """Read the ranks that exchange tokens for heads (DeepSpeed-Ulysses)."""
+    """Read the context-parallel ranks that exchange tokens for heads (DeepSpeed-Ulysses)."""
     ranks = options.whole("--ds-sequence-parallel-size")
     if ranks is not None and ranks > 1:
         draft.values["context_parallel"] = ranks
@@ -94,7 +96,9 @@ def _configuration(options: Options, files: Files) -> tuple[str, str | None]:
 
 
 def _without_configuration(options: Options, draft: Found, name: str, level: int | None) -> None:
-    """ZeRO from the option alone, with a remark; refuses a line without even the option."""
+    """Read ZeRO's level from the option alone, with a remark; refuses a line that lacks this option
+    too.
+    """
     del options
     missing = f"{name} is not at hand" if name else f"{_CONFIG} is not given"
     if level is None:
@@ -139,7 +143,9 @@ def _with_configuration(text: str, name: str, draft: Found, level: int | None) -
 
 
 def _tell_of_rest(top: Section, name: str, draft: Found) -> None:
-    """Report unread settings; for those that do not affect cost only their number."""
+    """Report settings of the file that were never read; of those that do not affect cost only their
+    number.
+    """
     aside = len(draft.remarks)
     top.tell_of_rest(_HARMLESS)
     settings = draft.remarks[aside:]
@@ -153,7 +159,9 @@ def _tell_of_rest(top: Section, name: str, draft: Found) -> None:
 
 
 def _batches(top: Section, name: str, draft: Found) -> None:
-    """Batch sizes from the file where the line has none; the line's take precedence."""
+    """Read batch sizes from the file where the launch line has none; those of the line take
+    precedence.
+    """
     pairs = (
         ("train_batch_size", "global_batch", "--global-batch-size"),
         ("train_micro_batch_size_per_gpu", "micro_batch", "--micro-batch-size"),
@@ -169,7 +177,7 @@ def _batches(top: Section, name: str, draft: Found) -> None:
 
 
 def _offloads(options: Options, draft: Found) -> None:
-    """The offloading that the line's own options enable."""
+    """Read the offloading that options of the launch line enable."""
     if options.has("--cpu-optimizer") and not draft.values.get("offload_optimizer"):
         text = "--cpu-optimizer, but the configuration offloads no optimizer: taken as offloaded"
         draft.remark("contradicting", "offload.optimizer", text)

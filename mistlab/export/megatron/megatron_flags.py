@@ -1,4 +1,6 @@
-"""Megatron-LM's options on a launch line, and the options that plans cannot express."""
+"""Parses Megatron-LM's options on a launch line, and lists the options that plans cannot
+express.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +30,7 @@ _KEPT_WHOLE = "kept inputs are taken whole on every rank"
 _BF16_PRODUCTS = "attention's own products are taken in 16 bits"
 _NO_OVERLAP = "communication is taken as the engine overlaps it"
 
-# The assumption that a prediction makes instead of an option's value.
+# Options that plans cannot express, each with what predictions assume instead.
 UNSAID: Mapping[str, str] = {
     "--moe-layer-recompute": "experts are taken as kept, not recomputed",
     "--moe-shared-expert-overlap": "shared experts are taken as run before the exchange",
@@ -162,7 +164,7 @@ _STREAMS = "has several residual streams, which no model here says"
 _WEIGHT_SHARDS = "shards weights along another axis, which plans cannot express"
 _REINFORCED = "trains by preferences or rewards, whose further passes no plan says"
 
-# The reason why an import refuses an option that changes the model or the task.
+# Options that change the model or the task, each with the reason why an import refuses it.
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
         (
@@ -241,16 +243,16 @@ IDLE = frozenset(("0", "1", "false", "none", "null", ""))
 
 KNOWN = HARMLESS | TELLING | UNSAID.keys() | REFUSED.keys()
 _SPELT = KNOWN | RENAMED.keys()
-# Values of switches in other files.
+# Words for true and false as the value of a switch, in other files with Megatron-LM's options.
 _ON, _OFF = frozenset(("true", "1", "yes", "on")), frozenset(("false", "0", "no", "off"))
-# Values that mean None.
+# Words for None as the value of an option.
 _NONE = frozenset(("None", "null", "~"))
 _SHORTEST = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """An option of a launch line: its words, its line number, and its first unknown part."""
+    """An option of a launch line: its values, its line number, and its first unknown part."""
 
     words: tuple[str, ...]
     line: int = 0
@@ -259,7 +261,7 @@ class Option:
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    """The options of a launch line by name; the last of several occurrences counts.
+    """The options of a launch line by name; the last of several occurrences of an option counts.
 
     ``repeated`` holds the words of those before the last. ``strays`` are unknown words where an
     option could stand, such as ``$EXTRA_ARGS``. ``shortened`` are abbreviations with the names that
@@ -277,7 +279,7 @@ class Options:
 
     @classmethod
     def of(cls, arguments: Iterable[Word | str], excused: Iterable[str] = ()) -> "Options":
-        """Options of the words of a launch line."""
+        """Options parsed from the words of a launch line."""
         reader = _OptionReader()
         for argument in arguments:
             reader.take(argument if isinstance(argument, Word) else Word(text=argument))
@@ -292,11 +294,11 @@ class Options:
 
     @property
     def words(self) -> Mapping[str, Sequence[str]]:
-        """The words of every option, by its name."""
+        """The values of every option on the line, by its name."""
         return {name: option.words for name, option in self.given.items()}
 
     def where(self, name: str) -> str:
-        """An option's name with its line."""
+        """An option's name with its line number, for messages."""
         line = self.given[name].line if name in self.given else 0
         return f"{name}: line {line}" if line else name
 
@@ -304,14 +306,14 @@ class Options:
         return name in self.given
 
     def has(self, name: str) -> bool:
-        """Whether a switch is on."""
+        """Whether a switch is on the line, and not turned off."""
         option = self._asked(name)
         if option is None:
             return False
         return not option.words or option.words[0].lower() not in _OFF
 
     def text(self, name: str) -> str | None:
-        """The first word of an option, if it is given."""
+        """The first value of an option; None if it is not given."""
         option = self._asked(name)
         if option is None:
             return None
@@ -320,17 +322,17 @@ class Options:
         return None if option.words[0] in _NONE else option.words[0]
 
     def all_words(self, name: str) -> tuple[str, ...]:
-        """All words of an option; empty if it is not given."""
+        """All values of an option; empty if it is not given."""
         option = self._asked(name)
         return () if option is None else option.words
 
     def whole(self, name: str, *, minimum: int = 1) -> int | None:
-        """An integer; None if the option is not given."""
+        """An option's value as a whole number; None if it is not given."""
         text = self.text(name)
         return None if text is None else checked_whole(self.where(name), text, minimum=minimum)
 
     def number(self, name: str, default: float, *, maximum: float | None = None) -> float:
-        """A non-negative number, or a default."""
+        """An option's value as a non-negative number, or a default."""
         text = self.text(name)
         try:
             number = default if text is None else float(text)
@@ -342,7 +344,9 @@ class Options:
         return number
 
     def choice(self, name: str, known: Sequence[str]) -> str | None:
-        """One of some words, in lower case or unchanged; None if the option is not given."""
+        """An option's value as one of several words, in lower case or unchanged; None if it is not
+        given.
+        """
         text = self.text(name)
         if text is None or text in known:
             return text
@@ -353,12 +357,12 @@ class Options:
 
     @property
     def harmless(self) -> list[str]:
-        """The options that do not affect cost."""
+        """The options of the line that do not affect cost."""
         return [name for name in self.given if _is_harmless(name)]
 
     @property
     def unknown(self) -> list[str]:
-        """The options that no known derivative of Megatron-LM has."""
+        """The options of the line that neither Megatron-LM nor a known derivative has."""
         return [name for name in self.given if name not in KNOWN and not _is_harmless(name)]
 
     def _asked(self, name: str) -> Option | None:
@@ -429,7 +433,7 @@ class _OptionReader:
 
     def _add(self, text: str, unknown: Unknown | None) -> None:
         option = self.given[self._name]
-        # A switch may be told off and then be given a value: the value counts.
+        # A switch may be set to false and then to another value: the last value counts.
         kept = () if option.words == ("false",) and text.lower() in _ON | _OFF else option.words
         if kept is not option.words:
             text = "true" if text.lower() in _OFF else "false"
@@ -438,7 +442,7 @@ class _OptionReader:
         )
 
     def _has_enough(self) -> bool:
-        """Whether the last option has all the words that it takes."""
+        """Whether the last option already has all the values that it takes."""
         if not self._name or self._name in SWITCHES | HARMLESS_SWITCHES:
             return True
         if self._name in MANY:
@@ -454,10 +458,10 @@ _OF_DEEPSPEED = (
 
 
 def is_of_deepspeed(options: Options) -> bool:
-    """Whether a line is Megatron-DeepSpeed's, which has other defaults."""
+    """Whether a launch line is Megatron-DeepSpeed's, whose options have other defaults."""
     return any(name in options for name in _OF_DEEPSPEED)
 
 
 def is_of_epfl(options: Options) -> bool:
-    """Whether a line is EPFL Megatron-LLM's, which has no biases by default."""
+    """Whether a launch line is EPFL Megatron-LLM's, whose models have no biases by default."""
     return "--model-name" in options or "--use-bias" in options

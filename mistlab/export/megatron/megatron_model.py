@@ -25,7 +25,7 @@ from mistlab.export.rules import with_workload
 from mistlab.job.job import Job
 from mistlab.plan.workload import ROTARY_BASE, VOCAB_MULTIPLE, Family, ModelSpec
 
-# Types of tokenizers with a fixed vocabulary, and the source of the number.
+# The vocabulary sizes of tokenizer types that have a fixed vocabulary, each with its source.
 BY_TYPE: Mapping[str, int] = {
     # OpenAI's gpt2 vocab.json: 50,000 merges, 256 bytes and the end of a text.
     "GPT2BPETokenizer": 50257,
@@ -118,8 +118,8 @@ _NAMES = ("--tokenizer-model", "--tokenizer-name-or-path")
 
 
 def vocab_of(options: Options, draft: Found, given: int | None = None) -> int:
-    """The vocabulary size in training, padded as by Megatron-LM unless plans would pad it equally;
-    ``given`` is the user's value.
+    """The vocabulary size in training: padded as Megatron-LM pads it, or unpadded if plans would
+    pad it to the same size; ``given`` is the user's value.
     """
     if given is not None:
         return _padded(options, given)
@@ -131,7 +131,7 @@ def vocab_of(options: Options, draft: Found, given: int | None = None) -> int:
 
 
 def _patched(options: Options) -> int | None:
-    """The vocabulary of Pai-Megatron-Patch's tokenizers; None for other lines."""
+    """The vocabulary size of Pai-Megatron-Patch's tokenizers; None for other launch lines."""
     kind = options.text("--patch-tokenizer-type")
     extra = options.whole("--extra-vocab-size", minimum=0)
     if kind is not None and kind in BY_PATCH_TYPE:
@@ -144,7 +144,7 @@ def _patched(options: Options) -> int | None:
 
 
 def _tokens(options: Options, draft: Found) -> int:
-    """The number of tokens of a line's tokenizer, special tokens included."""
+    """The number of tokens of a launch line's tokenizer, special tokens included."""
     stated, kind = options.whole("--vocab-size"), options.text("--tokenizer-type")
     if kind is not None and kind.startswith(_OF_ENCODERS):
         where = options.where("--tokenizer-type")
@@ -172,12 +172,14 @@ def _tokens(options: Options, draft: Found) -> int:
 
 
 def _known(options: Options, kind: str | None) -> int | None:
-    """The size of a well-known tokenizer; None if a type or name is given but unknown."""
+    """The size of a well-known tokenizer; None if the line gives a type or name that is not
+    known.
+    """
     names = [name for name in _NAMES if name in options]
     if kind is None and not names and "--vocab-size" in options:
         return None
     if kind in (None, _GPT2) and not (kind is None and names):
-        # pretrain_gpt.py's default.
+        # Without a tokenizer type pretrain_gpt.py uses GPT-2's.
         return _by_file(options, "--vocab-file", BY_TYPE[_GPT2], _GPT2_FILES)
     sizes = [size_by_name(_name_of(options, name)) for name in (*names, "--model-name")]
     if size := next((size for size in sizes if size is not None), None):
@@ -190,8 +192,8 @@ def _known(options: Options, kind: str | None) -> int | None:
 def _by_file(
     options: Options, option: str, usual: int | None, files: tuple[str, ...]
 ) -> int | None:
-    """The size of a tokenizer from the file that holds it: a well-known one, or the ``usual`` size
-    if the file's name is uninformative.
+    """The size of a tokenizer, recognised by the name of its file; the ``usual`` size if the name
+    says nothing.
     """
     name = _name_of(options, option)
     if (size := size_by_name(name)) is not None:
@@ -222,7 +224,7 @@ def _padded(options: Options, vocab: int) -> int:
 
 
 def _tokenizer_text(options: Options, kind: str | None) -> str:
-    """A line's tokenizer as text."""
+    """A launch line's tokenizer as text for messages."""
     given = [f"--tokenizer-type {kind}"] if kind else []
     for name in (*_NAMES, "--vocab-file"):
         given += [f"{name} {word}" for word in options.words.get(name, ())[:1]]
@@ -250,7 +252,7 @@ DROPOUT = 0.1
 
 _NORMS = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
 _POSITIONS = {"learned_absolute": "absolute", "rope": "rotary", "none": "none"}
-# The words of older versions and derivatives.
+# Words for position embeddings in older versions and derivatives.
 _READ_POSITIONS = {
     **_POSITIONS,
     "absolute": "absolute",
@@ -269,7 +271,7 @@ _STRUCTURES: Mapping[Family, Mapping[str, Any]] = {
 
 
 def sayable_model(job: Job) -> Job:
-    """The job with the nearest model that Megatron-LM can build."""
+    """The job with the nearest model that Megatron-LM can build; refuses models without one."""
     model = job.workload.model
     if model.graph_file is not None:
         problem = (
@@ -294,7 +296,7 @@ def sayable_model(job: Job) -> Job:
 
 
 def model_options(model: ModelSpec, tensor_parallel: int) -> Iterator[str]:
-    """The options of a model from ``sayable_model``, without its sequence length."""
+    """The options of a model that ``sayable_model`` returned, without its sequence length."""
     yield f"--num-layers {model.layers}"
     yield f"--hidden-size {model.hidden}"
     yield f"--ffn-hidden-size {model.ffn}"
@@ -316,7 +318,7 @@ def model_options(model: ModelSpec, tensor_parallel: int) -> Iterator[str]:
 
 
 def _kinds(model: ModelSpec) -> Iterator[str]:
-    """The options for norm, activation and position embedding."""
+    """Megatron-LM's options for norm, activation and position embedding."""
     if model.norm == "rmsnorm":
         yield "--normalization RMSNorm"
     if model.mlp_type == "gated_mlp":
@@ -335,7 +337,9 @@ def _kinds(model: ModelSpec) -> Iterator[str]:
 def model_of(
     options: Options, draft: Found, vocab: int | None = None, program: str = ""
 ) -> ModelSpec:
-    """The model that options describe; ``vocab`` is a separately given vocabulary."""
+    """The model that a launch line's options describe; ``vocab`` is a vocabulary that the user
+    gave.
+    """
     hidden, heads = _needed(options, "--hidden-size"), _needed(options, "--num-attention-heads")
     layers, hybrid = _layers_of(options, hidden, program)
     gated = _is_gated(options, draft)
@@ -375,7 +379,7 @@ def model_of(
 
 
 def _layers_of(options: Options, hidden: int, program: str) -> tuple[int, dict[str, Any]]:
-    """The number of blocks, and the fields of a hybrid model; none for other models."""
+    """The number of blocks, and for a hybrid model the fields of its pattern."""
     layers = options.whole("--num-layers") or options.whole("--encoder-num-layers")
     if is_hybrid(options, program):
         fields = hybrid_parts(options, layers, hidden)
@@ -390,7 +394,7 @@ def _check_hybrid(parts: dict[str, Any]) -> None:
 
 
 def _family(fields: Mapping[str, Any]) -> Family:
-    """The family whose structure a model has; ``gpt`` for a structure of no family."""
+    """The model family whose structure the options describe; ``gpt`` if none has it."""
     for family, structure in _STRUCTURES.items():
         if all(fields[name] == value for name, value in structure.items()):
             return family
@@ -398,7 +402,7 @@ def _family(fields: Mapping[str, Any]) -> Family:
 
 
 def _is_gated(options: Options, draft: Found) -> bool:
-    """Whether the network is gated; a gate other than SwiGLU gets a remark."""
+    """Whether the feed-forward network is gated; adds a remark on a gate other than SwiGLU."""
     word = options.choice("--glu-activation", ("swiglu", "geglu", "reglu", "liglu"))
     if options.has("--swiglu") or word == "swiglu":
         return True
@@ -424,7 +428,7 @@ def _norm(options: Options) -> str:
 
 
 def _key_heads(options: Options, draft: Found, heads: int) -> int:
-    """The number of key and value heads, Megatron-LM's query groups."""
+    """The number of heads of keys and values, which Megatron-LM calls query groups."""
     of_relatives = options.whole("--num-key-heads")
     if of_relatives is not None:
         return of_relatives
@@ -432,7 +436,7 @@ def _key_heads(options: Options, draft: Found, heads: int) -> int:
         return 1
     groups, grouped = options.whole("--num-query-groups"), options.has("--group-query-attention")
     if grouped:
-        # Megatron-LM's default is a single group.
+        # The default of Megatron-LM is a single query group.
         return groups or 1
     if groups is not None and groups != heads:
         text = f"--num-query-groups {groups} without --group-query-attention: heads share no keys"
@@ -458,7 +462,8 @@ def _has_biases(options: Options, draft: Found) -> bool:
 
 
 def _default_ffn(options: Options, hidden: int) -> int:
-    """Megatron-LM's default feed-forward width: two thirds for SwiGLU.
+    """Megatron-LM's default feed-forward width: 4 times the hidden size, two thirds of that with
+    SwiGLU.
 
     FlagScale multiplies two thirds by a number, and rounds them up to a multiple.
     """
@@ -498,8 +503,8 @@ def _position(options: Options, draft: Found) -> str:
 
 
 def _dropout(options: Options, draft: Found) -> dict[str, float]:
-    """Dropout of hidden states, and of attention probabilities if it differs; a model without the
-    first has none of the second.
+    """The dropout of hidden states, and that of attention probabilities if it differs; without the
+    former, the latter counts as 0.
     """
     names = ("--attention-dropout", "--hidden-dropout")
     silent = [name for name in names if name not in options.words]

@@ -1,5 +1,5 @@
-"""Optional parts of models as Megatron-LM's options, and back: patterns, experts, latent attention,
-windows.
+"""Optional parts of models as Megatron-LM's options, and back: hybrid patterns, experts, latent
+attention, windows.
 
 The grammar is that of ``--hybrid-layer-pattern`` (core 0.17): a letter a block, ``|`` between
 stages, ``/`` before the blocks of further tokens. Older lines give shares of attention and of
@@ -22,9 +22,10 @@ from mistlab.schedule.orders import INTERLEAVED
 from mistlab.schedule.placement import even_shares
 
 PATTERN = "--hybrid-layer-pattern"
-# Megatron-LM's defaults.
+# Megatron-LM's default sizes of the Mamba-2 mixer.
 STATES, CHANNELS, GROUPS, EXPAND = 128, 64, 8, 2
-# Megatron-LM's letters for kinds of blocks that models here have; its G, D and + are other parts.
+# Megatron-LM's letters for the kinds of blocks that models here can have; its letters G, D and +
+# mean other kinds.
 _LETTERS = "M*-E"
 _MEANINGS = {
     "G": "a gated delta net without a network",
@@ -35,14 +36,16 @@ _SWITCHES = ("--is-hybrid-model", "--hybrid-attention-ratio", "--hybrid-mlp-rati
 
 
 def is_hybrid(options: Options, program: str = "") -> bool:
-    """Whether options, or the program, build blocks from a pattern."""
+    """Whether the options, or the program, build the model's blocks from a pattern of letters."""
     name = program.lower()
     builds = "pretrain_mamba" in name or "pretrain_hybrid" in name
     return builds or PATTERN in options or any(options.has(name) for name in _SWITCHES)
 
 
 def hybrid_parts(options: Options, layers: int | None, hidden: int) -> dict[str, Any]:
-    """The pattern of a hybrid model and its state space, as fields of a model."""
+    """The pattern of a hybrid model and the sizes of its state-space mixer, as fields of a
+    model.
+    """
     pattern = "".join(segments_of(options, layers))
     fields: dict[str, Any] = {"pattern": shortest(pattern), "layers": len(pattern)}
     if "M" in pattern:
@@ -51,8 +54,8 @@ def hybrid_parts(options: Options, layers: int | None, hidden: int) -> dict[str,
 
 
 def segments_of(options: Options, layers: int | None) -> list[str]:
-    """The numbers of blocks in the pipeline parts of a pattern, separated by bars; without bars a
-    single number.
+    """The number of blocks in each pipeline part of a pattern, whose parts bars separate; without
+    bars all blocks.
     """
     text = options.text(PATTERN)
     if text is None:
@@ -76,7 +79,7 @@ def segments_of(options: Options, layers: int | None) -> list[str]:
 
 
 def shortest(pattern: str) -> str:
-    """The shortest pattern whose repetition gives the same blocks.
+    """The shortest pattern that gives the same blocks when it is repeated.
 
     >>> shortest("DADA")
     'DA'
@@ -88,7 +91,9 @@ def shortest(pattern: str) -> str:
 
 
 def _by_shares(options: Options, layers: int | None) -> str:
-    """State-space blocks with attention and networks at even distances, from their shares."""
+    """The pattern of a hybrid model from the shares of attention and of networks, which are placed
+    at even distances among state-space blocks.
+    """
     if layers is None:
         reject("--num-layers: is missing: give it, or --hybrid-layer-pattern")
     attention = round(layers * options.number("--hybrid-attention-ratio", 0.0, maximum=1))
@@ -103,7 +108,9 @@ def _by_shares(options: Options, layers: int | None) -> str:
 
 
 def _spread(blocks: list[str], letter: str, distance: float) -> None:
-    """Replace the mixer after each section of this many mixers by another kind of block."""
+    """Replace a state-space block by another kind of block after each ``distance`` state-space
+    blocks.
+    """
     left = distance
     for index, block in enumerate(blocks):
         if block != "M":
@@ -128,7 +135,7 @@ def _state_space(options: Options, hidden: int) -> StateSpace:
         )
 
 
-# Hybrid models as Megatron-LM's options: a letter for each block, and the state-space mixer.
+# Exports and imports hybrid models: a letter for each block, and the state-space mixer.
 #
 # Letters are those of patterns here: ``M`` is the Mamba-2 mixer, ``*`` attention, ``-`` the
 # network, ``E`` experts. Core 0.16 and later accept a plain pattern, with options for the blocks of
@@ -139,12 +146,12 @@ def _state_space(options: Options, hidden: int) -> StateSpace:
 
 _KINDS_OF_BLOCKS = frozenset("M*-E")
 _SPEC = "megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"
-# The programs that train models without and with a pattern.
+# Megatron-LM's programs that train plain models, and hybrid models (with a pattern).
 PLAIN_PROGRAM, HYBRID_PROGRAM = "pretrain_gpt.py", "pretrain_mamba.py"
 
 
 def check_hybrid(model: ModelSpec) -> None:
-    """Refuse kinds of blocks, and gates, that no option builds."""
+    """Refuse kinds of blocks, and gates, that no option of Megatron-LM builds."""
     others = sorted(set(model.pattern) - _KINDS_OF_BLOCKS)
     if others:
         _refuse("pattern", f"{model.pattern!r} has blocks of kind {' '.join(others)}")
@@ -163,12 +170,12 @@ def _refuse(field: str, what: str) -> None:
 
 
 def program_of(model: ModelSpec) -> str:
-    """The program of Megatron-LM that trains a model."""
+    """The program of Megatron-LM that trains this model."""
     return HYBRID_PROGRAM if model.pattern else PLAIN_PROGRAM
 
 
 def hybrid_options(job: Job) -> Iterator[str]:
-    """The options of a hybrid model's blocks; none of another model's."""
+    """The options for the blocks of a hybrid model; none for other models."""
     model, mixer = job.workload.model, job.workload.model.state_space
     if not model.pattern:
         return
@@ -186,15 +193,17 @@ def hybrid_options(job: Job) -> Iterator[str]:
 
 
 def is_cut(plan: Plan) -> bool:
-    """Whether a pattern has to mark where stages begin: middle stages differ, or stages have
-    chunks.
+    """Whether the pattern has to mark where each stage begins: middle stages differ, or stages have
+    several chunks.
     """
     inner = {stage.layers for stage in plan.stages[1:-1]}
     return len(inner) > 1 or plan.order in INTERLEAVED
 
 
 def _ends(plan: Plan) -> Iterator[str]:
-    """The options for the blocks of the first and the last stage, where stages differ."""
+    """The options for the numbers of blocks on the first and the last stage, where stages
+    differ.
+    """
     layers = [stage.layers for stage in plan.stages]
     if len(set(layers)) > 1:
         yield f"--decoder-first-pipeline-num-layers {layers[0]}"
@@ -202,8 +211,8 @@ def _ends(plan: Plan) -> Iterator[str]:
 
 
 def segment_sizes(plan: Plan) -> list[int]:
-    """The number of blocks in each part of the model: the first chunks of all stages, then the
-    second.
+    """The number of blocks in each part of the model: first the first chunks of all stages, then
+    the second ones.
     """
     chunks = INTERLEAVED.get(plan.order, 1)
     parts = [even_shares(stage.layers, chunks) for stage in plan.stages]
@@ -227,24 +236,23 @@ def hybrid_notes(job: Job) -> Iterator[str]:
         yield "blocks of hybrids are recomputed from Megatron-core 0.18 on; 0.16 and 0.17 keep all"
 
 
-# Current parts of models as Megatron-LM's options, and back: experts, latent attention, windows.
+# Exports and imports experts, latent attention and windows as Megatron-LM's options.
 #
 # Latent vectors are normalised if ``--qk-layernorm`` is given, as in DeepSeek; their rotary
 # embedding is YaRN's, which costs the same as the plain one. ``--window-size N,0`` is a window of
 # the last N tokens, as in Megatron-LM's own launch lines of gpt-oss.
 
 
-# Megatron-LM's defaults.
+# Megatron-LM's defaults: experts per token, and the sizes of latent attention.
 ACTIVE, KEY_RANK, HEAD_DIM, ROTATED, VALUE_DIM = 2, 32, 128, 64, 128
 DELTA_KEY_HEADS, DELTA_VALUE_HEADS, DELTA_CHANNELS = 16, 32, 128
-# The number of digits to which shares of rotary channels are rounded, as in configurations that are
-# read.
+# Shares of rotary channels are rounded to this many digits, as in the configurations that are read.
 _DIGITS = 12
 _MOST_BLOCKS = 10_000
 
 
 def sayable_parts(model: ModelSpec) -> ModelSpec:
-    """The model with the nearest parts that Megatron-LM can build."""
+    """The model with the nearest optional parts that Megatron-LM can build."""
     if model.latent is None:
         return model
     if not model.rotated_channels:
@@ -255,7 +263,7 @@ def sayable_parts(model: ModelSpec) -> ModelSpec:
 
 
 def part_options(model: ModelSpec) -> Iterator[str]:
-    """The options of a model's parts, without the ranks and the exchange of experts."""
+    """The options for a model's optional parts, without the degrees and the exchange of experts."""
     if model.latent is not None:
         yield from _latent_options(model, model.latent)
     elif model.qk_norm:
@@ -294,7 +302,7 @@ def _expert_options(experts: Experts, layers: int) -> Iterator[str]:
 
 
 def parts_of(options: Options, draft: Found, layers: int, ffn: int) -> dict[str, Any]:
-    """The parts that options describe, as fields of a model."""
+    """The optional parts that options describe, as fields of a model."""
     experts, blocks = experts_of(options, draft, layers, ffn)
     parts = {
         "experts": experts,
@@ -315,12 +323,13 @@ def parts_of(options: Options, draft: Found, layers: int, ffn: int) -> dict[str,
 def _further_tokens(options: Options) -> int:
     number = options.whole("--mtp-num-layers", minimum=0) or 0
     if number > _MOST_BLOCKS:
-        reject(f"{options.where('--mtp-num-layers')}: {number} is too large: give a few")
+        where = options.where("--mtp-num-layers")
+        reject(f"{where}: {number} is too large: give at most {_MOST_BLOCKS}")
     return number
 
 
 def _beside_pattern(parts: dict[str, Any]) -> str | None:
-    """The option of a part that no block of a pattern has; None if there is none."""
+    """The option of a part that hybrid models cannot have; None if no such part is given."""
     options = {
         "latent": "--multi-latent-attention",
         "window": "--window-size",
@@ -331,7 +340,9 @@ def _beside_pattern(parts: dict[str, Any]) -> str | None:
 
 
 def _turns_of(options: Options, blocks: list[int], layers: int) -> dict[str, Any]:
-    """The pattern of alternating blocks: with and without experts, or with delta networks."""
+    """The pattern of a model whose kinds of blocks alternate: with and without experts, or with
+    delta networks.
+    """
     if (deltas := _delta_nets(options, layers)) is not None:
         if 0 in blocks:
             reject(
@@ -346,7 +357,9 @@ def _turns_of(options: Options, blocks: list[int], layers: int) -> dict[str, Any
 
 
 def _delta_nets(options: Options, layers: int) -> dict[str, Any] | None:
-    """Gated delta networks in place of attention in most blocks, as in Qwen3-Next."""
+    """The pattern and sizes of gated delta networks in place of attention in most blocks, as in
+    Qwen3-Next.
+    """
     variant = options.text("--experimental-attention-variant")
     if variant is None:
         return None
@@ -376,7 +389,7 @@ def _delta_nets(options: Options, layers: int) -> dict[str, Any] | None:
 
 
 def _linear_blocks(every: int, layers: int) -> list[int]:
-    """The blocks with linear attention, where every n-th block has full attention."""
+    """For each block whether it has linear attention; every n-th block has full attention."""
     return [int((block + 1) % every != 0) for block in range(layers)]
 
 
@@ -416,7 +429,7 @@ def _window_of(options: Options, draft: Found) -> Window | None:
 
 
 def _tell_of_window(options: Options, draft: Found, choice: str, size: int, every: str) -> None:
-    """Add a remark on a window that plans cannot express, unless it holds the whole sequence."""
+    """Add a remark on a window that plans cannot express, unless it covers the whole sequence."""
     length = options.whole("--seq-length")
     if length is None or size < length:
         text_of_remark = (
@@ -436,7 +449,7 @@ def _has_sinks(options: Options, draft: Found) -> bool:
 def experts_of(
     options: Options, draft: Found, layers: int, ffn: int
 ) -> tuple[Experts | None, list[int]]:
-    """The experts that options describe, and for each block whether it has them."""
+    """The experts that options describe, and for each block whether it has experts."""
     count = _count_of(options, draft)
     if count is None:
         return None, []
@@ -466,7 +479,7 @@ def experts_of(
 
 
 def _count_of(options: Options, draft: Found) -> int | None:
-    """The number of experts of a block that has any; None for a model without experts."""
+    """The number of experts in each block that has any; None for a model without experts."""
     counts = {
         checked_whole(options.where("--num-experts"), word, minimum=0)
         for word in options.all_words("--num-experts")
@@ -487,7 +500,7 @@ def _count_of(options: Options, draft: Found) -> int | None:
 
 
 def _shared_of(options: Options, draft: Found, width: int, ffn: int) -> int:
-    """The width of the experts that every token uses."""
+    """The width of shared experts, which every token uses."""
     shared = options.whole("--moe-shared-expert-intermediate-size")
     number = options.whole("--num-shared-experts")
     if options.choice("--mlp-type", ("standard", "residual")) == "residual":
@@ -506,7 +519,7 @@ def _expert_blocks(options: Options, layers: int) -> list[int]:
     first = options.whole("--first-k-dense-replace", minimum=0) or 0
     interval = options.whole("--expert-interval")
     if interval is None and is_of_deepspeed(options):
-        # Megatron-DeepSpeed's default.
+        # The default interval of Megatron-DeepSpeed.
         interval = 2
     if interval is not None and "--moe-layer-freq" not in options:
         return [int((block + 1) % interval == 0) for block in range(layers)]
@@ -518,13 +531,13 @@ def _expert_blocks(options: Options, layers: int) -> list[int]:
     if len(blocks) != layers:
         reject(
             f"{options.where('--moe-layer-freq')}: {text} is of {len(blocks)} blocks, the model "
-            f"has {layers}: give as many"
+            f"has {layers}: give {layers} of them"
         )
     return blocks
 
 
 def pattern_of(text: str) -> list[int]:
-    """The list that an expression of lists evaluates to, as in Megatron-LM's frequency options.
+    """The list of numbers that an expression such as ``([0]*3+[1]*58)`` stands for.
 
     >>> pattern_of("([0]*2+[1]*3)")
     [0, 0, 1, 1, 1]

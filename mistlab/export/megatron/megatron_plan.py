@@ -1,4 +1,4 @@
-"""Plans as Megatron-LM's options, and back: stages, states, experts and precisions."""
+"""Plans as Megatron-LM's options, and back: blocks of stages, sharding, experts and precisions."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ _ENDS = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-lay
 
 
 def read_stages(options: Options, draft: Found, layers: int) -> None:
-    """The blocks of each stage, and the order of its chunks."""
+    """Read how many blocks each stage has, and the pipeline schedule of its chunks."""
     layout = options.text("--pipeline-model-parallel-layout")
     first, last = (options.whole(name) for name in _ENDS)
     chunks = _chunks(options, draft, layers)
@@ -59,8 +59,8 @@ def _order(options: Options, chunks: int, draft: Found) -> None:
 
 
 def _of_parts(parts: Sequence[int], option: str, draft: Found) -> int:
-    """Set the blocks of stages from those of the parts of a pipeline; returns the chunks per
-    stage.
+    """Set how many blocks each stage has from the blocks of the model's parts; returns the number
+    of parts (chunks) per stage.
     """
     if len(parts) % draft.num_stages:
         reject(
@@ -72,7 +72,7 @@ def _of_parts(parts: Sequence[int], option: str, draft: Found) -> int:
 
 
 def _listed(options: Options, draft: Found, layers: int) -> Sequence[int] | None:
-    """The blocks of each stage, as some derivatives of Megatron-LM list them."""
+    """How many blocks each stage has, where derivatives of Megatron-LM list it."""
     numbers = ",".join(options.all_words("--num-layer-list")).split(",")
     if numbers == [""]:
         return None
@@ -87,8 +87,8 @@ def _listed(options: Options, draft: Found, layers: int) -> Sequence[int] | None
 
 
 def _beside_ends(options: Options, num_stages: int, layers: int) -> Sequence[int] | None:
-    """The blocks of stages, where embedding and head count as blocks of the first and the last
-    stage.
+    """How many blocks each stage has if embedding and head count as blocks; None unless options say
+    so.
     """
     method = options.text("--pp-partition-method") or ""
     both = "embed" in method
@@ -133,7 +133,7 @@ def _chunks(options: Options, draft: Found, layers: int) -> int:
 def _with_ends(
     num_stages: int, layers: int, first: int | None, last: int | None
 ) -> Sequence[int] | None:
-    """The blocks of stages, of which the first and the last may have their own numbers."""
+    """How many blocks each stage has if the first and the last stage have numbers of their own."""
     inner = num_stages - (first is not None) - (last is not None)
     left = layers - (first or 0) - (last or 0)
     if inner < 0 or left < 0 or (inner and left % inner) or (not inner and left):
@@ -155,7 +155,7 @@ def _repeated(match: re.Match[str]) -> str:
 
 
 def parts_of_layout(layout: str) -> list[int]:
-    """The blocks of each part of a layout such as ``Ett|(tt|)*2tL``.
+    """The number of blocks in each part of a pipeline layout such as ``Ett|(tt|)*2tL``.
 
     >>> parts_of_layout("Ett|(tt|)*2,t*3L")
     [2, 2, 2, 3]
@@ -171,10 +171,10 @@ def parts_of_layout(layout: str) -> list[int]:
     return [part.count("t") for part in text.split("|")]
 
 
-# States and activations as Megatron-LM's options: sharding, offloading, recomputation.
+# Exports and imports sharding, offloading and recomputation as Megatron-LM's options.
 
 
-# Megatron-FSDP's strategies by ZeRO level.
+# Megatron-FSDP's sharding strategies; the index is the ZeRO level.
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 _ADAMS = ("adam", "adamw", "Adam", "AdamW", "FusedAdam", "fused_adam", "cpu_adam")
 _OFFLOADING = "hybridadam"
@@ -192,7 +192,7 @@ def read_states(options: Options, draft: Found) -> None:
 
 
 def read_optimizer(options: Options, draft: Found) -> None:
-    """Add a remark on an optimizer whose moments are not Adam's."""
+    """Add a remark on an optimizer that keeps other states than Adam."""
     stated = options.text("--optimizer")
     if stated is not None and stated not in (*_ADAMS, _OFFLOADING):
         draft.remark(
@@ -214,7 +214,7 @@ def _level(options: Options, draft: Found) -> int:
 
 
 def _offload(options: Options, draft: Found, level: int) -> None:
-    # Pai-Megatron-Patch's optimizer offloads half unless it is told another share.
+    # The optimizer of Pai-Megatron-Patch offloads half of its states unless another share is given.
     patched = options.text("--optimizer") == _OFFLOADING
     policy = options.text("--optimizer-offload-policy")
     fraction = options.number("--optimizer-offload-fraction", 0.5 if patched else 1.0, maximum=1)
@@ -242,7 +242,7 @@ def _overlap(options: Options, draft: Found, level: int) -> None:
 
 
 def read_activations(options: Options, draft: Found, layers: int) -> None:
-    """Read which blocks are recomputed or offloaded, and which of their tensors."""
+    """Read which blocks are recomputed or offloaded, and which of their activations."""
     granularity = options.choice("--recompute-granularity", ("full", "selective"))
     method = options.choice("--recompute-method", ("uniform", "block"))
     count = options.whole("--recompute-num-layers", minimum=0)
@@ -252,7 +252,7 @@ def read_activations(options: Options, draft: Found, layers: int) -> None:
     elif options.has("--recompute-activations") and granularity is None:
         granularity = "selective"
     elif granularity is None and method is not None and "--recompute-method" in options.spelt:
-        # Versions up to 2.6 have no granularity.
+        # Versions up to 2.6 have no option for granularity; recomputation is full.
         granularity = "full"
     if granularity == "full":
         _full(method, count, draft, layers)
@@ -299,13 +299,14 @@ def _activations_offloaded(options: Options, draft: Found, layers: int) -> None:
         draft.values["offload_activations"] = 1.0
 
 
-# Expert parallelism as Megatron-LM's options, and back.
+# Exports and imports expert parallelism as Megatron-LM's options.
 #
 # Routing is always assumed to be even; the auxiliary loss that the options enable makes it nearly
 # so. Tokens are sent by the plain exchange (``alltoall``).
 
 
-# By default, tensor-parallel ranks divide each expert.
+# Options for the number of ranks that split each expert (by default the tensor-parallel ranks), and
+# of ranks among which experts are divided.
 _PARTS, _RANKS = "--expert-tensor-parallel-size", "--expert-model-parallel-size"
 _CAPACITY = "--moe-expert-capacity-factor"
 # MindSpeed's switch by which tensor-parallel ranks divide the experts, not each expert.
@@ -317,7 +318,7 @@ _EXCHANGES = ("allgather", "alltoall", "alltoall_seq", "flex")
 
 
 def expert_options(job: Job) -> Iterator[str]:
-    """The options of a job's experts, without their sizes."""
+    """The options of a job's expert parallelism."""
     stage, workload = job.plan.stages[0], job.workload
     if workload.model.experts is None:
         return
@@ -331,7 +332,7 @@ def expert_options(job: Job) -> Iterator[str]:
 
 
 def read_experts(options: Options, draft: Found, *, has_experts: bool) -> None:
-    """The degrees and the capacity of experts, where a model has any."""
+    """Read the parallel degrees and the capacity of experts, if the model has experts."""
     ranks, parts = _divisions(options, draft)
     capacity, pads = _capacity(options)
     if not has_experts:
@@ -352,13 +353,13 @@ def read_experts(options: Options, draft: Found, *, has_experts: bool) -> None:
         draft.remark("contradicting", "sequence_parallel", f"{text}: taken on")
         draft.values["sequence_parallel"] = 1
     if not of_deepspeed:
-        # DeepSpeed has one exchange, and an auxiliary loss of its own.
+        # DeepSpeed has a single exchange of tokens, and an auxiliary loss of its own.
         _remark_exchange(options, draft)
         _remark_balance(options, draft)
 
 
 def _divisions(options: Options, draft: Found) -> tuple[int, int]:
-    """The ranks that divide the experts, and the ranks that divide each expert."""
+    """The number of ranks among which experts are divided, and of ranks that split each expert."""
     tensor = draft.values["tensor_parallel"]
     ranks = options.whole(_RANKS) or 1
     if options.has(_EXPERTS_DIVIDED):
@@ -397,10 +398,12 @@ def _remark_exchange(options: Options, draft: Found) -> None:
 
 
 def _remark_balance(options: Options, draft: Found) -> None:
-    """Add a remark on unbalanced routing, which is still assumed to be even."""
+    """Add a remark on options that leave routing unbalanced, which predictions assume to be
+    even.
+    """
     kind = options.text("--moe-router-load-balancing-type")
     weight = options.number("--moe-aux-loss-coeff", 0.0)
-    # The expert bias and forced routing balance without a loss.
+    # Options that balance load without an auxiliary loss: the expert bias, and forced balance.
     switches = [
         options.has(f"--moe-router-{name}")
         for name in ("enable-expert-bias", "force-load-balancing")
@@ -411,13 +414,14 @@ def _remark_balance(options: Options, draft: Found) -> None:
         draft.remark("assumed", "expert_imbalance", text)
 
 
-# Precisions as Megatron-LM's options, and back: of GEMMs, and of an optimizer's moments.
+# Exports and imports precisions as Megatron-LM's options: of GEMMs, and of the optimizer's moments.
 #
 # 8-bit GEMMs are scaled per block where tensor cores support that (GPUs with 4-bit GEMMs), and per
 # tensor elsewhere. Weights stay in 16 bits.
 
 
-# The scaling of 8-bit GEMMs: per block of 32 by the tensor cores, or per tensor.
+# Megatron-LM's names for the scaling of 8-bit GEMMs: per block of 32 values by the tensor cores, or
+# per tensor.
 BY_BLOCKS, BY_TENSORS = "mxfp8", "tensorwise"
 _RECIPES = ("tensorwise", "delayed", "mxfp8", "blockwise", "custom")
 _NOT_SAID = "delayed"
@@ -428,7 +432,7 @@ PRECISION_AWARE = "--use-precision-aware-optimizer"
 
 
 def recipe_for(hardware: Hardware) -> str:
-    """The recipe of 8-bit GEMMs for a machine's tensor cores."""
+    """The scaling recipe of 8-bit GEMMs that a machine's tensor cores support."""
     return BY_BLOCKS if hardware.gpu.peak_tflops.fp4 is not None else BY_TENSORS
 
 
@@ -446,14 +450,14 @@ def precision_options(workload: Workload, hardware: Hardware) -> Iterator[str]:
 
 
 def moment_options(optimizer: Optimizer) -> Iterator[str]:
-    """The options for moments in fewer bits than 32."""
+    """The options for Adam's moments in fewer than 32 bits."""
     if optimizer != "adamw":
         word = _MOMENTS[optimizer]
         yield f"{PRECISION_AWARE} --exp-avg-dtype {word} --exp-avg-sq-dtype {word}"
 
 
 def sum_options(workload: Workload) -> Iterator[str]:
-    """The option for gradients accumulated in other bits than Megatron-LM's default."""
+    """The option for gradients that are accumulated in other bits than by Megatron-LM's default."""
     if workload.gradients == "32bit" and workload.precision == "fp16":
         yield _SUMS_IN_FP32
     elif workload.gradients == "16bit":
@@ -461,7 +465,7 @@ def sum_options(workload: Workload) -> Iterator[str]:
 
 
 def read_precision(options: Options, draft: Found, hardware: Hardware) -> None:
-    """Read the precision of GEMMs and of moments."""
+    """Read the precision of GEMMs and of Adam's moments."""
     halves = [name for name in ("bf16", "fp16") if options.has(f"--{name}")]
     if len(halves) > 1:
         draft.remark("contradicting", "precision", "--bf16 and --fp16 are both given: took bf16")
@@ -477,7 +481,7 @@ def read_precision(options: Options, draft: Found, hardware: Hardware) -> None:
 def _narrow_products(options: Options, draft: Found, hardware: Hardware) -> None:
     eight = options.choice("--fp8-format", ("e4m3", "hybrid"))
     for name in ("e4m3", "hybrid"):
-        # The switches of older versions.
+        # Switches for 8-bit GEMMs in older versions.
         eight = name if options.has(f"--fp8-{name}") else eight
     four = options.choice("--fp4-format", ("e2m1",))
     recipe = options.choice("--fp8-recipe", _RECIPES) or _NOT_SAID

@@ -1,4 +1,4 @@
-"""Reads launch lines of Megatron-LM and its relatives: options become a job, with remarks."""
+"""Reads launch lines of Megatron-LM and its derivatives: options become a job, with remarks."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,9 +43,9 @@ from mistlab.shell.launch import Launch, launch_of
 from mistlab.shell.session import LaunchFile
 from mistlab.shell.shell_text import Word
 
-# The largest edit distance of a misspelt name, and the shortest name for which it is tried.
+# A misspelt option is recognised up to this edit distance, and from this length on.
 _FARTHEST, _SHORTEST = 2, 10
-# Parts of names that suggest an effect on cost.
+# Matches option names that suggest an effect on cost.
 _COSTLY = re.compile(
     r"parallel|expert|moe|layer|head|hidden|zero|offload|swap|recompute|checkpoint-act|shard|seq"
     r"|batch|precision|quant|fp8|lora|freeze|stage|pipeline|chunk|attention|attn|window|vocab|mamba"
@@ -56,8 +56,9 @@ _CALM = "without effect on a step's cost"
 
 @dataclass(slots=True, kw_only=True)
 class OptionRemarks:
-    """Remarks on options: ``first`` those that may hide a cost, then those that plans cannot
-    express (``said``), then ``unknown`` names, and the ``count`` of the others.
+    """Remarks on a line's options, in the order shown: ``first`` those that may hide a cost, then
+    those that plans cannot express (``said``), then ``unknown`` names, and the ``count`` of all
+    others.
     """
 
     first: list[Remark] = field(default_factory=list)
@@ -76,12 +77,14 @@ class OptionRemarks:
         )
 
     def around(self, remarks: Sequence[Remark]) -> tuple[Remark, ...]:
-        """All remarks in order, with those made while options were read."""
+        """All remarks in the order shown, with those made while options were read after the first
+        ones.
+        """
         return (*self.first, *remarks, *self.said, *self.unknown, *self.count)
 
 
 def check_refused(options: Options) -> None:
-    """Refuse options that change a line's model or task."""
+    """Refuse options that change a launch line's model or task."""
     for name, reason in REFUSED.items():
         option = options.given.get(name)
         if option is None or (option.words and option.words[0].lower() in IDLE):
@@ -130,8 +133,8 @@ def _repeated(options: Options) -> Iterator[Remark]:
 
 
 def _unknown(options: Options) -> Iterator[Remark]:
-    """At most three lines: a misspelt name, names that suggest an effect on cost, and all
-    others.
+    """Remarks on unknown options, at most three lines: a misspelt name, names that suggest an
+    effect on cost, and all others.
     """
     costly: list[str] = []
     others: list[str] = []
@@ -158,7 +161,7 @@ def _count(options: Options) -> Iterator[Remark]:
 
 
 def nearest_name(name: str) -> str | None:
-    """The known option nearest to a misspelt name, if it is near.
+    """The known option nearest to a misspelt name; None if none is near.
 
     >>> nearest_name("--micro-bath-size")
     '--micro-batch-size'
@@ -194,32 +197,35 @@ def _distance(name: str, other: str) -> int:
 # Megatron-LM; ``read`` takes the text of a launch line or a script.
 
 
-# The engines of predictions: Megatron-LM's own, or one that accepts every plan.
+# The engines that predictions may use for a launch line: Megatron-LM's own, or one that accepts
+# every plan.
 ENGINES = ("megatron", "mistlab")
-# The engines that support current models and machines, which are preferred.
+# The engines that support current models and machines, which are tried first for these.
 ENGINES_OF_TODAY = ("megatron-core", "megatron-fsdp")
-# A plan's engine, where a launch line alone would be read as another's.
+# Matches the comment that names a plan's engine, where the launch line alone would be read as
+# another engine's.
 _ENGINE = re.compile(r"^# predicted under engine ([\w-]+)$", re.MULTILINE)
-# Assumptions of a script's evaluation about addresses, ranks and accounts, which do not affect
-# cost.
+# Matches assumptions of a script's evaluation about addresses, ranks and accounts, which do not
+# affect cost.
 _IDLE_NOTE = re.compile(
     r"^line \d+: (MASTER_ADDR|MASTER_PORT|NODE_RANK|RANK|LOCAL_RANK|PYTHONPATH|HOME|USER|WANDB_\w+)"
     " is taken as"
 )
-# How context-parallel ranks exchange keys, by the value of ``--cp-comm-type``.
+# How context-parallel ranks exchange keys, for each value of ``--cp-comm-type``.
 EXCHANGES: Mapping[str, int] = {"p2p": RING, "all_gather": GATHER, "a2a": HEADS}
-# The same, by the value of MindSpeed's ``--context-parallel-algo``.
+# How context-parallel ranks exchange keys, for each value of MindSpeed's
+# ``--context-parallel-algo``.
 _ALGORITHMS: Mapping[str, int] = {
     "megatron_cp_algo": RING,
     "kvallgather_cp_algo": GATHER,
     "ulysses_cp_algo": HEADS,
 }
-# Options of which a launch line of Megatron-LM or a derivative has at least one.
+# Options that describe a model: a launch line of Megatron-LM or a derivative has at least one.
 _SHAPE = (
     *("--num-layers", "--hidden-size", "--num-attention-heads", "--hybrid-layer-pattern"),
     *("--use-checkpoint-args", "--encoder-num-layers"),
 )
-# Options whose value the user gives in place of the file's.
+# Options that a launch line may leave out or leave unknown, if the user gives their value.
 _EXCUSES: Mapping[str, tuple[str, ...]] = {
     "sequence_length": ("--seq-length", "--encoder-seq-length"),
     "global_batch": ("--global-batch-size",),
@@ -242,8 +248,8 @@ def read_options(
     launch: Launch | None = None,
     source: LaunchFile | None = None,
 ) -> Imported:
-    """The job of stand-alone options, as in the YAML of Megatron-LM's tests; ``launch`` has the
-    launcher and the written files, if they are known.
+    """The job of options without a launch line, as in the YAML of Megatron-LM's tests; ``launch``
+    has the launcher and the written files, if they are known.
     """
     words = tuple(word if isinstance(word, Word) else Word(text=word) for word in options)
     launch = replace(launch or Launch(), arguments=words)
@@ -290,12 +296,12 @@ def _read_launch(launch: Launch, source: LaunchFile, given: Given) -> Imported:
 
 
 def engines_for(model: ModelSpec, precision: Precision | None) -> tuple[str, ...]:
-    """The engines that may represent a launch line of a model, best first."""
+    """The engines that may predict a launch line of a model, the best first."""
     return (*ENGINES_OF_TODAY, *ENGINES) if is_of_today(model, precision) else ENGINES
 
 
 def engine_line(engine: str) -> str:
-    """A comment that records the engine of a plan."""
+    """The comment that names a plan's engine in an exported launch line."""
     return f"# predicted under engine {engine}\n"
 
 
@@ -306,7 +312,7 @@ def _excused(given: Given) -> Iterable[str]:
 
 
 def _check_program(launch: Launch, draft: Found) -> None:
-    """Refuse programs that train no decoder; add a remark on unknown ones."""
+    """Refuse programs that do not train a decoder; add a remark on unknown programs."""
     program = launch.program
     if not program:
         return
@@ -319,7 +325,7 @@ def _check_program(launch: Launch, draft: Found) -> None:
 
 
 def _check_stage(options: Options) -> None:
-    """Refuse MindSpeed-LLM's training after fine-tuning, by its name of the stage."""
+    """Refuse the stages of MindSpeed-LLM that train by preferences or rewards."""
     stage = options.text("--stage")
     if stage not in (None, "sft", "pretrain", "pt"):
         reject(
@@ -329,7 +335,9 @@ def _check_stage(options: Options) -> None:
 
 
 def _check_shape(launch: Launch, options: Options) -> None:
-    """Refuse a program of another framework, recognised by the lack of all model options."""
+    """Refuse a program of another framework, recognised by the lack of any option that describes a
+    model.
+    """
     if launch.program and not options.strays and not any(name in options for name in _SHAPE):
         line = f"line {launch.line}: " if launch.line else ""
         reject(
@@ -350,7 +358,7 @@ def _world(options: Options, draft: Found) -> None:
 
 
 def _model(options: Options, draft: Found, given: Given, program: str) -> ModelSpec:
-    """The given model, or the options' model; the given one takes precedence."""
+    """The model that the user gives, otherwise the one that the options describe."""
     if given.model is None:
         draft.model = model_of(options, draft, given.vocab_size, program)
         if options.has("--use-checkpoint-args"):
@@ -362,7 +370,7 @@ def _model(options: Options, draft: Found, given: Given, program: str) -> ModelS
         try:
             draft.model = model_of(options, aside, given.vocab_size, program)
         except InputError:
-            # A given model makes missing options unnecessary.
+            # With a model from the user, options that describe one may be missing.
             return given.model
         draft.remarks += aside.remarks
     return given.model
@@ -378,7 +386,7 @@ def _degrees(options: Options, draft: Found) -> None:
 
 
 def _exchange(options: Options, draft: Found) -> None:
-    """How context-parallel ranks exchange keys, if all layers do it alike."""
+    """Read how context-parallel ranks exchange keys, if all layers do it in the same way."""
     algorithm = options.text("--context-parallel-algo")
     stated = {*options.all_words("--cp-comm-type")} or {"p2p"}
     word = stated.pop() if len(stated) == 1 else " ".join(sorted(stated))
@@ -422,7 +430,9 @@ def _length(options: Options, draft: Found) -> int | None:
 
 
 def _attention(options: Options, draft: Found, launch: Launch) -> None:
-    """Whether attention is fused, by options or by Transformer Engine's environment variables."""
+    """Read whether attention is fused, from options or from Transformer Engine's environment
+    variables.
+    """
     backend = options.choice("--attention-backend", ("flash", "fused", "unfused", "local", "auto"))
     is_flash = options.has("--use-flash-attn")
     implementation = options.text("--transformer-impl")
@@ -460,7 +470,7 @@ def _is_written_out(options: Options, launch: Launch) -> bool:
 
 
 def _attention_by_variables(launch: Launch) -> Attention | None:
-    """The attention kernels that Transformer Engine's variables enable."""
+    """The attention kernels that Transformer Engine's environment variables enable."""
     settings = [launch.environment.get(name) for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN")]
     switches = [word.text for word in settings if word is not None and word.unknown is None]
     if "1" in switches:
@@ -469,7 +479,9 @@ def _attention_by_variables(launch: Launch) -> Attention | None:
 
 
 def _engine_s_states(options: Options, draft: Found, files: Files) -> None:
-    """States as DeepSpeed's engine keeps them, or as Megatron-LM's own optimizer does."""
+    """Read sharding and offloading as DeepSpeed's engine does them, or Megatron-LM's own
+    optimizer.
+    """
     read_optimizer(options, draft)
     if is_by_deepspeed(options):
         read_deepspeed(options, draft, files)

@@ -1,4 +1,4 @@
-"""Routers as Megatron-LM's options: how tokens choose experts, and how load is balanced.
+"""Routers of experts as Megatron-LM's options: how tokens choose experts, and how load is balanced.
 
 Its sigmoid's weights are normalised where a token takes several experts, and as they are for one; a
 softmax is over the chosen, or with ``--moe-router-pre-softmax`` over all experts, as it is. A group
@@ -20,12 +20,12 @@ _RATE = 0.001
 
 
 def router_options(experts: Experts) -> Iterator[str]:
-    """The rule by which tokens choose experts."""
+    """The options for the rule by which tokens choose experts."""
     router = experts.router
     if router.scores == "sigmoid":
         yield "--moe-router-score-function sigmoid"
     elif experts.active == 1 or not router.normalized:
-        # Megatron-LM refuses the softmax over a single chosen expert.
+        # Megatron-LM refuses a softmax over the scores of a single chosen expert.
         yield "--moe-router-pre-softmax"
     if router.groups > 1 and experts.active >= router.active_groups:
         chosen = f"--moe-router-group-topk {router.active_groups}"
@@ -43,7 +43,7 @@ def router_options(experts: Experts) -> Iterator[str]:
 
 
 def router_of(options: Options, active: int) -> Router:
-    """The router's rule from options, for experts of which a token uses ``active`` ones."""
+    """The routing rule that options describe, for experts of which a token uses ``active`` ones."""
     if is_of_deepspeed(options):
         return PLAIN_ROUTER
     is_sigmoid = options.text("--moe-router-score-function") == "sigmoid"
@@ -70,8 +70,8 @@ def router_of(options: Options, active: int) -> Router:
 
 
 def balance_options(router: Router) -> str:
-    """The options that balance expert load: a sequence's auxiliary loss, or the expert bias only;
-    Megatron-LM's default where a router has neither.
+    """The options that balance the load of experts: an auxiliary loss per sequence, or the expert
+    bias only; Megatron-LM's default where a router has neither.
     """
     if router.balance_loss:
         coefficient = f"--moe-aux-loss-coeff {router.balance_loss!r}"
@@ -82,7 +82,7 @@ def balance_options(router: Router) -> str:
 
 
 def router_notes(experts: Experts | None) -> Iterator[str]:
-    """The properties of a router that no option expresses."""
+    """Notes on properties of a router that no option of Megatron-LM expresses."""
     if experts is None or experts.router == PLAIN_ROUTER:
         return
     router, active = experts.router, experts.active

@@ -67,7 +67,7 @@ def _zero(job: Job) -> Job:
 
 
 def _experts(job: Job) -> Job:
-    """Experts are divided equally on all stages; experts with biases are not split."""
+    """The job with experts divided equally on all stages; experts with biases are not split."""
     job, model = same_experts(job), job.workload.model
     return whole_experts(job) if model.experts is not None and model.biases else job
 
@@ -77,8 +77,8 @@ def _sequence_parallel(job: Job) -> Job:
 
 
 def _core_recomputed(job: Job) -> Job:
-    """The attention core of all blocks is recomputed, or of none; none where whole blocks are
-    recomputed.
+    """The job with the attention core recomputed in all blocks or in none; in none where whole
+    blocks are recomputed.
     """
     if highest(job, "checkpointed_layers"):
         return dropped("core_recomputed_layers")(job)
@@ -86,8 +86,8 @@ def _core_recomputed(job: Job) -> Job:
 
 
 def _activations_offloaded(job: Job) -> Job:
-    """Activations are offloaded for whole blocks, where none are recomputed and there is no
-    pipeline.
+    """The job with activations of whole blocks offloaded only where no block is recomputed and
+    there is no pipeline.
     """
     layers, ratio = job.workload.model.layers, highest(job, "offload_activations")
     recomputes = any(highest(job, f"{what}_layers") for what in ("checkpointed", "core_recomputed"))
@@ -160,7 +160,7 @@ ROWS = (
 
 
 def write(job: Job) -> str:
-    """The launch line, with one option per line."""
+    """The launch line of a job, with one option per line."""
     cluster = job.cluster
     started = f"--nnodes {cluster.nodes} --nproc-per-node {cluster.gpus_per_node}"
     lines = [
@@ -177,7 +177,7 @@ def write(job: Job) -> str:
 
 
 def _engine(job: Job) -> str:
-    """The plan's engine, where the launch line would be read as another's."""
+    """A comment with the plan's engine, where the launch line would be read as another engine's."""
     workload, plan = job.workload, job.plan
     engines = engines_for(workload.model, workload.precision)
     taken = with_engine(
@@ -222,8 +222,8 @@ def _batch(job: Job) -> Iterator[str]:
 
 
 def _backend(workload: Workload) -> str:
-    """The backend of fused attention. FlashAttention has neither sinks nor values of another width
-    than keys; Transformer Engine's fused attention has both.
+    """The option for the backend of fused attention: FlashAttention supports neither sinks nor
+    values of another width than keys; Transformer Engine's fused attention supports both.
     """
     if workload.attention != "flash":
         return "unfused"

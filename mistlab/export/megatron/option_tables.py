@@ -1,5 +1,5 @@
-"""Options of Megatron-LM and its derivatives: those that an import reads, and those that do not
-affect cost.
+"""Tables of options of Megatron-LM and its derivatives: those that an import reads, and those that
+do not affect cost.
 
 Names are those of NVIDIA/Megatron-LM (``megatron/training/arguments.py`` from 1.0 to core 0.19), of
 Microsoft's and BigScience's Megatron-DeepSpeed, Alibaba's Pai-Megatron-Patch, EPFL's Megatron-LLM,
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from mistlab.core.values import word_set
 from mistlab.export.found import harmless_names
 
-# Other spellings of options, and the name used here.
+# Other spellings of options, each with the name that is used here.
 RENAMED: Mapping[str, str] = {
     "--model-parallel-size": "--tensor-model-parallel-size",
     "--batch-size": "--micro-batch-size",
@@ -59,16 +59,16 @@ RENAMED: Mapping[str, str] = {
     "--gated-linear-unit": "--swiglu",
     "--fp8": "--fp8-format",
     "--fp4": "--fp4-format",
-    # Of FlagScale.
+    # Spelling of FlagScale.
     "--apply-layernorm-rms": "--use-rmsnorm",
-    # Of MegaBlocks, and of Megatron-LLaMA.
+    # Spellings of MegaBlocks, and of Megatron-LLaMA.
     "--moe-num-experts": "--num-experts",
     "--moe-top-k": "--moe-router-topk",
     "--moe-capacity-factor": "--moe-expert-capacity-factor",
     "--overlapped-distributed-optimizer": "--use-distributed-optimizer",
 }
 
-# Switches: options without a value of their own.
+# Options that are switches, without a value.
 SWITCHES = word_set(
     """
     --sequence-parallel --qk-layernorm --use-distributed-optimizer --use-megatron-fsdp
@@ -91,7 +91,7 @@ SWITCHES = word_set(
     """
 )
 
-# Options with a variable number of words.
+# Options that take any number of values.
 MANY = word_set(
     """
     --num-experts --recompute-modules --window-size --num-layer-list --cp-comm-type
@@ -166,9 +166,9 @@ FAMILIES = tuple(
     )
 )
 
-# Without a value.
+# Harmless options without a value.
 HARMLESS_SWITCHES = harmless_names("megatron_switches")
 
-# With a value.
+# Harmless options with a value.
 HARMLESS_VALUES = harmless_names("megatron_values")
 HARMLESS = HARMLESS_SWITCHES | HARMLESS_VALUES
