@@ -1,1 +1,3 @@
-"""Fits the figures of a hardware file to measurements, and evaluates fits on held-out rows."""
+"""Fits the numbers of a hardware file to measurements, and evaluates the fits on rows that they did
+not use.
+"""

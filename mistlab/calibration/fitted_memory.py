@@ -1,5 +1,5 @@
-"""Fits the bytes that torch's allocator reserves beyond the peak of tensors, to runs with known
-peaks.
+"""Fits how many bytes torch's allocator reserves beyond the peak of tensors, to runs whose peaks
+were measured.
 
 Two terms: bytes for each parameter of a rank's part of the largest layer, for the optimizer's step,
 and bytes that a stage with the head takes besides.
@@ -15,8 +15,8 @@ from mistlab.core.units import MIB_BYTES
 from mistlab.machine.hardware import Allocator
 from mistlab.stages.stage_batch import StageBatch, StageFigures
 
-# For a run's stages: the two terms of the model, the bytes reserved beyond tensors, and all
-# reserved bytes.
+# For the stages of a run: the two terms of the fitted model, the bytes reserved beyond tensors, and
+# all reserved bytes.
 Beyond = tuple[Floats, Floats, Floats]
 
 DEFAULT_OUTSIDE_MIB = 300.0
@@ -32,14 +32,16 @@ def beyond_tensors(figures: StageFigures, stages: StageBatch, reserved: Floats) 
 
 
 def errors_of(run: Beyond, others: Sequence[Beyond]) -> Floats:
-    """Relative errors of a run's reserved bytes, under the terms fitted to the other runs."""
+    """Relative errors of a run's reserved bytes, predicted with the terms that were fitted to the
+    other runs.
+    """
     terms, beyond, reserved = run
     return np.asarray((terms @ _solved(others) - beyond) / reserved)
 
 
 def fitted_allocator(rows: Sequence[Beyond], heads: Floats) -> Allocator:
-    """The allocator constants fitted to all runs. A head smaller than all measured ``heads`` scales
-    in proportion.
+    """The allocator's constants fitted to all runs; for a head smaller than all measured ``heads``
+    the bytes shrink in proportion.
     """
     step, head = _solved(rows)
     smallest = heads[heads > 0].min()

@@ -1,4 +1,5 @@
-"""Fits interference factors to measurements of overlapping streams.
+"""Fits interference factors (how much streams slow one another) to measurements of overlapping
+streams.
 
 Each set of transfers (copies and communication) has parameters: the sum of the transfers' speeds,
 how they share this sum, and how much compute and the transfers slow one another down. Smaller sets
@@ -29,24 +30,26 @@ from mistlab.machine.slowdowns import (
 
 TRANSFERS = tuple(STREAMS.index(stream) for stream in STREAMS if stream != "compute")
 
-# Starting points of the minimisation; the error has flat regions, so one is not enough.
+# Several starting points of the minimisation, since its error has flat regions.
 COMPUTE_STARTS = (0.15, 0.8)
 TAKEN_STARTS = (0.02, 0.5)
 CAPACITY_STARTS = (0.1, 0.6)
 SHARE_STARTS = (-0.4, 0.4)
 
-# Streams that take turns have speeds that sum to one. The closed form raises a lower sum to one, so
-# rows of such streams cannot determine a fit there. No measured GPU has a lower sum.
+# The speeds of streams that take turns sum to one. The closed form raises a lower sum to one, so
+# rows of such streams determine no factors. No measured GPU has a lower sum.
 LEAST_SPEED = 0.8
 SMOOTH = 1e-3
-# The weight of a prior for parameters that rows hardly determine: streams share equally, and
-# compute does not slow them.
+# The weight of a prior for factors that rows hardly determine: streams share equally, and compute
+# does not slow them.
 PRIOR = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OverlapRows(ColumnSet):
-    """The seconds of each stream's work alone (C, 4), and of all four streams overlapping (C)."""
+    """Measured seconds of each stream's work alone (C, 4), and of all four streams overlapping
+    (C).
+    """
 
     alone: Floats
     together: Floats
@@ -61,7 +64,9 @@ class OverlapRows(ColumnSet):
 
 
 def fit(rows: OverlapRows, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
-    """The interference factors of one group shape, for the sets of streams in the rows."""
+    """The interference factors of one group shape (GPUs in a node, nodes), for each set of streams
+    that is busy in the rows.
+    """
     factors = np.ones((16, len(STREAMS)))
     sets = (rows.alone > 0) @ BITS
     for size in range(1, len(STREAMS)):
@@ -81,12 +86,14 @@ def fit(rows: OverlapRows, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
 
 
 def errors(rows: OverlapRows, group: GroupSlowdowns) -> Floats:
-    """Signed relative errors (C): predicted over measured, minus one."""
+    """Signed relative errors (C) of predicted slowdowns: predicted over measured seconds, minus
+    one.
+    """
     return np.asarray(overlapped(rows.alone, factors_of(group)) / rows.together - 1)
 
 
 def combined(groups: Sequence[GroupSlowdowns], rows: Sequence[OverlapRows]) -> Interference:
-    """The interference factors of all group shapes of a machine.
+    """The interference factors of a machine, from those of all its group shapes.
 
     ``shared_links`` is chosen so that shapes predict one another's rows best.
     """
@@ -111,14 +118,14 @@ def combined(groups: Sequence[GroupSlowdowns], rows: Sequence[OverlapRows]) -> I
 
 
 def left_out(machine: Interference, group: GroupSlowdowns) -> GroupSlowdowns:
-    """The interference factors of a group shape, derived from the machine's other shapes."""
+    """The interference factors of a group shape, derived from the other shapes of the machine."""
     others = tuple(other for other in machine.groups if other is not group)
     without = Interference(shared_links=machine.shared_links, groups=others)
     return slowdowns_of_group(without, gpus_in_node=group.gpus_in_node, nodes=group.nodes)
 
 
 def _with_fitted_factors(rows: OverlapRows, factors: Floats, transfers: tuple[int, ...]) -> Floats:
-    """The table with fitted factors for these transfers, with and without compute."""
+    """The table of factors with newly fitted ones for these transfers, alone and beside compute."""
 
     def loss(parameters: Floats) -> float:
         error = (
@@ -142,8 +149,8 @@ def _with_fitted_factors(rows: OverlapRows, factors: Floats, transfers: tuple[in
 
 
 def _in_turn_at_worst(factors: Floats, transfers: tuple[int, ...]) -> Floats:
-    """The table, with streams whose fit is slower than taking turns set to the factors of taking
-    turns.
+    """The table of factors with the speed of taking turns for streams whose fit is slower than
+    that.
     """
     table = factors.copy()
     index = int(BITS[list(transfers)].sum())
@@ -165,7 +172,7 @@ def _starting_points(transfers: int) -> list[tuple[float, ...]]:
 
 
 def _with_factors(factors: Floats, transfers: tuple[int, ...], parameters: Floats) -> Floats:
-    """The table with the factors of some transfers computed from parameters.
+    """The table of factors with those of some transfers computed from a fit's parameters.
 
     The first parameter is compute's factor, less one. The second is the logarithm of the transfers'
     factor by compute. With several transfers there follow the logarithm of the sum of their speeds,

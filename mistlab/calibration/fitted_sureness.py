@@ -9,17 +9,17 @@ import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints
 
-# With fewer runs, the 90th percentile is that of a normal distribution: this multiple of the mean
-# absolute error.
+# With fewer runs the 90th percentile of errors is taken from a normal distribution: the mean
+# absolute error times this.
 FEW_RUNS = 20
 WIDTH_OF_MEAN = 2.06
-# Repeated measurements of equal runs differ by this share.
+# Repeated measurements of equal runs differ by this share of their time.
 LEAST_WIDTH = 0.001
 
 
 def half_width_of(errors: Floats) -> float:
-    """The half-width, as a share of predictions, that contains 90 % of measurements, from relative
-    errors.
+    """The half-width of a band around predictions, as a share of them, that contains 90 % of
+    measurements, given their relative errors.
     """
     missed = misses(errors)
     width = np.quantile(missed, 0.9) if len(missed) >= FEW_RUNS else WIDTH_OF_MEAN * missed.mean()
@@ -32,12 +32,15 @@ def misses(errors: Floats) -> Floats:
 
 
 def trimmed_mean(errors: Floats) -> float:
-    """The mean without the largest eighth, in which single runs had problems of their own."""
+    """The mean without the largest eighth of the values, which come from runs with problems of
+    their own.
+    """
     kept = np.sort(errors)[: len(errors) - len(errors) // 8]
     return float(kept.mean())
 
 
-# How far sources lie off, and how far their rows scatter, by kinds of runs.
+# How far the runs of a source (a paper, a repository) are off as a whole, and how far they scatter,
+# by kind of run.
 #
 # A source's offset is normal around its kind's, a row's miss around its source's. Both are told by
 # Student's t with few degrees of freedom, so that a few sources unlike all others widen no bound:
@@ -47,17 +50,20 @@ def trimmed_mean(errors: Floats) -> float:
 # Axes: F folds, each of which leaves some runs out, S sources.
 
 FREEDOM = 3.0
-# Steps of expectation and maximisation; figures move by less than a thousandth after them.
+# Steps of expectation and maximisation, after which numbers move by less than a thousandth.
 STEPS = 40
-# What is assumed of a source like none that was measured.
+# The offset and the standard deviations between and within sources that are assumed for a kind of
+# run that was never measured.
 UNKNOWN_OFFSET, UNKNOWN_BETWEEN, UNKNOWN_WITHIN = 0.0, 0.25, 0.15
-# Equal runs that are measured again differ by a percent or so.
+# The smallest variance: equal runs that are measured again differ by about a percent.
 LEAST_VARIANCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SourceSpreads:
-    """The offset of a kind's sources, and the variances between and within sources (F)."""
+    """For one kind of run in each fold (F): the mean offset of its sources, and the variances
+    between and within sources.
+    """
 
     offset: Floats
     between: Floats
@@ -65,7 +71,7 @@ class SourceSpreads:
 
     @classmethod
     def unknown(cls, folds: int) -> Self:
-        """What is assumed where nothing was measured."""
+        """The spreads that are assumed where nothing was measured."""
         return cls(
             offset=np.full(folds, UNKNOWN_OFFSET),
             between=np.full(folds, UNKNOWN_BETWEEN**2),
@@ -75,7 +81,9 @@ class SourceSpreads:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SourceSums:
-    """The numbers of runs of sources, and the sums of their misses and of squares (F, S)."""
+    """For each fold and source (F, S): the number of runs, and the sums of their misses and of
+    squared misses.
+    """
 
     runs: Floats
     total: Floats
@@ -85,8 +93,9 @@ class SourceSums:
     def without_folds(
         cls, missed: Floats, sources: Ints, folds: Ints, shape: tuple[int, int]
     ) -> Self:
-        """The sums of the runs of all other folds, from each run's source and fold. A fold of -1
-        is in none: its runs always count."""
+        """For each fold, the sums over the runs of all other folds, from each run's source and
+        fold. A run with fold -1 always counts.
+        """
         powers = (np.ones_like(missed), missed, missed**2)
         of_fold, sums = folds >= 0, list[Floats]()
         for power in powers:
@@ -97,8 +106,9 @@ class SourceSums:
         return cls(runs=runs, total=total, squares=squares)
 
     def spreads(self, wider: SourceSpreads, count: float) -> SourceSpreads:
-        """The spreads of a kind of which these are the sources, where the wider kind counts as
-        ``count`` sources."""
+        """The offset and variances of a kind of run from its sources; those of the ``wider`` kind
+        count as ``count`` more sources.
+        """
         is_there: Bools = self.runs > 0.5
         scatters: Bools = self.runs > 1.5
         runs = np.maximum(self.runs, 1.0)
@@ -129,8 +139,10 @@ def spreads_of_kinds(
     folds: Ints,
     count: float,
 ) -> dict[str, SourceSpreads]:
-    """The spreads of all kinds of runs in each fold, without the fold's runs; ``kinds`` are those
-    of each run, the narrowest first. Without folds, the one fold leaves nothing out."""
+    """The offsets and variances of all kinds of runs in each fold, from the runs outside the fold;
+    ``kinds`` are those of each run, the narrowest first. Without folds there is one fold, which
+    leaves no run out.
+    """
     shape = max(1, folds.max(initial=-1) + 1), sources.max(initial=-1) + 1
     wider = {own: of for names in kinds for own, of in zip(names, (*names[1:], ""), strict=True)}
     spreads = {"": SourceSpreads.unknown(shape[0])}

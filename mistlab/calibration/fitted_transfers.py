@@ -26,14 +26,18 @@ class TransferRows:
         return len(self.seconds)
 
     def every_second(self, start: int) -> "TransferRows":
-        """Every second row by size, starting with row ``start`` (0 or 1)."""
+        """Every second transfer by size, starting with the smallest (``start`` 0) or the next
+        (1).
+        """
         order = np.argsort(self.size_bytes, kind="stable")[start::2]
         return TransferRows(size_bytes=self.size_bytes[order], seconds=self.seconds[order])
 
 
 def fit(rows: TransferRows) -> Line:
-    """Fit a line to some transfers; refuses rows that determine no bandwidth."""
-    # The units are microseconds and GB, so that both unknowns are near one.
+    """Fit latency and bandwidth to some transfers; refuses transfers that determine no
+    bandwidth.
+    """
+    # Microseconds and GB as units keep both unknowns near one.
     terms = np.stack([np.full(len(rows), MICROSECONDS), rows.size_bytes / GBYTES], axis=1)
     (latency_us, seconds_a_gbyte), _ = nnls(terms / rows.seconds[:, None], np.ones(len(rows)))
     if seconds_a_gbyte == 0:
@@ -47,5 +51,5 @@ def fit(rows: TransferRows) -> Line:
 
 
 def mean_error(rows: TransferRows, line: Line) -> float:
-    """The mean absolute relative error of a line on some rows."""
+    """The mean absolute relative error of a fitted latency and bandwidth on some transfers."""
     return float(np.abs(transfer_s(rows.size_bytes, line) / rows.seconds - 1).mean())

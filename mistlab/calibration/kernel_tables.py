@@ -1,4 +1,5 @@
-"""Reads tables of single kernels and collectives, and fits rates and lines to them.
+"""Reads tables of single kernels and collectives, and fits rates of kernels, and latencies and
+bandwidths of collectives.
 
 A table of kernels has products by shape (columns ``m``, ``k``, ``n``, ``groups``, ``time_us``),
 fused attention (``sequence``, ``heads``, ``tflops``) and the bandwidth of memory, each in rows of
@@ -24,16 +25,16 @@ from mistlab.core.values import reject
 from mistlab.machine.hardware import Line, OperatorClass, Rate
 
 NEEDED = ("hardware", "op", "m", "k", "n", "groups", "time_us", "efficiency", "tflops", "notes")
-# GEMMs with fewer operations end before a GPU reaches its rate; layers have few of them.
+# GEMMs with fewer operations end before a GPU reaches its full rate; layers have few of them.
 SMALLEST_PRODUCT = 1e11
-# A table counts the whole square of scores, of which causal attention computes half.
+# Tables count operations on all scores, of which causal attention computes half.
 CAUSAL = 0.5
 HEADS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelRows:
-    """GEMMs of one class: operations, bytes and seconds (C each)."""
+    """Measured GEMMs of one class: operations, bytes and seconds (C each)."""
 
     flop: Floats
     moved_bytes: Floats
@@ -43,7 +44,9 @@ class KernelRows:
         return len(self.seconds)
 
     def every_second(self, start: int) -> "KernelRows":
-        """Every second row by operations, starting with row ``start`` (0 or 1)."""
+        """Every second GEMM by operations, starting with the smallest (``start`` 0) or the next
+        (1).
+        """
         order = np.argsort(self.flop, kind="stable")[start::2]
         return KernelRows(
             flop=self.flop[order],
@@ -54,7 +57,7 @@ class KernelRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelTable:
-    """The rows of one machine: GEMMs by class, and all rows by operator."""
+    """The rows of one machine in a table of kernels: GEMMs by class, and all rows by operator."""
 
     origin: Origin
     products: dict[OperatorClass, KernelRows]
@@ -62,7 +65,7 @@ class KernelTable:
 
 
 def read_kernel_table(path: Path, hardware: str | None) -> KernelTable:
-    """The kernels of one machine of a table."""
+    """The kernels that a table has of one machine."""
     origin, rows = read_rows(path, NEEDED, hardware=hardware)
     plain = [row for _, row in rows]
     products: dict[OperatorClass, KernelRows] = {
@@ -91,7 +94,7 @@ def _numbers(rows: Sequence[Row], name: str) -> Floats:
 
 
 def rate_of(rows: KernelRows, operators: OperatorClass) -> Rate:
-    """The rate of a class of GEMMs, in operations and in bytes.
+    """The fitted rate of a class of GEMMs, in operations and in bytes per second.
 
     Errors count by the square root of a product's time, so that sums over products are right.
     """
@@ -122,7 +125,7 @@ def held_out_error(rows: KernelRows, operators: OperatorClass) -> float:
 
 
 def attention_rows(table: KernelTable, operators: OperatorClass) -> KernelRows:
-    """Fused causal attention of many heads, in the form of GEMM rows."""
+    """Fused causal attention of many heads, as rows of operations, bytes and seconds like GEMMs."""
     op = {"attention_forward": "sdp_fwd", "attention_backward": "sdp_bwd"}[operators]
     rows = [row for row in table.rows if row["op"] == op and float(row["heads"]) >= HEADS]
     sequence, heads, keys = (_numbers(rows, name) for name in ("sequence", "heads", "kv_heads"))
@@ -131,25 +134,26 @@ def attention_rows(table: KernelTable, operators: OperatorClass) -> KernelRows:
     products, passes = _PRODUCTS[operators]
     square = batch * heads * sequence**2
     each = products[0] * wide + products[1] * values
-    # Operands and results in 16 bits; the backward pass reads them, and writes as many gradients.
+    # Operands and results in 16 bits; the backward pass reads them, and writes gradients of the
+    # same size.
     operands = batch * sequence * (heads + keys) * (wide + values) * 2
     rates = _numbers(rows, "tflops") * CAUSAL * TFLOP
     flop = square * each
-    # Long sequences dominate the time of a table, but not that of training, so all shapes are
-    # weighted equally.
+    # Long sequences take most of the time of a table, but not of training, so all shapes weigh
+    # equally.
     scale = rates / flop
     return KernelRows(
         flop=flop * scale, moved_bytes=operands * passes * scale, seconds=flop / rates * scale
     )
 
 
-# The operations per channel of queries and keys, and of values; the number of passes over operands
-# and results.
+# For each pass: the operations per channel of queries and keys, and per channel of values; and how
+# often operands and results are read or written.
 _PRODUCTS = {"attention_forward": ((1.0, 1.0), 1.0), "attention_backward": ((3.0, 2.0), 2.0)}
 
 
 def memory_rate(table: KernelTable) -> Rate:
-    """The bandwidth of operators that only move bytes."""
+    """The achieved bandwidth of operators that only move bytes."""
     row = next(row for row in table.rows if row["op"] == "memory bandwidth default")
     base = _number_after("base", row)
     return Rate(operators="memory", gbytes_per_s=round(base * float(row["efficiency"]), 1))
@@ -168,7 +172,7 @@ BEST_NEEDED = ("hardware", "operation", "precision", "tflops")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """The ratio of the best 8-bit GEMM's rate to the best 16-bit GEMM's.
+    """How many times as fast a GPU's best 8-bit GEMM is as its best 16-bit GEMM.
 
     ``held_out`` is how far the ratios of the other machines are from it, in the mean.
     """
@@ -180,7 +184,9 @@ class Best:
 
 
 def read_best_products(path: Path, hardware: str) -> Best:
-    """The ratio of one machine, whose name in the table is a prefix of the GPU's name."""
+    """The ratio of 8-bit to 16-bit GEMM rates of one machine, whose name in the table is a prefix
+    of the GPU's name.
+    """
     origin, rows = read_rows(path, BEST_NEEDED, all_hardware=True)
     plain = [row for _, row in rows]
     ratios = {precision: _best(plain, hardware, precision) for precision in ("bf16", "fp8")}
@@ -198,7 +204,7 @@ def read_best_products(path: Path, hardware: str) -> Best:
 
 
 def _ratios(rows: list[Row]) -> list[float]:
-    """The ratios of all machines with both GEMMs."""
+    """The ratios of 8-bit to 16-bit GEMM rates of all machines that have both."""
     machines = sorted({row["hardware"] for row in rows})
     both = [[_best(rows, one, precision) for precision in ("bf16", "fp8")] for one in machines]
     return [eight / half for half, eight in both if half is not None and eight is not None]
@@ -215,7 +221,8 @@ def _best(rows: list[Row], hardware: str, precision: str) -> float | None:
     return max(rates, default=None)
 
 
-# Fits lines of collectives to tables of bus bandwidth by size, as NCCL's tests print them.
+# Fits latency and bandwidth of collectives to tables of bus bandwidth by size, as NCCL's tests
+# print them.
 #
 # The bus bandwidth of an all-reduce over R ranks is 2 (R - 1) / R times its bytes per second.
 # All-gathers and reduce-scatters are not reduced in the switch, so they are as slow as a ring
@@ -231,8 +238,8 @@ FEWEST_SIZES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestedGroup:
-    """The lines fitted over a group of ranks, and their mean errors on held-out sizes (every second
-    one).
+    """The latencies and bandwidths fitted over a group of ranks, and their mean errors on held-out
+    sizes (every second one).
     """
 
     gpus_in_node: int
@@ -245,14 +252,16 @@ class TestedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveTests:
-    """The groups of one machine, those inside a node first."""
+    """The fitted groups of ranks of one machine, those inside a node first."""
 
     origin: Origin
     groups: tuple[TestedGroup, ...]
 
 
 def read_collective_tests(path: Path, hardware: str) -> CollectiveTests:
-    """The collectives of a machine whose name is the table's, or whole words at its beginning."""
+    """The fitted collectives of a machine; the table's name of it is the whole name, or whole words
+    at its beginning.
+    """
     origin, rows = read_rows(path, TESTS_NEEDED, all_hardware=True)
     of_machine = [
         row
@@ -272,7 +281,7 @@ def read_collective_tests(path: Path, hardware: str) -> CollectiveTests:
 
 
 def _over_ring(rows: list[Row]) -> float:
-    """The slowdown of a ring all-reduce relative to one that the switch reduces."""
+    """How many times as long a ring all-reduce takes as one that the switch reduces."""
     rates: dict[bool, float] = {}
     for row in rows:
         if "nccl-tests" in row.get("software", "") and row["nodes"] == "1":

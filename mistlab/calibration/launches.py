@@ -1,4 +1,6 @@
-"""Fits the host's time to launch a kernel to measurements of layers of negligible size."""
+"""Fits the host's time to launch a kernel, from measured layers so small that only launches take
+time.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +27,7 @@ class LaunchRows:
 
 
 def read_launch_table(path: Path, *, hardware: str | None) -> LaunchRows:
-    """Read a measurement table of launches."""
+    """The rows of a measurement table of kernel launches."""
     origin, rows = read_rows(path, NEEDED, hardware=hardware)
     values = [[positive(where, row, name) for name in NEEDED[1:]] for where, row in rows]
     kernels, microseconds = np.array(values).T
@@ -33,12 +35,14 @@ def read_launch_table(path: Path, *, hardware: str | None) -> LaunchRows:
 
 
 def launch_s(rows: LaunchRows) -> float:
-    """The seconds of one launch: the median over the rows."""
+    """The host's seconds for one launch: the median over the rows."""
     return float(np.median(rows.seconds / rows.kernels))
 
 
 def mean_error(rows: LaunchRows) -> float:
-    """The mean absolute relative error when each row is predicted from the other rows."""
+    """The mean absolute relative error when the launches of each row are predicted from the other
+    rows.
+    """
     each = rows.seconds / rows.kernels
     if len(each) == 1:
         return 0.0

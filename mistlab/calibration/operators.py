@@ -49,7 +49,9 @@ ATTENTION = ("op", "shapes", "batch", "seq", "heads", "head_dim", "fwd_median_ms
 def read_attention_table(
     path: Path, peaks: PeakTflops, *, campaign: str | None
 ) -> tuple[Origin, list[Rate]]:
-    """Read a table; returns the rates of fused attention, and of batched GEMMs if it has any."""
+    """The rates in a table of attention kernels: of fused attention, and of batched GEMMs if it has
+    any.
+    """
     origin, rows = read_rows(path, ATTENTION, campaign=campaign, campaign_column="db")
     rates: dict[OperatorClass, list[float]] = defaultdict(list)
     products: list[tuple[float, float, float]] = []
@@ -58,7 +60,7 @@ def read_attention_table(
             batch, sequence, heads, channels = (
                 positive(where, row, name) for name in ("batch", "seq", "heads", "head_dim")
             )
-            # Two GEMMs forward, five backward, each over half of the square of scores.
+            # Attention has two GEMMs forward and five backward, each over half of the scores.
             product = batch * heads * channels * sequence**2
             slowdown = slowdown_of(peaks, precision_of(where, row))
             for operators, count, name in FUSED:
@@ -126,7 +128,7 @@ CLASS_OF_OPERATOR: Mapping[str, OperatorClass] = {
     "enc-MLP-gelu": "memory",
     "enc-post-MLP-dropout": "memory",
 }
-# The optimizer step of a block's GEMMs, which belongs to no pass.
+# The profile's name for the optimizer step, which belongs to neither forward nor backward pass.
 STEP = "optimizer-step"
 # An operator that a model without dropout lacks.
 OPTIONAL = "enc-attention-dropout"
@@ -142,7 +144,7 @@ COUNTED = ("flop", "bytes")
 
 
 class Block(NamedTuple):
-    """The sizes and the precision at which a block was profiled."""
+    """The sizes and the precision of a block that was profiled."""
 
     hidden: int
     ffn: int
@@ -155,7 +157,8 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClassRows(ColumnSet):
-    """The operations, bytes and seconds of one class in blocks (C each), and the blocks' widths.
+    """For one class of operators in profiled blocks: operations, bytes and seconds (C each), and
+    the blocks' widths.
 
     An operation in another precision than 16 bits counts by how many times slower it is.
     """
@@ -171,7 +174,8 @@ class ClassRows(ColumnSet):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperatorTable:
-    """A profile of blocks: forward and backward of each class, without tensor parallelism.
+    """Profiles of blocks without tensor parallelism: forward and backward of each class of
+    operators.
 
     Rows that failed have no time; they were dropped together with their blocks, and ``failed``
     counts them. ``spread`` is the range of repeated measurements as a share of their median.
@@ -188,7 +192,7 @@ class OperatorTable:
 def read_operator_table(
     path: Path, peaks: PeakTflops, *, hardware: str | None, without_weight_gradients: bool
 ) -> OperatorTable:
-    """Read a profile of blocks.
+    """The profiles of blocks in a table.
 
     With ``without_weight_gradients`` the backward times lack the weights' gradients; then each
     product's forward time is added to its backward time. Operations and bytes are those in the
@@ -230,7 +234,9 @@ def read_operator_table(
 
 
 def fit(rows: ClassRows, operators: OperatorClass) -> Rate:
-    """The rate of one class, by least squares of relative errors with non-negative rates."""
+    """The rate of one class of operators, by least squares of relative errors; rates are not
+    negative.
+    """
     terms = np.stack([rows.flop / TFLOP, rows.moved_bytes / GBYTES], axis=1)
     if operators == "memory":
         terms[:, 0] = 0.0
@@ -243,18 +249,20 @@ def fit(rows: ClassRows, operators: OperatorClass) -> Rate:
 
 
 def rounded(rate: float) -> float:
-    """A rate rounded to two decimals, but with at least four significant digits."""
+    """A rate rounded to two decimals, but never to fewer than four significant digits."""
     return round(rate, max(2, 3 - math.floor(math.log10(rate))))
 
 
 def errors(rows: ClassRows, rate: Rate) -> Floats:
-    """Signed relative errors (C): predicted over measured, minus one."""
+    """Signed relative errors (C) of a class's rate: predicted over measured seconds, minus one."""
     seconds = rows.flop * rate.s_per_flop + rows.moved_bytes * rate.s_per_byte
     return np.asarray(seconds / rows.seconds - 1)
 
 
 def error_of_left_out_widths(rows: ClassRows, operators: OperatorClass) -> float:
-    """The mean absolute relative error when each width is predicted from the other widths."""
+    """The mean absolute relative error when blocks of each width are predicted from those of the
+    other widths.
+    """
     left_out = []
     for width in np.unique(rows.hidden):
         out = rows.hidden == width
@@ -288,7 +296,7 @@ def _classes(
     counted: Mapping[tuple[Block, str], tuple[float, float]],
     peaks: PeakTflops,
 ) -> Mapping[OperatorClass, ClassRows]:
-    """The sums over each class's operators, of the median of repeated measurements."""
+    """For each class, the sum over its operators of the median of repeated measurements."""
     work = [
         _work_in_rows(block, times, counted)
         or _work_of_graph(block, drops=(block, OPTIONAL) in times)
@@ -315,7 +323,9 @@ def _work_in_rows(
     times: Mapping[tuple[Block, str], Sequence[float]],
     counted: Mapping[tuple[Block, str], tuple[float, float]],
 ) -> Mapping[str, float]:
-    """The operations and bytes of each class from a block's rows; empty if a row lacks them."""
+    """The operations and bytes of each class, from columns of the block's rows; empty if a row
+    lacks them.
+    """
     if any((block, name) in times and (block, name) not in counted for name in CLASS_OF_OPERATOR):
         return {}
     return {
@@ -326,7 +336,7 @@ def _work_in_rows(
 
 
 def _work_of_graph(block: Block, *, drops: bool) -> Mapping[str, float]:
-    """The operations and bytes of each class in a block's forward and backward pass, from its
+    """The operations and bytes of each class in a block's forward and backward pass, from its layer
     graph.
     """
     model = ModelSpec.of(

@@ -1,4 +1,5 @@
-"""Fits a few constants of hardware, engine and cluster profile to the times of whole runs.
+"""Fits a few constants of hardware, engine and cluster profile to the iteration times of whole
+runs.
 
 Runs are taken as they are, so a constant stands for what training keeps up: the share of the best
 products, the bus bandwidth of collectives among the GPUs of a node and among nodes, the latency of
@@ -19,30 +20,32 @@ from mistlab.machine.hardware import Compute, GroupTransfers, Hardware, Line, Ra
 
 # The rate of fused attention's backward pass, relative to its forward pass.
 BACKWARD_SHARE = 0.8
-# An error of this size (as a logarithm) starts to count as common to the cluster.
+# Errors above this size (as a logarithm) start to count as common to a whole cluster.
 COMMON_ERROR = 0.05
 SMALLEST_MIB, LARGEST_MIB = 1.0, 1024.0
-# Group shapes: ranks in a node, and nodes.
+# Shapes of groups inside a node: GPUs in a node, and nodes. Below: groups over several nodes.
 INSIDE = ((2, 1), (4, 1), (8, 1))
 ACROSS = {"pair": (1, 2), "two": (8, 2), "four": (8, 4)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantSetting:
-    """The values to fit: a hardware, an engine, and the profile of the cluster if it has one."""
+    """The objects whose constants are fitted: a hardware, an engine, and the profile of the cluster
+    if it has one.
+    """
 
     hardware: Hardware
     engine: Engine
     profile: Profile | None = None
 
 
-# The seconds of runs under a setting.
+# A function that predicts the seconds of runs with the constants of a setting.
 Predicted = Callable[[ConstantSetting], Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """The range of a constant, and its meaning."""
+    """A constant to fit: its range, and its meaning in words."""
 
     low: float
     high: float
@@ -77,7 +80,7 @@ OF_PROFILE = ("block_ms", "block_power", "send_ms")
 
 
 def values_of(setting: ConstantSetting) -> dict[str, float]:
-    """The value of each constant in a setting."""
+    """The value of each constant in a setting of hardware, engine and profile."""
     hardware, engine = setting.hardware, setting.engine
     compute, transfers, host = hardware.compute, hardware.transfers, engine.host
     names = "products_share", "attention_share", "memory_share"
@@ -115,13 +118,13 @@ def _values_of_transfers(transfers: Transfers) -> dict[str, float]:
 
 
 def _of_exchange(exchange: ExpertExchange) -> dict[str, float]:
-    """The constants of an exchange between experts that a setting has."""
+    """The constants of the token exchange between experts, if the engine has them."""
     values = {"expert_us": 1e6 * exchange.expert_s, "exchange_ms": 1e3 * exchange.wait_s}
     return {name: value for name, value in values.items() if value}
 
 
 def with_values(setting: ConstantSetting, values: Mapping[str, float]) -> ConstantSetting:
-    """A setting with some constants replaced."""
+    """A setting with new values of some constants."""
     every = {**values_of(setting), **values}
     hardware, engine, profile = setting.hardware, setting.engine, setting.profile
     if profile is not None:
@@ -177,7 +180,7 @@ def _rate(rate: Rate, changed: Mapping[str, float]) -> Rate:
 
 
 def _transfers(transfers: Transfers, values: Mapping[str, float]) -> Transfers:
-    """The transfers with collectives of these rates; host copies are unchanged."""
+    """The transfers with collectives of these rates; copies to and from the host are unchanged."""
     copies = {(g.gpus_in_node, g.nodes): g for g in transfers.groups}
     node, network = values["node_gbytes_per_s"], values.get("network_gbytes_per_s")
     groups = [_group(shape, node, values["node_latency_us"], copies) for shape in INSIDE]
@@ -194,7 +197,9 @@ def _group(
     latency_us: float,
     copies: Mapping[tuple[int, int], GroupTransfers],
 ) -> GroupTransfers:
-    """The collectives of a group shape; an all-reduce is a reduce-scatter and an all-gather."""
+    """The collectives of a group shape; an all-reduce takes as long as a reduce-scatter and an
+    all-gather.
+    """
     ranks = shape[0] * shape[1]
     rate = bus_gbytes_per_s * ranks / (ranks - 1)
 
@@ -226,7 +231,7 @@ def fitted(
     *,
     evaluations: int,
 ) -> dict[str, float]:
-    """The values of constants that minimise the error of predictions."""
+    """The values of these constants with which predictions miss the measured runs least."""
     from scipy.optimize import least_squares  # noqa: PLC0415 (only where something is fitted)
 
     start = values_of(setting)

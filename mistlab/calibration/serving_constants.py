@@ -1,4 +1,5 @@
-"""Fits the constants of serving engines to measured runs, hierarchically with priors.
+"""Fits the constants of serving engines to measured runs: one factor for each engine, GPU, model,
+..., with priors.
 
 A constant of a run is a product over levels (``engine_constants``); the logarithm of each factor
 has a prior of mean 0. Wide levels have wide priors, narrow ones narrow priors, so that a factor of
@@ -17,7 +18,8 @@ from scipy.sparse import csr_array
 from mistlab.core.arrays import Floats, Rows
 from mistlab.serving.engine_constants import DEFAULTS, EngineConstants, ServedRun, keys_of
 
-# Standard deviations of the factors' logarithms, by level and constant.
+# The standard deviation of the logarithm of a factor before the fit, by level (engine, GPU, ...)
+# and constant.
 PRIORS: Mapping[str, Mapping[str, float]] = {
     "engine": {
         "products": 0.08,
@@ -64,9 +66,10 @@ PRIORS: Mapping[str, Mapping[str, float]] = {
     },
     "all": {"decode": 0.15, "prefill": 0.15, "host": 0.2, "first": 0.3, "wait": 0.3},
 }
-# The standard deviations of single runs' logarithms around a good fit, by outcome.
+# How far single runs scatter around a good fit: the standard deviation of their logarithm, by
+# outcome.
 SPREADS: Mapping[str, float] = {"token_s": 0.1, "first_s": 0.3, "output_per_s": 0.12}
-# Residuals of this many standard deviations count half.
+# A residual of this many standard deviations counts half.
 _HALF = 2.0
 _STEP = 1e-3
 _LONGEST = 0.7
@@ -74,8 +77,8 @@ _LONGEST = 0.7
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MeasuredRuns:
-    """Measured runs by outcome (C each, NaN where an outcome was not measured), and a function from
-    constants to predicted outcomes.
+    """Measured serving runs by outcome (C each, NaN where one was not measured), and a function
+    that predicts outcomes from constants.
     """
 
     runs: Sequence[ServedRun]
@@ -85,7 +88,9 @@ class MeasuredRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Factors:
-    """The factors of a fit: names, priors, constant (F each), and the runs that each affects."""
+    """The factors to fit: names, priors and the constant that each multiplies (F each), and the
+    runs that each affects.
+    """
 
     names: Sequence[tuple[str, str, str]]
     spreads: Floats
@@ -94,7 +99,7 @@ class _Factors:
 
 
 def fitted_constants_of(runs: MeasuredRuns, *, rounds: int = 25) -> EngineConstants:
-    """The most likely constants of measured runs under the priors."""
+    """The most likely constants, given measured runs and the priors."""
     factors = _factors_of(runs.runs)
     logs = np.zeros(len(factors.names))
     cost = np.inf
@@ -148,8 +153,8 @@ def _constants(runs: MeasuredRuns, factors: _Factors, logs: Floats) -> dict[str,
 
 
 def _residuals(runs: MeasuredRuns, constants: Mapping[str, Floats]) -> Floats:
-    """Logarithms of predicted over measured in standard deviations, outcome by outcome; 0 where an
-    outcome was not measured.
+    """Logarithms of predicted over measured, in standard deviations, outcome after outcome; 0 where
+    an outcome was not measured.
     """
     times = runs.times(constants)
     parts = [
@@ -160,8 +165,8 @@ def _residuals(runs: MeasuredRuns, constants: Mapping[str, Floats]) -> Floats:
 
 
 def _linear(runs: MeasuredRuns, factors: _Factors, logs: Floats) -> tuple[Floats, Floats]:
-    """Residuals, and their derivatives by each constant (J, residuals): a run's constant has the
-    same derivative at every level.
+    """The residuals, and their derivatives by each of J constants (J, residuals); a constant has
+    the same derivative at all levels.
     """
     constants = _constants(runs, factors, logs)
     residuals = _residuals(runs, constants)
@@ -175,7 +180,7 @@ def _linear(runs: MeasuredRuns, factors: _Factors, logs: Floats) -> tuple[Floats
 def _newton(
     residuals: Floats, slopes: Floats, weights: Floats, factors: _Factors, logs: Floats
 ) -> Floats:
-    """A Gauss-Newton step; the Jacobian is sparse, since most runs depend on few factors."""
+    """One Gauss-Newton step; its Jacobian is sparse, since each run depends on few factors."""
     runs = 1 + max(int(rows.max()) for rows in factors.members)
     outcomes = [np.arange(first, first + runs) for first in range(0, len(residuals), runs)]
     places, columns, values = [], [], []

@@ -1,4 +1,4 @@
-"""Fits latency floors and achieved shares of peak rates to tables of single serving kernels.
+"""Fits minimum times and achieved shares of peak rates to tables of single serving kernels.
 
 A table has one kernel a row: products, experts' blocks, attention of one layer when prompts are
 read and when tokens are decoded, and all-reduces. Each group of rows (GPU, engine, kind) gives one
@@ -29,7 +29,7 @@ from mistlab.serving.gpu_facts import (
 )
 
 Row = Mapping[str, str]
-# The tables' names of precisions, with their names in ``FORMATS``.
+# The precisions of ``FORMATS`` by the names that tables give them.
 PRECISIONS = {
     "bfloat16": "bf16",
     "fp8": "fp8",
@@ -38,13 +38,13 @@ PRECISIONS = {
     "int4_wo": "int4",
     "w4a16_mxfp4": "mxfp4",
 }
-# GEMMs with fewer weights are routers, or toy sizes of sweeps.
+# GEMMs with fewer weights are left out: they are routers, or toy sizes of a sweep.
 SMALLEST_WEIGHTS = 1e6
-# Real requests have longer contexts; thousands of shorter ones in one batch cost a constant each,
-# independent of their keys and values.
+# Shorter contexts are left out: requests have longer ones, and in batches of thousands of them each
+# request costs a constant, whatever its keys and values.
 SHORTEST_CONTEXT = 512
-# The fitted constants with initial, smallest and largest value; reduction depths are for GEMMs
-# only, shares of rows for experts only.
+# The constants to fit, each with its initial, smallest and largest value; only GEMMs have a time
+# per summed value, only experts a share for moving rows.
 _FITTED: Mapping[str, tuple[float, float, float]] = {
     "floor_s": (3e-6, 1e-7, 1e-3),
     "memory_share": (0.7, 0.02, 2.0),
@@ -57,9 +57,9 @@ _SOFT = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelGroup:
-    """Rows of one kind of kernel on one GPU: seconds at memory bandwidth and at peak arithmetic,
-    for GEMMs the reduction depth (otherwise None), for experts the seconds of their rows at memory
-    bandwidth (otherwise None), and measured seconds (C each).
+    """The rows of one kind of kernel on one GPU (C each): seconds at memory bandwidth, seconds at
+    peak arithmetic, values summed per output (GEMMs; otherwise None), seconds to move experts' rows
+    at memory bandwidth (experts; otherwise None), and measured seconds.
     """
 
     gpu: str
@@ -73,7 +73,7 @@ class KernelGroup:
     rows_s: Floats | None = None
 
     def predicted(self, rate: KernelRate) -> Floats:
-        """The seconds (C) predicted by a rate."""
+        """The seconds (C) that a kernel rate predicts for the rows."""
         roofs = (self.memory_s / rate.memory_share) ** ROOFS
         roofs = roofs + (self.arithmetic_s / rate.arithmetic_share) ** ROOFS
         if self.depth is not None:
@@ -85,16 +85,17 @@ class KernelGroup:
 
 
 def fitted_kernels(folder: Path) -> Iterator[list[str | float]]:
-    """The rows of the catalogue's file, in order: GPU, engine, work, kind, floor in microseconds,
-    shares of memory bandwidth and of peak arithmetic, nanoseconds per reduced value, share of
-    memory bandwidth for rows of experts (0: no experts), median error, rows.
+    """The rows for the catalogue's file of kernel rates, each with: GPU, engine, work, kind,
+    minimum time in microseconds, shares of memory bandwidth and of peak arithmetic, nanoseconds per
+    summed value, share of memory bandwidth for experts' rows (0: no experts), median error, number
+    of rows.
     """
     for group in kernel_groups(folder):
         yield _fitted(group)
 
 
 def kernel_groups(folder: Path) -> Iterator[KernelGroup]:
-    """The groups of all kernel tables of a folder."""
+    """The groups of rows of all kernel tables in a folder."""
     for name, of_rows in _TABLES.items():
         path = folder / f"kernel_{name}.csv"
         yield from of_rows(read_csv(path, "the folder of the kernel tables"))
@@ -151,9 +152,11 @@ def _products(rows: Sequence[Row]) -> Iterator[KernelGroup]:
 
 
 def _experts(rows: Sequence[Row]) -> Iterator[KernelGroup]:
-    # Uneven routes over several ranks are timed on the fullest rank, whose load tables do not give.
+    # Uneven routes over several ranks are left out: tables time the fullest rank, but do not give
+    # its load.
     known = [row for row in rows if row["moe_ep"] == "1" or row["distribution"] == "balanced"]
-    # GPUs with 4-bit GEMMs serve such weights by other kernels.
+    # GEMMs of 4-bit weights with 16-bit activations are left out on GPUs with 4-bit GEMMs, which
+    # run other kernels.
     known = [row for row in known if not (_is_unpacked(row["dtype"]) and _has_four_bits(row))]
     for (hardware, engine, dtype), group in _grouped(known, "hardware", "engine", "dtype"):
         gpu, kind = gpu_named(hardware), PRECISIONS[dtype]
@@ -204,8 +207,8 @@ def _all_reduce(rows: Sequence[Row]) -> Iterator[KernelGroup]:
         if row["op"] == "all_reduce" and row["dtype"] != "int8" and "eager" not in row["kernel"]
     ]
     for (hardware, engine, ranks), of_all in _grouped(plain, "hardware", "lib", "gpus"):
-        # Versions were measured on different machines, with and without peer access over PCIe, so
-        # one fit to both would match neither. Measured runs use the oldest versions of the tables.
+        # Only the oldest version is fitted, which measured runs use too: versions were measured on
+        # different machines, with and without peer access over PCIe, so no fit matches both.
         oldest = min((row["version"] for row in of_all), key=_version)
         group = [row for row in of_all if row["version"] == oldest]
         gpu, count = gpu_named(hardware), int(ranks)

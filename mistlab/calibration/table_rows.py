@@ -19,7 +19,9 @@ Row = dict[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The file that rows come from; ``duplicates`` counts dropped rows that repeat another row."""
+    """The file that a row comes from; ``duplicates`` counts the dropped rows that repeat another
+    row.
+    """
 
     path: Path
     sha256: str
@@ -56,7 +58,9 @@ def read_rows(
 
 
 def is_of_machine(row: Row, hardware: str) -> bool:
-    """Whether a row's machine is the given one, by name or by whole words at its beginning."""
+    """Whether a row's machine is the wanted one, by its name or by whole words at the beginning of
+    the name.
+    """
     name = row[HARDWARE]
     return name.startswith(hardware) and not name[len(hardware) :][:1].isalnum()
 
@@ -85,7 +89,9 @@ def _rows(path: Path, text: str, needed: Sequence[str]) -> list[tuple[int, dict[
 def _rows_with(
     path: Path, rows: list[tuple[int, Row]], column: str, wanted: str | None, option: str
 ) -> list[tuple[int, Row]]:
-    """The rows with the wanted value in a column; refuses to guess among several values."""
+    """The rows with the wanted value in a column; where several values occur and none is wanted,
+    refuses to guess.
+    """
     names = sorted({row.get(column) or "" for _, row in rows})
     if wanted is None:
         if len(names) > 1:

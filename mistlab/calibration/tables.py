@@ -38,13 +38,13 @@ NANOSECONDS = 1e-9
 
 
 class GroupShape(NamedTuple):
-    """How the GPUs of a communicating group are placed."""
+    """The placement of a group's GPUs: how many in a node, and on how many nodes."""
 
     gpus_in_node: int
     nodes: int
 
 
-# A send is between two GPUs of one node, or of two nodes.
+# The group shape of a send: two GPUs of one node, or of two nodes.
 SENDS = {
     "intra_node": GroupShape(gpus_in_node=2, nodes=1),
     "inter_node": GroupShape(gpus_in_node=1, nodes=2),
@@ -53,7 +53,7 @@ SENDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OverlapTable:
-    """A table of streams that ran side by side, by shape of the communicating groups.
+    """Measured streams that overlap, by the shape of the group that communicates.
 
     Rows that lack a stream's time alone were dropped; ``incomplete`` counts them.
     """
@@ -65,7 +65,7 @@ class OverlapTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TransferTable:
-    """A table of transfers that ran alone, by shape of group and kind of transfer.
+    """Measured transfers without anything beside them, by group shape and kind of transfer.
 
     ``spread`` is the range of repeated measurements as a share of their median; None without any.
     """
@@ -76,7 +76,7 @@ class TransferTable:
 
 
 def read_overlap_table(path: Path, *, campaign: str | None = None) -> OverlapTable:
-    """Read a table of streams side by side; ``campaign`` chooses one if it holds several."""
+    """Read a table of overlapping streams; ``campaign`` chooses one if the table holds several."""
     origin, chosen = read_rows(path, (*ALONE, TOGETHER, *SHAPE), campaign)
     groups: dict[GroupShape, list[tuple[float, ...]]] = defaultdict(list)
     complete = [(where, row) for where, row in chosen if all(row[name] != "" for name in ALONE)]
@@ -95,7 +95,9 @@ def read_overlap_table(path: Path, *, campaign: str | None = None) -> OverlapTab
 
 
 def read_transfer_table(path: Path, *, campaign: str | None = None) -> TransferTable:
-    """Read a table of streams alone; ``campaign`` chooses one if it holds several."""
+    """Read a table of transfers without anything beside them; ``campaign`` chooses one if the table
+    holds several.
+    """
     origin, chosen = read_rows(path, (KIND, BYTES, TOGETHER, *SHAPE), campaign)
     groups: dict[GroupShape, dict[str, list[tuple[float, float]]]] = defaultdict(dict)
     for where, row in chosen:
@@ -129,8 +131,8 @@ def _overlap_rows(values: Sequence[tuple[float, ...]]) -> OverlapRows:
 
 
 def read_collective_table(path: Path, *, hardware: str | None) -> TransferTable:
-    """Read a table of collectives; a row without a kind is an all-reduce, one without ``nodes`` is
-    of one node.
+    """Read a table of collectives; a row without a kind is an all-reduce, one without ``nodes`` was
+    measured in one node.
 
     The columns for size and time are ``full_mib`` and ``time_ms``, or ``bytes`` and ``time_ns``.
     """
@@ -175,7 +177,7 @@ def read_point_to_point_table(path: Path, *, hardware: str | None) -> TransferTa
 def _medians(
     origin: Origin, groups: Mapping[GroupShape, Mapping[str, Sequence[tuple[float, float]]]]
 ) -> TransferTable:
-    """A table with the median of repeated measurements."""
+    """A table with repeated measurements replaced by their median."""
     samples = {
         (shape, kind, size): [seconds for other, seconds in values if other == size]
         for shape, kinds in groups.items()

@@ -28,15 +28,15 @@ def model_names() -> tuple[str, ...]:
 
 
 def hardware(name: str) -> Hardware:
-    """The hardware with this name; missing groups are those of the nearest calibrated GPU,
-    scaled.
+    """The hardware of this name; groups of figures that its file lacks are scaled from the nearest
+    calibrated GPU.
     """
     return _completed(stated_hardware(name))
 
 
 @cache
 def stated_hardware(name: str) -> Hardware:
-    """The hardware with this name, as its file states it."""
+    """The hardware of this name with only the figures that its file states."""
     return from_mapping(Hardware, *_read("hardware", "hardware", name))
 
 
@@ -46,31 +46,33 @@ def hardware_names() -> tuple[str, ...]:
 
 
 def calibrated_names() -> tuple[str, ...]:
-    """The names of hardware whose files have all measured groups, alphabetically."""
+    """The names of hardware whose files have all measured groups of figures, in alphabetical
+    order.
+    """
     names = hardware_names()
     return tuple(name for name in names if is_calibrated(stated_hardware(name)))
 
 
 def with_all_groups(hardware: Hardware) -> Hardware:
-    """The hardware with curves scaled to its figures, and missing groups taken from the nearest
-    calibrated hardware.
+    """The hardware with its curves scaled to the figures that it states, and with missing groups of
+    figures taken from the nearest calibrated hardware.
     """
     return _completed(hardware)
 
 
 @cache
 def profile(name: str) -> Profile:
-    """The profile of this name."""
+    """The cluster profile of this name."""
     return from_mapping(Profile, *_read("profile", "profiles", name))
 
 
 def profile_names() -> tuple[str, ...]:
-    """The names of all profiles, in alphabetical order."""
+    """The names of all cluster profiles, in alphabetical order."""
     return tuple(_files("profiles"))
 
 
 def sureness() -> dict[str, Any]:
-    """The errors of measured runs by kind, as plain data."""
+    """How far predictions miss measured runs, by kind of run, as plain data."""
     file = files(__name__) / f"sureness{ENDING}"
     return parse_yaml(file.read_text(encoding="utf-8"), file.name)
 

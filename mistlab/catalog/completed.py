@@ -1,4 +1,6 @@
-"""Completes hardware with datasheet figures only, from the nearest calibrated GPU."""
+"""Completes hardware that has datasheet figures only, with scaled figures of the nearest calibrated
+GPU.
+"""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -22,14 +24,14 @@ from mistlab.machine.hardware import (
     Transfers,
 )
 
-# Penalties in doublings for another architecture, another product line, an older GPU (whose rates
-# extrapolate less well upwards), and another maker.
+# Distances between two GPUs beyond their figures, in doublings: for another architecture, another
+# product line, an older GPU (whose rates extrapolate less well upwards), and another maker.
 OTHER_ARCHITECTURE, OTHER_LINE, OLDER, OTHER_MAKER = 1.0, 4.0, 1.0, 8.0
-# GB/s of PCIe 5 x16; GPU links of at most this rate are PCIe.
+# GPU links of at most this many GB/s (PCIe 5 x16) are taken for PCIe.
 MOST_OF_PCIE = 64.0
-# Groups that describe links.
+# Groups of a hardware's figures that describe links.
 LINKS = ("interference", "transfers")
-# The gain of a generation in GEMM rate per watt: measured 1.58 from A100 to H100, and 1.16 from
+# How much GEMM rate per watt a GPU generation gains: measured 1.58 from A100 to H100, and 1.16 from
 # H100 to B200.
 A_WATT = 1.36
 # Exponent of power relative to peak rate, and the largest share of its peak that a GPU sustains in
@@ -39,14 +41,14 @@ A_WATT = 1.36
 # Ti.
 OF_POWER = 0.57
 MOST_OF_PEAK = 0.93
-# Groups whose figures are scaled; the others are copied.
+# Groups of a hardware's figures that are scaled from another GPU; others are copied.
 SCALED = ("compute", "transfers")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 COPIES = ("host_to_device", "device_to_host")
 
 
 def completed(hardware: Hardware, calibrated: Sequence[Hardware]) -> Hardware:
-    """The hardware with missing groups taken from the nearest calibrated one.
+    """The hardware with missing groups of figures taken from the nearest calibrated hardware.
 
     Rates of products are scaled by the peaks of the two datasheets in their precision, those of
     bytes by their memories' bandwidths, collectives by the links that they cross, and copies by
@@ -90,7 +92,7 @@ def restated(hardware: Hardware) -> Hardware:
 
 
 def _stating(hardware: Hardware, figures: DatasheetFigures) -> Hardware:
-    """The hardware with other figures of ``gpu`` and ``node``."""
+    """The hardware with other datasheet figures of ``gpu`` and ``node``."""
     gpu = replace(
         hardware.gpu,
         memory_gbytes_per_s=figures.memory_gbytes_per_s,
@@ -107,7 +109,7 @@ def _stating(hardware: Hardware, figures: DatasheetFigures) -> Hardware:
 
 
 def changed_figures(then: DatasheetFigures, now: DatasheetFigures) -> list[str]:
-    """The figures that differ, as text, with their previous values."""
+    """The figures in which two hardware descriptions differ, as text, with the previous values."""
     changes = []
     for figure in fields(then):
         before, after = getattr(then, figure.name), getattr(now, figure.name)
@@ -153,7 +155,7 @@ def _figures(hardware: Hardware, by_links: bool) -> tuple[float, ...]:
 
 
 def _class_of_links(hardware: Hardware) -> tuple[bool, bool]:
-    """Whether a hardware is a rack, and whether its GPUs are PCIe cards."""
+    """Whether a hardware is a rack (one NVLink domain), and whether its GPUs are PCIe cards."""
     node = hardware.node
     return node.is_rack, node.intra_node_gbytes_per_s <= MOST_OF_PCIE
 
@@ -170,7 +172,7 @@ def _between_architectures(hardware: Hardware, other: Hardware) -> float:
 
 
 def scaled_compute(compute: Compute, lender: Hardware, hardware: Hardware) -> Compute:
-    """One GPU's operator rates scaled to another GPU by datasheet figures.
+    """The operator rates of a GPU, scaled to another GPU by both datasheets.
 
     Arithmetic is bound by the peak and by the power that the board draws, of which newer GPUs of a
     line make more: its rate grows with both, power by ``OF_POWER``, and stays below
@@ -207,7 +209,7 @@ def scaled_compute(compute: Compute, lender: Hardware, hardware: Hardware) -> Co
 
 
 def _generations(hardware: Hardware, lender: Hardware) -> int:
-    """The number of generations by which a GPU is newer than the calibrated one; zero across
+    """The number of GPU generations by which a GPU is newer than the calibrated one; zero across
     product lines.
     """
     mine, its = hardware.gpu.architecture, lender.gpu.architecture
@@ -225,7 +227,9 @@ def _precision_of(operators: str) -> str:
 
 
 def scaled_transfers(transfers: Transfers, lender: Node, node: Node) -> Transfers:
-    """One machine's transfer lines scaled to another machine by the datasheets' link rates."""
+    """The transfer latencies and bandwidths of a machine, scaled to another machine by the link
+    rates of both datasheets.
+    """
     inside = node.intra_node_gbytes_per_s / lender.intra_node_gbytes_per_s
     across = node.inter_node_gbytes_per_s / lender.inter_node_gbytes_per_s
     host = node.host_link_gbytes_per_s / lender.host_link_gbytes_per_s

@@ -8,7 +8,7 @@ from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Workload
 from mistlab.stages.stage_batch import StageBatch
 
-# The number of parameters of a model, from its layer graphs.
+# Counts the parameters of a model, from its layer graphs.
 
 
 def model_parameters(workload: Workload) -> int:
@@ -35,7 +35,8 @@ OPERATIONS_RECOMPUTED = 8.0
 def training_s(
     *, tokens: float, parameters: float, gpus: int, peak_flop_per_s: float, utilisation: float
 ) -> float:
-    """The seconds of a training whose GPUs sustain a share of their peak.
+    """The seconds of a training by the formula 8 T P / (N F U), whose GPUs sustain a share U of
+    their peak.
 
     >>> seconds = training_s(
     ...     tokens=300e9, parameters=175e9, gpus=1024, peak_flop_per_s=312e12, utilisation=0.44
@@ -50,7 +51,7 @@ def training_s(
 def utilisation_of(
     *, tokens: float, parameters: float, gpus: int, peak_flop_per_s: float, seconds: float
 ) -> float:
-    """The share U of the peak for which the formula gives these seconds."""
+    """The share U of the peak with which the formula 8 T P / (N F U) gives these seconds."""
     at_peak_s = training_s(
         tokens=tokens,
         parameters=parameters,
@@ -67,8 +68,8 @@ def chinchilla_tokens(parameters: float) -> float:
 
 
 def batch_of(batch_tokens: float, sequence_length: int) -> int:
-    """The sequences of a step with about this many tokens, rounded to a multiple of half the
-    largest power of two below, so that many degrees divide it.
+    """The number of sequences of a step with about so many tokens; a multiple of half the largest
+    power of two below, so that many degrees divide it.
 
     >>> batch_of(3.2e6, 2048), batch_of(4e6, 2048), batch_of(0.5e6, 2048)
     (1536, 2048, 256)
@@ -79,7 +80,7 @@ def batch_of(batch_tokens: float, sequence_length: int) -> int:
 
 
 def steps_of(tokens: float, tokens_a_step: int) -> float:
-    """The number of steps for this many tokens."""
+    """The number of steps that train on so many tokens."""
     return tokens / tokens_a_step
 
 
@@ -126,5 +127,5 @@ def bill_of(gpu_hours: float, prices: Prices) -> Bill:
 
 
 def gpu_hours_of(gpus: int, seconds: float) -> float:
-    """The GPU hours of this many GPUs over these seconds."""
+    """The GPU hours of so many GPUs for these seconds."""
     return gpus * seconds / 3600

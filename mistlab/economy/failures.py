@@ -19,8 +19,8 @@ from mistlab.economy.bill import gpu_hours_of
 
 # Newton iterations; each doubles the number of correct digits.
 STEPS = 60
-# The expected number of failures during one checkpoint above which the best interval is 1/L to ten
-# digits.
+# If more failures than this are expected during one checkpoint, the best interval is 1/L (the mean
+# time between failures) to ten digits.
 HOPELESS = 25.0
 # A larger exponent overflows a float.
 LARGEST_EXPONENT = 700.0
@@ -50,7 +50,9 @@ class Reliability(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeShares:
-    """The shares of total time by cause; they sum to one."""
+    """The shares of a run's time by cause: work, checkpoints, work done again, detection, restarts;
+    they sum to one.
+    """
 
     work: float
     checkpoints: float
@@ -60,16 +62,16 @@ class TimeShares:
 
     @property
     def lost(self) -> float:
-        """The share of time that is not work."""
+        """The share of the time that is not lasting work."""
         return 1.0 - self.work
 
 
 def best_interval_s(reliability: Reliability) -> float:
-    """The interval between checkpoints that maximises the share of work."""
+    """The interval between checkpoints that maximises the share of time spent on lasting work."""
     rate, written = reliability.failures_per_s, reliability.checkpoint_s
-    # With x = L T: (1 - x) e^(x + L C) = 1, that is x + ln(1 - x) + L C = 0, for 0 < x < 1. The
-    # left side is decreasing and concave, so Newton's iterations from the right end converge to the
-    # root from above.
+    # The interval T solves, with x = L T and checkpoints of C seconds: (1 - x) e^(x + L C) = 1,
+    # that is x + ln(1 - x) + L C = 0, for 0 < x < 1. The left side is decreasing and concave, so
+    # Newton's iterations from the right end converge to the root from above.
     extra = rate * written
     if extra > HOPELESS:
         return 1.0 / rate
@@ -88,7 +90,7 @@ def shares_of(reliability: Reliability, interval_s: float) -> TimeShares | None:
     exponent = rate * (interval_s + written_s + start_s)
     if exponent > LARGEST_EXPONENT:
         return None
-    # Failures per completed interval, those during restarts excluded.
+    # The expected failures per completed interval, without those that happen during restarts.
     failures = math.expm1(rate * (interval_s + written_s))
     tries = math.exp(rate * start_s)
     detection_s = failures * tries * noticed_s
@@ -105,18 +107,18 @@ def shares_of(reliability: Reliability, interval_s: float) -> TimeShares | None:
 
 
 def intervals_in(reliability: Reliability, interval_s: float, seconds: float) -> float:
-    """The expected number of work intervals in this time; with less than one the run makes no
-    progress.
+    """The expected number of intervals between checkpoints that a time contains; below one the run
+    makes no progress.
     """
     shares = shares_of(reliability, interval_s)
     return 0.0 if shares is None else shares.work * seconds / interval_s
 
 
 def lost_gpu_hours(reliability: Reliability, shares: TimeShares, seconds: float) -> float:
-    """The GPU hours of this time that were not lasting work."""
+    """The GPU hours of a time that are not lasting work."""
     return shares.lost * gpu_hours_of(reliability.gpus, seconds)
 
 
 def failures_in(reliability: Reliability, seconds: float) -> float:
-    """The expected number of failures in this time."""
+    """The expected number of failures in a time."""
     return reliability.failures_per_s * seconds

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 from mistlab.core.values import InputError
 
-# The number of points at which a condition is evaluated to verify that it is monotone.
+# A condition is evaluated at so many points to verify that it changes once only.
 PROBES = 9
-# The relative tolerance of the answer.
+# The relative tolerance of the smallest number.
 NEAR = 1e-4
 
 

@@ -7,7 +7,8 @@ from typing import Any, Self
 
 from mistlab.core.values import bounded, check_fields, from_mapping, refuse, reject, shown, within
 
-# A price is useless without its date.
+# The fields that a price table needs, and what each has to hold; a price is useless without its
+# date.
 _NEEDED = {
     "date": "the day that the prices are of, as 2026-11-28",
     "source": "where they are from, as a page of the provider's",
@@ -17,7 +18,7 @@ _NEEDED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuPrice:
-    """The hourly price of one GPU of a kind, of which at most ``most_gpus`` are available."""
+    """The hourly price of one GPU of a kind, of which at most ``most_gpus`` can be rented."""
 
     hardware: str
     usd_per_gpu_hour: float = field(metadata=bounded(minimum=0, most=1e6))
@@ -27,7 +28,7 @@ class GpuPrice:
         check_fields(self)
 
     def counts(self) -> tuple[int, ...]:
-        """The numbers of GPUs to try: powers of two, and the largest available.
+        """The numbers of GPUs to try: powers of two, and the largest that can be rented.
 
         >>> GpuPrice(hardware="l4-24gb", usd_per_gpu_hour=0.8, most_gpus=12).counts()
         (1, 2, 4, 8, 12)
@@ -59,7 +60,7 @@ class PriceTable:
 
     @classmethod
     def of_file(cls, plain: Any, where: str) -> Self:
-        """The table in a file's content; refuses one without date, source or prices."""
+        """The price table in a file's content; refuses one without date, source or prices."""
         with within(where):
             if not isinstance(plain, Mapping):
                 reject("is no mapping: give date, source and gpus")
@@ -83,16 +84,16 @@ class Rented:
 
 
 def cheapest_within(rented: Iterable[Rented], hours: float) -> Rented | None:
-    """The cheapest option within this many hours, the faster of equally cheap ones; None if there
-    is none.
+    """The cheapest option that takes at most this many hours, the faster of equally cheap ones;
+    None if there is none.
     """
     ending = [one for one in rented if one.hours <= hours]
     return min(ending, key=lambda one: (one.usd, one.hours), default=None)
 
 
 def fastest_under(rented: Iterable[Rented], usd: float) -> Rented | None:
-    """The fastest option for at most this many dollars, the cheaper of equally fast ones; None if
-    there is none.
+    """The fastest option that costs at most this many dollars, the cheaper of equally fast ones;
+    None if there is none.
     """
     affordable = [one for one in rented if one.usd <= usd]
     return min(affordable, key=lambda one: (one.hours, one.usd), default=None)

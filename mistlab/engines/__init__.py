@@ -1,1 +1,1 @@
-"""Engines: the systems that can train by a plan, one row each in ``mistlab.engines.engine``."""
+"""Engines: the training systems that can run a plan, each a value in ``mistlab.engines.engine``."""

@@ -1,5 +1,5 @@
-"""Engines under training options: adapters beside frozen weights (LoRA, QLoRA), loss in chunks,
-16-bit states.
+"""Engines under training options: low-rank adapters beside frozen weights (LoRA, QLoRA), loss in
+chunks, 16-bit states.
 """
 
 from collections.abc import Mapping
@@ -14,34 +14,34 @@ Base = Literal["16bit", "8bit", "4bit"]
 Loss = Literal["whole", "chunked"]
 States = Literal["mixed", "16bit"]
 
-# Settings of ``EngineMemory.kept_by`` in which torch launches a kernel per operator.
+# Values of ``EngineMemory.kept_by`` under which torch launches one kernel for each operator.
 ONE_BY_ONE = ("eager", "autocast")
-# Bytes per parameter of an optimizer step in 16 bits: reads a gradient, reads and writes a weight
-# and two moments.
+# Bytes per parameter that an optimizer step in 16 bits moves: reads a gradient, reads and writes a
+# weight and two moments.
 _MOVED_IN_16_BITS = 2 + 2 * 3 * 2
 
-# Bytes of a frozen block weight. 8-bit weights have a 32-bit scale per 4,096. NF4 weights (Dettmers
-# et al. 2023, arXiv 2305.14314) have an 8-bit scale per 64, and a 32-bit scale per 256 of these
-# scales.
+# Bytes of a frozen weight of a block. 8-bit weights have a 32-bit scale per 4,096. NF4 weights
+# (Dettmers et al. 2023, arXiv 2305.14314) have an 8-bit scale per 64, and a 32-bit scale per 256 of
+# these scales.
 BASE_BYTES: Mapping[Base, float] = {
     "16bit": 2.0,
     "8bit": 1.0 + 4 / 4096,
     "4bit": 0.5 + 1 / 64 + 4 / (64 * 256),
 }
 
-# Weights of a quantisation block; each block has a scale.
+# The number of weights in a quantisation block, which share a scale.
 BLOCK = 64
 BLOCKS_A_SCALE: Mapping[Base, int] = {"8bit": 64, "4bit": 256}
 
-# Frozen weights have no gradients: a backward pass has one matrix product per product of the
-# forward pass, not two, and accumulates nothing.
+# Frozen weights have no gradients: the backward pass has one GEMM per GEMM of the forward pass, not
+# two, and accumulates no weight gradients.
 _FROZEN = (
     KernelRule(kind="matmul", phase="backward", makes="weight", runs=False),
     KernelRule(kind="accumulate", runs=False),
 )
 
 
-# Engines with fused kernels scale and add an adapter's output within its low-rank product.
+# Engines with fused kernels scale and add an adapter's output in the kernel of its low-rank GEMM.
 _FUSED_ADAPTERS = KernelRule(name="mistlab.adapter", bytes_factor=0.5)
 
 
@@ -55,10 +55,9 @@ def training(
     sums: Sums,
     optimizer: Optimizer,
 ) -> Engine:
-    """The engine under training options: adapters beside frozen weights of some bits, which have
-    neither gradients nor optimizer states; logits of all tokens at once, or in chunks;
-    mixed-precision states, or weights, gradients and moments all in 16 bits; gradients accumulated
-    in other bits than the default.
+    """The engine under a workload's training options: adapters beside frozen weights, which have
+    neither gradients nor optimizer states; logits of all tokens at once or in chunks; 16-bit or
+    mixed-precision states; and the bits in which gradients are accumulated.
 
     States of the adapters themselves are counted with the stage (``mistlab.graph.stage_model``).
     """
@@ -96,18 +95,19 @@ def training(
 
 
 def _of_adapters(engine: Engine) -> tuple[KernelRule, ...]:
-    """Kernel rules of the operators around low-rank products; none if each runs as its own
-    kernel.
+    """Kernel rules for the operators beside low-rank GEMMs; none if each operator is a kernel of
+    its own.
     """
     is_eager = any(row.kept_by in ONE_BY_ONE for row in engine.memory.values())
     return () if is_eager else (_FUSED_ADAPTERS,)
 
 
 def _in_16_bits(engine: Engine, optimizer: Optimizer) -> Engine:
-    """The engine without 32-bit accumulation and master weights; moments in 16 bits, or in the
-    optimizer's fewer bits.
+    """The engine with weights and gradients in 16 bits and without master weights; moments have 16
+    bits, or the optimizer's fewer.
     """
-    # The savings of low-precision moments are subtracted later.
+    # The bytes that low-precision moments save are subtracted later, so their optimizers start from
+    # 32-bit moments here.
     moments = 4.0 if optimizer == "adamw" else MOMENTS_BYTES["adamw"]
     return replace(
         engine,

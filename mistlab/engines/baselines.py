@@ -1,4 +1,5 @@
-"""Engines ``megatron``, ``aceso``, ``zero-bubble`` and ``deepspeed``.
+"""Engines ``megatron``, ``aceso``, ``zero-bubble`` and ``deepspeed``: the systems to which
+published evaluations compare.
 
 Their slot tables and kernel rules are those that later engines change. The kernels are those of
 Megatron-LM's models, which all of these systems train.
@@ -33,13 +34,14 @@ _WHOLE_STEP = (
     Task(stream="compute", kind="S"),
     Task(stream="gpu_to_gpu", kind="U", from_zero=1),
 )
-# After the last backward pass, in sequence: reduce its gradients, step, gather all weights.
+# After the last backward pass, one after the other: reduce gradients, run the optimizer step,
+# gather all weights.
 AFTERWARDS = Template(
     phases={**_PASSES, "last_backward": (BACKWARD, GATHER_SHARDED), "step": _WHOLE_STEP},
     depth=0,
 )
-# Gradients are reduced during the last backward pass, weights gathered during the first forward
-# pass.
+# Gradients are reduced beside the last backward pass, and weights are gathered beside the first
+# forward pass.
 OVERLAPPED = Template(
     phases={
         **_PASSES,
@@ -51,7 +53,7 @@ OVERLAPPED = Template(
 
 CACHED_SHARE: float = fitted("megatron")["cached_share"]
 
-# Published systems store activations with the sequence before the batch. Unfused attention then
+# Published systems order activations by sequence position before batch: unfused attention then
 # needs one copy where this package's models make four, and gradients of fused queries, keys and
 # values need not be concatenated.
 SEQUENCE_FIRST = (
@@ -60,20 +62,20 @@ SEQUENCE_FIRST = (
     ),
     KernelRule(name="aten.cat", module="attention", attention="flash", bytes_factor=0.0),
 )
-# Bias, dropout and residual addition are one kernel, which also writes the mask: of dropout's five
-# bytes per element (input, output and mask) one remains.
+# One kernel adds bias and residual, applies dropout and writes its mask: of the five bytes per
+# element that dropout moves (input, output and mask) only the mask's remains.
 _FUSED_RESIDUALS = (
     KernelRule(name="aten.add", module="", phase="forward", broadcasts=True, bytes_factor=0.0),
     KernelRule(name="aten.native_dropout", module="dropout", bytes_factor=1 / 5),
 )
-# The loss is computed in 32 bits: 52 bytes per logit instead of 20.
+# The loss is computed in 32 bits, which moves 52 bytes per logit instead of 20.
 LOSS_IN_32_BITS = tuple(
     KernelRule(kind=kind, module="head", bytes_factor=52 / 20)
     for kind in ("elementwise", "reduction")
 )
-# Operands and result of fused attention are transposed between sequence-first and batch-first.
+# Fused attention takes batch-first tensors, so its operands and result are transposed.
 _COPIES_FOR_ATTENTION = KernelRule(kind="attention", copies_of_batches=2.0)
-# RMSNorm, rotary embedding and SwiGLU as separate operators, partly in 32 bits.
+# In Llama, RMSNorm, rotary embedding and SwiGLU are separate operators, partly in 32 bits.
 _UNFUSED_LLAMA = (
     KernelRule(name="mistlab.rms_norm", bytes_factor=6.0),
     KernelRule(name="mistlab.rms_norm_backward", bytes_factor=5.0),
@@ -96,11 +98,12 @@ KERNELS = (
 # one buffer and reduced in place, and weights are gathered in place.
 
 # GEMMs accumulate weight gradients (gradient accumulation fusion). A separate kernel accumulates
-# the gradient of each bias and norm, which matters where the host is slower to launch than the GPU
-# to compute. The token table's would add a thousandth to a pass, and is neglected.
+# the gradient of each bias and norm, which matters where the host launches more slowly than the GPU
+# computes. Accumulating the gradient of the token embedding would add a thousandth to a pass, and
+# is neglected.
 _ACCUMULATION = tuple(KernelRule(adds=adds, bytes_factor=0.0) for adds in ("weight", "table"))
-# The fused softmax needs a multiple of four. Otherwise separate kernels scale, mask, and convert to
-# 32 bits and back.
+# The fused softmax needs a size that is a multiple of four; otherwise separate kernels scale, mask,
+# and convert to 32 bits and back.
 _SOFTMAX_OF_FOURS = tuple(
     KernelRule(name=name, fused_for=4, bytes_unfused=unfused, kernels_unfused=12)
     for name, unfused in (
@@ -121,17 +124,17 @@ MEGATRON = Engine(
         "bf16": EngineMemory(weight=2, gradient=4, optimizer=12, wide_logits=1),
         "fp32": EngineMemory(weight=4, gradient=4, optimizer=8),
     },
-    # As in DeepSpeed's step, but 32-bit gradients need no copy and 2 more bytes to clear, and in
-    # full precision weights are updated in place.
+    # Bytes per parameter that the optimizer step moves: as in DeepSpeed's, but 32-bit gradients
+    # need no copy and 2 more bytes to clear, and full-precision weights are updated in place.
     step_moved={"fp16": 62, "bf16": 50, "fp32": 44},
-    # ``accumulate-allreduce-grads-in-fp32``, which bf16 always has.
+    # Gradients in 32 bits by ``accumulate-allreduce-grads-in-fp32``, which bf16 always has.
     other_sums={
         "fp16": OtherSums(
             memory=EngineMemory(weight=2, gradient=4, optimizer=12, wide_logits=1), step_moved=58
         )
     },
     cached_share=CACHED_SHARE,
-    # Its distributed optimizer shards optimizer states only.
+    # The distributed optimizer of Megatron-LM shards optimizer states only.
     orders=tuple(INTERLEAVED),
     context_exchanges=(RING, GATHER, HEADS),
     highest_zero=1,
@@ -166,7 +169,8 @@ ACESO = Engine(
 # (``zero-bubble-waiting``), since its examples disable overlapped sends. Everything else is
 # Megatron-LM.
 
-# Its orders with weight-gradient passes; DualPipeV belongs to torch and DeepSeek.
+# Pipeline schedules with weight-gradient passes that this fork has; DualPipeV belongs to torch and
+# DeepSeek.
 _ORDERS = tuple(order for order in SPLIT if order != "dualpipe-v")
 
 ZERO_BUBBLE = replace(
@@ -197,8 +201,8 @@ ZERO_BUBBLE_WAITING = replace(
 # ``data_types.grad_accum_dtype`` accumulates in 32 bits, in a tensor beside each gradient or in the
 # rank's shard (``use_separate_grad_accum``), and ``communication_data_type`` reduces in as many.
 def _of_deepspeed(width: int, gradient: int = 0) -> EngineMemory:
-    """DeepSpeed's memory in a precision of ``width`` bytes; gradients have as many, or ``gradient``
-    bytes.
+    """DeepSpeed's memory in a precision of ``width`` bytes; gradients have as many bytes, unless
+    ``gradient`` is given.
     """
     gradient = gradient or width
     return EngineMemory(
@@ -220,18 +224,19 @@ DEEPSPEED = Engine(
     afterwards=AFTERWARDS,
     kernels=KERNELS,
     memory={"fp16": _of_deepspeed(2), "bf16": _of_deepspeed(2), "fp32": _of_deepspeed(4)},
-    # Bytes per parameter: gradients are converted to 32 bits (6), unscaled and checked for
-    # infinities (8; fp16 only), their norm is computed (4), they are clipped (8) and applied (28);
-    # weights are written and gradients cleared (8). In full precision gradients (8) and weights (8)
-    # are copied too.
+    # Bytes per parameter that the optimizer step moves: gradients are converted to 32 bits (6),
+    # unscaled and checked for infinities (8; fp16 only), their norm is computed (4), they are
+    # clipped (8) and applied (28); weights are written and gradients cleared (8). In full precision
+    # gradients (8) and weights (8) are copied too.
     step_moved={"fp16": 62, "bf16": 54, "fp32": 60},
-    # 32-bit accumulation needs no conversion (6), and 2 more bytes to clear.
+    # Gradients accumulated in 32 bits need no conversion (6 bytes less), and 2 more bytes to clear.
     other_sums={
         "fp16": OtherSums(memory=_of_deepspeed(2, 4), step_moved=58),
         "bf16": OtherSums(memory=_of_deepspeed(2, 4), step_moved=50),
     },
     cached_share=CACHED_SHARE,
-    # Its pipeline engine accumulates whole gradients over a stage's micro-batches and asserts a
-    # level below 2 (deepspeed/runtime/pipe/engine.py; deepspeedai/DeepSpeed, issues 1110 and 4164).
+    # DeepSpeed's pipeline engine accumulates whole gradients over a stage's micro-batches and
+    # asserts a level below 2 (deepspeed/runtime/pipe/engine.py; deepspeedai/DeepSpeed, issues 1110
+    # and 4164).
     highest_zero_in_pipeline=1,
 )

@@ -1,5 +1,5 @@
-"""A training engine as one value: slot tables, kernel rules, memory, limits; and the table of all
-engines.
+"""A training engine as one value (which tasks overlap, kernel rules, memory, limits), and the table
+of all engines.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -10,18 +10,18 @@ from mistlab.core.values import FieldError, OnUse, imported, one_of, refuse
 from mistlab.schedule.context_ways import RING
 from mistlab.schedule.slots import Sends, Template
 
-# Precisions of training: of the arithmetic, and of AdamW's two moments.
+# Precisions of training: of GEMMs and activations, and of AdamW's two moments.
 
 
 Precision = Literal["fp16", "bf16", "fp32", "fp8", "fp4"]
 Optimizer = Literal["adamw", "adamw-bf16", "adamw-8bit"]
-# Precision in which 16-bit gradients are accumulated over micro-batches and reduced over ranks: the
-# engine's default in a precision, or the given number of bits.
+# The bits in which gradients are accumulated over micro-batches and reduced over ranks: as the
+# engine does by default, or 32 or 16.
 Sums = Literal["usual", "32bit", "16bit"]
 
 # Weights whose 8-bit moments share one 32-bit scale (Dettmers et al. 2021, arXiv 2110.02861).
 _SCALED_TOGETHER = 256
-# Bytes of both AdamW moments per parameter. Master weights stay in 32 bits.
+# The bytes of both AdamW moments per parameter; master weights stay in 32 bits.
 MOMENTS_BYTES: Mapping[Optimizer, float] = {
     "adamw": 8.0,
     # As in DeepSeek V3's training (arXiv 2412.19437, section 3.3.3).
@@ -31,7 +31,7 @@ MOMENTS_BYTES: Mapping[Optimizer, float] = {
 
 
 def saved_bytes(optimizer: Optimizer) -> float:
-    """Bytes per parameter that an optimizer with low-precision moments saves over 32-bit
+    """How many bytes per parameter an optimizer with low-precision moments saves over 32-bit
     moments.
     """
     return MOMENTS_BYTES["adamw"] - MOMENTS_BYTES[optimizer]
@@ -47,7 +47,7 @@ def saved_bytes(optimizer: Optimizer) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemory:
-    """Memory of an engine in one precision, in bytes per parameter unless said otherwise.
+    """The memory of an engine in one precision, in bytes per parameter unless stated otherwise.
 
     ``weight``, ``gradient`` and ``optimizer`` are kept all the time, ``step_scratch`` only while
     the rank's part is stepped. With ``rings`` layers come and go through rings of two buffers.
@@ -119,8 +119,8 @@ HALF_BYTES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherSums:
-    """Memory of an engine, and bytes per parameter moved by its optimizer step, with gradients
-    accumulated in other bits than its default.
+    """An engine's memory, and the bytes per parameter that its optimizer step moves, if gradients
+    are accumulated in other bits than by default.
     """
 
     memory: EngineMemory
@@ -129,8 +129,7 @@ class OtherSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTime:
-    """Seconds that the host takes to launch the kernels of a block's forward pass, and of its
-    backward pass.
+    """The seconds that the host takes to launch the kernels of a block, forward and backward.
 
     A pass of the embedding, or of the head, takes ``end_s``. The GPU never waits for the host as
     long as the host is ahead, which it is wherever passes compute for longer. A step waits for the
@@ -157,7 +156,7 @@ class HostTime:
     waits_for_sends: bool = False
 
     def of_blocks(self, operators: float) -> Self:
-        """The host time of a block with this mean number of operators."""
+        """The host time of a block with this number of operators on average."""
         if operators <= self.operators or not self.operators:
             return self
         share = operators / self.operators
@@ -166,7 +165,8 @@ class HostTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertExchange:
-    """All-to-all exchanges of tokens between expert-parallel ranks, as an engine does them.
+    """How an engine's expert-parallel ranks exchange tokens (all-to-all), and what that costs
+    beyond transfers.
 
     At each exchange the GPU waits ``wait_s`` for its host, which has to know how many rows come,
     and sorts them by the rank's experts; where a rank has one expert there is nothing to sort.
@@ -191,15 +191,15 @@ class ExpertExchange:
     weights_of_all: bool = False
 
     def waits_s(self, experts: float) -> float:
-        """Latency in seconds of an exchange, beyond its transfer time, on a rank with this number
-        of experts.
+        """The seconds that an exchange takes beyond its transfer, on a rank with this number of
+        experts.
         """
         return (self.wait_s if experts > 1 else 0.0) + experts * self.expert_s
 
 
 AT_ONCE = ExpertExchange()
 
-# Tokens per chunk of logits where the runtime computes the loss in chunks.
+# Tokens per chunk of logits where this package's runtime computes the loss in chunks.
 CHUNK_TOKENS = 4096
 
 BATCHED_PRODUCTS = ("aten.bmm", "aten.baddbmm")
@@ -207,7 +207,8 @@ BATCHED_PRODUCTS = ("aten.bmm", "aten.baddbmm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRule:
-    """The bytes that an engine's kernels move per byte in the graph, for the operators that match.
+    """A rule for the kernels of an engine: the bytes that they move per byte of the layer graph,
+    for operators that match.
 
     The first nine fields choose operators; "" and None match any. ``broadcasts`` says whether an
     operand has fewer dimensions than another, as a bias does. ``adds`` says whose gradients the
@@ -245,20 +246,21 @@ class KernelRule:
     runs: bool = True
 
 
-# The default rule: one kernel per operator, moving the bytes of the graph.
+# The rule without any difference: one kernel per operator, which moves the bytes of the layer
+# graph.
 PLAIN = KernelRule()
 
 
 # An engine: a training system, as one value.
 #
-# Engines differ in slot tables, kernels, memory, bytes moved by the optimizer step, and the plans
-# that they can run. Predictors, checks, searchers and the runtime all read these facts from this
-# value.
+# Engines differ in which tasks overlap (slot tables), kernels, memory, bytes moved by the optimizer
+# step, and the plans that they can run. Predictors, checks, searchers and the runtime all read
+# these facts from this value.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """A training engine.
+    """A training engine, as facts about its overlap, kernels, memory and limits.
 
     ``system`` names the engine of the same software, of which this one is a variant, or the engine
     itself. ``family`` names the engine whose measured runs say how sure this one's times are, which
@@ -351,7 +353,9 @@ class Engine:
         return hash(self.name)
 
     def template(self, *, overlap_communication: bool = True) -> Template:
-        """The slot table of plans with or without overlapped communication."""
+        """The slot table (which tasks run beside a layer's passes) of plans with or without
+        overlapped communication.
+        """
         wanted, other = self.overlapped, self.afterwards
         if not overlap_communication:
             wanted, other = other, wanted
@@ -360,7 +364,7 @@ class Engine:
         return replace(template, sends=self.sends, send_wait_s=self.send_wait_s)
 
     def in_named_order(self) -> "Engine":
-        """The engine under an order of passes other than its default, in which the host does not
+        """The engine under a pipeline schedule other than its default, in which the host does not
         wait for messages.
         """
         if self.host is None or not self.host.waits_for_sends:
@@ -368,14 +372,14 @@ class Engine:
         return replace(self, host=replace(self.host, waits_for_sends=False))
 
     def shares(self, hardware: str) -> tuple[float, float, float]:
-        """Fractions of the hardware's rates that matrix products, attention and memory-bound
-        kernels reach.
+        """The shares of the hardware's rates that GEMMs, attention and memory-bound kernels of this
+        engine reach on it.
         """
         usual = self.products_share, self.attention_share, self.memory_share
         return self.shares_on.get(hardware, usual)
 
     def memory_in(self, precision: Precision, optimizer: Optimizer = "adamw") -> EngineMemory:
-        """Memory of the engine in a precision with an optimizer; refuses combinations that the
+        """The memory of the engine in a precision with an optimizer; refuses combinations that the
         engine lacks.
         """
         if problem := self.precision_problem(precision):
@@ -387,13 +391,13 @@ class Engine:
         return replace(memory, optimizer=memory.optimizer - saved) if saved else memory
 
     def step_moved_in(self, precision: Precision, optimizer: Optimizer = "adamw") -> float:
-        """Bytes per parameter that an optimizer step reads and writes, each moment once in each
-        direction.
+        """Bytes per parameter that the optimizer step moves, each moment read once and written
+        once.
         """
         return self.step_moved[precision] - 2 * saved_bytes(optimizer)
 
     def rules_in(self, precision: Precision) -> tuple[KernelRule, ...]:
-        """Kernel rules of the engine in a precision."""
+        """The kernel rules of the engine in a precision."""
         memory = self.memory[precision]
         is_wide = memory.weight == HALF_BYTES and memory.sums == "32bit"
         return (*self.kernels_of_wide_sums, *self.kernels) if is_wide else self.kernels
@@ -427,11 +431,11 @@ class Engine:
         )
 
     def highest_zero_of(self, *, in_pipeline: bool) -> int:
-        """The highest ZeRO level of a stage."""
+        """The highest ZeRO level that the engine supports, with or without a pipeline."""
         return self.highest_zero_in_pipeline if in_pipeline else self.highest_zero
 
     def order_problem(self, order: str, *, default: str) -> str:
-        """Why the engine cannot run an order of passes; empty if it can."""
+        """Why the engine cannot run an order of forward and backward passes; empty if it can."""
         if self.takes_orders or order in (default, *self.orders):
             return ""
         if not self.orders:
@@ -451,7 +455,7 @@ class Engine:
     def overlap_problem(
         self, *, overlap_communication: bool, others: Callable[[], Sequence[str]]
     ) -> str:
-        """Why a plan of this engine cannot turn overlapping off; empty if it can.
+        """Why a plan of this engine cannot turn overlapped communication off; empty if it can.
 
         ``others`` gives the engines that allow it.
         """
@@ -513,5 +517,5 @@ def names_for_plans() -> tuple[str, ...]:
 
 
 def names_that_wait() -> tuple[str, ...]:
-    """Names of the engines that can turn overlapping off."""
+    """Names of the engines in whose plans overlapped communication can be turned off."""
     return tuple(name for name, row in ENGINES.items() if row.afterwards is not None)

@@ -9,7 +9,9 @@ from mistlab.core.files import parse_yaml
 
 
 def fitted(name: str) -> dict[str, Any]:
-    """The fitted constants of an engine, by the fields of its row, or of a part of its row."""
+    """The fitted constants of an engine, by the names of the fields of ``Engine`` (or of its parts)
+    that they fill.
+    """
     facts = _file()[name]
     return {key: value for fact in facts for key, value in fact.items() if key != "source"}
 

@@ -47,8 +47,8 @@ FSDP = Engine(
     name="fsdp",
     system="fsdp",
     family="fsdp",
-    # torch.distributed.pipelining has interleaved orders too; pipelined runs of AutoModel are read
-    # as 1F1B.
+    # torch.distributed.pipelining has interleaved schedules too, but pipelined runs of AutoModel
+    # are read as 1F1B.
     orders=("gpipe", "zb-v", "dualpipe-v"),
     # torch.distributed.tensor.experimental.context_parallel all-gathers keys and values, or passes
     # them around a ring.
@@ -57,23 +57,24 @@ FSDP = Engine(
     kernels=LOSS_IN_32_BITS,
     memory=dict.fromkeys(("bf16", "fp8", "fp4"), _MEMORY),
     step_moved={"bf16": 50, "fp8": 50, "fp4": 50},
-    # With a 16-bit ``MixedPrecisionPolicy.reduce_dtype``, gradient shards are still accumulated in
+    # Even with ``MixedPrecisionPolicy.reduce_dtype`` of 16 bits, gradient shards are accumulated in
     # 32 bits.
     other_sums=dict.fromkeys(("bf16", "fp8", "fp4"), _REDUCED_IN_16_BITS),
-    # torchao's 8-bit AdamW in place of torch's.
+    # The 8-bit AdamW is torchao's.
     optimizers=("adamw", "adamw-8bit"),
     cached_share=CACHED_SHARE,
     products_share=_FITTED["products_share"],
     attention_share=_FITTED["attention_share"],
     memory_share=_FITTED["memory_share"],
-    # Kernels reach a smaller fraction of an H100's rates.
+    # On an H100 kernels reach a smaller share of the hardware's rates.
     shares_on={name: tuple(shares) for name, shares in _FITTED["shares_on"].items()},
     eight_bit_on=_FITTED["eight_bit_on"],
     host=HostTime(**_FITTED["host"]),
     offloads_activations=True,
 )
 
-# 8-bit products with row-wise scales run CUTLASS kernels in torch; tensor-wise scales run cuBLAS.
+# 8-bit GEMMs with a scale per row run CUTLASS kernels in torch; with a scale per tensor they run
+# cuBLAS.
 _OF_ROWS: float = fitted("fsdp-rowwise")["eight_bit_share"]
 _B200: float = FSDP.eight_bit_on["b200-180gb"]
 _ROWWISE = {"h100-80gb": _OF_ROWS, "h200-141gb": _OF_ROWS, "b200-180gb": _B200 * _OF_ROWS}
@@ -87,38 +88,42 @@ FSDP_ROWWISE = replace(FSDP, name="fsdp-rowwise", eight_bit_on=_ROWWISE)
 # FSDP2 copies gathered weights out of the all-gather buffer in each pass, and gradients into the
 # reduce-scatter buffer (``_fsdp_collectives.py``).
 
-# Bytes a parameter: weights are read and written in 16 bits (8 in both passes); gradients are read
-# in 16 bits and written in 32, in place of sums (6, as in the graph).
+# Bytes that copies move per parameter: weights are read and written in 16 bits (8 in both passes);
+# gradients are read in 16 bits and written in 32 (6), as the graph's accumulation is.
 _COPIES = KernelRule(kind="accumulate", adds="weight", bytes_factor=14 / 6)
 
-# Bytes of each chain over those of the graph's one kernel. Forward RMSNorm: to 32
-# bits (6), square (8), mean (4), product (8), to 16 bits (6), weights (4), in place of 4.
+# The bytes that a chain of eager operators moves, relative to the single kernel of the layer graph.
+# Forward RMSNorm: to 32 bits (6), square (8), mean (4), multiplication (8), to 16 bits (6), weights
+# (4), instead of 4.
 _EAGER = (
     KernelRule(name="mistlab.rms_norm", bytes_factor=9.0),
     KernelRule(name="mistlab.rms_norm_backward", bytes_factor=92 / 6),
-    # To 32 bits (6), complex product (8), to 16 bits (6), in place of 4; queries and keys.
+    # Rotary embedding of queries and keys: to 32 bits (6), complex multiplication (8), to 16 bits
+    # (6), instead of 4.
     KernelRule(name="mistlab.rotate_", bytes_factor=5.0),
-    # The activation and the product; in the backward pass two products and the activation.
+    # Forward, the activation and a multiplication; backward, two multiplications and the
+    # activation.
     KernelRule(name="mistlab.swiglu", bytes_factor=5 / 3),
     KernelRule(name="mistlab.swiglu_backward", bytes_factor=9 / 5),
-    # The gradient of a block's input is summed over query, key and value, that of the network's
-    # input over gate and value: three additions beyond the graph's two.
+    # The gradient of a block's input is summed over query, key and value, and that of the network's
+    # input over gate and value: three additions more than the graph's two.
     KernelRule(name="aten.add", phase="backward", bytes_factor=2.5),
-    # Finding a tensor's largest magnitude, and casting to either layout, are separate kernels.
+    # Separate kernels find a tensor's largest magnitude, and cast it to each of two layouts.
     KernelRule(name="mistlab.cast", bytes_factor=2.0),
     _COPIES,
     *LOSS_IN_32_BITS,
 )
 _BLOCKS = (
-    # One kernel adds the residual and normalises; in the backward pass it normalises and adds.
+    # One kernel adds the residual and normalises; in the backward pass one kernel computes the
+    # norm's gradient and adds the residual's.
     KernelRule(name="mistlab.rms_norm", module="mlp_norm", bytes_factor=0.5),
     KernelRule(name="aten.add", phase="backward", bytes_factor=1 / 3),
-    # Query, key and value have separate weights: their gradients are not concatenated.
+    # Query, key and value have separate weights, so that their gradients are not concatenated.
     KernelRule(name="aten.cat", module="attention", bytes_factor=0.0),
     _COPIES,
 )
 # A compiled loss reads its logits twice, and a third time to write the gradient: 8 bytes per logit
-# in place of 20.
+# instead of 20.
 _LOSS = tuple(
     KernelRule(kind=kind, module="head", bytes_factor=8 / 20)
     for kind in ("elementwise", "reduction")
@@ -126,7 +131,9 @@ _LOSS = tuple(
 
 
 def _keeping(kept_by: str, wide_logits: int) -> dict[str, Any]:
-    """The engine's fields for what its blocks keep for the backward pass."""
+    """The fields of ``Engine`` for what torch keeps of a block for the backward pass, and for wide
+    logits.
+    """
 
     def kept(row: EngineMemory) -> EngineMemory:
         return replace(row, kept_by=kept_by, wide_logits=wide_logits)
@@ -148,13 +155,14 @@ FSDP_EAGER = replace(
     shares_on={
         "a100-80gb": (FSDP.products_share, 1.0, _MEMORY_SHARE),
         "a100-40gb": (FSDP.products_share, 1.0, _MEMORY_SHARE),
-        # MI300X and MI325X take H100's fractions: their hardware files are from datasheets.
+        # MI300X and MI325X are given the shares of H100, since their hardware files come from
+        # datasheets.
         **dict.fromkeys(("h100-80gb", "mi300x-192gb", "mi325x-256gb"), FSDP.shares_on["h100-80gb"]),
     },
-    # torchao's 8-bit products on GB200 reach B200's fractions.
+    # 8-bit GEMMs of torchao on GB200 reach the shares of B200.
     eight_bit_on={**FSDP.eight_bit_on, "gb200-186gb": _B200},
-    # Memory-saving operators may replace a model's own; a compiler decides by itself what is kept
-    # for the backward pass.
+    # In eager torch, lean operators may replace a model's own; a compiler decides by itself what is
+    # kept for the backward pass.
     runs_lean=True,
 )
 FSDP_COMPILED = replace(
@@ -162,7 +170,7 @@ FSDP_COMPILED = replace(
     name="fsdp-compiled",
     runs_lean=False,
     kernels=(*_BLOCKS, *_LOSS),
-    # Logits and their gradient in 16 bits.
+    # A compiled loss keeps only logits and their gradient, in 16 bits.
     **_keeping("compiled", 0),
 )
 FSDP_COMPILED_BLOCKS = replace(
@@ -177,8 +185,8 @@ FSDP_EAGER_ROWWISE, FSDP_COMPILED_ROWWISE, FSDP_COMPILED_BLOCKS_ROWWISE = (
 )
 
 # llm-foundry uses flash-attention's fused cross entropy: one kernel writes the 16-bit gradient over
-# the logits. With a loss in chunks, AutoModel's cut cross entropy, which has one block of logits at
-# a time.
+# the logits. With the loss in chunks it is AutoModel's cut cross entropy, which has one chunk of
+# logits at a time.
 FSDP_FUSED_LOSS = replace(FSDP, name="fsdp-fused-loss", chunk_tokens=256, **_keeping("", 0))
 # Variants with logits of the whole vocabulary on each tensor-parallel rank, as DTensor plans lay
 # them out.

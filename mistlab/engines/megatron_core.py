@@ -1,4 +1,4 @@
-"""The engines ``megatron-core`` and ``megatron-bridge``: current Megatron.
+"""The engines ``megatron-core``, ``megatron-bridge`` and ``megatron-fsdp``: current Megatron.
 
 NeMo, Megatron-Bridge and Megatron-LM stand on it, and it on Transformer Engine's kernels.
 
@@ -35,17 +35,19 @@ from mistlab.engines.fitted import fitted
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.schedule.orders import INTERLEAVED
 
-# The loss is one kernel forward and one backward, in 32-bit registers.
+# The loss is one kernel forward and one backward, which compute in 32-bit registers.
 _FUSED_LOSS = tuple(
     KernelRule(kind=kind, module="head", bytes_factor=0.5) for kind in ("elementwise", "reduction")
 )
-# Gradients are accumulated inside the GEMMs that compute them (gradient accumulation fusion). Those
-# of vectors are not counted: the host time of these engines is that of whole blocks.
+# GEMMs accumulate the weight gradients that they compute (gradient accumulation fusion). The
+# accumulation of vectors' gradients is not counted, since the host time of these engines is fitted
+# to whole blocks.
 _FUSED_ACCUMULATION = KernelRule(kind="accumulate", bytes_factor=0.0)
-# Half of the other conversions to 8 bits are fused into the kernels that produce their inputs.
+# Of the other conversions to 8 bits, half are fused into the kernels that produce the converted
+# tensors.
 _FUSED_CASTS = KernelRule(name="mistlab.cast", bytes_factor=0.5)
-# Experts receive tokens from an exchange, and their second GEMM from an activation of Megatron's
-# own: their GEMMs convert all operands themselves.
+# Experts receive tokens from an exchange, and their second GEMM reads an activation of Megatron's
+# own, so that nothing before these GEMMs converts their operands.
 _OWN_CASTS = tuple(
     KernelRule(name="mistlab.cast", module=module) for module in ("experts.up", "experts.down")
 )
@@ -60,18 +62,20 @@ _KERNELS = (
     *(*SEQUENCE_FIRST, _FUSED_ACCUMULATION),
     *(*_OWN_CASTS, _FUSED_CASTS, *_WEIGHTED_BIASES, *_FUSED_LOSS),
 )
-# Copies of tokens are sorted by the kernels that exchange them.
+# The kernels that exchange tokens also sort them, so that copies cost nothing.
 _SORTED_ON_THE_WAY = KernelRule(name="aten.clone", module="experts", bytes_factor=0.0)
 
 _FITTED, _FITTED_OF_BRIDGE = fitted("megatron-core"), fitted("megatron-bridge")
-# Python issues a block's kernels through Transformer Engine's modules. After each message of a
-# pipeline without chunks it waits for the GPU (``batch_p2p_sync`` in ``p2p_communication.py``).
+# Python issues a block's kernels through Transformer Engine's modules, and waits for the GPU after
+# each pipeline message, except with several chunks per stage (``batch_p2p_sync`` in
+# ``p2p_communication.py``).
 _EAGER = HostTime(**_FITTED["host"], waits_for_sends=True)
 
-# CUDA graphs of a block's parts exclude its exchanges and experts, so their host is as slow as
-# without graphs; a single graph of the whole iteration has no host time.
+# The host time of an operator of a block with experts. CUDA graphs of a block's parts exclude its
+# exchanges and experts, so their host is as slow as without graphs; a single graph of the whole
+# iteration has no host time.
 _OPERATOR_S: float = _FITTED["operator_s"]
-# The plain exchange tells the host the number of received rows before it continues.
+# The plain exchange of tokens waits until the host knows how many rows it receives.
 _PLAIN = ExpertExchange(wait_s=_FITTED["wait_s"], operator_s=_OPERATOR_S)
 
 # For every plan: cuBLAS has workspaces of 32 MiB for torch's forward and backward threads, and
@@ -81,7 +85,8 @@ _WORKSPACES_MIB = 96
 
 _HALF = EngineMemory(weight=2, gradient=4, optimizer=12, wide_logits=1, fixed_mib=_WORKSPACES_MIB)
 _SIXTEEN = replace(_HALF, gradient=2)
-# ``accumulate-allreduce-grads-in-fp32`` under fp16, ``grad-reduce-in-bf16`` under the others.
+# Gradients in other bits than by default: ``accumulate-allreduce-grads-in-fp32`` under fp16,
+# ``grad-reduce-in-bf16`` otherwise.
 _IN_32_BITS = OtherSums(memory=_HALF, step_moved=50)
 _IN_16_BITS = OtherSums(memory=_SIXTEEN, step_moved=48)
 
@@ -108,11 +113,12 @@ MEGATRON_CORE = Engine(
     },
     step_moved={"fp16": 62, "bf16": 50, "fp8": 50, "fp4": 50, "fp32": 44},
     other_sums={
-        # Gradients are unscaled and checked for infinities (8).
+        # Under fp16 the step also unscales gradients and checks them for infinities (8 bytes per
+        # parameter).
         "fp16": replace(_IN_32_BITS, step_moved=58),
         **dict.fromkeys(("bf16", "fp8", "fp4"), _IN_16_BITS),
     },
-    # Its precision-aware optimizer keeps either moment in 32, 16 or 8 bits.
+    # The precision-aware optimizer of Megatron keeps each moment in 32, 16 or 8 bits.
     optimizers=("adamw", "adamw-bf16", "adamw-8bit"),
     drops_tokens=True,
     host=_EAGER,
@@ -123,17 +129,17 @@ MEGATRON_CORE = Engine(
     orders=tuple(INTERLEAVED),
     context_exchanges=(RING, GATHER, HEADS),
 )
-# GEMMs, conversions and paddings run expert by expert.
+# The host time of an expert: GEMMs, conversions and paddings run expert by expert.
 _OF_AN_EXPERT_S: float = _FITTED_OF_BRIDGE["expert_s"]
-# HybridEP's buffers have the weights of all experts of a node for each copy, and its ranks first
-# gather the map of all tokens and experts (``allgather_routing_map``).
+# HybridEP's buffers hold a weight for every expert of a node beside each copy of a token, and its
+# ranks first gather the map from all tokens to experts (``allgather_routing_map``).
 _FUSED = ExpertExchange(
     once_a_node=True,
     expert_s=_OF_AN_EXPERT_S,
     operator_s=_OPERATOR_S,
     weights_of_all=True,
 )
-# Fused operators of the loss make one more 32-bit copy of the logits.
+# The fused operators of the loss make another 32-bit copy of the logits.
 MEGATRON_CORE_FUSED_LOSS = replace(
     MEGATRON_CORE,
     name="megatron-core-fused-loss",
@@ -146,7 +152,7 @@ MEGATRON_CORE_FUSED_LOSS = replace(
         for precision, row in MEGATRON_CORE.other_sums.items()
     },
 )
-# Its own sharded data parallelism keeps the same tensors, and also shards gradients and weights.
+# Megatron's sharded data parallelism keeps the same tensors, and also shards gradients and weights.
 MEGATRON_FSDP = replace(
     MEGATRON_CORE,
     name="megatron-fsdp",
@@ -160,16 +166,16 @@ MEGATRON_BRIDGE = replace(
     kernels=(_SORTED_ON_THE_WAY, *_KERNELS),
     memory={"bf16": _SIXTEEN, "fp8": _SIXTEEN, "fp4": _SIXTEEN},
     step_moved={"bf16": 48, "fp8": 48, "fp4": 48},
-    # Recipes that set ``grad_reduce_in_fp32``.
+    # Gradients are reduced in 32 bits in recipes that set ``grad_reduce_in_fp32``.
     other_sums=dict.fromkeys(("bf16", "fp8", "fp4"), _IN_32_BITS),
     eight_bit_on=_FITTED_OF_BRIDGE["eight_bit_on"],
-    # Its recipes also shard weights where they say so (Megatron-FSDP).
+    # Recipes of Megatron-Bridge can also shard weights (Megatron-FSDP).
     highest_zero=3,
     highest_zero_in_pipeline=3,
     host=None,
     expert_exchange=_FUSED,
 )
-# Python issues the kernels of a block with experts.
+# The host issues the kernels of a block with experts from Python.
 _EAGER_EXPERTS = replace(_EAGER, **_FITTED_OF_BRIDGE["host_of_experts"])
 MEGATRON_BRIDGE_ALLTOALL = replace(
     MEGATRON_BRIDGE,
@@ -181,7 +187,7 @@ MEGATRON_BRIDGE_ALLTOALL = replace(
 MEGATRON_BRIDGE_EAGER = replace(
     MEGATRON_BRIDGE,
     name="megatron-bridge-eager",
-    # DeepEP sends the weights that a token chose.
+    # DeepEP sends only the routing weights of the experts that a token chose.
     expert_exchange=replace(_FUSED, weights_of_all=False),
     host=_EAGER_EXPERTS,
 )

@@ -28,8 +28,7 @@ from mistlab.schedule.slots import (
     fetch,
 )
 
-# A layer's optimizer step is deferred to the next iteration, just before the layer's first forward
-# pass.
+# A layer's optimizer step runs in the next iteration, just before the layer's first forward pass.
 _STEP_AHEAD = Task(stream="compute", kind="S", place="ahead")
 
 STREAMED = Template(
@@ -53,8 +52,8 @@ STREAMED = Template(
 
 
 def _ring_memory(width: int, gradient: int = 0) -> EngineMemory:
-    """Memory in a precision of ``width`` bytes, with rings of two buffers; gradients have as many,
-    or ``gradient`` bytes.
+    """Memory of the runtime in a precision of ``width`` bytes, with rings of two buffers for
+    gathered or fetched layers; gradients have as many bytes, unless ``gradient`` is given.
     """
     return EngineMemory(weight=width, gradient=gradient or width, optimizer=12, rings=True)
 
@@ -64,25 +63,25 @@ MIST = Engine(
     system="mist",
     family="mistlab",
     overlapped=STREAMED,
-    # The published runtime's stages block on every transfer.
+    # In the published runtime (Mist's), a stage that sends or receives does nothing else meanwhile.
     sends="blocking",
     kernels=SEQUENCE_FIRST,
     memory={"fp16": _ring_memory(2), "bf16": _ring_memory(2), "fp32": _ring_memory(4)},
-    # Rates were fitted with a step of one kernel, which reads gradient, master weight and moments,
-    # and writes master weight and moments.
+    # Bytes per parameter that the optimizer step moves: the rates were fitted with a step of one
+    # kernel, which reads gradient, master weight and moments, and writes master weight and moments.
     step_moved={"fp16": 28, "bf16": 28, "fp32": 28},
     offloads=True,
 )
 
-# Operators without a rule here are torch's own, or one kernel of runtime.models.kernels, as in the
-# graphs.
+# Operators without a rule here run as in the layer graph: by torch, or by one kernel of
+# runtime.models.kernels.
 _KERNELS = (
-    # GEMMs accumulate weight gradients (runtime.engine.work.products); one kernel accumulates the
-    # gradients of all vectors (ParameterPlaces.add_vectors).
+    # GEMMs accumulate weight gradients (runtime.engine.work.products), and one kernel accumulates
+    # the gradients of all vectors (ParameterPlaces.add_vectors).
     KernelRule(adds="weight", bytes_factor=0.0),
     KernelRule(adds="vector", together=True),
-    # runtime.engine.work.stage_modules copies neither operands nor results, concatenates no
-    # gradients, and fuses scaling into its GEMMs, one for each sequence.
+    # runtime.engine.work.stage_modules copies neither operands nor results of attention,
+    # concatenates no gradients, and fuses scaling into its GEMMs, one for each sequence.
     *(
         KernelRule(name=name, module="attention", attention="math", bytes_own_keys=0.0)
         for name in ("aten.clone", "aten.cat", "aten.mul")
@@ -91,9 +90,9 @@ _KERNELS = (
         KernelRule(name=name, module="attention", bytes_own_keys=1.0, kernels_a_sequence=1)
         for name in BATCHED_PRODUCTS
     ),
-    # runtime.models.residuals fuses bias, dropout, residual addition and the norm after it, which
-    # does not read the sum again; the backward kernel of a norm reads and adds the residual's
-    # gradient. Norms of lean blocks are separate.
+    # runtime.models.residuals fuses bias, dropout, residual addition and the next norm into one
+    # kernel, which does not read the sum again; the backward kernel of a norm also adds the
+    # residual's gradient. Norms of lean blocks are separate.
     KernelRule(name="aten.add", module="", phase="forward", broadcasts=True, bytes_factor=0.0),
     *(
         rule
@@ -113,8 +112,9 @@ _KERNELS = (
         KernelRule(name=name, module="dropout", phase="forward", bytes_factor=0.0)
         for name in ("aten.native_dropout", "mistlab.keep")
     ),
-    # runtime.models.dropout regenerates masks, so it moves values of 2 bytes only, where a graph
-    # moves one more byte for each. The backward pass applies attention dropout twice.
+    # runtime.models.dropout regenerates masks, so its kernels move the 2-byte values only, and not
+    # a byte of mask for each as in the layer graph. The backward pass applies attention dropout
+    # twice.
     KernelRule(
         name="aten.native_dropout_backward", module="attention", bytes_factor=8 / 5, kernels=2
     ),
@@ -122,10 +122,10 @@ _KERNELS = (
         KernelRule(name=name, bytes_factor=4 / 5)
         for name in ("aten.native_dropout", "aten.native_dropout_backward")
     ),
-    # Blocks with a lean core do no more than others: no block keeps attention probabilities after
-    # dropout.
+    # The operator that a lean attention core repeats is no extra work: in this runtime no block
+    # keeps attention probabilities after dropout.
     KernelRule(name="mistlab.drop_again", runs=False),
-    # Graphs derived from traced ones have only the mask's byte.
+    # In layer graphs derived from traced ones, dropout is only a byte of mask for each value.
     *(
         KernelRule(name=name, module=module, bytes_factor=4.0)
         for name in ("mistlab.keep", "mistlab.use_kept")
@@ -134,8 +134,9 @@ _KERNELS = (
 )
 
 # Where accumulators are wider than gradients: a GEMM reads and writes its accumulator in 32 bits,
-# as in its rate; the gradient of a table is read in 16 bits and accumulated in 32 (10 bytes instead
-# of 6); vectors' gradients are copied to 32 bits by one kernel before another accumulates them.
+# as in its rate; the gradient of an embedding table is read in 16 bits and accumulated in 32 (10
+# bytes instead of 6); vectors' gradients are copied to 32 bits by one kernel before another
+# accumulates them.
 _WIDE_SUMS = (
     KernelRule(adds="vector", together=True, kernels=2),
     KernelRule(adds="table", bytes_factor=10 / 6),
@@ -143,7 +144,7 @@ _WIDE_SUMS = (
 
 
 def _own_memory(width: int, gradient: int = 0) -> EngineMemory:
-    """``_ring_memory`` with the loss of runtime.models.operators."""
+    """``_ring_memory`` with the fused loss of runtime.models.operators."""
     return replace(_ring_memory(width, gradient), fuses_loss=True)
 
 
@@ -151,12 +152,13 @@ MISTLAB = Engine(
     name="mistlab",
     system="mistlab",
     family="mistlab",
-    # StreamedRanks.all_reduce_ overlaps with the GEMMs that runtime.engine.work.products defers.
+    # StreamedRanks.all_reduce_ overlaps tensor-parallel all-reduces with the GEMMs that
+    # runtime.engine.work.products defers.
     overlapped=replace(STREAMED, overlaps_tensor_backward=True),
     kernels=_KERNELS,
     kernels_of_wide_sums=_WIDE_SUMS,
-    # Accumulating in bf16, with 8 significant bits, loses addends below a 256th of the sum. fp16
-    # gradients stay as they were measured.
+    # Accumulation in bf16, with 8 significant bits, would lose addends below a 256th of the sum, so
+    # it is in 32 bits. Gradients of fp16 stay in 16 bits, as they were measured.
     memory={"fp16": _own_memory(2), "bf16": _own_memory(2, 4), "fp32": _own_memory(4)},
     # Bytes per parameter: 16-bit gradients are copied to 32 (6), one kernel reads gradient, master
     # weight and moments and writes master weight and moments (28), and weights are copied from

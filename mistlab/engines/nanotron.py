@@ -33,7 +33,7 @@ _PASSES = Template(
     overlaps_tensor_backward=True,
 )
 # RMSNorm is one kernel (flash-attn's, in Triton). Rotary embedding is computed in 32 bits, and the
-# gate's activation and multiplication are two operators.
+# gate's activation and multiplication are two kernels.
 _KERNELS = (
     *SEQUENCE_FIRST,
     *LOSS_IN_32_BITS,
@@ -57,10 +57,11 @@ NANOTRON = Engine(
             gradient=6,
             reduced=4,
             optimizer=12,
-            # Logits in 16 and in 32 bits, and the exponentials of the latter: 10 bytes per logit.
+            # The loss holds logits in 16 and in 32 bits, and the exponentials of the latter: 10
+            # bytes per logit.
             wide_logits=3,
             kept_gates=2,
-            # Two of cuBLAS's workspaces of 32 MiB, and buffers of torch and NCCL.
+            # Two workspaces of cuBLAS of 32 MiB each, and buffers of torch and NCCL.
             fixed_mib=_FITTED["fixed_mib"],
         )
     },

@@ -1,4 +1,4 @@
-"""Engines ``trainer...`` and ``llmq``: fine-tuning frameworks of consumer GPUs.
+"""Engines ``trainer...`` and ``llmq``: frameworks for fine-tuning and training on consumer GPUs.
 
 ``trainer`` is Hugging Face's models under its Trainer, TRL, PEFT, Accelerate or axolotl, and others
 that run a model's operators one by one (litgpt, torchtune, scripts). ``trainer-fused`` has these
@@ -14,17 +14,18 @@ from mistlab.engines.fitted import fitted
 from mistlab.engines.fsdp import FSDP, FSDP_EAGER
 from mistlab.engines.megatron_core import MEGATRON_CORE
 
-# One GPU all-gathers nothing; several shard by FSDP or a scheme like it. Logits are cast to 32
-# bits, followed by log-probabilities and gradients, with torchtitan's bytes per logit. Of sharded
-# weights, those of the root module (embedding and head) stay gathered beside a block and the
-# prefetched next one: about DeepSpeed's ``stage3_max_live_parameters``. bitsandbytes' quantised
-# products keep their inputs.
+# A single GPU gathers nothing; several shard by FSDP or similarly. Logits are cast to 32 bits, then
+# come log-probabilities and gradients, with torchtitan's bytes per logit. Of sharded weights,
+# embedding and head (FSDP's root module) stay gathered beside a block and the prefetched next one:
+# about DeepSpeed's ``stage3_max_live_parameters``. Quantised GEMMs of bitsandbytes keep their
+# inputs.
 _MEMORY = replace(FSDP_EAGER.memory["bf16"], gathered_elements=1_000_000_000, quantised_inputs=1)
 _PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "fp4")
 _STEP_MOVED = dict.fromkeys(_PRECISIONS, FSDP.step_moved["bf16"])
 _OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "adamw-bf16", "adamw-8bit")
 
-# Attention is FlashAttention's or cuDNN's, at the hardware file's rates.
+# Attention runs FlashAttention or cuDNN, at the rates of the hardware file, so its share is not
+# taken from FSDP.
 _PRODUCTS, _, _MOVED = FSDP_EAGER.shares("")
 _SHARES_ON = {
     name: (products, 1.0, moved) for name, (products, _, moved) in FSDP_EAGER.shares_on.items()
@@ -49,8 +50,9 @@ TRAINER = replace(
     runs_lean=False,
 )
 
-# A script's training loop holds the last loss until the next one exists, and with it tensors that
-# products keep outside of autograd: bitsandbytes' inputs, of two micro-batches then.
+# The training loop of a script holds the last loss until the next one exists, and with it the
+# tensors that quantised GEMMs of bitsandbytes keep outside of autograd: inputs of two micro-batches
+# then.
 TRAINER_LOOP = replace(
     TRAINER,
     name="trainer-loop",
@@ -64,7 +66,8 @@ TRAINER_WIDE_LOGITS = replace(
     TRAINER, name="trainer-wide-logits", memory=dict.fromkeys(_PRECISIONS, _WIDE)
 )
 
-# Models loaded in 32 bits under torch.autocast: weights are stored and gathered in 32 bits.
+# Models are loaded in 32 bits and run under torch.autocast: weights are stored and gathered in 32
+# bits.
 TRAINER_AUTOCAST = replace(
     TRAINER,
     name="trainer-autocast",
@@ -91,7 +94,7 @@ DEEPSPEED_TRAINER = replace(
     shares_on=TRAINER.shares_on,
 )
 
-# Fused quantised products keep no inputs.
+# Fused quantised GEMMs keep no inputs.
 _FUSED = replace(_MEMORY, quantised_inputs=0)
 # Norms, rotary embedding, activations and loss are one kernel each, as in Unsloth and Liger,
 # launched from Python through adapter modules.
@@ -102,7 +105,7 @@ TRAINER_FUSED = replace(
     memory=dict.fromkeys(_PRECISIONS, replace(_FUSED, kept_by="", wide_logits=0, fuses_loss=True)),
     host=HostTime(**fitted("trainer-fused")["host"]),
 )
-# With the feed-forward network tiled over the sequence.
+# The feed-forward network runs on one tile of the sequence after the other.
 TRAINER_TILED = replace(
     TRAINER_FUSED,
     name="trainer-tiled",
@@ -122,7 +125,7 @@ TRAINER_C = Engine(
     highest_zero=1,
 )
 
-# Weights, gradients and both moments in 16 bits; the gradient of logits overwrites them.
+# Weights, gradients and both moments in 16 bits; the gradient of logits is written over them.
 _LLMQ = EngineMemory(weight=2, gradient=2, optimizer=4, wide_logits=-1, fixed_mib=64)
 LLMQ = Engine(
     name="llmq",
@@ -131,7 +134,8 @@ LLMQ = Engine(
     overlapped=FSDP.overlapped,
     kernels=MEGATRON_CORE.kernels,
     memory=dict.fromkeys(_PRECISIONS, _LLMQ),
-    # Reads a gradient, reads and writes a weight and two moments.
+    # Bytes per parameter that the optimizer step moves: reads a gradient, reads and writes a weight
+    # and two moments.
     step_moved=dict.fromkeys(_PRECISIONS, 14),
     optimizers=_OPTIMIZERS,
     cached_share=0.0,

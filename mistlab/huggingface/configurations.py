@@ -26,7 +26,7 @@ from mistlab.plan.workload import ModelSpec
 
 Fields = dict[str, Any]
 
-# The names of a block without and with a window in lists of block kinds.
+# The kinds of blocks in lists of a configuration: with attention to all tokens, and with a window.
 FULL, SLIDING = "full_attention", "sliding_attention"
 _PLAIN = "dense"
 
@@ -51,7 +51,7 @@ def experts_of(keys: TypeKeys) -> Fields:
 
 
 def _router(keys: TypeKeys) -> Fields:
-    """The rule by which tokens choose experts; loss coefficients belong to the training instead."""
+    """The rule by which tokens choose experts; coefficients of auxiliary losses are not read."""
     row = keys.row.experts
     fields: Fields = dict(row.get("router", {}))
     for name, key in row.get("router_keys", {}).items():
@@ -64,7 +64,7 @@ def _router(keys: TypeKeys) -> Fields:
 
 
 def _shared_width(keys: TypeKeys) -> int:
-    """The total width of the experts that every token uses."""
+    """The width of all shared experts (which every token uses) together."""
     row = keys.row.experts
     count = row.get("shared_count", int("shared_ffn" in row))
     count = count if isinstance(count, int) else keys.whole(count, minimum=0) or 0
@@ -73,7 +73,7 @@ def _shared_width(keys: TypeKeys) -> int:
 
 
 def _dense_blocks(keys: TypeKeys) -> int:
-    """The number of leading blocks with a plain feed-forward network instead of experts."""
+    """The number of first blocks that have a plain feed-forward network instead of experts."""
     row = keys.row.experts
     if "types" in row and (kinds := keys.items(row["types"])) is not None:
         return _leading(keys, row["types"], [kind == _PLAIN for kind in kinds])
@@ -93,7 +93,7 @@ def _leading(keys: TypeKeys, key: str, is_dense: Sequence[bool]) -> int:
 
 
 def _check_listed(keys: TypeKeys, every: int) -> None:
-    """Refuse a list of blocks with experts that is not periodic with period ``every``."""
+    """Refuse a list of blocks with experts unless every ``every``-th block is in it."""
     row = keys.row.experts
     given = keys.items(row["listed"]) if "listed" in row else None
     if given is not None and given != [*range(every - 1, keys.needed("num_hidden_layers"), every)]:
@@ -122,8 +122,8 @@ def latent_of(keys: TypeKeys) -> Fields:
 
 
 def window_of(keys: TypeKeys) -> tuple[Mapping[str, int] | None, str]:
-    """The sliding window of a model's blocks, if it has one, with a remark where the description
-    places windows in other blocks.
+    """The fields of a model whose blocks have a sliding window, and remarks if the model
+    description puts windows in other blocks.
     """
     row = keys.row.window
     size = keys.whole(row["size"], minimum=0)
@@ -144,7 +144,7 @@ _REMEDY = "give sliding_window: null for full attention, or trace the model"
 
 
 def _windowed(keys: TypeKeys) -> list[bool]:
-    """Whether each block has a window, as the file lists it or as its type defines it."""
+    """For each block whether it has a window, as the file or the model type says."""
     row, layers = keys.row.window, keys.needed("num_hidden_layers")
     kinds = keys.items("layer_types") if row.get("types") else None
     if kinds is not None:
@@ -163,7 +163,7 @@ def _windowed(keys: TypeKeys) -> list[bool]:
 
 
 def _stated_turn(keys: TypeKeys, key: str) -> int:
-    """The period of blocks without a window; or a text with L for each block that has one."""
+    """The stated period of blocks without a window; or a text with L for blocks that have one."""
     value = keys.get(key)
     if isinstance(value, str) and value and set(value[:-1]) <= {"L"} and value[-1] in "LG":
         return len(value) if value.endswith("G") else 0
@@ -171,8 +171,8 @@ def _stated_turn(keys: TypeKeys, key: str) -> int:
 
 
 def _turns(windowed: Sequence[bool]) -> tuple[int | None, bool]:
-    """The period of blocks without a window (0 if all have one), and whether such a block is the
-    last of a period; None if blocks are not periodic.
+    """The period at which blocks have no window (0 if all blocks have one), and whether the last
+    block of a period is the one; None if blocks are not periodic.
     """
     if all(windowed):
         return 0, True
@@ -187,12 +187,12 @@ def _turns(windowed: Sequence[bool]) -> tuple[int | None, bool]:
 # The patterns of hybrid models, whose blocks are of several kinds.
 
 
-# The width of a mixer's convolution in the layer graphs.
+# The width of a state-space mixer's convolution that layer graphs assume.
 _TAPS = 4
 
 
 def delta_net(keys: TypeKeys) -> Fields:
-    """The blocks of Qwen3-Next: gated delta networks, and attention in every fourth block."""
+    """The fields of Qwen3-Next's blocks: delta networks, and attention in every fourth block."""
     experts = experts_of(keys) if keys.row.experts else {}
     if experts.get("experts", {}).pop("dense_blocks", 0) or "pattern" in experts:
         problem = "blocks with and without experts take turns, which is not supported"
@@ -221,7 +221,7 @@ def _of_delta_net(keys: TypeKeys) -> str:
 
 
 def mamba(keys: TypeKeys) -> Fields:
-    """The blocks of Nemotron-H, with one part each, given by letters or by a list."""
+    """The fields of Nemotron-H's blocks, which the file gives by letters or as a list."""
     _check_taps(keys, "conv_kernel")
     pattern = _of_mamba(keys)
     fields: Fields = {"pattern": pattern, "layers": len(pattern)}
@@ -272,7 +272,7 @@ def _letters(keys: TypeKeys, key: str, kinds: list[Any], letters: Mapping[str, s
 
 
 def _shortest(letters: str) -> str:
-    """The shortest prefix whose repetition is the whole text."""
+    """The shortest start of a text whose repetition gives the whole text."""
     for length in range(1, len(letters)):
         if letters == (letters[:length] * len(letters))[: len(letters)]:
             return letters[:length]
@@ -287,12 +287,12 @@ def _check_taps(keys: TypeKeys, key: str) -> None:
 UNLIKE: Mapping[str, Callable[[TypeKeys], Fields]] = {"delta_net": delta_net, "mamba": mamba}
 
 
-# The key that every config.json has, and no file of tracing.
+# The key that every config.json has, and that no file of a traced model has.
 KIND = "model_type"
 TEXT = "text_config"
 TRACE = "trace it (python -m experiments.trace), or write its mapping (docs/reference/plan-file.md)"
 
-# The configurations' names of activations, and the description's.
+# The names of activation functions in configurations, and in model descriptions.
 ACTIVATIONS: Mapping[str, str] = {
     **dict.fromkeys(("silu", "swish"), "silu"),
     **dict.fromkeys(
@@ -301,7 +301,7 @@ ACTIVATIONS: Mapping[str, str] = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
     **{name: name for name in ("relu2", "relu", "quick_gelu", "xielu")},
 }
-# The default activation of ungated networks and the position embedding, by family.
+# By model family: the default activation of ungated networks. Below, the position embedding.
 _OF_FAMILY = {"gpt": "gelu_tanh", "bert": "gelu", "falcon": "gelu_tanh", "nemotron": "relu2"}
 _POSITIONS = {
     "gpt": "absolute",
@@ -313,8 +313,8 @@ _POSITIONS = {
 
 
 def model_of_config(config: Mapping[str, Any], name: str, part: str = "") -> ModelSpec:
-    """The model in a configuration's content, or in the ``part`` of it that describes text; if the
-    part is ``LATER``'s key, with multi-token prediction blocks.
+    """The model that a configuration describes, or the ``part`` of it that is text; with the key
+    ``LATER`` as part, with its multi-token prediction blocks.
     """
     if part in LATER:
         return _with_later(config, name, part)
@@ -332,7 +332,7 @@ LATER = ("num_nextn_predict_layers", "num_mtp_layers")
 
 
 def _with_later(config: Mapping[str, Any], name: str, key: str) -> ModelSpec:
-    """The model with its multi-token prediction blocks, which are otherwise omitted."""
+    """The model with its multi-token prediction blocks, which are otherwise left out."""
     keys = TypeKeys(row=_row_of(config), config=config)
     if keys.row.later != key or not (count := keys.whole(key, minimum=0)):
         refuse(key, "the file has no blocks for tokens after the next: name the file alone")
@@ -352,7 +352,7 @@ def _text_part(config: Mapping[str, Any], part: str) -> Mapping[str, Any]:
 
 
 def _row_of(config: Mapping[str, Any]) -> TypeRow:
-    """The row of a configuration's type; refuses types without one."""
+    """The row of a configuration's model type; refuses types without one."""
     kind = config[KIND]
     if isinstance(config.get(TEXT), Mapping):
         inner = config[TEXT].get(KIND)
@@ -364,7 +364,7 @@ def _row_of(config: Mapping[str, Any]) -> TypeRow:
 
 
 def _refuse_type(kind: object) -> NoReturn:
-    """Refuse a type without a row, with the reason or with similar names."""
+    """Refuse a model type without a row: with the reason, or with similar names."""
     if isinstance(kind, str) and (reason := refused_types().get(kind)):
         refuse(KIND, f"{shown(kind)} is not supported, because it {reason}: {TRACE}")
     near = near_matches(kind, model_types())
@@ -374,7 +374,7 @@ def _refuse_type(kind: object) -> NoReturn:
 
 
 def _check_required(keys: TypeKeys) -> None:
-    """Refuse a file with values that no row can describe."""
+    """Refuse a file with values that model descriptions cannot express."""
     for key, value in keys.row.requires.items():
         given = keys.get(key)
         if given is not None and (given != value or isinstance(given, bool) != (value is False)):
@@ -388,7 +388,7 @@ def _check_required(keys: TypeKeys) -> None:
 
 
 def _fields(keys: TypeKeys) -> tuple[Fields, list[str]]:
-    """The fields of a model's description, with remarks."""
+    """The fields of the model's description, with remarks."""
     row, remarks = keys.row, [*keys.row.remarks]
     fields: Fields = {**_family(keys), **_sizes(keys)}
     fields["activation"], remark = _activation(keys, fields)
@@ -417,7 +417,9 @@ def _epsilon(keys: TypeKeys) -> Fields:
 
 
 def _dropout(keys: TypeKeys) -> Fields:
-    """The dropout rates of training, where a type's are read; attention's if it differs."""
+    """The dropout rates of training, for model types whose rates are read; that of attention only
+    if it differs.
+    """
     if not keys.row.dropout:
         return {}
     shares = {name: _share(keys, key) for name, key in keys.row.dropout.items()}
@@ -433,13 +435,13 @@ def _share(keys: TypeKeys, key: str) -> float:
 
 
 def _family(keys: TypeKeys) -> Fields:
-    """The fields that all models of the type have, or all with certain switches on."""
+    """The fields that all models of the type have, or all in which certain switches are on."""
     switched = [own for key, own in keys.row.when.items() if keys.flag(key)]
     return dict(ChainMap(*map(dict, reversed(switched)), dict(keys.row.model)))
 
 
 def _parts(keys: TypeKeys) -> Fields:
-    """The fields of latent attention, experts and kinds of blocks."""
+    """The fields of optional parts: latent attention, experts and kinds of blocks."""
     row = keys.row
     latent = latent_of(keys) if row.latent else {}
     if row.turns:
@@ -448,7 +450,7 @@ def _parts(keys: TypeKeys) -> Fields:
 
 
 def _sizes(keys: TypeKeys) -> Fields:
-    """The sizes that nearly all models have; None for those that follow from others."""
+    """The sizes that nearly all models have; None for a size that follows from others."""
     row, hidden = keys.row, keys.needed("hidden_size")
     ffn = keys.whole(row.ffn)
     return {
@@ -472,8 +474,8 @@ def _kv_heads(keys: TypeKeys) -> int | None:
 
 
 def _activation(keys: TypeKeys, fields: Fields) -> tuple[str | None, str]:
-    """The activation of the network, None for the family's; with a remark where another one with
-    equal cost is used instead.
+    """The activation function of the network, None for the family's; with a remark if another one
+    that costs as much is used instead.
     """
     if not keys.has("hidden_act"):
         return None, ""
@@ -490,7 +492,7 @@ def _activation(keys: TypeKeys, fields: Fields) -> tuple[str | None, str]:
 
 
 def _left_out(keys: TypeKeys) -> Iterator[str]:
-    """Remarks on features that a file enables and a description lacks."""
+    """Remarks on features that a file enables and that model descriptions lack."""
     row = keys.row
     yield from (text for key, text in row.lacking.items() if keys.flag(key))
     switched = {key: keys.flag(key) for key in (*row.biases, *row.part_biases)}
@@ -505,7 +507,7 @@ LEFT_OUT = "blocks for tokens after the next are left out"
 
 
 def _rotation(keys: TypeKeys, fields: Fields) -> Fields:
-    """The fields of rotary embedding, where positions are rotary."""
+    """The fields of rotary embedding, if the model's positions are rotary."""
     position = fields.get("position_embedding", _POSITIONS[fields["family"]])
     if position != "rotary":
         return {}
@@ -526,7 +528,7 @@ def _rotation(keys: TypeKeys, fields: Fields) -> Fields:
     return {**base, "rotary_fraction": _fraction(keys, "partial_rotary_factor", rotated, channels)}
 
 
-# The types of rotary scaling, and the keys of each type's parameters.
+# For each type of rotary scaling, the keys of its parameters.
 SCALINGS: Mapping[str, Mapping[str, str]] = {
     "linear": {},
     "llama3": {"low": "low_freq_factor", "high": "high_freq_factor"},
@@ -565,7 +567,7 @@ def scaling_of(keys: TypeKeys, *, is_latent: bool) -> Fields | None:
 
 
 def _longrope(keys: TypeKeys) -> Fields:
-    """LongRoPE's factor of lengths and its attention scale: the file's own, or the default."""
+    """LongRoPE's length factor and attention scale: the file's, or the default."""
     positions, longest = keys.rotary(ORIGINAL), keys.whole("max_position_embeddings")
     factor, amplitude = keys.rotary("factor"), keys.rotary("attention_factor")
     if factor is None:
@@ -578,7 +580,7 @@ def _longrope(keys: TypeKeys) -> Fields:
 
 
 def _steepness(scaling: Mapping[str, Any], factor: float, *, is_latent: bool) -> Fields:
-    """The factor by which YaRN scales attention scores: those of rotary channels, or all."""
+    """YaRN's factors on attention scores: of rotary channels only, or of all channels."""
     times, of_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
     amplitude = scaling.get("attention_factor")
     if amplitude is None:

@@ -1,4 +1,5 @@
-"""The table of model types, and the keys of a configuration, each with its type's default.
+"""The table of Hugging Face model types, and the reader of a configuration's keys, with each type's
+defaults.
 
 The rows are the files in ``types/``. They are facts of the configuration classes of transformers
 5.23.0, by which ``python -m experiments.check_models`` measures them again.
@@ -20,7 +21,7 @@ REFUSED = "refused.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeRow:
-    """One model type.
+    """A model type of Hugging Face: how its configurations describe a model.
 
     ``model`` are fields of the description that all models of the type have; where a flag of
     ``when`` is true, its fields hold too. ``names`` are the type's own keys of what most types call
@@ -67,7 +68,7 @@ class TypeRow:
 
 @cache
 def model_types() -> Mapping[str, TypeRow]:
-    """The rows of all types that are read, by type."""
+    """The rows of all supported model types, by type."""
     rows: dict[str, TypeRow] = {}
     for entry in sorted((files(__package__) / FOLDER).iterdir(), key=lambda entry: entry.name):
         if entry.name == REFUSED or not entry.name.endswith(".yaml"):
@@ -79,7 +80,7 @@ def model_types() -> Mapping[str, TypeRow]:
 
 @cache
 def refused_types() -> Mapping[str, str]:
-    """The types that are refused by name, with the reason for each."""
+    """The model types that are refused by name, with the reason for each."""
     file = files(__package__) / FOLDER / REFUSED
     content = parse_yaml(file.read_text(encoding="utf-8"), REFUSED)
     return {kind: reason for reason, kinds in content.items() for kind in kinds}
@@ -91,18 +92,19 @@ def _row(plain: Mapping[str, Any]) -> TypeRow:
     return TypeRow(**{**plain, **lists, "names": names})
 
 
-# The keys of a configuration, each with its type's default where the file omits it.
+# Reads the keys of a configuration; where the file omits one, the model type's default holds.
 
 
-# Mappings with the parameters of rotary embedding; later releases use the first.
+# Keys whose mapping has the parameters of rotary embedding; later releases of transformers use the
+# first.
 _ROPE = ("rope_parameters", "rope_scaling")
-# Larger than any size of a model, since a list has an entry for each block.
+# Sizes are refused above this number, since a list has an entry for each block.
 _MOST = 10_000_000
-# The kind of block whose rotary embedding is used, where kinds have their own.
+# The kind of block whose rotary embedding is read, where each kind has its own.
 _FULL = "full_attention"
 
 
-# The name of rotary embedding without scaling.
+# The name that configurations give to rotary embedding without scaling.
 UNSCALED = "default"
 
 
@@ -113,7 +115,7 @@ def scaling_kind(mapping: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeKeys:
-    """The content of a config.json, read by the row of its type.
+    """The keys of a config.json, read with the defaults of its model type.
 
     A key is asked for by the name that most types give it; the type's own name is looked up first.
     """
@@ -122,7 +124,7 @@ class TypeKeys:
     config: Mapping[str, Any]
 
     def name(self, key: str) -> str:
-        """The key's name in the file, or in its type."""
+        """The key's name as the file has it, or as its type names it."""
         names = (*self.row.names.get(key, ()), key)
         known = (name for given in (self.config, self.row.defaults) for name in names)
         where = [name for name in names if name in self.config]
@@ -130,17 +132,17 @@ class TypeKeys:
         return next(iter((*where, *of_type)), names[0])
 
     def get(self, key: str) -> Any:
-        """The value of a key, of any type; its default where the file omits it."""
+        """The value of a key, of any type; the type's default if the file omits it."""
         name = self.name(key)
         return self.config[name] if name in self.config else self.row.defaults.get(name)
 
     def has(self, key: str) -> bool:
-        """Whether the file or its type defines a key."""
+        """Whether the file or its model type defines a key."""
         name = self.name(key)
         return name in self.config or name in self.row.defaults
 
     def whole(self, key: str, minimum: int = 1) -> int | None:
-        """An integer, or None where the key is not defined."""
+        """The value of a key as a whole number; None if the key is not defined."""
         value = self.get(key)
         if value is None:
             return None
@@ -155,7 +157,7 @@ class TypeKeys:
         return value
 
     def needed(self, key: str, minimum: int = 1) -> int:
-        """An integer that every model of the type must have."""
+        """A whole number that every model of the type must have."""
         value = self.whole(key, minimum)
         if value is None:
             problem = "None is not a whole number" if self.has(key) else "missing"
@@ -163,7 +165,7 @@ class TypeKeys:
         return value
 
     def flag(self, key: str) -> bool:
-        """A switch; an undefined one is off, as in transformers."""
+        """The value of a switch; a switch that is not defined is off, as in transformers."""
         value = self.get(key)
         if value is None:
             return False
@@ -172,7 +174,7 @@ class TypeKeys:
         return value
 
     def items(self, key: str) -> list[Any] | None:
-        """A list, or None where the key is not defined."""
+        """The value of a key as a list; None if the key is not defined."""
         value = self.get(key)
         if value is not None and not isinstance(value, list):
             refuse(self.name(key), f"{shown(value)} is not a list: give one entry for each block")
@@ -199,7 +201,7 @@ class TypeKeys:
         return next((one for one in mappings if scaling_kind(one) != UNSCALED), {})
 
     def given(self, key: str) -> float | None:
-        """A number that a file gives, without its type's default."""
+        """A number that a file states itself, without its type's default."""
         value = self.config.get(key)
         return None if value is None else self._number(key, value)
 

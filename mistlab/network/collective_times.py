@@ -18,21 +18,21 @@ from mistlab.core.files import parse_yaml
 from mistlab.core.units import GBYTES, MICROSECONDS
 from mistlab.core.values import from_mapping
 
-# The smallest message that NVLink switches reduce, and the fewest GPUs for which they do.
+# NVLink switches reduce messages from this size on, in groups of at least so many GPUs.
 SWITCHED_BYTES, SWITCHED_GPUS = 2**21, 5
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 # Distances between cloud nodes that communicate over sockets.
 SOCKET_TIERS = ("same zone", "same region", "two regions")
 SOCKETS = ("sockets", "ethernet")
-# The callers: NCCL (or RCCL) alone or through torch, and all-reduces of inference engines, launched
-# by a graph or by a host.
+# Software that calls collectives: NCCL (or RCCL) alone or through torch, and all-reduces of
+# inference engines, launched by a CUDA graph or by the host.
 SOFTWARE = ("nccl", "torch", "graph", "eager", "trtllm")
 DIRECT = SOFTWARE[2:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLinks:
-    """The links of a GPU to others of its node, from its datasheet.
+    """The links of a GPU to the other GPUs of its node, from its datasheet.
 
     ``gbytes_per_s`` counts one direction. ``kind`` is ``switched`` where GPUs reach one another at
     this rate, and ``pcie`` where they go through the host. GPUs of one ``generation`` have like
@@ -52,7 +52,9 @@ class GpuLinks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveNumbers:
-    """Latencies in microseconds, and rates relative to the links', fitted to measurements."""
+    """Numbers fitted to measurements of collectives: latencies in microseconds, and rates relative
+    to the links' rates.
+    """
 
     launch_us: float
     graph_launch_us: float
@@ -82,13 +84,14 @@ class CollectiveNumbers:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """The names of all numbers."""
+        """The names of all fitted numbers."""
         return tuple(entry.name for entry in fields(cls))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """All fitted values: constants of all GPUs, and latency factors by generation.
+    """All fitted numbers of collectives: those common to all GPUs, and factors on latencies by GPU
+    generation.
 
     ``latency`` multiplies what GPUs wait for, ``host`` what their hosts take for an eager call,
     ``network`` what messages between nodes wait for, by the kind of network.
@@ -104,7 +107,7 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
-    """Columns of collectives: kind, number of ranks, message, and links.
+    """Collectives as columns: kind, number of ranks, message size, and links.
 
     ``size_bytes`` is the message as nccl-tests counts it: what every rank has after an all-gather,
     before a reduce-scatter, and sends in an all-to-all. Rates are GB/s in one direction; those of
@@ -128,13 +131,15 @@ class Collectives:
         return len(self.ranks)
 
     def where(self, kept: Bools) -> Self:
-        """The collectives to which an entry applies."""
+        """A mask of the collectives to which a fitted number applies."""
         columns = {entry.name: getattr(self, entry.name)[kept] for entry in fields(self)}
         return type(self)(**columns)
 
     @property
     def kinds(self) -> Column:
-        """The kinds by which bounds are looked up: the binding links, and the caller."""
+        """For each collective the kind by which its error bounds are looked up: the links that
+        limit it, and the caller.
+        """
         inside = np.where(self.is_switched, "switched", "pcie")
         inside = np.where(self._is_direct, "direct", inside)
         across = np.where(self.network == "ethernet", "ethernet", "network")
@@ -143,7 +148,7 @@ class Collectives:
 
     @property
     def is_socket(self) -> Bools:
-        """Mask of exchanges over sockets, in a cloud or over a workstation's Ethernet."""
+        """A mask of collectives over sockets, in a cloud or over a workstation's Ethernet."""
         return np.isin(self.network, SOCKETS)
 
     @property
@@ -157,7 +162,7 @@ class Collectives:
         return np.isin(self.software, DIRECT)
 
     def seconds(self, fitted: Fitted) -> Floats:
-        """The seconds of each collective, run alone within a series of equal ones."""
+        """The seconds of each collective, as one of a series of equal ones with nothing beside."""
         numbers = fitted.numbers
         latency = self._latency_us(fitted)
         transfer = self._transfer_us(numbers)
@@ -192,8 +197,8 @@ class Collectives:
         return latency
 
     def _steps(self, ranks: Floats) -> Floats:
-        """The steps of a ring; for an all-to-all, whose messages leave together, a fraction of
-        them.
+        """The number of steps of a ring; an all-to-all, whose messages leave together, takes a
+        fraction of them.
         """
         steps: Floats = (ranks - 1) * np.select(
             [self.operation == "all_reduce", self.operation == "all_to_all"], [2.0, 0.3], 1.0
@@ -201,13 +206,16 @@ class Collectives:
         return steps
 
     def _transfer_us(self, numbers: CollectiveNumbers) -> Floats:
-        """The microseconds of the slower of both parts: inside nodes, and between nodes."""
+        """The microseconds of a collective's transfers: inside nodes or between nodes, whichever
+        takes longer.
+        """
         in_node = self.ranks / self.nodes
         is_send, is_exchange = self.operation == "send", self.operation == "all_to_all"
         twice = np.where(self.operation == "all_reduce", 2.0, 1.0)
         spread = np.where(is_send, 1.0, twice * (self.ranks - 1) / self.ranks)
         inside = np.where(in_node > 1, spread, 0.0)
-        # A message between nodes, and an all-to-all, uses the NICs of the sending ranks.
+        # A message between nodes goes through the NIC of its rank; an all-to-all uses the NICs of
+        # all its ranks in a node.
         per_node = np.minimum(self.node_rate, self.card_rate * in_node)
         rate = np.select([is_send, is_exchange], [self.card_rate, per_node / in_node], per_node)
         across = np.select(
@@ -223,7 +231,7 @@ class Collectives:
         return np.where(is_send & (self.nodes > 1), across_us, np.maximum(inside_us, across_us))
 
     def _gpu_rate(self, numbers: CollectiveNumbers) -> Floats:
-        """The achieved rate of a GPU's links in GB/s."""
+        """The rate in GB/s that transfers over a GPU's links reach."""
         share = np.select(
             [
                 self.operation == "all_reduce",
@@ -238,14 +246,14 @@ class Collectives:
         added = added & (in_node >= SWITCHED_GPUS) & (self.size_bytes >= SWITCHED_BYTES)
         share = np.where(added, share * numbers.switch_gain, share)
         share = np.where(self._is_direct, numbers.direct_share, share)
-        # A send between two GPUs has its links to itself.
+        # A send is between two GPUs only, so nothing else shares its links.
         others = np.where(self.operation == "send", 0.0, np.maximum(in_node - 2, 0))
         crowded = 1 + numbers.pcie_crowding * others
         return self.gpu_rate * np.where(self.is_switched, share, numbers.pcie_share / crowded)
 
 
 def first_guess() -> Fitted:
-    """The starting point of fits: constants of equal magnitude for all GPUs, and no factors."""
+    """The starting point of fits: the same numbers for all GPUs, and no factors by generation."""
     numbers = CollectiveNumbers(**_catalogue()["start"])
     return Fitted(numbers=numbers, latency={}, host={}, network={}, bounds={})
 
@@ -256,7 +264,7 @@ def _factors(by_kind: Mapping[str, float], kinds: Column) -> Floats:
 
 @cache
 def fitted_collectives() -> Fitted:
-    """The fitted constants in the catalogue."""
+    """The fitted numbers of collectives that the catalogue holds."""
     plain = _catalogue()["fitted"]
     return Fitted(
         numbers=CollectiveNumbers(**plain["numbers"]),

@@ -1,4 +1,5 @@
-"""The times of messages and collectives over the tiers of a network above its nodes.
+"""The times of messages and collectives over a network whose nodes are joined by tiers of switches
+(racks, pods, sites).
 
 A group of ranks lies in one unit of a tier or in several. What crosses the border of a unit shares
 the unit's link with what other groups send, as all groups of a cluster run the same collective at
@@ -23,13 +24,13 @@ from mistlab.network.tiers import ABOVE, NETWORK, NODE, Network
 # src/graph/tuning.cc: hwLat, simple protocol).
 NETWORK_HOP_S = 14.0 * MICROSECONDS
 RATE_OF_TREES = 0.9
-# The names of tiers that no file names.
+# The names of tiers that a file does not name.
 NAMES = ("node", "network")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTime:
-    """The time of a message: a latency, and seconds per byte.
+    """The time of a message over links: a latency, and seconds per byte.
 
     A message takes the other way ``instead``, if this is given and faster. Large messages wait for
     the links of a ``tier``.
@@ -50,14 +51,14 @@ class LinkTime:
         return np.asarray(np.where(size_bytes > 0, seconds, 0.0))
 
     def at_least(self, s_per_byte: float, tier: str) -> Self:
-        """The same time over links of a tier with at least this many seconds per byte."""
+        """This link's time, but with no fewer seconds per byte than a ``tier`` takes."""
         if s_per_byte <= self.s_per_byte:
             return self
         return replace(self, s_per_byte=s_per_byte, tier=tier)
 
     @property
     def binding_tier(self) -> str:
-        """The tier that limits the largest messages on their route."""
+        """The tier that limits large messages, on the faster of two algorithms (ring or tree)."""
         ways = [self]
         while ways[-1].instead is not None:
             ways.append(ways[-1].instead)
@@ -65,8 +66,9 @@ class LinkTime:
 
 
 class GroupSpread(NamedTuple):
-    """The spread of a group of ranks: the most in a node, the number of nodes, and the number of
-    units of each tier above the network that it spans, lowest first; empty without tiers.
+    """How a group of ranks is spread: the most ranks in a node, the number of nodes, and for each
+    tier above the network, lowest first, the number of its units (racks, pods) that the group
+    spans.
     """
 
     gpus_in_node: int
@@ -75,14 +77,14 @@ class GroupSpread(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """The ranks of the group."""
+        """The number of ranks in the group."""
         return self.gpus_in_node * self.nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierTimes:
-    """The times of a network's tiers above its nodes, for a cluster with this many nodes and GPUs
-    per node; a node sends ``node_bytes_per_s``.
+    """The times of a cluster's tiers above its nodes; a node sends ``node_bytes_per_s`` into the
+    network.
     """
 
     network: Network
@@ -92,7 +94,7 @@ class TierTimes:
 
     @property
     def places(self) -> range:
-        """The indices of the tiers above the network, up to the one that joins all nodes."""
+        """The indices of the tiers above the network, up to the lowest that joins all nodes."""
         return range(ABOVE, self.network.joins(self.nodes) + 1)
 
     def latency_s(self, index: int = NETWORK) -> float:
@@ -100,8 +102,9 @@ class TierTimes:
         return self.network.latency_s(index, NETWORK_HOP_S)
 
     def collective(self, kind: str, link: LinkTime, shape: GroupSpread) -> LinkTime:
-        """The time of a collective, from that over nodes alone: by a ring or, for all-reduces, by a
-        tree or in-network reduction, whichever is fastest.
+        """The time of a collective over all tiers that its group crosses, given its time over nodes
+        alone: by a ring or, for all-reduces, by a tree or in-network reduction, whichever is
+        fastest.
         """
         passes = 2.0 if kind == "all_reduce" else 1.0
         tree, ring = link.instead, passes * (shape.ranks - 1) / shape.ranks
@@ -111,8 +114,8 @@ class TierTimes:
             groups = self._gpus_of_unit(index) * units / shape.ranks
             hops, crossings = units - 1, 1.0
             if tier.scattered:
-                # The nodes of a unit are not consecutive in the ring, so each sends to another
-                # unit.
+                # Scattered numbering: neighbours in the ring are in different units, so each node
+                # sends to another unit.
                 hops, crossings = shape.nodes - 1, shape.nodes / units
             s_per_byte = slower * ring * groups * crossings / self._bytes_per_s(index)
             later_s = self._later_s(index)
@@ -128,15 +131,15 @@ class TierTimes:
     def summed_in_switches(
         self, over_nodes: LinkTime, inside: LinkTime, shape: GroupSpread
     ) -> LinkTime | None:
-        """The time of an all-reduce that the switches of all its tiers reduce, after a reduction
-        ``inside`` each node, from that of a ring over nodes alone; None if one of the tiers cannot
-        reduce.
+        """The time of an all-reduce that switches of all its tiers reduce, after a reduction
+        ``inside`` each node; None if one of the tiers cannot reduce. ``over_nodes`` is a ring over
+        nodes alone.
         """
         crossed = [NETWORK, *(index for index, _ in self._crossed(shape))]
         tiers = self.network.tiers
         if shape.nodes == 1 or not all(tiers[index].reduces for index in crossed):
             return None
-        # A partial sum goes up to the highest switch, and the result comes down.
+        # Partial sums go up to the highest switch, and the result comes down again.
         latency_s = inside.latency_s + 2 * self.latency_s(crossed[-1])
         slower = self._slower(over_nodes, 2 * (shape.ranks - 1) / shape.ranks, shape)
         node = slower * self.gpus_per_node / shape.gpus_in_node / self.node_bytes_per_s
@@ -148,15 +151,16 @@ class TierTimes:
         return link
 
     def _slower(self, link: LinkTime, ring: float, shape: GroupSpread) -> float:
-        """The measured slowdown of a ring between nodes relative to its nominal rate, for a sent
-        share of a message; assumed for higher tiers, too.
+        """How many times as long a ring between nodes was measured to take as by its nominal rate;
+        assumed for higher tiers, too.
         """
         by_rate = ring * self.gpus_per_node / shape.gpus_in_node / self.node_bytes_per_s
         return max(1.0, link.s_per_byte / by_rate)
 
     def to_all(self, link: LinkTime, shape: GroupSpread, reached: float = 1.0) -> LinkTime:
-        """The time of an all-to-all, from that over nodes alone: each rank sends equal parts to all
-        others concurrently, but to units above only to the ``reached`` share.
+        """The time of an all-to-all over all tiers that its group crosses, given its time over
+        nodes alone: each rank sends equal parts to all others at once, but to other units only the
+        ``reached`` share.
         """
         ranks = shape.ranks
         for index, units in self._crossed(shape):
@@ -165,7 +169,8 @@ class TierTimes:
             link = replace(link, latency_s=link.latency_s + self._later_s(index))
             link = link.at_least(elsewhere * share, self.network.tiers[index].name)
         if self._leaves_rails and shape.nodes > 1 and shape.gpus_in_node > 1:
-            # Messages to other positions of other nodes cannot stay on a rail.
+            # Messages to GPUs at other positions of other nodes cannot stay on a rail (the switch
+            # that joins GPUs at one position of all nodes).
             others = reached * (shape.nodes - 1) * (shape.gpus_in_node - 1) / ranks
             share = self._gpus_of_unit(ABOVE) / self._bytes_per_s(ABOVE)
             link = link.at_least(others * share, self.network.tiers[ABOVE].name)
@@ -173,12 +178,14 @@ class TierTimes:
 
     @property
     def forwards(self) -> bool:
-        """Whether messages to other positions of other nodes are forwarded inside nodes."""
+        """Whether nodes forward messages internally, so that messages to GPUs at other positions
+        stay on rails.
+        """
         return self.network.between.rails and not self._leaves_rails
 
     def send(self, link: LinkTime, index: int, senders: int) -> LinkTime:
-        """The time of a send through the tier at this index, while this many GPUs of a stage send,
-        from that between two nodes.
+        """The time of a send through a tier while so many GPUs of a stage send, given its time
+        between two nodes.
         """
         if link.instead is not None:
             link = replace(link, instead=self.send(link.instead, index, senders))
@@ -189,8 +196,8 @@ class TierTimes:
         return link
 
     def parts_of_units(self, link: LinkTime, index: int, senders: int) -> list[float]:
-        """Fractions of uplinks that a ``link`` takes when several GPUs of a stage send, for each
-        tier above the network up to this index; lowest tier first.
+        """For each tier above the network up to this index, lowest first: the share of a unit's
+        uplink that a ``link`` takes while so many GPUs of a stage send.
         """
         return [
             min(float(senders), self._gpus_of_unit(level))
@@ -199,8 +206,8 @@ class TierTimes:
         ]
 
     def to_offset(self, link: LinkTime, shape: GroupSpread, away: int) -> LinkTime:
-        """The time in which each rank of groups of a shape sends to the rank at an offset, all
-        concurrently, from that between two nodes.
+        """The time in which every rank of a group sends to the rank at an offset, all at once,
+        given the time between two nodes.
         """
         for index, units in self._crossed(shape):
             gpus = self._gpus_of_unit(index)
@@ -210,19 +217,21 @@ class TierTimes:
         return link
 
     def place_of(self, shape: GroupSpread) -> int:
-        """The index of the highest tier that a group of several nodes crosses."""
+        """The index of the highest tier that a group crosses; the network's if it crosses none
+        above.
+        """
         return max((place for place, _ in self._crossed(shape)), default=NETWORK)
 
     def between_ends(self, link: LinkTime, senders: int) -> LinkTime:
-        """The time of an exchange between this many GPUs at one end of the cluster and as many at
-        the other, from that between two nodes.
+        """The time of an exchange between so many GPUs at one end of the cluster and as many at the
+        other, given its time between two nodes.
         """
         ends = np.array([0, self.nodes - 1])
         apart = [place for place in self.places if np.ptp(self.units_of(ends, place))]
         return self.send(link, max(apart, default=NETWORK), senders)
 
     def units_of(self, nodes: Ints, index: int) -> Ints:
-        """The index of each node's unit, among those that the tier at this index joins."""
+        """For each node, the index of its unit (rack, pod) among those that a tier joins."""
         network = self.network
         number, within = np.zeros_like(nodes), nodes
         for level in range(network.joins(self.nodes), index - 1, -1):
@@ -236,8 +245,8 @@ class TierTimes:
         return number
 
     def sends_through(self, first: Ints, ranks: Ints) -> Ints:
-        """The index of the highest tier through which ranks from ``first`` on send to the ranks as
-        many positions further; ``NODE`` if all stay inside nodes.
+        """The index of the highest tier through which the ranks from ``first`` on send to ranks as
+        many positions further; ``NODE`` if all are in one node.
         """
         gpus = self.gpus_per_node
         highest = np.full_like(first, NODE)
@@ -255,24 +264,28 @@ class TierTimes:
         return highest
 
     def _apart(self, here: Ints, there: Ints, index: int) -> Bools:
-        """Whether these ranks are in two of the units that the tier at an index joins."""
+        """Whether any two of these ranks are in different units of a tier."""
         gpus = self.gpus_per_node
         here_units, there_units = (self.units_of(ranks // gpus, index) for ranks in (here, there))
         return np.asarray(here_units != there_units)
 
     @property
     def _leaves_rails(self) -> bool:
-        """Whether messages to other positions of nodes pass through the tier above the rails."""
+        """Whether messages to GPUs at other positions of other nodes go through the tier above the
+        rails.
+        """
         between = self.network.between
         return between.rails and not between.forwards and len(self.network.tiers) > ABOVE
 
     def _crossed(self, shape: GroupSpread) -> list[tuple[int, int]]:
-        """The indices of the tiers that a group crosses, with the number of units that it spans."""
+        """For each tier that a group crosses: its index, and the number of its units that the group
+        spans.
+        """
         several = zip(self.places, shape.units, strict=False)
         return [(place, units) for place, units in several if units > 1]
 
     def _gpus_of_unit(self, index: int) -> float:
-        """The mean number of used GPUs in the units that the tier at this index joins."""
+        """The mean number of used GPUs in a unit of a tier."""
         units = math.ceil(self.nodes / self.network.nodes_below(index))
         return self.nodes * self.gpus_per_node / units
 
@@ -280,5 +293,5 @@ class TierTimes:
         return self.network.bytes_per_s(index, self.node_bytes_per_s)
 
     def _later_s(self, index: int) -> float:
-        """The additional latency of a message through a tier, compared with the tier below."""
+        """How much longer the latency through a tier is than through the tier below."""
         return self.latency_s(index) - self.latency_s(index - 1)

@@ -18,15 +18,16 @@ from mistlab.core.values import (
     within,
 )
 
-# The largest number of GPUs below a tier.
+# The largest number of GPUs that a tier may join.
 MOST_GPUS = 1 << 30
-# The indices of tiers: inside a node, between nodes, and the first one above.
+# The indices of tiers: inside a node, between nodes, and the first tier above these.
 NODE, NETWORK, ABOVE = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier(Checked):
-    """Links and switches that join units of the tier below, so that ``gpus`` GPUs are connected.
+    """A tier of a network: links and switches that join units of the tier below (nodes, racks,
+    ...), so that ``gpus`` GPUs are connected.
 
     ``gbytes_per_s`` is what a unit of the tier below sends into the tier, in one direction; or that
     is what its own units send into it over the ``oversubscription``. A message through the tier
@@ -50,7 +51,7 @@ class Tier(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """Tiers, lowest first: that of a node, that between nodes, and any above."""
+    """The tiers of a network, lowest first: inside a node, between nodes, and any above."""
 
     name: str = "given"
     tiers: tuple[Tier, ...]
@@ -88,24 +89,27 @@ class Network:
 
     @property
     def nodes(self) -> int:
-        """The number of connected nodes."""
+        """The number of nodes that the network joins."""
         return self.tiers[-1].gpus // self.node.gpus
 
     def nodes_below(self, index: int) -> int:
-        """The number of nodes in a unit that the tier at this index joins."""
+        """The number of nodes in one of the units that a tier joins."""
         return self.tiers[index - 1].gpus // self.node.gpus
 
     def nodes_alike(self, nodes: int) -> int:
-        """The distance in nodes after which placement repeats among the first ``nodes``: equal
-        positions in units of the lowest tier that joins all of them.
+        """The number of nodes after which positions in the network repeat, among the first
+        ``nodes``: that of a unit in the lowest tier that joins all of them.
         """
-        # If units take nodes in turn, the placement of neighbours differs.
+        # With scattered numbering neighbours are in different units, so positions differ from node
+        # to node.
         if any(one.scattered for one in self.tiers):
             return nodes
         return self.nodes_below(self.joins(nodes))
 
     def joins(self, nodes: int) -> int:
-        """The index of the lowest tier from ``NETWORK`` on that joins the first ``nodes``."""
+        """The index of the lowest tier, ``NETWORK`` or above, that joins the first ``nodes``
+        nodes.
+        """
         gpus = nodes * self.node.gpus
         wide = (
             place for place in range(NETWORK, len(self.tiers)) if self.tiers[place].gpus >= gpus
@@ -113,8 +117,8 @@ class Network:
         return next(wide, len(self.tiers) - 1)
 
     def bytes_per_s(self, index: int, node_bytes_per_s: float) -> float:
-        """The rate at which a unit sends into the tier at this index from ``NETWORK`` on, given the
-        rate of a node into the network.
+        """The rate at which a unit sends into a tier (``NETWORK`` or above), given the rate at
+        which a node sends into the network.
         """
         if index == NETWORK:
             return node_bytes_per_s
@@ -126,8 +130,8 @@ class Network:
         return units * below / (tier.oversubscription or 1.0)
 
     def latency_s(self, index: int, of_network_s: float) -> float:
-        """The latency of a message through the tier at this index, given that between two nodes:
-        the stated one of the highest tier up to it that states one.
+        """The latency of a message through a tier: that of the highest tier up to it that states
+        one, otherwise the given one between two nodes.
         """
         stated = (self.tiers[one].latency_us for one in range(index, NODE, -1))
         latency_us = next((one for one in stated if one is not None), None)
@@ -159,7 +163,7 @@ def _check_latency(below: Tier, tier: Tier, index: int) -> None:
 
 
 def _check_place(tier: Tier, index: int) -> None:
-    """Refuse fields that a tier at this index cannot have, and rates stated twice or not at all."""
+    """Refuse fields that no tier at this index can have."""
     if index == NODE:
         if tier.gpus > MOST_GPUS_OF_NODE:
             problem = f"{tier.gpus} is more than any node has: give the GPUs of a node first"
@@ -169,7 +173,7 @@ def _check_place(tier: Tier, index: int) -> None:
                 refuse(name, f"{tier.name} is the tier inside a node: leave it out")
         return
     if tier.rails and index != NETWORK:
-        refuse("rails", "nodes alone have rails: give them to the second tier")
+        refuse("rails", "only nodes have rails: give them to the second tier")
     if not tier.forwards and not tier.rails:
         refuse("forwards", f"{tier.name} has no rails: leave it out")
     if tier.scattered and index == NETWORK:

@@ -1,3 +1,3 @@
-"""Data parallelism that communicates less: with whom, how often and how compressed ranks
-average.
+"""Gradient reductions for data parallelism that communicate less: with whom ranks average, how
+often, and how compressed.
 """

@@ -1,4 +1,5 @@
-"""The wall-clock time of outer steps by the published calculators, with their constants.
+"""The wall-clock time of training with outer steps (DiLoCo), by published calculators with their
+constants.
 
 The formulas are those of the simulator that accompanies the training report of
 robirahman/miri-decentralized-training-report; its constants are its own, not measured here.
@@ -9,17 +10,18 @@ from dataclasses import dataclass, field
 
 from mistlab.core.values import Checked, bounded
 
-# Stragglers: the relative slowdown for each doubling of the nodes.
+# Stragglers slow an exchange by this share for each doubling of the nodes.
 STRAGGLING = 0.05
-# The value of a token: its minimum, and its loss for each tenfold of the inner steps at 1e9
-# parameters, which shrinks with their logarithm.
+# How much a token trains, relative to training that exchanges in every step: never less than
+# ``LEAST_WORTH``, and ``LOSS_A_TENFOLD`` less for each tenfold of inner steps at 1e9 parameters;
+# larger models lose less (``OF_SIZE``).
 LEAST_WORTH, LOSS_A_TENFOLD, OF_SIZE = 0.4, 0.08, 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterClock(Checked):
-    """A training with outer steps: parameters, bits each, compression, nodes, their link, and inner
-    steps with their seconds.
+    """A training with outer steps (DiLoCo): parameters, bits per parameter in an exchange,
+    compression, nodes, their link, and the number and seconds of inner steps per outer step.
     """
 
     parameters: float = field(metadata=bounded(above=0))
@@ -33,7 +35,7 @@ class OuterClock(Checked):
 
     @property
     def exchanged_bits(self) -> float:
-        """The bits of an exchange."""
+        """The bits of one exchange of all parameters."""
         return self.parameters * self.bits / self.compression
 
     @property
@@ -43,7 +45,7 @@ class OuterClock(Checked):
         return (2 * self.exchanged_bits / self.bits_per_s + self.latency_s) * straggling
 
     def cycle_s(self, *, overlapped: bool) -> float:
-        """The seconds of the inner steps with one outer step."""
+        """The seconds of one outer step with its inner steps."""
         compute_s = self.every * self.step_s
         if overlapped:
             return max(compute_s, self.exchange_s)
@@ -55,6 +57,6 @@ class OuterClock(Checked):
 
     @property
     def worth(self) -> float:
-        """The value of a token, relative to a training that exchanges in every step."""
+        """How much a token trains, relative to training that exchanges in every step."""
         loss = LOSS_A_TENFOLD / (1 + math.log10(self.parameters / 1e9) / OF_SIZE)
         return max(LEAST_WORTH, 1 - loss * math.log10(self.every))

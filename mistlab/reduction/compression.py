@@ -1,4 +1,4 @@
-"""Gradient compressors by kind and parameter: message bytes, and compression bounds.
+"""Gradient compressors by kind and parameter: the bytes of a message, and bounds on the error.
 
 Unbiased ones have ``E C(x) = x`` and ``E |C(x) - x|^2 <= omega |x|^2``; contractive ones have
 ``E |C(x) - x|^2 <= (1 - delta) |x|^2``. Values are 4 bytes, and so are indices.
@@ -13,14 +13,15 @@ from mistlab.core.values import Checked, bounded
 CompressorKind = Literal["none", "qsgd", "top_k", "sign", "power"]
 VALUE_BYTES = INDEX_BYTES = 4
 BITS_A_BYTE = 8
-# An unbiased quantiser's interval is relative to the vector's norm; a scale is sent with it.
+# An unbiased quantiser rounds relative to the vector's norm, which is sent along as a scale of this
+# size.
 SCALE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compressor(Checked):
-    """A compressor with its parameter: ``levels`` of ``qsgd``, the ``share`` that ``top_k`` keeps,
-    the ``rank`` of ``power``.
+    """A compressor of gradients with its parameter: ``levels`` of ``qsgd``, the ``share`` that
+    ``top_k`` keeps, the ``rank`` of ``power``.
     """
 
     kind: CompressorKind = "none"
@@ -29,7 +30,7 @@ class Compressor(Checked):
     rank: int = field(default=1, metadata=bounded(minimum=1))
 
     def kept(self, size: int) -> int:
-        """The number of values that ``top_k`` keeps of this many."""
+        """The number of values that ``top_k`` keeps of a vector."""
         return max(1, round(self.share * size))
 
     def sent_bytes(self, size: int) -> int:
@@ -56,7 +57,7 @@ class Compressor(Checked):
 
     @property
     def is_unbiased(self) -> bool:
-        """Whether the expected value of the received vector is the vector."""
+        """Whether the expected value of a decompressed vector is the vector itself."""
         return self.kind in ("none", "qsgd")
 
     def omega(self, size: int) -> float:

@@ -13,8 +13,8 @@ def _unchanged(_: Compressor, vector: Floats, __: np.random.Generator) -> Floats
 
 
 def quantised(vector: Floats, levels: int, scale: float, rng: np.random.Generator) -> Floats:
-    """Values between ``-scale`` and ``scale``, stochastically rounded to ``levels`` equal steps so
-    that the mean is the value: 0.6 of 1 at five levels is 0.5 or 0.75.
+    """Values between ``-scale`` and ``scale``, each rounded at random to one of ``levels`` equal
+    steps, so that the expected result is the value: with five levels 0.6 becomes 0.5 or 0.75.
     """
     if scale == 0:
         return np.zeros_like(vector)

@@ -1,4 +1,5 @@
-"""Averages of compressed gradients, with error feedback.
+"""Averages of compressed gradients, which add the compression errors back in later steps (error
+feedback).
 
 Gradients of all ranks are rows. Each average is what every rank gets of a step.
 """
@@ -16,16 +17,16 @@ from mistlab.reduction.compressors import compressed
 
 
 class Averaging(Protocol):
-    """Averages gradients of ranks step by step, with a memory between steps."""
+    """Averages the gradients of ranks step by step, with memories that are kept between steps."""
 
     def average(self, gradients: Floats, rng: np.random.Generator) -> Floats:
-        """The average of a step as every rank receives it."""
+        """The average of the step's gradients as every rank receives it."""
         ...
 
 
 def _compressed(how: Compressor, rows: Floats, rng: np.random.Generator) -> Floats:
-    """Each rank's row as the others decode it. Low-rank factors share the left one, that of the
-    mean of all rows, so that messages can be summed in transit (PowerSGD).
+    """Each rank's gradient as the others decode it. Low-rank factors share the left factor, that of
+    the mean of all gradients, so that messages can be summed in transit (PowerSGD).
     """
     if how.kind != "power":
         return np.stack([compressed(how, row, rng) for row in rows])
@@ -40,7 +41,7 @@ def _compressed(how: Compressor, rows: Floats, rng: np.random.Generator) -> Floa
 
 
 def _mean(rows: Floats) -> Floats:
-    """The mean of rows."""
+    """The mean over ranks, which are rows."""
     return np.asarray(rows.mean(axis=0), dtype=np.float64)
 
 
@@ -51,7 +52,7 @@ class Forgetting:
     compressor: Compressor
 
     def average(self, gradients: Floats, rng: np.random.Generator) -> Floats:
-        """The mean of all compressed rows."""
+        """The mean of all ranks' compressed gradients."""
         return _mean(_compressed(self.compressor, gradients, rng))
 
 
@@ -63,7 +64,7 @@ class Remembering:
     memory: Floats | float = 0.0
 
     def average(self, gradients: Floats, rng: np.random.Generator) -> Floats:
-        """The mean of the compressed sums of gradients and memories."""
+        """The mean of the compressed sums of gradient and remembered error."""
         wanted = gradients + self.memory
         sent = _compressed(self.compressor, wanted, rng)
         self.memory = wanted - sent
@@ -82,7 +83,7 @@ class Doubling:
         self.workers = Remembering(self.compressor)
 
     def average(self, gradients: Floats, rng: np.random.Generator) -> Floats:
-        """The compressed mean."""
+        """The compressed mean of the compressed gradients."""
         wanted = self.workers.average(gradients, rng) + self.memory
         sent = compressed(self.compressor, wanted, rng)
         self.memory = wanted - sent
@@ -117,7 +118,7 @@ class InRounds:
     server: Floats | float = 0.0
 
     def average(self, gradients: Floats, rng: np.random.Generator) -> Floats:
-        """The mean, sent in rounds in both directions."""
+        """The mean of the gradients, sent in rounds in both directions."""
         wanted = gradients + self.memory
         sent = self._sent(wanted, rng)
         self.memory = wanted - sent
@@ -143,7 +144,9 @@ FEEDBACKS: Mapping[str, type[Averaging]] = {
 
 
 def averaging(feedback: str, compressor: Compressor, rounds: int = 2) -> Averaging:
-    """The averaging with this name, at the start of a run; ``neolithic`` uses this many rounds."""
+    """The averaging with this name, before its first step; ``neolithic`` uses so many
+    ``rounds``.
+    """
     if feedback not in FEEDBACKS:
         refuse("feedback", f"{feedback!r} is unknown{near_matches(feedback, FEEDBACKS)}")
     if feedback == "neolithic":

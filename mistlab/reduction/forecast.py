@@ -1,5 +1,5 @@
-"""The effect of a reduction on convergence, beside a plan's time: steps to a goal by bounds, and
-the loss of outer steps by published laws, so that a time to a loss states its assumptions.
+"""What a gradient reduction does to convergence, beside a plan's time: steps to a goal by bounds,
+and the loss of outer steps by published laws, so that a time to a loss states its assumptions.
 """
 
 import math
@@ -12,7 +12,7 @@ from mistlab.reduction.convergence import ASSUMPTIONS, Noise
 from mistlab.reduction.reduction_costs import PLAIN_REDUCTION, Reduction
 
 HOURS = 3600.0
-# The mean squared gradient that counts as the goal.
+# The goal of a forecast: the mean squared gradient falls to this value.
 GOAL = 0.01
 # Evaluation loss A N^-alpha of N parameters after 20 tokens for each, by replicas of outer steps,
 # and without outer steps (0): power laws of arXiv 2503.09799, with an outer step every 30 steps.
@@ -31,8 +31,8 @@ TOKENS_A_PARAMETER = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """A training with a reduction among this many ranks or replicas, whose steps each take
-    ``step_s`` and read ``tokens``; with an all-reduce in every step they would take
+    """A training under a gradient reduction among so many ranks or replicas, whose steps each take
+    ``step_s`` and read ``tokens`` tokens; with an all-reduce in every step they would take
     ``plain_step_s``.
     """
 
@@ -46,7 +46,7 @@ class Forecast:
     goal: float = GOAL
 
     def steps_to_goal(self, how: Reduction) -> float:
-        """The number of steps to the goal by a reduction's bound."""
+        """The number of steps to the goal by the convergence bound of a reduction."""
         return self.noise.steps_to(self.goal, how, self.ranks, self.parameters)
 
     def mapping(self) -> Mapping[str, Any]:
@@ -95,7 +95,9 @@ class Forecast:
             )
 
     def _of_outer(self) -> dict[str, Any]:
-        """The loss by the law of the nearest published number of replicas, and the hours to it."""
+        """The loss by the law for the nearest published number of replicas, and the hours until it
+        is reached.
+        """
         known = [count for count in LOSS_OF_OUTER if count]
         replicas = min(known, key=lambda count: abs(math.log(count / self.ranks)))
         steps = TOKENS_A_PARAMETER * self.parameters / self.tokens

@@ -1,4 +1,6 @@
-"""Mixing matrices of communication graphs, and their contraction factors."""
+"""Mixing matrices of communication graphs, in which ranks average with neighbours, and how fast
+they make ranks equal.
+"""
 
 from collections.abc import Sequence
 
@@ -9,12 +11,14 @@ from mistlab.reduction.neighbours import offsets_of
 
 
 def mixing_matrix(topology: str, ranks: int, step: int = 0) -> Floats:
-    """The weights with which each rank averages: equal ones for itself and its neighbours."""
+    """The mixing matrix of a communication graph: each rank averages itself and its neighbours with
+    equal weights.
+    """
     return matrix_of(offsets_of(topology, ranks, step), ranks)
 
 
 def matrix_of(offsets: Sequence[int], ranks: int) -> Floats:
-    """The mixing matrix of neighbours at these offsets."""
+    """The mixing matrix of ranks that average with the neighbours at these offsets."""
     every = [0, *offsets]
     matrix = np.zeros((ranks, ranks))
     rows = np.arange(ranks)
@@ -24,9 +28,9 @@ def matrix_of(offsets: Sequence[int], ranks: int) -> Floats:
 
 
 def contraction(topology: str, ranks: int) -> float:
-    """The contraction of differences between ranks per step: the second largest singular value of
-    the mixing matrix. ``one_peer`` cycles through the neighbours of ``exponential``, and has its
-    factor, as its convergence bounds do.
+    """The factor by which differences between ranks shrink in a step: the second largest singular
+    value of the mixing matrix. ``one_peer`` cycles through the neighbours of ``exponential``, and
+    has its factor, as its convergence bounds do.
     """
     if ranks == 1:
         return 0.0
@@ -35,8 +39,8 @@ def contraction(topology: str, ranks: int) -> float:
 
 
 def contraction_of(offsets: Sequence[int], ranks: int) -> float:
-    """The contraction per step among neighbours at these offsets; 1 if the graph is not
-    connected.
+    """The factor by which differences between ranks shrink in a step with neighbours at these
+    offsets; 1 if the graph is not connected.
     """
     second = float(np.linalg.svd(matrix_of(offsets, ranks) - 1 / ranks, compute_uv=False)[0])
     return second if second > np.finfo(float).eps * ranks else 0.0

@@ -16,8 +16,9 @@ TOPOLOGIES: tuple[Topology, ...] = get_args(Topology)
 
 
 def offsets_of(topology: str, ranks: int, step: int = 0) -> Sequence[int]:
-    """The offsets from which a rank receives in a step; for ``one_peer`` a power of two that
-    changes from step to step, for ``grid`` those of a torus that is as square as possible.
+    """The offsets of the ranks from which a rank receives in a step; ``one_peer`` has one power of
+    two that changes from step to step, ``grid`` the neighbours in a torus that is as square as
+    possible.
     """
     if topology not in TOPOLOGIES:
         refuse("topology", f"{topology!r} is unknown{near_matches(topology, TOPOLOGIES)}")
@@ -36,7 +37,7 @@ def offsets_of(topology: str, ranks: int, step: int = 0) -> Sequence[int]:
 
 
 def _side(ranks: int) -> int:
-    """The largest divisor of a number that is at most its square root."""
+    """The largest divisor of a number that is not above its square root."""
     return max(side for side in range(1, math.isqrt(ranks) + 1) if ranks % side == 0)
 
 

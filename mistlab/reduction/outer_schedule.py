@@ -1,4 +1,6 @@
-"""The schedule of outer steps for a model's fragments: in turn, at equal distances."""
+"""The schedule of outer steps (DiLoCo) for fragments of a model, which are averaged in turn at
+equal distances.
+"""
 
 from dataclasses import dataclass, field
 
@@ -7,8 +9,8 @@ from mistlab.core.values import bounded, check_fields, refuse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterSchedule:
-    """Each of the ``fragments`` takes an outer step once in ``every`` inner steps; its change is
-    computed ``delay`` steps before that.
+    """The schedule of ``fragments``: each takes an outer step once in ``every`` inner steps, and
+    its change is computed ``delay`` inner steps before.
     """
 
     every: int = field(metadata=bounded(minimum=1))
@@ -26,14 +28,14 @@ class OuterSchedule:
 
     @property
     def distance(self) -> int:
-        """The inner steps between the exchanges of two fragments."""
+        """The number of inner steps between the exchanges of two fragments."""
         return self.every // self.fragments
 
     def due(self, step: int) -> int | None:
-        """The fragment that takes its outer step after this inner step, if there is one."""
+        """The fragment whose outer step comes after this inner step; None if there is none."""
         turn, rest = divmod(step, self.distance)
         return None if rest or not step else (turn - 1) % self.fragments
 
     def starting(self, step: int) -> int | None:
-        """The fragment whose change is computed after this inner step, if there is one."""
+        """The fragment whose change is computed after this inner step; None if there is none."""
         return self.due(step + self.delay)

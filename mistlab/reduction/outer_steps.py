@@ -15,15 +15,14 @@ from mistlab.core.arrays import Floats
 from mistlab.core.values import bounded, check_fields, refuse
 from mistlab.reduction.outer_schedule import OuterSchedule
 
-# The change of a rank's weights (a row) in an inner step, with a column per fragment.
+# A function that returns the change of a rank's weights (a row, with a column per fragment) in an
+# inner step.
 InnerStep = Callable[[Floats, int], Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterSteps:
-    """The schedule of averaging fragments, and the outer optimizer: learning rate and Nesterov
-    momentum.
-    """
+    """When fragments are averaged, and the outer optimizer: learning rate and Nesterov momentum."""
 
     every: int = field(metadata=bounded(minimum=1))
     fragments: int = field(default=1, metadata=bounded(minimum=1))
@@ -44,9 +43,9 @@ class OuterSteps:
 
 @dataclass(slots=True)
 class OuterRun:
-    """A run of ranks with outer steps: each rank's weights are a row, each fragment a column; with
-    the shared weights and the outer momentum. A fragment may be one number or several. Ranks that
-    are ``away`` neither step nor are averaged.
+    """A run of ranks with outer steps: the weights of each rank are a row, those of a fragment a
+    column; with the shared weights and the outer momentum. Ranks that are ``away`` neither step nor
+    are averaged.
     """
 
     how: OuterSteps
@@ -66,7 +65,9 @@ class OuterRun:
         self.momenta = np.zeros_like(self.shared)
 
     def advance(self, inner: InnerStep) -> None:
-        """Run one inner step of every rank, and the outer step that is due after it."""
+        """Run one inner step of every rank, and the outer step that is due after it, if there is
+        one.
+        """
         self.step += 1
         there = self._there
         self.weights[there] += inner(self.weights, self.step)[there]

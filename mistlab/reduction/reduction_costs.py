@@ -1,4 +1,4 @@
-"""The seconds, bytes and buffers of one data-parallel reduction, by kind.
+"""The seconds, bytes and buffers of a gradient reduction over data-parallel ranks, by kind.
 
 A message occupies its sender and its receiver for a latency and its bytes over the rate; a rank
 sends one at a time and receives one at a time. ``simulators.messages`` plays the same, message by
@@ -18,12 +18,12 @@ from mistlab.reduction.outer_schedule import OuterSchedule
 ReductionKind = Literal["all_reduce", "server", "gossip", "local", "outer"]
 Feedback = Literal["none", "memory", "double", "ef21", "neolithic"]
 REDUCTION_KINDS: tuple[ReductionKind, ...] = get_args(ReductionKind)
-# Kinds whose ranks have different weights between two exchanges.
+# Kinds of reduction whose ranks have different weights between two exchanges.
 APART = ("gossip", "local", "outer")
-# The highest ZeRO level that is compatible with each kind.
+# The highest ZeRO level that is compatible with each kind of reduction.
 MOST_SHARDED = {"all_reduce": 3, "server": 0, "gossip": 0, "local": 0, "outer": 3}
 MOST_SHARDED_COMPRESSED = 1
-# The kinds to which each choice applies; others omit it.
+# For each choice of a reduction, the kinds to which it applies; other kinds refuse it.
 OF_KINDS: Mapping[str, tuple[ReductionKind, ...]] = {
     "topology": ("gossip",),
     "offsets": ("gossip",),
@@ -38,24 +38,24 @@ OF_KINDS: Mapping[str, tuple[ReductionKind, ...]] = {
     "replicas": ("outer",),
     **dict.fromkeys(("outer_bits", "fragments", "delay", "mixed", "rate", "momentum"), ("outer",)),
 }
-# Uncompressed gradients.
+# The compressor that leaves gradients whole.
 WHOLE = Compressor()
-# Vectors of the gradients' size that a rank keeps for a feedback, and those of the mean, which the
-# server keeps (or every rank, where messages are gathered): the compression error of the mean, or
-# the mean of all estimates.
+# How many vectors of the gradients' size each error feedback keeps on a rank, such as compression
+# errors; below, how many it keeps for the mean, on the server (or on every rank, where messages are
+# gathered).
 VECTORS_KEPT: Mapping[Feedback, int] = {
     "none": 0, "memory": 1, "double": 1, "ef21": 1, "neolithic": 1,
 }  # fmt: skip
 OF_THE_MEAN: Mapping[Feedback, int] = {
     "none": 0, "memory": 0, "double": 1, "ef21": 1, "neolithic": 1,
 }  # fmt: skip
-# Feedbacks that also compress the mean.
+# Error feedbacks that also compress the mean.
 BOTH_WAYS: tuple[Feedback, ...] = ("double", "neolithic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLink(Checked):
-    """A rank's link to the others: the latency of a message, and bytes per second in each
+    """The link from a rank to the others: the latency of a message, and bytes per second in each
     direction.
     """
 
@@ -120,8 +120,8 @@ class Reduction:
             _ = self.schedule
 
     def _check_robust(self) -> None:
-        """Refuse robust means without values to compare, or with values that arrive one after
-        another.
+        """Refuse robust means that have no whole values to compare, or whose values do not arrive
+        together.
         """
         if self.trimmed and self.compressor.kind != "none":
             problem = f"{self.trimmed}, and values of compressed gradients are not compared"
@@ -139,7 +139,7 @@ class Reduction:
             refuse("liars", f"{listed} name a rank twice: give each once")
 
     def _check_kind(self) -> None:
-        """Refuse choices that belong to other kinds."""
+        """Refuse choices that apply only to other kinds of reduction."""
         for entry in fields(self):
             kinds = OF_KINDS.get(entry.name, REDUCTION_KINDS)
             given = getattr(self, entry.name)
@@ -154,13 +154,13 @@ class Reduction:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all ranks all-reduce whole gradients in every step, the default of engines."""
+        """Whether all ranks all-reduce whole gradients in every step, as engines do by default."""
         is_whole = self.kind == "all_reduce" and self.compressor.kind == "none"
         return is_whole and not self.trimmed and not self.liars
 
     @property
     def is_beside_steps(self) -> bool:
-        """Whether exchanges overlap with further steps, or steps with one another."""
+        """Whether exchanges overlap with later steps, or steps of ranks with one another."""
         return self.delay > 0 or self.asynchronous
 
     @property
@@ -170,12 +170,12 @@ class Reduction:
 
     @property
     def schedule(self) -> OuterSchedule:
-        """The schedule of averaging fragments."""
+        """The schedule by which fragments of the model are averaged."""
         return OuterSchedule(every=self.every, fragments=self.fragments, delay=self.delay)
 
     def replicas_of(self, ranks: int) -> int:
-        """The number of weight replicas of this many data-parallel ranks, each of which steps
-        independently.
+        """How many copies of the weights, each stepped independently, these data-parallel ranks
+        hold.
         """
         if not self.is_apart:
             return 1
@@ -189,7 +189,9 @@ class Reduction:
         return [offset for offset in offsets if offset]
 
     def rounds_of_neighbours(self, ranks: int) -> Sequence[Sequence[int]]:
-        """The offsets of ``gossip`` in each step of its period."""
+        """The offsets of the ranks from which a rank receives in ``gossip``, for each step until
+        they repeat.
+        """
         changes = self.topology == "one_peer" and not self.offsets and ranks > 1
         steps = math.ceil(math.log2(ranks)) if changes else 1
         return [self.neighbours(ranks, step) for step in range(steps)]
@@ -255,14 +257,14 @@ class Reduction:
         return float(rounds * self.compressor.sent_bytes(values))
 
     def answer_bytes(self, values: int, ranks: int) -> float:
-        """The bytes of servers' answer to a rank: the mean, compressed by some feedbacks; otherwise
-        the messages of all ranks, or the whole mean if that is less.
+        """The bytes that servers return to a rank: the mean, which some feedbacks compress;
+        otherwise the messages of all ranks, or the whole mean if that has fewer bytes.
         """
         sent = self.message_bytes(values)
         if self.compressor.kind == "none" or self.feedback in BOTH_WAYS:
             return sent
         if self.asynchronous:
-            # Weights that other ranks have changed as well.
+            # The server returns weights that other ranks have changed, too, so they are sent whole.
             return float(VALUE_BYTES * values)
         return min(VALUE_BYTES * values, ranks * sent)
 
@@ -280,8 +282,8 @@ class Reduction:
         return (ranks - 1) * link.message_s(size)
 
     def step_s(self, compute_s: float, values: int, ranks: int, link: RankLink) -> float:
-        """The mean seconds of a step with this compute time; with an asynchronous server, until it
-        has applied the gradients of every rank once.
+        """The mean seconds of a step that computes for ``compute_s``; with an asynchronous server,
+        the time until it has applied the gradients of every rank once.
         """
         if self.asynchronous and ranks > 1:
             sent, answered = self._served_s(values, ranks, link)
@@ -290,7 +292,8 @@ class Reduction:
         return self.mean_step_s(compute_s, self.exchange_s(values, ranks, link))
 
     def mean_step_s(self, step_s: float, exchange_s: float) -> float:
-        """The mean seconds of a step over a cycle, given the seconds of a step without exchange.
+        """The mean seconds of a step, exchanges included, given the seconds of a step without
+        exchange.
 
         Outer steps exchange every fragment once in a cycle, beside the steps of their delay.
         """
@@ -304,14 +307,14 @@ class Reduction:
         return max(compute_s + both_s, busy_s)
 
     def _served_s(self, values: int, ranks: int, link: RankLink) -> tuple[float, float]:
-        """The seconds of a rank's message to a server and of the answer."""
+        """The seconds of a rank's message to a server, and of the answer."""
         sizes = self.message_bytes(values), self.answer_bytes(values, ranks)
         sent, answered = (link.message_s(one / self.shards) for one in sizes)
         return sent, answered
 
     @property
     def exchanges_a_step(self) -> float:
-        """The number of exchanges (of fragments, if there are several) per step."""
+        """The number of exchanges per step; each fragment's counts as one."""
         return self.fragments / self.every
 
     def vectors_kept(self, ranks: int = 2) -> int:
@@ -342,7 +345,7 @@ class Reduction:
 
     @property
     def words(self) -> str:
-        """The averaged quantity, the partners and the period, as text."""
+        """A description of the reduction: what is averaged, with whom, and how often."""
         if self.kind == "gossip":
             by = f"offsets {', '.join(map(str, self.offsets))}" if self.offsets else self.topology
             return f"weights averaged with neighbours ({by.replace('_', ' ')}) after every step"
@@ -385,7 +388,7 @@ PLAIN_REDUCTION = Reduction()
 
 
 def fitted_rate(seconds: float, values: int, ranks: int) -> float:
-    """The bytes per second at which a ring all-reduce of this many values takes these seconds,
-    without latency.
+    """The bytes per second, without latency, at which a ring all-reduce of so many values takes
+    these seconds.
     """
     return 2 * (ranks - 1) / ranks * VALUE_BYTES * values / seconds

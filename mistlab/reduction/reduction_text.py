@@ -1,4 +1,4 @@
-"""Parses a reduction on a command line: its kind, and after a colon its keys with values."""
+"""Parses a gradient reduction on a command line: its kind, then after a colon keys with values."""
 
 from dataclasses import fields
 from typing import Any
@@ -11,12 +11,13 @@ from mistlab.reduction.reduction_costs import REDUCTION_KINDS, Reduction
 
 OF_COMPRESSORS = tuple(entry.name for entry in fields(Compressor) if entry.name != "kind")
 
-# Keys with several numbers, which are separated by a plus.
+# Keys whose value is several numbers, separated by a plus sign.
 LISTS = ("offsets", "liars")
 
 
 def reduction_named(text: str) -> Reduction:
-    """The reduction in a text; parameters of its compressor are given among the other keys.
+    """The gradient reduction that a text describes; the parameters of its compressor are among its
+    keys.
 
     >>> reduction_named("local:every=8").every
     8

@@ -1,4 +1,6 @@
-"""A robust mean, which a few lying ranks cannot move far, and the messages of such ranks."""
+"""A robust mean of gradients, which a few ranks that send wrong values cannot move far, and the
+messages of such ranks.
+"""
 
 import numpy as np
 
@@ -15,7 +17,9 @@ def trimmed_mean(rows: Floats, trimmed: int) -> Floats:
 
 
 def with_liars(rows: Floats, liars: tuple[int, ...]) -> Floats:
-    """The rows of all ranks as they are sent, some of them by lying ranks."""
+    """The gradients of all ranks (rows) as they are sent; those of lying ranks are multiplied by
+    ``LIE``.
+    """
     sent = np.array(rows, dtype=np.float64)
     sent[list(liars)] *= LIE
     return sent
