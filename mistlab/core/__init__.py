@@ -1,1 +1,1 @@
-"""Checked values and their errors, files, units, and array types."""
+"""Values that check their fields and the errors that they raise, files, units, and array types."""

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     # Indices into other arrays.
     Rows = NDArray[np.intp]
-    # Masks.
+    # True or False for each candidate (masks).
     Bools = NDArray[np.bool_]
-    # Numbers of any kind: a column of candidates.
+    # A column: one value for each candidate, of any kind of number.
     Column = NDArray[Any]
 else:
     Floats = Ints = Rows = Bools = Column = Any

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ColumnSet:
-    """Candidates as columns: arrays with candidates on axis 0, nested sets of columns, and shared
-    values.
+    """Columns of candidates: fields are arrays with candidates on axis 0, nested sets of columns,
+    or values that all candidates share.
     """
 
     def chosen(self, rows: NDArray[Any] | slice) -> Self:
@@ -28,7 +28,7 @@ class ColumnSet:
 
     @classmethod
     def joined(cls, sets: Sequence[Self]) -> Self:
-        """Concatenate several sets of candidates."""
+        """Concatenate several sets of candidates into one."""
         columns = {}
         for name in cls.__dataclass_fields__:
             parts = [getattr(columns_of, name) for columns_of in sets]

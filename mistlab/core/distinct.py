@@ -14,7 +14,7 @@ from mistlab.core.arrays import Floats, Ints
 
 Table = TypeVar("Table")
 
-# Up to this many rows are compared one by one.
+# Rows of tables no longer than this are compared one by one.
 FEW = 64
 
 # An odd multiplier that mixes a row's bits (Knuth's multiplicative hashing).
@@ -43,8 +43,8 @@ class Known(Generic[Table]):
     def __call__(
         self, columns: Sequence[NDArray[Any]], work: Callable[[Sequence[NDArray[Any]]], Table]
     ) -> tuple[Table, Ints]:
-        """The table that ``work`` computes for all known rows, and the index of each given row in
-        it.
+        """The table that ``work`` computes for all rows seen so far, and the index of each given
+        row in it.
         """
         distinct = distinct_rows(columns)
         keys = list(zip(*(column.tolist() for column in distinct.columns), strict=True))
@@ -87,7 +87,7 @@ def first_of_each(table: Floats) -> Ints:
 
 
 def _distinct_of_few(columns: Sequence[NDArray[Any]]) -> Distinct:
-    """The distinct rows of a short table, where one-by-one comparison is faster."""
+    """The distinct rows of a short table, compared one by one, which is faster there."""
     numbers: dict[tuple[Any, ...], int] = {}
     first: list[int] = []
     index: list[int] = []
@@ -115,7 +115,8 @@ def _sorted_distinct(
         # Adding 0.0 gives 0.0 and -0.0 the same bits.
         key = (key ^ (column + 0.0).view(np.uint64)) * _MULTIPLIER
         key ^= key >> np.uint64(29)
-    # The low bits are replaced by the row's index, which is faster than sorting indices by keys.
+    # The low bits of each key are replaced by the row's index, which is faster than sorting indices
+    # by keys.
     low = np.uint64(rows.bit_length())
     key = key >> low << low | np.arange(rows, dtype=np.uint64)
     key.sort()

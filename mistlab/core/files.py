@@ -12,7 +12,7 @@ import yaml
 from mistlab.core.units import MIB_BYTES
 from mistlab.core.values import InputError, refuse, reject, shown
 
-# Factors from the units of files to SI base units.
+# Factors that convert the units of files to SI base units.
 
 
 # Refuses YAML that is nested too deeply, or expands without bound, before it is built.
@@ -51,8 +51,8 @@ def check_nesting(text: str) -> None:
 
 
 class _Walk:
-    """A pass over a text's events: the open collections, and the number of entries of each
-    anchor.
+    """A pass over the parsing events of a YAML text: which mappings and lists are open, and how
+    many entries each anchor has.
     """
 
     def __init__(self) -> None:
@@ -61,8 +61,8 @@ class _Walk:
         self._entries: dict[str, int] = {}
 
     def over(self, text: str) -> None:
-        """Refuse a text that is nested too deeply or has too many entries; malformed text ends the
-        pass, since building it reports the error.
+        """Refuse a text that is nested too deeply or has too many entries. Malformed text ends the
+        pass without an error, since building it reports one.
         """
         try:
             for event in yaml.parse(text, Loader=EventLoader):
@@ -86,7 +86,7 @@ class _Walk:
             self._add(event, event.anchor, 1)
 
     def _add(self, event: yaml.Event, anchor: str | None, entries: int) -> None:
-        """Add the entries of a finished collection to the enclosing one."""
+        """Add the entries of a finished mapping or list to the one around it."""
         if anchor is not None:
             self._entries[anchor] = entries
         if self._open:
@@ -158,7 +158,7 @@ def write_yaml(mapping: Mapping[str, Any], path: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add a file's name to a file-system error without one, such as that of a full disk."""
+    """Add the file's name to a file-system error that lacks it, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -169,7 +169,9 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def about(what: object) -> Iterator[None]:
-    """Prefix an ``InputError`` raised in the ``with`` block with its subject, such as a file."""
+    """Prefix an ``InputError`` raised in the ``with`` block with what it is about, such as a
+    file.
+    """
     try:
         yield
     except InputError as error:
@@ -203,7 +205,7 @@ def text_in(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> str:
 
 
 def read_csv(path: Path, wanted: str = "the path of a CSV file") -> list[dict[str, str]]:
-    """The rows of a CSV file by column; an error asks for the ``wanted`` file."""
+    """The columns of a CSV file by name; an error asks the user for the ``wanted`` file."""
     import csv  # noqa: PLC0415 (few commands read tables)
 
     try:
@@ -254,8 +256,8 @@ def _not_a_mapping(content: object) -> str:
 
 
 class _Loader(SafeLoader):
-    """Refuses a key that occurs twice in one mapping, or collects such keys in ``repeated``; YAML's
-    own loader would use the last one.
+    """Loads YAML, but refuses a key that occurs twice in one mapping, or collects such keys in
+    ``repeated``; PyYAML's own loader would silently use the last one.
     """
 
     repeated: list[str] | None = None
@@ -275,7 +277,7 @@ class _Loader(SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes a list of plain values on one line.
+    """Writes YAML with lists of plain values on one line.
 
     It does not use libyaml, whose line breaks differ: texts must be equal on every machine.
     """
@@ -288,7 +290,8 @@ class _Dumper(yaml.SafeDumper):
         return super().represent_sequence(tag, items, flow_style=is_plain or flow_style)
 
 
-# YAML 1.1 reads 1e-05, which JSON and Python write, as text, since it requires a dot and a sign.
+# YAML 1.1 requires a dot and a sign in an exponent, so it would read 1e-05, which JSON and Python
+# write, as text.
 for _kind in (_Loader, _Dumper):
     _kind.add_implicit_resolver(
         "tag:yaml.org,2002:float",
@@ -312,7 +315,7 @@ def _load_json(text: str) -> Any:
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; refuses a key that occurs twice with different values."""
+    """A mapping from a JSON object; refuses a key that occurs twice with different values."""
     content = dict(pairs)
     if len(content) < len(pairs):
         unlike = [key for key, value in pairs if content[key] != value]

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 class InputError(ValueError):
-    """Malformed input; the message names the field, the value and the remedy."""
+    """An error about the user's input; the message names the field, the value and the remedy."""
 
 
 class UncalibratedError(InputError):
-    """A prediction needs a hardware figure that was never measured."""
+    """An error: a prediction needs a figure of the hardware that was never measured."""
 
 
 class FieldError(InputError):
@@ -51,7 +51,7 @@ class FieldError(InputError):
         return f"{self.path}: {self.problem}" if self.path else self.problem
 
     def within(self, holder: str) -> Self:
-        """The same problem, with the path seen from the value that contains this field."""
+        """The same problem, with ``holder``, which contains the field, in front of its path."""
         joint = "." if holder and self.path and not self.path.startswith("[") else ""
         return type(self)(f"{holder}{joint}{self.path}", self.problem)
 
@@ -75,7 +75,7 @@ def within(holder: str) -> Iterator[None]:
         raise error.within(holder) from None
 
 
-# If there are more names than this, a message lists only a few.
+# An error message lists at most the first number of names; if there are more, only the second.
 MOST_LISTED, FEW = 30, 5
 
 
@@ -92,8 +92,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def near_matches(name: object, known: Iterable[str], listed_in: str = "") -> str:
-    """The end of a message about an unknown name: similar known names, or else known names; if
-    there are many, a few of them, with a reference to the full list (``listed_in``).
+    """The end of a message about an unknown name: similar names, or the known ones; if there are
+    many, a few of them and where to find the full list (``listed_in``).
 
     >>> near_matches("flsh", ["flash", "math"])
     ": did you mean 'flash'?"
@@ -118,17 +118,17 @@ def one_of(names: Sequence[str]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-# The largest accepted sizes of models, nodes and runs: far above any real one.
+# The largest sizes of models, nodes and runs that are accepted: far above any real one.
 #
 # A larger number means a wrong unit or column (docs/decisions/0052).
 MOST_LAYERS = 10_000
 MOST_HEADS = 2**16
 MOST_HIDDEN = 2**20
-# The width of a feed-forward network, or of a head.
+# The largest width of a feed-forward network, or of a head.
 MOST_WIDTH = 2**24
 MOST_VOCAB = 2**27
 MOST_EXPERTS = 2**16
-# The tokens of a sequence, or the sequences of a step.
+# The most tokens of a sequence, or sequences of a step.
 MOST_TOKENS = 10**9
 MOST_NODES = 10**6
 MOST_GPUS_OF_NODE = 10_000
@@ -167,7 +167,7 @@ class NumberRange:
 
     @property
     def text(self) -> str:
-        """Bounds and unit, as text after "a number"."""
+        """The range and the unit, as a text that follows "a number"."""
         if self.minimum is not None and self.maximum is not None:
             return f" between {_digits(self.minimum)} and {_digits(self.maximum)}"
         parts = [
@@ -183,7 +183,7 @@ class NumberRange:
         return f" {' and '.join(parts)}{unit}" if parts else ""
 
     def refusal(self, number: float) -> str:
-        """The problem of a number, as text; empty if there is none."""
+        """What is wrong with a number, as text; empty if nothing is."""
         if (self.minimum is not None and number < self.minimum) or (
             self.above is not None and number <= self.above
         ):
@@ -202,19 +202,19 @@ class NumberRange:
 
 
 def _digits(limit: float) -> str:
-    """A limit as digits."""
+    """A limit of a range as text."""
     return f"{limit:,.0f}" if limit == int(limit) and limit < 1e16 else f"{limit:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameIn:
-    """In place of an annotation: a name from a table, as the table is at the time of the check."""
+    """Stands for an annotation: a name in a table, as the table is when the field is checked."""
 
     names: Callable[[], Iterable[str]]
 
 
 def check_of(annotation: Any, bounds: NumberRange) -> Check:
-    """The check of a field with this annotation; ``bounds`` hold for its numbers."""
+    """The check of fields with this annotation; ``bounds`` limit their numbers."""
     if isinstance(annotation, NameIn):
         return _name_check(annotation.names)
     if annotation in _NUMBERS:
@@ -247,7 +247,7 @@ def wanted(annotation: Any, bounds: NumberRange) -> str:
 
 
 def optional_part(annotation: Any) -> Any:
-    """The ``X`` of ``X | None``."""
+    """The type ``X`` of an annotation ``X | None``."""
     part, *others = (entry for entry in get_args(annotation) if entry is not types.NoneType)
     assert not others, f"{annotation} has more than one type beside None"
     return part
@@ -281,7 +281,7 @@ def _number_check(kind: type[int] | type[float], bounds: NumberRange) -> Check:
     is_closed = bounds.above is None and bounds.least is None
 
     def check(value: Any) -> Any:
-        # A fast path for nearly all numbers: there are very many, and few are invalid.
+        # Nearly all numbers take this fast path: there are very many, and few are invalid.
         if is_closed and type(value) is kind and low <= value <= high:
             return value
         number = number_of(value, give)
@@ -407,7 +407,7 @@ def bounded(
 
 
 def quantity(*, or_zero: bool = False, most: float = MOST_QUANTITY, usual: str = "") -> Metadata:
-    """Field metadata of a quantity with a unit and plausible range; ``or_zero`` allows 0."""
+    """Field metadata for a quantity with a unit, of any plausible size; ``or_zero`` allows 0."""
     if or_zero:
         return {_BOUNDS: NumberRange(minimum=0, most=most, usual=usual)}
     return {_BOUNDS: NumberRange(above=0, least=LEAST_QUANTITY, most=most, usual=usual)}
@@ -419,7 +419,7 @@ def ratio() -> Metadata:
 
 
 def name_in(names: Callable[[], Iterable[str]]) -> Mapping[str, NameIn]:
-    """Metadata of a text field with a name from a table that may be extended."""
+    """Field metadata for a name from a table to which entries may be added."""
     return {_NAMES: NameIn(names=names)}
 
 
@@ -441,7 +441,7 @@ def check_fields(value: "DataclassInstance") -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A value that checks its fields when it is made, by annotations and bounds only."""
+    """A value that checks its fields when it is made, by their annotations and bounds."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -515,7 +515,7 @@ def _decoded_value(kind: type[Value], plain: object) -> Value:
 
 
 def _decoded(annotation: Any, plain: Any, path: str) -> Any:
-    """Plain data converted as the annotation requires; data of another shape is unchanged."""
+    """Plain data converted as the annotation requires; data of another shape is left as it is."""
     if isinstance(annotation, type) and is_dataclass(annotation) and isinstance(plain, Mapping):
         return from_mapping(annotation, plain, path)
     origin = get_origin(annotation)
@@ -543,25 +543,25 @@ def _default(field: Field[Any]) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-# A table whose entries are made on first use: listing its names costs nothing.
+# A table whose entries are made when first used, so that listing its names costs nothing.
 
 
 Entry = TypeVar("Entry")
 
 
 def imported(path: str) -> Callable[[], Any]:
-    """A function that imports an object by its path, such as ``searchers.registry:SEARCHERS``."""
+    """A function that imports the object at a path such as ``searchers.registry:SEARCHERS``."""
     module, _, name = path.partition(":")
     return lambda: getattr(import_module(module), name)
 
 
 def called(path: str, *arguments: str) -> Callable[[], Any]:
-    """A function that imports a function by its path, calls it, and returns its result."""
+    """A function that imports the function at a path, calls it, and returns its result."""
     return lambda: imported(path)()(*arguments)
 
 
 class OnUse(MutableMapping[str, Entry]):
-    """Entries by name, each made once by a function that may import its dependencies."""
+    """A table of entries by name; a function makes each when it is first used."""
 
     def __init__(self, makers: Mapping[str, Callable[[], Entry]]) -> None:
         self._makers = dict(makers)

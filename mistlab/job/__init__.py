@@ -1,1 +1,3 @@
-"""Jobs (the content of plan files), predictions, measurements and searches, as values."""
+"""Values: jobs (what a plan file says), predictions of plans, measurements of runs, and searches
+for plans.
+"""

@@ -36,9 +36,9 @@ from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.orders import DEFAULT_ORDER, is_order_path
 from mistlab.stages.plan_orders import check_order
 
-# Resolves the names and paths in a plan file: its model, hardware and order of passes.
+# Turns the names and paths in a plan file into values: its model, hardware and order of passes.
 #
-# The space that a search names is resolved in the same way.
+# The search space that a command names is looked up in the same way.
 #
 # A text is a path if it contains a slash or has the extension of such a file. A path is relative to
 # the folder of the plan file.
@@ -47,9 +47,9 @@ from mistlab.stages.plan_orders import check_order
 MODEL = "workload.model"
 HARDWARE = "cluster.hardware"
 CONFIG = "config.json"
-# Separates a configuration's path from the part of it to read (``config.json#text_config``).
+# Stands between a configuration's path and the part to read (``config.json#text_config``).
 _PART = "#"
-# The key by which a space's mapping names the space whose other choices it inherits.
+# With this key a search space names the space from which it takes all other choices.
 LIKE = "like"
 
 
@@ -98,7 +98,9 @@ def hardware_from(plain: object, folder: Path) -> Hardware:
 
 
 def stated_hardware(plain: object, folder: Path) -> Hardware:
-    """The named hardware as its file states it, not completed."""
+    """The named hardware as its file states it, without rates of another GPU for what was not
+    measured.
+    """
     if isinstance(plain, Hardware):
         return plain
     if isinstance(plain, Mapping):
@@ -150,7 +152,7 @@ def network_from(plain: object, folder: Path) -> object:
 
 
 def space_from(plain: object, folder: Path) -> SearchSpace:
-    """The space given by a name, a YAML file's path, or a mapping.
+    """The search space given by a name, a YAML file's path, or a mapping.
 
     A mapping takes its choices from the space that it names under ``like``, and changes those that
     it lists.
@@ -188,12 +190,12 @@ def plain_order(order: str, folder: Path) -> str:
 
 
 def _as_path(path: str) -> str:
-    """A path written so that it cannot be mistaken for the name of an order."""
+    """A path written so that it cannot be mistaken for the name of an order of passes."""
     return path if is_order_path(path) else f"./{path}"
 
 
 def _path_and_part(text: str) -> tuple[str, str]:
-    """A path, and the part of the file to read; empty for the whole file."""
+    """The path of a configuration, and the part of it to read; empty for the whole file."""
     path, divider, part = text.rpartition(_PART)
     return (path, part) if divider and "/" not in part else (text, "")
 
@@ -227,7 +229,7 @@ def _traced_model(path: str) -> ModelSpec:
 
 
 def _is_traced(model: ModelSpec) -> bool:
-    """Whether the model equals the one in its own file; a modified copy does not."""
+    """Whether a traced model equals the one in its own file; a changed copy does not."""
     assert model.graph_file is not None
     try:
         return _traced_model(model.graph_file) == model
@@ -242,7 +244,7 @@ def _hardware_file(path: str) -> Hardware:
 
 @contextmanager
 def _in_file(holder: str, path: str) -> Iterator[None]:
-    """Prefix an error with the plan file's key that named the file at fault."""
+    """Prefix an error with the key of the plan file that named the faulty file."""
     try:
         yield
     except FieldError as error:
@@ -271,7 +273,9 @@ def _relative(path: str, folder: Path) -> str:
 
 
 def with_groups(plain: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """The content of ``cluster`` in a plan file in ``folder``, with a list of groups as fields."""
+    """The section ``cluster`` of a plan file in ``folder``, with its list of groups of nodes as
+    fields of ``Cluster``.
+    """
     if "others" in plain:
         problem = "unknown key: give each group of nodes in a list in cluster.hardware"
         refuse("cluster.others", problem)
@@ -290,7 +294,7 @@ def with_groups(plain: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
 
 
 def fields_of(groups: Sequence[NodeGroup]) -> dict[str, Any]:
-    """The fields of a ``Cluster`` that describe its groups."""
+    """The fields of a ``Cluster`` that describe its groups of equal nodes."""
     if not groups:
         refuse(HARDWARE, "is an empty list: give the hardware and the nodes of a group at least")
     return {
@@ -332,7 +336,7 @@ def groups_named(text: str, folder: Path) -> list[NodeGroup]:
 
 
 def _group_from(plain: object, index: int, folder: Path) -> NodeGroup:
-    """A group of the list in ``cluster.hardware``; errors name its position in the list."""
+    """A group of nodes from the list in ``cluster.hardware``; errors say which it is."""
     where = f"{HARDWARE}[{index}]"
     if not isinstance(plain, Mapping):
         problem = f"{shown(plain)} is not a group of nodes: give a mapping of hardware and nodes"
@@ -347,10 +351,10 @@ def _group_from(plain: object, index: int, folder: Path) -> NodeGroup:
     return from_mapping(NodeGroup, resolved, where)
 
 
-# A job: the content of one plan file, and the checks across its parts.
+# A job: what one plan file says, and the checks of its parts against one another.
 #
-# A plan file names its model, its hardware and the order of its passes; ``mistlab.job.job``
-# resolves names and paths to values, and back.
+# A plan file names its model, its hardware and the order of its passes; ``mistlab.job.job`` turns
+# names and paths into values, and back.
 
 
 HERE = Path()
@@ -372,7 +376,7 @@ class Job:
             refuse(first.path, "; ".join([first.problem, *map(str, others)]))
 
 
-# The extensions of launch scripts, and of configurations that are not YAML.
+# Extensions of files that launch a run, and are no plan files: scripts, and TOML configurations.
 LAUNCH_FILES = (".sh", ".bash", ".sbatch", ".slurm", ".toml")
 
 
@@ -380,7 +384,7 @@ def load_job(path: Path | str) -> Job:
     """Read a plan file; paths in it are relative to its folder, and errors begin with its name."""
     path = Path(path)
     if path.suffix in LAUNCH_FILES and path.is_file():
-        reject(f"{path}: is no plan: mistlab import_plan {path} makes one of a launch script")
+        reject(f"{path}: is a launch file, no plan: convert it with mistlab import_plan {path}")
     mapping = read_yaml(path)
     with about(path):
         return job_from_mapping(mapping, path.parent)
@@ -393,7 +397,7 @@ def dump_job(job: Job, path: Path | str) -> None:
 
 
 def job_from_mapping(mapping: object, folder: Path = HERE) -> Job:
-    """A job from the content of a plan file in ``folder``."""
+    """The job that the content of a plan file in ``folder`` describes."""
     if not isinstance(mapping, Mapping):
         return from_mapping(Job, mapping)
     resolved = _with_names_of_today(mapping)
@@ -412,14 +416,15 @@ def job_from_mapping(mapping: object, folder: Path = HERE) -> Job:
     return from_mapping(Job, resolved)
 
 
-# Engines of older plan files that trained adapters, now a property of the workload.
+# Older plan files had engines of their own for training adapters, which is now a property of the
+# workload: the old name, and today's.
 _OF_ADAPTERS = {
     f"{name}-adapters": name for name in ("megatron-core", "megatron-bridge", "fsdp", "fsdp-eager")
 }
 
 
 def _with_names_of_today(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan file's content with old names replaced by current ones."""
+    """A plan file's content with names of older versions replaced by today's."""
     plan, workload = mapping.get("plan"), mapping.get("workload")
     if not isinstance(plan, Mapping) or not isinstance(workload, Mapping):
         return dict(mapping)
@@ -471,7 +476,7 @@ def _layers_problem(job: Job) -> FieldError | None:
 
 
 def _stage_problem(job: Job, step: Step) -> FieldError | None:
-    """The first problem that a group of checks finds in the stages' dimensions."""
+    """The first problem that one group of checks finds in the dimensions of the stages."""
     rows = [(name, row) for name, row in DIMENSIONS.items() if step in row.checks]
     for index, stage in enumerate(job.plan.stages):
         setting = Setting(
@@ -489,7 +494,7 @@ def _stage_problem(job: Job, step: Step) -> FieldError | None:
 
 
 def _engine_problem(job: Job) -> FieldError | None:
-    """The first property of the job that the plan's engine does not support."""
+    """The first property of the job that the plan's engine does not support, if any."""
     engine, in_pipeline = ENGINES[job.plan.engine], job.plan.num_stages > 1
     if field_error := _engine_problem_of_workload(job.workload, engine):
         return field_error
@@ -519,8 +524,8 @@ def _engine_problem_of_workload(workload: Workload, engine: Engine) -> FieldErro
 
 
 def _replicas_problem(job: Job) -> FieldError | None:
-    """The problem of stages whose different numbers of data-parallel ranks would form different
-    replicas.
+    """The problem if stages have different numbers of data-parallel ranks, so that replicas of the
+    model would not match.
     """
     how, ranks = job.workload.reduction, job.plan.data_ranks
     if not job.workload.averages_weights or how.replicas is not None:
@@ -547,7 +552,7 @@ def _num_gpus_problem(job: Job) -> FieldError | None:
 
 
 def _groups_problem(job: Job) -> FieldError | None:
-    """The problem of a stage whose GPUs belong to two groups of nodes."""
+    """The problem of a stage with GPUs on nodes of two kinds."""
     cluster, first_rank = job.cluster, 0
     for index, stage in enumerate(job.plan.stages):
         after = first_rank + stage.num_gpus
@@ -568,7 +573,7 @@ def _groups_problem(job: Job) -> FieldError | None:
 
 
 def _order_problem(job: Job) -> FieldError | None:
-    """The problem of the order of the plan's passes."""
+    """The problem of the order of the plan's passes; None if it can run."""
     plan = job.plan
     if plan.order == DEFAULT_ORDER:
         return None

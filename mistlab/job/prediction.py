@@ -1,5 +1,5 @@
-"""Predictions of plans with their breakdown, measurements in the same terms, and the predictor
-Protocol.
+"""Predictions of plans with their breakdown, measurements with the same fields, and the interface
+of predictors.
 """
 
 import math
@@ -11,7 +11,7 @@ from mistlab.core.values import Checked, bounded, check_fields, name_in, refuse
 from mistlab.engines.engine import names_for_plans
 from mistlab.plan.plan import Plan
 
-# The breakdown of an iteration's GPU-seconds: parts that add up to it.
+# The breakdown of an iteration's time on a GPU by cause: parts that add up to it.
 
 
 _SECONDS = bounded(minimum=0)
@@ -19,7 +19,8 @@ _SECONDS = bounded(minimum=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts(Checked):
-    """The seconds of an iteration of one GPU by cause; together they are the iteration time.
+    """The seconds of an iteration on one GPU, by what they are spent on; together they are the
+    iteration time.
 
     ``arithmetic_s`` is the model's own arithmetic at the peak rate. Kernels take longer: products
     by ``products_s``, attention by ``attention_s``, and operators that the GPU's memory limits do
@@ -59,7 +60,7 @@ PARTS = tuple(entry.name for entry in fields(StepParts))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindingTier(Checked):
-    """The network tier that limits the messages of a part of an iteration."""
+    """The network tier that limits the messages of one part of the breakdown."""
 
     part: str
     tier: str
@@ -80,7 +81,9 @@ class Breakdown:
 
     @classmethod
     def of(cls, stages: tuple[StepParts, ...], gpus: tuple[int, ...]) -> Self:
-        """The breakdown, from the parts of stages with these numbers of GPUs."""
+        """The breakdown of an iteration, from those of a GPU of each stage and the stages' numbers
+        of GPUs.
+        """
         shares = [count / sum(gpus) for count in gpus]
         mean = {
             name: sum(share * getattr(one, name) for share, one in zip(shares, stages, strict=True))
@@ -92,7 +95,7 @@ class Breakdown:
         )
 
 
-# The predicted cost of a plan, and the Protocol of predictors.
+# The predicted cost of a plan, and the interface of predictors.
 #
 # Names and units are those of predictions in JSON. A plan that does not fit has a prediction like
 # any other, with ``fits`` false.
@@ -100,7 +103,9 @@ class Breakdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryByClass(Checked):
-    """Bytes on one GPU, by class."""
+    """Bytes on one GPU, by what they hold: weights, gradients, optimizer states, activations and so
+    on.
+    """
 
     weights: int = field(metadata=bounded(minimum=0))
     gradients: int = field(metadata=bounded(minimum=0))
@@ -112,7 +117,7 @@ class MemoryByClass(Checked):
 
     @property
     def total_bytes(self) -> int:
-        """The sum over all classes."""
+        """The sum of all bytes."""
         return sum(getattr(self, entry.name) for entry in fields(self))
 
 
@@ -127,7 +132,8 @@ class MemoryByPhase(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePrediction(Checked):
-    """A stage's times for one micro-batch and for the step, and bytes of its fullest GPU.
+    """The predicted times of one stage, for a micro-batch and for the optimizer step, and the bytes
+    on its fullest GPU.
 
     ``stable_s`` is the time of a steady forward and backward, or of their host. The deltas are the
     extra times of the first forward and the last backward. ``memory`` splits the highest peak.
@@ -195,7 +201,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison(Checked):
-    """The ratio of a second plan's time to a first plan's, with bounds.
+    """How much longer a second plan takes than a first one, as a ratio with bounds.
 
     ``exceeds_bounds`` says whether the difference is larger than the two plans' bounds leave open.
     """
@@ -244,7 +250,7 @@ class Environment(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks(Checked):
-    """A GPU's clock rates at a moment, the maximum of its SM clock, and its power limit."""
+    """A GPU's clock rates at one moment, the highest rate of its SM clock, and its power limit."""
 
     sm_mhz: float = field(metadata=bounded(above=0))
     memory_mhz: float = field(metadata=bounded(above=0))
@@ -253,7 +259,7 @@ class Clocks(Checked):
 
     @property
     def words(self) -> str:
-        """The clock rates with units, for people."""
+        """The clock rates as text, with units."""
         most = "" if self.most_sm_mhz is None else f" of {self.most_sm_mhz:g}"
         power = "" if self.power_limit_w is None else f", at most {self.power_limit_w:g} W"
         return f"SM {self.sm_mhz:g}{most} MHz, memory {self.memory_mhz:g} MHz{power}"

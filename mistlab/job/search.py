@@ -1,4 +1,5 @@
-"""The values of a search for the fastest plan: problem, budget and result; Protocols of searchers.
+"""What a search for the fastest plan takes and returns (problem, budget, result), and the interface
+of searchers.
 
 A searcher is made with a predictor and a clock. It uses the predictor as a ``Predictor`` of whole
 plans, and as a ``StageCostModel`` of columns of candidates for a stage.
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from mistlab.stages.stage_batch import StageBatch, StageCosts, StageSeconds, StagesInOrder
 
 
-# From this many recomputed blocks up to one less than all blocks of a stage, recomputing one more
-# block changes the counts of slots but not their kinds.
+# If a stage has this many recomputed blocks and at least one other, recomputing one more block
+# changes how many slots of each kind it has, but not the kinds.
 FEWEST_ALIKE = 2
 
 Status = Literal["OPTIMAL", "FEASIBLE", "INFEASIBLE", "BUDGET", "REFUSED"]
@@ -55,8 +56,8 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Improvement(Checked):
-    """A plan better than all before it: its time, and the evaluations and seconds spent until
-    then.
+    """A plan that was better than all before it: its time, and the evaluations and seconds that the
+    search had spent.
     """
 
     iteration_s: float = field(metadata=bounded(above=0))
@@ -67,7 +68,7 @@ class Improvement(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival(Checked):
-    """A plan that fits, but is not predicted best."""
+    """A plan that fits, but is slower than the best one by its prediction."""
 
     plan: Plan
     prediction: Prediction
@@ -75,7 +76,7 @@ class Rival(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """The outcome of a search: its status, its bound, and the best plan that it found.
+    """The outcome of a search: its status, its lower bound, and the best plan that it found.
 
     OPTIMAL: no plan in the space is faster. FEASIBLE: the plan fits, but is not proven best.
     INFEASIBLE: no plan fits. BUDGET: the budget ended the search. REFUSED: the searcher cannot take
@@ -102,8 +103,10 @@ class SearchResult:
     def __post_init__(self) -> None:
         check_fields(self)
         if (self.plan is None) != (self.prediction is None):
-            problem = "stands without the other of plan and prediction: give both or neither"
-            refuse("prediction" if self.plan is None else "plan", problem)
+            given, other = "plan", "prediction"
+            if self.plan is None:
+                given, other = other, given
+            refuse(given, f"is given without {other}: give both or neither")
         has_answer = self.prediction is not None and self.prediction.fits
         if self.status in {"OPTIMAL", "FEASIBLE"} and not has_answer:
             refuse("status", f"{self.status} needs a plan that fits: give it, or another status")
@@ -114,7 +117,7 @@ class SearchResult:
 
 @runtime_checkable
 class StageCostModel(Protocol):
-    """Predicts the costs of single stages, many per call."""
+    """Predicts the costs of single stages, for many candidates per call."""
 
     def stage_costs(self, batch: "StageBatch", *, engine: str = "mistlab") -> "StageCosts":
         """The costs of each candidate."""
@@ -123,15 +126,15 @@ class StageCostModel(Protocol):
 
 @runtime_checkable
 class StageBoundModel(StageCostModel, Protocol):
-    """Predicts lower bounds for stages whose ratios and numbers of recomputed blocks lie in a
-    range.
+    """Predicts lower bounds of stages' costs over ranges of offload ratios and numbers of
+    recomputed blocks.
     """
 
     def stage_bounds(
         self, least: "StageBatch", most: "StageBatch", *, engine: str = "mistlab"
     ) -> "StageCosts | None":
-        """Lower bounds of the costs of all candidates between ``least`` and ``most``; ``fits`` says
-        whether any of them may fit. None if the engine has no such bounds.
+        """Lower bounds of the costs of all candidates with choices between those of ``least`` and
+        ``most``; ``fits`` says whether any of them may fit. None if the engine has no such bounds.
 
         The two differ in positive ratios, and in numbers of recomputed blocks of which there are
         ``FEWEST_ALIKE`` at least and one block less than all at most.
@@ -141,7 +144,7 @@ class StageBoundModel(StageCostModel, Protocol):
     def part_seconds(
         self, least: "StageBatch", most: "StageBatch | None" = None, *, engine: str = "mistlab"
     ) -> "StageSeconds":
-        """The times of parts of a model in an order of passes without a closed form, in which a
+        """The times of parts of a model, for orders of passes without a closed form, in which a
         stage's host may be ahead of it; with ``most``, lower bounds of all parts between the two.
         """
         ...
@@ -154,8 +157,8 @@ class StageBoundModel(StageCostModel, Protocol):
         engine: str = "mistlab",
         of_others: bool = False,
     ) -> "Bools":
-        """Whether each candidate fits on its GPUs. A candidate with at least one recomputed block
-        needs no more memory with more recomputed blocks, or with larger positive ratios.
+        """Whether each candidate fits on its GPUs. More recomputed blocks (from one on) or larger
+        offload ratios (above zero) never need more memory.
 
         With ``in_order`` candidates hold what stages in these places hold, and the rule does not
         always hold. So ``of_others`` asks whether a candidate may fit that has smaller positive
@@ -165,11 +168,11 @@ class StageBoundModel(StageCostModel, Protocol):
 
 
 class PlanAndStagePredictor(Predictor, StageCostModel, Protocol):
-    """Predicts plans and single stages consistently."""
+    """Predicts plans and single stages, such that both agree."""
 
 
 class Searcher(Protocol):
-    """Finds plans."""
+    """Searches for the best plan."""
 
     def search(
         self, problem: Problem, space: SearchSpace, budget: Budget, seed: int
@@ -198,8 +201,8 @@ def seconds_until(history: Sequence[Improvement], iteration_s: float) -> float |
 def to_equal_quality(
     first: Sequence[Improvement], second: Sequence[Improvement]
 ) -> tuple[float, float] | None:
-    """The seconds of two searches until each had a plan as good as the worse of their final ones;
-    None if either found none.
+    """The seconds that each of two searches took until it had a plan as good as the worse of their
+    best plans; None if either found no plan.
     """
     if not first or not second:
         return None

@@ -1,1 +1,1 @@
-"""Clusters and their hardware: datasheet figures, and figures measured on the machine."""
+"""Clusters and their hardware: figures from datasheets, and figures that were measured."""

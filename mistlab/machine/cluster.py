@@ -1,4 +1,4 @@
-"""A cluster: its groups of equal nodes, its hardware, and its profile if it has one."""
+"""A cluster: its groups of equal nodes, their hardware, and a profile of delays if it has one."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from mistlab.engines.engine import Precision
 from mistlab.machine.hardware import Hardware
 from mistlab.network.tiers import Network
 
-# A group of equal nodes of a cluster that has nodes of several kinds.
+# A group of equal nodes in a cluster whose nodes are of several kinds.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup(Checked):
-    """Neighbouring nodes of one hardware."""
+    """Neighbouring nodes of one kind: their hardware, and how many there are."""
 
     hardware: Hardware
     nodes: int = field(metadata=bounded(minimum=1, most=MOST_NODES))
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """A cluster's specific delays, with their source.
+    """The delays peculiar to one cluster, with the runs that show them.
 
     Where a pipeline reaches over several nodes and at least ``block_ranks`` ranks share a block, a
     host takes ``block_ms`` x (those ranks) ^ ``block_power`` longer to issue a block's forward and
@@ -75,24 +75,26 @@ class Profile:
     def __post_init__(self) -> None:
         check_fields(self)
         if not self.source.strip():
-            refuse("source", "is empty: name the runs that show these peculiarities")
+            refuse("source", "is empty: name the runs in which these delays were measured")
 
     def block_s(self, ranks: Ranks, *, in_pipeline: Flags) -> Values:
-        """The seconds by which the issue of a block's two passes is delayed, over groups of this
-        many ranks.
+        """The seconds by which the issue of a block's forward and backward pass is delayed, for
+        blocks that this many ranks share.
         """
         waits = in_pipeline & (ranks >= self.block_ranks)
         return waits * self.block_ms * MILLISECONDS * ranks**self.block_power
 
     def is_beside_whole(self, data_ranks: Ranks, micro_batches: Ranks, gpus: int) -> Flags:
-        """Whether sends are delayed while the gradients of this many data-parallel ranks are
-        reduced whole.
+        """Whether sends are delayed because this many data-parallel ranks reduce whole gradients
+        beside them (ZeRO-0).
         """
         is_wide = (data_ranks >= self.whole_ranks) | (gpus >= self.whole_gpus)
         return is_wide & (data_ranks > 1) & (micro_batches >= self.whole_micro_batches)
 
     def send_s(self, ranks: Ranks, gpus: int, *, beside_whole: Flags | bool = False) -> Values:
-        """The additional seconds of a send between stages whose blocks span this many ranks."""
+        """The seconds by which a send between stages is delayed, for blocks that this many ranks
+        share.
+        """
         is_late = beside_whole | (ranks >= self.send_ranks) | (gpus >= self.send_gpus)
         late: Values = is_late.astype(float) * (self.send_ms * MILLISECONDS)
         return late
@@ -146,7 +148,9 @@ class Cluster:
         self._check_network()
 
     def _check_network(self) -> None:
-        """Refuse a network for other nodes, or for fewer nodes."""
+        """Refuse a network whose nodes have another number of GPUs, or that has fewer nodes than
+        the cluster.
+        """
         if self.network is None:
             return
         for group in self.groups:
@@ -192,7 +196,7 @@ class Cluster:
 
     @property
     def groups(self) -> tuple[NodeGroup, ...]:
-        """The groups of equal nodes, in the order of ranks."""
+        """The cluster's groups of equal nodes, in the order of ranks."""
         first = self.nodes - sum(group.nodes for group in self.others)
         return (NodeGroup(hardware=self.hardware, nodes=first), *self.others)
 
@@ -214,23 +218,25 @@ class Cluster:
 
     @property
     def ranks_of_groups(self) -> tuple[range, ...]:
-        """The ranks of each group."""
+        """The ranks of each group of equal nodes."""
         sizes = (group.nodes * self.gpus_per_node for group in self.groups)
         return tuple(range(*ends) for ends in pairwise(accumulate(sizes, initial=0)))
 
     def group_of(self, rank: int) -> int:
-        """The index of a rank's group; ranks beyond the cluster belong to the last group."""
+        """The index of the group of equal nodes that a rank is in; ranks beyond the cluster belong
+        to the last group.
+        """
         return bisect([one.stop for one in self.ranks_of_groups[:-1]], rank)
 
     def in_one_group(self, first_rank: int, num_gpus: int) -> bool:
-        """Whether this many consecutive ranks all lie in one group."""
+        """Whether this many consecutive ranks are all on nodes of one kind."""
         borders = [one.start for one in self.ranks_of_groups] if self.others else []
         return not any(first_rank < border < first_rank + num_gpus for border in borders)
 
     def like_rank(self, first_rank: int, num_gpus: int) -> int:
-        """The first rank at which a stage of this many GPUs costs the same as at ``first_rank``: in
-        the same group, at the same position in a node, and with the same distance to the group's
-        borders.
+        """The lowest rank at which a stage of this many GPUs costs the same as at ``first_rank``:
+        on nodes of the same kind, at the same position in a node, and at the border to another kind
+        only if it is here.
         """
         gpus = self.ranks_alike
         if not self.others:
@@ -238,7 +244,8 @@ class Cluster:
         group_ranks = next(one for one in self.ranks_of_groups if first_rank in one)
         if first_rank == group_ranks.start or first_rank + num_gpus == group_ranks.stop:
             return first_rank
-        # A stage that begins a node here does not begin the group.
+        # A stage here begins a node, but not the group of nodes, so the group's second node stands
+        # for it.
         return group_ranks.start + (first_rank % gpus or gpus)
 
     @property
@@ -272,8 +279,8 @@ class Cluster:
         return round(self.host_memory_gib * GIB_BYTES)
 
     def given_gbytes_per_s(self, name: str) -> float | None:
-        """A bandwidth that overrides the hardware's: the cluster's own, or that of its network's
-        tier; None if neither is given.
+        """A bandwidth that replaces the hardware's: the one given for the cluster, or the one of
+        its network's tier; None if neither is given.
         """
         given: float | None = getattr(self, name)
         if given is not None or self.network is None:
@@ -283,13 +290,13 @@ class Cluster:
 
     @property
     def intra_node_bytes_per_s(self) -> float:
-        """Bandwidth of one GPU to the others of its node, one direction."""
+        """Bandwidth from one GPU to the others of its node, in one direction."""
         given = self.given_gbytes_per_s("intra_node_gbytes_per_s")
         return self.hardware.node.intra_node_bytes_per_s if given is None else given * GBYTES
 
     @property
     def inter_node_bytes_per_s(self) -> float:
-        """Bandwidth of one node to other nodes, one direction."""
+        """Bandwidth from one node to other nodes, in one direction."""
         given = self.given_gbytes_per_s("inter_node_gbytes_per_s")
         return self.hardware.node.inter_node_bytes_per_s if given is None else given * GBYTES
 
@@ -310,8 +317,8 @@ class Cluster:
 
     @property
     def ranks_alike(self) -> int:
-        """A number of ranks after which a stage is placed alike: at the same position in a node,
-        and in each unit of the tiers.
+        """Stages this many ranks apart are placed alike: at the same position in a node, and in the
+        units of each network tier.
         """
         if self.network is None:
             return self.gpus_per_node

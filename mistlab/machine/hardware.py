@@ -1,4 +1,4 @@
-"""Hardware: compute rates, links, and constants from whole runs, each group with its provenance."""
+"""Hardware: rates of computation and links, constants fitted to whole runs, and their sources."""
 
 import math
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ OperatorClass = Literal[
     "scan",
     "step",
 ]
-# Classes that every hardware file has, and those that may use another class's rates.
+# Classes of operators with a rate in every hardware file; others may use another one's rate.
 OPERATOR_CLASSES: tuple[OperatorClass, ...] = (
     *("matmul", "batched_matmul"),
     *("attention_forward", "attention_backward", "memory"),
@@ -59,7 +59,7 @@ EIGHT_BIT = ("matmul_8bit", "grouped_matmul_8bit", "matmul_4bit")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """The rate of one class in 16-bit operations and in bytes per second; a None takes no time.
+    """The rate of one class of operators, in 16-bit operations and in bytes; None takes no time.
 
     Products with weights are ``matmul``, products of written-out attention ``batched_matmul``.
     Fused attention has two classes of its own. Operators that only move bytes are ``memory``.
@@ -91,7 +91,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
-    """The rates of all classes, and the host's time to launch one kernel of a training loop.
+    """The rates of all classes of operators, and the host's time to launch one kernel.
 
     ``host_computes`` says that the host's own cores are the device, as where a CPU stands in for
     GPUs: then launches take their time from the arithmetic and do not run beside it.
@@ -113,11 +113,11 @@ class Compute:
             refuse("rates", f"of {', '.join(given) or 'nothing'}: give each of {classes} once")
 
     def rate(self, operators: OperatorClass) -> Rate:
-        """The rate of one class."""
+        """The rate of one class of operators."""
         return next(rate for rate in self.rates if rate.operators == self.given(operators))
 
     def given(self, operators: OperatorClass) -> OperatorClass:
-        """The class itself if it has a rate, otherwise the class whose rate it uses."""
+        """The class whose rate a class of operators uses: itself if it has one."""
         has = {rate.operators for rate in self.rates}
         while operators not in has:
             operators = AS_ANOTHER[operators]
@@ -166,8 +166,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTransfers(Checked):
-    """The linear fits of one communication group's shape; None for a transfer that was not
-    measured.
+    """The times of transfers in one shape of communication group, as lines (latency and bandwidth);
+    None for a transfer that was not measured.
 
     The bytes of a collective are the whole message. All GPUs of a node run the transfer at once, so
     groups share the node's links, and copies share the host's memory.
@@ -185,7 +185,7 @@ class GroupTransfers(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
-    """The linear fits of a machine, for each measured group shape.
+    """The times of transfers on a machine, for each shape of communication group that was measured.
 
     ``in_node`` and ``across_nodes`` are the lines of one GPU that sends to another.
     """
@@ -200,12 +200,12 @@ class Transfers:
             refuse("groups", "is empty: give at least one shape of group")
 
 
-# Constants fitted to whole training runs: memory beyond tensors, and bounds of predicted times.
+# Constants fitted to whole training runs: memory outside tensors, and bounds of predicted times.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocator(Checked):
-    """The memory of engine ``mistlab`` beyond tensors, inside and outside torch's allocator.
+    """Memory of engine ``mistlab`` in addition to its tensors, in torch's allocator and outside.
 
     Stepping layer after layer needs scratch space for the largest layer's shard, when activations
     are gone; a head needs scratch space too. The allocator's blocks for it can seldom be used for
@@ -222,7 +222,7 @@ class Allocator(Checked):
 
     @property
     def head_bytes(self) -> float:
-        """The largest additional bytes for a head."""
+        """The most bytes that the model's head takes in addition to its tensors."""
         return self.head_mib * MIB_BYTES
 
     @property
@@ -232,20 +232,20 @@ class Allocator(Checked):
 
     @property
     def communicator_bytes(self) -> float:
-        """The bytes that a group of NCCL takes on a GPU; 0 where they were not measured."""
+        """The bytes that one NCCL communicator takes on a GPU; 0 if nobody measured them."""
         return 0.0 if self.communicator_mib is None else self.communicator_mib * MIB_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredAt(Checked):
-    """The conditions of a measured run: the model's width, GPUs, and sequence length."""
+    """The size of a measured run: the model's width, number of GPUs, and sequence length."""
 
     hidden: int = field(metadata=bounded(minimum=1))
     gpus: int = field(metadata=bounded(minimum=1))
     sequence_length: int = field(metadata=bounded(minimum=1))
 
     def ratios(self, other: "MeasuredAt") -> Mapping[str, float]:
-        """The factor, at least 1, by which each of the three quantities differs."""
+        """By what factor, at least 1, each of the three sizes differs."""
         pairs = {
             "hidden size": (self.hidden, other.hidden),
             "number of GPUs": (self.gpus, other.gpus),
@@ -254,13 +254,13 @@ class MeasuredAt(Checked):
         return {name: max(pair) / min(pair) for name, pair in pairs.items()}
 
     def doublings(self, other: "MeasuredAt") -> float:
-        """The distance to other conditions: the sum of doublings of the three quantities."""
+        """The distance to another size: the doublings of the three quantities, added up."""
         return sum(map(math.log2, self.ratios(other).values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCalibration:
-    """The bounds of an engine's predicted times, from measured runs on a machine.
+    """How far an engine's measured runs on a machine lie from predictions; bounds follow from it.
 
     90 % of measurements lie within ``half_width`` of the prediction, as a share of it, for runs
     that were left out of the fit while other runs ``at`` their place were in it. ``far_half_width``
@@ -278,7 +278,7 @@ class EngineCalibration:
     def __post_init__(self) -> None:
         check_fields(self)
         if not self.at:
-            refuse("at", "is empty: give at least one place where runs were measured")
+            refuse("at", "is empty: give hidden, gpus and sequence_length of a measured run")
         if self.far_half_width < self.half_width:
             problem = (
                 f"{self.far_half_width:g} is below half_width: give {self.half_width:g} or more"
@@ -288,7 +288,7 @@ class EngineCalibration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnRuns(Checked):
-    """How far runs of a user's own cluster and stack lie from their predictions as a whole.
+    """How far the runs of a user's own cluster and software lie from their predictions on average.
 
     ``offset`` is their mean, in roots of their ways (``mistlab.cost.confidence``); above 0 they are
     slower. ``runs`` count those that no fitted constant has used up.
@@ -306,15 +306,15 @@ class OwnRuns(Checked):
 
 ProvenanceKind = Literal["datasheet", "measured", "borrowed", "scaled", "restated"]
 _PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp8", "fp4", "fp32")
-# Nodes with more GPUs are racks.
+# Nodes with more GPUs than this are racks.
 MOST_IN_BOX = 16
 CALIBRATED = ("interference", "transfers", "compute", "allocator", "engines")
-# Groups of figures that may be taken from another GPU; engine constants may not.
+# Groups of figures that may be taken from another GPU's file; constants of engines may not.
 LENT = CALIBRATED[:-1]
-# By hand: the best engine's half-width is 0.36 on the A10G, where only unfused attention was
-# measured, and at most 0.1 on all other hardware.
+# The largest half-width with which a GPU lends its rates, set by hand: the best engine's is 0.36 on
+# the A10G, where only unfused attention was measured, and at most 0.1 on all other hardware.
 MOST_HALF_WIDTH = 0.3
-# Units of figures, with an example.
+# The units of figures with an example each, for error messages.
 IN_GIB = "GiB (81,920 MiB are 80)"
 OF_MEMORY = "GB/s (3.35 TB/s are 3350)"
 OF_PEAK = "TFLOP/s (0.989 PFLOP/s are 989)"
@@ -351,7 +351,7 @@ ArchitectureName = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """The maker of an architecture, its product line, and its generation in that line."""
+    """Who makes an architecture, for which line of products, and its generation in that line."""
 
     maker: str
     line: str
@@ -407,7 +407,7 @@ class Gpu(Checked):
 
     @property
     def precisions(self) -> str:
-        """The precisions that this GPU supports, as text."""
+        """The precisions that this GPU supports, as a text for messages."""
         peaks = self.peak_tflops
         *others, last = [name for name in _PRECISIONS if getattr(peaks, name) is not None]
         return f"{', '.join(others)} or {last}"
@@ -440,18 +440,18 @@ class Node(Checked):
 
     @property
     def intra_node_bytes_per_s(self) -> float:
-        """Bandwidth of one GPU to the others of its node, one direction."""
+        """Bandwidth from one GPU to the others of its node, in one direction."""
         return self.intra_node_gbytes_per_s * GBYTES
 
     @property
     def inter_node_bytes_per_s(self) -> float:
-        """Bandwidth of the node to other nodes, one direction."""
+        """Bandwidth from the node to other nodes, in one direction."""
         return self.inter_node_gbytes_per_s * GBYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasheetFigures(Checked):
-    """The figures of ``gpu`` and ``node`` for which a file's curves were measured.
+    """The datasheet figures with which a hardware file's curves were measured.
 
     Where the file states another figure now, the curves that depend on it are scaled.
     """
@@ -466,7 +466,7 @@ class DatasheetFigures(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The source of a group of figures, and the method by which they were obtained."""
+    """Where a group of figures is from, and how they were obtained."""
 
     kind: ProvenanceKind
     source: str
@@ -480,7 +480,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance(Checked):
-    """The source of each group of figures in a hardware file."""
+    """Where each group of figures in a hardware file is from."""
 
     gpu: Source
     node: Source
@@ -493,8 +493,8 @@ class Provenance(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """The content of a hardware file; groups from ``interference`` on are None until they are
-    calibrated.
+    """The content of a hardware file. Groups of figures from ``interference`` on are None until
+    they are calibrated (fitted to measurements).
     """
 
     name: str
@@ -523,7 +523,7 @@ class Hardware:
 
     @property
     def figures(self) -> DatasheetFigures:
-        """The figures of ``gpu`` and ``node`` that measured curves depend on."""
+        """The datasheet figures of this hardware that its measured curves depend on."""
         return DatasheetFigures(
             memory_gbytes_per_s=self.gpu.memory_gbytes_per_s,
             peak_tflops=self.gpu.peak_tflops,
@@ -535,13 +535,13 @@ class Hardware:
 
 
 def is_calibrated(hardware: Hardware) -> bool:
-    """Whether a hardware has all groups that predictions need."""
+    """Whether a hardware file has all groups of figures that predictions need."""
     return all(getattr(hardware, group) is not None for group in LENT)
 
 
 def can_lend(hardware: Hardware) -> bool:
-    """Whether other GPUs may use a hardware's rates: they were measured on this GPU itself, and if
-    whole runs were too, some engine's runs are within ``MOST_HALF_WIDTH`` of predictions.
+    """Whether other GPUs may use a GPU's rates: they were measured on this GPU, and its best
+    engine's predictions are within ``MOST_HALF_WIDTH`` of whole runs, if any were measured.
     """
     compute = hardware.provenance.compute
     widths = [one.half_width for one in hardware.engines or ()]
@@ -549,7 +549,7 @@ def can_lend(hardware: Hardware) -> bool:
     return compute is not None and compute.kind == "measured" and is_near
 
 
-# Plausible ranges, far beyond all datasheets: a figure outside is in another unit. CPUs have none.
+# Plausible ranges of a GPU's figures, far beyond all datasheets: others are in another unit.
 _USUAL = {
     "gpu.memory_gib": (1, 1500, IN_GIB),
     "gpu.memory_gbytes_per_s": (60, 40_000, OF_MEMORY),
@@ -558,7 +558,7 @@ _USUAL = {
     "node.host_link_gbytes_per_s": (0.5, 2000, OF_HOST),
 }
 _MOST_NETWORK_OF_GPU = 200
-# The tolerance for curves above figures, and the size of GEMMs.
+# The tolerance, as a factor, for curves above datasheet figures; and the size of GEMMs compared.
 _SLACK, _SIDE = 1.0625, 8192
 _OR_EDITED = "give a lower rate, or measured_with, the figures under which it was measured"
 

@@ -1,5 +1,5 @@
-"""The fitted interference factors by which the four streams slow one another down when they
-overlap.
+"""How much the four streams slow one another down when they overlap, as factors fitted to
+measurements.
 
 ``mistlab.machine.slowdowns`` finds the factors of a shape of group;
 ``mistlab.cost.side_by_side`` turns factors into times.
@@ -20,13 +20,15 @@ from mistlab.core.values import (
 STREAMS = ("compute", "gpu_to_gpu", "host_to_device", "device_to_host")
 COMPUTE = STREAMS.index("compute")
 
-# All sets of two or more streams, smaller sets first.
+# All sets of two or more of the four streams, smaller sets first.
 SHARED_SETS = tuple(chosen for size in (2, 3, 4) for chosen in combinations(STREAMS, size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
-    """The factors of one set of busy streams, in the order of ``streams``."""
+    """The slowdown factor of each stream of a set while all of them are busy, in the order of
+    ``streams``.
+    """
 
     streams: tuple[str, ...]
     factors: tuple[float, ...] = field(metadata=bounded(minimum=1))
@@ -45,14 +47,16 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSlowdowns(Checked):
-    """The interference factors of all sets of streams, for one shape of communication group."""
+    """The slowdown factors for all sets of busy streams, for one shape of communication group."""
 
     gpus_in_node: int = field(metadata=bounded(minimum=1, most=MOST_GPUS_OF_NODE))
     nodes: int = field(metadata=bounded(minimum=1, most=MOST_NODES))
     slowdowns: tuple[Slowdown, ...]
 
     def factors(self, streams: tuple[str, ...]) -> tuple[float, ...]:
-        """The factors of a set of busy streams; all 1 if the set has none."""
+        """The slowdown factor of each stream of a busy set; all 1 if the set has none of its
+        own.
+        """
         for slowdown in self.slowdowns:
             if slowdown.streams == streams:
                 return slowdown.factors
@@ -61,7 +65,8 @@ class GroupSlowdowns(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interference:
-    """The interference factors of a machine, for each measured shape of communication group.
+    """The slowdown factors of a machine's streams, for each shape of communication group that was
+    measured.
 
     ``shared_links`` says that GPUs communicate over the links that also carry copies to and from
     the host, as with PCIe. Otherwise they have links of their own, as with NVLink.

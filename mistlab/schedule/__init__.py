@@ -1,1 +1,3 @@
-"""The schedule of an iteration: the stream and the order of every task."""
+"""The schedule of an iteration: which tasks there are, in which order and on which stream they
+run.
+"""

@@ -1,4 +1,4 @@
-"""The ways in which context-parallel ranks exchange keys and values, by their number in the
+"""The ways in which context-parallel ranks exchange keys and values, by their number in the plan's
 dimension ``context_exchange``.
 
 Beside its messages each way launches kernels that a single rank does without. Their numbers are
@@ -16,27 +16,29 @@ RING = 0
 GATHER = 1
 # Ranks exchange tokens for heads before attention, and heads for tokens after it.
 HEADS = 2
-# The names of the ways.
+# How texts name the three ways.
 WORDS = ("ring of keys", "keys gathered", "heads exchanged")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launches:
-    """The kernels of a block's pass on one of several ranks: a constant, and a number per further
-    rank.
+    """The number of kernels in a block's pass on one of several context-parallel ranks: a constant,
+    and a number for each further rank.
     """
 
     once: int
     further: int = 0
 
     def beside(self, further: Any) -> Any:
-        """The number of kernels on a rank with this many other ranks, at least one."""
+        """The number of kernels on a rank beside this many other ranks, at least one."""
         return further * self.further + self.once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchesOfWay:
-    """The kernels that a way launches in a block's two passes."""
+    """The numbers of kernels in a block's forward and backward pass for one way to exchange keys
+    and values.
+    """
 
     forward: Launches
     backward: Launches

@@ -21,9 +21,9 @@ _KINDS: Mapping[str, PassKind] = {kind: kind for kind in get_args(PassKind)}
 
 _NUMBER = "0|[1-9][0-9]{0,8}"
 _WORD = re.compile(rf"([FBW])({_NUMBER})?m({_NUMBER})")
-# The first word of a line that gives the placement of parts.
+# A line that begins with this word says on which stage each part of the model is.
 _PLACED = "parts"
-# The largest number of characters of a word that a message shows.
+# A message shows at most this many characters of a word.
 _SHOWN = 24
 
 
@@ -40,7 +40,9 @@ StageOrder = tuple[OrderedPass, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOrder:
-    """The order in which each stage runs its passes; it need not have been checked yet."""
+    """The order in which each stage runs its passes; nobody may have checked yet that it can
+    run.
+    """
 
     stages: tuple[StageOrder, ...]
     micro_batches: int
@@ -48,24 +50,26 @@ class PipelineOrder:
 
     @property
     def num_stages(self) -> int:
-        """Number of stages."""
+        """The number of stages."""
         return len(self.stages)
 
     @property
     def chunks(self) -> int:
-        """Number of chunks of each stage."""
+        """The number of chunks of each stage."""
         return self.placement.chunks
 
     def line(self, stage: int) -> int:
-        """The line of the order's text with a stage's passes; lines are numbered from one."""
+        """The number of the line with a stage's passes in the order's text, counted from one."""
         return stage + 1 + (not self.placement.is_loop)
 
     def source(self, stage: int, of: OrderedPass) -> StageChunk | None:
-        """The stage and chunk that produce a pass's input; None if no pass of its kind does."""
+        """The stage and chunk whose output is the input of this pass; None if it takes none from
+        another pass of its kind.
+        """
         return self._beside(stage, of, -1)
 
     def destination(self, stage: int, of: OrderedPass) -> StageChunk | None:
-        """The stage and chunk that consume a pass's output; None if none do."""
+        """The stage and chunk whose pass takes this pass's output; None if none does."""
         return self._beside(stage, of, 1)
 
     def _beside(self, stage: int, of: OrderedPass, step: int) -> StageChunk | None:
@@ -76,12 +80,12 @@ class PipelineOrder:
         return places[part] if 0 <= part < len(places) else None
 
     def word(self, of: OrderedPass) -> str:
-        """The word for a pass."""
+        """The word for a pass in the order's text, such as F0m3."""
         chunk = of.chunk if self.chunks > 1 else ""
         return f"{of.kind}{chunk}m{of.micro_batch}"
 
     def __str__(self) -> str:
-        """The order's text."""
+        """The order as text, a line for each stage."""
         lines = [" ".join(map(self.word, stage)) for stage in self.stages]
         if not self.placement.is_loop:
             lines.insert(0, placement_line(self.placement))
@@ -89,12 +93,12 @@ class PipelineOrder:
 
 
 def placement_line(placement: Placement) -> str:
-    """The line with the placement of parts."""
+    """The line of the order's text that says on which stage each part of the model is."""
     return " ".join((_PLACED, *map(str, placement.stages)))
 
 
 def order_from_text(text: str, *, num_stages: int, micro_batches: int) -> PipelineOrder:
-    """The order in a text; its passes have not been checked against one another."""
+    """The order that a text gives; nothing checks yet that its passes can run in this order."""
     lines = text.rstrip().splitlines()
     placement = _placement(lines, num_stages)
     before = 1 if placement is None else 2
@@ -126,12 +130,16 @@ def splits_backward(stage: StageOrder) -> bool:
 
 
 def refuse_word(line: int, word: str, problem: str) -> NoReturn:
-    """Raise an ``InputError`` about a word of a line; lines are numbered from one."""
+    """Raise an ``InputError`` about a word in a line of an order's text; lines are numbered from
+    one.
+    """
     reject(f"line {line}: {word} {problem}")
 
 
 def _placement(lines: Sequence[str], num_stages: int) -> Placement | None:
-    """The placement in the first line; None if there is none."""
+    """On which stage each part of the model is, from the first line; None if that line does not
+    say.
+    """
     first, *places_told = lines[0].split() if lines and lines[0].strip() else [""]
     if first != _PLACED:
         return None
@@ -149,7 +157,7 @@ def _placement(lines: Sequence[str], num_stages: int) -> Placement | None:
         reject(f"line 1: {error}")
 
 
-# A word, its pass, and whether the word names a chunk.
+# A word, the pass that it stands for, and whether the word names a chunk.
 _Word = tuple[str, OrderedPass, bool]
 
 
@@ -166,7 +174,9 @@ def _words(number: int, line: str) -> list[_Word]:
 
 @lru_cache(maxsize=1 << 14)
 def _word(word: str) -> _Word | None:
-    """The pass of a word, cached for all stages and orders; None if the word is malformed."""
+    """The pass that a word stands for, cached for all stages and orders; None if the word is
+    malformed.
+    """
     match = _WORD.fullmatch(word)
     if match is None:
         return None
@@ -176,8 +186,8 @@ def _word(word: str) -> _Word | None:
 
 
 def _check_named(lines: Sequence[Sequence[_Word]], chunks: int, before: int) -> None:
-    """Refuse words that omit the chunk where there are several; ``before`` is the number of lines
-    before the first.
+    """Refuse words without a chunk if stages have several; ``before`` is the number of the first
+    line.
     """
     in_lines = [(number, *one) for number, words in enumerate(lines, before) for one in words]
     other, other_word = next((number, word) for number, word, one, _ in in_lines if one.chunk)
@@ -188,7 +198,7 @@ def _check_named(lines: Sequence[Sequence[_Word]], chunks: int, before: int) -> 
 
 
 def _chunks(lines: Sequence[Sequence[_Word]], before: int) -> int:
-    """The number of chunks of a stage; refuses chunk numbers with a gap."""
+    """The number of chunks of a stage, from its words; refuses a gap in the numbers of chunks."""
     first = {
         ordered.chunk: (number, word)
         for number, line_words in enumerate(lines, before)

@@ -1,4 +1,4 @@
-"""The named orders of passes: 1F1B, GPipe, interleaved, V-shaped, memory-controlled, and
+"""The named orders of passes: 1F1B, GPipe, interleaved, V-shaped, with controllable memory, and
 zero-bubble.
 """
 
@@ -23,12 +23,13 @@ from mistlab.schedule.placement import turning
 # chunk with whole backward passes of the other.
 
 
-# The chunk on the way down, and the chunk on the way back up.
+# A stage's chunk on the micro-batches' way down to the last stage, and its chunk on the way back
+# up.
 DOWN, UP = 0, 1
 
 
 def zb_v_text(num_stages: int, micro_batches: int) -> str:
-    """The text of ZB-V.
+    """The text of the order ZB-V (zero bubbles, chunks in a V).
 
     With fewer micro-batches than it takes to fill the pipeline, passes of the missing ones are left
     out.
@@ -42,7 +43,7 @@ def zb_v_text(num_stages: int, micro_batches: int) -> str:
 
 
 def dualpipe_v_text(num_stages: int, micro_batches: int) -> str:
-    """The text of DualPipeV, for at least as many micro-batches as the model has parts.
+    """The text of the order DualPipeV, for at least as many micro-batches as the model has parts.
 
     >>> print(dualpipe_v_text(1, 2), end="")
     F0m0 F1m0 F0m1 B1m0 W1m0 F1m1 B0m0 W0m0 B1m1 W1m1 B0m1 W0m1
@@ -53,7 +54,8 @@ def dualpipe_v_text(num_stages: int, micro_batches: int) -> str:
 
 @dataclass(slots=True)
 class _Line:
-    """The passes of a stage. Each is of the next micro-batch of its kind and chunk.
+    """The passes of one stage in order. Each new pass is of the next micro-batch for its kind and
+    chunk.
 
     ``later`` are gradients of weights that are put off: their chunks and micro-batches.
     """
@@ -66,7 +68,7 @@ class _Line:
         self._next("F", chunk)
 
     def backward(self, chunk: int, *, whole: bool = True) -> None:
-        """A backward pass; unless it is ``whole``, its weight gradients are deferred."""
+        """Add a backward pass; unless it is ``whole``, its weight gradients are deferred."""
         micro_batch = self._next("B", chunk)
         if whole:
             self.passes.append(("W", chunk, micro_batch))
@@ -74,12 +76,12 @@ class _Line:
             self.later.append((chunk, micro_batch))
 
     def weights(self) -> None:
-        """The first deferred weight gradients, if there are any."""
+        """Add the pass of the weight gradients deferred first, if there are any."""
         if self.later:
             self.passes.append(("W", *self.later.pop(0)))
 
     def words(self, micro_batches: int) -> list[str]:
-        """The words of all passes of this many micro-batches."""
+        """The words of all passes of the first ``micro_batches`` micro-batches."""
         return [f"{kind}{chunk}m{m}" for kind, chunk, m in self.passes if m < micro_batches]
 
     def _next(self, kind: str, chunk: int) -> int:
@@ -115,7 +117,7 @@ def _zb_v(stages: int, stage: int, micro_batches: int) -> _Line:
         put_off = min(m for chunk, m in line.later if chunk == DOWN)
         line.later.remove((DOWN, put_off))
         line.passes.append(("W", DOWN, put_off))
-    # The chunk on the way up first.
+    # Weight gradients of the chunk on the way up come first.
     line.later.sort(key=lambda one: (-one[0], one[1]))
     while line.later:
         line.weights()
@@ -142,7 +144,8 @@ def _dualpipe_v(stages: int, stage: int, micro_batches: int) -> _Line:
         line.backward(UP)
         line.forward(UP)
         line.backward(DOWN)
-    # From the middle of the remaining passes, weight gradients are deferred.
+    # In the first half of the remaining backward passes weight gradients run at once, later ones
+    # are deferred.
     first = 2 * ((stage + 1) // 2) + 1 - stage % 2
     for number in range(stage + 1):
         line.backward(UP, whole=2 * number < first)
@@ -156,7 +159,7 @@ def _dualpipe_v(stages: int, stage: int, micro_batches: int) -> _Line:
 
 
 def placed_text(num_stages: int, lines: Sequence[Sequence[str]]) -> str:
-    """The text of the stages' words, for chunks in a V."""
+    """The text of an order with chunks in a V, from the words of each stage's passes."""
     placement = turning(num_stages)
     placed = [] if placement.is_loop else [placement_line(placement)]
     return "".join(f"{line}\n" for line in (*placed, *map(" ".join, lines)))
@@ -172,18 +175,19 @@ def placed_text(num_stages: int, lines: Sequence[Sequence[str]]) -> str:
 # the order of their slots, each as soon as possible.
 
 
-# The slots that a micro-batch takes on each stage: F, B and W of two chunks.
+# The number of slots (equal spans of time) that a micro-batch takes on each stage: F, B and W of
+# two chunks.
 PERIOD = 6
-# The passes of a building block in the order of its slots.
+# The four passes of a building block, in the order of ``Block``'s slots.
 PASSES = (("F", DOWN), ("F", UP), ("B", UP), ("B", DOWN))
 
-# The slots of a building block's passes, as a function of the number of stages and the stage's
-# index.
+# A function from the number of stages and a stage's number to the slots in which the four passes of
+# its building block start.
 Block = Callable[[int, int], tuple[int, int, int, int]]
 
 
 def half(stages: int, stage: int) -> tuple[int, int, int, int]:
-    """V-Half: a pass down takes two slots per stage, a pass up one.
+    """The slots of V-Half: a pass down takes two slots per stage, a pass up one.
 
     >>> [half(2, stage) for stage in range(2)]
     [(0, 4, 8, 13), (2, 3, 10, 12)]
@@ -199,7 +203,7 @@ def half(stages: int, stage: int) -> tuple[int, int, int, int]:
 
 
 def least(stages: int, stage: int) -> tuple[int, int, int, int]:
-    """V-Min: every pass takes one slot per stage.
+    """The slots of V-Min: every pass takes one slot per stage.
 
     >>> [least(2, stage) for stage in range(2)]
     [(0, 3, 4, 7), (1, 2, 5, 6)]
@@ -214,7 +218,7 @@ def least(stages: int, stage: int) -> tuple[int, int, int, int]:
 
 
 def controlled_text(num_stages: int, micro_batches: int, *, block: Block) -> str:
-    """The text of an order that repeats a building block.
+    """The text of an order in which all micro-batches repeat one building block.
 
     >>> print(controlled_text(1, 2, block=least), end="")
     F0m0 F1m0 B1m0 B0m0 W1m0 W0m0 F0m1 F1m1 B1m1 B0m1 W1m1 W0m1
@@ -224,7 +228,7 @@ def controlled_text(num_stages: int, micro_batches: int, *, block: Block) -> str
 
 
 def _words(slots: tuple[int, int, int, int], micro_batches: int) -> list[str]:
-    """The words of a stage's passes, in the order of their slots."""
+    """The words of a stage's passes in the order of their slots, with W in free slots."""
     taken = {
         slot + PERIOD * micro_batch: (kind, chunk, micro_batch)
         for (kind, chunk), slot in zip(PASSES, slots, strict=True)
@@ -242,18 +246,19 @@ def _words(slots: tuple[int, int, int, int], micro_batches: int) -> list[str]:
     return pass_words + later
 
 
-# By name: a function from numbers of stages and micro-batches to an order's text.
+# Names of orders, and functions from the numbers of stages and micro-batches to an order's text.
 CONTROLLED: Mapping[str, Callable[[int, int], str]] = {
     "v-half": partial(controlled_text, block=half),
     "v-min": partial(controlled_text, block=least),
 }
 
 
-# The text of interleaved 1F1B: each stage has several chunks of the model, in turn.
+# The text of interleaved 1F1B: each stage has several chunks of the model, and passes through them
+# in turn.
 
 
 def interleaved_text(stages: int, micro_batches: int, chunks: int) -> str:
-    """The order of all stages (Narayanan et al., SC 2021).
+    """The text of interleaved 1F1B for all stages (Narayanan et al., SC 2021).
 
     Chunks take as many micro-batches in turn as there are stages, of which there is a multiple.
 
@@ -274,7 +279,7 @@ def interleaved_text(stages: int, micro_batches: int, chunks: int) -> str:
 
 
 def _turn(number: int, stages: int, chunks: int) -> tuple[int, int]:
-    """The chunk and the micro-batch of a stage's forward pass, by its index."""
+    """The chunk and the micro-batch of a stage's forward pass number ``number``."""
     group, rest = divmod(number, stages * chunks)
     chunk, stage_number = divmod(rest, stages)
     return chunk, group * stages + stage_number
@@ -293,12 +298,12 @@ DEFAULT_ORDER = "1f1b"
 
 
 def in_flight(stage: int, num_stages: int, micro_batches: int) -> int:
-    """The micro-batches in flight of a stage of a 1F1B pipeline."""
+    """The number of micro-batches that a stage of a 1F1B pipeline has in flight at most."""
     return min(micro_batches, num_stages - stage)
 
 
 def one_forward_one_backward(num_stages: int, micro_batches: int) -> str:
-    """The text of 1F1B.
+    """The text of the order 1F1B.
 
     >>> print(one_forward_one_backward(2, 3), end="")
     Fm0 Fm1 Bm0 Fm2 Bm1 Bm2
@@ -318,7 +323,7 @@ def one_forward_one_backward(num_stages: int, micro_batches: int) -> str:
 
 
 def all_forwards_then_backwards(num_stages: int, micro_batches: int) -> str:
-    """The text of GPipe.
+    """The text of the order GPipe.
 
     >>> print(all_forwards_then_backwards(1, 2), end="")
     Fm0 Fm1 Bm0 Bm1
@@ -344,7 +349,7 @@ def interleaved(num_stages: int, micro_batches: int, chunks: int) -> str:
 
 
 def zero_bubble(num_stages: int, micro_batches: int, *, ahead: int = 1, put_off: int = 1) -> str:
-    """The text of a pipeline in which weight gradients fill bubbles; ZB-H1 by default.
+    """The text of a 1F1B order in which weight gradients fill bubbles; ZB-H1 by default.
 
     A stage runs ``ahead`` forwards ahead for each stage after it, and puts ``put_off`` gradients of
     weights off for each stage before it. ZB-H1 holds as much as the first stage of 1F1B, ZB-H2 (2
@@ -371,7 +376,7 @@ def zero_bubble(num_stages: int, micro_batches: int, *, ahead: int = 1, put_off:
 
 
 def dualpipe_v(num_stages: int, micro_batches: int) -> str:
-    """The text of DualPipeV; refuses fewer micro-batches than the model has parts."""
+    """The text of the order DualPipeV; refuses fewer micro-batches than the model has parts."""
     if problem := _too_few(num_stages, micro_batches):
         refuse("plan.order", f"dualpipe-v, but {problem}")
     return dualpipe_v_text(num_stages, micro_batches)
@@ -387,8 +392,8 @@ def _too_few(num_stages: int, micro_batches: int) -> str:
 
 
 def order_of_chunks(chunks: int) -> str:
-    """The name of the interleaved order with this many chunks per stage; not every number has
-    one.
+    """The name of the interleaved order with this many chunks per stage, even if there is no such
+    order.
     """
     return f"interleaved-{chunks}"
 
@@ -396,7 +401,8 @@ def order_of_chunks(chunks: int) -> str:
 # The numbers of chunks of interleaved orders, by name.
 INTERLEAVED: Mapping[str, int] = {order_of_chunks(chunks): chunks for chunks in (2, 3, 4, 5, 6, 8)}
 
-# By name: a function from numbers of stages and micro-batches to an order's text.
+# Names of all orders, and functions from the numbers of stages and micro-batches to an order's
+# text.
 ORDERS: dict[str, Callable[[int, int], str]] = {
     DEFAULT_ORDER: one_forward_one_backward,
     "gpipe": all_forwards_then_backwards,
@@ -408,14 +414,15 @@ ORDERS: dict[str, Callable[[int, int], str]] = {
     "dualpipe-v": dualpipe_v,
     **CONTROLLED,
 }
-# Orders in a V: two chunks per stage, and parts turn at the last stage.
+# Orders with two chunks per stage in a V: micro-batches turn back at the last stage.
 TURNING = ("zb-v", "dualpipe-v", *CONTROLLED)
 # Orders with separate weight-gradient passes.
 SPLIT = ("zb-h1", "zb-h2", "zb-2p", *TURNING)
-# Periodic orders: between warm-up and cool-down of a few groups, stages repeat with a period of as
-# many micro-batches as there are stages.
+# Periodic orders: from warm-up to cool-down of a few groups of micro-batches, stages repeat the
+# same passes. A group has as many micro-batches as there are stages.
 REPEATING = frozenset((*INTERLEAVED, *SPLIT))
-# The number of groups of a periodic order from which any number is extrapolated.
+# A periodic order is played with about this many groups of micro-batches; longer ones are
+# extrapolated.
 GROUPS_PLAYED = 4
 
 
@@ -430,7 +437,7 @@ def fewer_micro_batches(order: str, num_stages: int, micro_batches: int) -> int:
 
 
 def repeat_of(order: str, num_stages: int) -> int:
-    """The period, in micro-batches, of an order with rings of two buffers.
+    """After how many micro-batches an order of passes repeats, if each ring buffer has two entries.
 
     >>> repeat_of("1f1b", 3), repeat_of("interleaved-2", 3)
     (2, 6)
@@ -448,7 +455,9 @@ def chunks_of(order: str) -> int:
 
 
 def order_problem(order: str, num_stages: int, micro_batches: int, most_chunks: int) -> str:
-    """The problem of a named order on stages of at most this many chunks; empty if it can run."""
+    """What is wrong with a named order for stages of at most this many chunks; empty if it can
+    run.
+    """
     chunks = chunks_of(order)
     if order == "dualpipe-v" and (problem := _too_few(num_stages, micro_batches)):
         return problem

@@ -1,4 +1,4 @@
-"""The placement of a model's parts on the stages of a pipeline, and even divisions."""
+"""On which stages of a pipeline the parts of a model lie, and divisions into even parts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mistlab.core.values import reject
 
-# Divisions of a number of equal items.
+# Ways to divide a number of equal items.
 
 
 def even_shares(count: int, parts: int) -> tuple[int, ...]:
@@ -39,12 +39,12 @@ def spread_shares(count: int, parts: int) -> list[int]:
 # parts with the embedding and the head may have no block.
 
 
-# The step from a stage to the stage that produces a part's input, or consumes its output.
+# How to step from a stage to the one that a part's input is from, or that its output goes to.
 PREVIOUS, HERE, NEXT = -1, 0, 1
 
 
 class StageChunk(NamedTuple):
-    """A chunk of a stage."""
+    """A chunk of a stage, by the numbers of both."""
 
     stage: int
     chunk: int
@@ -63,27 +63,29 @@ class Placement:
 
     @property
     def num_stages(self) -> int:
-        """Number of stages."""
+        """The number of stages."""
         return max(self.stages) + 1
 
     @property
     def chunks(self) -> int:
-        """Number of chunks of each stage."""
+        """The number of chunks of each stage."""
         return len(self.stages) // self.num_stages
 
     @property
     def is_loop(self) -> bool:
-        """Whether the parts are in a loop."""
+        """Whether the parts go round the stages: 0, 1, 2, 0, 1, 2 for two chunks on three
+        stages.
+        """
         return self.stages == tuple(range(self.num_stages)) * self.chunks
 
     @property
     def first_stage(self) -> int:
-        """The stage with the embedding."""
+        """The stage that has the first part of the model, with the embedding."""
         return self.stages[0]
 
     @property
     def last_stage(self) -> int:
-        """The stage with the head."""
+        """The stage that has the last part of the model, with the head."""
         return self.stages[-1]
 
     @property
@@ -103,19 +105,22 @@ class Placement:
 
     @property
     def parts(self) -> Mapping[StageChunk, int]:
-        """The index of the part that each chunk of a stage is."""
+        """For each chunk of each stage, its number among the parts of the model."""
         return {place: part for part, place in enumerate(self.places)}
 
     def of_stage(self, stage: int) -> tuple[int, ...]:
-        """The parts of a stage, in the order of its chunks."""
+        """The numbers of the parts that a stage holds, in the order of its chunks."""
         return tuple(part for part, own in enumerate(self.stages) if own == stage)
 
     def comes_from(self, part: int) -> int:
-        """The step to the stage that sends a part its input; ``PREVIOUS`` if there is none."""
+        """The step to the stage that sends a part its input: previous, same or next; ``PREVIOUS``
+        if none does.
+        """
         return PREVIOUS if part == 0 else -self.goes_to(part - 1)
 
     def goes_to(self, part: int) -> int:
-        """The step to the stage that receives a part's output; ``NEXT`` if there is none.
+        """The step to the stage that takes a part's output: previous, same or next; ``NEXT`` if
+        none does.
 
         In a loop the stage after the last one is the first.
         """
@@ -130,7 +135,7 @@ class Placement:
         return bool(following) and following[0] != self.stages[part]
 
     def blocks_needed(self, stage: int) -> int:
-        """The fewest blocks with which each part of a stage has at least one layer, be it the
+        """The fewest blocks of a stage with which each of its parts has a layer, even if only the
         embedding or the head.
         """
         parts = self.of_stage(stage)
@@ -154,7 +159,7 @@ class Placement:
 
 
 def loop(num_stages: int, chunks: int = 1) -> Placement:
-    """Parts in a loop.
+    """The placement whose parts go round the stages, ``chunks`` times.
 
     >>> loop(3, 2).stages
     (0, 1, 2, 0, 1, 2)
@@ -163,7 +168,8 @@ def loop(num_stages: int, chunks: int = 1) -> Placement:
 
 
 def turning(num_stages: int) -> Placement:
-    """Two chunks per stage, in a V: the first stage has the first and the last part.
+    """The placement in a V, with two chunks per stage: the first stage has the first and the last
+    part.
 
     >>> turning(3).stages
     (0, 1, 2, 2, 1, 0)
@@ -185,8 +191,8 @@ def blocks_of_chunks(blocks: int, chunks: int, *, is_first: bool = False) -> tup
 
 
 def most_chunks(blocks: Sequence[int], *, turns: bool = False) -> int:
-    """The largest number of chunks of a pipeline whose stages have this many blocks, with parts in
-    a loop or, with ``turns``, in a V.
+    """The largest number of chunks per stage for stages with these numbers of blocks, if parts go
+    round the stages or, with ``turns``, lie in a V.
 
     >>> most_chunks((2, 3, 2)), most_chunks((2,)), most_chunks((1, 2), turns=True)
     (3, 2, 2)
@@ -196,7 +202,7 @@ def most_chunks(blocks: Sequence[int], *, turns: bool = False) -> int:
 
 
 def _check_stages(stages: Sequence[int]) -> None:
-    """Refuse a placement that gives stages different numbers of chunks."""
+    """Refuse a placement in which stages have different numbers of parts."""
     counts = [stages.count(stage) for stage in range(max(stages, default=-1) + 1)]
     if not counts or min(stages) < 0 or len({*counts}) > 1:
         reject(
@@ -206,7 +212,7 @@ def _check_stages(stages: Sequence[int]) -> None:
 
 
 def _check_neighbours(stages: Sequence[int]) -> None:
-    """Refuse consecutive parts on stages between which no messages are sent."""
+    """Refuse a placement with consecutive parts on stages that do not send to each other."""
     last = max(stages)
     for part, (here, there) in enumerate(pairwise(stages)):
         if abs(there - here) > 1 and (here, there) != (last, 0):

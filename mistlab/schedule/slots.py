@@ -1,4 +1,5 @@
-"""Slot tables, which list the tasks that overlap while a layer computes, and actions.
+"""Slot tables, which list the tasks that overlap while one layer computes, and single tasks
+(actions).
 
 The schedule is written only here: the closed form sums a table's slots, the event simulator plays
 them, and the runtime executes them. Each engine has tables of its own (``mistlab.engines``).
@@ -57,7 +58,7 @@ class Action:
 
     @property
     def of_pass(self) -> tuple[Kind, int]:
-        """The kind and the micro-batch: the properties that tasks of one pass of a stage share."""
+        """The kind and the micro-batch of a task, which all tasks of one pass of a stage share."""
         return self.kind, self.micro_batch
 
     def __str__(self) -> str:
@@ -66,7 +67,7 @@ class Action:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The action whose text this is."""
+        """The action that a text such as ``2F.7m0`` stands for."""
         with within(f"action {text!r}"):
             return cls(**_parts(text))
 
@@ -88,16 +89,16 @@ def _parts(text: str) -> dict[str, Any]:
 Stream = Literal["compute", "gpu_to_gpu", "host_to_device", "device_to_host"]
 Phase = Literal["first_forward", "forward", "backward", "last_backward", "step"]
 Place = Literal["ahead", "here", "behind"]
-# How a stage sends activations and gradients: overlapped with its next pass (overlapped), before
-# its next pass (blocking), before its next pass while the receiver is blocked too (meeting), or
-# overlapped with each tensor-parallel rank sending a part, which the receivers gather (split).
+# How a stage sends activations and gradients: while its next pass runs (overlapped), before its
+# next pass (blocking), the same with the receiver blocked too (meeting), or while its next pass
+# runs and each tensor-parallel rank sends a part, which the receivers gather (split).
 Sends = Literal["overlapped", "blocking", "meeting", "split"]
 IN_TURN: tuple[Sends, ...] = ("blocking", "meeting")
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
-# From these ZeRO levels on, gradients are reduced from buffers, and weights gathered into buffers;
-# below, both are in place.
+# From this ZeRO level on gradients are reduced from buffers, and from that one on weights are
+# gathered into buffers; below, both happen in place.
 SHARDED_GRADIENTS = 2
 SHARDED_WEIGHTS = 3
 
@@ -119,14 +120,14 @@ class Task:
 
     @property
     def name(self) -> str:
-        """Kind and direction: F, P<, A>."""
+        """The task's kind and direction as text: F, P<, A>."""
         return f"{self.kind}{self.direction or ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """A slot table: the tasks in the slots of each phase, and the way in which stages send
-    activations.
+    """A slot table: the tasks that overlap while one layer computes, for each phase, and how stages
+    send.
 
     A layer's slot lasts until all of its tasks are done. ``depth`` is the distance, in layers, of
     "ahead" and "behind"; with 0 all tasks of a slot are one layer's, one after another. With
@@ -141,23 +142,25 @@ class Template:
     overlaps_tensor_backward: bool = False
 
 
-# The tasks of which the engines' slot tables are composed (``mistlab.engines``).
+# Tasks from which each engine makes its slot tables (``mistlab.engines``).
 FORWARD = Task(stream="compute", kind="F")
 BACKWARD = Task(stream="compute", kind="B")
-# Sharded weights are gathered for every pass. After a sharded optimizer step, weights are gathered
-# once.
+# Sharded weights are gathered for every pass; weights that only a sharded optimizer step has
+# changed are gathered once.
 GATHER_SHARDED = Task(stream="gpu_to_gpu", kind="U", place="ahead", from_zero=SHARDED_WEIGHTS)
 GATHER_STEPPED = Task(stream="gpu_to_gpu", kind="U", place="ahead", from_zero=1)
-# Sharded gradients are reduced after every pass; others once, in the last pass.
+# Sharded gradients are reduced after every backward pass; others once, in the last backward pass.
 REDUCE_SHARDED = Task(stream="gpu_to_gpu", kind="R", place="behind", from_zero=SHARDED_GRADIENTS)
 REDUCE = Task(stream="gpu_to_gpu", kind="R", place="behind")
 
 
 def fetch(kind: Kind) -> Task:
-    """A copy from the host for the layer ahead."""
+    """The task that copies data of this kind from the host, for a layer that computes later."""
     return Task(stream="host_to_device", kind=kind, direction="<", place="ahead")
 
 
 def evict(kind: Kind, at: Place = "behind") -> Task:
-    """A copy to the host, for the layer behind or for the layer at another ``place``."""
+    """The task that copies data of this kind to the host, for a layer that computed before or for
+    the one at another ``place``.
+    """
     return Task(stream="device_to_host", kind=kind, direction=">", place=at)

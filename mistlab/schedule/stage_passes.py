@@ -9,7 +9,7 @@ from mistlab.schedule.order_text import OrderedPass, PassKind, PipelineOrder, sp
 from mistlab.schedule.placement import Placement, StageChunk, loop
 from mistlab.schedule.slots import Kind, Phase, Task
 
-# Lanes: the queues of a GPU, and one of its host, each of which runs a stage's tasks in order.
+# Lanes: the queues of a GPU, and one of its host, each of which runs tasks of a stage in order.
 
 
 Lane = Literal[
@@ -29,15 +29,15 @@ Lane = Literal[
     "receive_forward_up",
     "receive_backward_up",
 ]
-# Lanes of messages between stages. In a V, a stage has a second neighbour for messages of each
-# kind, with lanes of its own.
+# The two ways of messages between stages, each with lanes of its own. If parts lie in a V, a stage
+# has a second neighbour for messages of each kind, with further lanes.
 Transfer = Literal["send", "receive"]
 LANES: tuple[Lane, ...] = get_args(Lane)
 
 
 def lane_of(row: Task) -> Lane:
-    """The lane of a row of the slot table: its stream, except that each kind of collective has a
-    lane.
+    """The lane on which a task of the slot table runs: that of its stream, except that each kind of
+    collective has a lane of its own.
     """
     if row.stream != "gpu_to_gpu":
         return row.stream
@@ -69,10 +69,10 @@ _TRANSFERS: Mapping[tuple[Transfer, PassKind, bool], Lane] = {
 }
 
 
-# The passes of each stage in an iteration, with all properties derived from the order.
+# The passes of each stage in an iteration, with all of their properties.
 #
-# A pass's phase and its neighbours are derived only here. The event simulator and the runtime both
-# use them.
+# A pass's phase and its neighbours are derived from the order of passes only here. The event
+# simulator and the runtime both use them.
 
 
 # The stage, kind, chunk and micro-batch of a pass.
@@ -104,7 +104,7 @@ class StagePass:
 
     @property
     def key(self) -> PassKey:
-        """The unique key of the pass in its pipeline."""
+        """What identifies the pass in its pipeline: stage, kind, chunk and micro-batch."""
         return self.stage, self.kind, self.chunk, self.micro_batch
 
     @property
@@ -119,7 +119,9 @@ class StagePass:
 
     @property
     def needs(self) -> PassKey | None:
-        """The pass of another part that produces its input; None if there is none."""
+        """The pass, on this or another stage, whose output is the input of this one; None if there
+        is none.
+        """
         source = self.comes_from
         if source is None:
             return None
@@ -128,8 +130,8 @@ class StagePass:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagePasses:
-    """A stage's passes in order; ``most_held`` is the largest number of micro-batches in flight
-    over all chunks, each from F to the last pass that needs its activations.
+    """A stage's passes in order; ``most_held`` is the largest number of micro-batches in flight at
+    once, over all chunks, each from F to the last pass that needs its activations.
 
     ``placement`` says where the parts of all stages lie.
     """
@@ -147,11 +149,11 @@ class StagePasses:
 
     @property
     def chunks(self) -> int:
-        """Number of chunks of the stage."""
+        """The number of chunks of the stage."""
         return self.placement.chunks
 
 
-# The passes of a stage that is not asked for.
+# Stands for the passes of a stage where they do not matter.
 NO_PASSES = StagePasses(passes=(), placement=loop(1), most_held=0, splits_backward=False)
 
 
@@ -163,7 +165,9 @@ def passes_of(order: PipelineOrder) -> tuple[StagePasses, ...]:
 
 @lru_cache(maxsize=_MOST_KEPT)
 def in_turn(passes: tuple[StagePasses, ...]) -> tuple[StagePass, ...]:
-    """All passes of a valid pipeline, each after the passes that it depends on."""
+    """All passes of a pipeline, each after the passes that it depends on; passes of a deadlock are
+    left out.
+    """
     ran: list[StagePass] = []
     ended: set[PassKey] = set()
     done = [0] * len(passes)
@@ -190,7 +194,8 @@ def _of_stage(order: PipelineOrder, stage: int) -> StagePasses:
     splits = splits_backward(actions)
     first: dict[tuple[PassKind, int], int] = {}
     last: dict[tuple[PassKind, int], int] = {}
-    # Phases and neighbours depend only on the kind of a pass and its chunk.
+    # The phase and neighbours of a pass depend only on its kind, its chunk, and whether it is the
+    # first or last of them.
     for number, action in enumerate(actions):
         first.setdefault((action.kind, action.chunk), number)
         last[action.kind, action.chunk] = number
@@ -240,10 +245,10 @@ def _most_held(actions: Sequence[OrderedPass], *, frees: PassKind) -> int:
     return most
 
 
-# The rows of the slot table for a pass if its stage has separate weight-gradient passes (W).
+# Which tasks a pass runs if its stage has separate weight-gradient passes (W).
 #
-# An input-gradient pass gathers and swaps in the data that it computes with. Gradients are swapped,
-# reduced, and offloaded for a step on the host in the pass that computes them.
+# An input-gradient pass (B) gathers and swaps in the data that it computes with. Gradients are
+# swapped, reduced, and offloaded for a step on the host in the pass that computes them (W).
 
 
 # Kinds of tasks that belong to weight gradients.
@@ -251,7 +256,9 @@ _OF_GRADIENTS: frozenset[Kind] = frozenset({"R", "G", "O"})
 
 
 def rows_of_pass(rows: Sequence[Task], stage_pass: StagePass, *, splits: bool) -> tuple[Task, ...]:
-    """The rows of a pass among the ``rows`` of its phase; B stands for the computation of W."""
+    """The rows of the slot table that a pass runs, among the ``rows`` of its phase; B stands for
+    the computation of W.
+    """
     if not splits or stage_pass.kind == "F":
         return tuple(rows)
     makes_gradients = stage_pass.kind == "W"
@@ -273,8 +280,8 @@ _MOST_RECEIPTS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """A message that a stage's pass ``of`` needs: the stage posts the receive before its pass
-    number ``before``, into the buffer ``room``.
+    """A message that the pass ``of`` needs: its stage posts the receive before pass number
+    ``before``, into the receive buffer ``room``.
     """
 
     of: StagePass
@@ -283,7 +290,7 @@ class Receipt:
 
 
 class StageReceipts:
-    """All messages that a stage receives, in order."""
+    """All messages that a stage receives, in the order of posting."""
 
     def __init__(self, receipts: Sequence[Receipt]) -> None:
         self.receipts = receipts
@@ -302,7 +309,7 @@ class StageReceipts:
 NO_RECEIPTS = StageReceipts(())
 
 
-# The receiving stage, the kind of passes, and the sending stage.
+# The way of a message: the receiving stage, the kind of passes, and the sending stage.
 _Way = tuple[int, PassKind, int]
 
 
@@ -319,8 +326,8 @@ class _Message:
 
 @lru_cache(maxsize=_MOST_RECEIPTS)
 def receipts_of(passes: tuple[StagePasses, ...], rooms: int) -> tuple[StageReceipts, ...]:
-    """The messages that each stage receives, in order. ``rooms`` is each sender's number of buffers
-    for outputs that are not received yet.
+    """For each stage, the messages that it receives, in order of posting. ``rooms`` is each
+    sender's number of buffers for outputs that are not received yet.
     """
     ways = _messages(passes)
     _Dealings(passes=passes, ways=ways, rooms=rooms).let_all_end()
@@ -328,7 +335,9 @@ def receipts_of(passes: tuple[StagePasses, ...], rooms: int) -> tuple[StageRecei
 
 
 def _messages(passes: Sequence[StagePasses]) -> dict[_Way, list[_Message]]:
-    """The messages of each way, in sending order."""
+    """The messages of each way (receiver, kind of passes, sender), in the order in which they are
+    sent.
+    """
     needed: dict[PassKey, StagePass] = {
         one.needs: one for of_stage in passes for one in of_stage if one.needs is not None
     }
@@ -348,7 +357,7 @@ def _messages(passes: Sequence[StagePasses]) -> dict[_Way, list[_Message]]:
 
 @dataclass(slots=True, kw_only=True)
 class _Dealings:
-    """Executes passes one by one to find deadlocks; if no stage can move, a receiver posts
+    """Runs passes one by one; where all stages would wait for one another, a receiver posts
     earlier.
     """
 
@@ -406,8 +415,8 @@ class _Dealings:
 
 
 class _Turn(NamedTuple):
-    """The position of a receive among all receives of a stage; receives of one way stay in
-    order.
+    """Sorts the receives of a stage by when they are posted; receives from one sender of one kind
+    stay in order.
     """
 
     before: int
@@ -422,7 +431,7 @@ def _with_rooms(stage: int, ways: dict[_Way, list[_Message]], rooms: int) -> tup
         for number, message in enumerate(messages if receiver == stage else ()):
             latest = max(latest, message.of.number)
             turns.append((_Turn(message.before, latest, number), message))
-    # The pass until which each buffer is in use.
+    # For each buffer, the pass until which it is in use.
     taken: dict[int, int] = {}
     receipts = []
     for turn, message in sorted(turns, key=lambda pair: pair[0]):

@@ -13,7 +13,8 @@ from mistlab.stages.stage_shape import StageShape
 
 Buffer = tuple[str | int, ...]
 Buffers = tuple[Buffer, ...]
-# Ring buffers: their index is an entry of a ring, not a layer.
+# Names of ring buffers, whose entries the layers take in turn: their number is an entry's, not a
+# layer's.
 RINGS = frozenset(
     {
         *("weight slot", "gradient slot", "sum slot", "optimizer slot", "leaving", "returned"),
@@ -24,8 +25,8 @@ RINGS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touched:
-    """The buffers that a task of a layer may use in a phase of a micro-batch, given its entry in
-    the rings.
+    """The buffers that the tasks of one layer may read or write in a phase, for one micro-batch;
+    ``entry`` is the layer's entry in the ring buffers.
     """
 
     shape: StageShape
@@ -42,13 +43,13 @@ class Touched:
 
     @property
     def gradients(self) -> Buffer:
-        """The buffer in which a backward pass accumulates its gradients."""
+        """The buffer in which a backward pass accumulates the layer's gradients."""
         rings = self.shape.rings_gradients(self.layer)
         return ("gradient slot", self.entry) if rings else ("gradients", self.layer)
 
     @property
     def sums(self) -> Buffer:
-        """The buffer with gradients accumulated over micro-batches."""
+        """The buffer with the layer's gradients, accumulated over micro-batches."""
         if self.shape.zero < 2:
             return self.gradients
         offloads = self.shape.offload_of(self.layer).gradients > 0
@@ -56,13 +57,13 @@ class Touched:
 
     @property
     def state(self) -> Buffer:
-        """The device buffer for fetched optimizer states."""
+        """The buffer on the device for the optimizer states that the layer fetches."""
         return ("optimizer slot", self.entry)
 
     @property
     def exchange(self) -> Buffer:
-        """The host buffer for gradients before an optimizer step on the host, and for weights after
-        it.
+        """The host buffer for the layer's gradients before an optimizer step on the host, and for
+        its weights after it.
         """
         return ("exchange", self.layer)
 
@@ -80,8 +81,8 @@ class Touched:
         return ((what, self.shape.first_layer),) if self.shape.borrows_table(self.layer) else ()
 
     def forward(self) -> tuple[Buffers, Buffers]:
-        """F: compute frees activations that were offloaded from this ring entry, so it waits for
-        their copy.
+        """Task F reads weights and computes. It frees the activations of the layer that had this
+        ring entry before, so it waits until they are offloaded.
 
         This holds for embedding and head too: they offload nothing, but take an entry.
         """
@@ -92,7 +93,7 @@ class Touched:
         return reads, ((("leaving", self.entry),) if leaves else ())
 
     def backward(self) -> tuple[Buffers, Buffers]:
-        """B: reads weights and fetched activations; accumulates gradients if no separate pass
+        """Task B reads weights and fetched activations; it accumulates weight gradients unless W
         does.
         """
         returns = self.shape.offload_of(self.layer).activations > 0
@@ -105,7 +106,7 @@ class Touched:
         return reads, (*(self.borrowed("gradients") if in_b else ()), *routed)
 
     def of_weights(self) -> tuple[Buffers, Buffers]:
-        """W: accumulates weight gradients from the tensors that the input-gradient pass has
+        """Task W accumulates weight gradients from tensors that the input-gradient pass (B) has
         kept.
         """
         in_b = self.shape.adds_table_in_b(self.layer)
@@ -116,7 +117,7 @@ class Touched:
         return (self.gradients, *self._squares(reduced=False))
 
     def step(self) -> tuple[Buffers, Buffers]:
-        """S: reads gradients, writes weights and optimizer states."""
+        """Task S, the optimizer step, reads gradients and writes weights and optimizer states."""
         reads: Buffers = (("report",),) if self.shape.clips else ()
         state = (self.state,) if self.shape.stages_tail(self.layer) else ()
         writes = (self.weights, *self._resident(), *state)
@@ -128,24 +129,26 @@ class Touched:
         return reads, (self.exchange, ("host optimizer", self.layer))
 
     def leave_for_step(self) -> tuple[Buffers, Buffers]:
-        """O>: offloads optimizer states, or gradients for a step on the host."""
+        """Task O> offloads optimizer states, or gradients for a step on the host."""
         if self.shape.steps_on_host:
             return (self.sums,), (self.exchange,)
         return (self.state,), (("host optimizer", self.layer),)
 
     def come_for_step(self) -> tuple[Buffers, Buffers]:
-        """O<: fetches optimizer states, or weights after a step on the host."""
+        """Task O< fetches optimizer states, or weights after a step on the host."""
         if self.shape.steps_on_host:
             return (), (self.exchange, self.weights, *self._resident())
         return (("host optimizer", self.layer),), (self.state,)
 
     def gather(self) -> tuple[Buffers, Buffers]:
-        """U: gathers weights that a swap has put into the ring, or that the rank holds."""
+        """Task U gathers weights, which a swap has put into a ring buffer or which the rank
+        holds.
+        """
         swapped = self.shape.offload_of(self.layer).weights > 0
         return (() if swapped else (("weights", self.layer),)), (self.weights,)
 
     def reduce(self) -> tuple[Buffers, Buffers]:
-        """R: reduces gradients and accumulates them."""
+        """Task R reduces gradients over ranks and accumulates them."""
         return (), (self.gradients, self.sums, *self._squares(reduced=True))
 
     def _resident(self) -> Buffers:
@@ -155,14 +158,14 @@ class Touched:
         return (("weights", self.layer),) if keeps else ()
 
     def _squares(self, *, reduced: bool) -> Buffers:
-        """The buffer of the gradient norm: the last task that uses a layer's gradients adds their
-        squares.
+        """The buffer for the gradient norm: the last task that uses a layer's gradients adds up
+        their squares.
         """
         is_last = self.phase == "last_backward" and reduced == (self.shape.replicas > 1)
         return (("squares", self.layer),) if is_last else ()
 
 
-# The buffers that a task reads, and those that it writes.
+# A function of the layer's buffers: those that a task reads, and those that it writes.
 Touches = Callable[[Touched], tuple[Buffers, Buffers]]
 TOUCHES: Mapping[str, Touches] = {
     "F": Touched.forward,
@@ -183,18 +186,20 @@ TOUCHES: Mapping[str, Touches] = {
 }
 
 
-# Derives the dependencies of tasks from the buffers that they read and write.
+# Derives which tasks wait for which, from the buffers that they read and write.
 #
-# Vector clocks: for each task, the number of tasks of each lane that have certainly ended before it
-# starts. A dependency that the clock already implies is omitted, so every wait in a program is
-# needed.
+# This uses vector clocks: for each task, the number of tasks on each lane (a queue of tasks in
+# order) that have certainly ended before it starts. A dependency that the clock already implies is
+# omitted, so every wait in a program is needed.
 
 
 Clock = tuple[int, ...]
 
 
 class Hazards:
-    """Orders tasks, numbered as they are issued, on lanes that each run their tasks in order."""
+    """Finds the waits of tasks, numbered as they are issued, on lanes: queues that run tasks in
+    order.
+    """
 
     def __init__(self, lanes: Sequence[str]) -> None:
         self._numbers = {lane: number for number, lane in enumerate(lanes)}
@@ -215,7 +220,8 @@ class Hazards:
         ended: Iterable[int] = (),
         started: Iterable[int] = (),
     ) -> tuple[int, ...]:
-        """The tasks that the next task waits for, as distances back from it.
+        """Add the next task of a lane; returns the tasks that it must wait for, counted back from
+        it.
 
         Whatever buffers the next task touches, it comes after the tasks ``after``. Other rules
         already let it begin only when the tasks ``ended`` have ended and ``started`` have started.
@@ -235,7 +241,7 @@ class Hazards:
         return tuple(waits)
 
     def last(self, lane: str) -> tuple[int, ...]:
-        """The last task of a lane, if it has any."""
+        """The last task of a lane so far; empty if there is none."""
         return (self._last[lane],) if lane in self._last else ()
 
     def has_ended(self, task: int, *, by_end_of: int) -> bool:
@@ -243,7 +249,9 @@ class Hazards:
         return self._clocks[by_end_of][self._lanes[task]] > self._places[task]
 
     def _known(self, lane: str, ended: Iterable[int], started: Iterable[int]) -> Clock:
-        """The tasks that have ended before a lane's next task, whatever buffers it uses."""
+        """A clock of the tasks that have ended before a lane's next task, whatever buffers it
+        uses.
+        """
         clock: Clock = (0,) * len(self._numbers)
         for source in (*self.last(lane), *ended):
             clock = _later(clock, self._clocks[source])

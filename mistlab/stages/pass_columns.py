@@ -16,26 +16,31 @@ from mistlab.stages.stage_shape import ChunkLayers, StageShape, goes_up, layer_a
 
 # The buffers of tasks in simulated passes, where they differ from the runtime's.
 #
-# In the closed form all tasks of a slot run concurrently, and the event simulator gives them
-# separate buffers. In the runtime some of these tasks share a buffer and wait for one another
-# (docs/decisions/0016-waits.md). Each function here is a task whose buffers differ.
+# In the closed form all tasks of a slot (those that overlap while one layer computes) run
+# concurrently, and the event simulator gives them separate buffers. In the runtime some of these
+# tasks share a buffer and wait for one another (docs/decisions/0016-waits.md). Each function here
+# is a task whose buffers differ.
 
 
 def _forward(touched: Touched) -> tuple[Buffers, Buffers]:
-    """F uses an entry of the ring of weights, even if its layer's weights stay on the device."""
+    """Task F takes an entry of the ring buffer for weights, even if its layer's weights stay on the
+    device.
+    """
     reads, writes = touched.forward()
     return (*reads, ("weight slot", touched.entry)), writes
 
 
 def _backward(touched: Touched) -> tuple[Buffers, Buffers]:
-    """B waits for fetched gradients, which have a separate buffer while others are offloaded."""
+    """Task B waits for fetched gradients, which have a buffer of their own while others are
+    offloaded.
+    """
     reads, writes = touched.backward()
     return (*reads, *_fetched_gradients(touched)), writes
 
 
 def _step(touched: Touched) -> tuple[Buffers, Buffers]:
-    """S needs no entry of the ring of weights where only U fills the ring. It writes weights that
-    P> offloads into a buffer of their own.
+    """Task S, the optimizer step, takes no entry of the ring buffer for weights if only gathers (U)
+    fill it. Weights that P> then offloads have a buffer of their own.
     """
     reads, writes = touched.step()
     if touched.shape.offload_of(touched.layer).weights > 0:
@@ -46,22 +51,24 @@ def _step(touched: Touched) -> tuple[Buffers, Buffers]:
 
 
 def _fetch_gradients(touched: Touched) -> tuple[Buffers, Buffers]:
-    """G< fetches gradients into a separate buffer."""
+    """Task G< fetches gradients into a buffer of their own."""
     return touched.kept("gradients"), (("fetched gradients", touched.entry),)
 
 
 def _evict_weights(touched: Touched) -> tuple[Buffers, Buffers]:
-    """P> offloads weights after their step."""
+    """Task P> offloads weights after their optimizer step."""
     return (("stepped weights", touched.entry),), touched.kept("weights")
 
 
 def _evict_activations(touched: Touched) -> tuple[Buffers, Buffers]:
-    """A> copies into a host buffer for this layer and micro-batch only."""
+    """Task A> copies activations into a host buffer that only this layer and micro-batch use."""
     return (("leaving", touched.entry),), (_away(touched),)
 
 
 def _fetch_activations(touched: Touched) -> tuple[Buffers, Buffers]:
-    """A< uses the memory from which activations were offloaded; the runtime frees both together."""
+    """Task A< fetches activations into the memory from which they were offloaded; the runtime frees
+    both together.
+    """
     return (_away(touched),), (("returned", touched.entry), ("leaving", touched.entry))
 
 
@@ -84,26 +91,26 @@ PLAYED: Mapping[str, Touches] = {
     "A>": _evict_activations,
     "A<": _fetch_activations,
 }
-# Memory tasks of the runtime that are not simulated.
+# Tasks of the runtime that only free memory, and are not simulated.
 NOT_PLAYED = ("let go",)
 
 
 # The tasks of a pass and their dependencies, as columns: derived once for equal passes.
 #
-# Passes are equal if their layers have the same tasks. In a long run of equal layers, only a few
+# Passes are equal if their layers have the same tasks. Of many equal layers in sequence, only a few
 # are derived (``mistlab.stages.pass_tasks``), and the slot in their middle is repeated.
 
 
 _Entry = TypeVar("_Entry")
-# Index offsets from a task to the tasks that wait for it.
+# For a task, how far after it the tasks are, by index, that wait for it.
 Offsets = tuple[int, ...]
-# The number of passes whose dependencies are cached.
+# The dependencies of this many distinct passes are cached.
 MOST_KEPT = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassShape:
-    """All properties of a pass that its dependencies are a function of.
+    """What the dependencies of a pass's tasks depend on; passes with equal values share them.
 
     ``rows`` are the rows of its phase in the slot table; ``names`` names the tasks of each layer.
     """
@@ -117,7 +124,7 @@ class PassShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassColumns:
-    """The tasks of a pass in the order of the slot table, numbered from zero.
+    """The tasks of a pass as columns, in the order of the slot table and numbered from zero.
 
     ``after_end`` and ``after_start`` hold, for each task, the offsets of the tasks that wait for
     it; ``waits`` counts the tasks that it waits for. ``opening`` tasks wait until the pass before
@@ -139,7 +146,9 @@ class PassColumns:
     buffers: frozenset[str | int]
 
     def of_slot(self, slot: int) -> tuple[object, ...]:
-        """All properties of a slot's tasks except their positions."""
+        """The tasks of a slot without their positions, so that slots of different layers can be
+        compared.
+        """
         begin, end = self._span(slot)
         columns = (self.rows, self.after_end, self.after_start, self.waits, self.opening, self.late)
         return tuple(column[begin:end] for column in columns)
@@ -154,7 +163,7 @@ class PassColumns:
         )
 
     def repeating(self, slot: int, times: int) -> "PassColumns":
-        """The columns of a pass in which a slot is repeated several times."""
+        """The columns of a pass in which one slot is repeated ``times`` more."""
         begin, end = self._span(slot)
 
         def more(column: list[_Entry]) -> list[_Entry]:
@@ -185,7 +194,7 @@ class PassColumns:
 
 
 def columns_of(shape: PassShape) -> PassColumns:
-    """The columns of a pass."""
+    """The tasks of a pass, with their dependencies, as columns."""
     few = 4 * shape.depth + 5
     begin, length = _longest_run(shape.names)
     if length <= few:
@@ -198,7 +207,7 @@ def columns_of(shape: PassShape) -> PassColumns:
 
 
 def _longest_run(names: Sequence[frozenset[str]]) -> tuple[int, int]:
-    """The start and the length of the longest run of equal layers."""
+    """The start and the length of the longest sequence of layers with equal tasks."""
     begin, longest = 0, (0, 0)
     for _, run in groupby(names):
         length = len(list(run))
@@ -219,7 +228,7 @@ def _is_steady(columns: PassColumns, slot: int, around: int) -> bool:
 
 @lru_cache(maxsize=MOST_KEPT)
 def derived(shape: PassShape) -> PassColumns:
-    """The columns of a pass, derived task by task."""
+    """The tasks of a pass as columns, derived task by task."""
 
     def is_played(task: PassTask) -> bool:
         if isinstance(task.row, str):
@@ -255,7 +264,7 @@ def _offsets(pairs: Sequence[tuple[int, int]], tasks: int) -> list[Offsets]:
 
 
 def pass_of(shape: PassShape) -> StagePass:
-    """A pass with this phase, as the first of its stage."""
+    """A pass with this phase, as if it were the first of its stage."""
     return StagePass(
         stage=0,
         number=0,
@@ -270,7 +279,7 @@ def pass_of(shape: PassShape) -> StagePass:
 
 
 def stage_of(shape: PassShape) -> StageShape:
-    """A stage with at least the tasks of a pass; its layers count from zero."""
+    """A stage whose layers, counted from zero, have at least the tasks of the pass."""
     layers = [
         layer_at(position, len(shape.names), shape.phase)
         for position, names in enumerate(shape.names)
@@ -300,7 +309,7 @@ def stage_of(shape: PassShape) -> StageShape:
     )
 
 
-# The tasks of a pass that other passes of its stage may wait for.
+# The tasks of a pass that tasks of other passes of its stage may wait for.
 #
 # The tasks of each pass and their dependencies inside it are columns
 # (``mistlab.stages.pass_columns``).
@@ -319,7 +328,8 @@ class Uses:
 
 
 class PassWaits:
-    """A pass of a stage: its columns, and the tasks that other passes of the stage may wait for.
+    """A pass of a stage as columns, and those of its tasks that other passes of the stage may wait
+    for.
 
     ``computing`` are the tasks F or B of its layers. ``kinds`` has the first and the last task of
     each name. ``releases`` are the tasks of the last layers that ``make_room`` for other layers.
@@ -359,12 +369,12 @@ class PassWaits:
         self._tasks: PassTasks | None = None
 
     def layer(self, task: int) -> int:
-        """The layer of a task."""
+        """The number of the layer that a task works on, counted within its stage."""
         return layer_at(self.columns.positions[task], self.num_layers, self.shape.phase)
 
     def first_uses(self, entries: int, first_layer: int) -> "FirstUses":
-        """The first uses of buffers, given the current ring entries and the layer at which counting
-        starts.
+        """The first tasks of the pass that use each buffer; ``entries`` are the ring entries used
+        before it, ``first_layer`` the number of its first layer.
         """
         key = entries, first_layer
         if key not in self._first:
@@ -372,7 +382,7 @@ class PassWaits:
         return self._first[key]
 
     def late_uses(self, entries: int, first_layer: int) -> Mapping[Buffer, Uses]:
-        """The last uses of buffers by late tasks, likewise."""
+        """The last of its late tasks that use each buffer; arguments as in ``first_uses``."""
         key = entries, first_layer
         if key not in self._late:
             last_uses: dict[Buffer, Uses] = {}
@@ -386,14 +396,16 @@ class PassWaits:
         return self._late[key]
 
     def moved(self, buffer: Buffer, entries: int, layers: int) -> Buffer:
-        """The buffer shifted by ``entries`` in its ring, or otherwise by ``layers``."""
+        """The same buffer for other layers: ``entries`` further in its ring, or ``layers`` further
+        on.
+        """
         name, number = buffer
         assert isinstance(number, int)
         return name, (number + entries) % self.of_ring if name in RINGS else number + layers
 
     def uses(self, buffer: Buffer) -> Uses | None:
-        """The first task that writes a buffer, and the tasks that read it before; None if no task
-        uses it.
+        """The first task of the pass that writes a buffer, and the tasks that read it before; None
+        if no task uses it.
         """
         if buffer[0] not in self.columns.buffers:
             return None
@@ -437,7 +449,7 @@ class PassWaits:
 
 
 class FirstUses(dict[Buffer, Uses | None]):
-    """The first uses of buffers by a pass, each derived on demand."""
+    """For each buffer, the first tasks of a pass that use it, derived on demand."""
 
     def __init__(self, waits: PassWaits, entries: int, first_layer: int) -> None:
         self.waits = waits
@@ -451,7 +463,7 @@ class FirstUses(dict[Buffer, Uses | None]):
 def pass_waits(
     template: Template, phase: Phase, zero: int, names: Sequence[frozenset[str]]
 ) -> PassWaits:
-    """A pass through layers with tasks of these names, in order."""
+    """A pass through layers whose tasks have these names, layer by layer."""
     rows, depth = template.phases[phase], template.depth
     return _waits(PassShape(rows=rows, depth=depth, phase=phase, zero=zero, names=tuple(names)))
 
@@ -468,12 +480,12 @@ def _waits(shape: PassShape) -> PassWaits:
 # used again.
 
 
-# A task, and a task that waits for its end.
+# A pair of task numbers: the second task waits until the first has ended.
 Wait = tuple[int, int]
 
 
 class PassLinks:
-    """Links the passes of one stage, whose tasks are numbered across all passes.
+    """Finds the waits between the passes of one stage, whose tasks are numbered across all passes.
 
     ``computed`` is the task of the last layer in the pass before. ``holding`` is the task that the
     next pass computes after: the same task, or a send that blocks. Both are -1 before the first
@@ -486,10 +498,11 @@ class PassLinks:
         self._layers_passed = 0
         self._last: dict[str, int] = {}
         self._closing: list[int] = []
-        # The previous pass, its first task and layer, and the number of layers passed before it.
+        # The previous pass, the numbers of its first task and layer, and how many layers were
+        # passed before it.
         self._before: tuple[PassWaits, int, int, int] | None = None
-        # The tasks that free buffers, for each of the last layers passed; the last uses of each
-        # buffer.
+        # For each of the last layers passed, the tasks that free its buffers; then the last uses of
+        # each buffer.
         self._releases: list[list[int]] = [[] for _ in range(self.of_ring)]
         self._late: dict[Buffer, Uses] = {}
         self._fleeting: list[Buffer] = []
@@ -497,7 +510,9 @@ class PassLinks:
         self._away: dict[tuple[int, int], int] = {}
 
     def follow(self, waits: PassWaits, begin: int, first_layer: int, micro_batch: int) -> set[Wait]:
-        """The dependencies of a pass whose tasks are numbered from ``begin``."""
+        """Add the next pass, whose tasks are numbered from ``begin``; returns the waits on earlier
+        passes.
+        """
         waits_of_pass = {
             *self._in_order(waits, begin),
             *self._paced(waits, begin),
@@ -510,7 +525,7 @@ class PassLinks:
         return waits_of_pass
 
     def last(self, name: str) -> int:
-        """The last task of a kind; -1 if there was none."""
+        """The number of the last task with this name; -1 if there was none."""
         return self._last.get(name, -1)
 
     def _in_order(self, waits: PassWaits, begin: int) -> Iterator[Wait]:
@@ -530,7 +545,7 @@ class PassLinks:
         self._releases = [*self._releases, *freed][-self.of_ring :]
 
     def _leave(self, waits: PassWaits, begin: int, first_layer: int, layers_passed: int) -> None:
-        """Record the late tasks of a pass that is followed by another."""
+        """Record which buffers the late tasks of a pass use, since another pass follows it."""
         entries = layers_passed % self.of_ring
         self._fleeting = []
         for buffer, uses in waits.late_uses(entries, first_layer).items():
@@ -552,7 +567,8 @@ class PassLinks:
             if uses is not None:
                 yield from self._after(buffer, uses, waits, begin)
         if waits.num_layers >= self.of_ring:
-            # The first layers of this pass compute after all buffers freed in the previous one.
+            # Buffers freed in the previous pass need no further waits: the first layers of this
+            # pass compute after that.
             for buffer in self._fleeting:
                 self._late.pop(buffer, None)
 
@@ -564,7 +580,8 @@ class PassLinks:
         for task in writers:
             yield from ((source, begin + task) for source in late.readers)
         if writers:
-            # Later passes come after this writing task, or it is late itself.
+            # Later passes come after this writing task; or else it is late itself, and recorded as
+            # such.
             del self._late[buffer]
         elif not all(waits.columns.late[task] for task in uses.readers):
             late.writer = None

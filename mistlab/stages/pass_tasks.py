@@ -13,24 +13,27 @@ from mistlab.schedule.stage_passes import Lane, StagePass, lane_of, rows_of_pass
 from mistlab.stages.buffers import TOUCHES, Buffers, Hazards, Touched, Touches
 from mistlab.stages.stage_shape import RING, StageShape, ring_entries, slots_of, tasks_of_slot
 
-# The host's part of an optimizer step: a task of the host's lane, whatever its action's name.
+# The host's part of an optimizer step is a task of the host's lane (queue), whatever its action's
+# name.
 HOST_STEP = "host step"
 _HOST_STEP = Task(stream="compute", kind="S", place="ahead")
-# Allocating and freeing the buffers for optimizer states, and freeing activations that were
-# offloaded.
+# Tasks that allocate or free memory: "open" and "close" for the buffers of optimizer states, "let
+# go" for activations that were offloaded.
 Memory = Literal["open", "close", "let go"]
-# Issue order in a slot: first tasks that free ring entries, then tasks that fill them, last
-# computation.
+# The order in which a slot's tasks are issued: first those that free entries of ring buffers, then
+# those that fill them, last computation.
 _TURNS = ("R", "device_to_host", "host_to_device", "S", "U", "F", "B", "W")
-# Where all tasks of a slot are for one layer, tasks that free entries come last.
+# The same if all tasks of a slot are one layer's: tasks that free entries come last.
 _TURNS_ONE_AFTER_ANOTHER = ("host_to_device", "S", "U", "F", "B", "W", "R", "device_to_host")
-# Weights stepped by the host may block the issuing thread; computation is then issued first.
+# The same if the host steps weights: their fetch may block the issuing thread, so computation comes
+# first.
 _TURNS_ON_HOST = ("R", "device_to_host", "host_to_device", "S", "F", "O<", "U", "B", "W")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTask:
-    """A task of a pass: a ``row`` of the slot table for the layer at a position, in a slot.
+    """A task of a pass: a ``row`` of the slot table, for the layer at a position of the pass, in a
+    slot.
 
     ``entry`` is the place of its layer in the rings. A task of memory has no layer.
     """
@@ -47,7 +50,7 @@ class PassTask:
 
 
 class PassTasks:
-    """The tasks of each pass of a stage."""
+    """Makes the tasks of each pass of a stage."""
 
     def __init__(self, shape: StageShape, touches: Mapping[str, Touches] = TOUCHES) -> None:
         self.shape = shape
@@ -61,10 +64,11 @@ class PassTasks:
             yield from self._host_steps(stage_pass)
             yield from self._room("open", stage_pass)
         if stage_pass.kind == "B" and self.shape.offload.activations > 0:
-            # Memory offloaded since the last forward pass is freed for the data that returns.
+            # The memory of activations that were offloaded is freed here, for the data that
+            # returns.
             yield self._memory("let go", "leaving")
         for slot in slots_of(count, depth):
-            # Lanes keep the order of the table.
+            # Each lane runs its tasks in the order of the slot table.
             rows = tasks_of_slot(self._rows(stage_pass), slot, count, depth)
             for row, position in sorted(rows, key=self.turn):
                 if self.shape.has(row, self.shape.layer_at(position, stage_pass)):
@@ -73,7 +77,9 @@ class PassTasks:
             yield from self._room("close", stage_pass)
 
     def turn(self, row_and_position: tuple[Task, int]) -> int:
-        """The rank of a row in the issue order of its slot."""
+        """The place of a row of the slot table in the order in which its slot's tasks are
+        issued.
+        """
         row, _ = row_and_position
         turns = _TURNS_ON_HOST if self.shape.steps_on_host else _TURNS
         if self.template.depth == 0:
@@ -83,7 +89,7 @@ class PassTasks:
     def task(
         self, row: Task, slot: int, position: int, stage_pass: StagePass, name: str = ""
     ) -> PassTask:
-        """The task of a row for the layer at a position."""
+        """The task of a row of the slot table for the layer at a position of the pass."""
         shape, name = self.shape, name or row.name
         layer = shape.layer_at(position, stage_pass)
         entry = shape.entry_at(position, stage_pass, self.template.depth)
@@ -126,13 +132,13 @@ class PassTasks:
             yield self._memory(task, "optimizer slot")
 
     def _memory(self, task: Memory, ring: str) -> PassTask:
-        """A task that allocates or frees a ring's memory, on the compute lane."""
+        """A task that allocates or frees the memory of a ring buffer, in the compute lane."""
         entries = range(ring_entries(self.template.depth))
         rings: Buffers = tuple((ring, entry) for entry in entries)
         return PassTask(name=task, row=task, lane="compute", writes=rings)
 
     def _host_steps(self, stage_pass: StagePass) -> Iterator[PassTask]:
-        """The optimizer steps on the host, issued together: each starts when its gradients have
+        """The optimizer steps on the host, all issued at once: each starts when its gradients have
         arrived.
         """
         for position in range(self._num_layers(stage_pass)):
@@ -144,7 +150,9 @@ class PassTasks:
     def _at_the_ends(
         self, position: int, layer: int, stage_pass: StagePass
     ) -> tuple[Buffers, Buffers]:
-        """The additional buffers that the first and the last layer of a pass read and write."""
+        """The buffers that the first and the last layer of a pass use in addition: received inputs,
+        outputs to send, losses.
+        """
         reads: Buffers = ()
         writes: Buffers = ()
         if position == 0 and stage_pass.is_received:
@@ -155,17 +163,19 @@ class PassTasks:
             if stage_pass.kind == "F":
                 writes = (*writes, ("losses",))
             elif self.shape.clips:
-                # Gradients are scaled by a number from the last report.
+                # Gradients are scaled by a factor from the last step's norm, which a report holds.
                 reads = (("report",),)
         return reads, writes
 
 
 def _stepping_on_host(template: Template) -> Template:
-    """The template with optimizer states offloaded in the last backward pass rather than later."""
+    """The slot table with O>, the offload for the optimizer step, in the last backward pass rather
+    than in the first forward pass.
+    """
     phases = dict(template.phases)
     leaves = next(row for row in phases["first_forward"] if row.name == "O>")
     phases["first_forward"] = tuple(row for row in phases["first_forward"] if row is not leaves)
-    # It precedes the offload of gradients.
+    # In the table O> comes before G>, the offload of gradients.
     phases["last_backward"] = (replace(leaves, place="behind"), *phases["last_backward"])
     return replace(template, phases=phases)
 
@@ -188,18 +198,18 @@ def _stepping_on_host(template: Template) -> Template:
 
 
 COMPUTING = ("F", "B")
-# Layers compute in one queue, in both directions of passes.
+# Layers compute in one queue, whichever way their pass goes.
 _PASSES = "passes"
 _FETCHES = ("P<", "G<", "O<", "A<")
 _STATE_FETCHES = ("G<", "O<")
 _AWAY = "host activations"
-# The index of the previous pass's end, as far as it has computed.
+# A task number that stands for the end of the previous pass's computation.
 _BEFORE = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PacedTasks:
-    """The tasks of a pass in the order of the slot table, and their dependencies.
+    """The tasks of a pass in the order of the slot table, and which of them wait for which.
 
     A pair is a task, and another task that waits for its end or its start. ``opening`` tasks wait
     until the pass before has computed. ``late`` tasks may end after this pass has computed. The
@@ -215,7 +225,9 @@ class PacedTasks:
 
 
 class Pace:
-    """Tasks of a pass numbered as they are issued, from 1; 0 is the end of the previous pass."""
+    """Finds the waits inside a pass. Tasks are numbered from 1 as they are issued; 0 is the end of
+    the previous pass.
+    """
 
     def __init__(
         self, tasks: Sequence[PassTask], rows: Sequence[Task], depth: int, zero: int
@@ -233,12 +245,12 @@ class Pace:
         self.hazards = Hazards((_PASSES, *dict.fromkeys(task.name for task in tasks)))
         self.hazards.add(_PASSES, (), ())
         # For each task, the tasks whose ends it waits for. A memory task is not simulated: its
-        # entry lists the tasks that others wait for in its place.
+        # entry lists the tasks that others wait for instead of it.
         self.sources: list[set[int]] = [{_BEFORE}]
         self.for_starts: list[tuple[int, int]] = []
 
     def paced(self) -> PacedTasks:
-        """All tasks with their dependencies."""
+        """All tasks of the pass with the tasks that they wait for."""
         for number, task in self.tasks.items():
             self._add(number, task)
         played = sorted(self.tasks.keys() - self.memory, key=self._turn_in_table)
@@ -278,7 +290,7 @@ class Pace:
         self.sources.append({one for source in waits for one in self._stands_for(source)})
 
     def _paced(self, task: PassTask) -> tuple[Sequence[int], Sequence[int]]:
-        """The tasks that have ended, and those that have started, when a prefetch starts."""
+        """When a prefetch may start: after these tasks have ended, and those have started."""
         if task.name not in self.fetches:
             return (), ()
         steps = task.name in _STATE_FETCHES and ("S", task.position) in self.at
@@ -289,7 +301,9 @@ class Pace:
         return ((before,), ()) if self.depth == 0 else ((), (before,))
 
     def _room(self, task: PassTask) -> Iterator[int]:
-        """The tasks after which a layer computes: earlier steps, and tasks that free buffers."""
+        """The tasks that must end before a layer computes: earlier optimizer steps, and tasks that
+        free buffers.
+        """
         if task.name in COMPUTING:
             yield from self.hazards.last("S")
             yield from self._leaving(task.position - self.depth - 1)
@@ -306,7 +320,7 @@ class Pace:
         return task.slot, self.rows[task.row]
 
     def _opens(self, number: int) -> bool:
-        """Whether a task outside the layers needs an explicit wait for the previous pass."""
+        """Whether a task that computes no layer needs an explicit wait for the previous pass."""
         if self.tasks[number].name in COMPUTING:
             return False
         is_paced = _BEFORE in self.sources[number]
@@ -317,7 +331,9 @@ class Pace:
 
 
 def leaves_of(zero: int) -> tuple[str, ...]:
-    """The tasks of a layer that must end before another layer computes in its ring entry."""
+    """The names of a layer's tasks that must end before another layer computes in its entry of the
+    ring buffers.
+    """
     return ("A>", "G>", "R") if zero >= SHARDED_GRADIENTS else ("A>", "G>")
 
 
@@ -326,5 +342,7 @@ def _queue(task: PassTask) -> str:
 
 
 def near(buffers: Buffers) -> Buffers:
-    """The buffers, except host buffers of activations, which are awaited by micro-batch."""
+    """The buffers without the host buffers of activations, for which tasks wait by micro-batch
+    instead.
+    """
     return tuple(buffer for buffer in buffers if buffer[0] != _AWAY)

@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 # Checks that an order of passes can run: every pass occurs once, after the passes that it needs,
 # and stages do not deadlock.
 #
-# An error names the line of the order's text and the pass that is wrong there.
+# An error names the line of the order file and the pass that is wrong there.
 
 
-# The number of orders that are cached; each takes as much memory as its text.
+# The number of orders of passes that are cached; each takes as much memory as its text.
 _MOST_KEPT = 64
-# The largest number of micro-batches, over all stages, for which an order is expanded pass by pass:
-# a thousand stages with a thousand micro-batches each.
+# The largest number of micro-batches, added up over stages, for which an order is written out pass
+# by pass: a thousand stages with a thousand micro-batches each.
 MOST_OF_ORDER = 1_000_000
-# The number of passes of a deadlock that a message names.
+# An error message about a deadlock names at most this many passes.
 _NAMED = 8
 # Within a stage, a pass of the first kind needs a pass of the second, of the same chunk and
 # micro-batch.
@@ -58,7 +58,8 @@ _AFTER: tuple[tuple[PassKind, PassKind, str], ...] = (
 
 
 def named_order(name: str, num_stages: int, micro_batches: int) -> PipelineOrder:
-    """The order of a pipeline by its name; refuses sizes for which the order is not defined.
+    """The order of passes with this name; refuses numbers of stages and micro-batches for which it
+    is not defined.
 
     What the package makes itself is not checked each time: that takes longer than making it.
     """
@@ -74,7 +75,7 @@ def named_order(name: str, num_stages: int, micro_batches: int) -> PipelineOrder
 
 @lru_cache(maxsize=_MOST_KEPT)
 def order_of_text(text: str, num_stages: int, micro_batches: int) -> PipelineOrder:
-    """The order in a text, checked."""
+    """The order of passes that a text gives, checked."""
     order = order_from_text(text, num_stages=num_stages, micro_batches=micro_batches)
     for number, stage in enumerate(order.stages):
         _check_stage(order, number, stage)
@@ -124,7 +125,7 @@ def _needed(order: PipelineOrder, stage: StageOrder) -> Iterator[OrderedPass]:
 
 
 def _check_no_circle(order: PipelineOrder) -> None:
-    """Execute all stages as far as their inputs arrive; refuse an order in which some stage cannot
+    """Run all stages as far as inputs arrive; refuse an order of passes in which some stage cannot
     finish.
     """
     passes = passes_of(order)
@@ -142,7 +143,9 @@ def _check_no_circle(order: PipelineOrder) -> None:
 
 
 def _refuse_circle(order: PipelineOrder, stopped: Mapping[int, StagePass]) -> NoReturn:
-    """Refuse a deadlock: each pass waits for an input that the next pass blocks."""
+    """Refuse a deadlock, naming its passes: each waits for an input, which the next one holds
+    up.
+    """
     seen = []
     waiting = next(iter(stopped.values()))
     while waiting not in seen:
@@ -177,17 +180,17 @@ def _pass_text(order: PipelineOrder, key: PassKey) -> str:
 # A file larger than any order of the plan's passes is refused by its size, before it is read.
 
 
-# The tolerance for extra blanks, as a multiple of the size that the words need.
+# A file may be this many times as long as its words need, for extra blanks.
 _ROOM = 4
-# F, B and W.
+# The kinds of passes: F, B and W.
 _KINDS = 3
-# F, m and a blank.
+# The characters of a word besides its numbers: F, m and a blank.
 _MARKS = 3
 
 
 def check_order(plan: Plan) -> None:
-    """Refuse the order of a plan's passes if it cannot run; named orders are not expanded for
-    this.
+    """Refuse the order of a plan's passes if it cannot run; a named order is checked without
+    writing it out.
     """
     if plan.order not in ORDERS:
         order_of_plan(plan)
@@ -217,15 +220,15 @@ def passes_of_plan(plan: Plan) -> tuple[StagePasses, ...]:
 
 
 def shortened(plan: Plan) -> Plan:
-    """The plan with fewer micro-batches, if its order is periodic; peaks of memory stay the
-    same.
+    """The plan with fewer micro-batches, if its order of passes is periodic: warm-up, cool-down and
+    period stay the same, and so do memory peaks.
     """
     fewer = fewer_micro_batches(plan.order, plan.num_stages, plan.micro_batches)
     return plan if fewer == plan.micro_batches else replace(plan, micro_batches=fewer)
 
 
 def ends_of_plan(plan: Plan) -> tuple[int, int]:
-    """The stages of a plan that have the embedding and the head."""
+    """The numbers of the stages that have the embedding and the head."""
     if plan.order == DEFAULT_ORDER:
         return 0, plan.num_stages - 1
     placement = placement_of_plan(plan)
@@ -233,7 +236,7 @@ def ends_of_plan(plan: Plan) -> tuple[int, int]:
 
 
 def placement_of_plan(plan: Plan) -> Placement:
-    """The placement of a plan's parts on stages."""
+    """Which stage of a plan holds each part of its model."""
     if plan.order == DEFAULT_ORDER:
         return loop(plan.num_stages)
     return order_of_plan(shortened(plan)).placement
@@ -273,8 +276,8 @@ def _text(path: Path, most_bytes: int) -> str:
 
 
 def _most_bytes(plan: Plan) -> int:
-    """A size that exceeds the text of any order of a plan; a stage has at most one chunk per
-    block.
+    """A number of bytes larger than the text of any order of a plan's passes; a stage has at most
+    one chunk per block.
     """
     chunks = min(stage.layers for stage in plan.stages)
     word = _MARKS + len(str(chunks)) + len(str(plan.micro_batches))
@@ -286,14 +289,15 @@ def _most_bytes(plan: Plan) -> int:
 # Axes: K moments, V chunks of a stage.
 
 
-# The kind of the passes that begin, their chunk, whether optimizer steps overlap, and the chunk
-# whose activations are being offloaded.
+# What begins at a moment: the kind and chunk of a pass, whether optimizer steps overlap with it,
+# and the chunk whose activations are still being offloaded.
 _Begin = tuple[PassKind, int, bool, int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassMoments:
-    """The peak moments (K, 2 V) at which passes of one kind of a chunk begin.
+    """The micro-batches in flight when passes of one kind and chunk begin, at the moments with most
+    of them (K, 2 V).
 
     ``held`` counts micro-batches as ``HeldMoments`` does. Layers step beside passes that are
     ``first_forward``. Activations of chunk ``leaving``, if any, are on their way to the host.
@@ -308,7 +312,8 @@ class PassMoments:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeldMoments:
-    """The peak moments of stage number ``stage``, with its micro-batches in flight.
+    """The micro-batches that stage number ``stage`` has in flight, at the moments with most of
+    them.
 
     A moment (a row of K) has two numbers for each chunk (2 V): first, for all chunks, micro-batches
     between their forward and their backward pass, then micro-batches between their backward pass
@@ -329,7 +334,7 @@ class HeldMoments:
 
     @classmethod
     def of(cls, passes: StagePasses, stage: int) -> HeldMoments:
-        """The peak moments of a stage with these passes."""
+        """The moments with most micro-batches in flight, for a stage with these passes."""
         chunks = passes.chunks
         held, reached = [0] * (2 * chunks), set()
         begins: dict[_Begin, set[tuple[int, ...]]] = defaultdict(set)
@@ -376,12 +381,12 @@ class HeldMoments:
 
     @property
     def least_held(self) -> int:
-        """The largest number of micro-batches that every chunk has in flight at the same time."""
+        """The largest number of micro-batches that all chunks have in flight at the same moment."""
         return int(self.every[:, : self.chunks].min(axis=1).max())
 
     def most_held(self, blocks: int) -> float:
-        """The largest number of micro-batches in flight of a stage with this many blocks; a chunk
-        of a micro-batch counts as its share of the blocks.
+        """The largest number of micro-batches that a stage with this many blocks has in flight; a
+        micro-batch in a chunk counts as the chunk's share of the blocks.
         """
         held = self.every[:, : self.chunks] + self.every[:, self.chunks :]
         if self.chunks == 1:
@@ -394,7 +399,9 @@ class HeldMoments:
 
 @lru_cache(maxsize=1024)
 def moments_in(order: str, num_stages: int, micro_batches: int) -> tuple[HeldMoments, ...]:
-    """The peak moments of each stage of a pipeline in a named order of passes."""
+    """The moments with most micro-batches in flight, for each stage of a pipeline in a named order
+    of passes.
+    """
     fewer = fewer_micro_batches(order, num_stages, micro_batches)
     passes = passes_of(named_order(order, num_stages, fewer))
     return tuple(HeldMoments.of(own, stage) for stage, own in enumerate(passes))
@@ -413,7 +420,7 @@ def in_flight_of_plan(plan: Plan) -> Sequence[float]:
 
 
 def moments_of_plan(plan: Plan) -> tuple[HeldMoments, ...]:
-    """The peak moments of each stage of a plan."""
+    """The moments with most micro-batches in flight, for each stage of a plan."""
     if plan.order in ORDERS:
         check_order(plan)
         return moments_in(plan.order, plan.num_stages, plan.micro_batches)
@@ -421,7 +428,9 @@ def moments_of_plan(plan: Plan) -> tuple[HeldMoments, ...]:
 
 
 def _fullest(moments: Sequence[tuple[int, ...]]) -> Ints:
-    """The Pareto frontier of moments, largest sums first."""
+    """The Pareto frontier of moments: at no other moment are all numbers as large. Largest sums
+    first.
+    """
     import numpy as np  # noqa: PLC0415
 
     left = np.array(sorted(moments, key=sum, reverse=True))

@@ -1,4 +1,4 @@
-"""Stage candidates as columns, their times and costs, and their chunks in pipelines.
+"""Candidates for stages as columns: their choices, times and costs, and their chunks in pipelines.
 
 Axes: C candidates.
 """
@@ -18,16 +18,16 @@ from mistlab.schedule.placement import NEXT, PREVIOUS, Placement
 from mistlab.stages.plan_orders import HeldMoments, ends_of_plan, in_flight_of_plan, moments_in
 from mistlab.stages.stage_shape import parts_of_plan
 
-# The positions of stage candidates in pipelines with a named order of passes.
+# Where in a pipeline with a named order of passes each candidate for a stage is.
 #
 # Axes: C candidates.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagesInOrder:
-    """Pipelines of ``num_stages`` stages, in which each candidate is stage number ``stage`` (C),
-    from 0. Where kinds of blocks alternate, ``first_blocks`` has the first block of each chunk of
-    each stage.
+    """For each candidate (C), its stage number, from 0, in a pipeline of ``num_stages`` stages.
+    Where kinds of blocks alternate, ``first_blocks`` has the first block of each chunk of each
+    stage.
     """
 
     order: str
@@ -40,17 +40,17 @@ class StagesInOrder:
         return len(self.stage)
 
     def chosen(self, rows: Bools | Rows) -> Self:
-        """The candidates selected by a mask or by indices."""
+        """The positions of the candidates selected by a mask or by indices."""
         return replace(self, stage=self.stage[rows])
 
     @property
     def columns(self) -> Mapping[str, Ints]:
-        """The stage indices as columns, under names that identify the pipelines."""
+        """The stage numbers as a column, whose name says which pipelines these are."""
         return {f"{self.order} {self.num_stages} {self.micro_batches}": self.stage}
 
     @property
     def placement(self) -> Placement:
-        """The placement of the pipelines' parts."""
+        """Which stage of the pipelines holds each part of the model."""
         return self._moments[0].placement
 
     @property
@@ -59,8 +59,8 @@ class StagesInOrder:
         return any(one.splits_backward for one in self._moments)
 
     def by_stage(self) -> Iterator[tuple[HeldMoments, Rows]]:
-        """For each stage with candidates, its micro-batches in flight in this order, and the
-        candidates' rows.
+        """For each stage that has candidates, its micro-batches in flight in this order of passes,
+        and the indices of its candidates.
         """
         for stage in np.unique(self.stage).tolist():
             yield self._moments[stage], np.flatnonzero(self.stage == stage)
@@ -70,12 +70,12 @@ class StagesInOrder:
         return moments_in(self.order, self.num_stages, self.micro_batches)
 
 
-# Stage candidates as columns, with their memory, work, times and costs.
+# Candidates for stages as columns, with their memory, work, times and costs.
 #
 # Axes: C candidates. Every column has length C.
 
 
-# The columns for a stage's position in the pipeline, with their symbols in expressions.
+# Columns that describe a stage's position in the pipeline, with their symbols in expressions.
 POSITIONS: Mapping[str, str] = {
     "in_flight": "q",  # micro-batches whose activations are held at once
     "has_embedding": "e",  # 1 on the stage that has it, else 0
@@ -90,13 +90,13 @@ POSITIONS: Mapping[str, str] = {
 
 
 def column_names() -> tuple[str, ...]:
-    """The names of all columns: the dimensions of a stage, and its position."""
+    """The names of all columns: a stage's dimensions, then its position in the pipeline."""
     return (*DIMENSIONS, *POSITIONS)
 
 
 @dataclass(frozen=True, slots=True, eq=False, init=False)
 class StageBatch:
-    """Stage candidates; each row is a stage's plan and its position in the pipeline.
+    """Candidates for stages; each row is a stage's part of a plan and its position in the pipeline.
 
     Columns are named as in ``DIMENSIONS`` and ``POSITIONS`` and are attributes: ``batch.zero``.
     ``in_flight`` is the number of micro-batches whose activations are held at once, including the
@@ -126,7 +126,7 @@ class StageBatch:
         return len(self.columns["layers"])
 
     def __getattr__(self, name: str) -> Column:
-        """A column."""
+        """A column by its name, as an attribute."""
         if name == "columns" or name not in self.columns:
             raise AttributeError(name)
         return self.columns[name]
@@ -154,7 +154,7 @@ class StageBatch:
 
     @classmethod
     def of_rows(cls, rows: Sequence["StageRow"]) -> Self:
-        """Candidates from their rows."""
+        """Candidates from rows of values, in the order of the columns."""
         columns = map(np.array, zip(*rows, strict=True))
         return cls.of_columns(dict(zip(column_names(), columns, strict=True)))
 
@@ -177,7 +177,7 @@ class StageBatch:
         return type(self)(**{**self.columns, **columns})
 
     def by_symbol(self, symbols: Iterable[str]) -> Mapping[str, Column]:
-        """The columns by symbol, for the symbols that stand for columns in expressions."""
+        """The columns that these symbols stand for in expressions; other symbols are left out."""
         names = {symbol: name for name, symbol in symbols_of_columns().items()}
         return {symbol: self.columns[names[symbol]] for symbol in symbols if symbol in names}
 
@@ -209,15 +209,17 @@ def _column(given: Column | float, rows: int) -> Column:
     return given if isinstance(given, np.ndarray) else np.full(rows, given)
 
 
-# The direction from which the micro-batches of whole stages come, and that to which they go.
+# For a stage that is not cut into chunks: where micro-batches come from, where they go, and that
+# embedding and head share no table.
 _WAYS = PREVIOUS, NEXT, 0
-# The values of a candidate, in the order of the columns.
+# One candidate: a value for each column, in their order.
 StageRow = tuple[float, ...]
 
 
 def rows_of(plan: Plan, period: int | None = None) -> list[StageRow]:
-    """The stages of a plan as rows, in order. With a period, first blocks are taken modulo the
-    period; stages of plans that differ only in their micro-batches are then equal.
+    """The stages of a plan as rows of values, in order. Given a ``period`` of block kinds, first
+    blocks are counted modulo the period, and the number of micro-batches is left out, so that rows
+    of different plans can be equal.
     """
     rows: list[StageRow] = []
     first_rank, first_block = 0, 0
@@ -235,7 +237,7 @@ def rows_of(plan: Plan, period: int | None = None) -> list[StageRow]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagePeaks:
-    """The figures of ``StageFigures`` that determine whether each candidate fits."""
+    """The memory figures of each candidate that decide whether it fits."""
 
     feasible: Bools
     held_bytes: Floats
@@ -255,7 +257,8 @@ class StagePeaks:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageFigures(StagePeaks):
-    """The memory and work of each candidate: bytes of one rank, and its work for one micro-batch.
+    """The memory and the work of each candidate: bytes of one rank, and its work for one
+    micro-batch.
 
     ``feasible`` is false if sizes do not divide; then the other figures mean nothing. The peaks
     include everything: states, buffers, activations and temporaries. The step's peak is what the
@@ -281,13 +284,13 @@ class StageFigures(StagePeaks):
     backward_collective_bytes: Floats
 
 
-# The role of a stage's time: in each steady pass, in the first or last pass, in stalls for other
-# stages, or of the host.
+# What a time of a stage describes: each steady pass, the first or last pass (edge), stalls for
+# other stages (wait), or the host.
 Role = Literal["steady", "edge", "wait", "host"]
 
 
 def _in_role(role: Role, *, is_send: bool = False) -> Mapping[str, Any]:
-    """The metadata of a time field; ``is_send`` marks a send to the next stage."""
+    """The metadata of a time field: its role, and whether it is a send to the next stage."""
     return {"role": role, "is_send": is_send}
 
 
@@ -298,8 +301,9 @@ _SENT_IN_ROUNDS = _in_role("wait", is_send=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageTimes(ColumnSet):
-    """The times of a stage that an iteration depends on (C, or C, S): steady-state forward and
-    backward of one micro-batch, and extras. All lists of these times follow from the fields' roles.
+    """The times of stages that an iteration depends on (C, or C, S): steady forward and backward
+    passes of one micro-batch, and what is added once or in stalls. Lists of these times are made
+    from the fields' roles.
 
     ``through`` is the time from when a micro-batch arrives until it can go on, without fetches
     before it and work after it. The deltas are the extra times of the first forward and the last
@@ -352,34 +356,36 @@ class StageTimes(ColumnSet):
 
     @classmethod
     def of(cls, seconds: "StageTimes", *shape: int) -> Self:
-        """The times of stages reshaped to a table: pipeline by pipeline, each in the order of its
-        stages.
+        """The same times as tables of this shape: a row for each pipeline, with its stages in
+        order.
         """
         return cls(**{name: getattr(seconds, name).reshape(shape) for name in TIMES})
 
     def of_stage(self, stage: int) -> Self:
-        """One stage of several (C)."""
+        """The times of one stage, from tables of several stages (C, S)."""
         return type(self)(**{name: getattr(self, name)[:, stage] for name in TIMES})
 
     @property
     def begin_s(self) -> Floats:
-        """The work before the first micro-batch passes through, whenever it arrives."""
+        """The work before the first micro-batch's forward pass, which need not wait for the
+        micro-batch.
+        """
         first_s = self.forward_s + self.delta_forward_s - self.after_first_s
         return np.asarray(np.maximum(first_s - self.through_forward_s - self.within_forward_s, 0.0))
 
     @property
     def end_s(self) -> Floats:
-        """The work after the last backward pass, which delays no other stage."""
+        """The work after the last backward pass, for which no other stage waits."""
         return np.asarray(np.maximum(self.delta_backward_s - self.within_backward_s, 0.0))
 
     @property
     def gone_backward_s(self) -> Floats:
-        """The time of a backward pass until its gradient can be sent back."""
+        """The time of a backward pass until its input gradient can be sent back."""
         return np.asarray(self.backward_s - self.left_backward_s)
 
     @property
     def issued_s(self) -> Floats:
-        """The time in which a host issues both passes of a micro-batch."""
+        """The time in which a host issues the forward and the backward pass of a micro-batch."""
         return self.issued_forward_s + self.issued_backward_s
 
 
@@ -394,7 +400,7 @@ def times_of(*roles: Role) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageSeconds(StageTimes):
-    """The times of each candidate (C), and three times that an iteration does not depend on.
+    """The times of each candidate (C), with three that an iteration's time does not depend on.
 
     A forward pass that follows another one is shorter by ``turned_s``: no gradients of a pass
     before it are left to be reduced, or to leave. ``step_s`` is the time of the step's arithmetic
@@ -408,12 +414,14 @@ class StageSeconds(StageTimes):
 
     @property
     def stable_s(self) -> Floats:
-        """The steady-state time of a forward and backward pass, or of the host that issues them."""
+        """The steady time of a forward and a backward pass; if the host takes longer to issue them,
+        the host's.
+        """
         return np.maximum(self.forward_s + self.backward_s, self.issued_s)
 
     @property
     def without_turns(self) -> Self:
-        """The times of forward passes that follow other forward passes."""
+        """The times in an order where forward passes follow forward passes, not backward passes."""
         return replace(
             self,
             forward_s=self.forward_s - self.turned_s,
@@ -437,13 +445,15 @@ class StageCosts(ColumnSet):
     host_bytes: Floats
 
 
-# The parts of plans as columns: each chunk of a stage as a candidate for a stage of its own.
+# The parts of a plan's model as columns: each chunk of a stage as if it were a stage of its own.
 #
 # Axes: C candidates, S stages, P parts in order.
 
 
 def batch_of_parts(plans: Sequence[Plan], placement: Placement) -> StageBatch:
-    """The parts of plans with this placement, concatenated plan by plan in order."""
+    """The parts of the models of plans with this placement, plan by plan and in the model's
+    order.
+    """
     parts = [(plan, part) for plan in plans for part in parts_of_plan(plan, placement)]
     first = np.cumsum([0, *(plan.num_stages for plan in plans)])[:-1]
     numbers = range(len(placement.stages))
@@ -464,7 +474,7 @@ def batch_of_parts(plans: Sequence[Plan], placement: Placement) -> StageBatch:
 
 
 def with_ends(batch: StageBatch, placement: Placement) -> StageBatch:
-    """Columns (S, C) of the stages of pipelines, with embedding and head where the placement has
+    """The stages of pipelines (S, C), with embedding and head on the stages where the placement has
     them.
     """
     each = len(batch) // placement.num_stages
@@ -476,8 +486,8 @@ def with_ends(batch: StageBatch, placement: Placement) -> StageBatch:
 
 
 def parts_of_stages(batch: StageBatch, placement: Placement) -> StageBatch:
-    """The parts (P, C) of pipelines with stage columns (S, C), part by part; a stage has equally
-    many blocks in all pipelines.
+    """The parts of the model of each pipeline (P, C), from its stages (S, C), part by part; a stage
+    has equally many blocks in all pipelines.
     """
     stages = np.split(np.arange(len(batch)), placement.num_stages)
     parts: list[StageBatch] = []
@@ -502,12 +512,14 @@ def parts_of_stages(batch: StageBatch, placement: Placement) -> StageBatch:
 
 
 def chunk_of_loop(batch: StageBatch, chunk: int, chunks: int) -> StageBatch:
-    """One chunk of each stage (C), of ``chunks`` placed in a loop."""
+    """The chunk with this number of each stage (C), if parts go round the stages ``chunks``
+    times.
+    """
     return _chunk(batch, chunk, chunks, rest_is_last=batch.has_embedding > 0)
 
 
 def chunk_in_order(batch: StageBatch, chunk: int, in_order: StagesInOrder) -> StageBatch:
-    """One chunk of each stage (C) of pipelines in an order of passes."""
+    """The chunk with this number of each stage (C), for pipelines in an order of passes."""
     placement, first_blocks = in_order.placement, in_order.first_blocks
     if first_blocks is not None:
         batch = batch.with_columns(first_block=first_blocks[in_order.stage, chunk])
@@ -525,8 +537,8 @@ def chunk_in_order(batch: StageBatch, chunk: int, in_order: StagesInOrder) -> St
 
 
 def _chunk(batch: StageBatch, chunk: int, chunks: int, *, rest_is_last: Bools) -> StageBatch:
-    """One chunk of each stage (C); the remainder of an uneven division goes to the last chunks, or
-    to the first ones.
+    """The chunk with this number of each stage (C). If blocks do not divide evenly, the last chunks
+    have one more where ``rest_is_last``, otherwise the first ones.
     """
     each, rest = np.divmod(batch.layers, chunks)
     begin, end = (
@@ -543,8 +555,8 @@ def _chunk(batch: StageBatch, chunk: int, chunks: int, *, rest_is_last: Bools) -
 
 
 def _treated(batch: StageBatch, begin: Column | int, end: Column | int) -> dict[str, Column]:
-    """The numbers of blocks from ``begin`` to ``end`` of each stage with each treatment: plain
-    blocks come first, then those of each treatment in turn.
+    """How many blocks from ``begin`` to ``end`` of each stage run in each way (recomputed, for
+    one): plain blocks come first, then those of each way in the order of their columns.
     """
     names = counts_of_blocks()
     after = batch.layers - sum(batch.value(name) for name in names)

@@ -23,19 +23,19 @@ from mistlab.stages.buffers import Buffers, Hazards
 from mistlab.stages.pass_tasks import HOST_STEP, Memory, PassTask, PassTasks
 from mistlab.stages.stage_shape import RING, StageShape
 
-# The tasks of a first forward pass that a flush runs.
+# The tasks of a first forward pass that run if a program only takes the optimizer steps.
 _STEPPING = ("open", "S", HOST_STEP, "O<", "O>", "G<", "close")
-# Tasks that write to memory allocated when they are issued.
+# Tasks that write to memory which is allocated when they are issued.
 _AFTER_COMPUTE = ("Y", "A<", "tied")
-# Tasks that are neither in the slot table nor memory tasks: "tied" reduces the gradient of an
+# Tasks that are not in the slot table and compute no layer: "tied" reduces the gradient of an
 # embedding table that two layers share, "drop table" frees its memory, "report" reduces losses and
-# norms.
+# norms over ranks.
 Extra = Literal["tied", "drop table", "report"] | Memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
-    """A task as the host issues it.
+    """A task of a program, as the host issues it.
 
     ``of`` is the pass that the task is part of; tasks after the last pass are part of none.
     ``entry`` is the task's entry of the layers' rings, ``room`` the room in which the input of its
@@ -55,7 +55,9 @@ class Op:
 
     @property
     def name(self) -> str:
-        """The kind and direction of a slot-table task; the name of any other task."""
+        """The kind and direction of a task of the slot table, such as P<; the name of any other
+        task.
+        """
         if isinstance(self.task, str):
             return self.task
         return HOST_STEP if self.lane == "host" else f"{self.task.kind}{self.task.direction or ''}"
@@ -75,12 +77,12 @@ class Op:
 
     @property
     def is_of_first(self) -> bool:
-        """Whether its pass is the first of its kind, which initialises sums over passes."""
+        """Whether its pass is the first of its kind, with which sums over passes begin."""
         return self.of is not None and self.of.is_first
 
     @property
     def turn(self) -> int:
-        """The index of its pass in the ring of outputs sent to other stages."""
+        """The entry of the ring buffer for sent outputs that its pass uses."""
         assert self.of is not None
         return self.of.number % RING
 
@@ -92,7 +94,9 @@ def iterations(shape: StageShape, count: int) -> list[list[Op]]:
 
 
 def flush(shape: StageShape) -> list[Op]:
-    """The program that only steps the layers, after everything before it has ended."""
+    """The program that only takes the layers' optimizer steps, after everything before has
+    ended.
+    """
     hazards = Hazards(LANES)
     return [
         _ordered(op, hazards)
@@ -108,7 +112,7 @@ def _ordered(op: Op, hazards: Hazards) -> Op:
 
 
 class _Tasks:
-    """The tasks of one iteration without their dependencies."""
+    """Makes the tasks of one iteration, without the waits between them."""
 
     def __init__(self, shape: StageShape) -> None:
         self.shape = shape
@@ -119,7 +123,8 @@ class _Tasks:
         for receipt in self.shape.receipts.receipts:
             receipts[receipt.before].append(receipt)
         for stage_pass in self.shape.passes:
-            # The inputs of later passes may arrive while this one computes.
+            # Receives for later passes are posted before this pass, since messages may arrive while
+            # it computes.
             for receipt in receipts[stage_pass.number]:
                 yield self._receive(receipt)
             for task in self.tasks.of_pass(stage_pass):

@@ -42,20 +42,20 @@ from mistlab.schedule.stage_passes import (
 )
 from mistlab.stages.plan_orders import ends_of_plan, passes_of_plan
 
-# Finds the layer of each task in a slot, and the ring entry that it uses.
+# Finds the layer of each task in a slot, and the entry of the ring buffers that it uses.
 #
 # A pass visits the layers of a stage in order, at positions 0, 1, 2 and so on: a forward pass from
 # the first layer up, a backward pass from the last layer down. In each slot one layer computes. The
 # slot's other tasks are for the same layer, or for the layers that compute ``depth`` slots later
 # (ahead) or earlier (behind). In the first and the last ``depth`` slots of a pass nothing computes.
-# Layers that use a ring take its ``depth + 1`` entries in turn.
+# Layers that use a ring buffer take its ``depth + 1`` entries in turn.
 
 
 _AWAY: Mapping[Place, int] = {"ahead": 1, "here": 0, "behind": -1}
 
 
 def goes_up(phase: Phase) -> bool:
-    """Whether a pass starts at the first layer of a stage."""
+    """Whether a pass visits the layers of a stage from the first to the last."""
     return "backward" not in phase
 
 
@@ -65,19 +65,23 @@ def layer_at(position: int, num_layers: int, phase: Phase) -> int:
 
 
 def layers_above(at: Place, phase: Phase, depth: int) -> int:
-    """The distance in layers from the layer that computes in a slot up to a task's layer."""
+    """How many layers above the layer that computes in a slot a task's layer is; negative below
+    it.
+    """
     return _AWAY[at] * (depth if goes_up(phase) else -depth)
 
 
 def slots_of(num_layers: int, depth: int) -> range:
-    """The slots of a pass, numbered by the position of the layer that computes."""
+    """The slots of a pass, numbered by the position of the layer that computes in them."""
     return range(-depth, num_layers + depth)
 
 
 def tasks_of_slot(
     rows: Sequence[Task], slot: int, num_layers: int, depth: int
 ) -> Iterator[tuple[Task, int]]:
-    """The rows that have a layer in a slot of a pass, each with the position of its layer."""
+    """The rows of the slot table that have a layer in this slot of a pass, each with its layer's
+    position.
+    """
     for row in rows:
         position = slot + _AWAY[row.place] * depth
         if 0 <= position < num_layers:
@@ -85,25 +89,27 @@ def tasks_of_slot(
 
 
 def ring_entries(depth: int) -> int:
-    """The number of layers in a ring of buffers: the one that computes, and ``depth`` ahead."""
+    """The number of entries in a ring buffer: for the layer that computes, and ``depth`` layers
+    ahead.
+    """
     return depth + 1
 
 
 def entry_of(layers_before: int, position: int, depth: int) -> int:
-    """The ring entry that a layer uses; ``layers_before`` is the number of layers in all earlier
-    passes.
+    """The entry of the ring buffers that the layer at a position uses; ``layers_before`` is the
+    number of layers that earlier passes visited.
     """
     return (layers_before + position) % ring_entries(depth)
 
 
-# The parts of a plan's model: S stages of v chunks each give S v parts.
+# The parts of a plan's model: S stages of v chunks each cut it into S v parts.
 #
-# Their placement, and the number of blocks of each, is in ``mistlab.schedule.placement``.
+# Which stage holds a part, and how many blocks it has, is in ``mistlab.schedule.placement``.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePart:
-    """A part: consecutive layers on one stage, numbered through the whole model.
+    """A part of the model: consecutive layers on one stage, numbered through the whole model.
 
     ``treated`` has the number of its blocks with each treatment, by the dimension that counts them.
     """
@@ -117,7 +123,7 @@ class StagePart:
 
     @property
     def first_layer(self) -> int:
-        """The first of its layers, the embedding being layer 0."""
+        """The number of its first layer, where the embedding is layer 0."""
         return self.blocks.start - self.has_embedding
 
 
@@ -147,22 +153,24 @@ def parts_of_plan(plan: Plan, placement: Placement) -> list[StagePart]:
 
 
 def _ways(stage: StagePlan) -> list[str]:
-    """For each block of a stage, in order, the dimension that counts it; empty for plain blocks."""
+    """For each block of a stage, in order, the dimension that says how it is run (recomputed, for
+    one); empty for plain blocks.
+    """
     treated = [name for name in counts_of_blocks() for _ in range(stage.degree(name))]
     return [""] * (stage.layers - len(treated)) + treated
 
 
-# The shape of a stage: the choices of a plan that decide which tasks the stage has.
+# The choices of a plan that decide which tasks a stage has.
 
-# What tasks do with the routers of experts: nothing, or record their choices, and adjust the
-# routers by them.
+# What is done with the choices of expert routers: nothing ("none"), they are recorded ("noted"), or
+# routers are also adjusted by them ("corrected").
 Routers = Literal["none", "noted", "corrected"]
 
-# The number of entries in the rings of a stage that the runtime executes.
+# The number of entries in the ring buffers of a stage that the runtime executes.
 RING = ring_entries(ENGINES["mistlab"].template().depth)
 # The index of the embedding among the model's layers.
 EMBEDDING = 0
-# The number of stages whose ring positions of all passes are cached.
+# For this many stages, the entries of ring buffers of all passes are cached.
 _MOST_KEPT = 64
 
 
@@ -191,7 +199,7 @@ class ChunkLayers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageShape:
-    """The choices that decide which tasks a stage has; ``zero`` is 0 for a single rank.
+    """What decides which tasks a stage has; ``zero`` is the ZeRO level, 0 for a single rank.
 
     ``replicas`` ranks have the same weights: data-parallel and context-parallel ones. ``chunks``
     are in the order of the model. ``ends`` are the stages that have the embedding and the head.
@@ -227,7 +235,7 @@ class StageShape:
         steps_on_host: bool = False,
         routers: Routers = "none",
     ) -> Self:
-        """The shape of one of a plan's stages."""
+        """The choices that decide the tasks of one of a plan's stages."""
         stage_plan, ends = plan.stages[stage], ends_of_plan(plan)
         replicas = replicas_of(stage_plan)
         zero = stage_plan.zero if replicas > 1 else 0
@@ -284,13 +292,13 @@ class StageShape:
         return layers[layer_at(position, len(layers), stage_pass.phase)]
 
     def entry_at(self, position: int, stage_pass: StagePass, depth: int = RING - 1) -> int:
-        """The ring entry that a pass's layer at a position uses."""
+        """The entry of the ring buffers that the layer at a position of a pass uses."""
         sizes = tuple(len(chunk.layers) for chunk in self.chunks)
         before = _layers_before(self.passes, sizes)[stage_pass.number]
         return entry_of(before, position, depth)
 
     def entry_at_step(self, layer: int) -> int:
-        """The ring entry that a layer uses during its optimizer step."""
+        """The entry of the ring buffers that a layer uses during its optimizer step."""
         for stage_pass in self.passes:
             layers = self.chunks[stage_pass.chunk].layers
             if stage_pass.phase == "first_forward" and layer in layers:
@@ -304,7 +312,7 @@ class StageShape:
 
     @property
     def rooms(self) -> int:
-        """The number of received micro-batches that may wait for their passes."""
+        """The number of buffers for received micro-batches that wait for their passes."""
         return max(RING, self.receipts.rooms)
 
     def offload_of(self, layer: int) -> Offload:
@@ -316,35 +324,36 @@ class StageShape:
         return self.shares_table and layer == self.last_layer
 
     def adds_table_in_b(self, layer: int) -> bool:
-        """Whether a layer is a head whose B, not its W, accumulates the gradient of the embedding
-        table, because the order neither begins W with the head's chunk nor ends it with the
-        embedding's.
+        """Whether a layer is a head whose B, rather than W, accumulates the gradient of a shared
+        embedding table: unless W passes begin with the head's chunk and end with the embedding's.
         """
         splits = self.passes.splits_backward
         return splits and self.borrows_table(layer) and not _ends_with_embedding(self.passes)
 
     def rings_weights(self, layer: int) -> bool:
-        """Whether a layer's weights are gathered or fetched, so that they are whole only in a
-        ring.
+        """Whether a layer's weights are gathered or fetched, so that only a ring buffer has all of
+        them.
         """
         return self.zero >= 3 or self.offload_of(layer).weights > 0
 
     def rings_gradients(self, layer: int) -> bool:
-        """Whether a layer's gradients are reduced or offloaded, so that they are whole only in a
-        ring.
+        """Whether a layer's gradients are reduced or offloaded, so that only a ring buffer has all
+        of them.
         """
         return self.zero >= 2 or self.offload_of(layer).gradients > 0
 
     def steps_tail(self, layer: int) -> bool:
-        """Whether the host steps a part of a layer's parameters."""
+        """Whether the host takes the optimizer step of some of a layer's parameters."""
         return self.steps_on_host and self.offload_of(layer).optimizer > 0
 
     def stages_tail(self, layer: int) -> bool:
-        """Whether a part of a layer's optimizer states is fetched for the step on the device."""
+        """Whether some of a layer's optimizer states are fetched for the optimizer step on the
+        device.
+        """
         return not self.steps_on_host and self.offload_of(layer).optimizer > 0
 
     def has(self, row: Task, layer: int) -> bool:
-        """Whether a layer has the task of a row of the slot table."""
+        """Whether a layer has the task that a row of the slot table describes."""
         if row.kind in ("U", "R"):
             return self.replicas > 1 and self.zero >= row.from_zero
         if row.direction is None:
@@ -372,8 +381,8 @@ def _chunks(plan: Plan, stage: int, passes: StagePasses) -> tuple[ChunkLayers, .
 
 @lru_cache(maxsize=_MOST_KEPT)
 def _ends_with_embedding(passes: StagePasses) -> bool:
-    """Whether a stage's first W is no later for the head's chunk than for the embedding's, and its
-    last W no earlier for the embedding's.
+    """Whether a stage's W passes begin with the head's chunk, no later than the embedding's, and
+    end with the embedding's, no earlier than the head's.
     """
     chunks = [one.chunk for one in passes if one.kind == "W"]
     embedding, head = 0, passes.chunks - 1
@@ -383,20 +392,21 @@ def _ends_with_embedding(passes: StagePasses) -> bool:
 
 @lru_cache(maxsize=_MOST_KEPT)
 def _layers_before(passes: StagePasses, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The number of layers that a stage visits before each of its passes; ``sizes`` are those of
-    its chunks.
+    """The number of layers that a stage has visited before each of its passes; ``sizes`` are the
+    numbers of layers of its chunks.
     """
     return tuple(accumulate((sizes[one.chunk] for one in passes), initial=0))
 
 
-# A mask of the strategies (S) whose groups have a shape, and the shape.
+# A shape of a communication group, and a mask of the strategies (S) whose groups have it.
 OfShape = tuple[Bools, GroupSpread]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shapes:
-    """The shape of each strategy's groups (S each), by name, in the order of ``GroupSpread``: ranks
-    in a node, nodes, and units of each tier above; and the number of ranks of each group.
+    """How each group of ranks lies on the cluster, for each strategy (S), by the group's name:
+    ranks in a node, nodes, and units of each network tier above; and the number of ranks of each
+    group.
 
     Neighbouring stages are taken to be as large as the stage itself. Sends to the next stage and
     from the one before go through the tier at a place.
@@ -411,7 +421,9 @@ class Shapes:
     _several: dict[str, Sequence[OfShape]] = field(default_factory=dict, init=False, repr=False)
 
     def of_several(self, group: str) -> Sequence[OfShape]:
-        """The strategies for each shape of a group, where it has several ranks."""
+        """Each shape of a group that has several ranks, with a mask of the strategies whose groups
+        have it.
+        """
         if group not in self._several:
             several = (one for one in self.by_shape(group) if one[1].ranks > 1)
             self._several[group] = tuple(several)
@@ -419,15 +431,15 @@ class Shapes:
 
     @property
     def crosses_to_next(self) -> Bools:
-        """Whether strategies send to the next stage across nodes."""
+        """Whether each strategy sends to the next stage across nodes."""
         return np.asarray(self.place_to_next != NODE)
 
     def by_shape(self, group: str) -> Iterator[OfShape]:
-        """The strategies for each shape of a group."""
+        """Each shape of a group, with a mask of the strategies whose groups have it."""
         yield from by_shape(self.groups[group])
 
     def chosen(self, rows: Rows) -> Self:
-        """The shapes of the strategies with these indices."""
+        """The shapes of groups of the strategies with these indices."""
         groups = self.groups.items()
         return type(self)(
             groups={name: tuple(one[rows] for one in shape) for name, shape in groups},
@@ -440,7 +452,9 @@ class Shapes:
 
 
 def by_shape(columns: tuple[Ints, ...]) -> Iterator[OfShape]:
-    """The strategies (S) for each shape, from columns of ranks in a node, nodes and units."""
+    """Each distinct shape in these columns (ranks in a node, nodes, units), with a mask of the
+    strategies (S) that have it.
+    """
     for shape in sorted({*zip(*(one.tolist() for one in columns), strict=True)}):
         rows = np.logical_and.reduce(
             [one == number for one, number in zip(columns, shape, strict=True)]
@@ -472,7 +486,7 @@ def _nodes(
     gpus_per_node: int,
     order: int,
 ) -> Ints:
-    """The number of a group's nodes, with axes in this order."""
+    """The number of nodes that a group of ranks lies on, for this order of the mesh axes."""
     reach, apart = np.zeros_like(first_rank), np.ones_like(first_rank)
     step, are_alike = np.ones_like(first_rank), np.ones(first_rank.shape, dtype=bool)
     along = in_order(degrees(axes_of(group), value), order)
@@ -497,10 +511,10 @@ def _nodes(
 def _most_apart(
     group: str, axes: Mapping[str, int], first_rank: int, place_of: Callable[[Ints], Ints]
 ) -> int:
-    """The largest number of units that a group of a stage spans, by enumerating its groups;
-    ``place_of`` maps ranks to nodes, or nodes to units.
+    """The largest number of units (nodes, or units of a network tier) that a group of a stage
+    spans, by enumerating its groups; ``place_of`` maps ranks to units.
     """
-    # The last axis of an array is the innermost; in the table it is the first.
+    # The last axis of a NumPy array is the innermost; in the table of axes it is the first.
     names = [*axes][::-1]
     shape = [axes[name] for name in names]
     nodes = place_of(first_rank + np.arange(math.prod(shape)).reshape(shape))
@@ -513,7 +527,9 @@ def _most_apart(
 def shapes_of(
     known: Known[Shapes], columns: Mapping[str, NDArray[Any]], cluster: Cluster
 ) -> Shapes:
-    """The shapes of each strategy's groups; ``known`` caches those of meshes met before."""
+    """How each group of ranks lies on the cluster, for each strategy; ``known`` caches meshes that
+    were met before.
+    """
     names = (*names_of("mesh"), "first_rank")
     shapes, rows = known(
         [columns[name] for name in names],
@@ -523,14 +539,14 @@ def shapes_of(
 
 
 def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
-    """The shapes of the groups, and the sends that cross nodes."""
+    """How each group of ranks lies on the cluster, and which sends cross nodes."""
     gpus, tiers = cluster.gpus_per_node, cluster.tiers
     value = columns.__getitem__
     first, ranks = columns["first_rank"].astype(np.int64), num_gpus(value).astype(np.int64)
 
     def tier_between(before: Ints) -> Ints:
-        """The index of the highest tier between a rank from ``before`` on and its peer in the next
-        stage.
+        """The number of the highest network tier between a rank of the stage that begins at
+        ``before`` and its peer in the next stage.
         """
         apart = (before + 2 * ranks - 1) // gpus != before // gpus
         crosses = (cluster.nodes > 1) & ((ranks >= gpus) | apart)
@@ -539,7 +555,7 @@ def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
         return np.where(crosses, np.maximum(tiers.sends_through(before, ranks), NETWORK), NODE)
 
     def shape(group: str) -> tuple[Ints, ...]:
-        """The shape of a group."""
+        """How a group of ranks lies on the cluster: ranks in a node, nodes, and units."""
         on_nodes = shape_on_nodes(group, value, first, gpus)
         if tiers is None:
             return on_nodes
@@ -558,8 +574,8 @@ def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
 def _units(
     group: str, value: Callable[[str], NDArray[Any]], first: Ints, tiers: TierTimes, index: int
 ) -> Ints:
-    """The largest number of units that a group spans (C), among the units joined by the tier at an
-    index.
+    """The largest number of units of a network tier that a group of ranks spans, for each candidate
+    (C).
     """
     network, gpus = tiers.network, tiers.gpus_per_node
     if not any(tier.scattered for tier in network.tiers[index:]):

@@ -192,7 +192,9 @@ def test_what_is_no_mapping_is_refused(content: object) -> None:
 def test_a_launch_script_in_a_plan_files_place_is_told_its_command(tmp_path: Path) -> None:
     script = tmp_path / "launch.sh"
     script.write_text("torchrun pretrain_gpt.py --num-layers 2\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"is no plan: mistlab import_plan .*launch\.sh makes one"):
+    with pytest.raises(
+        InputError, match=r"is a launch file, no plan: convert .* import_plan .*launch\.sh"
+    ):
         load_job(script)
 
 

@@ -66,8 +66,8 @@ def test_a_budget_has_a_limit(limits: dict[str, Any], message: str) -> None:
 
 
 RESULTS = {
-    "plan alone": ({"prediction": None}, "plan: stands without the other of plan and prediction"),
-    "prediction alone": ({"plan": None}, "prediction: stands without the other of plan and"),
+    "plan alone": ({"prediction": None}, "plan: is given without prediction"),
+    "prediction alone": ({"plan": None}, "prediction: is given without plan"),
     "optimal without a plan": (
         {"plan": None, "prediction": None},
         "status: OPTIMAL needs a plan that fits: give it",
