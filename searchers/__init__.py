@@ -1,1 +1,3 @@
-"""Strategies that search for the best plan, each in its own file."""
+"""Searchers: each looks in its own way for the fastest plan of a search space, and is in a file of
+its own.
+"""

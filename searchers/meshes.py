@@ -1,5 +1,5 @@
-"""The meshes of a space: how GPUs, the batch and the blocks may be divided, before memory savings
-are chosen.
+"""The meshes of a search space: how GPUs, the batch and the blocks may be divided over stages,
+before memory savings are chosen.
 
 A stage lies inside one node or fills whole nodes; ranks fill nodes in order.
 """
@@ -24,7 +24,8 @@ from mistlab.schedule.placement import even_shares
 
 
 class Mesh(NamedTuple):
-    """The GPUs of one stage, and the micro-batch size of each of its data-parallel ranks.
+    """The mesh of one stage: how its GPUs are divided over parallel dimensions, and the micro-batch
+    size of each data-parallel rank.
 
     ``others`` are values of the mesh's other dimensions, except default values.
     """
@@ -48,7 +49,7 @@ class Mesh(NamedTuple):
         return int(dimension.default)
 
     def values(self) -> dict[str, int]:
-        """The values of all dimensions of the mesh."""
+        """The values of all dimensions of the mesh, by name."""
         named = {name: getattr(self, name) for name in _OWN}
         further = {name: DIMENSIONS[name].default for name in names_of("mesh") if name not in named}
         return {**named, **further, **dict(self.others)}
@@ -80,7 +81,7 @@ class Pipeline:
         return len(self.meshes)
 
     def first_ranks(self) -> list[int]:
-        """The first rank of each stage."""
+        """The first rank (GPU) of each stage."""
         ranks = [0]
         for mesh in self.meshes[:-1]:
             ranks.append(ranks[-1] + mesh.num_gpus)
@@ -88,7 +89,9 @@ class Pipeline:
 
 
 def only(pipeline: Pipeline, space: SearchSpace) -> SearchSpace:
-    """The subspace whose pipelines have the meshes of this pipeline, which are equal."""
+    """The part of a search space whose pipelines have this pipeline's meshes, which must be
+    equal.
+    """
     mesh = pipeline.meshes[0]
     return replace(
         space.with_lists({name: (mesh.value(name),) for name in _OWN}),
@@ -111,7 +114,7 @@ def micro_batch_counts(problem: Problem, space: SearchSpace) -> list[int]:
 
 
 def meshes(problem: Problem, space: SearchSpace, micro_batches: int) -> list[Mesh]:
-    """The meshes that a stage may have, of any number of GPUs."""
+    """The meshes that a stage may have, with any number of GPUs."""
     cluster = problem.cluster
     together, rest = divmod(problem.workload.global_batch, micro_batches)
     if rest:
@@ -127,7 +130,7 @@ def meshes(problem: Problem, space: SearchSpace, micro_batches: int) -> list[Mes
         mesh
         for tensor in _tensor_degrees(problem, space)
         for others in _other_degrees(space)
-        # The condition that rejects most meshes, and is cheapest to test, comes first.
+        # First the condition that rejects most meshes and is cheapest to test.
         for ranks in [Mesh(1, tensor, together, others).num_gpus]
         for data in shares
         if ranks * data <= cluster.num_gpus and _divides_nodes(ranks * data, cluster)
@@ -137,7 +140,7 @@ def meshes(problem: Problem, space: SearchSpace, micro_batches: int) -> list[Mes
 
 
 def equal_pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
-    """All pipelines whose stages have one mesh."""
+    """All pipelines of the search space whose stages have equal meshes."""
     for micro_batches in micro_batch_counts(problem, space):
         for mesh in meshes(problem, space, micro_batches):
             num_stages = equal_stages(mesh, problem)
@@ -146,8 +149,8 @@ def equal_pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
 
 
 def equal_stages(mesh: Mesh, problem: Problem) -> int:
-    """The number of stages of one mesh that use all GPUs, with at least a block each; 0 if they
-    cannot, or if one of them would straddle nodes or groups of nodes.
+    """How many stages of one mesh use all GPUs of the cluster, with at least a block each; 0 if
+    none do, or if one of them would straddle nodes or kinds of nodes.
     """
     cluster, gpus = problem.cluster, mesh.num_gpus
     num_stages, rest = divmod(cluster.num_gpus, gpus)
@@ -158,7 +161,7 @@ def equal_stages(mesh: Mesh, problem: Problem) -> int:
 
 
 def pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
-    """All pipelines of the space; a very large number where meshes may differ."""
+    """All pipelines of the search space; very many if meshes may differ."""
     if not space.unequal_meshes:
         yield from equal_pipelines(problem, space)
         return
@@ -172,8 +175,9 @@ def pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
 def orders_of(
     space: SearchSpace, num_stages: int, micro_batches: int, layers: int
 ) -> tuple[str, ...]:
-    """The orders of passes that a pipeline can run, if its stages have at least ``blocks`` blocks
-    each; a single stage has one order, since none of its passes waits for another stage.
+    """The orders of passes of a space that a pipeline can run, if its stages have at least
+    ``blocks`` blocks each; a pipeline of one stage has one order, since none of its passes waits
+    for another stage.
     """
     if num_stages == 1:
         return (DEFAULT_ORDER,)
@@ -186,12 +190,12 @@ def orders_of(
 
 
 def allows(choices: tuple[int, ...] | None, value: int) -> bool:
-    """Whether a list of choices includes a value; None includes every value."""
+    """Whether a list of allowed values includes a value; None stands for all values."""
     return choices is None or value in choices
 
 
 def lies_well(first_rank: int, num_gpus: int, cluster: Cluster) -> bool:
-    """Whether a stage lies inside one node or fills whole, equal nodes."""
+    """Whether a stage lies inside one node, or fills whole nodes of one kind."""
     gpus, place_in_node = cluster.gpus_per_node, first_rank % cluster.gpus_per_node
     if cluster.others and not cluster.in_one_group(first_rank, num_gpus):
         return False
@@ -199,7 +203,7 @@ def lies_well(first_rank: int, num_gpus: int, cluster: Cluster) -> bool:
 
 
 def divides_groups(gpus: int, cluster: Cluster) -> bool:
-    """Whether consecutive stages of these numbers of GPUs each lie in one group of nodes."""
+    """Whether consecutive stages of this many GPUs each lie on nodes of one kind."""
     return not any(one.start % gpus for one in cluster.ranks_of_groups)
 
 
@@ -227,8 +231,8 @@ def _sequences(
     layers: int,
     dead_ends: set[tuple[int, int]],
 ) -> Iterator[tuple[Mesh, ...]]:
-    """The sequences of meshes for the stages from one rank on; each stage has at least a block.
-    ``dead_ends`` caches ranks and numbers of blocks from which there are none.
+    """The possible meshes of the stages from one rank on, each with at least a block. ``dead_ends``
+    caches ranks and numbers of blocks for which there are none.
     """
     if first_rank == problem.cluster.num_gpus:
         yield ()
@@ -275,14 +279,14 @@ def other_names() -> list[str]:
 
 
 def _has_effect(mesh: Mesh) -> bool:
-    """Whether each choice that acts on a communication group has a group of several ranks."""
+    """Whether each choice of the mesh that acts on a group of ranks has a group of several."""
     shared = (DIMENSIONS[name].shared_by for name, _ in mesh.others)
     return all(ranks_of(group, mesh.value) > 1 for group in shared if group)
 
 
 def _is_tried(problem: Problem, mesh: Mesh, micro_batches: int) -> bool:
-    """Whether the mesh's ranks can do what its other dimensions say, and whether a search tries the
-    combination.
+    """Whether the mesh's ranks can do what its further dimensions say, and whether searches try
+    this combination.
     """
     setting = Setting(
         degree=mesh.value,
@@ -299,7 +303,7 @@ def _is_tried(problem: Problem, mesh: Mesh, micro_batches: int) -> bool:
 
 
 def _other_degrees(space: SearchSpace) -> list[tuple[tuple[str, int], ...]]:
-    """All combinations of values of a mesh's other dimensions; default values are omitted."""
+    """All combinations of values of a mesh's further dimensions; default values are omitted."""
     names = other_names()
     listed = (space.listed(name) or () for name in names)
     return [
@@ -316,34 +320,33 @@ def _divides_nodes(gpus: int, cluster: Cluster) -> bool:
     return gpus <= cluster.gpus_per_node or gpus % cluster.gpus_per_node == 0
 
 
-# The subspaces with which the search of a large space begins.
+# The parts of a large search space that are searched first.
 #
 # A search of a large space starts with coarse choices in every dimension, and a budget may be spent
 # before it has the plan that a smaller space's search finds at once. So smaller spaces are searched
 # first: their plans belong to the large space, and prune much of the rest.
 
 
-# Searches of these spaces are fast, or prove their best plan.
+# Named search spaces whose searches are fast, or prove their best plan.
 FIRST = ("3d", "mist")
-# The first subspace where meshes have other choices, such as sequence parallelism: uniform stages
-# with these choices. Its search evaluates a hundredth of the plans of a search over heterogeneous
-# stages.
+# The first searched space with further choices of meshes, such as sequence parallelism: all stages
+# are alike. Its search evaluates a hundredth of the plans of a search over different stages.
 ALIKE = "moe"
-# The numbers of recomputed blocks that a space allows, from few choices to many.
+# How many blocks a search space allows to recompute, from few choices to many.
 _RECOMPUTED: tuple[Recomputation, ...] = ("all", "none_or_all", "any")
 
 
 def parts_of(space: SearchSpace) -> Iterator[SearchSpace]:
-    """The subspaces to search before the whole space, smallest first; none if its stages have equal
-    meshes, since that search is fast.
+    """The parts of a search space to search before all of it, smallest first; none if its stages
+    have equal meshes, since that search is fast.
 
     The last part has the meshes' other choices, such as sequence parallelism, in a small space; a
     part before has some of them where stages are alike, so a budget that ends early has seen them.
     """
     if not space.unequal_meshes:
         return
-    # A single rank takes the lowest ZeRO level, which matters where the rank offloads; so the
-    # lowest level is the whole space's. It is valid with every pipeline, too.
+    # If a group has one rank, the whole space gives it its lowest ZeRO level, which matters where
+    # the rank offloads; every part must have this level.
     lowest = min(space.zero)
     others_of_mesh = {name: space.lists[name] for name in other_names()}
     has_others = any(len(listed or ()) > 1 for listed in others_of_mesh.values())
@@ -361,8 +364,8 @@ def parts_of(space: SearchSpace) -> Iterator[SearchSpace]:
 
 
 def as_in(plan: Plan, space: SearchSpace) -> Plan:
-    """A subspace's plan in the whole space's terms: a choice that acts on a group of one rank, such
-    as a ZeRO level, gets the lowest value of the whole space.
+    """A plan found in a part of a search space, as a plan of the whole: a choice that acts on a
+    group of one rank, such as a ZeRO level, gets the whole space's lowest value.
     """
     stages = []
     for stage in plan.stages:
@@ -376,7 +379,9 @@ def as_in(plan: Plan, space: SearchSpace) -> Plan:
 
 
 def common(space: SearchSpace, other: SearchSpace) -> SearchSpace | None:
-    """The intersection of two spaces, whatever the engine; None if it is empty."""
+    """The plans that two search spaces have in common, whatever the engine; None if there are
+    none.
+    """
     lists = {name: _both(listed, other.lists[name]) for name, listed in space.lists.items()}
     of_plans: dict[str, Any] = {
         name: _both(getattr(space, name), getattr(other, name)) for name in _OF_PLANS
@@ -400,13 +405,13 @@ def common(space: SearchSpace, other: SearchSpace) -> SearchSpace | None:
 def _both(
     listed: Sequence[float] | None, others: Sequence[float] | None
 ) -> tuple[float, ...] | None:
-    """The values in both lists; None stands for every value."""
+    """The values that are in both lists; None stands for all values."""
     if listed is None or others is None:
         either = others if listed is None else listed
         return None if either is None else tuple(either)
     return tuple(value for value in listed if value in others)
 
 
-# The fields of a space that concern whole plans, and the boolean ones.
+# The fields of a search space that concern whole plans, and those that are true or false.
 _OF_PLANS = ("pipeline", "micro_batches", "orders")
 _FLAGS = ("unequal_stages", "unequal_meshes")

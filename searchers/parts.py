@@ -1,4 +1,4 @@
-"""Searches parts of a cluster beside the whole cluster, since the best plan may leave GPUs idle."""
+"""Searches parts of a cluster as well as the whole, since the best plan may leave GPUs idle."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,7 +7,7 @@ from mistlab.job.search import Problem
 
 # Degrees are products of these primes for most models and batches.
 SMALL_PRIMES = (2, 3)
-# The number of parts searched beside a cluster whose number of GPUs divides badly.
+# If the number of GPUs divides badly, this many smaller parts of the cluster are searched as well.
 MOST_PARTS = 2
 
 
@@ -29,7 +29,7 @@ def parts_of(problem: Problem, *, has_plans: bool) -> tuple[Problem, ...]:
 
 
 def divides_well(count: int) -> bool:
-    """Whether a number of GPUs has small prime factors only."""
+    """Whether a number of GPUs has no prime factors but small ones."""
     for prime in SMALL_PRIMES:
         while count % prime == 0:
             count //= prime

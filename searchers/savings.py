@@ -1,5 +1,5 @@
-"""The plans of a space: a stage's memory savings, host memory, membership, random draws, and why a
-space is empty.
+"""The plans of a search space: how stages may save memory, which plans belong to it, random draws,
+and why it is empty.
 
 Axes: W ways to save memory, B ways to treat blocks.
 """
@@ -34,36 +34,38 @@ from searchers.meshes import (
     pipelines,
 )
 
-# The memory-saving strategies of a stage: all combinations of a space's choices, by dimension.
+# The memory-saving strategies of a stage: all combinations of the values that a search space
+# allows.
 #
-# Axes: W strategies, B block treatments.
+# Axes: W strategies, B ways to treat blocks (recomputed, for one).
 
 
-# One value for each of ``names_of("savings")``, and for each of ``counts_of_blocks``.
+# One strategy: a value for each of ``names_of("savings")``; and a number of blocks for each of
+# ``counts_of_blocks``.
 SavingsRow = tuple[float, ...]
 CountsRow = tuple[int, ...]
-# Selects some of a dimension's choices.
+# A function that selects some of a dimension's allowed values.
 Thinner = Callable[[Sequence[float]], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Way:
-    """One memory-saving strategy for all stages of a pipeline: the values of
-    ``names_of("savings")``, and the number of blocks that the largest stage treats in each of
-    ``counts_of_blocks()``.
+    """A memory-saving strategy that all stages of a pipeline share: values of
+    ``names_of("savings")``, and how many blocks the largest stage recomputes or treats otherwise
+    (``counts_of_blocks()``).
     """
 
     savings: SavingsRow
     counts: CountsRow
 
     def counts_within(self, layers: int) -> CountsRow:
-        """The numbers of treated blocks in a stage with ``layers`` blocks."""
+        """How many blocks a stage of ``layers`` blocks recomputes or treats otherwise."""
         counts = dict(zip(counts_of_blocks(), self.counts, strict=True))
         return tuple(counts_within(counts, layers).values())
 
 
 def way_of(plan: Plan) -> Way:
-    """The memory-saving strategy of a plan with uniform stages."""
+    """The memory-saving strategy of a plan whose stages all save memory alike."""
     largest = max(plan.stages, key=lambda stage: stage.layers)
     return Way(
         savings=tuple(largest.value(name) for name in names_of("savings")),
@@ -72,8 +74,8 @@ def way_of(plan: Plan) -> Way:
 
 
 def ways_alike(space: SearchSpace, mesh: Mesh, layers: int, *, in_pipeline: bool) -> Iterator[Way]:
-    """Every memory-saving strategy for all stages of a pipeline of equal meshes whose largest stage
-    has ``layers`` blocks.
+    """Every memory-saving strategy that all stages of a pipeline may share; their meshes are equal,
+    and the largest stage has ``layers`` blocks.
     """
     for savings in product(*savings_choices(space, mesh, in_pipeline=in_pipeline)):
         for counts in counts_choices(space, layers):
@@ -83,7 +85,7 @@ def ways_alike(space: SearchSpace, mesh: Mesh, layers: int, *, in_pipeline: bool
 def savings_choices(
     space: SearchSpace, mesh: Mesh, *, in_pipeline: bool
 ) -> tuple[tuple[float, ...], ...]:
-    """A stage's choices for each of ``names_of("savings")``."""
+    """The values that a stage may take for each of ``names_of("savings")``."""
     return tuple(
         space.choices(name, layers=1, degree=mesh.value, in_pipeline=in_pipeline)
         for name in names_of("savings")
@@ -91,8 +93,8 @@ def savings_choices(
 
 
 def counts_choices(space: SearchSpace, layers: int, thinner: Thinner = tuple) -> list[CountsRow]:
-    """The numbers of a stage's blocks under each treatment (B), in total at most its blocks;
-    ``thinner`` selects some of the choices of one treatment.
+    """How many blocks a stage may treat in each way (B), in all at most ``layers``; ``thinner``
+    leaves out some of the numbers.
     """
     choices = (thinner(_counts_of(space, name, layers)) for name in counts_of_blocks())
     every = (tuple(map(int, counts)) for counts in product(*choices))
@@ -102,7 +104,7 @@ def counts_choices(space: SearchSpace, layers: int, thinner: Thinner = tuple) ->
 def ways_to_save(
     space: SearchSpace, mesh: Mesh, layers: int, *, in_pipeline: bool
 ) -> Iterator[StagePlan]:
-    """Every stage with these blocks and this mesh (W), one for each memory-saving strategy."""
+    """Every stage with these blocks and this mesh, one for each way to save memory (W)."""
     names = saving_names()
     choices = (
         sorted({*space.choices(name, layers=layers, degree=mesh.value, in_pipeline=in_pipeline)})
@@ -123,24 +125,24 @@ def number_of_ways(space: SearchSpace, mesh: Mesh, layers: int, *, in_pipeline: 
 
 
 def saving_names() -> tuple[str, ...]:
-    """The dimensions that save memory, in the table's order."""
+    """The names of the dimensions that save memory, in the order of the table of dimensions."""
     return tuple(name for name in DIMENSIONS if name in (*names_of("savings"), *counts_of_blocks()))
 
 
 def stage_of(mesh: Mesh, layers: int, saving: Mapping[str, float]) -> StagePlan:
-    """A stage with these values of its savings; dimensions without a value have their default."""
+    """A stage with these values of its memory savings; other dimensions have their defaults."""
     return StagePlan.of_values({"layers": layers, **mesh.values(), **saving})
 
 
 def bare_stage(mesh: Mesh, layers: int, space: SearchSpace) -> StagePlan:
-    """A stage with the least memory savings that the space allows."""
+    """A stage that saves as little memory as the search space allows."""
     least = {name: min(space.listed(name) or (0,)) for name in names_of("savings")}
     counts = {name: int(min(_counts_of(space, name, layers))) for name in counts_of_blocks()}
     return stage_of(mesh, layers, {**least, **counts})
 
 
 def alike(largest: StagePlan, layers: int) -> StagePlan:
-    """A stage of ``layers`` blocks with the savings of another stage, the one with the most
+    """A stage of ``layers`` blocks that saves memory like another one, the stage with most
     blocks.
     """
     return largest.with_values({"layers": layers, **counts_within(largest.counts, layers)})
@@ -154,27 +156,30 @@ def _one(_: str) -> int:
     return 1
 
 
-# Detects a space with more memory-saving strategies than this machine can list at once.
+# Detects a search space with more memory-saving strategies than this machine can list at once.
 #
 # An exhaustive search lists, for each stage, every combination of the space's ratios and levels. A
 # ratio in steps of a thousandth instead of eighths, for four kinds of state, takes 250 million
 # times the memory.
 
 
-# Peak bytes of a listed strategy, with the columns of its costs and times. Measured with llama-350m
-# on two L4, searcher exact: 700 MiB at 331,776 strategies (ratios in 23rds), and 655 MiB at 320,000
-# strategies of uniform stages (ratios in 19ths, no or all blocks recomputed).
+# The peak bytes that one listed strategy takes, with the columns of its costs and times. Measured
+# with llama-350m on two L4, searcher exact: 700 MiB at 331,776 strategies (ratios in 23rds), and
+# 655 MiB at 320,000 strategies that all stages share (ratios in 19ths, no or all blocks
+# recomputed).
 WAY_BYTES = 2200
 
 
 def ways_listed(space: SearchSpace) -> int:
-    """The number of memory-saving strategies of a stage, block treatments aside."""
+    """The number of memory-saving strategies of a stage, not counting how many blocks are
+    recomputed.
+    """
     return prod(len(space.listed(name) or ()) for name in names_of("savings"))
 
 
 def too_many_ways(problem: Problem, space: SearchSpace, room_bytes: int | None = None) -> str:
-    """Why a space's strategies cannot all be listed within ``memory`` (by default this machine's
-    free memory); empty if they can.
+    """Why the strategies of a search space cannot all be listed in ``room_bytes`` of memory (by
+    default what is free on this machine); empty if they can.
     """
     ways = ways_listed(space)
     if not space.unequal_stages:
@@ -191,7 +196,9 @@ def too_many_ways(problem: Problem, space: SearchSpace, room_bytes: int | None =
 
 
 def free_bytes() -> int:
-    """The free memory of this machine in bytes; all of its memory where the system does not say."""
+    """The free memory of this machine in bytes; all of its memory if the system does not say what
+    is free.
+    """
     try:
         text = Path("/proc/meminfo").read_text(encoding="utf-8")
     except OSError:
@@ -200,17 +207,17 @@ def free_bytes() -> int:
     return int(lines["MemAvailable"].split()[0]) * 1024
 
 
-# Tells whether a plan belongs to a space.
+# Tells whether a plan belongs to a search space.
 
 
 def contains(problem: Problem, space: SearchSpace, plan: Plan) -> bool:
-    """Whether the space allows the plan for the problem."""
+    """Whether the search space allows the plan for the problem."""
     return any(plan in Members(problem=problem, space=own) for own in space.of_engines)
 
 
 @dataclass(slots=True, kw_only=True)
 class Members:
-    """The plans of one engine in a space, with fast membership tests for many plans."""
+    """The plans that a search space of one engine allows, with fast tests for many plans."""
 
     problem: Problem
     space: SearchSpace
@@ -293,22 +300,22 @@ def _is_alike(plan: Plan) -> bool:
     return all(stage == alike(largest, stage.layers) for stage in plan.stages)
 
 
-# Explains why a space has no plan for a problem, by trying changes that would give it one.
+# Explains why a search space has no plan for a problem, by trying changes that would give it one.
 #
 # Memory is not considered: a space whose plans do not fit is not empty.
 
 
-# Fields of a space in which None allows every number that divides.
+# Fields of a search space in which None allows every number that divides evenly.
 OPEN = tuple(entry.name for entry in fields(SearchSpace) if entry.default is None)
-# Multiples of a problem's batch and nodes that are tried in their place.
+# The batch, multiplied by these numbers one after another, is tried in place of the problem's own.
 MULTIPLES = (2, 3, 4, 5, 6, 7, 8)
-# The number of values of a list that a message shows.
+# A message shows at most this many values of a list.
 SHOWN = 6
 
 
 def why_empty(problem: Problem, space: SearchSpace) -> str:
-    """Why the space has no plan for the problem, and which changes alone would give it one; empty
-    if it has plans.
+    """Why the search space has no plan for the problem, and which single changes would give it one;
+    empty if it has plans.
 
     >>> from searchers.savings import _listed
     >>> _listed((1, 2, 4, 8, 16, 32, 64))
@@ -345,15 +352,15 @@ def _why_empty(problem: Problem, space: SearchSpace) -> str:
 
 
 def _has_pipeline(problem: Problem, space: SearchSpace) -> bool:
-    """Whether the space has any pipeline; equal meshes are tried first, since they are quickest to
-    find.
+    """Whether the search space has any pipeline; equal meshes are tried first, since they are found
+    fastest.
     """
     candidates = chain(equal_pipelines(problem, space), pipelines(problem, space))
     return next(candidates, None) is not None
 
 
 def _changes(problem: Problem, space: SearchSpace) -> Iterator[tuple[str, Problem, SearchSpace]]:
-    """Single changes of the space or of the problem, each described in words."""
+    """Single changes of the search space or of the problem, each with its description."""
     for name in OPEN:
         if (listed := getattr(space, name)) is not None:
             change = f"with another {name} than {_listed(listed)}"
@@ -401,21 +408,21 @@ Option = TypeVar("Option")
 
 
 class Chooser:
-    """Makes choices: ``index_of`` maps a choice's name and number of options to the chosen option's
-    index.
+    """Makes the choices of a plan; ``index_of`` gives the index of the chosen option, from a
+    choice's name and its number of options.
     """
 
     def __init__(self, index_of: Callable[[str, int], int]) -> None:
         self._index_of = index_of
 
     def __call__(self, name: str, options: Sequence[Option]) -> Option:
-        """The chosen option; a single option is returned without asking."""
+        """The option that is chosen; if there is only one, nobody is asked."""
         return options[0] if len(options) == 1 else options[self._index_of(name, len(options))]
 
 
 def chosen_plan(problem: Problem, space: SearchSpace, choose: Chooser) -> Plan | None:
-    """The plan of a chooser's answers; None if no pipeline of the space matches its first
-    answers.
+    """The plan that follows from a chooser's answers; None if they lead to no pipeline of the
+    search space.
     """
     pipeline = _pipeline(problem, space, choose)
     if pipeline is None:

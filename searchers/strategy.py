@@ -1,5 +1,5 @@
-"""A search's strategy and its ledger, which counts predictor calls and keeps the best plan so
-far.
+"""What all searchers share: a strategy, and a ledger that counts predictor calls and keeps the best
+plan so far.
 """
 
 from bisect import insort
@@ -39,14 +39,14 @@ from searchers.savings import ways_listed, why_empty
 # budget ends them.
 
 
-# The number of stage candidates that count as one plan in a budget.
+# In a budget, this many candidates for stages count as one plan.
 STAGES_A_PLAN = 1000
-# Plans and stage candidates predicted between two checks of the clock. Candidates with distinct
-# ratios take up to 50 microseconds each; with more of them per batch, twice as long. Plans take as
-# long one by one in batches of 64 as of 128.
+# The numbers of plans, and of candidates for stages, that are predicted between two looks at the
+# clock. Candidates with distinct ratios take up to 50 microseconds each; with more of them per
+# batch, twice as long. Plans take as long one by one in batches of 64 as of 128.
 PLANS_AT_ONCE = 64
 STAGES_AT_ONCE = 1 << 14
-# The number of plans kept: the best one and its rivals.
+# The ledger keeps this many plans: the best one and its rivals.
 SHORT_LIST = 5
 # Times that differ by less than this share are equal up to rounding.
 ROUNDING = 1e-9
@@ -57,7 +57,7 @@ Answer = TypeVar("Answer")
 
 
 class BudgetSpentError(Exception):
-    """The budget is spent and the search must end; its ledger has the best plan so far.
+    """Raised when the budget is spent and the search must end; its ledger has the best plan so far.
 
     ``predictions`` are the answers that the budget still allowed, for strategies that keep them.
     """
@@ -108,22 +108,24 @@ class Ledger:
         return float("inf") if self.prediction is None else self.prediction.iteration_s
 
     def is_best(self, bound_s: float) -> bool:
-        """Whether the best plan is proven, given a lower bound of all plans."""
+        """Whether the best plan is proven to be best, if no plan of the search space takes less
+        than ``bound_s``.
+        """
         return bound_s >= self.best_s * (1 - ROUNDING)
 
     @property
     def gap(self) -> float | None:
-        """The relative amount by which another plan could be faster than the best plan; None while
+        """By what share of the best plan's time another plan might still be faster; None as long as
         no bound is known.
         """
         return max(0.0, 1 - self.bound_s / self.best_s) if self.bound_s and self.best else None
 
     def best_of(self, engine: str) -> list[Plan]:
-        """The plans of one engine among the fastest few."""
+        """Those of the fastest few plans that have this engine."""
         return [one.plan for one in self.nearest if one.plan.engine == engine]
 
     def bounded(self, bound_s: float) -> None:
-        """Record a lower bound of all plans of the space."""
+        """Record a lower bound of the times of all plans in the search space."""
         if self.said is None:
             self.bound_s = max(self.bound_s, bound_s)
         elif self.hears is not None:
@@ -141,7 +143,7 @@ class Ledger:
 
     @property
     def budget_left(self) -> Budget:
-        """The rest of the budget, with at least a little of each limit."""
+        """The rest of the budget; a little of each limit even if it is spent."""
         left = self.evaluations_left
         return Budget(
             evaluations=None if left is None else max(1, left),
@@ -164,7 +166,7 @@ class Ledger:
 
     @contextmanager
     def for_seconds(self, seconds: float) -> Iterator[None]:
-        """Limit the calls inside to some seconds of the budget."""
+        """In the ``with`` block, limit the search to some seconds of the budget."""
         budget = self.budget
         ends_s = self.wall_s + seconds
         if ends_s < (inf if budget.seconds is None else budget.seconds):
@@ -176,7 +178,7 @@ class Ledger:
 
     @contextmanager
     def for_share(self, share: float) -> Iterator[None]:
-        """Limit the calls inside to a share of the remaining budget."""
+        """In the ``with`` block, limit the search to a share of what is left of the budget."""
         budget, left = self.budget, self.evaluations_left
         if budget.evaluations is not None and left is not None:
             spent = budget.evaluations - left
@@ -188,7 +190,7 @@ class Ledger:
             self.budget = budget
 
     def count(self, *, stages: int) -> None:
-        """Add predictor calls that another process made on behalf of this search."""
+        """Count candidates for stages that another process evaluated for this search."""
         self.stage_evaluations += stages
 
     def predict(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
@@ -225,8 +227,8 @@ class Ledger:
         return predictions
 
     def _shortlist(self, plan: Plan, prediction: Prediction) -> None:
-        """Keep the fastest few distinct plans; of equally fast plans the first found comes
-        first.
+        """Keep a plan if it is one of the fastest few; of equally fast plans the one found first
+        stays in front.
         """
         is_full = len(self.nearest) == SHORT_LIST
         if not prediction.fits or (
@@ -242,8 +244,9 @@ class Ledger:
     def for_part(
         self, restate: Callable[[Plan], Plan], hears: Callable[[float], object] | None = None
     ) -> Iterator[None]:
-        """Search a subspace inside: ``restate`` expresses its plans in the whole space's terms, and
-        its bounds do not hold for the whole space, so they go to ``hears`` instead.
+        """In the ``with`` block, search a part of the search space: ``restate`` turns its plans
+        into plans of the whole space. Its lower bounds do not hold for the whole, so they go to
+        ``hears``.
         """
         before = self.said, self.hears
         self.said, self.hears = restate, hears
@@ -254,14 +257,14 @@ class Ledger:
 
     def stage_costs(self, batch: StageBatch, *, engine: str) -> StageCosts:
         """The cost of each candidate for a stage. Raises ``BudgetSpentError``."""
-        # ``Predictor`` protocols are slow to test, so the searcher tests for stage costs once.
+        # Testing for a ``Predictor`` protocol is slow, so the searcher does it once, not each call.
         model = cast("StageCostModel", self.predictor)
         parts = self._in_parts(lambda some: model.stage_costs(some, engine=engine), batch)
         return parts[0] if len(parts) == 1 else StageCosts.joined(parts)
 
     def stage_bounds(self, least: StageBatch, most: StageBatch, *, engine: str) -> StageCosts:
-        """Lower bounds of the costs of all candidates between two given ones. Raises
-        ``BudgetSpentError``.
+        """Lower bounds of the costs of all candidates with choices between those of ``least`` and
+        ``most``. Raises ``BudgetSpentError``.
         """
         model = cast("StageBoundModel", self.predictor)
 
@@ -276,7 +279,7 @@ class Ledger:
     def part_seconds(
         self, least: StageBatch, most: StageBatch | None = None, *, engine: str
     ) -> StageSeconds:
-        """The times of parts of a model in an order of passes without a closed form; with ``most``,
+        """The times of parts of a model, for orders of passes without a closed form; with ``most``,
         lower bounds of all parts between the two. Raises ``BudgetSpentError``.
         """
         model = cast("StageBoundModel", self.predictor)
@@ -292,7 +295,7 @@ class Ledger:
         engine: str,
         of_others: bool = False,
     ) -> Bools:
-        """Whether each candidate fits on its GPUs; in some orders, whether any candidate with
+        """Whether each candidate fits on its GPUs; with ``of_others``, whether a candidate with
         smaller ratios or fewer recomputed blocks may fit. Raises ``BudgetSpentError``.
         """
         model = cast("StageBoundModel", self.predictor)
@@ -303,7 +306,7 @@ class Ledger:
     def _in_parts(
         self, ask: Callable[..., Answer], *batches: StageBatch | StagesInOrder
     ) -> list[Answer]:
-        """Call the predictor on part of the rows at a time, and join the results."""
+        """Call the predictor with some of the rows at a time; returns all of its answers."""
         rows, answers = len(batches[0]), []
         for rows_of_part in np.array_split(np.arange(rows), -(-rows // STAGES_AT_ONCE) or 1):
             is_all = len(rows_of_part) == rows
@@ -323,7 +326,7 @@ class Ledger:
     def result(
         self, status: Status, seed: int, *, lower_bound_s: float | None = None, reason: str = ""
     ) -> SearchResult:
-        """The result of the search, however it ended."""
+        """The result of the search, also if it was stopped."""
         gap = None
         if lower_bound_s is not None and self.prediction is not None:
             lower_bound_s = min(lower_bound_s, self.best_s)
@@ -355,7 +358,7 @@ INTERRUPTED = "interrupted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """The outcome of a strategy. Without ``status``, it is FEASIBLE if the ledger has a plan, else
+    """How a strategy ended. Without ``status`` it is FEASIBLE if the ledger has a plan, otherwise
     BUDGET.
 
     ``lower_bound_s`` is an iteration time that no plan of the space beats.
@@ -367,7 +370,7 @@ class Ending:
 
     @classmethod
     def of(cls, ledger: Ledger, bound_s: float) -> Self:
-        """The outcome of a search, given a lower bound of all plans of the space."""
+        """How a search ended, if no plan of the search space takes less than ``bound_s``."""
         if ledger.best is None:
             is_empty = bound_s == inf
             return cls(status="INFEASIBLE") if is_empty else cls(reason=NOT_FOUND)
@@ -376,20 +379,20 @@ class Ending:
         return cls(status="FEASIBLE", lower_bound_s=bound_s or None)
 
 
-# A strategy gets the problem, the space, the ledger, and a random generator.
+# A strategy: a function of the problem, the search space, the ledger, and a random generator.
 Strategy = Callable[[Problem, SearchSpace, Ledger, np.random.Generator], Ending]
 
-# The reason for having no plan where the space was not searched exhaustively.
+# Why a search has no plan if it did not look at every plan.
 NOT_FOUND = "no plan was found that fits, which does not prove that there is none"
-# The reason to refuse a predictor that predicts whole plans only.
+# Why a searcher refuses a predictor that predicts whole plans only.
 NO_STAGE_COSTS = "asks for costs of single stages, which the predictor does not give"
-# The reason to refuse a model whose kinds of blocks alternate.
+# Why a searcher refuses a model whose kinds of blocks alternate.
 TAKING_TURNS = (
     "asks for costs of single stages wherever they begin, and this model has blocks of several "
     "kinds: ask a searcher of whole plans, such as aceso or optuna"
 )
-# Reasons to refuse a space with orders of passes that have no closed form: for a strategy that
-# never searches them, and for one that does where they have bounds.
+# Why a searcher refuses a space with orders of passes without a closed form: if it never searches
+# them, and if it needs lower bounds that they lack.
 NO_ORDERS = (
     f"joins stages of pipelines of {DEFAULT_ORDER}, and this space has other orders: ask mist, or "
     "a searcher of whole plans, such as aceso or optuna"
@@ -435,7 +438,7 @@ class StrategySearcher:
     def search(
         self, problem: Problem, space: SearchSpace, budget: Budget, seed: int
     ) -> SearchResult:
-        """The best plan of the space that can be found within the budget."""
+        """Find the best plan of the search space within the budget."""
         space = space.beside(problem.workload.reduction)
         ledger = Ledger(
             predictor=self.predictor,
@@ -483,8 +486,8 @@ def in_branches(
     ledger: Ledger,
     draw: np.random.Generator,
 ) -> Ending:
-    """Branch over the engines of a space and the parts of a cluster: each engine on each number of
-    GPUs has a lower bound of its own.
+    """Search each engine of a search space on each part of a cluster, as branches with lower bounds
+    of their own.
 
     Branches share what is left of the budget evenly, and the best plan so far, which leaves out
     much of the branches to come. Those with fewer ways to save memory come first, since they leave
@@ -517,7 +520,7 @@ def in_branches(
 
 
 def _no_plan_in_time(ledger: Ledger) -> str:
-    """The status of a search whose budget ended before any plan that fits was found."""
+    """Says that the budget ended before any plan that fits was found."""
     limits = []
     if ledger.budget.seconds is not None:
         limits.append(f"{ledger.budget.seconds:g} s")

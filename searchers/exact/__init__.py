@@ -1,3 +1,3 @@
-"""Exact search: finds memory-saving candidates for each stage, and joins stages to the fastest
+"""Exact search: finds the candidates for each stage of a pipeline, and joins stages to the fastest
 pipeline.
 """

@@ -37,9 +37,10 @@ from searchers.exact.order_costs import OrderTraits
 from searchers.meshes import Mesh
 from searchers.strategy import Ledger
 
-# The values that a stage may choose in each dimension, ascending.
+# For each dimension of a stage's memory savings, the values that it may take, ascending.
 Choices = tuple[tuple[float, ...], ...]
-# Index of each dimension's chosen value (R, D).
+# Arrays ``low`` and ``high`` (R, D) hold, for each box and dimension, the index of a value among
+# these.
 
 # The number of times that a box is halved in one round.
 HALVED = 2
@@ -47,8 +48,8 @@ HALVED = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Boxes(ColumnSet):
-    """Boxes (R) that span the choices ``low`` to ``high`` (R, D) and ``fewest`` to ``most``
-    recomputed blocks (R).
+    """Boxes of memory-saving strategies (R): from the values with index ``low`` to those with index
+    ``high`` (R, D), and from ``fewest`` to ``most`` recomputed blocks (R).
     """
 
     choices: Choices
@@ -59,7 +60,7 @@ class Boxes(ColumnSet):
 
     @classmethod
     def whole(cls, choices: Choices) -> Self:
-        """The boxes that together cover every memory-saving strategy exactly once, without
+        """Boxes that together hold each combination of the given values exactly once, without
         recomputed blocks.
         """
         parts = [
@@ -83,12 +84,14 @@ class Boxes(ColumnSet):
 
     @property
     def are_points(self) -> Bools:
-        """Whether each box holds a single strategy (R)."""
+        """Whether each box (R) holds a single strategy."""
         return np.asarray((self.low == self.high).all(axis=1) & (self.fewest == self.most))
 
     @property
     def codes(self) -> Ints:
-        """An integer code of each box (R): equal exactly for boxes with equal offload ratios."""
+        """An integer for each box (R), equal exactly for boxes with the same ranges of values
+        (recomputed blocks aside).
+        """
         base = max(map(len, self.choices))
         code = np.zeros(len(self), dtype=np.int64)
         for places in (*self.low.T, *self.high.T):
@@ -96,15 +99,15 @@ class Boxes(ColumnSet):
         return code
 
     def savings(self, places: Ints) -> Floats:
-        """The values (R, D) of the choices with these indices."""
+        """The values of all dimensions (R, D) at these indices."""
         return np.stack(
             [np.array(own)[column] for own, column in zip(self.choices, places.T, strict=True)],
             axis=1,
         )
 
     def halved(self, times: int = HALVED) -> tuple[Self, Rows]:
-        """Split each box in halves along its widest dimension (by ``box_weight``), several times;
-        returns the parts and the index of the box that each part comes from.
+        """Split each box in halves along its widest dimension (in units of ``box_weight``), several
+        times; returns the halves, and the index of the box that each comes from.
         """
         parts, origin = self, np.arange(len(self))
         weights = np.array([*(DIMENSIONS[name].box_weight for name in names_of("savings")), 1])
@@ -125,8 +128,8 @@ class Boxes(ColumnSet):
         return parts, origin
 
     def _between(self, low: Ints, high: Ints) -> Self:
-        """The boxes between the choices ``low`` and ``high``; the last column of both is the number
-        of recomputed blocks (R, D + 1).
+        """The boxes from ``low`` to ``high``, whose last columns are numbers of recomputed blocks
+        (R, D + 1).
         """
         return type(self)(
             choices=self.choices,
@@ -138,9 +141,7 @@ class Boxes(ColumnSet):
 
 
 def _parts_of_box(ratios: Sequence[float]) -> list[tuple[int, int]]:
-    """First and last choice of each part when a dimension is split into zero and all positive
-    ratios.
-    """
+    """The first and the last index of two ranges of ratios: zero, and all positive ones."""
     zeros = sum(ratio == 0 for ratio in ratios)
     return [*([(0, zeros - 1)] if zeros else []), *_rest(zeros, len(ratios))]
 
@@ -150,20 +151,22 @@ def _rest(first: int, count: int) -> Iterator[tuple[int, int]]:
         yield first, count - 1
 
 
-# Computes costs and bounds of boxes for many stage positions in one batch. A box with several
-# numbers of recomputed blocks is narrowed first, to the fewest blocks that fit in memory with the
-# largest offload ratios; its bounds are then evaluated at the fewest and at the most blocks only.
-# Axes: R rows, each a box at a stage position; T block treatments of ``counts_of_blocks()``.
+# Computes costs and lower bounds of boxes for many stage positions in one batch. A box holds
+# memory-saving strategies with ratios and numbers of recomputed blocks in given ranges. A box with
+# several numbers of recomputed blocks is narrowed first, to the fewest blocks that fit in memory
+# with the largest offload ratios; its bounds are then evaluated at the fewest and at the most
+# blocks only. Axes: R rows, each a box at a stage position; T ways to run a block
+# (``counts_of_blocks()``).
 
 
-# The number of rows that are evaluated in one batch.
+# The number of rows (boxes at stage positions) that are evaluated in one batch.
 TOGETHER = 1 << 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pool(ColumnSet):
-    """Candidates for one stage position, the box of each, and whether the candidate stands for the
-    whole box.
+    """Candidates for one stage position, the box that each is from, and whether it stands for all
+    of the box (is open) or for one strategy.
     """
 
     options: Options
@@ -173,8 +176,8 @@ class Pool(ColumnSet):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Asked:
-    """Boxes to evaluate at one stage position, each with its numbers of treated blocks (R, T); a
-    box carries its own range of recomputed blocks.
+    """Boxes to evaluate at one stage position, each with its numbers of recomputed and otherwise
+    treated blocks (R, T); a box also has a range of recomputed blocks.
     """
 
     place: StagePosition
@@ -184,7 +187,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxCosts:
-    """Evaluates boxes for the stages of a group of pipelines."""
+    """Evaluates boxes of memory-saving strategies for the stages of a group of pipelines."""
 
     problem: Problem
     space: SearchSpace
@@ -193,20 +196,21 @@ class BoxCosts:
     work: Mapping[Mesh, LeastWork]
 
     def pools(self, asked: Sequence[Asked], limit_s: float) -> Iterator[tuple[StagePosition, Pool]]:
-        """For each stage position, the rows that can be part of a pipeline faster than the upper
-        bound.
+        """For each stage position, the candidates that may be part of a pipeline faster than the
+        upper bound ``limit_s``.
         """
         for part in _parts(asked):
             yield from self._pools(part, _BoxRows.of(part), limit_s)
 
     def least(self, asked: Sequence[Asked], limit_s: float) -> Iterator[tuple[Options, Rows]]:
-        """For each stage position, candidates that are lower bounds of all rows in ``pools``, and
-        the index of each candidate's position; columns that only plans need are left out.
+        """For the stage positions, candidates that are lower bounds of all candidates in ``pools``,
+        and the index of each candidate's position; columns that only plans need are left out.
         """
         start = 0
         for part in _parts(asked):
             rows, boxes = self._hopeful(_BoxRows.of(part), limit_s)
-            # The true times of other rows are at least the lower bounds of their boxes.
+            # Boxes with ranges of ratios need no candidate of their own: their lower bounds are
+            # lower.
             alike_rows = rows.chosen(alike := np.flatnonzero(rows.are_alike))
             fitting = alike[
                 self._fits(alike_rows, alike_rows.low, alike_rows.most, of_others=False)
@@ -233,8 +237,8 @@ class BoxCosts:
             )
 
     def _hopeful(self, rows: "_BoxRows", limit_s: float) -> tuple["_BoxRows", Options]:
-        """Prune boxes that cannot fit or cannot beat the upper bound; returns the other boxes and
-        candidates that are lower bounds of everything in each.
+        """Prune boxes that cannot fit or cannot beat the upper bound; returns the other boxes, each
+        with a candidate that is a lower bound of everything in it.
         """
         rows = rows.chosen(self._fits(rows, rows.high, rows.most, of_others=True))
         rows = replace(rows, fewest=self._fewest(rows, rows.high, of_others=True))
@@ -245,8 +249,8 @@ class BoxCosts:
     def _with_candidates(
         self, rows: "_BoxRows", boxes: Options, fitting: Rows
     ) -> tuple[Options, "_BoxRows", Bools]:
-        """For boxes that are ``fitting`` with the smallest ratios: their candidates, then the boxes
-        that may hold a better strategy, and a mask that tells boxes from candidates.
+        """The true candidates of boxes that fit with the smallest ratios (``fitting``), followed by
+        the boxes that may hold a better one; a mask says which are boxes.
         """
         sure = rows.chosen(fitting)
         sure = replace(sure, fewest=self._fewest(sure, sure.low, of_others=False))
@@ -254,7 +258,7 @@ class BoxCosts:
         has_host = self._has_host(sure, true)
         is_open = ~rows.are_points
         if not self.group.has_formula:
-            # Memory may grow with the number of recomputed blocks, so no number of a range is
+            # In such an order memory may grow with recomputed blocks, so no number of them is
             # pruned here.
             are_best &= rows.are_points[fitting]
         is_open[fitting[has_host & are_best]] = False
@@ -265,8 +269,8 @@ class BoxCosts:
 
     def _true(self, rows: "_BoxRows") -> tuple[Options, Bools]:
         """The candidates of boxes with the smallest ratios and the fewest recomputed blocks, and
-        whether each dominates all of its box (only where every ratio has one value, so that the box
-        differs in recomputed blocks alone).
+        whether each dominates all of its box. That is asked only of boxes that differ in recomputed
+        blocks alone.
         """
         if not len(rows):
             return _nothing(rows), np.empty(0, dtype=np.bool_)
@@ -279,10 +283,11 @@ class BoxCosts:
         ends = rows.and_also(replace(with_most, fewest=with_most.most))
         batch = self._batch(ends, ends.low, ends.fewest)
         true = _options(ends, self._costs(batch, self._places(ends)))
-        # A time that is no smaller with the most recomputed blocks is no smaller with any number of
-        # them.
+        # A time that is no smaller with the most recomputed blocks than with the fewest is no
+        # smaller with any number between.
         times = true.times
-        # Where sends are cheaper, a pass that is longer in total can still be shorter in between.
+        # What a pass takes beyond its latency: with cheaper sends, a pass that is longer in all may
+        # have a shorter latency.
         lost = (
             times.forward_s - times.through_forward_s,
             times.backward_s - times.through_backward_s,
@@ -295,13 +300,14 @@ class BoxCosts:
 
     @property
     def _are_lines(self) -> bool:
-        """Whether a box's times lie between its times at both ends of its range of recomputed
-        blocks. This fails for orders of passes without a closed form and for host-bound passes.
+        """Whether the times of a box lie between those at both ends of its range of recomputed
+        blocks. This fails in orders of passes without a closed form, and for passes that wait for
+        hosts.
         """
         return self.group.has_formula and ENGINES[self.space.engine].host is None
 
     def _bounds(self, rows: "_BoxRows") -> Options:
-        """Candidates whose times are lower bounds of every strategy in a box."""
+        """Candidates whose times are lower bounds of all strategies in each box."""
         if not len(rows):
             return _nothing(rows)
         least = self._batch(rows, rows.low, rows.fewest)
@@ -347,8 +353,8 @@ class BoxCosts:
         )
 
     def _fewest(self, rows: "_BoxRows", savings: Column, *, of_others: bool) -> Ints:
-        """The fewest recomputed blocks (R) with which each box fits, given that it fits with the
-        most: memory, or its bound, never grows with their number.
+        """The fewest recomputed blocks (R) with which each box fits in memory, given that it fits
+        with the most: memory, or its bound, never grows with their number.
         """
         fewest, most = rows.fewest.copy(), rows.most.copy()
         batch = self._batch(rows, savings, most)
@@ -394,7 +400,7 @@ class BoxCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _BoxRows(ColumnSet):
-    """Boxes of several stage positions as columns.
+    """Boxes at several stage positions as columns.
 
     ``places`` are columns of the places. ``place`` is the number of a row's place, ``row`` its row
     among the boxes of the place; ``low`` and ``high`` (R, 5) are its least and largest values of
@@ -429,20 +435,20 @@ class _BoxRows(ColumnSet):
 
     @property
     def are_alike(self) -> Bools:
-        """Whether each box has one value of every ratio (R)."""
+        """Whether each box (R) has a single value of every ratio."""
         return np.asarray((self.low == self.high).all(axis=1))
 
     @property
     def are_points(self) -> Bools:
-        """Whether each box holds a single strategy (R)."""
+        """Whether each box (R) holds a single strategy."""
         return np.asarray(self.are_alike & (self.fewest == self.most))
 
     def closed(self) -> Self:
-        """The same boxes restricted to their fewest recomputed blocks."""
+        """The same boxes without any but their fewest recomputed blocks."""
         return replace(self, most=self.fewest)
 
     def of_place(self, name: str) -> Ints:
-        """A per-position column, repeated for each row of the position."""
+        """A column of the stage positions, repeated for each row (box) of a position."""
         return self.places[name][self.place]
 
     def _with(self, columns: Mapping[str, Column]) -> Self:
@@ -450,8 +456,8 @@ class _BoxRows(ColumnSet):
 
 
 def _values(asked: Sequence[Asked], corner: Callable[[Boxes], Ints]) -> Column:
-    """The values (R, 5) at one corner of all boxes; boxes that share a set of choices are evaluated
-    together.
+    """The values (R, 5) at one corner of each box: its smallest or its largest; boxes with the same
+    allowed values are looked up together.
     """
     sizes = [len(one.boxes) for one in asked]
     ends = np.cumsum(sizes)
@@ -467,8 +473,8 @@ def _values(asked: Sequence[Asked], corner: Callable[[Boxes], Ints]) -> Column:
 
 
 def _columns_of(places: Sequence[StagePosition]) -> Mapping[str, Ints]:
-    """The candidate columns that depend on the stage position alone, and the number of GPUs of each
-    position.
+    """Columns of candidates that depend on the stage position alone, with the number of GPUs of
+    each position.
     """
     values = {mesh: mesh.values() for mesh in {place.mesh for place in places}}
     columns = {
@@ -489,7 +495,9 @@ _POSITIONS = ("layers", "in_flight", "has_embedding", "first_rank", "first_block
 
 
 def _options(rows: _BoxRows, costs: StageCosts) -> Options:
-    """The candidates of boxes with the smallest ratios and the fewest recomputed blocks."""
+    """The rows as candidates, each with the smallest ratios and the fewest recomputed blocks of its
+    box.
+    """
     counts = rows.counts.copy()
     counts[:, counts_of_blocks().index(RECOMPUTED)] = rows.fewest
     return Options(
@@ -508,7 +516,7 @@ def _nothing(rows: _BoxRows) -> Options:
 
 
 def _parts(asked: Sequence[Asked]) -> Iterator[Sequence[Asked]]:
-    """Split stage positions into batches of at most ``TOGETHER`` rows."""
+    """Split the stage positions into batches of at most about ``TOGETHER`` rows."""
     part = np.cumsum([len(one.boxes) for one in asked]) // TOGETHER
     bounds = [0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), len(asked)]
     for start, end in pairwise(bounds):

@@ -1,5 +1,5 @@
-"""Candidate lists of stages in which a candidate may stand for a whole box of memory-saving
-strategies; boxes are refined where the proof needs it.
+"""Lists of candidates for stages, in which a candidate may stand for a whole box of memory-saving
+strategies; boxes are split where a proof needs it.
 
 Of each box the candidate has the least times. Where the least ratios fit, they are a candidate of
 their own, with their true times. So a pipeline of such candidates is never slower than the
@@ -31,20 +31,21 @@ from searchers.meshes import Mesh
 from searchers.savings import CountsRow, counts_choices, savings_choices
 from searchers.strategy import SHORT_LIST, Ledger
 
-# Numbers of treated blocks (R, T), and the largest number of recomputed blocks (R).
+# Numbers of recomputed and otherwise treated blocks (R, T), and up to how many recomputed blocks
+# each row stands for (R).
 Runs = tuple[Ints, Ints]
 
-# The number of boxes halved per round for a stage that is the whole pipeline: usually all that are
+# For a stage that is the whole pipeline, this many boxes are halved per round: usually all that are
 # left.
 ALONE = 1024
-# Boxes are halved several times per round while there are fewer parts than this.
+# While there are fewer boxes than this, they are halved several times per round.
 FEW_PARTS = 1024
 
 
 @dataclass(slots=True, kw_only=True)
 class BoxMenus:
-    """Candidate lists for the stages of a group of pipelines, with boxes as candidates; a drop-in
-    replacement for ``Menus`` in the joining programme.
+    """Lists of candidates for the stages of a group of pipelines, some of which stand for boxes of
+    strategies; takes the place of ``Menus`` where stages are joined.
     """
 
     problem: Problem
@@ -54,19 +55,20 @@ class BoxMenus:
     work: Mapping[Mesh, LeastWork]
     with_host: bool = False
     _pools: dict[StagePosition, Pool] = field(default_factory=dict, init=False)
-    # The initial boxes of a mesh with a number of blocks; the flag says that the stage is the whole
-    # pipeline.
+    # The initial boxes for a mesh and a number of blocks; the flag says whether the stage is the
+    # whole pipeline.
     _largest: dict[tuple[Mesh, int, bool], tuple[Ints, Boxes]] = field(
         default_factory=dict, init=False
     )
-    # The initial boxes of a mesh, and the runs of recomputed blocks for each number of blocks.
+    # The initial boxes for a mesh without recomputed blocks, and the ranges of recomputed blocks
+    # for each number of blocks.
     _of_mesh: dict[tuple[Mesh, bool], Boxes] = field(default_factory=dict, init=False)
     _runs: dict[int, Runs] = field(default_factory=dict, init=False)
-    # The non-dominated rows of each stage position's pool.
+    # The candidates of each stage position that no other dominates, and their rows in the pool.
     _best: dict[StagePosition, tuple[Options, Rows]] = field(default_factory=dict, init=False)
 
     def __getitem__(self, position: StagePosition) -> Options:
-        """The candidates of a stage position that ``prepare`` has evaluated."""
+        """The candidates for a stage position, which ``prepare`` must have evaluated."""
         if position not in self._best:
             pool = self._pools[position]
             rows = undominated(telling_columns(pool.options, with_host=self.with_host))
@@ -74,8 +76,8 @@ class BoxMenus:
         return self._best[position][0]
 
     def prepare(self, places: Iterable[StagePosition], limit_s: float) -> None:
-        """Evaluate the initial boxes of stage positions, for pipelines faster than an upper
-        bound.
+        """Evaluate the initial boxes of stage positions; boxes are pruned that no pipeline faster
+        than ``limit_s`` can contain.
         """
         asked = [self._whole(place) for place in sorted(set(places) - self._pools.keys())]
         for position, pool in self._costs.pools(asked, limit_s):
@@ -84,14 +86,14 @@ class BoxMenus:
     def least(
         self, places: Sequence[StagePosition], limit_s: float
     ) -> Iterator[tuple[Options, Rows]]:
-        """Candidates that are lower bounds of all boxes at the given stage positions, for pipelines
-        faster than an upper bound, and the index of each candidate's position. Does not change the
-        candidate lists.
+        """Candidates that are lower bounds of all boxes at these stage positions, in pipelines
+        faster than ``limit_s``, and the index of each candidate's position. Leaves the lists as
+        they are.
         """
         return self._costs.least([self._whole(place) for place in places], limit_s)
 
     def _whole(self, position: StagePosition) -> Asked:
-        """The initial boxes of a stage position, each combined with every run of recomputed
+        """The initial boxes to evaluate at a stage position, with every range of recomputed
         blocks.
         """
         key = position.mesh, position.layers, position.is_alone
@@ -101,7 +103,7 @@ class BoxMenus:
         return Asked(place=position, counts=counts, boxes=boxes)
 
     def _ways(self, position: StagePosition) -> Boxes:
-        """The initial boxes of a mesh, without recomputed blocks; cached."""
+        """The initial boxes for the mesh of a stage position, without recomputed blocks; cached."""
         key = position.mesh, position.is_alone
         if key not in self._of_mesh:
             choices = savings_choices(self.space, position.mesh, in_pipeline=not position.is_alone)
@@ -115,19 +117,19 @@ class BoxMenus:
         return self._runs[layers]
 
     def is_open(self, position: StagePosition, row: int) -> bool:
-        """Whether a row of a stage position's candidate list stands for a box that can still be
-        split.
-        """
+        """Whether a candidate of a stage position stands for a box of several strategies."""
         return bool(self._pools[position].is_open[self._best[position][1][row]])
 
     def split(self, stages: Iterable[tuple[StagePosition, int]], limit_s: float) -> None:
-        """Halve the boxes of the given rows, at every stage position that has an equal box."""
+        """Halve the boxes that these candidates stand for, at every stage position that has an
+        equal box.
+        """
         codes: dict[tuple[Mesh, bool], set[int]] = {}
         for position, row in stages:
             rows = self._best[position][1][[row]]
             pool = self._pools[position]
             if position.is_alone:
-                # No other stage position has boxes that would be halved with these.
+                # A stage that is the whole pipeline shares its boxes with no other stage position.
                 least_s = self._least_s(position, pool.options)
                 rows = np.argsort(np.where(pool.is_open, least_s, np.inf), kind="stable")[:ALONE]
             boxes = pool.boxes.chosen(rows[pool.is_open[rows]])
@@ -145,9 +147,7 @@ class BoxMenus:
             self._best.pop(position, None)
 
     def _wanted(self, codes: Mapping[tuple[Mesh, bool], set[int]]) -> dict[StagePosition, Bools]:
-        """The boxes with the given codes at each stage position; positions without any are
-        omitted.
-        """
+        """At each stage position, the boxes with these codes; positions without any are omitted."""
         wanted = {}
         for position, pool in self._pools.items():
             wanted_codes = codes.get((position.mesh, position.is_alone))
@@ -158,21 +158,19 @@ class BoxMenus:
         return wanted
 
     def certain(self) -> "BoxMenus":
-        """The candidate lists without open boxes, so that every pipeline joined from them is a
-        plan.
-        """
+        """The same lists without boxes, so that every pipeline joined from them is a plan."""
         menus = replace(self)
         menus._pools = {place: pool.chosen(~pool.is_open) for place, pool in self._pools.items()}
         return menus
 
     def fastest(self, position: StagePosition) -> list[int]:
-        """The rows of the ``n`` fastest candidates for a stage that is the whole pipeline."""
+        """The rows of the few fastest candidates for a stage that is the whole pipeline."""
         seconds = self._least_s(position, self[position])
         fastest: list[int] = np.argsort(seconds, kind="stable")[:SHORT_LIST].tolist()
         return fastest
 
     def fall_to(self, limit_s: float) -> None:
-        """Lower the upper bound: prune candidates of pipelines that cannot beat it."""
+        """Lower the upper bound, and prune candidates that no faster pipeline can contain."""
         for position, pool in self._pools.items():
             hopeful = self._is_hopeful(position, pool.options, limit_s)
             if not hopeful.all():
@@ -180,7 +178,9 @@ class BoxMenus:
                 self._best.pop(position, None)
 
     def heed_hosts(self) -> None:
-        """From now on, stages of a node compete for its host memory."""
+        """From now on, candidates with less host memory are kept too, as stages on a node share
+        it.
+        """
         self.with_host = True
         self._best.clear()
 
@@ -201,7 +201,9 @@ class BoxMenus:
         return hopeful_s(self.problem, self.group, self.work, position, options)
 
     def _tidied(self, pool: Pool) -> Pool:
-        """The rows without candidates that are dominated by a single other candidate."""
+        """The candidates that no other single candidate dominates; boxes only if no true candidate
+        dominates them.
+        """
         if not len(pool.is_open):
             return pool
         columns = np.stack(telling_columns(pool.options, with_host=True), axis=1)
@@ -220,15 +222,15 @@ def _are_in(codes: Ints, listed: Ints) -> Bools:
 
 
 def halvings(boxes: int) -> int:
-    """The number of halvings per round for a number of boxes; small tables are halved further,
-    since they take as long to evaluate as large ones.
+    """How often boxes are halved per round: more often if they are few, since small tables take as
+    long to evaluate as large ones.
     """
     return max(HALVED, (FEW_PARTS // max(1, boxes)).bit_length() - 1)
 
 
 def whole_boxes(whole: Boxes, runs: Runs) -> tuple[Ints, Boxes]:
-    """The initial boxes of a stage, each combined with every run of recomputed blocks, and its
-    fewest treated blocks (R, T).
+    """The initial boxes of a stage, with each range of recomputed blocks, and the fewest treated
+    blocks of each (R, T).
     """
     counts, most = runs
     of_row = np.repeat(np.arange(len(counts)), len(whole))
@@ -238,9 +240,9 @@ def whole_boxes(whole: Boxes, runs: Runs) -> tuple[Ints, Boxes]:
 
 
 def runs_of(space: SearchSpace, layers: int, *, turns: bool = False) -> Runs:
-    """The numbers of a stage's treated blocks (R, T) grouped into runs, each from its number of
-    recomputed blocks up to a largest one (R). Where slots hold different kinds of blocks
-    (``turns``), a run has a single number.
+    """The possible numbers of treated blocks of a stage, as rows (R, T), each standing for all
+    numbers of recomputed blocks up to a largest one (R). If kinds of blocks alternate (``turns``),
+    a row stands for one number only.
     """
     at, counts = counts_of_blocks().index(RECOMPUTED), counts_choices(space, layers)
     runs: list[tuple[CountsRow, int]] = []

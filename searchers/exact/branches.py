@@ -1,5 +1,5 @@
-"""Branch and bound over the orders of passes of a space: each order is a branch with its own lower
-bound.
+"""Branch and bound over the orders of passes of a search space: each order is a branch with its own
+lower bound.
 
 One order has a formula, and stages are joined by it. An order without a formula has bounds that
 hold for every way to run its passes; whole plans in it are predicted where a bound is below the
@@ -20,11 +20,11 @@ from searchers.meshes import allows, layer_counts, orders_of, pipelines
 from searchers.savings import ways_listed
 from searchers.strategy import OTHER_ORDERS, BudgetSpentError, Ending, Ledger
 
-# Up to this many memory-saving strategies (recomputation aside), all are enumerated.
+# With at most this many memory-saving strategies (recomputation aside), all are enumerated.
 FEW = 256
-# Shares of a budget's seconds: the first for the order that has a closed form; the second for
-# finding plans in other orders before their proof starts; the third is the share at which the proof
-# ends (it runs at least as long as finding plans did).
+# The share of a budget's seconds for the order with a closed form; then the seconds for finding
+# plans in other orders, before their proof starts, and the second of the search at which that proof
+# ends (it may take at least as long as finding plans did).
 FORMULA_SHARE = 0.6
 OTHERS_S = 30.0
 UNTIL_S = 90.0
@@ -33,7 +33,7 @@ UNTIL_S = 90.0
 def in_branches(
     problem: Problem, space: SearchSpace, ledger: Ledger, search: Callable[[SearchSpace], Ending]
 ) -> Ending:
-    """The best plan over all orders of a space; ``search`` solves the order that has a closed
+    """The best plan over all orders of passes of a space; ``search`` solves the order with a closed
     form.
     """
     if not has_bounds(ledger, space):
@@ -45,7 +45,8 @@ def in_branches(
     with suppress(BudgetSpentError), ledger.for_seconds(OTHERS_S):
         _reorder(problem, space, ledger)
         if DEFAULT_ORDER not in space.orders:
-            # Pipelines that can run none of the space's orders run the one with a closed form.
+            # A pipeline that can run none of the space's orders of passes runs the one with a
+            # closed form.
             whole.show_alike()
         whole.show_in_orders(AlikeInOrder.show_coarse)
     left_s = min(max(OTHERS_S, UNTIL_S - ledger.wall_s), ledger.seconds_left)
@@ -68,10 +69,11 @@ def _is_alike(space: SearchSpace) -> bool:
 def _with_formula_s(
     problem: Problem, space: SearchSpace, ledger: Ledger, search: Callable[[SearchSpace], Ending]
 ) -> float:
-    """Lower bound of all plans in the order that has a closed form."""
+    """A lower bound, in seconds, of all plans in the order of passes with a closed form."""
     pipeline = space.pipeline
     if DEFAULT_ORDER not in space.orders:
-        # A single-stage pipeline belongs to this order alone: its passes wait for no other stage.
+        # A pipeline of one stage has only the order with a closed form: its passes wait for no
+        # other stage.
         if not allows(pipeline, 1):
             return float("inf")
         pipeline = (1,)
@@ -92,8 +94,9 @@ def _with_formula_s(
 def _without_formula_s(
     problem: Problem, space: SearchSpace, ledger: Ledger, whole: Hierarchy, seconds: float
 ) -> float:
-    """Lower bound of all plans in orders without a closed form; the group with the smallest bound
-    is refined next. Pipelines outside every group are bounded by their arithmetic alone.
+    """A lower bound, in seconds, of all plans in orders of passes without a closed form. The group
+    of pipelines with the smallest bound is refined next; pipelines in no group are bounded by their
+    arithmetic alone.
     """
     orders = {group: whole.bound_s(group) for group in groups_in_orders(problem, space)}
     others = [
@@ -111,8 +114,8 @@ def _without_formula_s(
 
 
 def _has_arithmetic_alone(problem: Problem, space: SearchSpace, group: Group) -> bool:
-    """Whether pipelines of a group might run none of the space's orders, so that only their
-    arithmetic bounds them.
+    """Whether some pipelines of a group may run none of the space's orders of passes, so that only
+    their arithmetic gives a bound.
     """
     if group.num_stages == 1 or DEFAULT_ORDER in space.orders:
         return False
@@ -124,7 +127,7 @@ def _has_arithmetic_alone(problem: Problem, space: SearchSpace, group: Group) ->
 
 
 def _reorder(problem: Problem, space: SearchSpace, ledger: Ledger) -> None:
-    """Offer the ledger its best plans again in each other order that they can run."""
+    """Predict the best plans found so far in each other order of passes that they can run."""
     count = problem.workload.model.layers
     for plan in ledger.best_of(space.engine):
         fewest = min((stage.layers for stage in plan.stages), default=count)

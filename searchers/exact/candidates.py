@@ -1,5 +1,5 @@
-"""Candidates for a stage: memory-saving strategies with their times as columns, and the Pareto
-frontier of each stage position.
+"""Candidates for a stage, with their times as columns: the memory-saving strategies that no other
+one dominates, for each stage position.
 
 Axes: F candidates.
 """
@@ -27,13 +27,13 @@ from searchers.meshes import Mesh
 from searchers.savings import CountsRow, Way, counts_choices, savings_choices, stage_of
 from searchers.strategy import Ledger
 
-# Candidates for a stage as columns: the memory-saving strategy of each, and its times. Axes: F
+# The candidates for a stage as columns: the memory-saving strategy of each, and its times. Axes: F
 # candidates.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grain:
-    """The smallest differences of time and of host memory that count; ``host_bytes`` is None where
+    """Differences of time and of host memory below these do not count; ``host_bytes`` is None if
     host memory does not matter.
     """
 
@@ -60,19 +60,19 @@ class Options(ColumnSet):
 
     @property
     def stable_s(self) -> Column:
-        """Steady-state seconds of a forward and a backward pass together (F)."""
+        """The seconds of a steady forward and backward pass together (F)."""
         return self.times.forward_s + self.times.backward_s
 
     @property
     def once_s(self) -> Column:
-        """Seconds that the first and the last micro-batch take beyond the steady state (F)."""
+        """The seconds that the first and the last micro-batch take beyond steady ones (F)."""
         times = self.times
         within_s = times.within_forward_s + times.after_first_s + times.within_backward_s
         first_s = times.through_forward_s - times.forward_s
         return np.asarray(times.begin_s + first_s + within_s + times.end_s)
 
     def stage_plan(self, row: int, mesh: Mesh, layers: int) -> StagePlan:
-        """The stage of a plan that one candidate describes."""
+        """A candidate as a stage of a plan."""
         saving = {
             **dict(zip(names_of("savings"), self.savings[row].tolist(), strict=True)),
             **dict(zip(counts_of_blocks(), self.counts[row].tolist(), strict=True)),
@@ -81,8 +81,8 @@ class Options(ColumnSet):
 
 
 def fastest(options: Options, grain: Grain) -> Options:
-    """The non-dominated candidates: no other is at least as fast in every column and, where host
-    memory counts, uses at most as much of it.
+    """The candidates that no other dominates: no other has times that are all at most as long and,
+    where host memory counts, uses at most as much of it.
     """
     times = options.times
     steady = (
@@ -104,9 +104,9 @@ def fastest(options: Options, grain: Grain) -> Options:
 
 
 def telling_columns(options: Options, *, with_host: bool) -> list[Column]:
-    """The columns of dominance, in which smaller is never worse: stall of a micro-batch, total time
-    of all passes, last backward pass, and communication in the first and last passes, exposed and
-    overlapped.
+    """Columns to compare candidates by, in which smaller is never worse: the latency of a
+    micro-batch, the time of all passes, the last backward pass, the first and last passes with work
+    beside them, hosts, reductions and sends.
     """
     times = options.times
     first = times.through_forward_s + times.within_forward_s
@@ -124,8 +124,8 @@ def telling_columns(options: Options, *, with_host: bool) -> list[Column]:
 
 
 def fastest_alone(options: Options, micro_batches: int, count: int) -> Options:
-    """The fastest ``n`` candidates, with distinct strategies, for a stage that is the whole
-    pipeline, where the iteration time is the only objective.
+    """The fastest ``count`` candidates, with distinct strategies, for a stage that is the whole
+    pipeline, where only the iteration time counts.
     """
     issued_s = micro_batches * options.times.issued_s + options.times.issued_end_s
     seconds = np.maximum(micro_batches * options.stable_s + options.once_s, issued_s)
@@ -135,8 +135,8 @@ def fastest_alone(options: Options, micro_batches: int, count: int) -> Options:
 
 
 def _of_left(times: StageTimes) -> list[Column]:
-    """The dominance columns of gradient reductions that are still running after a backward pass has
-    sent its gradient back, where any are.
+    """Columns to compare candidates by if gradients are still being reduced after a backward pass
+    has sent its gradient back; none if there are none.
     """
     left = times.left_backward_s
     if not left.any():
@@ -147,8 +147,8 @@ def _of_left(times: StageTimes) -> list[Column]:
 
 
 def _of_sends(times: StageTimes) -> list[Column]:
-    """The dominance columns of sends, where candidates differ in them: a host copy that outlasts
-    its pass delays the pass's send.
+    """Columns to compare candidates by if their sends differ: a host copy that outlasts its pass
+    delays the pass's send.
     """
     late = times.first_send_late_s, times.round_late_s, times.queued_late_s
     held = times.held_forward_s, times.held_backward_s
@@ -158,7 +158,7 @@ def _of_sends(times: StageTimes) -> list[Column]:
 
 
 def _of_hosts(times: StageTimes) -> list[Column]:
-    """The dominance columns of host issue time, where any pass is issued by a host."""
+    """Columns to compare candidates by if hosts issue passes: the times in which they do."""
     forward_s, backward_s = times.issued_forward_s, times.issued_backward_s
     if not backward_s.any():
         return []
@@ -174,11 +174,11 @@ def _grains(column: Column, grain: float) -> Column:
 
 
 def undominated(columns: Sequence[Column]) -> Rows:
-    """Mask of the rows that no other row dominates (smaller or equal in all columns). Of equal rows
-    the first is kept.
+    """The indices of the rows that no other row dominates, that is, is at most as large in all
+    columns. Of equal rows the first is kept.
     """
     points = np.stack(columns, axis=1).astype(np.float64)
-    # A dominating row has a smaller sum, or is the first of equal rows.
+    # A row that dominates another one has a smaller sum, or is the first of equal rows.
     left = np.lexsort((np.arange(len(points)), points.sum(axis=1)))
     kept = []
     while len(left):
@@ -188,30 +188,30 @@ def undominated(columns: Sequence[Column]) -> Rows:
     return np.array(kept, dtype=np.intp)
 
 
-# Finds the candidates for a stage: every memory-saving strategy on a mesh, minus those that cannot
-# be part of the best pipeline. A stage's position in the pipeline sets how many activations it
-# keeps and whether it has the embedding or the head; its cost depends on nothing else of the
-# pipeline. Where all nodes are equal, only the rank of its first GPU inside the node matters;
-# otherwise its group of nodes does too.
+# Finds the candidates for a stage: every memory-saving strategy on a mesh of GPUs, without those
+# that cannot be part of the best pipeline. A stage's position in the pipeline sets how many
+# activations it keeps and whether it has the embedding or the head; its cost depends on nothing
+# else of the pipeline. Where all nodes are equal, only the rank of its first GPU inside the node
+# matters; otherwise the kind of its nodes does too.
 
 
-# Rows per call of the predictor.
+# The number of rows (candidates for stages) per call of the predictor.
 TOGETHER = 1 << 19
 
-# In a coarse-to-fine search, candidates that differ by less than this share of an iteration count
-# as equal.
+# When ratios are tried coarse to fine, candidates that differ by less than this share of an
+# iteration count as equal.
 FINEST = 2e-4
-# The number of best candidates whose neighbours are tried, where the iteration time is the only
-# objective.
+# For a stage that is the whole pipeline, ratios near those of this many best candidates are tried.
 BESIDE = 16
 
-# A stage's choices for each name of ``names_of("savings")``.
+# The allowed values of a stage for each dimension of ``names_of("savings")``.
 Choices = Sequence[Sequence[float]]
-# Values of ``names_of("savings")`` (rows, 5).
+# Tables of strategies have a column for each of these dimensions (rows, 5).
 
 
 class StagePosition(NamedTuple):
-    """A number of blocks on a mesh at a position of a pipeline: all that a stage's costs depend on.
+    """A mesh, a number of blocks and a position in the pipeline: all that a stage's costs depend
+    on, memory savings aside.
 
     ``place_in_node`` is the first rank from which the stage costs the same (``Cluster.like_rank``).
     ``stage`` is the stage's number where the order of passes asks for it, else 0. ``first_block``
@@ -235,8 +235,8 @@ class StagePosition(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Menus:
-    """For each stage position of a group of pipelines, the candidates that can be part of the
-    fastest pipeline.
+    """The candidates for each stage position of a group of pipelines, without those that cannot be
+    part of the fastest pipeline.
 
     ``work`` is a lower bound for the times of the other stages. With ``with_host``, slower
     candidates that take less host memory are kept too. With ``coarse_to_fine``, ratios are first
@@ -260,12 +260,12 @@ class Menus:
     _options: dict[StagePosition, Options] = field(default_factory=dict, init=False)
 
     def __getitem__(self, position: StagePosition) -> Options:
-        """The candidates of a stage position that ``prepare`` has evaluated."""
+        """The candidates for a stage position, which ``prepare`` must have evaluated."""
         return self._options[position]
 
     def prepare(self, positions: Iterable[StagePosition], limit_s: float) -> None:
-        """Evaluate the candidates of stage positions, for pipelines faster than an upper bound. The
-        upper bound must not rise between calls.
+        """Evaluate the candidates for stage positions, and prune those that no pipeline faster than
+        ``limit_s`` can contain. It must not rise between calls.
         """
         alike: dict[tuple[bool, Choices], list[StagePosition]] = defaultdict(list)
         for position in sorted(set(positions) - self._options.keys()):
@@ -278,7 +278,7 @@ class Menus:
             )
 
     def only(self, pick: Callable[[StagePosition, Options], Options]) -> "Menus":
-        """The same candidate lists, each restricted to the given rows."""
+        """The same lists of candidates, each reduced to those that ``pick`` returns."""
         fewer = replace(self)
         fewer._options |= {
             position: pick(position, options) for position, options in self._options.items()
@@ -286,8 +286,8 @@ class Menus:
         return fewer
 
     def refine(self, positions: Iterable[StagePosition], limit_s: float) -> None:
-        """Try ratios near those of the best candidates so far, in ever smaller steps, at stage
-        positions that were prepared.
+        """At stage positions that were prepared, try ratios near those of the best candidates so
+        far, in ever smaller steps.
         """
         for of_mesh in _by_mesh(positions):
             self._refine(of_mesh, self._choices(of_mesh[0]), limit_s)
@@ -327,8 +327,8 @@ class Menus:
     def _evaluated(
         self, positions: Sequence[StagePosition], strategies: Floats, limit_s: float
     ) -> list[Options]:
-        """For each stage position, the best candidates among some strategies with any number of
-        recomputed blocks.
+        """For each stage position, the best candidates among some strategies, each with every
+        allowed number of recomputed blocks.
         """
         best: list[Options | None] = [None] * len(positions)
         every = [self._counts(position) for position in positions]
@@ -344,7 +344,7 @@ class Menus:
         return [options for options in best if options is not None]
 
     def _is_hopeful(self, position: StagePosition, options: Options, limit_s: float) -> Bools:
-        # ``pick`` may rank pipelines by another objective, for which this bound does not hold.
+        # This bound is of the iteration time, but ``pick`` may rank pipelines by another objective.
         if self.pick is None:
             hopeful = hopeful_s(self.problem, self.group, self.work, position, options) < limit_s
         else:
@@ -377,7 +377,9 @@ def hopeful_s(
     position: StagePosition,
     options: Options,
 ) -> Column:
-    """Lower bound (seconds) of pipelines with each candidate at a stage position."""
+    """For each candidate for a stage position, a lower bound in seconds of all pipelines with
+    it.
+    """
     blocks = position.first_block, position.layers
     return least_with(problem, group, work, options, blocks, position.in_flight)
 
@@ -390,13 +392,12 @@ def least_with(
     blocks: tuple[Column | int, Column | int],
     in_flight: Column | int,
 ) -> Column:
-    """Lower bound (seconds) of pipelines with a candidate whose stage has these blocks (the first
-    block, and their number) and these passes in flight. At most half of the passes in flight run
-    while the other stages compute, and so does the stage's work before its first pass and after its
-    last.
+    """A lower bound in seconds of pipelines with a candidate for a stage that has these blocks (the
+    first, and their number) and so many micro-batches in flight. At most half of these run while
+    the other stages compute, and so may the stage's work before its first pass and after its last.
     """
     if not group.has_formula:
-        # All passes, with the work before and after them; or the time until the host has issued
+        # The time of all passes with the work before and after them, or until the host has issued
         # them.
         own_s = group.micro_batches * options.stable_s + options.times.begin_s
         return np.asarray(np.maximum(own_s + options.times.end_s, options.times.after_first_s))
@@ -409,8 +410,8 @@ def least_with(
 
 
 def coarse(choices: Choices, *, is_alone: bool) -> Choices:
-    """A subset of the choices: for ratios the first, the last, and those that divide the range into
-    ``coarse_parts``; for other dimensions all.
+    """A part of the allowed values: of ratios the first, the last, and those that divide the range
+    into ``coarse_parts``; of other dimensions all.
 
     A stage that is a whole pipeline gets twice as many: no other stage can make up for it.
     """
@@ -423,7 +424,9 @@ def coarse(choices: Choices, *, is_alone: bool) -> Choices:
 
 
 def first_step(choices: Choices) -> int:
-    """The distance in choices from a coarse choice to the first neighbours that are tried."""
+    """How many values apart the first neighbours are from the coarse values around which they are
+    tried.
+    """
     most = (
         len(values) - 1
         for name, values in zip(names_of("savings"), choices, strict=True)
@@ -433,7 +436,7 @@ def first_step(choices: Choices) -> int:
 
 
 def spread(choices: Sequence[float], parts: int) -> Sequence[float]:
-    """The first and the last choice, and the choices between that divide the range into ``parts``
+    """The first and the last value, and those between that divide the range into ``parts``
     parts.
     """
     last = len(choices) - 1
@@ -441,9 +444,7 @@ def spread(choices: Sequence[float], parts: int) -> Sequence[float]:
 
 
 def _by_mesh(positions: Iterable[StagePosition]) -> Iterable[list[StagePosition]]:
-    """Stage positions grouped by mesh; positions that are a whole pipeline form groups of their
-    own.
-    """
+    """Stage positions grouped by their mesh, separately for stages that are a whole pipeline."""
     groups: dict[tuple[Mesh, bool], list[StagePosition]] = defaultdict(list)
     for position in sorted(positions):
         groups[position.mesh, position.is_alone].append(position)
@@ -453,8 +454,8 @@ def _by_mesh(positions: Iterable[StagePosition]) -> Iterable[list[StagePosition]
 def neighbours(
     strategy: tuple[float, ...], choices: Choices, step: int
 ) -> Iterator[tuple[float, ...]]:
-    """The neighbours of a strategy: one ratio ``step`` choices away, or two ratios ``step`` away in
-    opposite directions, so that memory stays about equal.
+    """The strategies next to a strategy: one ratio ``step`` values away, or two ratios ``step``
+    away in opposite directions, so that memory stays about equal.
     """
     here = [allowed.index(value) for allowed, value in zip(choices, strategy, strict=True)]
     ratios = [i for i, name in enumerate(names_of("savings")) if DIMENSIONS[name].is_ratio]
@@ -468,15 +469,16 @@ def neighbours(
             yield tuple(allowed[p] for p, allowed in zip(there, choices, strict=True))
 
 
-# Index of the stage position, the position, and its numbers of treated blocks (rows, 1).
+# Stage positions of one batch: index, position, and numbers of recomputed blocks to evaluate (rows,
+# 1).
 _Part = list[tuple[int, StagePosition, Ints]]
 
 
 def _parts(
     positions: Sequence[StagePosition], every: Sequence[Sequence[CountsRow]], strategies: int
 ) -> Iterator[_Part]:
-    """Split stage positions, with their numbers of recomputed blocks, into batches that are small
-    enough.
+    """Split stage positions, with their numbers of recomputed blocks, into batches of at most
+    ``TOGETHER`` rows.
     """
     most = max(1, TOGETHER // max(1, strategies))
     part: _Part = []
@@ -495,7 +497,7 @@ def _parts(
 
 
 def savings_columns(savings: Floats) -> dict[str, NDArray[Any]]:
-    """The columns of ``names_of("savings")``: integers or ratios."""
+    """Strategies as columns of candidates by the names of dimensions: integers or ratios."""
     columns = dict(zip(names_of("savings"), savings.T, strict=True))
     return {
         name: column if DIMENSIONS[name].is_ratio else column.astype(np.int64)
@@ -504,8 +506,8 @@ def savings_columns(savings: Floats) -> dict[str, NDArray[Any]]:
 
 
 class _Rows:
-    """All strategies at all stage positions of a batch, as rows; the rows of one strategy are
-    contiguous.
+    """All strategies at all stage positions of a batch, as rows; those of one strategy are
+    adjacent.
     """
 
     def __init__(self, part: _Part, strategies: Floats, micro_batches: int) -> None:
@@ -515,7 +517,7 @@ class _Rows:
         self.counts = [len(counts) for _, _, counts in part]
 
     def batch(self) -> StageBatch:
-        """All rows as a batch of stage candidates for the predictor."""
+        """All rows as a batch of candidates for stages, for the predictor."""
         each = np.sum(self.counts)
         counts = np.tile(
             np.concatenate([counts for _, _, counts in self.part]), (len(self.strategies), 1)
@@ -534,7 +536,7 @@ class _Rows:
         )
 
     def options(self, costs: StageCosts, problem: Problem) -> Iterator[tuple[int, Options]]:
-        """The index of each stage position, with its candidates that fit."""
+        """For each stage position, its index and its candidates that fit in memory."""
         cluster = problem.cluster
         gpus_of_node = np.minimum(
             self._of_place(lambda position: position.mesh.num_gpus), cluster.gpus_per_node
@@ -557,7 +559,7 @@ class _Rows:
             first += len(counts)
 
     def _host_room(self, cluster: Cluster) -> Floats | float:
-        """Host memory in bytes available to each row's nodes; a scalar where all nodes are
+        """The bytes of host memory of a node, for each row; one number where all nodes are
         equal.
         """
         if not cluster.others:

@@ -1,4 +1,5 @@
-"""Joins contiguous ranges of blocks to the fastest pipeline, from the last stage to the first.
+"""Joins ranges of consecutive blocks, one for each stage, to the fastest pipeline, from the last
+stage to the first.
 
 What matters of the last stages is their first block, and the chains that they mean for stages in
 front (``mistlab.cost.chains``). Those that others beat are left out, and so are those that no
@@ -23,15 +24,15 @@ from searchers.exact.candidates import undominated
 from searchers.exact.divisions import RangeTimes
 from searchers.exact.partials import chosen_chains, each_of, rounded_down
 
-# The number of partial pipelines with the same first block above which their times are rounded more
-# coarsely.
+# If more partial pipelines (last stages of a pipeline) begin at the same block, their times are
+# rounded more coarsely, so that fewer differ.
 MOST = 1 << 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fronts:
-    """Lower bounds over all prefixes of a pipeline, by number of stages and of blocks (S + 1, F):
-    the latency of a micro-batch, and the latency plus the longest stall.
+    """Lower bounds for the first stages of a pipeline, by their number and the number of their
+    blocks (S + 1, F): the latency of a micro-batch, and the latency plus the longest stall.
     """
 
     passed_s: Floats
@@ -39,14 +40,14 @@ class Fronts:
 
     @classmethod
     def of(cls, times: RangeTimes, limit_s: float) -> Self:
-        """The prefix bounds for the pipelines of one candidate that are faster than an upper
-        bound.
+        """The bounds for first stages of pipelines faster than ``limit_s``, with one memory-saving
+        strategy.
         """
         passed_s = times.joined_by_stage(times.passed_s, np.add)[:, 0]
         edges = times.edges(limit_s)
         waited_s = [np.where(passed_s[0] == 0.0, 0.0, np.inf)]
         for within_s, _ in times.within_by_stage(edges[:, 1:]):
-            # A stall below the smallest edge may have any value.
+            # A stall below the smallest edge may be as short as zero.
             lowest = np.concatenate([[0.0], edges[0, 1:-1]])
             waited_s.append((lowest[:, None] + within_s[0]).min(axis=0))
         above = np.where(np.isfinite(passed_s), limit_s, np.inf)
@@ -56,9 +57,9 @@ class Fronts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Behind:
-    """Partial pipelines (K): their first blocks (sorted) and chains; for each the index in
-    ``counts`` of its first stage's number of blocks, and its row among the partial pipelines
-    behind.
+    """The last stages of pipelines (K): their first blocks, ascending, and chains of passes. Of
+    each, the first stage's index in ``counts`` (its number of blocks), and the row of the stages
+    behind it.
     """
 
     first: Ints
@@ -78,9 +79,10 @@ class _Behind:
 def least_joined(
     times: RangeTimes, limit_s: float, grain_s: float, check: Callable[[], None]
 ) -> tuple[float, Ints | None]:
-    """A lower bound in seconds of all divisions of one candidate, at most the upper bound, and the
-    blocks (1, S) of a division close to it; with a grain of zero the bound is that division's time,
-    unless there were too many partial pipelines. ``check`` is called now and then, and may raise.
+    """A lower bound in seconds of all divisions of the blocks for one strategy, at most
+    ``limit_s``, and the stages' numbers of blocks (1, S) in a division close to it. With a
+    ``grain_s`` of zero the bound is that division's time, unless there were too many partial
+    pipelines. ``check`` is called now and then, and may raise.
     """
     divisions = times.divisions
     fronts, count = Fronts.of(times, limit_s), int(times.micro_batches[0])
@@ -114,7 +116,9 @@ def _replaced(behind: _Behind, chains: Chains[Floats]) -> _Behind:
 
 
 def _in_front(times: RangeTimes, behind: _Behind, stage: int, count: int) -> _Behind:
-    """Prepend every range that the stage may have to every partial pipeline."""
+    """Put every range that this stage may have in front of every partial pipeline that begins after
+    it.
+    """
     divisions = times.divisions
     starts = np.searchsorted(behind.first, np.arange(divisions.layers + 2))
     first, ranges, column, rows = [], [], [], []
@@ -139,7 +143,9 @@ def _in_front(times: RangeTimes, behind: _Behind, stage: int, count: int) -> _Be
 
 
 def _worth(partials: _Behind, fronts: Fronts, stage: int, limit_s: float) -> _Behind:
-    """The partial pipelines that may still become the fastest pipeline."""
+    """The partial pipelines that may still become the fastest pipeline; dominated ones are
+    pruned.
+    """
     chains, first = partials.chains, partials.first
     front_s = fronts.passed_s[stage, first]
     ways = [

@@ -21,16 +21,17 @@ from searchers.meshes import even_layers, layer_counts
 
 # The largest number of divisions that are enumerated.
 MOST_DIVISIONS = 200_000
-# The number of stall thresholds used to bound the best division.
+# The number of thresholds for the longest stall from which the lower bound of the best division is
+# made.
 THRESHOLDS = 24
-# No range: a stage cannot have these blocks.
+# Stands for no range, where a stage cannot have these blocks.
 NONE = -1
 
 
 @lru_cache(maxsize=64)
 def like_blocks(pattern: tuple[str, ...], layers: int) -> Ints:
-    """For N blocks from block F on, the first block (F, N) of the first range with the same
-    sequence of block kinds.
+    """For a range of N blocks from block F on, the first block of the first range with the same
+    sequence of kinds of blocks (F, N).
     """
     number: dict[tuple[str, ...], int] = {}
     first_of_like = np.zeros((layers, layers + 1), dtype=np.int64)
@@ -81,12 +82,12 @@ class Divisions:
 
     @property
     def even(self) -> Ints:
-        """The ranges (1, S) of the division into equal numbers of blocks."""
+        """The range of each stage if all have equally many blocks (1, S)."""
         return self.ranges_of(np.array([even_layers(self.layers, self.num_stages)]))
 
     def steps(self, stage: int) -> Iterator[tuple[Rows, Rows, Rows]]:
-        """For each number of blocks of a stage: its possible first blocks, its ranges, and the
-        first blocks of the next stage.
+        """For each number of blocks that a stage may have: the possible first blocks, the ranges
+        that begin there, and the first blocks of the next stage.
         """
         for column, count in enumerate(self.counts):
             ranges = self.place[stage, :, column]
@@ -94,7 +95,7 @@ class Divisions:
             yield first, ranges[first], first + count
 
     def ranges_of(self, shares: Ints) -> Ints:
-        """The index of each stage's range (D, S), given the number of blocks of each stage (D,
+        """The index of each stage's range in each division, from the stages' numbers of blocks (D,
         S).
         """
         first = np.cumsum(shares, axis=1) - shares
@@ -102,8 +103,8 @@ class Divisions:
         return np.asarray(self.place[np.arange(self.num_stages), first, column])
 
     def every(self) -> Ints | None:
-        """The number of blocks of each stage (D, S) in every division; None where there are too
-        many divisions.
+        """The stages' numbers of blocks in every division (D, S); None if there are too many
+        divisions.
         """
         if (self.place != NONE).sum() == self.num_stages:
             return np.array([even_layers(self.layers, self.num_stages)])
@@ -121,8 +122,8 @@ class Divisions:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RangeTimes:
-    """The times of ranges (C, R) for several candidates; ``passed_s`` is infinite where a candidate
-    does not fit.
+    """The times of ranges of blocks for several candidates (C, R); ``passed_s`` is infinite where a
+    candidate does not fit.
 
     In one division a pipeline takes at least all passages ``passed_s``, the longest of ``waits_s``
     for the first of the micro-batches (``searchers.exact.relaxed``), and what the first stage has
@@ -136,8 +137,8 @@ class RangeTimes:
 
     @property
     def passed_s(self) -> Floats:
-        """The latency (C, R) of a micro-batch there and back, with its sends; the first stage's
-        includes the work before its first pass and after its last.
+        """How long a micro-batch takes through each range and back, with its sends (C, R); in the
+        first stage with the work before its first pass and after its last.
         """
         times, stage = self.times, self.divisions.asked[:, 0]
         inside_s = times.through_forward_s + times.within_forward_s + times.through_backward_s
@@ -147,7 +148,9 @@ class RangeTimes:
 
     @property
     def waits_s(self) -> Floats:
-        """The time (C, R) that a pipeline takes beyond its latency, if it stalls at one stage."""
+        """How much longer than its latency a pipeline takes if it stalls at a stage with this range
+        (C, R).
+        """
         times, count = self.times, self.micro_batches[:, None]
         ahead = np.minimum(count, self.divisions.num_stages - self.divisions.asked[:, 0]) - 1
         each_s = times.forward_s + times.backward_s
@@ -163,8 +166,8 @@ class RangeTimes:
         )
 
     def seconds_of(self, ranges: Ints) -> Floats:
-        """The iteration times (D) of the first candidate, given the ranges of divisions (D, S);
-        infinite where a stage does not fit.
+        """The iteration time of the first candidate in each division (D), given the ranges of its
+        stages (D, S); infinite if a stage does not fit.
         """
         of_divisions = {name: getattr(self.times, name)[0][ranges] for name in TIMES}
         seconds = iteration_s(
@@ -173,37 +176,39 @@ class RangeTimes:
         return np.where(self.fits[0][ranges].all(axis=1), seconds, np.inf)
 
     def even_s(self) -> Floats:
-        """The iteration time (C) of each candidate with equal numbers of blocks."""
+        """The iteration time of each candidate (C) if all stages have equally many blocks."""
         ranges = self.divisions.even[0]
         times = StageTimes(**{name: getattr(self.times, name)[:, ranges] for name in TIMES})
         seconds = iteration_s(times, self.micro_batches)
         return np.where(self.fits[:, ranges].all(axis=1), seconds, np.inf)
 
     def least_s(self, limit_s: float) -> Floats:
-        """A lower bound in seconds (C) of all divisions, at most the upper bound."""
+        """A lower bound in seconds over all divisions, for each candidate (C); at most
+        ``limit_s``.
+        """
         edges = self.edges(limit_s)
         *_, (passed_s, _) = self.within_by_stage(edges[:, 1:])
-        # A division whose longest stall lies between two edges stalls at least for the lower edge.
+        # If a division's longest stall lies between two thresholds, it is at least the lower one.
         return np.asarray(np.minimum((edges[:, :-1] + passed_s[..., -1]).min(axis=1), limit_s))
 
     def edges(self, limit_s: float) -> Floats:
-        """Thresholds of the longest stall (C, T + 1), from the minimum over all divisions to the
-        maximum of a division that beats the upper bound.
+        """Thresholds for the longest stall (C, T + 1): from its minimum over all divisions to its
+        maximum in divisions that beat ``limit_s``.
         """
         waits_s, passed_s = self.waits_s, self.passed_s
         least_s = self.joined_by_stage(np.where(self.fits, waits_s, np.inf), np.maximum)[-1, :, -1]
         through_s = self.joined_by_stage(passed_s, np.add)[-1, :, -1]
         most_s = np.where(self.fits, waits_s, 0.0).max(axis=1)
         can = np.isfinite(least_s)
-        # Where no division fits, no threshold admits one.
+        # Where no division fits, there is no minimum.
         lowest = np.where(can, least_s, 0.0)
         highest = np.minimum(limit_s - np.where(can, through_s, 0.0), most_s)
         widths = np.maximum(highest - lowest, 0.0)
         return np.asarray(lowest[:, None] + widths[:, None] * np.linspace(0.0, 1.0, THRESHOLDS + 1))
 
     def near_best(self, limit_s: float) -> Ints:
-        """The blocks of stages (D, S) in the divisions of the first candidate with the smallest
-        bounds.
+        """The stages' numbers of blocks in those divisions of the first candidate that have the
+        smallest bounds (D, S).
         """
         stages = [*self.within_by_stage(self.edges(limit_s))]
         rows = np.flatnonzero(np.isfinite(stages[-1][0][0, :, -1]))
@@ -214,8 +219,8 @@ class RangeTimes:
         return np.unique(np.stack(shares[::-1], axis=1), axis=0)
 
     def joined_by_stage(self, seconds: Floats, join: np.ufunc) -> Floats:
-        """The minimum (S + 1, C, F) of ``seconds`` (C, R), summed or maximised over the stages in
-        front of each stage, for each number of blocks in front of it.
+        """The least sum or maximum of ``seconds`` (C, R) over the stages in front of each stage,
+        for each number of blocks that these have (S + 1, C, F).
         """
         least_s = np.full(
             (self.divisions.num_stages + 1, len(seconds), self.divisions.layers + 1), np.inf
@@ -229,9 +234,9 @@ class RangeTimes:
         return least_s
 
     def within_by_stage(self, edges: Floats) -> Iterator[tuple[Floats, Ints]]:
-        """For each stage, the smallest latency (C, T, F) of it and the stages in front whose stalls
-        stay within ``edges`` (C, T), by the block after the stage; and the index of its number of
-        blocks in ``counts``.
+        """For each stage, the smallest latency of it and the stages in front, if no stall exceeds
+        ``edges`` (C, T), by the block after the stage (C, T, F); and the index in ``counts`` of the
+        stage's number of blocks then.
         """
         passed_s, waits_s = self.passed_s, self.waits_s
         size = *edges.shape, self.divisions.layers + 1

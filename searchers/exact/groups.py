@@ -1,5 +1,5 @@
-"""Groups of pipelines with equal degrees and numbers of micro-batches, and their lower bounds by
-arithmetic.
+"""Groups of pipelines with equal degrees and numbers of micro-batches, and lower bounds of their
+times from arithmetic alone.
 """
 
 import math
@@ -21,7 +21,7 @@ from mistlab.stages.stage_batch import StageBatch, StagesInOrder
 from searchers.meshes import Mesh, Pipeline, allows, equal_stages, meshes, micro_batch_counts
 from searchers.strategy import Ledger
 
-# The minimum time of stages for one micro-batch, over all memory-saving strategies.
+# The least time that stages take for one micro-batch, over all memory-saving strategies.
 #
 # A stage that recomputes, shards and offloads nothing only computes, and no slot is shorter than
 # its computation. A stage with the embedding and the head also sends nothing; sends slow the passes
@@ -31,7 +31,8 @@ from searchers.strategy import Ledger
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastWork:
-    """The minimum seconds of a micro-batch on a mesh: per block, and in the embedding and head.
+    """The least seconds of a micro-batch on a mesh of GPUs: in a block, and in embedding and head
+    together.
 
     Where kinds of blocks take turns, ``block_s`` is the mean of ``turns_s``, those of each of the
     model's blocks; else these are missing.
@@ -43,11 +44,13 @@ class LeastWork:
 
     @property
     def shortest_s(self) -> float:
-        """The minimum seconds of the cheapest block."""
+        """The least seconds of a micro-batch in the cheapest block."""
         return min(self.turns_s, default=self.block_s)
 
     def blocks_within(self, seconds: float, layers: int) -> int:
-        """The largest number of blocks, up to ``layers``, of a stage faster than a limit."""
+        """The largest number of blocks, up to ``layers``, with which a stage takes less than
+        ``seconds``.
+        """
         if self.turns_s:
             shortest_s = np.cumsum(np.sort(self.turns_s)[:layers])
             return int(np.searchsorted(shortest_s, seconds))
@@ -61,8 +64,8 @@ class LeastWork:
 def work_of(
     problem: Problem, space: SearchSpace, ledger: Ledger, meshes: Sequence[Mesh]
 ) -> dict[Mesh, LeastWork]:
-    """The minimum work on each mesh, in the fastest group of nodes, measured from stages with
-    embedding and head and one or two blocks.
+    """The least work on each mesh, on the fastest nodes, from the times of stages with embedding,
+    head, and one or two blocks.
     """
     turns = _turns(problem)
     of_groups = []
@@ -85,8 +88,8 @@ def work_of(
 
 
 def _turns(problem: Problem) -> list[int]:
-    """For each position in the repeating pattern of block kinds, the first block whose kind and
-    whose next block's kind match: two blocks cost the same from there.
+    """For each position in the repeating pattern of block kinds, the first block from which two
+    blocks have the same kinds, and so the same costs.
     """
     pattern = graph_of(problem.workload).pattern
     pairs = list(zip(pattern, (*pattern[1:], pattern[0]), strict=True))
@@ -96,8 +99,8 @@ def _turns(problem: Problem) -> list[int]:
 def _mean_work(
     of_turns: Sequence[dict[Mesh, LeastWork]], problem: Problem
 ) -> dict[Mesh, LeastWork]:
-    """The work at each position of a pattern as work per mean block of the model: the sum over all
-    blocks is at most their time in stages on one mesh.
+    """From the work at each position of the pattern, the work of a mean block of the model: summed
+    over all blocks, at most their time in stages on one mesh.
     """
     turns, layers = len(of_turns), problem.workload.model.layers
     work = {}
@@ -107,7 +110,7 @@ def _mean_work(
             continue
         block_s = np.array([of_turn[mesh].block_s for of_turn in of_turns])
         one_s = np.array([of_turn[mesh].ends_s for of_turn in of_turns]) + block_s
-        # The second block's time is that of the two-block stage minus that of the first block.
+        # A stage of two blocks, less one of its first block only, gives the second block's time.
         before_s = np.roll(block_s, 1)
         each_s = before_s[np.arange(layers) % turns]
         work[mesh] = LeastWork(
@@ -121,8 +124,8 @@ def _mean_work(
 def _work_from(
     first_rank: int, first_block: int, space: SearchSpace, ledger: Ledger, meshes: Sequence[Mesh]
 ) -> dict[Mesh, LeastWork]:
-    """The minimum work on each mesh, in the group of nodes at a rank, of the block that follows
-    ``first_block``.
+    """The least work on each mesh of the block after ``first_block``, on the nodes at
+    ``first_rank``.
     """
     names = [name for name in names_of("savings") if DIMENSIONS[name].changes_passes]
     ways = [
@@ -144,7 +147,7 @@ def _work_from(
         for way in ways
     ]
     costs = ledger.stage_costs(StageBatch.joined(batches), engine=space.engine)
-    # Hosts may run ahead, so that a micro-batch passes as fast as GPUs compute.
+    # Hosts may run ahead of GPUs, so a micro-batch may pass as fast as GPUs compute.
     both_s = costs.seconds.forward_s + costs.seconds.backward_s
     stable_s = both_s.reshape(len(ways), -1).min(axis=0)
     one_s, two_s = stable_s.reshape(2, -1)
@@ -155,16 +158,16 @@ def _work_from(
     }
 
 
-# Divides the pipelines of a space into groups that are searched separately.
+# Divides the pipelines of a search space into groups that are searched separately.
 
 
-# Below any number of blocks, even after adding the blocks of more stages.
+# Stands for an impossible number of blocks: negative even after blocks of more stages are added.
 NONE = -(1 << 60)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """All pipelines with a given number of micro-batches whose stages use any of the given meshes.
+    """All pipelines with this number of micro-batches, whose stages are on any of these meshes.
 
     ``num_stages`` is None where meshes have different sizes, and pipelines any number of stages.
     ``order`` is the order of their passes.
@@ -176,7 +179,7 @@ class Group:
     order: str = DEFAULT_ORDER
 
     def equal_pipelines(self, problem: Problem) -> Iterator[Pipeline]:
-        """The pipelines whose stages all have the same mesh."""
+        """The pipelines of the group whose stages all have the same mesh."""
         for mesh in self.meshes:
             num_stages = equal_stages(mesh, problem)
             if num_stages and self._allows(num_stages):
@@ -187,27 +190,27 @@ class Group:
 
     @property
     def has_unequal_sizes(self) -> bool:
-        """Whether the meshes differ in their numbers of GPUs."""
+        """Whether stages may have different numbers of GPUs."""
         return len({mesh.num_gpus for mesh in self.meshes}) > 1
 
     @property
     def has_formula(self) -> bool:
-        """Whether the order of the passes has a closed form."""
+        """Whether the iteration time in the group's order of passes has a closed form."""
         return self.order == DEFAULT_ORDER
 
     @property
     def fewest_blocks(self) -> int:
-        """The minimum number of blocks of a stage: one for each chunk."""
+        """The fewest blocks that a stage may have: one for each of its chunks."""
         return chunks_of(self.order)
 
     @property
     def turns(self) -> bool:
-        """Whether the first stage has the head, too."""
+        """Whether the first stage has the head as well as the embedding (chunks in a V)."""
         return self.order in TURNING
 
     def held(self, after: int) -> int:
-        """The micro-batches in flight of a stage in front of ``after`` others, over all its chunks;
-        as many are on the host where activations are offloaded.
+        """The micro-batches in flight of a stage with ``after`` stages behind it, in all of its
+        chunks; where activations are offloaded, as many are on the host.
         """
         if self.has_formula:
             return min(self.micro_batches, after + 1)
@@ -217,13 +220,15 @@ class Group:
         return moments[self.num_stages - 1 - after].least_held
 
     def number(self, after: int) -> int:
-        """The index of a stage in front of ``after`` others, if its order depends on it; otherwise
-        0.
+        """The number of a stage with ``after`` stages behind it, if costs depend on it in the
+        group's order of passes; otherwise 0.
         """
         return 0 if self.has_formula or self.num_stages is None else self.num_stages - 1 - after
 
     def in_order(self, stage: Ints) -> StagesInOrder | None:
-        """The positions of stages (C) with these indices, if their order depends on them."""
+        """The positions of stages (C) with these numbers in the order of passes; None if costs do
+        not depend on them.
+        """
         if self.has_formula or self.num_stages is None:
             return None
         return StagesInOrder(
@@ -234,7 +239,8 @@ class Group:
         )
 
     def least_s(self, problem: Problem, work: Mapping[Mesh, LeastWork]) -> float:
-        """The lower bound by arithmetic of these pipelines' iteration times.
+        """A lower bound of the iteration times of all pipelines of the group, from arithmetic
+        alone.
 
         In each micro-batch the slowest stage takes at least an even share. While the stages after
         it compute, it can do at most half its passes ahead (the forwards or the backwards); the
@@ -253,30 +259,28 @@ class Group:
     def least_of_orders_s(
         self, problem: Problem, work: Mapping[Mesh, LeastWork], space: SearchSpace
     ) -> float:
-        """The lower bound by arithmetic of these pipelines in the orders of a space."""
+        """The same lower bound for all orders of passes of a search space."""
         if space.orders == (DEFAULT_ORDER,) and self.has_formula:
             return self.least_s(problem, work)
         return self.least_in_any_order_s(problem, work)
 
     def least_in_any_order_s(self, problem: Problem, work: Mapping[Mesh, LeastWork]) -> float:
-        """The lower bound by arithmetic in any order of passes: the slowest stage computes at least
-        an even part of every micro-batch.
+        """The same lower bound for any order of passes: in each micro-batch the slowest stage
+        computes at least an even share.
         """
         layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
         ends_s = min(work[mesh].ends_s * mesh.num_gpus for mesh in self.meshes)
         return self.micro_batches * (self.least_gpu_s(work, layers) + ends_s) / gpus
 
     def least_gpu_s(self, work: Mapping[Mesh, LeastWork], layers: int) -> float:
-        """The minimum GPU-seconds of a micro-batch in this number of blocks, whichever blocks they
-        are.
-        """
+        """The least GPU-seconds of a micro-batch in ``layers`` blocks, whichever they are."""
         each_s = self._turns_gpu_s(work)
         if each_s is not None:
             return float(np.sort(each_s)[:layers].sum())
         return float(_of_blocks(layers, self._block_gpu_s(work)))
 
     def front_gpu_s(self, work: Mapping[Mesh, LeastWork], layers: int) -> Floats:
-        """The minimum GPU-seconds of a micro-batch in the first 0, 1, ... blocks."""
+        """The least GPU-seconds of a micro-batch in the first 0, 1, 2, ... blocks."""
         each_s = self._turns_gpu_s(work)
         if each_s is not None:
             return np.concatenate([[0.0], np.cumsum(each_s)])
@@ -285,8 +289,8 @@ class Group:
     def other_stages_s(
         self, work: Mapping[Mesh, LeastWork], first: Column | int, count: Column | int, layers: int
     ) -> Column:
-        """The minimum seconds of a micro-batch in stages that have all blocks except ``count`` from
-        block ``first`` on.
+        """The least seconds of a micro-batch in the stages that have all blocks except ``count``
+        from block ``first`` on.
         """
         if self._turns_gpu_s(work) is None:
             return _of_blocks(layers - np.asarray(count), self.least_stages_s(work, 1))
@@ -302,23 +306,21 @@ class Group:
         return min(work[mesh].block_s * mesh.num_gpus for mesh in self.meshes)
 
     def _turns_gpu_s(self, work: Mapping[Mesh, LeastWork]) -> Floats | None:
-        """The minimum GPU-seconds of a micro-batch in each block; None where all blocks are
-        equal.
-        """
+        """The least GPU-seconds of a micro-batch in each block; None if all blocks are equal."""
         if not work[self.meshes[0]].turns_s:
             return None
         each_s = [np.array(work[mesh].turns_s) * mesh.num_gpus for mesh in self.meshes]
         return np.asarray(np.min(each_s, axis=0))
 
     def least_stages_s(self, work: Mapping[Mesh, LeastWork], layers: int) -> float:
-        """The minimum seconds of a micro-batch in stages that together have these blocks."""
+        """The least seconds of a micro-batch in stages that together have ``layers`` blocks."""
         return self.least_gpu_s(work, layers) / self.largest
 
     def most_blocks(
         self, problem: Problem, work: Mapping[Mesh, LeastWork], each_s: float
     ) -> list[int]:
-        """The largest number of blocks of stages on 0, 1, ... GPUs together, if each stage takes
-        less than ``each_s`` per micro-batch; negative where no meshes use exactly these GPUs.
+        """The most blocks that stages on 0, 1, 2, ... GPUs can have together, if each takes less
+        than ``each_s`` for a micro-batch; negative where no meshes add up to exactly these GPUs.
         """
         layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
         of_size: dict[int, int] = {}
@@ -335,16 +337,16 @@ class Group:
 
 
 def _of_blocks(layers: Column | int, each_s: float) -> Floats:
-    """The seconds of numbers of blocks (C); no blocks take none, even where none can run."""
+    """The seconds of ``layers`` blocks for each candidate (C); zero for none, even if none can run."""
     layers = np.asarray(layers)
     return np.multiply(layers, each_s, out=np.zeros(layers.shape), where=layers != 0)
 
 
-# Cached: every stage asks for the same, and thousands of GPUs make it slow.
+# Cached, since every stage asks for the same, and for thousands of GPUs it is slow.
 @lru_cache(maxsize=16)
 def _most_blocks(of_size: tuple[tuple[int, int], ...], gpus: int) -> list[int]:
-    """The largest number of blocks on 0, 1, ... GPUs together, given the largest number for a stage
-    of each size.
+    """The most blocks on 0, 1, 2, ... GPUs together, given the most for a stage on each number of
+    GPUs.
     """
     most = [0]
     for number in range(1, gpus + 1):
@@ -356,8 +358,8 @@ def _most_blocks(of_size: tuple[tuple[int, int], ...], gpus: int) -> list[int]:
 def groups_of(
     problem: Problem, space: SearchSpace, *, equal_sizes: bool = False
 ) -> Iterator[Group]:
-    """The groups of all pipelines of a space, or only of those whose stages have equally many
-    GPUs.
+    """The groups of all pipelines of a search space; with ``equal_sizes``, only of those whose
+    stages have equally many GPUs.
     """
     for micro_batches in micro_batch_counts(problem, space):
         choices = meshes(problem, space, micro_batches)
@@ -378,8 +380,9 @@ def groups_of(
 
 
 def groups_in_orders(problem: Problem, space: SearchSpace) -> Iterator[Group]:
-    """The groups of pipelines in each order of a space without a closed form. All pipelines of a
-    group have equally many stages, since a stage's activations depend on their number.
+    """The groups of pipelines in each order of passes of a search space that has no closed form.
+    All pipelines of a group have equally many stages, since a stage's activations depend on their
+    number.
     """
     orders = [order for order in space.orders if order != DEFAULT_ORDER]
     for group in groups_of(problem, space):
@@ -389,7 +392,7 @@ def groups_in_orders(problem: Problem, space: SearchSpace) -> Iterator[Group]:
 
 
 def _stages_in_order(problem: Problem, group: Group, order: str) -> Iterator[int]:
-    """The numbers of stages with which pipelines of a group may run an order."""
+    """The numbers of stages with which pipelines of a group may run an order of passes."""
     layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
     smallest = min(mesh.num_gpus for mesh in group.meshes)
     most = min(layers // chunks_of(order), gpus // smallest)
@@ -400,7 +403,7 @@ def _stages_in_order(problem: Problem, group: Group, order: str) -> Iterator[int
 
 
 def _alike(space: SearchSpace, choices: list[Mesh]) -> list[tuple[Mesh, ...]]:
-    """The sets of meshes that can appear together in one pipeline."""
+    """The sets of meshes that stages of one pipeline may be on."""
     return [tuple(choices)] if space.unequal_meshes else [(mesh,) for mesh in choices]
 
 
@@ -417,7 +420,7 @@ def _is_pipeline(
 
 
 def _stage_counts(problem: Problem, space: SearchSpace) -> list[int | None]:
-    """The possible numbers of stages; None where the number does not matter."""
+    """The possible numbers of stages; None if any number will do."""
     if space.layers_off_balance is None and space.pipeline is None:
         return [None]
     return list(range(1, problem.cluster.num_gpus + 1))

@@ -58,20 +58,20 @@ from searchers.savings import (
 )
 from searchers.strategy import BudgetSpentError, Ending, Ledger
 
-# Plans whose stages all share one memory-saving strategy: iteration times in columns.
+# Plans whose stages all save memory in the same way (uniform plans): iteration times in columns.
 #
 # Axes: C candidates, S stages.
 
 
-# Stage candidates per call of the predictor.
+# The number of candidates for stages per call of the predictor.
 TOGETHER = 1 << 19
 
-# Values of ``names_of("savings")``, then of ``counts_of_blocks()`` (C, 6).
+# Candidates are rows of values for ``names_of("savings")``, then ``counts_of_blocks()`` (C, 6).
 
 
 @dataclass(slots=True, kw_only=True)
 class AlikeStages:
-    """A pipeline of stages on one mesh that share one memory-saving strategy.
+    """A pipeline whose stages are on equal meshes and all save memory in the same way.
 
     ``choices`` are the allowed values of each of ``names_of("savings")``, ``counts`` the allowed
     numbers of the first stage's blocks with each treatment.
@@ -99,30 +99,30 @@ class AlikeStages:
         return orders_of(self.space, pipeline.num_stages, pipeline.micro_batches, min(self.shares))
 
     def show_all(self) -> float:
-        """Enumerate all strategies; the ledger sees the fastest plan that fits. Returns its
-        seconds.
+        """Evaluate all ways to save memory; the fastest plan that fits goes to the ledger. Returns
+        its seconds.
         """
         return float(self._show(self.every()).min())
 
     def show_coarse(self, *, is_coarsest: bool = False) -> float:
-        """Enumerate a coarse grid of ratios, with treated blocks in quarters; the ledger sees the
-        fastest plan. Returns its seconds. A single stage never uses the coarsest grid.
+        """Evaluate a coarse grid of ratios, with numbers of recomputed blocks in quarters; the
+        fastest plan goes to the ledger. Returns its seconds. A single stage uses no coarsest grid.
         """
         return float(self._show(self.coarse(is_coarsest=is_coarsest)).min())
 
     def every(self) -> Floats:
-        """Every memory-saving strategy."""
+        """Every way to save memory (rows)."""
         return _combined(product(*self.choices), self.counts)
 
     def coarse(self, *, is_coarsest: bool = False) -> Floats:
-        """A coarse grid of ratios, with treated blocks in quarters."""
+        """A coarse grid of ratios, with numbers of recomputed blocks in quarters."""
         quarters = counts_choices(self.space, self.shares[0], lambda counts: spread(counts, 4))
         grid = coarse(self.choices, is_alone=False) if is_coarsest else self._coarse
         return _combined(product(*grid), quarters)
 
     def show_near(self, count: int) -> None:
-        """Local search from the fastest few coarse strategies, in ever smaller steps, each with any
-        number of recomputed blocks.
+        """Local search from the fastest few coarse strategies, in ever smaller steps of ratios,
+        each with every number of recomputed blocks.
         """
         new = set(product(*self._coarse))
         best_s: dict[SavingsRow, float] = {}
@@ -144,14 +144,14 @@ class AlikeStages:
         return coarse(self.choices, is_alone=self._is_alone)
 
     def _show_strategies(self, strategies: Sequence[SavingsRow]) -> dict[SavingsRow, float]:
-        """The minimum seconds of each strategy; the ledger sees the fastest plan."""
+        """The least seconds of each strategy; the fastest plan goes to the ledger."""
         seconds = self._show(_combined(strategies, self.counts))
         best = seconds.reshape(len(strategies), len(self.counts)).min(axis=1)
         return dict(zip(strategies, best.tolist(), strict=True))
 
     def _show(self, candidates: Floats) -> Floats:
-        """Iteration times (C), infinite where a stage does not fit; the ledger sees the fastest
-        plan.
+        """The iteration time of each candidate (C), infinite where a stage does not fit; the
+        fastest plan goes to the ledger.
         """
         at_once = max(1, TOGETHER // self.pipeline.num_stages)
         parts = []
@@ -161,7 +161,7 @@ class AlikeStages:
             seconds = _iterations(costs, self.pipeline, len(part))
             parts.append(seconds)
             for row in np.argsort(seconds, kind="stable"):
-                # The stages of a node share its host memory, which only a whole plan shows.
+                # The stages on a node share its host memory, so only a whole plan surely fits.
                 if seconds[row] >= self.ledger.best_s:
                     break
                 if self.ledger.predict([self.plan(part[row])])[0].fits:
@@ -191,7 +191,7 @@ class AlikeStages:
         )
 
     def plan(self, candidate: Floats) -> Plan:
-        """The plan of a candidate."""
+        """A candidate as a plan."""
         names = (*names_of("savings"), *counts_of_blocks())
         saving = dict(zip(names, candidate.tolist(), strict=True))
         first = stage_of(self.pipeline.meshes[0], self.shares[0], saving)
@@ -203,13 +203,13 @@ class AlikeStages:
 
 
 def _combined(savings: Iterable[SavingsRow], counts: Sequence[CountsRow]) -> Floats:
-    """Every memory-saving strategy combined with every choice of treated blocks."""
+    """Every memory-saving strategy combined with every choice of how many blocks are recomputed."""
     rows = [(*saving, *count) for saving in savings for count in counts]
     return np.array(rows, dtype=np.float64)
 
 
 def _counts_within(counts: Ints, layers: Ints) -> dict[str, Column]:
-    """The numbers of treated blocks in each stage, capped at the stage's blocks."""
+    """How many blocks each stage recomputes or treats otherwise, at most all of its blocks."""
     columns: dict[str, Column] = {}
     left = layers
     for name, asked in zip(counts_of_blocks(), counts.T, strict=True):
@@ -219,7 +219,7 @@ def _counts_within(counts: Ints, layers: Ints) -> dict[str, Column]:
 
 
 def _iterations(costs: StageCosts, pipeline: Pipeline, rows: int) -> Floats:
-    """Iteration times (C); infinite where a stage does not fit."""
+    """The iteration time of each candidate (C); infinite where a stage does not fit."""
     times = StageTimes(
         **{
             entry.name: getattr(costs.seconds, entry.name).reshape(-1, rows).T
@@ -230,7 +230,7 @@ def _iterations(costs: StageCosts, pipeline: Pipeline, rows: int) -> Floats:
     return np.where(costs.fits.reshape(-1, rows).all(axis=0), seconds, np.inf)
 
 
-# Pipelines of uniform stages in orders of passes without a closed form.
+# Uniform plans (all stages save memory in the same way) in orders of passes without a closed form.
 #
 # Each candidate has a lower bound that holds in the order. Candidates are predicted in order of
 # their bounds, until no bound is below the best plan's time.
@@ -238,23 +238,23 @@ def _iterations(costs: StageCosts, pipeline: Pipeline, rows: int) -> Floats:
 # Axes: R candidates, S stages, P parts.
 
 
-# The number of plans predicted per batch while their bounds are below the best time.
+# This many plans are predicted at once, as long as their bounds are below the best time.
 ORDERS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlikeInOrder:
-    """A pipeline of uniform stages in an order of passes that it can run."""
+    """A pipeline of stages that all save memory alike, in an order of passes that it can run."""
 
     stages: AlikeStages
     order: str
 
     def show_all(self) -> None:
-        """Examine all strategies; the ledger sees the fastest plan, if it beats the best so far."""
+        """Examine all strategies; the fastest plan goes to the ledger if it beats the best."""
         self._show(self.stages.every())
 
     def show_coarse(self) -> None:
-        """Examine a coarse grid; the ledger sees the fastest plan, if it beats the best so far."""
+        """Examine a coarse grid; the fastest plan goes to the ledger if it beats the best."""
         self._show(self.stages.coarse())
 
     def _show(self, candidates: Floats) -> None:
@@ -270,8 +270,8 @@ class AlikeInOrder:
             ledger.predict([replace(plan, order=self.order) for plan in plans])
 
     def least_s(self, candidates: Floats) -> Floats:
-        """Lower bounds in seconds (R) of the candidates; infinite for candidates that would beat
-        the ledger's best but cannot fit.
+        """Lower bounds of the candidates in seconds (R); infinite for those that would beat the
+        ledger's best but cannot fit.
         """
         ledger, pipeline = self.stages.ledger, self.stages.pipeline
         least_s = self._bounds_s(candidates)
@@ -306,7 +306,7 @@ class AlikeInOrder:
         return blocks
 
     def _bounds_s(self, candidates: Floats) -> Floats:
-        """Lower bounds in seconds (R) of the candidates, whether they fit or not."""
+        """Lower bounds of the candidates in seconds (R), whether they fit or not."""
         engine, pipeline, placement = (
             self.stages.space.engine,
             self.stages.pipeline,
@@ -331,26 +331,26 @@ class AlikeInOrder:
 # The two-level search: candidates for each stage, then pipelines joined from them.
 #
 # Each group of pipelines first gets its best plan with uniform stages and coarse ratios; groups are
-# searched in the order of these plans, and pruned if their bound by arithmetic is no better.
+# searched in the order of these plans' times, and pruned if their bound by arithmetic is no better.
 
 
-# In a coarse-to-fine search, a group is dropped if its best uniform plan takes this factor times
-# the best plan's time.
+# When ratios are tried coarse to fine, a group is dropped if its best uniform plan takes this
+# factor times the best plan's time.
 FAR = 1.15
 
-# The largest share of the seconds for equal-sized stages, and for a beam search of the others.
+# The largest share of the seconds for stages of equal sizes, and for a beam search of unequal ones.
 FIRST = 0.2
 
 
 def _shape_of(plan: Plan) -> tuple[int, Mesh]:
-    """The key of a group of pipelines with equal meshes."""
+    """What identifies the group of a plan whose stages have equal meshes."""
     return plan.micro_batches, mesh_of(plan.stages[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchy:
-    """The two-level search. ``work`` is the minimum work on each mesh, ``least_s`` the lower bound
-    of each group; the groups contain every pipeline of the space.
+    """The two-level search. ``work`` is the least work on each mesh, ``least_s`` the lower bound of
+    each group; the groups hold every pipeline of the search space.
     """
 
     problem: Problem
@@ -362,7 +362,7 @@ class Hierarchy:
 
     @classmethod
     def of(cls, problem: Problem, space: SearchSpace, ledger: Ledger) -> Self:
-        """The search of a whole space."""
+        """The search of a whole search space."""
         groups = list(groups_of(problem, space))
         meshes = sorted({mesh for group in groups for mesh in group.meshes})
         work = work_of(problem, space, ledger, meshes)
@@ -377,7 +377,7 @@ class Hierarchy:
         )
 
     def all_alike(self) -> Ending:
-        """Enumerate every plan with uniform stages, in every order."""
+        """Evaluate every uniform plan (stages that save memory alike), in every order of passes."""
         for group in self.least_s:
             for stages in self._with_formula(group):
                 stages.show_all()
@@ -385,8 +385,8 @@ class Hierarchy:
         return self._proven()
 
     def most_alike(self) -> Ending:
-        """Search for the best uniform plan, ratios coarse to fine; orders without a closed form:
-        coarse.
+        """Search for the best uniform plan, with ratios from coarse to fine; in orders without a
+        closed form with coarse ratios only.
         """
         for group, alike_s in self._in_order(list(self.least_s)):
             if alike_s <= NEAR * self.ledger.best_s:
@@ -396,7 +396,7 @@ class Hierarchy:
         return self._bounded()
 
     def show_in_orders(self, show: Callable[[AlikeInOrder], None]) -> None:
-        """Offer the ledger the best plans in orders without a closed form, smallest bounds
+        """Predict the best plans in orders of passes without a closed form, smallest bounds
         first.
         """
         if self.space.orders == (DEFAULT_ORDER,):
@@ -412,25 +412,23 @@ class Hierarchy:
                         show(AlikeInOrder(stages=stages, order=order))
 
     def show_alike(self) -> None:
-        """Offer the ledger the best uniform plans with coarse ratios, in the order with a closed
-        form.
-        """
+        """Predict the best uniform plans with coarse ratios, in the order with a closed form."""
         self._in_order(list(self.least_s))
 
     def joined(self, join: Joiner) -> Ending:
-        """Find the best plan over all memory-saving strategies of each stage."""
+        """Find the best plan, where each stage may save memory in its own way."""
         in_order = self._in_order(list(self.least_s))
         self._join([group for group, _ in in_order], join, coarse_to_fine=False)
         return self._proven()
 
     def joined_alike(self, join: Joiner) -> Ending:
-        """Find the best uniform plan over any division of the blocks, one strategy at a time."""
+        """Find the best uniform plan over all divisions of the blocks, one strategy at a time."""
         for group, _ in self._in_order(list(self.least_s)):
             self._join_ways(group, join, self._ways(group))
         return self._proven()
 
     def near_alike(self, join: Joiner) -> Ending:
-        """Search for the best uniform plan: even divisions first, then uneven ones."""
+        """Search for the best uniform plan: equal numbers of blocks first, then others."""
         self.most_alike()
         plans = self.ledger.best_of(self.space.engine)
         near = [(_shape_of(plan), way_of(plan)) for plan in plans]
@@ -453,8 +451,8 @@ class Hierarchy:
     def joined_coarse_to_fine(
         self, join: Joiner, *, tolerance: float = 0.0, seconds: float = 0.0
     ) -> Ending:
-        """Find the best plan of equal-sized stages, ratios coarse to fine; then search unequal
-        sizes.
+        """Find the best plan of equal-sized stages, with ratios from coarse to fine; then search
+        unequal sizes.
 
         Plans with alike stages say little about stages of different sizes.
         """
@@ -468,7 +466,7 @@ class Hierarchy:
         return self._proven_within(tolerance, seconds)
 
     def _join_unequal(self) -> None:
-        """Beam search for better plans whose stages have unequal sizes."""
+        """Search for better plans with stages of unequal sizes by beam search."""
         unequal = [group for group in self.least_s if group.has_unequal_sizes]
         in_order = self._in_order(unequal)
         self._join([group for group, _ in in_order], join_hastily, coarse_to_fine=True)
@@ -481,7 +479,7 @@ class Hierarchy:
         coarse_to_fine: bool,
         way: Way | None = None,
     ) -> None:
-        """Offer the ledger the best plan of each group; joblib's context sets the parallelism."""
+        """Find the best plan of each group; joblib's context says how many groups at once."""
         best_s = self.ledger.best_s
         at_once = jobs()
         while left:
@@ -505,7 +503,7 @@ class Hierarchy:
     def _in_order(
         self, groups: Sequence[Group], *, is_coarsest: bool = False
     ) -> Sequence[tuple[Group, float]]:
-        """The groups that may have the best plan, each with the time of its best uniform plan."""
+        """The groups that may have the best plan, each with its best uniform plan's time."""
         timed = []
         for group in sorted(groups, key=self.bound_s):
             if self.bound_s(group) < self.ledger.best_s:
@@ -519,13 +517,13 @@ class Hierarchy:
         return group.least_of_orders_s(self.problem, self.work, self.space)
 
     def _coarse_s(self, stages: AlikeStages, is_coarsest: bool) -> float:
-        """The best time of a pipeline of uniform stages; cached."""
+        """The best time of a pipeline of uniform stages with coarse ratios; cached."""
         if stages.pipeline not in self._alike_s:
             self._alike_s[stages.pipeline] = stages.show_coarse(is_coarsest=is_coarsest)
         return self._alike_s[stages.pipeline]
 
     def _with_formula(self, group: Group) -> Iterator[AlikeStages]:
-        """The pipelines of a group that may run the order with a closed form."""
+        """The equal pipelines of a group that may run the order of passes with a closed form."""
         return (stages for stages in self._alike(group) if DEFAULT_ORDER in stages.orders)
 
     def _alike(self, group: Group) -> Iterator[AlikeStages]:
@@ -546,12 +544,12 @@ class Hierarchy:
 
     @property
     def has_bounds(self) -> bool:
-        """Whether stages have lower bounds over boxes of ratios."""
+        """Whether the predictor gives lower bounds of stages over boxes (ratios in ranges)."""
         return has_bounds(self.ledger, self.space)
 
     def proven(self, *, tolerance: float, seconds: float) -> Ending:
-        """Find the best plan by branch and bound over boxes of ratios, to a tolerance or within a
-        time limit.
+        """Find the best plan by branch and bound over boxes (strategies with ratios and recomputed
+        blocks in ranges), to a tolerance or within a time limit.
 
         Plans whose stages are alike come first, then plans whose stages have equally many GPUs,
         then a quick look at plans whose stages have not.
@@ -559,7 +557,7 @@ class Hierarchy:
         ends_s = self.ledger.wall_s + seconds
         sizes = list(groups_of(self.problem, self.space, equal_sizes=True))
         with suppress(BudgetSpentError), self.ledger.for_seconds(seconds):
-            # Boxes soon find better single-stage plans than a finer grid would.
+            # Splitting boxes soon finds better single-stage plans than a finer grid would.
             self._in_order(sizes, is_coarsest=True)
             if self.space.unequal_meshes:
                 equal = {group: self.bound_s(group) for group in sizes}

@@ -1,5 +1,5 @@
-"""Joins candidates to a pipeline by a mixed-integer linear programme (Mist), solved by HiGHS or
-CBC.
+"""Joins candidates for stages to a pipeline by a mixed-integer linear programme (Mist), solved by
+HiGHS or CBC.
 """
 
 import os
@@ -21,7 +21,7 @@ from searchers.exact.candidates import Menus, StagePosition
 from searchers.exact.programme import Chosen, join_hastily, places_by_stage, plan_of
 from searchers.exact.programme import join as join_exactly
 
-# Keeps a C library's writes off standard output.
+# Keeps what a C library writes off standard output.
 #
 # HiGHS 1.16 prints its version when it is created, before it can be silenced; a command with
 # ``--json`` writes one object to standard output and nothing else.
@@ -32,7 +32,7 @@ STANDARD_OUTPUT = 1
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Discard everything written to standard output inside, also from C."""
+    """Discard everything written to standard output in the ``with`` block, also by C code."""
     sys.stdout.flush()
     try:
         kept = os.dup(STANDARD_OUTPUT)
@@ -57,12 +57,13 @@ def silent() -> Iterator[None]:
 # of chains, from the last stage to the first.
 
 
-# PuLP is not typed.
+# A linear expression of PuLP, which has no types.
 Expression = Any
 
 # Plans whose times differ by less than this share count as equal.
 GAP = 1e-6
-# Solvers look this factor above a known plan's time, because of their own tolerances.
+# Solvers look for plans up to this factor slower than a known plan, because of their own
+# tolerances.
 ALMOST = 1 + 1e-5
 
 
@@ -83,13 +84,13 @@ SOLVERS: dict[str, Callable[[float], pulp.LpSolver]] = {"highs": _highs, "cbc": 
 
 
 def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float, Plan] | None]:
-    """A ``Joiner`` that runs one of ``SOLVERS`` on a group within a time limit, or the rest of the
-    budget if that is less. The ledger is first offered a beam-search plan, in case the solver is
-    stopped.
+    """A ``Joiner`` that runs one of ``SOLVERS`` on a group of pipelines, within a time limit or
+    what is left of the budget. In case the solver is stopped, a plan found by beam search goes to
+    the ledger first.
     """
 
     def join(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-        # Candidates that cannot beat the beam-search plan are pruned: most of them.
+        # Candidates that cannot beat the beam search's plan are pruned: most of them.
         hasty = join_hastily(menus, limit_s)
         if hasty is not None:
             menus.ledger.predict([hasty[1]])
@@ -100,8 +101,8 @@ def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float
         before_s = menus.ledger.wall_s
         programme = StageProgramme(menus, stages)
         programme.minimise(_longest_chain(programme), limit_s)
-        # Passing the programme to a solver takes about as long as building it, and does not count
-        # for the solver's limit.
+        # Passing the programme to a solver takes about as long as building it, so this time is
+        # subtracted from what is left of the budget.
         handing_s = menus.ledger.wall_s - before_s
         if programme.solve(solver, min(seconds, menus.ledger.seconds_left - handing_s)):
             chosen = programme.chosen()
@@ -116,13 +117,13 @@ def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenStage:
-    """One stage of a programme: its candidates, and a binary variable for each."""
+    """One stage of the programme: its candidates, with a binary variable for each."""
 
     candidates: Sequence[tuple[StagePosition, int]]
     chosen: Sequence[pulp.LpVariable]
 
     def taken(self, values: Mapping[StagePosition, Column]) -> Expression:
-        """The value of the chosen candidate as a linear expression, from the values of all
+        """A value of the chosen candidate, as a linear expression; ``values`` has those of all
         candidates of each position.
         """
         each = [float(values[place][row]) for place, row in self.candidates]
@@ -130,13 +131,13 @@ class ChosenStage:
 
     @property
     def places(self) -> set[StagePosition]:
-        """The positions of the candidates."""
+        """The stage positions that the candidates are for."""
         return {place for place, _ in self.candidates}
 
 
 class Inequalities:
-    """Durations as linear expressions. The maximum of several durations is a variable with an
-    inequality for each.
+    """Durations as linear expressions. The maximum of several is a variable, with an inequality for
+    each of them.
     """
 
     def __init__(self, problem: pulp.LpProblem, stage: int, check_time: Callable[[], None]) -> None:
@@ -146,7 +147,7 @@ class Inequalities:
         self._check_time = check_time
 
     def longest(self, name: str, *ways: Expression) -> Expression:
-        """A variable that is at least each duration; variables are non-negative."""
+        """A new variable that is at least each of the durations; variables are never negative."""
         self._check_time()
         variable = self._problem.add_variable(f"{name}{self._stage}", lowBound=0)
         for way in ways:
@@ -187,11 +188,11 @@ class StageProgramme:
         return pulp.LpAffineExpression()
 
     def inequalities(self, after: int) -> Inequalities:
-        """The durations of the stage with ``after`` stages behind it."""
+        """What computes the durations of the stage that has ``after`` stages behind it."""
         return Inequalities(self.problem, after, self.menus.ledger.check_time)
 
     def minimise(self, length: Expression, limit_s: float) -> None:
-        """Set the objective to the pipeline's duration, below an upper bound."""
+        """Minimise the pipeline's duration, which must stay below an upper bound."""
         self.length = length
         self.problem.setObjective(length)
         if limit_s < float("inf"):
@@ -209,8 +210,8 @@ class StageProgramme:
         return bool(is_best or self.problem.status == pulp.LpStatusInfeasible)
 
     def chosen(self, *, is_best: bool = True) -> Chosen | None:
-        """The candidates of the best solution, if there is one; a stopped solver's incumbent
-        counts.
+        """The candidates of the best solution, None if there is none; unless ``is_best``, the best
+        that a stopped solver has found will do.
         """
         known = {pulp.LpSolutionOptimal}
         if not is_best:
@@ -234,7 +235,7 @@ class StageProgramme:
         return ChosenStage(candidates=candidates, chosen=chosen)
 
     def _share_hosts(self) -> None:
-        """Constrain the stages of each node to its host memory."""
+        """Add constraints: the stages on each node together need no more than its host memory."""
         cluster = self.menus.problem.cluster
         held: dict[int, Expression] = {}
         first_rank = cluster.num_gpus
@@ -262,7 +263,7 @@ def _blocks(menus: Menus, position: StagePosition) -> Column:
 
 
 def _longest_chain(programme: StageProgramme) -> Expression:
-    """The iteration time by the recurrence of ``mistlab.cost.chains``."""
+    """The iteration time as a linear expression, by the recurrence of ``mistlab.cost.chains``."""
     menus = programme.menus
     has_host = ENGINES[menus.space.engine].host is not None
     names = [name for name in PASSES if has_host or name not in ISSUED]

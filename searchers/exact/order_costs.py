@@ -32,14 +32,14 @@ from mistlab.stages.stage_batch import (
 )
 from searchers.exact.groups import Group
 
-# Lower bounds (seconds) of stages whose ratios and numbers of recomputed blocks lie between those
-# of two columns.
+# A function: lower bounds of the times of stages with ratios and numbers of recomputed blocks
+# between those of two batches of candidates.
 Bounds = Callable[[StageBatch, StageBatch], StageSeconds]
 
-# Times of a chunk for which a box holds the minimum.
+# Times of a chunk of which the least in a box of strategies is a lower bound.
 ADDED = (*OF_CHUNKS, "point_to_point_s")
 
-# Fields in which the chunks of a stage differ, recomputed blocks aside.
+# Columns in which the chunks of a stage differ, recomputed blocks aside.
 _OF_CHUNKS = (
     *("layers", "has_embedding", "has_head", "comes_from", "goes_to"),
     *(name for name in counts_of_blocks() if name != RECOMPUTED),
@@ -48,7 +48,7 @@ _OF_CHUNKS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderTraits:
-    """The properties of an order of passes on an engine that lower bounds depend on."""
+    """What lower bounds need to know of an order of passes under an engine."""
 
     chunks: int
     micro_batches: int
@@ -57,7 +57,7 @@ class OrderTraits:
 
     @classmethod
     def of(cls, order: str, engine: str, micro_batches: int) -> "OrderTraits":
-        """The traits of a named order with a number of micro-batches."""
+        """The traits of a named order of passes with this number of micro-batches."""
         return cls(
             chunks=chunks_of(order),
             micro_batches=micro_batches,
@@ -77,8 +77,8 @@ class OrderTraits:
         places: StagesInOrder | None,
         bounds: Bounds,
     ) -> StageCosts:
-        """Stage costs with lower-bound times for all strategies between those of ``ends`` in this
-        order; without ``places`` the chunks are placed in a loop.
+        """The costs of stages with times that are lower bounds, in this order of passes, for all
+        strategies between those of ``ends``; without ``places`` chunks go round the stages.
         """
 
         def chunk_of(stages: StageBatch, chunk: int) -> StageBatch:
@@ -101,8 +101,8 @@ class OrderTraits:
         return replace(costs, seconds=self._as_times(stage, sent_s, costs.seconds))
 
     def _as_times(self, stage: InOrder, sent_s: Floats, seconds: StageSeconds) -> StageSeconds:
-        """The times of a stage as those of a stage with forward passes only; its stalls after the
-        first pass are host-bound.
+        """Lower bounds in the form of a stage's times: forward passes only, with the host's time in
+        place of ``after_first_s``.
         """
         nothing = np.zeros_like(sent_s)
         each_s = stage.all_s / self.micro_batches
@@ -123,7 +123,7 @@ class OrderTraits:
     def in_front_s(
         self, times: StageTimes, behind: Chains[Floats], *, is_last: bool
     ) -> Chains[Floats]:
-        """Lower bounds of stages with these times followed by the stages behind them."""
+        """Lower bounds of stages with these times, followed by the stages behind them."""
         stage = InOrder(
             all_s=self.micro_batches * times.forward_s,
             issued_s=times.after_first_s,
@@ -145,8 +145,8 @@ class OrderTraits:
 def chains_in_front(
     group: Group, engine: str, stage: StageTimes, behind: Chains[Floats], after: int
 ) -> Chains[Floats]:
-    """The chains (C) of a group's stages with the ``after`` stages behind them; lower bounds in an
-    order without a closed form.
+    """The chains of passes (C) through stages in front of ``after`` other stages; lower bounds in
+    an order without a closed form.
     """
     if group.has_formula:
         return prepended(stage, behind, group.micro_batches, after + 1)
@@ -157,8 +157,8 @@ def chains_in_front(
 def _least_of(
     least: StageBatch, most: StageBatch, stage: Rows, bounds: Bounds
 ) -> dict[str, Floats]:
-    """The minimum times over chunks of stages (C) between two columns; ``stage`` gives the stage of
-    each chunk. Equal chunks of a stage are evaluated once.
+    """The least times of each chunk of stages (C) over all candidates between two columns;
+    ``stage`` is the stage of each chunk. Equal chunks of a stage are evaluated once.
     """
     low, high, row = (
         np.concatenate(column)
@@ -206,8 +206,8 @@ def _alike(
 
 
 def _runs(blocks: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """The fewest and the most recomputed blocks of stages whose slots hold the same kinds of
-    blocks.
+    """Ranges of numbers of recomputed blocks, fewest and most, in which slots hold the same kinds
+    of blocks.
     """
     for few in range(FEWEST_ALIKE):
         yield np.full(len(blocks), few), np.full(len(blocks), few)

@@ -1,4 +1,5 @@
-"""Partial pipelines (suffixes of a pipeline) as columns: blocks and GPUs used, chains, and stages.
+"""Partial pipelines as columns: the last stages of pipelines, with the blocks and GPUs that they
+use, and their chains of passes.
 
 A partial pipeline has the last stages of a pipeline. Axes: K partial pipelines.
 """
@@ -19,16 +20,16 @@ from mistlab.stages.stage_batch import TIMES, StageTimes
 from searchers.exact.candidates import Options, StagePosition, undominated
 from searchers.exact.groups import Group
 
-# The blocks and GPUs that a partial pipeline uses.
+# The numbers of blocks and of GPUs that a partial pipeline uses.
 Taken = tuple[int, int]
-# The number of partial pipelines that are extended in one batch.
+# At most about this many partial pipelines are made in one batch.
 TOGETHER = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Partials:
-    """Partial pipelines (K) with an equal number of stages, sorted by the blocks and GPUs that they
-    use. Each is one stage in front of a partial pipeline in ``behind``.
+    """Partial pipelines (K) with equally many stages, sorted by the blocks and GPUs that they use.
+    Each is a stage in front of a partial pipeline of ``behind``.
 
     ``host_bytes`` are the bytes on the node of the first stage, if the node has GPUs left.
     """
@@ -37,8 +38,8 @@ class Partials:
     gpus: Rows
     chains: Chains[Floats]
     host_bytes: Floats
-    # How each partial pipeline is built: its first stage, that stage's row in the candidate list,
-    # and the partial pipeline behind the stage.
+    # How each partial pipeline is made: the position of its first stage, that stage's row among the
+    # candidates, and the row of the partial pipeline behind it.
     places: tuple[StagePosition, ...]
     place: Rows
     option: Rows
@@ -82,7 +83,9 @@ class Partials:
         return self.chosen(np.lexsort((self.gpus, self.layers)))
 
     def by_taken(self) -> Iterator[tuple[Taken, slice]]:
-        """Blocks and GPUs used by each group of partial pipelines, and the slice of the group."""
+        """Each pair of blocks and GPUs that partial pipelines use, and the slice of those that use
+        them.
+        """
         changes = (self.layers[1:] != self.layers[:-1]) | (self.gpus[1:] != self.gpus[:-1])
         bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(self)]
         for start, end in pairwise(bounds):
@@ -90,8 +93,8 @@ class Partials:
                 yield (int(self.layers[start]), int(self.gpus[start])), slice(start, end)
 
     def undominated(self, rows: Rows) -> Rows:
-        """Indices of the partial pipelines that no other with the same blocks and GPUs
-        dominates.
+        """The indices, among ``rows``, of the partial pipelines that no other one dominates; all of
+        them use the same blocks and GPUs.
         """
         chains = [getattr(self.chains, name)[rows] for name in CHAINS]
         columns = np.stack([*chains, self.host_bytes[rows]], axis=1)
@@ -100,7 +103,9 @@ class Partials:
         return rows[different[undominated([*columns[different].T])]]
 
     def first_with_each_places(self, rows: Rows) -> Rows:
-        """Of the given indices, the first with each distinct sequence of stage positions."""
+        """Of ``rows``, the first partial pipeline with each distinct sequence of stage
+        positions.
+        """
         chosen, partials, of_row = [], self, rows
         while partials.behind is not None:
             chosen.append(partials.place[of_row])
@@ -109,8 +114,8 @@ class Partials:
         return rows[first_of_each(paths.astype(np.float64))]
 
     def stages(self, row: int) -> Iterator[tuple[StagePosition, int]]:
-        """The stages of one partial pipeline, first stage first, each with its row in the candidate
-        list.
+        """The stages of one partial pipeline, first stage first: the position of each, and its row
+        among the candidates.
         """
         if self.behind is not None:
             yield self.places[int(self.place[row])], int(self.option[row])
@@ -118,7 +123,7 @@ class Partials:
 
 
 def joined(parts: Sequence[Partials]) -> Partials:
-    """Concatenate tables of partial pipelines."""
+    """Concatenate tables of partial pipelines that have equally many stages."""
     if len(parts) == 1:
         return parts[0]
     chains = [part.chains for part in parts]
@@ -143,27 +148,29 @@ def chosen_chains(chains: Chains[Floats], rows: Rows | Bools) -> Chains[Floats]:
 
 
 def rounded_down(chains: Chains[Floats], grain_s: float) -> Chains[Floats]:
-    """The chains with times rounded down to multiples of the grain."""
+    """The chains with times rounded down to multiples of ``grain_s``, so that fewer of them
+    differ.
+    """
     return Chains(**{name: np.floor(getattr(chains, name) / grain_s) * grain_s for name in CHAINS})
 
 
 def in_parts(sizes: Rows) -> Iterator[Rows]:
-    """Split the step numbers into batches that yield few enough partial pipelines; at least one
-    batch.
+    """Split steps into batches that make few enough partial pipelines; ``sizes`` are how many each
+    makes.
     """
     part = np.cumsum(sizes) // TOGETHER
     yield from np.split(np.arange(len(sizes)), np.flatnonzero(np.diff(part)) + 1)
 
 
 def each_of(numbers: Rows, sizes: Rows) -> tuple[Rows, Rows]:
-    """Each index repeated by its size, with a running count within each repetition."""
+    """Each number repeated as often as its size says, and a count within each repetition."""
     before = np.cumsum(sizes) - sizes
     return np.repeat(numbers, sizes), np.arange(sizes.sum()) - np.repeat(before, sizes)
 
 
-# Lower bound of any completion of a partial pipeline, from the candidate lists of the stage
-# positions. For groups whose stages have equally many GPUs: the numbers of stages and blocks left
-# then determine the possible positions. Axes: S stages, last first; L numbers of blocks; K partial
+# Lower bounds of any way to complete a partial pipeline, from the candidates for the stages in
+# front. For groups whose stages have equally many GPUs: the numbers of stages and blocks left then
+# say which positions are possible. Axes: S stages, last first; L numbers of blocks; K partial
 # pipelines.
 
 
@@ -173,7 +180,8 @@ class _Menus(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completions:
-    """Lower bounds of the stages in front of each stage, for each number of blocks left (S + 1, L).
+    """Lower bounds of the stages in front of each stage, for each number of blocks that is left to
+    them (S + 1, L).
 
     ``through_s`` is the time in which a micro-batch passes all of them, there and back.
     ``slowest_s`` is the time of the slowest of them for each micro-batch, ``own_s`` the least
@@ -195,8 +203,9 @@ class Completions:
         layers: int,
         like: Ints | None = None,
     ) -> Self:
-        """The completion bounds of a group; ``stages`` lists the positions of each stage. Where
-        kinds of blocks alternate, ``like`` has the first block of a position (``like_blocks``).
+        """The bounds of a group's completions; ``stages`` lists the possible positions of each
+        stage. Where kinds of blocks alternate, ``like`` gives the first block of a position
+        (``like_blocks``).
         """
         shape = len(stages) + 1, layers + 1
         through, slowest, alone = (np.full(shape, np.inf) for _ in range(3))
@@ -223,7 +232,9 @@ class Completions:
         )
 
     def least_s(self, partials: Partials, stages: int) -> Floats:
-        """Lower bound in seconds of any completion (K) of partial pipelines with so many stages."""
+        """A lower bound in seconds of the pipelines that partial pipelines of so many ``stages``
+        can become (K).
+        """
         chains, left = partials.chains, self.layers - partials.layers
         count, most = self.micro_batches, len(self.own_s) - 1
         through_s = self.through_s[stages, left]
@@ -240,7 +251,7 @@ class Completions:
             count * slowest_s + np.maximum(around - ahead / 2 * slowest_s, 0.0),
         ]
         if stages < most and count > ahead + 1:
-            # Or it stalls for both.
+            # Or it stalls for both the first and the last.
             both = chains.around_first + chains.around_last + self.own_s[stages]
             # A backward pass that stalled counts less than its whole time: at least a forward pass
             # is left.
@@ -249,9 +260,8 @@ class Completions:
 
 
 def _each_s(options: Options, *, micro_batches: int, num_stages: int) -> Floats:
-    """The steady-state time of each stage, or slightly less: the first forward and the last
-    backward pass may be shorter than steady passes, because no fetch precedes the one and no
-    offload follows the other.
+    """The steady time of stages, or slightly less: the first forward and the last backward pass may
+    be shorter than steady ones, because no fetch precedes the one and no offload follows the other.
 
     Where a stage waits for a micro-batch, all micro-batches but that one and half of those that it
     runs ahead count, so this difference is shared out to so many.
@@ -275,7 +285,9 @@ def _least_by_layers(
     layers: int,
     like: Ints | None,
 ) -> Mapping[int, Floats]:
-    """Lower bound in seconds of stages with each number of blocks, starting at block 0, 1, ..."""
+    """The least seconds of a stage with each number of blocks, if it begins at block 0, 1, 2,
+    ...
+    """
     least_of_count: dict[int, Floats] = {}
     for position in places:
         count = position.layers
@@ -301,8 +313,8 @@ class _PlaceMenus(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlaceOptions:
-    """The candidates of several stage positions (P), concatenated. Those of a position start at
-    ``starts`` and number ``counts``; ``row`` is a candidate's row in the list of its position.
+    """The candidates for several stage positions (P), concatenated. Those for a position begin at
+    ``starts`` and are ``counts`` many; ``row`` is a candidate's row in the list of its position.
     """
 
     places: tuple[StagePosition, ...]
@@ -317,7 +329,9 @@ class PlaceOptions:
 
     @classmethod
     def of(cls, menus: _PlaceMenus, positions: Sequence[StagePosition], limit_s: float) -> Self:
-        """The candidates of stage positions, for pipelines faster than an upper bound."""
+        """The candidates for these stage positions that may be in pipelines faster than
+        ``limit_s``.
+        """
         menus_of_positions = [menus[position] for position in positions]
         rows = [
             np.flatnonzero(menus.group.micro_batches * options.stable_s < limit_s)

@@ -40,16 +40,17 @@ from searchers.exact.relaxed import Relaxed
 from searchers.meshes import Mesh, even_layers, layer_counts, lies_well
 from searchers.strategy import Ledger
 
-# Beam width of the heuristic join: partial pipelines kept for each number of blocks and GPUs.
+# The beam width: a beam search keeps this many partial pipelines for each number of blocks and
+# GPUs.
 BEAM = 16
 FEW = 16  # How many pipelines are near the best.
-# Where times are rounded, dominated partial pipelines are pruned each time this many have been
-# made.
+# Where times are rounded, dominated partial pipelines are pruned each time more than this many are
+# there.
 MOST = 1 << 17
 
 
 class StageMenus(Protocol):
-    """Candidate lists of the stages of a group of pipelines, by stage position."""
+    """The candidates for the stages of a group of pipelines, by stage position."""
 
     problem: Problem
     space: SearchSpace
@@ -59,35 +60,39 @@ class StageMenus(Protocol):
     with_host: bool
 
     def __getitem__(self, position: StagePosition) -> Options:
-        """The candidates of a stage position that ``prepare`` has evaluated."""
+        """The candidates for a stage position, which ``prepare`` must have evaluated."""
         ...
 
     def prepare(self, places: Iterable[StagePosition], limit_s: float) -> None:
-        """Evaluate the candidates of stage positions, for pipelines faster than an upper bound."""
+        """Evaluate the candidates for stage positions; those are pruned that no pipeline faster
+        than ``limit_s`` can contain.
+        """
 
 
-# The stages of a pipeline: each stage's position and the row of its candidate.
+# The stages of a pipeline: the position of each, and the row of its candidate.
 Chosen = tuple[tuple[StagePosition, int], ...]
 
 
 def join(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-    """The fastest pipeline of a group below an upper bound, and its time by the closed form; None
-    if there is none.
+    """The fastest pipeline of a group, with its time by the closed form; None if none is faster
+    than ``limit_s``.
     """
     return _Join(menus=menus).fastest(limit_s)
 
 
 def join_hastily(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-    """Beam search: ``join`` with few partial pipelines kept; usually as good and much faster."""
+    """The same as ``join`` by beam search, which keeps few partial pipelines: usually as good, and
+    much faster.
+    """
     return _Join(menus=menus, beam=BEAM).fastest(limit_s)
 
 
 def near_best(menus: Menus, limit_s: float) -> list[tuple[float, Plan, tuple[StagePosition, ...]]]:
-    """The fastest few pipelines of the beam search that differ in more than memory savings: times,
-    plans and stages, fastest first.
+    """The fastest few pipelines of a beam search that differ in more than memory savings, fastest
+    first: their times, plans and stage positions.
     """
-    # Host memory may rule out every partial pipeline in the beam, so without a plan to beat none is
-    # dropped.
+    # Host memory may rule out every partial pipeline that a beam keeps, so without a plan to beat
+    # all are kept.
     beam = None if menus.with_host and limit_s == np.inf else BEAM
     return _Join(menus=menus, beam=beam).pipelines(limit_s, FEW)
 
@@ -102,9 +107,9 @@ def fastest_few(
     grain_s: float = 0.0,
     beam: int | None = None,
 ) -> list[tuple[float, Chosen]]:
-    """The fastest few pipelines with distinct stage positions below an upper bound, and their
-    times, fastest first. Times of partial pipelines are rounded down to a grain (unless it is
-    zero): the results are then lower bounds, and far fewer partial pipelines differ.
+    """The fastest few pipelines with distinct stage positions that beat ``limit_s``, and their
+    times, fastest first. Unless ``grain_s`` is zero, times are rounded down to multiples of it:
+    they are then lower bounds, and far fewer partial pipelines differ.
     """
     joined = _Join(
         menus=menus, beam=beam, completions=completions, relaxed=relaxed, grain_s=grain_s
@@ -113,7 +118,7 @@ def fastest_few(
 
 
 def plan_of(menus: StageMenus, chosen: Chosen) -> Plan:
-    """The plan of a pipeline of candidates."""
+    """The plan of a pipeline, given the candidate for each stage."""
     stages = tuple(
         menus[place].stage_plan(option, place.mesh, place.layers) for place, option in chosen
     )
@@ -126,9 +131,7 @@ def plan_of(menus: StageMenus, chosen: Chosen) -> Plan:
 
 
 def places_by_stage(menus: StageMenus, limit_s: float) -> list[list[StagePosition]]:
-    """The possible positions of each stage, last stage first, with their candidate lists
-    prepared.
-    """
+    """The possible positions of each stage, last stage first; their candidates are evaluated."""
     stages = _Join(menus=menus).places_by_stage(limit_s)
     menus.prepare([place for places in stages for place in places], limit_s)
     return stages
@@ -149,7 +152,9 @@ class _Join:
     def pipelines(
         self, limit_s: float, count: int
     ) -> list[tuple[float, Plan, tuple[StagePosition, ...]]]:
-        """The fastest few pipelines with distinct stage positions: times and plans."""
+        """The fastest few pipelines with distinct stage positions: times, plans and stage
+        positions.
+        """
         return [
             (seconds, plan_of(self.menus, chosen), tuple(place for place, _ in chosen))
             for seconds, chosen in self.found(limit_s, count)
@@ -183,9 +188,7 @@ class _Join:
         return [(seconds, tuple(whole.stages(row))) for seconds, whole, row in fastest]
 
     def _worth(self, partials: Partials, stages: int, limit_s: float) -> Partials:
-        """The partial pipelines, of a number of stages, that can still become the fastest
-        pipeline.
-        """
+        """The partial pipelines of this many stages that may still become the fastest pipeline."""
         least_s = self._least_s(partials, stages)
         kept = [np.empty(0, dtype=np.intp)]
         for _, here in partials.by_taken():
@@ -202,7 +205,7 @@ class _Join:
         taken: Iterable[Taken] = [(0, 0)]
         stages = []
         for after in range(self._most_stages):
-            # Batched by step: with thousands of GPUs there are millions of steps.
+            # Taken step by step: with thousands of GPUs there are millions of steps.
             places, behind = set(), set()
             for before, position in self._steps(taken, after, limit_s):
                 places.add(position)
@@ -223,13 +226,15 @@ class _Join:
         return self.menus.group.num_stages or min(layers, gpus // smallest)
 
     def _stages_within(self, limit_s: float) -> int:
-        """The largest number of stages that a pipeline below the upper bound can have."""
+        """The most stages that a pipeline faster than ``limit_s`` can have."""
         if self.relaxed is None:
             return self._most_stages
         return min(self._most_stages, self.relaxed.most_stages(limit_s))
 
     def _extended(self, partials: Partials, after: int, limit_s: float) -> Partials:
-        """Extend every partial pipeline by one stage in front; prune by the upper bound."""
+        """Put one more stage in front of every partial pipeline, in every possible way; prune those
+        that cannot beat ``limit_s``.
+        """
         where = dict(partials.by_taken())
         steps = sorted(self._steps(where, after, limit_s), key=lambda step: _with(*step))
         places = sorted({place for _, place in steps})
@@ -255,7 +260,7 @@ class _Join:
         return joined(parts)
 
     def _fewer(self, partials: Partials, stages: int, limit_s: float) -> Partials:
-        """Prune dominated partial pipelines; while too many are left, round their times more
+        """Prune dominated partial pipelines; as long as too many are left, round their times more
         coarsely.
         """
         grain_s = self.grain_s
@@ -269,8 +274,8 @@ class _Join:
     def _steps(
         self, partials: Iterable[Taken], after: int, limit_s: float
     ) -> Iterator[tuple[Taken, StagePosition]]:
-        """Every number of blocks and GPUs used, with each stage that can precede it. Prunes stages
-        that are too slow and stages that leave the others more blocks than they can hold.
+        """All pairs of used blocks and GPUs, and a stage that may come in front. Stages are pruned
+        that are too slow, or that leave the others more blocks than they can hold.
         """
         problem, group, work = self.menus.problem, self.menus.group, self.menus.work
         layers, gpus = self._all
@@ -295,8 +300,8 @@ class _Join:
                         yield taken, position._replace(first_block=int(like[left - count, count]))
 
     def _counts(self, after: int, limit_s: float) -> Mapping[Mesh, Sequence[int]]:
-        """The numbers of blocks that a stage on each mesh can have, with a number of stages in
-        front of it, in a pipeline below the upper bound.
+        """The numbers of blocks that a stage on each mesh can have, with ``after`` stages behind
+        it, in a pipeline faster than ``limit_s``.
         """
         (layers, gpus), meshes = self._all, self.menus.group.meshes
         if self.relaxed is None:
@@ -347,7 +352,9 @@ class _Join:
         row_behind: Rows,
         after: int,
     ) -> Partials:
-        """Prepend stage candidates (K) to partial pipelines (K) that have ``after`` stages."""
+        """Put candidates for a stage (K) in front of partial pipelines (K) that have ``after``
+        stages.
+        """
         position = options.place[option]
         chains = chains_in_front(
             self.menus.group,
@@ -370,7 +377,9 @@ class _Join:
         return self._with_host(partials, options, option) if self.menus.with_host else partials
 
     def _with_host(self, partials: Partials, options: "PlaceOptions", option: Rows) -> Partials:
-        """The partial pipelines whose stages fit in the host memory of their node."""
+        """The partial pipelines whose stages fit together in the host memory of the first stage's
+        node.
+        """
         cluster, gpus = self.menus.problem.cluster, options.gpus[partials.place]
         place_in_node = np.array([place.place_in_node for place in options.places])[partials.place]
         held = options.host_bytes[option] * np.minimum(gpus, cluster.gpus_per_node)
@@ -381,8 +390,8 @@ class _Join:
         return partials.chosen(held <= host_room_at(cluster, place_in_node))
 
     def _least_s(self, partials: Partials, stages: int) -> Floats:
-        """Lower bound in seconds of any completion (K) with a number of stages: the slowest
-        remaining stage has at least an even share of the blocks, and at most half of its passes
+        """A lower bound in seconds of the pipelines that partial pipelines (K) can become: the
+        slowest stage left has at least an even share of the blocks, and at most half of its passes
         overlap with the stages behind it.
         """
         if self.completions is not None:

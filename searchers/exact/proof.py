@@ -1,4 +1,5 @@
-"""Proves how good the best plan is, by branch and bound over boxes of memory-saving strategies.
+"""Proves how good the best plan is, by branch and bound over boxes: sets of memory-saving
+strategies with ratios in ranges.
 
 Each group of pipelines has a bound: the time of its fastest pipeline of boxes. The boxes of this
 pipeline are halved until it has none, or until no pipeline of the group may beat the best plan.
@@ -29,22 +30,22 @@ from searchers.exact.relaxed import Relaxed, alone_s
 from searchers.meshes import Mesh
 from searchers.strategy import ROUNDING, BudgetSpentError, Ledger
 
-# The number of pipelines whose boxes are halved per round.
+# In each round, the boxes of at most this many pipelines are halved.
 AT_ONCE = 8
-# The initial rounding grain of partial pipelines, and the factor by which the grain shrinks once
-# all boxes are single strategies.
+# Times of partial pipelines are rounded down to a grain: its initial size as a share, and the
+# factor by which it shrinks once the fastest pipelines contain no boxes.
 GRAIN, FINER = 0.25, 2.0
-# In an order without a closed form, a group ends at this grain, because its bounds are not times of
-# plans.
+# In an order without a closed form a group ends once the grain is this fine, because its bounds are
+# not times of plans.
 FINEST = 0.0625
-# Target gaps in turn where meshes have unequal sizes: the larger the gap, the fewer stages need
-# evaluation.
+# Where stages may have unequal sizes, bounds are first brought within these gaps of the best plan,
+# one after another: the larger the gap, the fewer stages must be evaluated.
 GAPS = (0.2, 0.175, 0.15, 0.1, 0.045, 0.018, 0.01, 0.005)
 
 
 def has_bounds(ledger: Ledger, space: SearchSpace) -> bool:
-    """Whether the predictor bounds the costs of boxes of a space's stages, offloaded stages
-    included.
+    """Whether the predictor gives lower bounds over boxes (ratios in ranges) for stages of this
+    search space, also if they offload.
     """
     model = ledger.predictor
     batch = StageBatch(layers=np.array([1]), data_parallel=1, tensor_parallel=1, micro_batch=1)
@@ -66,8 +67,8 @@ def proven_s(  # noqa: PLR0913 (a group of pipelines, and when to stop)
     seconds: float,
     hear: Callable[[float], object] = float,
 ) -> float:
-    """A lower bound in seconds of all plans in the groups: equal to the best plan's time within the
-    tolerance, or as close as the time limit allows. ``least_s`` are initial bounds of the groups;
+    """A lower bound in seconds of all plans in the groups: the best plan's time within the
+    tolerance, or as close to it as the time limit allows. ``least_s`` are bounds to start from;
     ``hear`` is called with the bound after each round.
     """
     known = _Known(bounds=dict(least_s))
@@ -81,8 +82,8 @@ def proven_s(  # noqa: PLR0913 (a group of pipelines, and when to stop)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """The state of the proof: each group's bound, which groups have ended, and the bounds of
-    pipelines with fractional stages.
+    """What is proven so far: the bound of each group, groups whose bounds can rise no further, and
+    linear relaxations.
     """
 
     bounds: dict[Group, float]
@@ -99,12 +100,12 @@ def _closing(
     *,
     gap: float,
 ) -> Iterator[Group]:
-    """Raise the bounds of groups until each is within a gap of the best plan or has ended; yields
-    each group after its round.
+    """Raise the bounds of groups until each is within a gap of the best plan or can rise no
+    further; yields each group after its round.
     """
     goal = 1 - max(gap, ROUNDING)
     bounds, ended = known.bounds, known.ended
-    # The index breaks ties, so that groups are never compared.
+    # The number decides between equal bounds, as groups cannot be compared.
     left = [
         (bound, number, group)
         for number, (group, bound) in enumerate(bounds.items())
@@ -121,7 +122,7 @@ def _closing(
         if proofs[group].has_ended:
             ended.add(group)
         if bounds[group] >= goal * ledger.best_s or group in ended:
-            # The candidate lists of a group take much memory.
+            # The candidates of a group take much memory.
             del proofs[group]
         heapreplace(left, (bounds[group], number, group))
         if group in ended:
@@ -132,24 +133,24 @@ def _closing(
 
 @dataclass(slots=True, kw_only=True)
 class _GroupProof:
-    """The bound of one group of pipelines, refined round by round."""
+    """The lower bound of one group of pipelines, which rises round by round."""
 
     menus: BoxMenus
     bound_s: float
-    # A share of the best time: pipelines within it of the best plan are not examined.
+    # Pipelines that beat the best plan by less than this share of its time are not examined.
     gap: float
     known: _Known
-    # The rounding grain of partial pipelines, as a share of the gap divided by the number of
-    # stages.
+    # The grain to which times of partial pipelines are rounded down, as a share of the gap divided
+    # by the number of stages.
     share: float = GRAIN
     rounds: int = 0
-    # Whether the bound can rise no further, because plans in an order without a closed form take
-    # longer than it.
+    # Whether the bound can rise no further, as in an order without a closed form plans take longer
+    # than their bounds.
     has_ended: bool = False
 
     def further(self) -> float:
-        """The bound after one more round; the ledger's best time minus the gap, if the group cannot
-        beat it. Plans found on the way go to the ledger.
+        """The bound after one more round; if no pipeline of the group can beat the best plan by
+        more than the gap, that limit. Plans that are found go to the ledger.
         """
         menus, ledger, group = self.menus, self.menus.ledger, self.menus.group
         limit_s = self._limit_s
@@ -167,9 +168,10 @@ class _GroupProof:
                 like = like_blocks(pattern, layers) if len(pattern) > 1 else None
                 completions = Completions.of(menus, stages, group.micro_batches, layers, like)
         else:
-            # Only few of all stage positions can be reached.
+            # Only few of all stage positions are possible.
             most_stages = relaxed.most_stages(limit_s)
-        # Without a plan to beat, the best plan may take up to twice the bound.
+        # While there is no plan to beat, the best plan is taken to be at most twice as slow as the
+        # bound.
         gap_s = min(limit_s, 2 * self.bound_s) - self.bound_s
         grain_s = self.share * gap_s / max(1, most_stages)
         fastest = fastest_few(
@@ -184,7 +186,7 @@ class _GroupProof:
                     return self.bound_s
         else:
             self._show(menus, closed)
-            # The group's fastest pipelines are plans, and plans take longer than the bounds.
+            # The fastest pipelines are all plans now, and plans take longer than these bounds.
             self.has_ended = bool(closed) and len(closed) == len(fastest) and self.share < FINEST
         if closed:
             self.share /= FINER
@@ -194,8 +196,8 @@ class _GroupProof:
         return self.bound_s
 
     def _may_look(self) -> bool:
-        """Whether to search for plans after this round; with unequal meshes that takes as long as
-        the round, so it happens ever less often.
+        """Whether to look for plans after this round. With unequal meshes that takes as long as the
+        round, so it is done ever less often.
         """
         self.rounds += 1
         is_long = self.menus.group.has_unequal_sizes
@@ -207,7 +209,9 @@ class _GroupProof:
         return group.num_stages is None and group.has_formula and is_found
 
     def _relaxed_s(self) -> float:
-        """A lower bound of pipelines with fractional stages, and of single-stage pipelines."""
+        """A lower bound by linear relaxation, in which stages may be fractional, and of
+        single-stage pipelines.
+        """
         relaxed = Relaxed.of(self.menus, self.menus.ledger.best_s)
         self.known.relaxed[self.menus.group] = relaxed
         limit_s = self._limit_s
@@ -220,8 +224,8 @@ class _GroupProof:
         return (1 - self.gap) * self.menus.ledger.best_s
 
     def _look_for_plans(self, completions: Completions | None) -> None:
-        """Offer the ledger a plan of candidates without boxes that beats its best, if a beam search
-        finds one.
+        """Predict a plan that may beat the best one, if a beam search over candidates that are no
+        boxes finds one.
         """
         certain = self.menus.certain()
         limit_s = self._limit_s
@@ -231,20 +235,20 @@ class _GroupProof:
         )
         chosen = [one for _, one in fastest]
         if self.menus.group.num_stages == 1:
-            # Few rounds lead to the best single-stage plan, so the other candidates are offered
+            # Few rounds lead to the best single-stage plan, so the other candidates are predicted
             # too, as its rivals.
             chosen = [((place, row),) for ((place, _),) in chosen for row in certain.fastest(place)]
         self._show(certain, chosen)
 
     def _show(self, menus: BoxMenus, pipelines: Iterable[Chosen]) -> None:
-        """Offer the ledger the plans of pipelines that can run their order of passes."""
+        """Predict the plans of those pipelines that can run their order of passes."""
         plans = [plan_of(menus, one) for one in pipelines]
         self.menus.ledger.predict([plan for plan in plans if _can_run(plan)])
 
 
 def _can_run(plan: Plan) -> bool:
-    """Whether a plan can run its order of passes; a single-stage plan has the default order
-    alone.
+    """Whether a plan can run its order of passes; a plan of one stage has the default order
+    only.
     """
     if plan.num_stages == 1:
         return plan.order == DEFAULT_ORDER

@@ -1,5 +1,5 @@
-"""Joins stages as Mist (EuroSys 2025) publishes it: sampled Pareto frontiers and a mixed-integer
-linear programme.
+"""Joins stages as Mist (EuroSys 2025) publishes it: by samples of Pareto frontiers and a
+mixed-integer linear programme.
 
 Of the candidates for a stage only samples of the Pareto frontier of steady time t and extra time d
 stay: those that are best by a weighted sum of the two, for thirty weights. First of the candidates
@@ -23,20 +23,21 @@ from mistlab.plan.plan import Plan
 from searchers.exact.candidates import Menus, Options, StagePosition, undominated
 from searchers.exact.programme import Chosen, places_by_stage, plan_of
 
-# The number of weights between steady-state and extra time at which the frontier is sampled.
+# The number of weights with which a stage's steady and extra time are summed, to sample its
+# frontier.
 WEIGHTS = 30
 # The solver's time limit for one programme.
 PATIENCE_S = 600.0
-# Solvers look this factor above a known time, because of their own tolerances.
+# Solvers look for plans up to this factor slower than a known one, because of their own tolerances.
 ALMOST = 1 + 1e-6
 
-# Selects the candidates of a stage that take part.
+# A function that selects which candidates for a stage take part.
 Pick = Callable[[Options], Options]
 
 
 def best_by_weights(options: Options, *, share: float = 1.0, weights: int = WEIGHTS) -> Options:
-    """The candidates that minimise a weighted sum of steady-state and extra time, for each of a
-    number of weights.
+    """The candidates with the least weighted sum of steady and extra time, one for each of
+    ``weights`` weights.
     """
     if not len(options):
         return options
@@ -47,8 +48,8 @@ def best_by_weights(options: Options, *, share: float = 1.0, weights: int = WEIG
 
 
 def samples_of(micro_batches: int, weights: int = WEIGHTS) -> Pick:
-    """A ``Pick`` that samples the frontier of each number of treated blocks by a number of
-    weights.
+    """A ``Pick`` that samples the frontier of steady and extra time, separately for each number of
+    recomputed blocks.
     """
 
     def picked(options: Options) -> Options:
@@ -63,21 +64,21 @@ def samples_of(micro_batches: int, weights: int = WEIGHTS) -> Pick:
 
 
 def true_frontier(options: Options) -> Options:
-    """The Pareto frontier of steady-state and extra time, of which the samples are a subset."""
+    """The Pareto frontier of steady and extra time, from which the published search takes
+    samples.
+    """
     return options.chosen(undominated([*times_of(options)]))
 
 
 def times_of(options: Options) -> tuple[Floats, Floats]:
-    """The steady-state and the extra time of each candidate (F); the extra time is never
-    negative.
-    """
+    """The steady and the extra time of each candidate (F); the extra time is at least zero."""
     passes = passes_of(options.times)
     return steady_s(passes), np.maximum(extra_s(passes), 0.0)
 
 
 def join_by_objective(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-    """The pipeline of a group that minimises the published objective, and its objective, if that is
-    below an upper bound. ``menus`` say which candidates take part, for stages with equally many
+    """The pipeline of a group with the least published objective, and this objective; None unless
+    it is below ``limit_s``. ``menus`` say which candidates take part, for stages with equally many
     GPUs; a single stage needs no programme.
     """
     stages = places_by_stage(menus, limit_s)
@@ -102,8 +103,8 @@ def objective_s(stages: Sequence[tuple[Floats, Floats]], micro_batches: int) -> 
 
 
 def _hopeful(menus: Menus, position: StagePosition, options: Options, limit_s: float) -> Options:
-    """The candidates with which a pipeline can beat an upper bound: the slowest stage takes at
-    least this candidate's time, and the other stages at least the computation of their blocks.
+    """The candidates with which a pipeline may beat ``limit_s``: the slowest stage takes at least
+    the candidate's time, the other stages at least the computation of their blocks.
     """
     others = menus.problem.workload.model.layers - position.layers
     others_s = menus.group.least_stages_s(menus.work, others)
@@ -112,7 +113,7 @@ def _hopeful(menus: Menus, position: StagePosition, options: Options, limit_s: f
 
 
 def _best_alone(menus: Menus, places: Sequence[StagePosition]) -> Chosen:
-    """The best stage that is a pipeline by itself."""
+    """The best candidate for a stage that is the whole pipeline."""
     best: dict[float, Chosen] = {}
     for position in places:
         steady, extra = times_of(menus[position])

@@ -1,4 +1,4 @@
-"""Pipelines whose stages all save memory in the same way, for models whose kinds of blocks
+"""Searches pipelines whose stages all save memory in the same way, for models whose kinds of blocks
 alternate.
 
 What a stage costs depends on which blocks it has: on its first block, not on their number alone.
@@ -32,12 +32,13 @@ from searchers.meshes import Pipeline, even_layers, layer_counts
 from searchers.savings import Way, stage_of, ways_alike
 from searchers.strategy import ROUNDING, Ending, Ledger
 
-# Rows per call: stage candidates to predict, and pipelines to compare.
+# At most this many candidates for stages are predicted per call, and this many pipelines are
+# compared at once.
 ROWS_TOGETHER = 1 << 13
 PIPELINES_TOGETHER = 256
-# Rounding grain of partial pipelines as a share of the gap divided by the number of stages: the
-# initial grain, the factor by which it shrinks per attempt, and the grain below which times are
-# exact.
+# The grain to which times of partial pipelines are rounded down, as a share of the gap divided by
+# the number of stages: at first, the factor by which it shrinks, and the value below which times
+# are not rounded.
 GRAIN, FINER, FINEST = 0.25, 4.0, 0.001
 
 
@@ -47,16 +48,16 @@ def takes_turns(workload: Workload) -> bool:
 
 
 def takes_ranges(space: SearchSpace) -> bool:
-    """Whether this search handles a space: only the order with a closed form, or uniform stages
-    with equal numbers of blocks.
+    """Whether this search can take a space: its only order of passes has a closed form, or all
+    stages are alike and have equally many blocks.
     """
     are_equal = not space.unequal_stages and space.layers_off_balance == 0
     return space.orders == (DEFAULT_ORDER,) or are_equal
 
 
 def searched_by_ranges(problem: Problem, space: SearchSpace, ledger: Ledger) -> Ending:
-    """The best plan of a space of uniform stages: proven where all divisions of the blocks could be
-    tried, otherwise with its gap to a lower bound.
+    """The best plan whose stages all save memory alike: proven if all divisions of the blocks could
+    be tried, otherwise with its gap to a lower bound.
     """
     hierarchy = Hierarchy.of(problem, space, ledger)
     search = RangeSearch(problem=problem, space=space, ledger=ledger)
@@ -73,8 +74,8 @@ def searched_by_ranges(problem: Problem, space: SearchSpace, ledger: Ledger) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Alike:
-    """A pipeline with one memory-saving strategy for all stages, and a lower bound over all
-    divisions of its blocks.
+    """A pipeline whose stages all save memory in the same way, and a lower bound of its time over
+    all divisions of the blocks.
     """
 
     pipeline: Pipeline
@@ -84,7 +85,9 @@ class _Alike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeSearch:
-    """Searches a space of uniform stages for the best plan, many pipelines per call."""
+    """Searches the plans whose stages all save memory alike, many pipelines per call of the
+    predictor.
+    """
 
     problem: Problem
     space: SearchSpace
@@ -92,21 +95,21 @@ class RangeSearch:
     _divisions: dict[int, Divisions] = field(default_factory=dict)
 
     def ways(self, pipeline: Pipeline) -> Iterator[Way]:
-        """Every memory-saving strategy that all stages of a pipeline may share."""
+        """Every way to save memory that all stages of a pipeline may share."""
         layers, count = self.problem.workload.model.layers, pipeline.num_stages
         most = max(layer_counts(layers, count, self.space)[-1], *even_layers(layers, count), 1)
         yield from ways_alike(self.space, pipeline.meshes[0], most, in_pipeline=count > 1)
 
     def times(self, pipeline: Pipeline, way: Way) -> RangeTimes:
-        """The times of all block ranges of a pipeline whose stages share one memory-saving
-        strategy.
+        """The times of a pipeline's stages for all ranges of blocks, if all save memory in this
+        way.
         """
         divisions = self._divisions_of(pipeline.num_stages)
         alike = _Alike(pipeline=pipeline, way=way, least_s=0.0)
         return self._times([alike], divisions, np.arange(len(divisions.asked)))
 
     def show_even(self, ways: Sequence[_Alike]) -> None:
-        """Offer the ledger the best plans whose stages have equal numbers of blocks."""
+        """Predict the best plans whose stages have equally many blocks."""
         for part in _parts(ways, PIPELINES_TOGETHER):
             for alike, divisions in self._by_stages(self._hopeful(part)):
                 ranges = divisions.even[0]
@@ -120,7 +123,7 @@ class RangeSearch:
 
     def bounded(self, ways: Sequence[_Alike]) -> list[_Alike]:
         """The pipelines that may beat the ledger's best plan, with lower bounds over all divisions
-        of their blocks. The ledger is offered the plans at these bounds.
+        of their blocks; the plans closest to these bounds are predicted.
         """
         hopeful: list[_Alike] = []
         for number, part in enumerate(_parts(ways, PIPELINES_TOGETHER)):
@@ -155,8 +158,8 @@ class RangeSearch:
         return hopeful
 
     def close(self, ways: Sequence[_Alike]) -> float:
-        """A lower bound in seconds of all plans, after trying the divisions of the pipelines with
-        the smallest bounds: all divisions, or where there are too many, those that may be fastest.
+        """A lower bound in seconds of all plans, after trying divisions of the blocks, smallest
+        bounds first: all divisions or, where these are too many, those that may be fastest.
         """
         left_s = inf
         in_order = sorted(ways, key=lambda one: one.least_s)
@@ -173,7 +176,9 @@ class RangeSearch:
         return min(left_s, self.ledger.best_s)
 
     def _joined_s(self, alike: _Alike, times: RangeTimes, left_s: float) -> float:
-        """A lower bound in seconds of all divisions, where there are too many to try each."""
+        """A lower bound in seconds over all divisions of the blocks, where they are too many to try
+        each.
+        """
         share, least_s = GRAIN, alike.least_s
         while least_s < self.ledger.best_s * (1 - ROUNDING):
             self.ledger.bounded(min(left_s, least_s))
@@ -194,7 +199,7 @@ class RangeSearch:
         return [one for one in ways if one.least_s < self.ledger.best_s]
 
     def _by_stages(self, ways: Sequence[_Alike]) -> Iterator[tuple[list[_Alike], Divisions]]:
-        """Pipelines grouped by their number of stages, with their divisions of the blocks."""
+        """Pipelines grouped by their number of stages, with all divisions of the blocks."""
         by_stages: dict[int, list[_Alike]] = defaultdict(list)
         for alike in ways:
             by_stages[alike.pipeline.num_stages].append(alike)
@@ -209,20 +214,23 @@ class RangeSearch:
         return self._divisions[count]
 
     def _show_best(self, alike: _Alike, times: RangeTimes, shares: Ints) -> None:
-        """Offer the ledger the best plan among divisions (D, S), if it beats the ledger's best."""
+        """Predict the best of some divisions of the blocks (D, S), if it may beat the ledger's best
+        plan.
+        """
         seconds = times.seconds_of(times.divisions.ranges_of(shares))
         for division in np.argsort(seconds, kind="stable"):
-            # The stages of a node compete for its host memory, which only a whole plan shows.
+            # The stages on a node share its host memory, so only a whole plan shows whether it
+            # fits.
             if seconds[division] >= self.ledger.best_s or self._show(alike, shares[division]):
                 break
 
     def _show(self, alike: _Alike, shares: Ints) -> bool:
-        """Offer the ledger a plan; whether it fits."""
+        """Predict a plan; returns whether it fits."""
         return self.ledger.predict([_plan(self.space, alike, shares.tolist())])[0].fits
 
     def _times(self, ways: Sequence[_Alike], divisions: Divisions, ranges: Rows) -> RangeTimes:
-        """The times of the given ranges of pipelines with equally many stages; the other entries
-        are undefined.
+        """The times of the given ranges of blocks, for pipelines with equally many stages; other
+        ranges have no valid times.
         """
         size = len(ways), len(divisions.asked)
         batch = self._batch(ways, divisions.asked[ranges])
@@ -242,7 +250,9 @@ class RangeSearch:
         )
 
     def _batch(self, ways: Sequence[_Alike], asked: Ints) -> StageBatch:
-        """Ranges (R, 3) of each pipeline as a batch of stage candidates (C R)."""
+        """The ranges of blocks (R, 3) of each pipeline (C) as a batch of candidates for stages (C
+        R).
+        """
         stage, first_block, layers = (np.tile(column, len(ways)) for column in asked.T)
         each, count = len(asked), ways[0].pipeline.num_stages
         meshes = [one.pipeline.meshes[0].values() for one in ways]

@@ -1,4 +1,4 @@
-"""Lower bounds of pipelines from a linear relaxation with dual prices of blocks and GPUs.
+"""Lower bounds of pipelines by a linear relaxation, in which blocks and GPUs have dual prices.
 
 Axes: M columns, S positions from the end; E ends: the last stage, any between, and the first one.
 """
@@ -20,22 +20,23 @@ from searchers.exact.divisions import like_blocks
 from searchers.exact.partials import Partials
 from searchers.meshes import Mesh, lies_well
 
-# Dual prices of blocks and GPUs that maximise the bounds of ``searchers.exact.relaxed``. Axes: M
-# columns, S positions from the end; E end kinds: last stage, inner stage, first stage.
+# The dual prices of blocks and GPUs with which the lower bounds of this module are highest. Axes: M
+# columns of the linear programme, S positions from the end; E kinds of position: last, inner and
+# first stage.
 
 
-# Penalty, as a multiple of the upper bound, for a shortage or surplus of blocks or GPUs in the
-# linear programme, which keeps it feasible.
+# The linear programme pays this multiple of the upper bound for too few or too many blocks or GPUs,
+# so that it always has a solution.
 FAR = 50.0
-# Indices of the end kinds.
+# Indices of the kinds of position: last, inner and first stage.
 LAST, BETWEEN, FIRST = range(3)
 ENDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Columns:
-    """The minimum times (E, M) of stages with a number of blocks on a number of GPUs, for any of G
-    micro-batches.
+    """The columns of the linear programme: the least times (E, M) of a stage with some blocks on
+    some GPUs, over all memory-saving strategies, for G micro-batches.
 
     The first stage has the embedding and receives nothing, the last one has the head and sends
     nothing, so they may take more or less than the others. ``sent_s`` (M) is the time of sends to
@@ -53,7 +54,7 @@ class Columns:
     sent_s: Floats
     forward_s: Floats
     backward_s: Floats
-    # Whether only the latency counts, as no stage stalls.
+    # Whether only the latency of a micro-batch counts, as if no stage ever stalled.
     is_passage: bool = False
 
     def __len__(self) -> int:
@@ -61,7 +62,7 @@ class Columns:
 
     @property
     def passing(self) -> Self:
-        """The latencies of the columns only."""
+        """The same columns, of which only the latencies count."""
         return replace(self, is_passage=True)
 
     @property
@@ -70,7 +71,7 @@ class Columns:
         return np.asarray(self.gpus / self.all_gpus)
 
     def merged(self) -> Self:
-        """One column per share of blocks and GPUs, with the minimum of each time."""
+        """One column for each share of blocks and GPUs, with the least of each time."""
         told_apart = np.stack([self.share_of_layers, self.gpus])
         _, first, which = np.unique(told_apart, axis=1, return_index=True, return_inverse=True)
         least: dict[str, Any] = {}
@@ -88,13 +89,17 @@ class Columns:
         )
 
     def passages_s(self, stages: int) -> Floats:
-        """The latency (S, M) of each column at each position; the last stage sends nothing on."""
+        """The latency of a micro-batch in each column at each position (S, M); the last stage sends
+        nothing on.
+        """
         passed_s = self.passed_s[_ends(stages)]
         passed_s[1:] += self.sent_s
         return passed_s
 
     def waits_s(self, stages: int) -> Floats:
-        """The time that a pipeline takes beyond its latency (S, M), if it stalls at one stage."""
+        """How much longer than its latency a pipeline takes if it stalls at a stage, for each
+        position and column (S, M).
+        """
         count = 1 if self.is_passage else self.micro_batches
         ahead = np.minimum(count, np.arange(1, stages + 1)) - 1
         forward_s, backward_s = (own[_ends(stages)] for own in (self.forward_s, self.backward_s))
@@ -102,14 +107,14 @@ class Columns:
 
 
 def _ends(stages: int) -> list[int]:
-    """The end kind (S) of each position, for two stages or more."""
+    """The kind of each position from the end (S), for two stages or more."""
     return [LAST, *[BETWEEN] * (stages - 2), FIRST]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prices:
-    """Dual prices: weights of positions (S) and of the shares of blocks and GPUs, which sum to at
-    most one, and the worth of all blocks and of all GPUs.
+    """Dual prices: weights of positions (S) and of the shares of blocks and GPUs, at most one in
+    all, and the worth in seconds of all blocks and of all GPUs.
     """
 
     positions: Floats
@@ -139,7 +144,7 @@ class Prices:
         return type(self).made(weights, self.layers_s, self.gpus_s)
 
     def raised(self, factor: float) -> Self:
-        """The same prices with weights multiplied by a factor."""
+        """The same prices with all weights multiplied by a factor."""
         return replace(
             self,
             positions=factor * self.positions,
@@ -148,12 +153,14 @@ class Prices:
         )
 
     def weight_of(self, after: int, layers: Floats, gpus: Floats) -> Floats:
-        """The total weight of the stages in front of a partial pipeline, by its shares (K)."""
+        """The weights of the stages in front of a partial pipeline, added up; ``layers`` and
+        ``gpus`` are the shares left to them (K).
+        """
         positions = self.positions[after:].sum()
         return np.asarray(positions + self.of_layers * layers + self.of_gpus * gpus)
 
     def cost_s(self, columns: Columns) -> Floats:
-        """The cost (S, M) of each column at each position."""
+        """The cost of each column at each position (S, M): its latency and its weighted stalls."""
         stages = len(self.positions)
         weights = self.positions[:, None] + (
             self.of_layers * columns.share_of_layers + self.of_gpus * columns.share_of_gpus
@@ -161,12 +168,16 @@ class Prices:
         return columns.passages_s(stages) + weights * columns.waits_s(stages)
 
     def beyond_s(self, columns: Columns) -> Floats:
-        """Reduced costs: each column's cost minus the worth of its blocks and GPUs (S, M)."""
+        """The reduced cost of each column at each position (S, M): its cost minus the worth of its
+        blocks and GPUs.
+        """
         worth_s = self.layers_s * columns.share_of_layers + self.gpus_s * columns.share_of_gpus
         return self.cost_s(columns) - worth_s
 
     def bound_s(self, columns: Columns) -> float:
-        """A lower bound in seconds of all pipelines of these columns."""
+        """The lower bound in seconds that these prices give, for all pipelines made of these
+        columns.
+        """
         least_s = self.beyond_s(columns).min(axis=1).sum()
         return float(least_s + self.layers_s + self.gpus_s)
 
@@ -174,8 +185,8 @@ class Prices:
 def dearest(
     columns: Columns, stages: int, near: Prices | None, enough_s: float
 ) -> tuple[Prices, float]:
-    """Prices that maximise the bound of pipelines with a number of stages, and the bound. Prices
-    found for a similar number of stages are reused where they make it high enough.
+    """The prices with the highest lower bound for pipelines of this many stages, and the bound.
+    Prices found for a similar number of stages are taken if they give ``enough_s``.
     """
     if near is not None:
         prices = near.for_stages(stages)
@@ -187,8 +198,8 @@ def dearest(
 
 
 def _solved(columns: Columns, stages: int, far_s: float) -> Prices:
-    """Solve for the prices by linear programming; variables are shares of columns at positions,
-    shortages and surpluses of blocks and GPUs, and the largest stall.
+    """Find the prices by linear programming. Its variables are the shares of columns at each
+    position, missing and surplus blocks and GPUs, and the longest stall.
     """
     from scipy import sparse  # noqa: PLC0415 (slow to import)
     from scipy.optimize import linprog  # noqa: PLC0415
@@ -244,15 +255,16 @@ def _solved(columns: Columns, stages: int, far_s: float) -> Prices:
 # Axes: M columns, S positions from the end, K partial pipelines.
 
 
-# Factors by which weights are raised for the rest of a pipeline, and by which prices of blocks
-# vary.
+# Factors by which the weights are raised for the stages still missing, and by which the prices of
+# blocks are varied, to find the highest bound.
 RAISED = (1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0)
 VARIED = (0.7, 0.85, 1.0, 1.15, 1.3, 1.6, 2.0, 3.0, 5.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Relaxed:
-    """The lower bounds of a group's multi-stage pipelines below an upper bound.
+    """Lower bounds of a group's pipelines with several stages, as far as they may beat an upper
+    bound.
 
     ``prices`` are those of each number of stages, for the time of all passes and for the passage
     alone; ``least_s`` is the bound of pipelines with so many stages.
@@ -262,14 +274,16 @@ class Relaxed:
     columns: Columns
     prices: Mapping[int, tuple[Prices, Prices]]
     least_s: Mapping[int, float]
-    # The share of all blocks that the first 0, 1, ... blocks make up.
+    # The share of all blocks in the first 0, 1, 2, ... blocks.
     front: Floats
     _lines: dict[int, "list[_Lines]"] = field(default_factory=dict)
     _counts: dict[int, tuple[float, Mapping[Mesh, Sequence[int]]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, menus: BoxMenus, limit_s: float) -> Self:
-        """The bounds of a group of pipelines; ``menus``, its candidate lists, are not changed."""
+        """The bounds of a group of pipelines that may beat ``limit_s``; its candidates, ``menus``,
+        are left as they are.
+        """
         front = _front_of(menus)
         meshes, columns = _columns(replace(menus), limit_s, front)
         prices: dict[int, tuple[Prices, Prices]] = {}
@@ -286,18 +300,20 @@ class Relaxed:
         return cls(meshes=meshes, columns=columns, prices=prices, least_s=least_s, front=front)
 
     def bound_s(self, limit_s: float) -> float:
-        """A lower bound in seconds of all pipelines; the upper bound if none can beat it."""
+        """A lower bound in seconds of all pipelines with several stages; ``limit_s`` if none can
+        beat it.
+        """
         return min([limit_s, *self.least_s.values()])
 
     def most_stages(self, limit_s: float) -> int:
-        """The largest number of stages of a pipeline that can beat the upper bound; 1 if no
-        multi-stage pipeline can.
+        """The most stages of a pipeline that can beat ``limit_s``; 1 if none with several stages
+        can.
         """
         return max([1, *(stages for stages, least_s in self.least_s.items() if least_s < limit_s)])
 
     def counts(self, after: int, limit_s: float) -> Mapping[Mesh, Sequence[int]]:
-        """The numbers of blocks that a stage on each mesh can have, with a number of stages in
-        front of it, in a multi-stage pipeline below the upper bound.
+        """The numbers of blocks that a stage on each mesh can have, with ``after`` stages behind
+        it, in a pipeline of several stages that beats ``limit_s``.
         """
         known_s, counts = self._counts.get(after, (-1.0, {}))
         if known_s != limit_s:
@@ -317,8 +333,8 @@ class Relaxed:
         return {mesh: sorted(counts) for mesh, counts in layers_of.items()}
 
     def rest_s(self, partials: Partials, stages: int) -> Floats:
-        """A lower bound in seconds of any completion (K) of partial pipelines with a number of
-        stages.
+        """A lower bound in seconds of the pipelines that partial pipelines (K) of this many stages
+        can become.
         """
         if not len(partials):
             return np.empty(0)
@@ -328,7 +344,7 @@ class Relaxed:
                 for count, prices in self.prices.items()
                 if count > stages
             ]
-        # Partial pipelines with equal blocks and GPUs are adjacent.
+        # Partial pipelines with equal numbers of blocks and GPUs are adjacent.
         changes = np.diff(partials.layers).astype(bool) | np.diff(partials.gpus).astype(bool)
         first = np.flatnonzero(np.concatenate([[True], changes]))
         left = (
@@ -348,8 +364,8 @@ class Relaxed:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Lines:
-    """Lower bounds of the stages still missing in front, for pipelines with a number of stages:
-    lines over the shares of blocks and GPUs that are left.
+    """Lower bounds of the stages still missing in front of a partial pipeline: linear functions
+    (lines) of the shares of blocks and GPUs that are left.
 
     Each line has its worth of blocks and of GPUs, and what it costs beside (B). A line holds where
     its weights add up to one at most.
@@ -362,7 +378,7 @@ class _Lines:
 
     @classmethod
     def of(cls, columns: Columns, prices: Prices, passage: Prices, stages: int) -> Self:
-        """The lines of pipelines at these prices, of which ``stages`` stages are known."""
+        """The lines that these prices give for pipelines whose last ``stages`` stages are known."""
         return cls(
             prices=prices,
             stages=stages,
@@ -371,7 +387,9 @@ class _Lines:
         )
 
     def at(self, layers: Floats, gpus: Floats) -> tuple[Floats, Floats]:
-        """The smallest latency, and the smallest latency plus largest r (K)."""
+        """The least latency of the missing stages, and the least latency plus their longest stall
+        (K).
+        """
         through = _highest(self.passing, layers, gpus)
         weight = self.prices.weight_of(self.stages, layers, gpus)
         around = np.full(len(layers), -np.inf)
@@ -384,7 +402,9 @@ class _Lines:
 
 
 def _lines(columns: Columns, prices: Sequence[Prices], stages: int) -> Floats:
-    """A row of worths and costs for each of the given prices, with prices of blocks varied."""
+    """For each of the given prices and for several prices of blocks, a line: its worth of all
+    blocks and of all GPUs, and its costs beside.
+    """
     rows = []
     for price_set in prices:
         cost_s = price_set.cost_s(columns)[stages:] - price_set.gpus_s * columns.share_of_gpus
@@ -396,13 +416,13 @@ def _lines(columns: Columns, prices: Sequence[Prices], stages: int) -> Floats:
 
 
 def _highest(lines: Floats, layers: Floats, gpus: Floats) -> Floats:
-    """The highest line at each share of blocks and GPUs (K)."""
+    """The highest of some lines at each pair of shares of blocks and GPUs (K)."""
     layers_s, gpus_s, beside_s = lines.T[:, :, None]
     return np.asarray((layers_s * layers + gpus_s * gpus + beside_s).max(axis=0))
 
 
 def alone_s(menus: BoxMenus, limit_s: float) -> float:
-    """A lower bound in seconds of a group's single-stage pipelines, at most the upper bound."""
+    """A lower bound in seconds of a group's pipelines of one stage, at most ``limit_s``."""
     cluster, group = menus.problem.cluster, menus.group
     positions = [
         StagePosition(
@@ -432,15 +452,15 @@ def _most_stages(menus: BoxMenus) -> int:
 
 
 def _front_of(menus: BoxMenus) -> Floats:
-    """The share of all blocks, weighted by their minimum work, that the first 0, 1, ... blocks make
-    up.
-    """
+    """The share of all blocks, by their least work, that the first 0, 1, 2, ... blocks make up."""
     front_s = menus.group.front_gpu_s(menus.work, menus.problem.workload.model.layers)
     return np.asarray(front_s / front_s[-1])
 
 
 def _columns(menus: BoxMenus, limit_s: float, front: Floats) -> tuple[Sequence[Mesh], Columns]:
-    """The columns of stages in multi-stage pipelines below an upper bound, and their meshes."""
+    """The columns of the linear programme for pipelines of several stages that may beat
+    ``limit_s``, and their meshes.
+    """
     positions = [*_places(menus, limit_s)]
     numbers: dict[tuple[Mesh, int, int], int] = {}
     ends = [
@@ -449,7 +469,7 @@ def _columns(menus: BoxMenus, limit_s: float, front: Floats) -> tuple[Sequence[M
         + _end(position)
         for position in positions
     ]
-    # Where no stage fits, no stage is faster than the upper bound.
+    # Where no stage fits, the times are those of the upper bound.
     fastest_s = np.full((4, ENDS * len(numbers)), limit_s)
     for options, of_place in menus.least(positions, limit_s):
         times = options.times
@@ -491,8 +511,8 @@ def _end(position: StagePosition) -> int:
 
 
 def _places(menus: BoxMenus, limit_s: float) -> Iterator[StagePosition]:
-    """A stage position for each mesh, number of blocks and place in a node, with the smallest
-    memory need: as first, last or inner stage.
+    """The stage positions for each mesh, number of blocks and place in a node: as first, last or
+    inner stage, with as few micro-batches in flight as possible.
     """
     problem, group, work = menus.problem, menus.group, menus.work
     layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
@@ -525,8 +545,8 @@ def _places(menus: BoxMenus, limit_s: float) -> Iterator[StagePosition]:
 
 
 def _most_elsewhere(gpus_s: float, gpu_s: float, layers: int) -> int:
-    """The most blocks that the other stages can have, given their GPU-seconds for a micro-batch: a
-    block takes at least ``gpu_s`` of them.
+    """The most blocks that the other stages can have in ``gpus_s`` GPU-seconds for a micro-batch,
+    if a block takes at least ``gpu_s``.
     """
     return math.ceil(min(gpus_s / gpu_s, layers - 1))
 

@@ -1,4 +1,6 @@
-"""Aceso-like search: local moves on the bottleneck stage that trade one resource for another."""
+"""A search like Aceso's: local moves at the slowest stage, each of which trades one resource for
+another.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +21,7 @@ from searchers.methods.scores import Score, score_of
 from searchers.savings import Members, alike, bare_stage
 from searchers.strategy import Ending, Ledger
 
-# Moves: changes of one stage's plan that trade one resource for another, as Aceso's primitives do.
+# Moves: changes of one stage that trade one resource for another, as Aceso's primitives do.
 #
 # Each move gives plans in which a stage uses less of a resource. Most of these plans use more of
 # another resource, or more on other stages. The caller checks which plans the space allows.
@@ -27,12 +29,13 @@ from searchers.strategy import Ending, Ledger
 
 Resource = Literal["compute", "communication", "memory", "host"]
 Move = Callable[[Plan, int, SearchSpace], Iterator[Plan]]
-# Savings that act on a communication group, as levels: a higher level shards more.
+# Dimensions that shard states over a group of ranks, such as the ZeRO level: a higher level shards
+# more.
 _LEVELS = tuple(name for name in names_of("savings") if DIMENSIONS[name].shared_by)
 
 
 def moves(plan: Plan, stage: int, resource: Resource, space: SearchSpace) -> Iterator[Plan]:
-    """Plans in which the stage uses less of the resource, by one move."""
+    """The plans that are one move away and in which the stage uses less of the resource."""
     for move in _MOVES[resource]:
         yield from move(plan, stage, space)
 
@@ -42,7 +45,7 @@ def _with_stages(plan: Plan, changes: Mapping[int, StagePlan]) -> Plan:
 
 
 def _saving(plan: Plan, stage: int, changed: StagePlan, space: SearchSpace) -> Plan:
-    """The plan with one stage's savings changed, or every stage's where they must be equal."""
+    """The plan with one stage's memory savings changed, or all stages' if they must be alike."""
     if space.unequal_stages:
         return _with_stages(plan, {stage: changed})
     largest = changed.resized(max(other.layers for other in plan.stages))
@@ -50,8 +53,8 @@ def _saving(plan: Plan, stage: int, changed: StagePlan, space: SearchSpace) -> P
 
 
 def _recompute(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Recompute more or fewer blocks, or change their treatment: by one, by a quarter or half of
-    the eligible blocks, or all.
+    """Recompute more or fewer blocks, wholly or in part: one, a quarter or a half of those that may
+    be, or all.
     """
     chosen = plan.stages[stage]
     counts = chosen.counts
@@ -64,7 +67,7 @@ def _recompute(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterato
 
 
 def _shard(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Move to the next higher or lower ZeRO level."""
+    """Move to each higher or each lower ZeRO level."""
     chosen = plan.stages[stage]
     for name in _LEVELS:
         for level in space.listed(name) or ():
@@ -79,14 +82,14 @@ def _offload(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterator[
         ratios = space.listed(name) or ()
         now = ratios.index(chosen.value(name))
         others = ratios[now + 1 :] if sign > 0 else ratios[:now][::-1]
-        # The next ratio in the direction, and the extreme one.
+        # The next larger or smaller ratio, and the largest or smallest.
         for ratio in dict.fromkeys([*others[:1], *others[-1:]]):
             yield _saving(plan, stage, chosen.with_values({name: ratio}), space)
 
 
 def _change(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Change a choice that is neither a sharding level nor an offload ratio, in either
-    direction.
+    """Change a memory saving that is neither a ZeRO level nor an offload ratio to each other
+    value.
     """
     chosen = plan.stages[stage]
     for name in names_of("savings"):
@@ -98,7 +101,7 @@ def _change(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
 
 
 def _change_mesh(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Change a dimension of the mesh that is not a degree, such as sequence parallelism."""
+    """Change a dimension of the mesh that is no parallel degree, such as sequence parallelism."""
     for name in other_names():
         if name in dimensions_of_axes():
             continue
@@ -113,7 +116,7 @@ def _change_mesh(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
 
 
 def _reorder(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Change the order of passes of all stages."""
+    """Change the order of passes of the pipeline."""
     del stage
     for order in space.orders:
         if order != plan.order:
@@ -121,9 +124,7 @@ def _reorder(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
 
 
 def _give_layers(plan: Plan, stage: int, _: SearchSpace) -> Iterator[Plan]:
-    """Move blocks to a neighbouring stage, or along the stages in between to the first or the last
-    stage.
-    """
+    """Move blocks to a neighbouring stage, or to the first or the last stage."""
     giver, last = plan.stages[stage], plan.num_stages - 1
     for taker in sorted({stage - 1, stage + 1, 0, last} - {stage, -1, plan.num_stages}):
         other = plan.stages[taker]
@@ -135,7 +136,7 @@ def _give_layers(plan: Plan, stage: int, _: SearchSpace) -> Iterator[Plan]:
 
 
 def _micro_batch(factor: float, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Make every stage's micro-batches larger and fewer, or smaller and more."""
+    """Make the micro-batches of all stages larger and fewer, or smaller and more."""
     del stage, space
     count = plan.micro_batches / factor
     sizes = [own.micro_batch * factor for own in plan.stages]
@@ -148,8 +149,8 @@ def _micro_batch(factor: float, plan: Plan, stage: int, space: SearchSpace) -> I
 
 
 def _split(tensor: float, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Trade data for tensor parallelism on the same GPUs, or the reverse. If all stages change, the
-    number of micro-batches may change with them.
+    """Change data parallelism into tensor parallelism on the same GPUs, or the reverse. If all
+    stages change, the number of micro-batches may change with them.
     """
     if space.unequal_meshes:
         chosen = plan.stages[stage]
@@ -174,7 +175,7 @@ def _split(tensor: float, plan: Plan, stage: int, space: SearchSpace) -> Iterato
 
 
 def _take_gpus(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Take GPUs from another stage: as many as the stage has, or half of the other stage's."""
+    """Take GPUs from another stage: as many as this stage has, or half of the other's."""
     if not space.unequal_meshes:
         return
     taker = plan.stages[stage]
@@ -187,7 +188,7 @@ def _take_gpus(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
 
 
 def _resized_mesh(stage: StagePlan, gpus: int) -> Iterator[StagePlan]:
-    """The stage on ``gpus`` GPUs, resized along data or along tensor parallelism."""
+    """The stage on ``gpus`` GPUs, with another data-parallel or another tensor-parallel degree."""
     yield from _remeshed(stage, gpus / stage.tensor_parallel, stage.tensor_parallel)
     yield from _remeshed(stage, stage.data_parallel, gpus / stage.data_parallel)
 
@@ -195,7 +196,7 @@ def _resized_mesh(stage: StagePlan, gpus: int) -> Iterator[StagePlan]:
 def _remeshed(
     stage: StagePlan, data: float, tensor: float, *, micro_batches: float = 1
 ) -> Iterator[StagePlan]:
-    """The stage with other degrees, and with its sequences split into ``micro_batches``; None
+    """The stage with other degrees, and with its sequences split into ``micro_batches``; nothing
     unless all sizes divide evenly.
     """
     micro_batch = stage.micro_batch * stage.data_parallel / (data * micro_batches)
@@ -249,7 +250,8 @@ _MOVES: Mapping[Resource, tuple[Move, ...]] = {
 # offloading are moves too.
 
 
-# The lengths of move sequences that are tried, and the number of plans followed after each move.
+# The longest sequences of moves that are tried, one after another; and how many plans are followed
+# after each move.
 HOPS = (1, 2, 3, 5, 7)
 WAYS = 3
 
@@ -257,15 +259,15 @@ WAYS = 3
 def aceso(
     problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator
 ) -> Ending:
-    """Relieve bottlenecks, starting from pipelines of every depth, until no sequence of moves
-    improves the plan.
+    """Improve plans at their bottlenecks, starting from pipelines of every number of stages, until
+    no sequence of moves does.
     """
     del draw  # Nothing is left to chance.
     relief = Relief(problem=problem, space=space, ledger=ledger)
     starts = list(initial_plans(problem, space))
     relief.predict(starts)
     starts.sort(key=relief.promise)
-    # The most promising pipeline of each depth first, then the others.
+    # First the most promising pipeline of each number of stages, then the others.
     leaders = {plan.num_stages: plan for plan in reversed(starts)}
     plans = list(dict.fromkeys([*leaders.values(), *starts]))
     for hops in HOPS:
@@ -275,8 +277,8 @@ def aceso(
 
 
 def initial_plans(problem: Problem, space: SearchSpace) -> Iterator[Plan]:
-    """Uniform pipelines without memory savings, each in the first order of the space that it can
-    run.
+    """Pipelines of equal stages without memory savings, each in the first of the space's orders
+    that it can run.
     """
     for pipeline in list(equal_pipelines(problem, space)) or [next(pipelines(problem, space))]:
         layers = even_layers(problem.workload.model.layers, pipeline.num_stages)
@@ -290,7 +292,7 @@ def initial_plans(problem: Problem, space: SearchSpace) -> Iterator[Plan]:
 
 @dataclass(slots=True, kw_only=True)
 class Relief:
-    """The predictions made so far, and the number of moves followed from each plan."""
+    """The predictions so far, and how many moves were followed from each plan."""
 
     problem: Problem
     space: SearchSpace
@@ -312,19 +314,23 @@ class Relief:
         return score_of(plan, self.known[plan], self.problem.cluster)
 
     def promise(self, plan: Plan) -> float:
-        """A plan's time, increased by its excess memory, which the next move may remove."""
+        """A plan's time, increased by the memory that it lacks, which the next move may save."""
         score = self.score(plan)
         return score.iteration_s * (1 + score.excess)
 
     def relieved(self, plan: Plan, hops: int) -> Plan:
-        """The last plan of a chain of improvements, each of at most ``hops`` moves."""
+        """The last of a chain of ever better plans, each at most ``hops`` moves from the one
+        before.
+        """
         self.followed = {}
         while (better := self._better(plan, self.score(plan), hops)) is not None:
             plan = better
         return plan
 
     def _better(self, plan: Plan, target: Score, hops: int) -> Plan | None:
-        """A plan better than the target within at most ``hops`` moves; None if there is none."""
+        """A plan with a better score than ``target``, at most ``hops`` moves away; None if none is
+        found.
+        """
         if self.followed.get(plan, 0) >= hops:
             return None
         self.followed[plan] = hops
@@ -343,7 +349,7 @@ class Relief:
 
 
 def bottlenecks(plan: Plan, prediction: Prediction, cluster: Cluster) -> list[tuple[int, Resource]]:
-    """The bottlenecks of a plan, worst first: stages, each with its scarce resource."""
+    """The bottlenecks of a plan, worst first: stages, each with the resource that it lacks most."""
     if not prediction.fits:
         return _short_of_memory(plan, prediction, cluster)
     ranked: list[tuple[int, Resource]] = []
@@ -359,8 +365,8 @@ def bottlenecks(plan: Plan, prediction: Prediction, cluster: Cluster) -> list[tu
 def _short_of_memory(
     plan: Plan, prediction: Prediction, cluster: Cluster
 ) -> list[tuple[int, Resource]]:
-    """The stage that exceeds a GPU's memory most; if all fit, the stage with the most bytes in host
-    memory.
+    """The stage that lacks most memory on a GPU; if all fit there, the stage with most bytes in
+    host memory.
     """
     stages = prediction.stages
     reserved = np.array([stage.peak_reserved_bytes for stage in stages])

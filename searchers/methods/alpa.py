@@ -1,4 +1,5 @@
-"""Alpa's search: a dynamic programme over stages, each with its best intra-operator choice.
+"""Alpa's search: a dynamic programme over stages, after the best degrees inside each stage were
+found.
 
 Axes: K kinds of stages, M submesh sizes, P places of a stage's first rank in its node, L blocks of
 a stage (0 to all), C candidates.
@@ -31,7 +32,7 @@ from searchers.meshes import (
 from searchers.savings import bare_stage
 from searchers.strategy import Ending, Ledger, NeedsStageCosts
 
-# The lower level of Alpa's programme: the time of the best choice for each stage.
+# The lower level of Alpa's search: the time of each possible stage with its best degrees.
 #
 # Axes: K kinds of stages, M submesh sizes, P positions of a stage's first rank in its node, L
 # blocks of a stage (0 to all), C candidates.
@@ -39,7 +40,8 @@ from searchers.strategy import Ending, Ledger, NeedsStageCosts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """A batch and the meshes that are divided into stages, with the limits of the division.
+    """What the programme divides into stages: micro-batches, meshes, numbers of stages, and the
+    numbers of blocks that stages may have.
 
     ``layers`` are the numbers of blocks that stages may have, from the last stage to the first of
     the longest pipeline. ``recomputing`` says whether a stage may recompute none, all, or either.
@@ -64,8 +66,8 @@ class Division:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Distinguishes stages of the same size and position: 1 if the stage is first, and 1 if it is
-    last.
+    """What tells stages with equal GPUs and blocks apart: micro-batches in flight, and 1 if a stage
+    is the first, or the last.
     """
 
     in_flight: int
@@ -76,8 +78,8 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageTable:
-    """The seconds of the best choice for each stage (K, M, P, L), infinite where none fits, and the
-    index of that choice.
+    """The seconds of each stage with its best degrees, by kind, size, place and blocks (K, M, P,
+    L), infinite where nothing fits; and the index of these degrees.
     """
 
     kinds: dict[Kind, int]
@@ -87,14 +89,14 @@ class StageTable:
     candidate: Ints
 
     def stage(self, position: tuple[int, ...], space: SearchSpace) -> StagePlan:
-        """The best choice at a position of the table, as a stage."""
+        """The best stage at a position of the table, as a stage of a plan."""
         mesh, recomputes = self.candidates[self.candidate[self.chosen[position]]]
         bare = bare_stage(mesh, position[-1], space)
         return replace(bare, checkpointed_layers=bare.layers) if recomputes else bare
 
 
 def kind_of(division: Division, from_end: int, *, is_first: bool) -> Kind:
-    """Kind of the stage at position ``from_end``, where the last stage is 1."""
+    """The kind of the stage at position ``from_end``, counted from the last stage, which is 1."""
     return Kind(
         in_flight=min(division.micro_batches, from_end),
         is_first=int(is_first),
@@ -106,8 +108,7 @@ def kind_of(division: Division, from_end: int, *, is_first: bool) -> Kind:
 def stage_table(
     problem: Problem, space: SearchSpace, ledger: Ledger, division: Division
 ) -> StageTable | None:
-    """The best choices for all stages of the division's pipelines; None if there are no
-    candidates."""
+    """The best degrees of all stages that pipelines may have; None if there are no candidates."""
     longest = max(division.num_stages)
     kinds = [kind_of(division, place, is_first=False) for place in range(1, longest)]
     kinds += [kind_of(division, place, is_first=True) for place in division.num_stages]
@@ -150,7 +151,7 @@ def _combined(*columns: Sequence[int]) -> Ints:
 
 
 def _first_ranks(kind: Kind, mesh: Mesh, unit: int, cluster: Cluster) -> list[int]:
-    """The ranks at which a stage may begin; middle stages are evaluated once for all nodes."""
+    """The ranks at which a stage may begin; inner stages are evaluated once for all nodes."""
     if kind.is_first:
         return [0] if mesh.num_gpus == cluster.num_gpus or not kind.is_last else []
     if kind.is_last:
@@ -188,8 +189,8 @@ def _batch(
 
 
 def _seconds(costs: StageCosts, batch: StageBatch, micro_batches: int) -> Floats:
-    """The seconds of a steady-state micro-batch, its send, and an even part of the tasks that run
-    once per iteration (C).
+    """The seconds of a steady micro-batch with its send and an even share of the work done once an
+    iteration (C).
     """
     seconds = costs.seconds
     once = np.maximum(seconds.delta_forward_s, 0) + np.maximum(seconds.delta_backward_s, 0)
@@ -199,9 +200,9 @@ def _seconds(costs: StageCosts, batch: StageBatch, micro_batches: int) -> Floats
 
 # The two-level dynamic programme of Alpa (Zheng et al., OSDI 2022), without memory savings.
 #
-# Inside a stage: of the degrees that a submesh can have, the fastest that fits, with none or all of
-# its blocks recomputed, the lowest ZeRO level and nothing offloaded. Across stages: for each number
-# of micro-batches G, blocks and GPUs are divided so that
+# Inside a stage: of the degrees that a submesh (some of the GPUs) can have, the fastest that fits,
+# with none or all of its blocks recomputed, the lowest ZeRO level and nothing offloaded. Across
+# stages: for each number of micro-batches G, blocks and GPUs are divided so that
 #
 # sum t_i + (G - 1) max t_i
 #
@@ -212,7 +213,7 @@ def _seconds(costs: StageCosts, batch: StageBatch, micro_batches: int) -> Floats
 # Axes: B blocks and D GPUs of the stages so far (0 to all).
 
 
-# Bounds on the slowest stage that differ by less than this factor count as one.
+# Limits for the slowest stage that differ by less than this factor count as one.
 SPACING = 1.01
 # The reason to refuse a search on heterogeneous nodes.
 UNLIKE_NODES = (
@@ -223,7 +224,9 @@ UNLIKE_NODES = (
 
 @NeedsStageCosts
 def alpa(problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator) -> Ending:
-    """Solve the programme for each number of micro-batches; predict the pipelines it finds."""
+    """Run the dynamic programme for each number of micro-batches; predict the pipelines that it
+    finds.
+    """
     del draw  # Nothing is left to chance.
     if problem.cluster.others:
         return Ending(status="REFUSED", reason=UNLIKE_NODES)
@@ -238,7 +241,7 @@ def alpa(problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.G
 
 
 def divisions(problem: Problem, space: SearchSpace) -> Iterator[Division]:
-    """All divisions for which the programme is solved."""
+    """Everything that the dynamic programme is run for."""
     layers = problem.workload.model.layers
     ways = {"all": (True,), "none_or_all": (False, True), "any": (False, True)}[space.recomputation]
     alike = (ways,) if space.unequal_stages else tuple((way,) for way in ways)
@@ -256,7 +259,7 @@ def divisions(problem: Problem, space: SearchSpace) -> Iterator[Division]:
 def _pipelines(
     problem: Problem, space: SearchSpace
 ) -> Iterator[tuple[int, tuple[Mesh, ...], tuple[int, ...]]]:
-    """The numbers of micro-batches, each with the meshes and numbers of stages that divide them."""
+    """Each number of micro-batches, with the meshes and the numbers of stages that fit it."""
     if not space.unequal_meshes:
         for pipeline in equal_pipelines(problem, space):
             yield pipeline.micro_batches, pipeline.meshes[:1], (pipeline.num_stages,)
@@ -281,7 +284,7 @@ def _layers(layers: int, numbers: Sequence[int], space: SearchSpace) -> tuple[Se
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A pipeline: its stages' positions in the table, and the sum of their times."""
+    """A pipeline: where its stages are in the table, and the sum of their times."""
 
     seconds: float
     places: tuple[tuple[int, ...], ...]
@@ -289,9 +292,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programme:
-    """The upper level: divides blocks and GPUs into stages whose intra-operator choices are
-    fixed.
-    """
+    """The upper level: divides blocks and GPUs into stages whose best degrees are known."""
 
     problem: Problem
     space: SearchSpace
@@ -300,7 +301,7 @@ class Programme:
     table: StageTable
 
     def plans(self) -> Iterator[Plan]:
-        """The best pipeline for each useful bound on the slowest stage."""
+        """The best pipeline for each useful limit on the slowest stage."""
         limits = self._limits()
         if not limits or (fastest := self.within(limits[-1])) is None:
             return
@@ -316,8 +317,8 @@ class Programme:
                 return
 
     def within(self, limit_s: float) -> Found | None:
-        """The pipeline with the smallest sum of stage times, among those whose stages each stay
-        below a bound.
+        """The pipeline with the least sum of stage times, if no stage may take longer than
+        ``limit_s``.
         """
         unit, cluster = self.division.unit, self.problem.cluster
         layers, gpus = self.problem.workload.model.layers, cluster.num_gpus // unit
@@ -337,7 +338,9 @@ class Programme:
         return best
 
     def _step(self, from_end: int, after: Floats, limit_s: float, *, is_first: bool) -> "_Step":
-        """Extend pipelines by the stage at position ``from_end``; returns their times (B, D)."""
+        """Put a stage at position ``from_end``, counted from the last, in front of pipelines;
+        returns their times (B, D).
+        """
         self.ledger.check_time()
         cluster, unit = self.problem.cluster, self.division.unit
         kind = self.table.kinds[kind_of(self.division, from_end, is_first=is_first)]
@@ -356,7 +359,9 @@ class Programme:
         return _Step(kind=kind, seconds=seconds, choice=choice)
 
     def _places(self, steps: "Sequence[_Step]") -> tuple[tuple[int, ...], ...]:
-        """Backtrack from the last step: the positions in the table of a pipeline's stages."""
+        """The positions in the table of a pipeline's stages, found by going back from the last
+        step.
+        """
         cluster, unit = self.problem.cluster, self.division.unit
         layers, gpus = self.problem.workload.model.layers, cluster.num_gpus // unit
         places = []
@@ -368,7 +373,7 @@ class Programme:
         return tuple(places)
 
     def _limits(self) -> list[float]:
-        """Distinct stage times in ascending order, as bounds on the slowest stage."""
+        """The distinct times of stages, ascending, as limits for the slowest stage."""
         times = np.unique(self.table.seconds[np.isfinite(self.table.seconds)])
         limits: list[float] = []
         for time in times.tolist()[::-1]:
@@ -386,9 +391,7 @@ class Programme:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Step:
-    """The total times of pipelines (B, D), and the size and blocks of each pipeline's first
-    stage.
-    """
+    """The times of pipelines (B, D), with the GPUs and blocks of each one's first stage."""
 
     kind: int
     seconds: Floats

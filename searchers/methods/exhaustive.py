@@ -1,5 +1,5 @@
-"""Exhaustive search: predicts every plan of a small space; also the grids of other systems'
-users.
+"""Exhaustive search, which predicts every plan of a small space; and the grids that users of other
+systems try.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from searchers.strategy import Ending, Ledger, Strategy
 # Each plan is predicted as a whole, so no code is shared with searchers that join stages.
 
 
-# About as many plans as can be predicted in a minute.
+# About as many plans as can be predicted in a minute; larger search spaces are refused.
 MOST_PLANS = 200_000
 TOGETHER = 4096
 
@@ -29,7 +29,7 @@ TOGETHER = 4096
 def exhaustive(
     problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
 ) -> Ending:
-    """Predict every plan; if there are too many, refuse with their number."""
+    """Predict every plan of the search space; refuse it if there are too many."""
     left = ledger.evaluations_left
     most = MOST_PLANS if left is None else min(MOST_PLANS, left)
     plans = count_plans(problem, space, most)
@@ -46,8 +46,8 @@ def exhaustive(
 
 
 def count_plans(problem: Problem, space: SearchSpace, most: int | None = None) -> int:
-    """The number of plans in a space; counting stops above ``most``. Where a space has several
-    orders, stages are assumed to have even numbers of blocks.
+    """The number of plans in a search space; counting stops above ``most``. If the space has
+    several orders of passes, stages are taken to have equally many blocks.
     """
     total = 0
     for pipeline in pipelines(problem, space):
@@ -98,7 +98,9 @@ def _divisions(layers: int, stages: int, space: SearchSpace) -> Iterator[tuple[i
 
 
 def _splits(layers: int, stages: int, counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """All ways to divide blocks among stages."""
+    """All ways to divide ``layers`` blocks over this many stages, if each has one of these
+    counts.
+    """
     if stages == 0:
         if layers == 0:
             yield ()
@@ -110,9 +112,7 @@ def _splits(layers: int, stages: int, counts: Sequence[int]) -> Iterator[tuple[i
 
 
 def _ways(problem: Problem, space: SearchSpace, pipeline: Pipeline) -> int:
-    """The number of plans of a pipeline: a sum over divisions of products over stages, by
-    convolution.
-    """
+    """The number of plans with the meshes of one pipeline, added up block by block over stages."""
     layers, stages = problem.workload.model.layers, pipeline.num_stages
     if space.layers_off_balance == 0:
         each = [
@@ -138,8 +138,8 @@ def _ways(problem: Problem, space: SearchSpace, pipeline: Pipeline) -> int:
 def _ways_alike(
     problem: Problem, space: SearchSpace, pipeline: Pipeline, counts: Sequence[int]
 ) -> int:
-    """The number of plans with uniform stages: the choices of the largest stage, for each division
-    in which it is the largest.
+    """The number of plans whose stages save memory alike: the choices of the stage with most
+    blocks, for each division of the blocks.
     """
     layers, stages = problem.workload.model.layers, pipeline.num_stages
     up_to = [_number_of_splits(layers, stages, counts[: k + 1]) for k in range(len(counts))]
@@ -152,8 +152,8 @@ def _ways_alike(
 
 
 def _number_of_splits(layers: int, stages: int, counts: Sequence[int]) -> int:
-    """The number of ways to divide blocks among stages whose numbers of blocks are each from a
-    list.
+    """The number of ways to divide ``layers`` blocks over stages, if each has one of these
+    counts.
     """
     by_layers = Counter({0: 1})
     for _ in range(stages):
@@ -171,11 +171,13 @@ def _ways_of_stage(space: SearchSpace, pipeline: Pipeline, stage: int, layers: i
     return number_of_ways(space, mesh, layers, in_pipeline=in_pipeline)
 
 
-# The grids that users of Megatron-LM and DeepSpeed try: every plan of their own small spaces.
+# The grids that users of Megatron-LM and DeepSpeed try: every plan of a small space of one engine.
 
 
 def grid_of(engine: str) -> Strategy:
-    """The grid of one engine; refuses spaces of other engines."""
+    """A strategy that predicts every plan of a space of this engine; refuses spaces of other
+    engines.
+    """
 
     def grid(
         problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator

@@ -28,20 +28,19 @@ from searchers.meshes import as_in, parts_of, pipelines
 from searchers.savings import ways_listed
 from searchers.strategy import BudgetSpentError, Ending, Ledger, NeedsStageCosts, Strategy
 
-# Up to this many memory-saving strategies (recomputation aside), all are enumerated.
+# With at most this many memory-saving strategies (recomputation aside), all are enumerated.
 FEW = 256
-# The solver's time limit in seconds to join the stages of one group of pipelines.
+# The seconds after which the solver is stopped that joins the stages of one group of pipelines.
 PATIENCE_S = 30.0
-# The time limit in seconds of the proof by bounds over boxes; most problems with equal meshes end
-# sooner.
+# The seconds after which a proof by lower bounds ends; most problems with equal meshes end sooner.
 PROOF_S = 60.0
-# The share of a budget's seconds for subspaces, which are searched before the whole space.
+# The share of a budget's seconds in which parts of the search space are searched, before all of it.
 PARTS_SHARE = 0.25
 
 
 def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
-    """The strategy with one of the solvers of ``searchers.exact.milp``; it ends once its plan is
-    proven to be within a relative tolerance of the best.
+    """Mist's strategy with one of the solvers of ``searchers.exact.milp``. It ends once its plan is
+    proven to be within ``tolerance``, a share, of the best.
     """
     join = partial(_joined_by, solver)
 
@@ -53,8 +52,8 @@ def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
             return searched_by_ranges(problem, space, ledger)
 
         def joined(part: SearchSpace) -> Ending:
-            # The solver's programme counts a stage's blocks, but does not know which blocks they
-            # are.
+            # The solver only counts the blocks of stages; if kinds of blocks alternate, it must
+            # know which they are.
             joiner = join_exactly if turns else join
             return _joined(problem, part, ledger, joiner, tolerance)
 
@@ -68,10 +67,11 @@ def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
 def _joined(
     problem: Problem, space: SearchSpace, ledger: Ledger, join: Joiner, tolerance: float
 ) -> Ending:
-    """The best plan of a space in the order that has a closed form; subspaces are searched
-    first.
+    """The best plan of a search space in the order of passes with a closed form; parts of the space
+    are searched first.
     """
-    # The bounds of the whole space come first, since a budget may end while subspaces are searched.
+    # The bounds of the whole space are made first, since a budget may end while its parts are
+    # searched.
     whole = Hierarchy.of(problem, space, ledger)
     seconds = min(PROOF_S, PARTS_SHARE * ledger.seconds_left)
     in_words = ledger.for_part(lambda plan: as_in(plan, space))
@@ -100,8 +100,8 @@ def _searched(hierarchy: Hierarchy, join: Joiner, tolerance: float) -> Ending:
 
 
 def _joined_by(solver: str, menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-    """A ``Joiner`` that calls a solver only where there are several stages to join, and imports it
-    only then.
+    """A ``Joiner`` that calls a solver, and imports it, only where several stages are to be
+    joined.
     """
     if menus.group.num_stages == 1:
         return join_exactly(menus, limit_s)

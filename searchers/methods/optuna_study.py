@@ -1,4 +1,6 @@
-"""Search by Optuna: a study whose trials choose the dimensions of a plan by name."""
+"""Search by Optuna: a study (its record of trials) in which each trial makes the choices of one
+plan by name.
+"""
 
 import json
 import warnings
@@ -29,13 +31,13 @@ from searchers.methods.scores import Score, Scores
 from searchers.savings import Chooser, chosen_plan, saving_names
 from searchers.strategy import Ending, Ledger
 
-# Lists the names of all choices that plans of a space may ask for.
+# Lists the names of all choices that the plans of a search space may need.
 #
 # The names are the same for every plan of the space.
 
 
 def key_names(problem: Problem, space: SearchSpace) -> list[str]:
-    """The names of all choices that any plan of the space may ask for."""
+    """The names of all choices (keys) that any plan of the search space may need."""
     most = _most_stages(problem, space)
     names = ["micro_batches", *(["order"] if len(space.orders) > 1 else [])]
     names += [f"mesh {stage}" for stage in range(most if space.unequal_meshes else 1)]
@@ -59,12 +61,13 @@ def _most_stages(problem: Problem, space: SearchSpace) -> int:
     return min(problem.cluster.num_gpus, problem.workload.model.layers)
 
 
-# Runs a search as an Optuna study: ask for several trials, predict their plans together, tell.
+# Runs a search as an Optuna study: ask for several trials, predict their plans together, and tell
+# the study their times.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
-    """Makes a sampler from a seed, for plans with a number of keys.
+    """How to make one of Optuna's samplers, from a seed and the number of keys (choices of a plan).
 
     A sampler that needs all keys also gets keys that a plan does not ask for. A sampler without
     constraints gets longer times instead.
@@ -76,8 +79,9 @@ class Sampler:
 
 
 def _cmaes(seed: int, keys: int) -> BaseSampler:
-    """CMA-ES; with a diagonal covariance where decomposing a whole one takes longer than predicting
-    plans (Ros & Hansen 2008)."""
+    """The CMA-ES sampler; with a diagonal covariance matrix if decomposing a whole one takes longer
+    than predicting plans (Ros & Hansen 2008).
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         return CmaEsSampler(seed=seed, use_separable_cma=keys > MOST_KEYS)
@@ -89,17 +93,17 @@ SAMPLERS: Mapping[str, Sampler] = {
     "nsgaii": Sampler(of_seed=lambda seed, _: NSGAIISampler(seed=seed), needs_all_keys=True),
     "random": Sampler(of_seed=lambda seed, _: RandomSampler(seed=seed)),
 }
-# Up to this many keys, CMA-ES learns a full covariance.
+# With at most this many keys (choices of a plan), CMA-ES learns a whole covariance matrix.
 MOST_KEYS = 200
 TOGETHER = 16
-# After this many batches without a new plan, the space counts as exhausted.
+# If this many batches bring no new plan, the search space counts as exhausted.
 SETTLED = 8
-# The exceptions of a storage that is locked, damaged or not a study.
+# The exceptions of a study's storage that is locked, damaged or not a study.
 _STORAGE_ERRORS = (SQLAlchemyError, StorageInternalError, OSError, ValueError, LookupError)
 
 
 class StudyLostError(InputError):
-    """A study cannot be read or written; the message names the remedy."""
+    """An error: a study can no longer be read or written; the message says what to do."""
 
 
 def sample(
@@ -138,7 +142,7 @@ def _draw_together(study: "PlanStudy", scores: Scores) -> None:
             plans.append(study.plan_of(_asking(trials[-1])))
         scores.of(plans)
     finally:
-        # However the search ends, the study is told all predictions.
+        # However the search ends, the study is told all predictions that were made.
         scores_of_plans = [None if plan is None else scores.known.get(plan) for plan in plans]
         study.tell(trials, scores_of_plans)
 
@@ -149,7 +153,8 @@ def _asking(trial: Trial) -> Callable[[str], float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanStudy:
-    """A study whose trials are vectors of keys; each vector encodes a plan.
+    """An Optuna study whose trials are vectors of numbers (keys), each of which makes one choice of
+    a plan.
 
     A trial's value is its plan's time, and its constraint the plan's excess of memory.
     """
@@ -162,7 +167,7 @@ class PlanStudy:
     knows_constraints: bool
 
     def ask(self) -> Trial:
-        """A new trial."""
+        """Ask the study for a new trial."""
         with _storage_errors(self.storage):
             return self.study.ask(dict(self.keys))
 
@@ -181,12 +186,12 @@ class PlanStudy:
                     self.study.tell(trial, score.penalised_s)
 
     def plan_of(self, key: Callable[[str], float]) -> Plan | None:
-        """The plan for some keys."""
+        """The plan that a trial's keys make."""
         chooser = Chooser(lambda name, options: min(int(key(name) * options), options - 1))
         return chosen_plan(self.problem, self.space, chooser)
 
     def best_plans(self) -> list[Plan]:
-        """The fastest plan that fits among all trials; empty if there is none."""
+        """The fastest plan that fits among the study's earlier trials; empty if none does."""
         with _storage_errors(self.storage):
             trials = self.study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
         fitting = [trial for trial in trials if trial.user_attrs["fits"]]
@@ -210,7 +215,7 @@ def _opened(
             storage=_storage(storage),
             load_if_exists=True,
         )
-        # A resumed study must not draw the plans of its first run again.
+        # A study that is continued must not draw the same plans again.
         seed = (int(draw.integers(2**31)) + len(study.get_trials(deepcopy=False))) % 2**31
     names = key_names(problem, space)
     study.sampler = chosen.of_seed(seed, len(names))
@@ -233,7 +238,9 @@ def _sampler(name: str) -> Sampler:
 
 
 def _name(problem: Problem, space: SearchSpace, sampler: str) -> str:
-    """The name of the study: equal only for equal problems, spaces and samplers."""
+    """The name under which the study is stored: equal only for equal problems, search spaces and
+    samplers.
+    """
     plain = json.dumps([to_mapping(problem), to_mapping(space)], sort_keys=True)
     return f"{sampler} {space.name} {sha256(plain.encode()).hexdigest()[:16]}"
 

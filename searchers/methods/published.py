@@ -1,5 +1,5 @@
-"""The published search of Mist (EuroSys 2025): sampled Pareto frontiers, and a mixed-integer linear
-programme.
+"""The published search of Mist (EuroSys 2025): samples of Pareto frontiers, joined by a
+mixed-integer linear programme.
 
 For each mesh and number of micro-batches it tries every way to save memory on every stage, keeps
 samples of the frontier, and joins stages by the published objective
@@ -42,18 +42,19 @@ from searchers.strategy import (
 )
 
 # With more memory-saving strategies than this, ratios are first tried on a coarse grid, and spaces
-# of uniform stages are refused.
+# in which all stages save memory alike are refused.
 FEW = 256
 NONE_FITS = (
     "no pipeline fits whose stages have equally many GPUs and equal shares of their host's memory; "
     "others are not tried"
 )
-# The ratios of the published grid, which are tried where a space lists all of them and more.
+# The offload ratios of the published grid. Where a search space lists all of them and more, only
+# these are tried.
 _WEIGHTS = (0.0, 0.25, 0.375, 0.5, 0.75, 1.0)
 _STATES = (0.0, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 RATIOS = OffloadRatios(weights=_WEIGHTS, gradients=_WEIGHTS, optimizer=_STATES, activations=_STATES)
-# The share of a budget kept for predicting the answer, in time and in evaluations (candidates are
-# counted many at a time); never more than half of a budget.
+# The share of a budget that is kept for predicting the answer, of its time and of its evaluations
+# (candidates are counted many at a time); never more than half.
 LEFT = 0.02
 EVALUATIONS_LEFT = 2 * STAGES_AT_ONCE / STAGES_A_PLAN
 
@@ -61,8 +62,8 @@ EVALUATIONS_LEFT = 2 * STAGES_AT_ONCE / STAGES_A_PLAN
 def published(
     *, weighted: bool = True, by_chains: bool = False, weights: int = WEIGHTS
 ) -> Strategy:
-    """The strategy, with frontiers sampled by ``weighted`` sums or whole, and pipelines compared by
-    the published objective or by the closed form (``by_chains``).
+    """The published strategy, with frontiers sampled by ``weighted`` sums or whole, and pipelines
+    compared by the published objective or, with ``by_chains``, by the closed form.
 
     With one of the ``weights`` a stage's steady and extra time count alike, and the search knows no
     trade between them: it is published as the search that is not aware of imbalance.
@@ -84,8 +85,8 @@ def published(
 
 
 def with_published_ratios(space: SearchSpace) -> SearchSpace:
-    """The subspace with the ratios of the published grid, for each kind of offloading whose ratios
-    in the space contain the grid's.
+    """The part of the search space with the published offload ratios, for each kind of state whose
+    ratios in the space include them.
     """
     kept = {
         entry.name: getattr(RATIOS, entry.name)
@@ -105,8 +106,8 @@ class _Search:
     weights: int
 
     def run(self) -> Ending:
-        """Search every group of pipelines that can beat the best one so far; predict only the plan
-        that is best by the objective.
+        """Search every group of pipelines that may beat the best so far; predict only the plan with
+        the best objective.
         """
         if not self.space.unequal_stages and not self._is_small:
             reason = (
@@ -131,8 +132,8 @@ class _Search:
             if self.ledger.seconds_left > 0:
                 self.ledger.predict(best)
             raise
-        # Stages of unequal sizes may fit where equal ones do not, and so may unequal numbers of
-        # stages per host.
+        # Stages of unequal sizes might still fit, and so might stages with unequal shares of their
+        # host's memory.
         if not best:
             return Ending(reason=NONE_FITS)
         self.ledger.predict(best)
@@ -148,7 +149,7 @@ class _Search:
     def _better(
         self, groups: list[Group], work: dict[Mesh, LeastWork], least_s: dict[Group, float]
     ) -> Iterator[tuple[float, Plan]]:
-        """Ever better plans, each with its objective.
+        """Ever better plans, each with its value of the objective.
 
         Samples of a coarse grid of ratios come first: their best plan leaves out most groups, and
         is an answer if the budget ends. All ratios of the published grid follow.
@@ -167,8 +168,8 @@ class _Search:
     def _menus(
         self, group: Group, work: dict[Mesh, LeastWork], *, is_coarse: bool
     ) -> Iterator[Menus]:
-        """The candidate lists of a group's stages: one for each memory-saving strategy where stages
-        are uniform.
+        """The candidates for a group's stages; if all stages save memory alike, once for each way
+        to do so.
         """
         pick = samples_of(group.micro_batches, self.weights) if self.weighted else true_frontier
         for way in self._ways(group):
@@ -185,8 +186,8 @@ class _Search:
             )
 
     def _ways(self, group: Group) -> Iterator[Way | None]:
-        """The memory-saving strategies that all stages may share; None where each stage chooses its
-        own.
+        """The ways to save memory that all stages may share; a single None if each stage chooses
+        its own.
         """
         if self.space.unequal_stages:
             yield None

@@ -1,4 +1,6 @@
-"""Random search: draws plans from the space; the baseline that every other strategy must beat."""
+"""Random search: draws plans from the search space; a baseline that every other strategy must
+beat.
+"""
 
 import numpy as np
 

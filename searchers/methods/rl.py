@@ -1,4 +1,4 @@
-"""Policy-gradient search: learns which choices make plans fast by REINFORCE (Williams 1992).
+"""Policy-gradient search: learns by REINFORCE (Williams 1992) which choices make plans fast.
 
 Each choice of a plan is drawn from its own logits. These move towards choices that made plans
 faster than others of their batch.
@@ -19,11 +19,11 @@ from searchers.strategy import Ending, Ledger
 TOGETHER = 64
 RATE = 0.05
 ENTROPY_BONUS = 0.01
-# Batches without a new plan after which a policy has converged. If a new policy finds no plan
-# either, the space is exhausted.
+# After this many batches without a new plan a policy has converged. If a new policy finds no plan
+# either, the search space is exhausted.
 SETTLED = 5
 
-# A choice: its name and its number of options.
+# A choice of a plan: its name, and how many options it has.
 Choice = tuple[str, int]
 
 
@@ -49,8 +49,8 @@ def _learn(problem: Problem, space: SearchSpace, scores: Scores, draw: np.random
 
 
 def _rewards(scores: list[Score | None]) -> Floats:
-    """The rewards of a batch: minus log time, standardised. A draw without a valid plan counts as
-    the worst plan of the batch.
+    """The rewards of a batch of plans: minus the logarithm of their times, standardised. A draw
+    without a valid plan counts as the worst of the batch.
     """
     logs = [-np.log(score.penalised_s) for score in scores if score is not None]
     worst = min(logs, default=0.0)
@@ -60,7 +60,9 @@ def _rewards(scores: list[Score | None]) -> Floats:
 
 @dataclass(slots=True, kw_only=True)
 class Policy:
-    """Independent logits for every choice, and the latest plans' choices."""
+    """A policy: independent logits for the options of each choice, and what the latest plans
+    chose.
+    """
 
     draw: np.random.Generator
     logits: dict[Choice, Floats] = field(default_factory=dict)
@@ -76,7 +78,7 @@ class Policy:
         return chosen_plan(problem, space, Chooser(self._place))
 
     def learn(self, rewards: Floats) -> None:
-        """Raise the logits of choices with high rewards, with a small entropy bonus."""
+        """Raise the logits of options with high rewards, with a small bonus for entropy."""
         gradients: dict[Choice, Floats] = {}
         for episode, reward in zip(self.episodes, rewards, strict=True):
             for choice, option in episode.items():

@@ -1,4 +1,4 @@
-"""Scores of plans, for strategies that also learn from plans that do not fit."""
+"""Scores of plans, for strategies that also learn from plans that do not fit in memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,21 +11,23 @@ from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan
 from searchers.strategy import BudgetSpentError, Ledger
 
-# Penalty factor on a plan's time for each GPU's memory that it exceeds.
+# How much a plan's time is increased, as a factor, for each GPU's memory that it lacks.
 _TIMES_A_MEMORY = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Score:
-    """A plan's excess memory, as a share of a GPU's memory, and its time; smaller is better."""
+    """How good a plan is: the memory that it lacks, as a share of a GPU's, and then its time;
+    smaller is better.
+    """
 
     excess: float
     iteration_s: float
 
     @property
     def penalised_s(self) -> float:
-        """The score as one number of seconds: the time of a plan that fits; otherwise twice the
-        time, increased with the excess memory.
+        """The score as seconds: the time of a plan that fits; otherwise twice the time, increased
+        by the memory that the plan lacks.
         """
         if self.excess == 0:
             return self.iteration_s
@@ -45,7 +47,7 @@ def _excess(plan: Plan, prediction: Prediction, cluster: Cluster) -> float:
     of_stage = np.array([stage.host_bytes for stage in prediction.stages])
     of_rank = of_stage / np.minimum(gpus, cluster.gpus_per_node)
     host = fullest_host(of_rank, gpus, cluster)
-    # Where sizes do not divide, bytes are meaningless; the excess then counts as one GPU's memory.
+    # If sizes do not divide, bytes mean nothing; the plan then counts as lacking one GPU's memory.
     return sum(over.tolist()) + max(0.0, host - 1) or 1.0
 
 
@@ -74,6 +76,6 @@ class Scores:
         return [None if plan is None else self.known[plan] for plan in plans]
 
     def _keep(self, plans: Sequence[Plan], predictions: Sequence[Prediction]) -> None:
-        # The budget may have ended before all plans were predicted.
+        # If the budget has ended, the last plans have no predictions.
         for plan, prediction in zip(plans, predictions, strict=False):
             self.known[plan] = score_of(plan, prediction, self.cluster)

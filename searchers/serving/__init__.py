@@ -1,1 +1,1 @@
-"""Searches over layouts that serve a load."""
+"""Searches over layouts (parallel degrees) of GPUs that serve a load of requests."""

@@ -1,5 +1,5 @@
-"""Searches the layout that serves a load best: all layouts of a number of GPUs, each at many loads,
-in closed form.
+"""Searches the layout (parallel degrees) that serves a load best: all layouts of a number of GPUs,
+each with many numbers of requests in flight, in closed form.
 
 The space is enumerated whole, so what is best in it by the closed form is proven to be best.
 
@@ -18,17 +18,16 @@ from mistlab.serving.serving_plan import ServingPlan
 from mistlab.serving.steady import SteadyLoad, SteadyState, split_state, steady_state
 from mistlab.serving.step_cost import LayoutColumns, RankLayout
 
-# A load with more requests in flight counts as better only if its throughput is this factor
-# higher.
+# More requests in flight count as better only if the throughput is at least this factor higher.
 MORE = 1.01
-# Numbers of requests in flight, on all GPUs, at which layouts are timed.
+# Layouts are timed with these numbers of requests in flight, on all GPUs together.
 IN_FLIGHT = tuple(float(2 ** (half / 2)) for half in range(25))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutSpace:
-    """The layouts of one model on ``num_gpus`` GPUs of a kind; ``splits`` adds separate GPUs for
-    prefill.
+    """The layouts of one model on ``gpus`` GPUs of one kind; ``splits`` adds layouts with separate
+    GPUs for prefill.
     """
 
     model: ModelSpec
@@ -42,7 +41,7 @@ class LayoutSpace:
     sequences: int = 1024
 
     def layouts(self, gpus: int) -> Iterator[RankLayout]:
-        """The layouts of a replica on a number of GPUs."""
+        """The layouts that one replica of the model may have on this many GPUs."""
         experts = self.model.experts
         for tp in _divisors(gpus):
             for pp in _divisors(gpus // tp):
@@ -101,8 +100,8 @@ class LayoutSpace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedPlan:
-    """A plan at a number of requests in flight: time to first token, time per output token, and
-    requests per second of all replicas.
+    """A serving plan with a number of requests in flight: its time to the first token, time per
+    output token, and requests per second of all replicas.
     """
 
     plan: ServingPlan
@@ -112,7 +111,7 @@ class ServedPlan:
     requests_per_s: float
 
     def distance(self, goals: Goals) -> float:
-        """The largest factor by which latency goals are missed; 1 or less if all are met."""
+        """The largest factor by which the plan misses a latency goal; 1 or less if it meets all."""
         first = self.first_s / goals.first_s if goals.first_s else 0.0
         token = self.token_s / goals.token_s if goals.token_s else 0.0
         return max(first, token)
@@ -124,7 +123,7 @@ def timed_plans(
     lengths: tuple[float, float],
     in_flight: Sequence[float] = IN_FLIGHT,
 ) -> list[ServedPlan]:
-    """Every plan that fits in memory, at each number of requests in flight."""
+    """Every plan that fits in memory, with each number of requests in flight."""
     served: list[ServedPlan] = []
     for is_split in (False, True):
         of_scheduler = [plan for plan in plans if (plan.scheduler == "disaggregated") == is_split]
@@ -195,7 +194,9 @@ def _state(
 
 
 def best_of(timed: Sequence[ServedPlan], goals: Goals) -> list[ServedPlan]:
-    """Each plan at its best load under the latency goals, highest throughput first."""
+    """Each plan with the number of requests in flight at which it serves most within the latency
+    goals; highest throughput first.
+    """
     best: dict[ServingPlan, ServedPlan] = {}
     for timed_plan in sorted(timed, key=lambda served: served.in_flight):
         known = best.get(timed_plan.plan)
@@ -207,13 +208,13 @@ def best_of(timed: Sequence[ServedPlan], goals: Goals) -> list[ServedPlan]:
 
 
 def nearest_to(timed: Sequence[ServedPlan], goals: Goals) -> ServedPlan | None:
-    """The plan that misses the latency goals by the smallest factor."""
+    """The plan that misses the latency goals by the smallest factor; None if there are no plans."""
     return min(timed, key=lambda one: one.distance(goals), default=None)
 
 
 def pareto_of(timed: Sequence[ServedPlan]) -> list[ServedPlan]:
-    """The Pareto frontier of requests per second against time per output token; smallest time per
-    token first.
+    """The Pareto frontier of throughput (requests per second) and time per output token; smallest
+    time first.
     """
     frontier: list[ServedPlan] = []
     for timed_plan in sorted(timed, key=lambda one: (one.token_s, -one.requests_per_s)):
