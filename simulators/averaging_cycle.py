@@ -1,5 +1,5 @@
-"""Plays on SimPy cycles of training steps in which ranks average their weights, either after a step
-or overlapped with further steps.
+"""Plays on SimPy training steps in which replicas average their weights every few steps, after a
+step or while further steps run.
 """
 
 from collections.abc import Generator
@@ -9,15 +9,17 @@ import simpy
 
 from mistlab.reduction.reduction_costs import Reduction
 
-# Only the last cycle is timed: during the first, no exchange of an earlier cycle is under way.
+# Only the last of these cycles (the steps from one exchange to the next) is timed: during the
+# first, no exchange of an earlier cycle is under way.
 CYCLES = 3
-# Steps of each rank that are played with an asynchronous server; only the second half is timed.
+# With an asynchronous server this many steps of each rank are played; only the second half is
+# timed.
 ROUNDS = 40
 
 
 def played_asynchronous_s(step_s: float, both_s: float, busy_s: float, ranks: int) -> float:
-    """The mean step time when each rank computes a step and then exchanges it with an asynchronous
-    server, which is busy for a given time with each message, in either direction.
+    """The mean step time if each rank computes a step, then sends it to an asynchronous server and
+    gets the answer. The server is busy for ``busy_s`` with each message, in either direction.
     """
     env = simpy.Environment()
     server, ends = simpy.Resource(env), list[float]()
@@ -28,7 +30,7 @@ def played_asynchronous_s(step_s: float, both_s: float, busy_s: float, ranks: in
             with server.request() as turn:
                 yield turn
                 yield env.timeout(busy_s)
-            # The rest of the exchange occupies only the rank.
+            # For the rest of the exchange only the rank waits; the server is free.
             yield env.timeout(max(0.0, both_s - busy_s))
             ends.append(float(env.now))
 
@@ -40,8 +42,8 @@ def played_asynchronous_s(step_s: float, both_s: float, busy_s: float, ranks: in
 
 
 def played_cycle_s(how: Reduction, step_s: float, exchange_s: float) -> float:
-    """The seconds of a cycle of steps, given the time of each step without an exchange; fragments
-    of the weights are exchanged in turn.
+    """The seconds of a cycle: the steps in which all fragments of the weights are exchanged once,
+    one after another, given the time of a step without exchanges.
     """
     env = simpy.Environment()
     schedule, ends = how.schedule, [0.0]

@@ -1,4 +1,4 @@
-"""Builds the task graph of an iteration, pass by pass, from columns of tasks."""
+"""Builds the graph of tasks that an iteration is played from, pass by pass."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,13 +24,14 @@ Name = tuple[Kind, Direction | None]
 
 # Tasks that compute a pass of a layer.
 _COMPUTING = ("F", "B", "W")
-# Tasks that are in the graph even with a duration of zero.
+# Tasks that are in the graph even if they take no time.
 _ALWAYS = ("F", "B", "S")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTasks:
-    """The durations of one stage's tasks: ``seconds`` of each of its layers in order, by task.
+    """How long the tasks of one stage take: ``seconds`` has those of each of its layers, by kind
+    and direction of the task.
 
     The first layer has the number ``first_layer``. Forward and backward include the tensor-parallel
     collectives that the layer waits for. ``send_s`` is the time to send a micro-batch to the next
@@ -60,7 +61,8 @@ class StageTasks:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pattern:
-    """The tasks of a pass, numbered from zero, as columns of a graph.
+    """The tasks of one pass as columns, numbered from zero: for each its label, stream and seconds,
+    and which tasks wait for it.
 
     ``derived`` has the pass as the schedule derives it, and its links with other passes.
     """
@@ -75,7 +77,7 @@ class Pattern:
 
 
 def pattern_of(tasks: StageTasks, template: Template, phase: Phase) -> Pattern:
-    """The pattern of a forward or backward pass in its phase."""
+    """The tasks of a forward or backward pass in its phase."""
     rows = [row for row in template.phases[phase] if tasks.zero >= row.from_zero]
     layers = [layer_at(at, tasks.num_layers, phase) for at in range(tasks.num_layers)]
     derived = pass_waits(template, phase, tasks.zero, _names(tasks, rows, layers))
@@ -103,7 +105,7 @@ def pattern_of(tasks: StageTasks, template: Template, phase: Phase) -> Pattern:
 
 
 def _names(tasks: StageTasks, rows: Sequence[Task], layers: Sequence[int]) -> list[frozenset[str]]:
-    """The names of each layer's tasks: tasks with a duration, and those of ``_ALWAYS``."""
+    """The names of the tasks of each layer: those that take time, and those of ``_ALWAYS``."""
     seconds = [(row.name, row.name in _ALWAYS, tasks.seconds[_name(row)]) for row in rows]
     return [
         frozenset(name for name, is_there, of_layer in seconds if is_there or of_layer[layer] > 0)
@@ -125,8 +127,8 @@ _OF_WEIGHTS: Name = ("W", None)
 def pattern_of_pass(
     stage_pass: StagePass, tasks: StageTasks, template: Template, *, splits: bool
 ) -> Pattern:
-    """The pattern of a pass of a stage, whether or not the stage ``splits`` its backward passes
-    into B and W.
+    """The tasks of a pass; a stage that ``splits`` its backward passes has passes B for input
+    gradients and W for weight gradients.
     """
     if not splits or stage_pass.kind == "F":
         return pattern_of(tasks, template, stage_pass.phase)
@@ -165,7 +167,7 @@ PassKey = tuple[PassKind, int, int]
 def build_graph(
     parts: Sequence[StageTasks], template: Template, passes: Sequence[StagePasses]
 ) -> TaskGraph:
-    """The task graph of one iteration of a pipeline, given the passes of each stage."""
+    """The graph of all tasks of an iteration, from the passes of each stage."""
     graph = _empty_graph(parts, passes)
     built = [
         _StageTasks(graph, parts, stage, template).build(of_stage)
@@ -191,15 +193,15 @@ def build_graph(
 def build_stage(
     parts: Sequence[StageTasks], stage: int, template: Template, passes: Sequence[StagePasses]
 ) -> TaskGraph:
-    """The task graph of a single stage that waits for no other stage."""
+    """The graph of the tasks of a single stage, as if it waited for no other one."""
     graph = _empty_graph(parts, passes)
     _StageTasks(graph, parts, stage, template).build(passes[stage])
     return graph
 
 
 def _empty_graph(parts: Sequence[StageTasks], passes: Sequence[StagePasses]) -> TaskGraph:
-    """An empty graph for a number of stages; with chunks, it maps its parts to stages and
-    chunks.
+    """An empty graph for this many stages; if stages have several chunks, it knows where each part
+    of the model is.
     """
     stages = len(passes)
     if len(parts) == stages:
@@ -212,7 +214,7 @@ def _empty_graph(parts: Sequence[StageTasks], passes: Sequence[StagePasses]) -> 
 
 
 class _StageTasks:
-    """Appends the passes of one stage to a graph."""
+    """Adds the passes of one stage to a graph, one after another."""
 
     def __init__(
         self,
@@ -234,8 +236,8 @@ class _StageTasks:
         self.sent: dict[PassKey, int] = {}
         self.micro_batches: list[int] = []
         self.splits = False
-        # The last backward pass or gradient reduction, and the reduction of a tied embedding table,
-        # if there is one.
+        # The number of the last backward pass's or gradient reduction's last task; and that of the
+        # reduction of a tied embedding table, -1 without one.
         self.reduced = -1
         self.tied: int | None = None
 
@@ -285,8 +287,8 @@ class _StageTasks:
                 self.links.holding = send
 
     def _issue(self, stage_pass: StagePass, pattern: Pattern, base: int) -> None:
-        """Record the host's time to issue the tasks of a pass, or the pace that its issuing
-        imposes.
+        """Record in the graph how long the host takes to issue the tasks of a pass or, if it is
+        never ahead, how much it slows them.
         """
         tasks = self.chunks[stage_pass.chunk]
         for index, (kind, _, layer) in enumerate(pattern.labels):
@@ -339,13 +341,15 @@ class _StageTasks:
         return receive
 
     def _link_s(self, lower: StagePass | StageChunk) -> float:
-        """The seconds of a send between a part and the next one; gradients take the same link
-        back.
+        """The seconds of a send between the part of a pass and the next part; gradients take the
+        same link back.
         """
         return self.send_s[StageChunk(lower.stage, lower.chunk)]
 
     def _step(self, micro_batch: int) -> None:
-        """Add the tasks that follow the last backward pass, in sequence."""
+        """Add the tasks that follow the last backward pass, one after another: the optimizer step
+        and averaging.
+        """
         reduction = self.links.last("R")
         self.reduced = self.links.computed if reduction < 0 else reduction
         before = [self.links.holding, self.reduced]
@@ -368,7 +372,7 @@ class _StageTasks:
             self.graph.add(action, "gpu_to_gpu", averaged_s, after=before)
 
     def _tasks_of_step(self) -> Iterator[tuple[Task, int, float]]:
-        """The tasks of the optimizer step with a duration: the layer and the seconds of each."""
+        """The tasks of the optimizer step that take time, each with its layer and seconds."""
         for row in self.template.phases["step"]:
             for tasks in self.chunks:
                 of_layers = tasks.seconds[row.kind, row.direction]
@@ -377,5 +381,5 @@ class _StageTasks:
                         yield row, layer, seconds
 
 
-# A stage and one of its chunks.
+# One end of a send: a stage and one of its chunks.
 _End = tuple[_StageTasks, int]

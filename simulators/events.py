@@ -1,5 +1,5 @@
-"""The event simulator: plays every task of a plan, with the durations of the closed form's task
-model.
+"""The event simulator: plays every task of a plan, in the seconds that the closed form takes for
+single tasks.
 """
 
 import math
@@ -34,21 +34,21 @@ from simulators.play import ALONE, Factors, PassTimes, Times, pass_times, play
 from simulators.symbolic import SymbolicPredictor, as_they_are
 from simulators.variability import Quantiles, Variability
 
-# The task durations of each part of a plan's model, for the event simulator.
+# How long the tasks of each part of a plan's model take, for the event simulator.
 #
 # A part is a chunk of a stage; a stage without chunks is one part.
 
 
 _COMPUTING: Mapping[Kind, str] = {"F": "forward", "B": "backward"}
-# Kinds of tasks that compute passes, weight-gradient passes included.
+# Kinds of tasks that compute passes: forward, backward, and weight gradients.
 _COMPUTED: tuple[Kind, ...] = ("F", "B", "W")
 
 
 def tasks_of_parts(
     models: Sequence[TaskModel], plan: Plan, passes: Sequence[StagePasses], cluster: Cluster
 ) -> tuple[list[StageTasks], list[Factors]]:
-    """The durations of each part's tasks, and the interference factors of each stage's streams;
-    ``models`` has the tasks of each group of the cluster's nodes.
+    """The seconds of each part's tasks, and how much the streams of each stage slow one another
+    down; ``models`` has the task times of each group of equal nodes.
     """
     batch = StageBatch.of_plan(plan)
     columns = {name: batch.value(name) for name in task_columns()}
@@ -63,8 +63,8 @@ def tasks_of_parts(
     awaits = model.host is not None and model.host.waits_for_sends
     is_awaited = awaits and plan.num_stages > 1 and plan.order == DEFAULT_ORDER
     tied_ends = plan.num_stages > 1 and not placement.ends_meet
-    # The exchange of a tied embedding table spans the first and the last stage; it takes the first
-    # stage's time.
+    # The first and the last stage exchange the gradient of a tied embedding table; it takes the
+    # first stage's time.
     first = placement.first_stage
     tied_s = float(of_stages[first].tied_s[first]) if tied_ends else 0.0
     averages = model.workload.averages_weights
@@ -89,7 +89,7 @@ def tasks_of_parts(
                 networks=uses,
                 tied_s=tied_s if is_end else 0.0,
                 averaged_s=float(seconds.averaged_s()[types, stage].sum()) if averages else 0.0,
-                # Host-bound passes wait for no other task of their host.
+                # If hosts wait for sends, a pass waits for no other task of its host.
                 issues={} if is_awaited else issues,
                 pace=_pace(model, issues, of_name, types, late_s) if is_held else 1.0,
             )
@@ -100,8 +100,8 @@ def tasks_of_parts(
 def _split(
     seconds: TaskSeconds, whole: Sequence[float], stage: int, types: Sequence[int]
 ) -> dict[Name, list[float]]:
-    """Split ``whole`` backward passes into passes for input gradients and passes for weight
-    gradients.
+    """Split ``whole`` backward passes into passes for input gradients (B) and passes for weight
+    gradients (W).
 
     Tensor-parallel ranks then wait for one another where products for weights hid their messages.
     """
@@ -115,7 +115,9 @@ def _split(
 
 
 def _host_of(model: TaskModel, batch: StageBatch, stage: int) -> HostTime | None:
-    """The host of a stage; context-parallel ranks launch more kernels than a single rank."""
+    """How fast a stage's host issues kernels; context-parallel ranks launch more kernels than a
+    single rank.
+    """
     if model.host is None:
         return None
     ranks, way = (batch.value(name)[[stage]] for name in ("context_parallel", "context_exchange"))
@@ -130,8 +132,8 @@ def _pace(
     types: Sequence[int],
     later_s: float,
 ) -> float:
-    """The smallest ratio of a pass's duration to its compute time, for parts whose host is never a
-    pass ahead and issues each block late.
+    """How many times as long as it computes a pass takes at least, where the host is never a pass
+    ahead and issues each block ``later_s`` late.
     """
     if not issues:
         return 1.0
@@ -144,7 +146,9 @@ def _pace(
 def _issues(
     model: TaskModel, host: HostTime | None, types: Sequence[int]
 ) -> dict[Kind, list[float]]:
-    """The host's seconds to issue each layer's passes, where the GPU may be host-bound."""
+    """The host's seconds to issue the forward and backward pass of each layer; empty if no host
+    issues passes.
+    """
     if host is None:
         return {}
     names = [model.types.names[one] for one in types]
@@ -169,13 +173,13 @@ def _send_s(of_stages: Sequence[TaskSeconds], placement: Placement, part: int) -
 
 
 def _names(template: Template) -> list[Name]:
-    """The kinds and directions of the tasks in a slot table."""
+    """The kinds and directions of all tasks in a slot table."""
     rows = [row for phase in template.phases.values() for row in phase]
     return list(dict.fromkeys((row.kind, row.direction) for row in rows))
 
 
 def _seconds(seconds: TaskSeconds, name: Name, stage: int, types: Sequence[int]) -> list[float]:
-    """The seconds of a stage's tasks with one name, by layer."""
+    """The seconds of a stage's tasks of one kind and direction, layer by layer."""
     kind, direction = name
     of_type = seconds.alone(kind, direction or "")[:, stage]
     if kind in _COMPUTING:
@@ -209,13 +213,15 @@ NAME = "events"
 
 # The largest number of tasks that is played; a million take half a minute and half a gibibyte.
 MOST_TASKS = 10_000_000
-# Kinds of tasks whose duration is proportional to the size of a micro-batch.
+# Kinds of tasks whose time is proportional to the size of a micro-batch.
 _OF_MICRO_BATCH: frozenset[Kind] = frozenset({"F", "B", "W", "A", "X", "Y"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedTask:
-    """A task, its lane, and its start and end in seconds from the beginning of the iteration."""
+    """One task as it was played: its lane (queue), and its start and end in seconds from the
+    beginning of the iteration.
+    """
 
     action: Action
     lane: str
@@ -225,7 +231,7 @@ class PlayedTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Simulation:
-    """One played iteration: its tasks and their times."""
+    """One iteration as it was played: its tasks and their times."""
 
     graph: TaskGraph
     times: Times
@@ -243,8 +249,8 @@ class Simulation:
         return max(map(self._apart_s, range(self.graph.stages)))
 
     def _apart_s(self, stage: int) -> float:
-        """The seconds of one stage's own iteration, without its wait for the first micro-batch of
-        the iteration; work done during that wait counts.
+        """The seconds of one stage's own iteration, without its wait for the iteration's first
+        micro-batch; work done during that wait counts.
         """
         graph, times = self.graph, self.times
         tasks = [task for task in range(len(graph)) if graph.stage(task) == stage]
@@ -268,7 +274,7 @@ class Simulation:
         )
 
     def busy_s(self) -> tuple[Mapping[str, float], ...]:
-        """The seconds during which each lane of each stage is busy."""
+        """For each stage, the seconds during which each of its lanes (queues) is busy."""
         sums = [0.0] * (len(LANES) * self.graph.stages)
         spans = zip(self.graph.lanes, self.times.starts_s, self.times.ends_s, strict=True)
         for lane, start, end in spans:
@@ -281,7 +287,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DisturbedIteration:
-    """The tasks of an iteration and the random variability that perturbs them."""
+    """The tasks of an iteration, with the variability that changes their times at random."""
 
     graph: TaskGraph
     factors: tuple[Factors, ...]
@@ -291,7 +297,7 @@ class DisturbedIteration:
         return len(self.graph)
 
     def played_s(self, sample: int) -> float:
-        """The seconds of the iteration under one sample of the jitter."""
+        """The seconds of the iteration with the random times number ``sample``."""
         return _played(self.by.disturbed(self.graph, sample), self.factors).iteration_s
 
 
@@ -319,7 +325,7 @@ class EventSimulator:
         variability: Variability | None = None,
         work: Sequence[float] | None = None,
     ) -> Simulation:
-        """Play one iteration, with the first sample of ``variability`` if it is given.
+        """Play one iteration; with ``variability``, with its first sample of random times.
 
         ``work`` has a factor for each micro-batch, on the times of its passes, its sends and its
         activations' swaps. ``engine`` plays the plan in place of the plan's own engine; no plan
@@ -332,14 +338,14 @@ class EventSimulator:
         return _played(variability.disturbed(graph) if variability else graph, factors)
 
     def of_work(self, plan: Plan) -> Callable[[Sequence[float]], float]:
-        """The seconds of an iteration as a function of the relative ``work`` of its micro-batches;
-        it can be played repeatedly.
+        """A function that plays iterations: from the relative ``work`` of each micro-batch to the
+        seconds of the iteration.
         """
         graph, factors = self._graph(plan)
         return lambda work: _played(_with_work(graph, plan, work), factors).iteration_s
 
     def simulate_stage(self, plan: Plan, stage: int) -> Simulation:
-        """Play one stage of a plan without the other stages, like
+        """Play one stage of a plan as if there were no other stages, like
         ``SymbolicPredictor.predict_stage``.
         """
         models, passes = self._of_groups(plan), passes_of_plan(plan)
@@ -348,21 +354,23 @@ class EventSimulator:
         return _played(graph, factors)
 
     def monte_carlo(self, plan: Plan, variability: Variability, samples: int) -> Quantiles:
-        """Play ``samples`` iterations, each with independent jitter."""
+        """Play ``samples`` iterations, each with random times of its own; returns the quantiles of
+        their seconds.
+        """
         samples = check_field(Quantiles, "samples", samples)
         iteration = self.disturbed(plan, variability)
         return Quantiles.of(map(iteration.played_s, range(samples)), variability.seed)
 
     def disturbed(self, plan: Plan, variability: Variability) -> DisturbedIteration:
-        """An iteration that can be played repeatedly with different jitter."""
+        """An iteration that can be played several times with different random times."""
         graph, factors = self._graph(plan)
         return DisturbedIteration(graph=graph, factors=tuple(factors), by=variability)
 
     def _graph(
         self, plan: Plan, engine: Engine | None = None, averaged: float | None = None
     ) -> tuple[TaskGraph, list[Factors]]:
-        """The tasks of an iteration in which this share of the weights is ``averaged``; by default
-        the mean share over a cycle.
+        """The graph of an iteration's tasks, in which replicas average this share of the weights
+        (``averaged``); by default the mean share per step.
         """
         _check_layers(plan)
         _check_tasks(plan)
@@ -422,8 +430,8 @@ class EventSimulator:
         )
 
     def _mean_s(self, plan: Plan, simulation: Simulation) -> float:
-        """The mean seconds of a plan's iterations over a cycle of those with and without weight
-        averaging, where these differ.
+        """The mean seconds of a plan's iterations, if replicas average weights in some of them
+        only.
         """
         how = self.workload.reduction
         if how.asynchronous:
@@ -439,7 +447,7 @@ class EventSimulator:
     def _stages(
         self, plan: Plan, closed: Prediction, simulation: Simulation
     ) -> tuple[StagePrediction, ...]:
-        """The closed form's stages, with their times replaced by the played ones.
+        """The stages of the closed form's prediction, with the times that were played.
 
         A single micro-batch has no steady passes; then the closed form's steady times stand in.
         """
@@ -464,7 +472,7 @@ class EventSimulator:
         )
 
     def _of_groups(self, plan: Plan, engine: Engine | None = None) -> tuple[TaskModel, ...]:
-        """The tasks of stages in each group of nodes."""
+        """The task times on each group of equal nodes, for a plan's engine; cached."""
         row, overlaps = engine or ENGINES[plan.engine], plan.overlap_communication
         if (row, overlaps) not in self._models:
             self._models[row, overlaps] = task_models(
@@ -478,7 +486,7 @@ class EventSimulator:
 
 
 def _check_layers(plan: Plan) -> None:
-    """Refuse a plan with a stage that has no layer at all: no blocks, no embedding and no head."""
+    """Refuse a plan with a stage that has no layer at all: no block, no embedding and no head."""
     for number, stage in enumerate(plan.stages[:-1]):
         if not stage.layers:
             problem = (
@@ -506,8 +514,8 @@ def _played(graph: TaskGraph, factors: Sequence[Factors]) -> Simulation:
 def _as_played(
     stage: StagePrediction, played: PassTimes, steady_s: tuple[float, float]
 ) -> StagePrediction:
-    """A stage with the played times; ``steady_s`` is used where no steady-state passes were
-    played.
+    """A predicted stage with the times that were played; ``steady_s`` stands in if no steady pass
+    was played.
     """
     forward_s, backward_s = played.steady_s or steady_s
     stable_s = forward_s + backward_s
@@ -522,8 +530,8 @@ def _as_played(
 
 
 def _with_work(graph: TaskGraph, plan: Plan, work: Sequence[float]) -> TaskGraph:
-    """The graph with the durations of each micro-batch's tasks multiplied by the micro-batch's
-    factor.
+    """The graph with the times of each micro-batch's tasks multiplied by that micro-batch's factor
+    in ``work``.
     """
     if len(work) != plan.micro_batches:
         problem = f"has {len(work)} numbers for {plan.micro_batches} micro-batches: give one each"

@@ -1,4 +1,4 @@
-"""Plays days of a training run whose GPUs fail, failure by failure.
+"""Plays days of a training run in which GPUs fail, one failure after another.
 
 The closed form is ``mistlab.economy.failures``. Here every GPU draws its own failures, and what
 they undo is counted as it happens, up to the last day.
@@ -13,7 +13,7 @@ from mistlab.economy.failures import Reliability, TimeShares
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """The time of one played run by cause, and its number of failures."""
+    """The time of one played run, by what it was spent on, and its number of failures."""
 
     shares: TimeShares
     failures: int
@@ -21,7 +21,7 @@ class Played:
 
 @dataclass(slots=True)
 class _Spent:
-    """Seconds so far, by cause."""
+    """The seconds of a run so far, by what they were spent on."""
 
     work: float = 0.0
     checkpoints: float = 0.0
@@ -33,7 +33,7 @@ class _Spent:
 def played(
     reliability: Reliability, interval_s: float, seconds: float, draw: np.random.Generator
 ) -> Played:
-    """One run of a given duration, with a checkpoint after each interval of work."""
+    """Play one run of a given duration, with a checkpoint after each ``interval`` of work."""
     failures = _failures(reliability, seconds, draw)
     spent, now_s, next_failure = _Spent(), 0.0, 0
     while now_s < seconds:
@@ -48,7 +48,7 @@ def played(
 
 
 def _failures(reliability: Reliability, seconds: float, draw: np.random.Generator) -> list[float]:
-    """The times at which any GPU fails, ascending."""
+    """The times at which any of the GPUs fails, ascending."""
     rate = 1.0 / (reliability.gpu_hours_between_failures * 3600)
     numbers = draw.poisson(rate * seconds, size=reliability.gpus)
     moments: list[float] = np.sort(draw.uniform(0.0, seconds, size=int(numbers.sum()))).tolist()
@@ -58,8 +58,8 @@ def _failures(reliability: Reliability, seconds: float, draw: np.random.Generato
 def _run(
     spent: _Spent, span_s: float, checkpoint_s: float, interval_s: float, *, fails: bool
 ) -> None:
-    """Run intervals and checkpoints for some time; a failure at the end loses the work since the
-    last checkpoint.
+    """Run intervals of work and their checkpoints for some time; if a failure ends it, the work
+    since the last checkpoint is lost.
     """
     whole, rest_s = divmod(span_s, interval_s + checkpoint_s)
     spent.work += whole * interval_s
@@ -85,7 +85,7 @@ def _recovered(
     while True:
         noticed_s = min(seconds, now_s + reliability.detection_s)
         spent.detection += noticed_s - now_s
-        # Failures before the first one is noticed are handled with it.
+        # GPUs that fail before the first failure is noticed are replaced together with it.
         while next_failure < len(failures) and failures[next_failure] <= noticed_s:
             next_failure += 1
         started_s = min(seconds, noticed_s + reliability.start_s)

@@ -17,7 +17,8 @@ from mistlab.schedule.slots import Action, Direction, Kind
 # gets more than its own ranks' share of the network, whether others use it or not.
 
 
-# A link's index, and the share of the link that a send uses when it runs alone.
+# The use of a link by a send: the link's index, and the share of its bandwidth that the send takes
+# when it runs alone.
 Use = tuple[int, float]
 
 
@@ -25,11 +26,15 @@ class Sender(Protocol):
     """A stage whose running tasks can be slowed down."""
 
     def crowd(self, stream: int, factor: float, now: float) -> None:
-        """Multiply the remaining time of a stream's task by ``factor`` from now on."""
+        """From now on, the rest of the task that runs on a stream takes ``factor`` times as
+        long.
+        """
 
 
 class Network:
-    """The sends that currently use each link, and their total demand as a share of the link."""
+    """The sends that use each link at the moment, and the share of the link's bandwidth that they
+    ask for together.
+    """
 
     __slots__ = ("_asked", "_users")
 
@@ -54,7 +59,9 @@ class Network:
         self._share(uses, now)
 
     def _share(self, uses: Sequence[Use], now: float) -> None:
-        """Update the slowdown of all sends on the given links."""
+        """Set the slowdown of all sends that use these links, by the link that is asked for
+        most.
+        """
         users = {user: of_user for link, _ in uses for user, of_user in self._users[link].items()}
         for (sender, stream), of_user in users.items():
             slowest = max(1.0, *(self._asked[link] for link, _ in of_user))
@@ -69,26 +76,27 @@ class Network:
 # the lowest index runs first.
 
 
-# Kind, direction and layer: an action without its stage and micro-batch.
+# The kind, direction and layer of a task: its action without stage and micro-batch.
 Label = tuple[Kind, Direction | None, int | None]
-# Index offsets from a task to the tasks that wait for it.
+# For a task, how far after it the tasks are, by index, that wait for it.
 Offsets = tuple[int, ...]
 
-# The send lane of a stage; sends use the same links as the gpu-to-gpu stream.
+# The lane (queue) for sends of a stage, which use the same links as its gpu-to-gpu stream.
 SENDS = "sends"
 LANES = (*STREAMS, SENDS)
 
-# The number of tasks whose dependencies an error message lists.
+# If no cycle of waiting tasks is found, an error message names at most this many tasks.
 NAMED = 8
 
 
 class StalledError(Exception):
-    """A schedule is deadlocked; the message names the tasks that wait for one another."""
+    """An error: some tasks can never start; the message names those that wait for one another."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TaskGraph:
-    """Columns of tasks, numbered in the order of the slot table.
+    """The tasks of an iteration as columns, numbered in the order of the slot table, with their
+    dependencies.
 
     A column is a plain list, so equal passes share their values. ``after_end`` and
     ``after_start`` hold, for each task, the offsets of the tasks that wait for it; ``waits``
@@ -98,7 +106,7 @@ class TaskGraph:
 
     stages: int
     first_layers: tuple[int, ...] = ()
-    # The stage and the chunk of each part, where stages have several chunks.
+    # Where each part of the model is, a stage and a chunk, if stages have several chunks.
     places: tuple[StageChunk, ...] = ()
     labels: list[Label] = field(default_factory=list)
     micro_batches: list[int] = field(default_factory=list)
@@ -107,25 +115,26 @@ class TaskGraph:
     waits: list[int] = field(default_factory=list)
     after_end: list[Offsets] = field(default_factory=list)
     after_start: list[Offsets] = field(default_factory=list)
-    # Sends, each with the first task at the receiver that waits for it.
+    # Each send, with the receiver's first task that waits for it.
     sends: list[tuple[int, int]] = field(default_factory=list)
-    # The links that each part's inter-node sends use, and the share of each.
+    # For each send between nodes, by its task number, the links that it uses and its share of each.
     networks: dict[int, tuple[Use, ...]] = field(default_factory=dict)
-    # The host's seconds to issue a task, where a stream may be host-bound.
+    # For a task, the host's seconds to issue it, where a stream may wait for its host.
     issues: dict[int, float] = field(default_factory=dict)
-    # Whether stages step without waiting for one another, and then begin the next iteration.
+    # Whether stages take optimizer steps without waiting for one another, and then begin the next
+    # iteration.
     steps_apart: bool = False
-    # The smallest ratio of a task's duration to its compute time, where its kernels wait for a host
-    # that is never ahead; the stream is idle in between.
+    # For a task, how many times its computation it lasts at least, where its kernels wait for a
+    # host that is never ahead; the stream is idle in between.
     paces: dict[int, float] = field(default_factory=dict)
-    # Tasks during which the host of their stage issues nothing.
+    # Tasks during which their stage's host issues nothing.
     holds: set[int] = field(default_factory=set)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def add(self, action: Action, lane: str, seconds: float, *, after: Iterable[int] = ()) -> int:
-        """Add a task that starts after other tasks have ended; returns its index."""
+        """Add a task that starts when the tasks ``after`` have ended; returns its number."""
         assert action.stage < self.stages, f"{action}: there are {self.stages} stages"
         self.labels.append((action.kind, action.direction, action.layer))
         self.micro_batches.append(action.micro_batch)
@@ -154,7 +163,7 @@ class TaskGraph:
         return self.lanes[task] // len(LANES)
 
     def lane(self, task: int) -> str:
-        """The lane that a task runs on."""
+        """The name of the lane (queue) that a task runs on."""
         return LANES[self.lanes[task] % len(LANES)]
 
     def chunk(self, task: int) -> int:
@@ -166,7 +175,7 @@ class TaskGraph:
         return self.places[bisect_right(self.first_layers, layer) - 1].chunk
 
     def action(self, task: int) -> Action:
-        """The action of a task."""
+        """A task as an action: stage, kind, direction, layer and micro-batch."""
         kind, direction, layer = self.labels[task]
         return Action(
             stage=self.stage(task),
@@ -177,8 +186,8 @@ class TaskGraph:
         )
 
     def edges(self) -> Iterator[tuple[int, int, bool]]:
-        """Every dependency: the task waited for, the waiting task, and whether it waits for the
-        end.
+        """Every dependency: the number of the task waited for, that of the waiting task, and
+        whether it waits for the end (not the start).
         """
         for ended, column in ((True, self.after_end), (False, self.after_start)):
             for task, offsets in enumerate(column):
@@ -186,7 +195,9 @@ class TaskGraph:
                     yield task, task + offset, ended
 
     def stalled(self, unstarted: Iterable[int]) -> StalledError:
-        """The error for a deadlocked schedule whose ``unstarted`` tasks wait for one another."""
+        """The error for a graph whose ``unstarted`` tasks can never start, because they wait for
+        one another.
+        """
         left = set(unstarted)
         sources: dict[int, list[int]] = {}
         for source, task, _ in self.edges():
@@ -203,8 +214,8 @@ class TaskGraph:
 
 
 def _cycle(sources: dict[int, list[int]], first: int) -> list[int]:
-    """A cycle of tasks, each waiting for the next, with the first repeated at the end; empty
-    without a cycle.
+    """The numbers of tasks that wait for one another in a cycle, the first one again at the end;
+    empty if there is no cycle.
     """
     seen: dict[int, int] = {}
     task = first

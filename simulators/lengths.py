@@ -1,5 +1,5 @@
-"""Steps whose micro-batches differ because documents differ in length: how documents are arranged,
-and the steps played.
+"""Training on documents of different lengths: how they are arranged into micro-batches, which then
+differ, and steps that are played with them.
 
 Every arrangement fills a step's micro-batches, which have so many sequences of at most a context.
 ``padded``: a document is a sequence, as long as the longest of its micro-batch. ``sorted``: the
@@ -30,7 +30,7 @@ Arrangement = Literal["padded", "sorted", "packed", "balanced"]
 ARRANGEMENTS: tuple[Arrangement, ...] = get_args(Arrangement)
 
 
-# The symbol for the number of sequences in a micro-batch.
+# The name of the plan's dimension that is the number of sequences in a micro-batch.
 SEQUENCES = sizes_of_candidates()["b"]
 
 
@@ -44,8 +44,9 @@ def sequences_of(plan: Plan) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """The work in the micro-batches of a step: tokens including padding (R, M), the sum of squared
-    lengths that attention is proportional to (R, M), and the number of document tokens.
+    """How much work the micro-batches of a step have: their tokens including padding (R, M), the
+    sums of squared lengths, to which attention is proportional (R, M), and the tokens that are no
+    padding.
     """
 
     tokens: Floats
@@ -60,15 +61,17 @@ class Batches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthCosts:
-    """The time of a token, and of a squared length, as shares of a full micro-batch's time."""
+    """The time of a token, and of a token squared (attention), as shares of the time of a full
+    micro-batch.
+    """
 
     token: float
     square: float
 
     @classmethod
     def of(cls, simulator: EventSimulator, plan: Plan) -> Self:
-        """The costs of a plan, from its time with twice as many sequences of half the length:
-        attention takes half as long, everything else equally long.
+        """The costs for a plan, from its times with whole sequences and with twice as many of half
+        the length: then attention takes half as long, and everything else equally long.
         """
         work = simulator.workload
         half = replace(
@@ -93,13 +96,15 @@ class LengthCosts:
         )
 
     def work(self, batches: Batches) -> Floats:
-        """The relative work of each micro-batch (R, M); 1 for a full one."""
+        """The work of each micro-batch (R, M), relative to a full one."""
         return self.token * batches.tokens + self.square * batches.squares
 
 
 @dataclass(slots=True, kw_only=True)
 class Arranger:
-    """Draws documents and arranges them into the micro-batches of one step after another."""
+    """Draws documents at random, and arranges them into the micro-batches of one step after
+    another.
+    """
 
     lengths: DocumentLengths
     costs: LengthCosts
@@ -111,7 +116,7 @@ class Arranger:
     _waiting: Ints | None = None
 
     def step(self, way: Arrangement) -> Batches:
-        """The work in the micro-batches of the next step."""
+        """Draw the next step's documents, and return the work in its micro-batches."""
         if way in ("packed", "balanced"):
             bins = self._packed()
             return self._balanced(bins) if way == "balanced" else self._of_bins(bins)
@@ -119,8 +124,8 @@ class Arranger:
             self.draw.random(self.ranks * self.micro_batches * self.sequences)
         )
         if way == "sorted":
-            # Neighbours in the sorted order go to different ranks, so that equally numbered
-            # micro-batches are similar.
+            # Documents of similar length go to different ranks, so that micro-batches with the same
+            # number take about equally long.
             lengths = np.sort(lengths).reshape(self.micro_batches, self.sequences, self.ranks)
             rows = lengths.transpose(2, 0, 1)
         else:
@@ -133,8 +138,8 @@ class Arranger:
         )
 
     def documents(self, way: Arrangement) -> list[list[int]]:
-        """The documents of each micro-batch of the next step, concatenated over the sequences of a
-        rank, if documents are packed or balanced.
+        """Draw the next step's documents, packed or balanced: their lengths in each micro-batch of
+        each rank.
         """
         bins = self._packed()
         dealt = self._dealt(bins) if way == "balanced" else None
@@ -147,8 +152,8 @@ class Arranger:
         ]
 
     def _packed(self) -> list[list[int]]:
-        """Pack documents into a step's sequences by best fit decreasing; documents that do not fit
-        wait for the next step.
+        """Pack documents into the sequences of a step, longest first, each where it leaves the
+        least space; those that do not fit wait for the next step.
         """
         count = self.ranks * self.micro_batches * self.sequences
         queue = [] if self._waiting is None else [self._waiting]
@@ -168,7 +173,8 @@ class Arranger:
             rooms[index] -= length
             bins[index].append(length)
         self._waiting = np.array(left, dtype=np.int64)
-        # Sequences with long documents were filled first, so ranks take sequences in random order.
+        # Sequences with long documents were filled first, so they are shuffled before ranks take
+        # them.
         return [bins[index] for index in self.draw.permutation(count)]
 
     def _of_bins(self, bins: Sequence[Sequence[int]]) -> Batches:
@@ -194,8 +200,8 @@ class Arranger:
         )
 
     def _dealt(self, bins: Sequence[Sequence[int]]) -> list[list[int]] | None:
-        """Balance a step: each document, longest first, goes to the micro-batch with the least work
-        that has room. None if some document finds no room.
+        """Balance the work of a step: each document, longest first, goes to the micro-batch with
+        the least work that has space. None if a document finds no space.
         """
         documents = sorted((length for one in bins for length in one), reverse=True)
         dealt: list[list[int]] = [[] for _ in range(self.ranks * self.micro_batches)]
@@ -213,8 +219,8 @@ class Arranger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedSteps:
-    """Seconds of played steps; document tokens per second, the share of padding, and the mean share
-    of a step that a rank waits for the slowest.
+    """Steps that were played: their seconds, the document tokens per second, the share of padding,
+    and the mean share of a step in which a rank waits for the slowest.
     """
 
     steps: Quantiles
@@ -230,8 +236,8 @@ def played_steps(
     samples: int,
     seed: int,
 ) -> PlayedSteps:
-    """Play steps of an arrangement, each as long as its slowest rank; ``play`` maps the work of a
-    rank's micro-batches to the seconds of its iteration.
+    """Play steps with documents arranged in one ``way``, each as long as its slowest rank; ``play``
+    is a function from the work of a rank's micro-batches to the seconds of its iteration.
     """
     steps, real, every, waits = [], 0.0, 0.0, []
     for _ in range(samples):

@@ -1,4 +1,6 @@
-"""Links used by simulated sends between stages: networks of nodes, and uplinks of higher tiers."""
+"""The links that simulated sends between stages use: networks of nodes, and uplinks of network
+tiers above.
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -16,8 +18,8 @@ from simulators.graph import Use
 def links_of_sends(
     of_stages: Sequence[TaskSeconds], batch: StageBatch, placement: Placement
 ) -> list[dict[Kind, tuple[Use, ...]]]:
-    """Uplinks and downlinks that each part's sends use, of nodes and of higher tiers, and the
-    fraction of each.
+    """For each part of the model, the uplinks and downlinks that its sends use, of nodes and of
+    units of higher tiers, and the fraction of each.
 
     An even link is traffic out of a node or unit, an odd link is traffic into it. A stage's first
     rank stands for all its ranks. A send takes an equal share of equal networks; the faster of two
@@ -28,7 +30,7 @@ def links_of_sends(
     units = [batch.first_rank.astype(np.int64) // gpus]
     if tiers is not None:
         units += [tiers.units_of(units[0], place) for place in tiers.places]
-    # Units of higher tiers are numbered after those of lower tiers.
+    # The links of higher tiers are numbered after those of lower tiers.
     begins = np.cumsum([0, *(int(of_tier.max()) + 1 for of_tier in units)])
     numbered = [of_tier + begin for of_tier, begin in zip(units, begins, strict=False)]
     uses: list[dict[Kind, tuple[Use, ...]]] = [{} for _ in placement.stages]
@@ -48,8 +50,8 @@ def links_of_sends(
 
 
 def _used(places: Sequence[tuple[int, int]], shares: Sequence[Sequence[float]]) -> tuple[Use, ...]:
-    """Links of a send between these nodes and units, up from the first and down to the second of
-    each pair, with fractions at both ends; none of a unit that it stays within.
+    """The links that sends between these pairs of nodes or units use: up from the first, down to
+    the second, with the fractions at both ends; none within one node or unit.
     """
     return tuple(
         use
@@ -62,8 +64,8 @@ def _used(places: Sequence[tuple[int, int]], shares: Sequence[Sequence[float]]) 
 def _shares(
     ends: tuple[TaskSeconds, TaskSeconds], stage: int, tier: int
 ) -> tuple[Sequence[float], Sequence[float]]:
-    """Fractions of the links at both ends of a send, of a node and of units of each tier up to
-    ``tier``, for a stage's number of senders.
+    """The fractions of the links at both ends of a send that it takes, of a node and of the units
+    of each tier up to ``tier``, if a stage has this many senders.
     """
     links, shapes = [end.model.links for end in ends], ends[0].shapes
     parts = [

@@ -34,7 +34,8 @@ from simulators.graph import Label
 if TYPE_CHECKING:
     from simulators.events import Simulation
 
-# A change of memory: its time, its class, and its bytes.
+# A change of memory: the time, the class (what the memory holds, an index into ``CLASSES``), and
+# the bytes.
 Change = tuple[float, int, float]
 
 CLASSES = ("states", "buffers", "step_buffers", "activations", "temporaries")
@@ -46,7 +47,8 @@ _HOLDING = frozenset("FBWAOS")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryOverTime:
-    """The bytes on one GPU of a stage after each change: times (N), and bytes by class (N, 5).
+    """The bytes in use on one GPU of a stage after each change: the times (N), and the bytes by
+    what they hold (N, 5).
 
     ``fits`` compares the peak with ``room_bytes``, less what the allocator holds beyond tensors.
     """
@@ -58,17 +60,17 @@ class MemoryOverTime:
 
     @property
     def total_bytes(self) -> Floats:
-        """The bytes of all classes together (N)."""
+        """The bytes in use at each time (N), whatever they hold."""
         return np.asarray(self.by_class.sum(axis=1))
 
     @property
     def peak_bytes(self) -> float:
-        """The largest total at any time."""
+        """The most bytes in use at any time."""
         return float(self.total_bytes.max())
 
     @property
     def peak(self) -> tuple[float, Mapping[str, float]]:
-        """The time at which the peak is first reached, and the bytes of each class then."""
+        """The time at which most bytes are in use for the first time, and what they hold then."""
         moment = int(np.argmax(self.total_bytes))
         classes = dict(zip(CLASSES, self.by_class[moment].tolist(), strict=True))
         return float(self.times_s[moment]), classes
@@ -80,8 +82,8 @@ class MemoryOverTime:
 
     @property
     def overflow(self) -> str:
-        """A sentence saying when memory first ran out and which classes filled it; empty if it
-        never did.
+        """A sentence that says when memory first ran out, and what filled it; empty if it never
+        did.
         """
         over = np.flatnonzero(self.total_bytes > self.room_bytes)
         if not len(over):
@@ -101,8 +103,8 @@ class MemoryOverTime:
 def memory_of(
     simulation: "Simulation", plan: Plan, model: StageModel, room_bytes: Floats
 ) -> list[MemoryOverTime]:
-    """The memory of each stage of a plan over its simulation; ``room_bytes`` is each stage's
-    capacity.
+    """The memory of each stage of a plan over its simulated iteration; ``room_bytes`` is what each
+    stage's GPUs have.
     """
     batch = StageBatch.of_plan(plan)
     figures, sums = model.figures(batch), sums_of_layers(model, batch)
@@ -133,9 +135,7 @@ def memory_of(
 
 
 def _given_back_s(simulation: "Simulation", number: int) -> float:
-    """The time at which memory freed by a swap becomes available: when a stream has waited for the
-    swap.
-    """
+    """When the memory of a swap is free for others: when a task has waited for the swap to end."""
     graph, times = simulation.graph, simulation.times
     waiting = (number + offset for offset in graph.after_end[number])
     starts = [times.starts_s[task] for task in waiting if graph.labels[task][:2] != ("A", ">")]
@@ -163,7 +163,8 @@ def _stages(
     for number, (part, places) in enumerate(
         zip(parts_of_plan(plan, placement), types, strict=True)
     ):
-        # In a loop, the stage with the head frees the outputs that its other chunks have sent.
+        # If parts go round the stages, the stage with the head frees outputs that its other chunks
+        # have sent.
         is_last = placement.is_loop and part.stage == placement.last_stage
         stages[part.stage].take(
             part,
@@ -174,7 +175,7 @@ def _stages(
 
 
 class _StageMemory:
-    """The class and bytes of memory that each task of a stage allocates or frees."""
+    """The memory that each task of a stage allocates or frees: what it holds, and its bytes."""
 
     def __init__(
         self,
@@ -187,12 +188,13 @@ class _StageMemory:
         chunks: int,
     ) -> None:
         stage_plan = plan.stages[stage]
-        # Layers are numbered through the whole model; the embedding is layer 0.
+        # The type of each layer. Layers are numbered through the whole model; the embedding is
+        # layer 0.
         self.types: dict[int, str] = {}
         self.sends_from: set[int] = set()
         self.chunks = chunks
-        # Where weight gradients have separate passes: the bytes that layers keep until then, by
-        # layer type.
+        # By layer type, the bytes that a layer keeps until its weight-gradient pass, if there are
+        # such passes.
         self.left = left
         self.head = plan.layers + 1
         self.ratios = stage_plan.offload
@@ -208,17 +210,18 @@ class _StageMemory:
         self.step_bytes = float(figures.step_buffer_bytes[stage])
         memory = model.memory
         self.steps_with = "O" if memory.rings else "S"
-        # A baseline's own pipeline reduces gradients after all passes.
+        # An engine's own pipeline, which is a single stage here, reduces gradients after all
+        # passes.
         reduces = stage_plan.zero >= 1 and plan.num_stages == 1
         self.wide_bytes = memory.wide_logits * float(figures.logits_bytes[stage])
         self.bucket_bytes = memory.gradient * memory.bucket_elements if reduces else 0
-        # The start of the optimizer step's first task; and the end of its last task or, with ring
-        # buffers, of all layers' computation.
+        # When the first task of the optimizer step starts; and when its last task ends or, with
+        # ring buffers, when all layers have computed.
         self.steps_from_s, self.steps_until_s = math.inf, 0.0
 
     def take(self, part: StagePart, types: Sequence[str], *, sends: bool) -> None:
-        """Add another part of the model to the stage, given its layers' types; ``sends`` says
-        whether outputs that it sends to another stage stay allocated.
+        """Add another part of the model to the stage, with the types of its layers; ``sends`` says
+        whether the outputs that it sends to another stage stay allocated.
         """
         self.types |= dict(enumerate(types, part.first_layer))
         if sends:
@@ -227,7 +230,9 @@ class _StageMemory:
     def changes(
         self, label: Label, start_s: float, end_s: float, *, is_first: bool
     ) -> list[Change]:
-        """The memory changes of a task: time, class and bytes."""
+        """The changes of memory that a task makes: each with its time, what it holds, and its
+        bytes.
+        """
         kind, direction, layer = label
         assert layer is not None
         if kind == self.steps_with:
@@ -246,7 +251,9 @@ class _StageMemory:
         return [(end_s, _ACTIVATIONS, -size)]
 
     def step_buffers(self) -> list[Change]:
-        """The buffers of the optimizer step, if any: allocated once and freed together."""
+        """The changes of memory for the optimizer step's buffers, which are allocated once and
+        freed together; empty if there are none.
+        """
         if math.isinf(self.steps_from_s):
             return []
         return [
@@ -273,7 +280,7 @@ class _StageMemory:
         left = self.left[self.types[layer]]
         if self.types[layer] != EMBEDDING:
             return [(start_s, _ACTIVATIONS, -left)]
-        # The peak of its whole backward pass.
+        # This is the peak of a whole backward pass, weight gradients included.
         _, _, running = self._held_and_peaks(layer)
         return [
             (start_s, _ACTIVATIONS, -left),
@@ -282,7 +289,9 @@ class _StageMemory:
         ]
 
     def _held_and_peaks(self, layer: int) -> tuple[float, float, float]:
-        """The bytes that a layer keeps and has sent, and the peaks of its two passes."""
+        """The bytes that a layer keeps between its passes, those of its sent output, and the peaks
+        of both passes.
+        """
         known = self.of_layer.get(layer)
         if known is None:
             sums = self._of(layer)
@@ -309,14 +318,15 @@ def _over_time(
     changes: list[Change],
     room_bytes: float,
 ) -> MemoryOverTime:
-    # At equal times memory is freed first, so that temporaries of two layers do not overlap.
+    # Changes at the same time: memory is freed first, so that temporaries of two layers do not
+    # overlap.
     when, kinds, sizes = np.array(changes).reshape(-1, 3).T
     order = np.lexsort((sizes > 0, when))
     times = np.concatenate([[0.0], when[order]])
     deltas = np.zeros((len(changes) + 1, len(CLASSES)))
     deltas[0] = static
     deltas[np.arange(1, len(changes) + 1), kinds[order].astype(int)] = sizes[order]
-    # Changes at equal times are merged.
+    # Several changes at the same time count as one.
     ends = np.flatnonzero(np.append(times[1:] != times[:-1], True))
     return MemoryOverTime(
         stage=stage,

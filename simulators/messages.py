@@ -11,13 +11,14 @@ import simpy
 
 from mistlab.reduction.reduction_costs import RankLink, Reduction
 
-# Steps of each rank that are played with an asynchronous server; only the second half is timed.
+# With an asynchronous server this many steps of each rank are played; only the second half is
+# timed.
 ROUNDS = 40
 Steps = Generator[simpy.Event, Any, None]
 
 
 def played_exchange_s(how: Reduction, values: int, ranks: int, link: RankLink) -> float:
-    """The seconds until every rank has the result of an exchange."""
+    """The seconds until every rank has the result of one exchange of gradients."""
     if ranks == 1:
         return 0.0
     env = simpy.Environment()
@@ -26,8 +27,8 @@ def played_exchange_s(how: Reduction, values: int, ranks: int, link: RankLink) -
         answer_s = link.message_s(how.answer_bytes(values, ranks) / how.shards)
         _serve(env, ranks, how.shards, (link.message_s(size / how.shards), answer_s))
     elif how.trimmed:
-        # Each rank sends a part of its gradients to every other rank; then the mean of each part is
-        # sent around.
+        # Each rank sends each other rank a part of its gradients; then the mean of each part is
+        # sent to all.
         part_s = link.message_s(size / ranks)
         _rounds(env, ranks, [*range(1, ranks)], part_s)
         env.run()
@@ -45,8 +46,8 @@ def played_exchange_s(how: Reduction, values: int, ranks: int, link: RankLink) -
 def played_step_s(
     how: Reduction, compute_s: float, values: int, ranks: int, link: RankLink
 ) -> float:
-    """The mean seconds in which an asynchronous server applies the gradients of every rank once,
-    given each rank's compute time.
+    """The mean seconds in which an asynchronous server applies the gradients of every rank once, if
+    ranks compute for so long in between.
     """
     sizes = how.message_bytes(values), how.answer_bytes(values, ranks)
     sent_s, answer_s = (link.message_s(size / how.shards) for size in sizes)
@@ -66,7 +67,7 @@ def played_step_s(
     for number in range(ranks):
         env.process(rank(number))
     env.run()
-    # All ranks start together, and therefore queue at first.
+    # All ranks start together, so at first they queue; these steps are not timed.
     half = ROUNDS // 2 * ranks
     return (ends[-1] - ends[half - 1]) / (ROUNDS - ROUNDS // 2)
 
@@ -74,8 +75,8 @@ def played_step_s(
 def _rounds(
     env: simpy.Environment, ranks: int, offsets: list[int], message_s: float, *, waits: bool = False
 ) -> None:
-    """Rounds of messages, each to the rank at an offset; with ``waits``, a message depends on the
-    message received before it.
+    """Rounds of messages, in each of which every rank sends to the rank at an offset; with
+    ``waits``, only once it has the message of the round before.
     """
     inboxes = [simpy.Store(env) for _ in range(ranks)]
     receiving = [simpy.Resource(env) for _ in range(ranks)]

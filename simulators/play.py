@@ -1,4 +1,4 @@
-"""Plays a task graph on SimPy, with one process for each lane of each stage.
+"""Plays a graph of tasks on SimPy, with one process for each lane (queue) of each stage.
 
 The busy streams of a stage slow one another down: each runs at a speed of one over its factor,
 which depends on the set of busy streams. A send is on the gpu-to-gpu stream; beside a collective of
@@ -22,13 +22,13 @@ from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.placement import loop
 from simulators.graph import LANES, SENDS, Network, TaskGraph
 
-# Interference factors: for each set of busy streams (as a bit mask), the factor on the time of each
-# stream.
+# How much streams slow one another down: for each set of busy streams (a bit mask), the factor on
+# the time of each stream.
 Factors = Sequence[Sequence[float]]
 
 ALONE: Factors = ((1.0,) * len(STREAMS),) * 2 ** len(STREAMS)
 _GPU_TO_GPU, _SENDS = STREAMS.index("gpu_to_gpu"), LANES.index(SENDS)
-# The slowdown of a send and a collective of one stage that run concurrently.
+# How many times as long a send and a collective of the same stage take while both run.
 _SHARED = 2.0
 
 
@@ -41,8 +41,8 @@ class Times:
 
 
 def play(graph: TaskGraph, factors: Sequence[Factors]) -> Times:
-    """Play all tasks with the interference ``factors`` of each stage; raises ``StalledError`` if
-    some can never run.
+    """Play all tasks; ``factors`` says for each stage how much its streams slow one another down.
+    Raises ``StalledError`` if some tasks can never run.
     """
     environment = Environment()
     player = _Player(environment, graph, factors)
@@ -53,19 +53,21 @@ def play(graph: TaskGraph, factors: Sequence[Factors]) -> Times:
 
 
 class _Ending(Event):
-    """The end of a task; only the earliest end of each stage is in SimPy's queue."""
+    """The event of a task's end; only the earliest end of each stage is in SimPy's queue."""
 
     __slots__ = ()
 
     def at(self, delay: float) -> None:
-        """Schedule the event in SimPy's queue after a delay."""
+        """Put the event into SimPy's queue, after a delay."""
         self._ok = True
         self._value = None
         self.env.schedule(self, delay=delay)
 
 
 class _Contention:
-    """The running tasks of one stage: the remaining work of each, and the task that ends first."""
+    """The running tasks of one stage, which slow one another down: how much of each is left, and
+    which ends first.
+    """
 
     __slots__ = (
         *("busy", "crowded", "environment", "events", "left", "next_lane", "shares", "since"),
@@ -74,15 +76,15 @@ class _Contention:
 
     def __init__(self, environment: Environment, factors: Factors) -> None:
         self.environment = environment
-        # For each set of busy lanes, pairs of a lane and its factor.
+        # For each set of busy lanes, its lanes with their slowdown factors.
         self.usual = self.shares = _shares(factors)
         self.left = [0.0] * len(LANES)
         self.events: list[_Ending | None] = [None] * len(LANES)
         self.busy = 0
-        # The lane of the send that is slowed down by other sends on its links.
+        # The lane of the send that other sends on its links slow down; -1 if none is.
         self.crowded = -1
         self.since = 0.0
-        # The lane whose event is in SimPy's queue, and the time of that event.
+        # The lane whose event is in SimPy's queue (-1 for none), and the time of that event.
         self.next_lane = -1
         self.when = 0.0
 
@@ -97,13 +99,15 @@ class _Contention:
         return event
 
     def ending(self, lane: int) -> _Ending:
-        """The event of the end of a lane's running task."""
+        """The event of the end of the task that runs on a lane."""
         event = self.events[lane]
         assert event is not None
         return event
 
     def end(self, lane: int, now: float) -> None:
-        """End the task of a lane; the caller must call ``await_next`` or ``begin`` afterwards."""
+        """End the task that runs on a lane; the caller must call ``await_next`` or ``begin``
+        afterwards.
+        """
         if now > self.since:
             self._advance(now)
         self.left[lane] = 0.0
@@ -114,7 +118,7 @@ class _Contention:
             self.shares = self.usual
 
     def crowd(self, lane: int, factor: float, now: float) -> None:
-        """Multiply the remaining time of a lane's task by ``factor`` from now on."""
+        """From now on, the rest of the task that runs on a lane takes ``factor`` times as long."""
         if now > self.since:
             self._advance(now)
         self.crowded = lane
@@ -137,7 +141,7 @@ class _Contention:
         self.since = now
 
     def await_next(self) -> None:
-        """Schedule the end of the task that ends first in SimPy's queue."""
+        """Put the end of the task that ends first into SimPy's queue."""
         if not self.busy:
             return
         left = self.left
@@ -158,7 +162,9 @@ class _Contention:
         event.at(delay)
 
     def _withdraw(self, lane: int) -> None:
-        """Move the processes that wait for a lane's event to a new event outside SimPy's queue."""
+        """Take a lane's event out of use: the processes that wait for it then wait for a new event,
+        which is not in SimPy's queue.
+        """
         former = self.events[lane]
         assert former is not None
         event = self.events[lane] = _Ending(self.environment)
@@ -166,7 +172,7 @@ class _Contention:
 
 
 def _shares(factors: Factors) -> list[list[tuple[int, float]]]:
-    """For each set of busy lanes (as a bit mask), pairs of a lane and its factor."""
+    """For each set of busy lanes (a bit mask), its lanes with their slowdown factors."""
     shares = []
     for chosen in range(2 ** len(LANES)):
         streams = chosen & ~(1 << _SENDS)
@@ -184,7 +190,7 @@ def _shares(factors: Factors) -> list[list[tuple[int, float]]]:
 
 
 class _Player:
-    """The processes of all lanes, and the state that they share."""
+    """The processes of all lanes (queues), and what they share."""
 
     __slots__ = (
         *(
@@ -209,7 +215,7 @@ class _Player:
         self.graph = graph
         self.contention = [_Contention(environment, of_stage) for of_stage in factors]
         self.network = Network()
-        # The time at which each stage's host has issued everything requested so far.
+        # For each stage, when its host will have issued everything asked of it so far.
         self.hosts = [0.0] * graph.stages
         self.starts = [-1.0] * len(graph)
         self.ends = [-1.0] * len(graph)
@@ -276,8 +282,8 @@ class _Player:
         yield self.environment.timeout(seconds)
 
     def _started(self, task: int, stage: int) -> None:
-        """Release tasks that wait for the start of a task; while sender and receiver meet, the host
-        issues nothing.
+        """Let the tasks go on that wait for this one's start. If it is the receiver's part of a
+        send, the host issues nothing during it.
         """
         self.unstarted -= 1
         if task in self.graph.holds:
@@ -286,19 +292,21 @@ class _Player:
             self._release(task, waiting)
 
     def _held_s(self, task: int, now: float) -> float:
-        """The seconds by which a task outlasts its computation because its host is slower."""
+        """The seconds that a task lasts beyond its computation, because its host issues its kernels
+        more slowly.
+        """
         graph = self.graph
         return self.starts[task] + graph.paces[task] * graph.seconds[task] - now
 
     def _issued(self, task: int, lane: int) -> float:
-        """The time at which a stage's host has issued a task, after the tasks before it."""
+        """When a stage's host has issued a task, which comes after those that it issued before."""
         stage = lane // len(LANES)
         self.hosts[stage] += self.graph.issues[task]
         return self.hosts[stage]
 
     def _release(self, task: int, offsets: Sequence[int]) -> None:
-        """Decrement the dependency counts of some tasks, and wake the lanes of tasks that are now
-        ready.
+        """Tell some tasks that one of those they wait for has come, and wake the lanes of tasks
+        that are now ready.
         """
         waits, lanes, asleep = self.waits, self.graph.lanes, self.asleep
         for offset in offsets:
@@ -313,7 +321,7 @@ class _Player:
                     event.succeed()
 
 
-# The durations of each stage's passes in a simulated iteration.
+# How long the passes of each stage take in a simulated iteration.
 #
 # A pass begins when its stage is free and the micro-batch has arrived, and ends when the stage has
 # computed it. The stage's own fetches therefore count, and waits for other stages do not. Optimizer
@@ -328,7 +336,7 @@ _COMPUTING = ("F", "B", "W")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTimes:
-    """The seconds of one stage's passes, with the tasks before and after all passes.
+    """The seconds of the passes of one stage, with the tasks before the first and after the last.
 
     Micro-batches are in the order in which they first went each way. The times of a micro-batch in
     several chunks add up, and gradients of weights count as part of its backward pass.
@@ -348,7 +356,7 @@ class PassTimes:
 
 
 def pass_times(graph: TaskGraph, times: Times) -> list[PassTimes]:
-    """The pass durations of each stage."""
+    """The seconds of each stage's passes, from the times of its tasks."""
     stages = [_StagePasses() for _ in range(graph.stages)]
     for task, (kind, _, _) in enumerate(graph.labels):
         stage = stages[graph.stage(task)]
@@ -370,8 +378,8 @@ def pass_times(graph: TaskGraph, times: Times) -> list[PassTimes]:
 
 @dataclass(slots=True)
 class _StagePasses:
-    """Collects from one stage's tasks when its passes computed, when micro-batches arrived, when
-    the stage stepped, and when its last task other than a send ended.
+    """Gathers from the tasks of one stage when its passes computed, when micro-batches arrived,
+    when it took optimizer steps, and when its last task other than a send ended.
     """
 
     starts_s: dict[Pass, float] = field(default_factory=dict)
@@ -381,7 +389,7 @@ class _StagePasses:
     all_end_s: float = 0.0
 
     def add(self, of: Pass, start_s: float, end_s: float) -> None:
-        """Record another task with its kind and micro-batch."""
+        """Record a task of a pass (``of``), with its start and end."""
         if of[0] in _COMPUTING:
             self.starts_s[of] = min(start_s, self.starts_s.get(of, start_s))
             self.ends_s[of] = max(end_s, self.ends_s.get(of, end_s))
@@ -391,7 +399,7 @@ class _StagePasses:
             self.all_end_s = max(self.all_end_s, end_s)
 
     def pass_times(self) -> PassTimes:
-        """The durations of the stage's passes."""
+        """The seconds of the stage's passes."""
         seconds: dict[bool, dict[int, float]] = {True: {}, False: {}}
         free_s = 0.0
         for of in sorted(self.starts_s, key=self.starts_s.__getitem__):
@@ -406,7 +414,9 @@ class _StagePasses:
         return PassTimes(forwards_s=tuple(forwards), backwards_s=tuple(backwards))
 
     def _stepping_s(self) -> float:
-        """The seconds of the optimizer step before the stage's first micro-batch arrives."""
+        """The seconds of the optimizer steps that the stage takes before its first micro-batch
+        arrives.
+        """
         first = min(self.starts_s, key=self.starts_s.__getitem__)
         before = [end_s for start_s, end_s in self.steps_s if start_s < self.starts_s[first]]
         return min(self.came_s.get(first, 0.0), max(before, default=0.0))

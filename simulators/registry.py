@@ -1,4 +1,4 @@
-"""All predictors by name. A new predictor is a class in its own file, and one line here."""
+"""All predictors by name. To add one, add a class in a file of its own, and one line here."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING

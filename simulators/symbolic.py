@@ -51,18 +51,18 @@ from mistlab.stages.stage_batch import (
     rows_of,
 )
 
-# The costs of single stages, from which the cost of a pipeline is composed.
+# The costs of single stages, from which the cost of a pipeline is made.
 #
 # Axes: C candidates.
 
 
-# Bytes that 64 bits hold: 8 EiB.
+# Bytes must stay below this, which 64 bits can hold: 8 EiB.
 MOST_BYTES = 2.0**63
 
 
 @dataclass(frozen=True, slots=True)
 class KnownStage:
-    """The cached costs of a stage.
+    """The costs of one stage, kept for further plans.
 
     ``times`` are in the order of ``StageTimes``. ``fits`` is about the memory of its GPUs. A rank
     keeps ``rank_host_bytes`` on its host.
@@ -78,9 +78,7 @@ class KnownStage:
 def known_stages(
     costs: StageCosts, figures: StageFigures, num_gpus: Ints, gpus_per_node: int
 ) -> Iterator[KnownStage]:
-    """Every candidate as a stage with known costs, given its number of GPUs and the GPUs per
-    node.
-    """
+    """Every candidate as a stage with its costs, given the GPUs of each and those of a node."""
     pipeline_s = _rows(*(getattr(costs.seconds, name) for name in TIMES))
     return map(
         KnownStage,
@@ -122,9 +120,10 @@ def _predictions(
 
 def _stage_prediction(times: list[float], sizes: list[int]) -> StagePrediction:
     peak, reserved, host, weights, gradients, optimizer, kept, buffers, logits, *phases = sizes
-    # At the peak, the running block's activations count as temporaries.
+    # At the peak, activations of the block that runs count as temporaries.
     states = weights + gradients + optimizer + buffers
-    # If all layers step at once, activations and logits have been freed by then.
+    # If the optimizer steps all layers at once after all passes, activations and logits have been
+    # freed.
     is_step = phases[2] > max(phases[:2])
     activations = 0 if is_step else min(kept, peak - states)
     logits = 0 if is_step else min(logits, peak - states - activations)
@@ -165,19 +164,19 @@ def _whole_rows(*columns: Floats) -> list[list[int]]:
     return rows
 
 
-# The closed form: predicts plans, and computes the costs of stage candidates as columns.
+# The closed form: predicts plans, and computes the costs of candidates for stages as columns.
 
 
 NAME = "symbolic"
-# The number of stages per mode that are cached before the cache is cleared: about 30 MB.
+# The costs of this many stages are kept for each engine, about 30 MB; then the cache is cleared.
 MOST_KNOWN = 1 << 14
-# The number of stages that are computed together. With this few, a stage's result does not depend
-# on the other stages, to the last digit, and intermediate results stay in the CPU's cache.
+# At most this many stages are computed together. With so few, a stage's result does not depend on
+# the other stages, to the last digit, and intermediate results stay in the CPU's cache.
 STAGES_AT_ONCE = FEW_ROWS
 
 
 def as_they_are(tasks: TaskModel) -> TaskModel:
-    """The identity: leaves the times of tasks unchanged."""
+    """Leaves the times of tasks as they are."""
     return tasks
 
 
@@ -213,7 +212,7 @@ class SymbolicPredictor:
     def predict_many(self, plans: Sequence[Plan]) -> list[Prediction]:
         """Predict plans, in order; equal stages are computed once."""
         predictions: dict[int, Prediction] = {}
-        # Plans with the same mode, order and number of stages are predicted together.
+        # Plans with the same engine, order and number of stages are predicted together.
         together: dict[tuple[EngineMode, PipelineOrder | None, int], list[int]] = defaultdict(list)
         for number, plan in enumerate(plans):
             together[_mode_of(plan), _order_of(plan), plan.num_stages].append(number)
@@ -223,8 +222,8 @@ class SymbolicPredictor:
         return [predictions[place] for place in range(len(plans))]
 
     def fits(self, plan: Plan) -> bool:
-        """Whether a plan fits in memory; equal to its prediction's answer, but faster because no
-        times are computed.
+        """Whether a plan fits in memory; its prediction says the same, but takes longer since it
+        computes times.
         """
         figures, batch = self._figures([plan]), StageBatch.of_plan(plan)
         reserved = reserved_bytes(figures, batch, self.cluster, ENGINES[plan.engine])
@@ -233,7 +232,7 @@ class SymbolicPredictor:
         return bool(has_room and fullest <= 1)
 
     def predict_stage(self, plan: Plan, stage: int) -> Prediction:
-        """Predict one stage of a plan without waits for other stages.
+        """Predict one stage of a plan, as if it never waited for other stages.
 
         On a cluster of one GPU it sends nothing either, and runs by itself.
         """
@@ -246,14 +245,15 @@ class SymbolicPredictor:
     def stage_costs(
         self, batch: StageBatch, *, engine: str = "mistlab", overlap_communication: bool = True
     ) -> StageCosts:
-        """The cost of each candidate for a stage."""
+        """The costs of each candidate for a stage."""
         mode = EngineMode(engine=ENGINES[engine], overlap_communication=overlap_communication)
         return self._costs(mode, batch, self._stages(engine).peaks(batch))
 
     def stage_bounds(
         self, least: StageBatch, most: StageBatch, *, engine: str = "mistlab"
     ) -> StageCosts | None:
-        """Lower bounds of the costs of all candidates between ``least`` and ``most``.
+        """Lower bounds of the costs of all candidates with choices between those of ``least`` and
+        ``most``.
 
         Larger ratios take more time and leave more room on the GPU. Nothing is known of what is
         offloaded under an engine whose host may hold passes up.
@@ -266,7 +266,7 @@ class SymbolicPredictor:
         ), "ratios between zero and more have no common bound"
         mode = EngineMode(engine=engine_row, overlap_communication=True)
         peaks = self._stages(engine).peaks
-        # Both ends of the range of recomputed blocks, where they differ.
+        # The candidates whose ranges of recomputed blocks have two ends; both are evaluated.
         differ = np.flatnonzero(least.value(RECOMPUTED) != most.value(RECOMPUTED))
         others = least.chosen(differ).with_columns(**{RECOMPUTED: most.value(RECOMPUTED)[differ]})
         host_bytes, rows = peaks(StageBatch.joined([least, others])).host_bytes, len(least)
@@ -285,7 +285,7 @@ class SymbolicPredictor:
     def part_seconds(
         self, least: StageBatch, most: StageBatch | None = None, *, engine: str = "mistlab"
     ) -> StageSeconds:
-        """The times of parts of a model in an order of passes without a closed form; with ``most``,
+        """The times of parts of a model, for orders of passes without a closed form; with ``most``,
         lower bounds of all parts between the two.
         """
         engine_row = ENGINES[engine].in_named_order()
@@ -301,7 +301,7 @@ class SymbolicPredictor:
         engine: str = "mistlab",
         of_others: bool = False,
     ) -> Bools:
-        """Whether each candidate fits on its GPUs; in some orders, whether any candidate with
+        """Whether each candidate fits on its GPUs; with ``of_others``, whether a candidate with
         smaller ratios or fewer recomputed blocks may fit.
         """
         model = self._stages(engine)
@@ -330,8 +330,8 @@ class SymbolicPredictor:
         return iteration_s(StageTimes.of(seconds, len(micro_batches), -1), micro_batches)
 
     def iterations_of(self, plans: Sequence[Plan], engine: Engine) -> list[float]:
-        """The iteration time of each plan in seconds under an engine, which may be a modified
-        one.
+        """The iteration time of each plan in seconds, under this engine instead of the plan's
+        own.
         """
         of_plan: dict[int, float] = {}
         together: dict[tuple[bool, PipelineOrder | None, int], list[int]] = defaultdict(list)
@@ -355,7 +355,7 @@ class SymbolicPredictor:
     def _predict_alike(
         self, mode: EngineMode, plans: Sequence[Plan], order: PipelineOrder | None
     ) -> Iterator[Prediction]:
-        """Predict plans that share mode, order and number of stages."""
+        """Predict plans that share engine, order and number of stages."""
         if order is None:
             stages = self._stages_of(mode, [row for plan in plans for row in self._rows(plan)])
             iterations = _iterations(stages, [plan.micro_batches for plan in plans])
@@ -376,7 +376,8 @@ class SymbolicPredictor:
             )
 
     def _slowest_s(self, mode: EngineMode, plans: Sequence[Plan]) -> list[float]:
-        """The iteration time of each plan on the slowest cluster that is known; 0 if none is.
+        """The iteration time of each plan on the slowest cluster on which its engine was measured;
+        0 if there is none.
 
         Pipelines alone are slower there.
         """
@@ -400,9 +401,9 @@ class SymbolicPredictor:
         slowest_s: float = 0.0,
         first_rank: int = 0,
     ) -> Prediction:
-        """The prediction of a pipeline: ``seconds`` is the time of all passes of its stages,
-        ``slowest_s`` the time on the slowest known cluster, ``flop`` their operations. The stages
-        begin at ``first_rank``.
+        """The prediction of a pipeline, whose first stage begins at ``first_rank``: ``seconds`` is
+        its iteration time, ``slowest_s`` that on the slowest known cluster, ``flop`` its
+        operations.
         """
         gpus = [stage.num_gpus for stage in stages]
         calibration, num_gpus = self._calibration(engine), sum(gpus)
@@ -428,7 +429,7 @@ class SymbolicPredictor:
         )
 
     def _stages_of(self, mode: EngineMode, rows: Sequence[StageRow]) -> list[KnownStage]:
-        """The stages of the given rows; each is computed once and cached."""
+        """The stages that these rows describe; each is computed once and cached."""
         known = self._known.setdefault(mode, {})
         new = list(dict.fromkeys(row for row in rows if row not in known))
         for start in range(0, len(new), STAGES_AT_ONCE):
@@ -440,12 +441,12 @@ class SymbolicPredictor:
         return stages
 
     def _ordered(self, mode: EngineMode, plans: Sequence[Plan]) -> list[KnownStage]:
-        """The stages of plans whose order of passes has no closed form."""
+        """The stages of plans in an order of passes without a closed form."""
         return [*self._known_of(mode, StageBatch.of_plans(plans), self._figures(plans))]
 
     def _figures(self, plans: Sequence[Plan]) -> StageFigures:
-        """The memory and work of the stages of one engine's plans, including those that their order
-        adds.
+        """The memory and work of the stages of plans under one engine, with what their order of
+        passes adds.
         """
         model = self._stages(plans[0].engine)
         if all(plan.order == DEFAULT_ORDER for plan in plans):
@@ -462,8 +463,8 @@ class SymbolicPredictor:
         return known_stages(costs, figures, num_gpus(batch.value), self.cluster.gpus_per_node)
 
     def _rows(self, plan: Plan) -> list[StageRow]:
-        # Stages with equal values are equal if they begin at the same position of the pattern of
-        # block kinds.
+        # Rows of two stages are equal only if they begin at the same position of the repeating
+        # pattern of block kinds.
         return rows_of(plan, len(self._stages(plan.engine).types.pattern))
 
     def _stages(self, engine: str) -> StageModel:
@@ -482,12 +483,12 @@ class SymbolicPredictor:
         )
 
     def _has_room(self, reserved: Floats, batch: StageBatch) -> Bools | bool:
-        """Whether the GPUs of each candidate are equal and have room for these bytes."""
+        """Whether each candidate's GPUs are of one kind and have this much memory."""
         room = room_at(self.cluster, batch)
         return (reserved <= room) & in_one_group(self.cluster, batch)
 
     def asynchronous_exchanges_s(self, plan: Plan) -> tuple[float, float]:
-        """The seconds of a rank's exchange with asynchronous servers, and the seconds that a server
+        """The seconds of a rank's exchange with asynchronous servers, and those for which a server
         is busy with the messages of all ranks.
         """
         both_s, busy_s = asynchronous_exchanges_s(self._model(_mode_of(plan)), [plan])[:, 0]
@@ -516,8 +517,8 @@ def _mode_of(plan: Plan) -> EngineMode:
 
 
 def _order_of(plan: Plan) -> PipelineOrder | None:
-    """The order of a plan's passes, truncated if it is periodic; None for the order that has a
-    closed form.
+    """The order of a plan's passes, with fewer micro-batches if it is periodic; None for the order
+    with a closed form.
     """
     return None if plan.order == DEFAULT_ORDER else order_of_plan(shortened(plan))
 
@@ -537,8 +538,8 @@ def _unmeasured(plan: Plan) -> str:
 
 
 def _iterations(stages: Sequence[KnownStage], micro_batches: Sequence[int]) -> list[float]:
-    """The iteration time of each pipeline, given its stages in order; all pipelines have equally
-    many.
+    """The iteration time of each pipeline, from the stages of all pipelines in order; all have
+    equally many.
     """
     columns = np.array([stage.times for stage in stages]).T.reshape(
         len(stages[0].times), len(micro_batches), -1

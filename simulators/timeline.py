@@ -1,4 +1,4 @@
-"""Writes a simulated iteration as a trace file for Perfetto and chrome://tracing.
+"""Writes a simulated iteration as a trace file, for Perfetto and chrome://tracing to show.
 
 The format is Chrome's Trace Event Format, with times in microseconds. A stage is a process and its
 lanes are threads. A task is a complete event. A send is a flow from its task to the task that
@@ -38,7 +38,9 @@ WORDS: Mapping[Kind, str] = {
 
 
 def trace_of(simulation: "Simulation", memory: Sequence[MemoryOverTime] = ()) -> dict[str, Any]:
-    """The trace as JSON values: track names first, then events in order of time."""
+    """The events of the trace as JSON values: first the names of its tracks, then events in the
+    order of time.
+    """
     events = _tasks(simulation) + _flows(simulation) + _counters(memory)
     events.sort(key=lambda event: event["ts"])
     return {"displayTimeUnit": "ms", "traceEvents": _tracks(simulation) + events}
@@ -108,6 +110,6 @@ def _flows(simulation: "Simulation") -> list[Event]:
                 "tid": LANES.index(simulation.graph.lane(task)),
                 "ts": simulation.times.starts_s[task] * MICROSECONDS,
             }
-            # ``bp: e`` binds the flow's end to the task around it, not to the next task.
+            # In a trace, ``bp: e`` makes the arrow end at the task around it, not at the next task.
             events.append({**event, "bp": "e"} if phase == "f" else event)
     return events

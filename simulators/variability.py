@@ -1,5 +1,5 @@
-"""Perturbs the iterations of a simulation by slow stages, slow links, slow clocks and random
-jitter.
+"""Changes the times of a simulated iteration's tasks: slow stages, slow links, slow clocks and
+random jitter.
 
 It changes the times of single tasks in a graph before the tasks are played. The factors by which
 streams slow one another down do not change, nor does the time of an iteration outside its tasks.
@@ -16,7 +16,7 @@ from mistlab.core.values import Checked, bounded, check_field, check_fields, ref
 from simulators.graph import LANES, TaskGraph
 
 _COMPUTE = LANES.index("compute")
-# The interval between the outer quantiles holds 90 % of iterations, as prediction bounds do
+# Between the outer two quantiles lie 90 % of iterations, as within the bounds of predictions
 # (docs/decisions/0041).
 QUANTILES = (0.05, 0.5, 0.95)
 
@@ -45,7 +45,7 @@ class Variability:
             refuse("slow_stage_factor", problem)
 
     def disturbed(self, graph: TaskGraph, sample: int = 0) -> TaskGraph:
-        """The graph with perturbed times; samples of one seed differ only in their jitter.
+        """The graph with changed times; samples of the same seed differ only in their jitter.
 
         Raises ``FieldError`` if the graph has no stage ``slow_stage``.
         """
@@ -57,14 +57,15 @@ class Variability:
             refuse("slow_stage", problem)
         seconds = np.array(graph.seconds) * self._factors(graph)
         if self.jitter:
-            # A generator per sample makes each sample independent of the number of samples.
+            # Each sample has a generator of its own, so it does not depend on the number of
+            # samples.
             generator = np.random.default_rng([self.seed, sample])
             variance = math.log1p(self.jitter**2)
             seconds *= generator.lognormal(-variance / 2, math.sqrt(variance), len(seconds))
         return replace(graph, seconds=seconds.tolist())
 
     def _factors(self, graph: TaskGraph) -> np.ndarray:
-        """The factor on the time of each task."""
+        """The factor by which the time of each task is multiplied."""
         stages, lanes = np.divmod(np.array(graph.lanes, dtype=int), len(LANES))
         sends = np.array([kind == "X" for kind, _, _ in graph.labels], dtype=bool)
         computes = (lanes == _COMPUTE) & ~sends
@@ -90,7 +91,9 @@ class Quantiles(Checked):
 
     @classmethod
     def of(cls, iterations_s: Iterable[float], seed: int) -> Self:
-        """The quantiles of at least one iteration's time, interpolated between iterations."""
+        """The quantiles of the iteration times, which must be one at least; values between two
+        iterations are interpolated.
+        """
         iterations_s = list(iterations_s)
         check_field(cls, "samples", len(iterations_s))
         low, middle, high = np.quantile(iterations_s, QUANTILES).tolist()

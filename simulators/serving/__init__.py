@@ -1,1 +1,3 @@
-"""Serving, played request by request: admission, batches, preemption, tiers, transitions."""
+"""Serving, played request by request: admission, batches, preemption, memory on GPUs and hosts, and
+changes of layouts.
+"""

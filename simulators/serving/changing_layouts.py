@@ -1,5 +1,5 @@
-"""Seesaw's changing layouts, played: executes the phases of ``mistlab.serving.phase_schedule`` in
-simulated time.
+"""Plays serving as Seesaw does, which changes layouts (parallel degrees) between prefill and
+decoding: the phases of ``mistlab.serving.phase_schedule`` in simulated time.
 
 Copies to and from the host run one after another, beside passes and steps; a change of layouts
 waits for them.
@@ -33,8 +33,8 @@ from simulators.serving.step_clock import StepClock
 
 @dataclass(slots=True, kw_only=True)
 class PlayedPhases:
-    """A played run with changing layouts: its requests and actions, total seconds and seconds by
-    cause, the number of layout changes, and the peak use of both tiers in blocks.
+    """A run with changing layouts as it was played: its requests and actions, its seconds and what
+    they were spent on, the number of changes, and the most blocks in use on GPUs and hosts.
     """
 
     requests: list[PlayedRequest]
@@ -55,7 +55,9 @@ class PlayedPhases:
 
 
 class _PhasePlayer:
-    """The clock of a phase schedule: performs its actions in simulated time."""
+    """Performs the actions of a phase schedule in simulated time, and answers the schedule's
+    questions about time.
+    """
 
     def __init__(
         self,
@@ -79,22 +81,22 @@ class _PhasePlayer:
         self.changes = 0
         self.keeps_tokens = False
 
-    # The questions that the schedule asks its clock.
+    # What the schedule asks.
 
     def arrived(self) -> list[int]:
-        """The number of requests that have arrived by now."""
+        """The requests, by number, that have arrived since the last call."""
         come = []
         while self.arriving and self.arriving[0].arrival_s <= self.environment.now + 1e-12:
             come.append(self.arriving.popleft().number)
         return come
 
     def is_fetched(self, request: int) -> bool:
-        """Whether the copy of a request's keys and values has ended."""
+        """Whether a request's keys and values have been copied back to the GPUs."""
         return self.requests[request].ready_s <= self.environment.now
 
     def most_steps(self, requests: Sequence[Sequence[int]]) -> int:
-        """The number of decode steps until the next request becomes available, by arrival or from
-        the host.
+        """The number of decode steps until another request comes: it arrives, or its copy from the
+        host ends.
         """
         coming = [*self._next_fetched(), *[one.arrival_s for one in list(self.arriving)[:1]]]
         if not coming:
@@ -103,12 +105,14 @@ class _PhasePlayer:
         return int(ahead_s / self._step_s(requests, 1)) + 1
 
     def _next_fetched(self) -> list[float]:
-        """The time at which the next copy from the host ends; copies end in order."""
+        """When the next copy from the host ends, in a list; empty if none is under way. Copies end
+        in order.
+        """
         while self.fetched_s and self.fetched_s[0] <= self.environment.now:
             self.fetched_s.popleft()
         return list(self.fetched_s)[:1]
 
-    # The actions that the clock performs.
+    # What the schedule does.
 
     def process(self) -> Generator[simpy.Event, Any, None]:
         for action in self.schedule.actions():
@@ -138,8 +142,9 @@ class _PhasePlayer:
         self.copied_at_s = max(self.copied_at_s, self.environment.now) + seconds
 
     def _read(self, action: ReadPrompts) -> Generator[simpy.Event, Any, None]:
-        """Prefill on one of the replicas, which take turns. Passes are pipelined through the
-        stages: a phase takes the sum of all passes, plus the longest pass for each further stage.
+        """Prefill prompts on one of the replicas, which do this in turn. Passes are pipelined
+        through the stages: a phase takes the sum of all passes, plus the longest pass for each
+        further stage.
         """
         tokens = sum(action.tokens)
         pairs = sum(one**2 / 2 for one in action.tokens)
@@ -162,7 +167,9 @@ class _PhasePlayer:
                 self._made(self.requests[number], action.steps, start_s + each_s, each_s)
 
     def _step_s(self, requests: Sequence[Sequence[int]], steps: int) -> float:
-        """The seconds of the middle one of several decode steps; replicas decode concurrently."""
+        """The seconds of one decode step, taken from the middle one of several; replicas decode at
+        the same time.
+        """
         slowest_s = 0.0
         for numbers in requests:
             if numbers:
@@ -195,8 +202,8 @@ class _PhasePlayer:
         yield self.environment.timeout(seconds)
 
     def _moved_s(self, moved: Sequence[Moved], moves: Moves) -> float:
-        """The seconds until the busiest rank has its part of all keys and values that remain on the
-        GPUs.
+        """The seconds until the busiest rank has received its part of the keys and values that stay
+        on the GPUs.
         """
         tokens: dict[tuple[int, int], int] = {}
         for move in moved:
@@ -221,8 +228,8 @@ def play_phases(
     *,
     keeps_tokens: bool = False,
 ) -> PlayedPhases:
-    """Play a load on GPUs that change layouts, given the clocks of the prefill and the decode
-    layout.
+    """Play a load on GPUs that change layouts; ``clocks`` give the durations in the prefill and in
+    the decode layout.
     """
     environment = simpy.Environment()
     player = _PhasePlayer(load, clocks, limits, times, environment)

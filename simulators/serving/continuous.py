@@ -19,14 +19,15 @@ from mistlab.core.values import refuse
 from mistlab.serving.load import ServingLoad
 from simulators.serving.step_clock import StepClock
 
-# The largest number of steps played at once; their contexts are those of the middle step.
+# At most this many steps are played at once; all take as long as the middle one.
 MOST_TOGETHER = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
-    """The limits of a replica's batches: prompt tokens per step, running requests, tokens in all
-    blocks, and tokens per block. Without ``mixes`` a step either prefills or decodes.
+    """The limits of a replica's batches: prompt tokens per step (``budget``), running requests
+    (``sequences``), tokens in all blocks of keys and values (``capacity``), and tokens per block.
+    Unless it ``mixes``, a step either prefills or decodes.
     """
 
     budget: int = 8192
@@ -38,8 +39,9 @@ class Batching:
 
 @dataclass(slots=True, kw_only=True)
 class PlayedRequest:
-    """A request under way; times are None until they are known. ``made`` counts output tokens,
-    ``read`` prompt tokens that have been prefilled (after a preemption also earlier output tokens).
+    """A request while it is served; times are None until they are known. ``made`` counts output
+    tokens, ``read`` tokens that were prefilled: of the prompt and, after a preemption, of earlier
+    output.
     """
 
     number: int
@@ -51,22 +53,24 @@ class PlayedRequest:
     first_s: float | None = None
     end_s: float | None = None
     dropped: int = 0
-    # The time at which its keys and values are back on the GPUs.
+    # When its keys and values are back on the GPUs.
     ready_s: float = 0.0
-    # The step after which the last token is made, and the step in which decoding began.
+    # The step after which its last token is made, and the step in which its decoding began.
     until: int = 0
     since: int = 0
     token_times: list[float] = field(default_factory=list)
 
     @property
     def to_read(self) -> int:
-        """The tokens still to prefill before the next output token."""
+        """The number of tokens that must have been prefilled before the next output token."""
         return self.prompt + self.made
 
 
 @dataclass(slots=True, kw_only=True)
 class PlayedLoad:
-    """A played run: its requests, seconds, and the peak number of tokens in allocated blocks."""
+    """A load as it was played: its requests, its seconds, and the most tokens for which blocks were
+    allocated.
+    """
 
     requests: list[PlayedRequest]
     seconds: float
@@ -81,7 +85,9 @@ class PlayedLoad:
 
 @dataclass(slots=True, kw_only=True)
 class Replica:
-    """One replica: requests that wait, prefill and decode, and the blocks that they hold."""
+    """One replica: its requests that wait, prefill or decode, and the blocks of keys and values
+    that they hold.
+    """
 
     clock: StepClock
     batching: Batching
@@ -90,8 +96,8 @@ class Replica:
     waiting: deque[PlayedRequest] = field(default_factory=deque)
     running: dict[int, PlayedRequest] = field(default_factory=dict)
     finishing: list[tuple[int, int]] = field(default_factory=list)
-    # The number of running requests by the step, modulo the block size, in which each needs its
-    # next block.
+    # How many running requests need their next block in each step, where steps count modulo the
+    # block size.
     phases: list[int] = field(default_factory=list)
     blocks: int = 0
     context: int = 0
@@ -105,11 +111,11 @@ class Replica:
 
     @property
     def most_blocks(self) -> int:
-        """The total number of blocks."""
+        """The number of blocks of keys and values that fit in memory."""
         return self.batching.capacity // self.batching.block
 
     def process(self, environment: simpy.Environment) -> Generator[simpy.Event, Any, None]:
-        """Run until no request is left."""
+        """Serve requests until none is left."""
         while self.waiting or self.running or self.arriving:
             self._take_arrived(environment.now)
             if not self.waiting and not self.running:
@@ -140,13 +146,15 @@ class Replica:
         self.steps += 1
 
     def _admit(self) -> list[tuple[PlayedRequest, int]]:
-        """The prompts that this step prefills, each with its number of tokens."""
+        """The prompts that this step prefills, each with the number of its tokens that are
+        prefilled.
+        """
         if self.batching.mixes:
             self._make_room(1)
         read = self._read_next()
         if not read and not self.running:
-            # Partially prefilled prompts hold blocks that the first of them needs: free them all,
-            # and start again.
+            # Partly prefilled prompts hold blocks that the first of them needs: free all of them,
+            # and prefill these prompts again.
             for request in self.waiting:
                 self.blocks -= self._blocks_for(request.read)
                 request.read = 0
@@ -161,16 +169,16 @@ class Replica:
         budget = self.batching.budget * self.clock.batches
         budget -= len(self.running) if self.batching.mixes else 0
         read: list[tuple[PlayedRequest, int]] = []
-        # The blocks that partially prefilled prompts still need.
+        # The blocks that partly prefilled prompts will still need.
         unread = 0
         for request in self.waiting:
             if budget <= 0 or len(self.running) + len(read) >= self.batching.sequences:
                 break
-            # Chunks of one prompt run in successive steps.
+            # A prompt's chunks run in successive steps, one each.
             count = min(budget, self.batching.budget, request.to_read - request.read)
             held = self._blocks_for(request.read)
             more = self._blocks_for(request.read + count) - held
-            # Blocks for the next tokens of running requests come first, then those of partially
+            # The next tokens of running requests get blocks first, then the rest of partly
             # prefilled prompts.
             if self.blocks + more + self._next_blocks() + unread > self.most_blocks:
                 break
@@ -187,7 +195,9 @@ class Replica:
         return -(-tokens // self.batching.block)
 
     def _make_room(self, steps: int) -> None:
-        """Preempt the most recently admitted requests until the next step's blocks are free."""
+        """Preempt requests, those admitted last first, until enough blocks for the next steps are
+        free.
+        """
         while self.running and self.blocks + self._needed(steps) > self.most_blocks:
             half_read = [request for request in self.waiting if request.read]
             if half_read:
@@ -205,7 +215,7 @@ class Replica:
     def _drop(self, number: int) -> None:
         request = self.running.pop(number)
         made = request.made + self.step - request.since
-        # The last token has no keys and values yet; the next pass computes them.
+        # The last token has no keys and values yet: the next pass would have computed them.
         held = request.prompt + made - 1
         self.blocks -= self._blocks_for(held)
         self.context -= held
@@ -216,13 +226,15 @@ class Replica:
         self.waiting.appendleft(request)
 
     def _phase_of(self, held: int) -> int:
-        """The step, modulo the block size, in which a request with ``tokens`` tokens needs its next
+        """In which step, modulo the block size, a request with ``held`` tokens needs its next
         block.
         """
         return (self.step - held) % self.batching.block
 
     def _together(self, now_s: float) -> int:
-        """The number of steps until a request is admitted or ends, or blocks run out."""
+        """How many steps can be played at once: until a request is admitted or ends, or blocks run
+        out.
+        """
         while self.finishing and self._is_stale(self.finishing[0]):
             heapq.heappop(self.finishing)
         most = min(MOST_TOGETHER, self.finishing[0][0] - self.step)
@@ -296,7 +308,7 @@ class Replica:
 
 def _passes(read: Sequence[tuple[PlayedRequest, int]], batches: int) -> list[tuple[int, float]]:
     """Distribute a step's prompts over the batches in flight, each to the batch with the fewest
-    tokens so far; returns the tokens of each batch, and the mean context of a token.
+    tokens so far; returns for each batch its tokens and the mean context of a token.
     """
     tokens, pairs = [0] * batches, [0.0] * batches
     for request, count in read:
@@ -317,7 +329,7 @@ def played_requests(load: ServingLoad) -> list[PlayedRequest]:
 
 
 def check_room(load: ServingLoad, batching: Batching) -> None:
-    """Refuse a load with a request that needs more blocks than there are."""
+    """Refuse a load with a request that needs more blocks of keys and values than fit in memory."""
     room = batching.capacity // batching.block * batching.block
     for request, (prompt, output) in enumerate(zip(load.prompts, load.outputs, strict=True)):
         if prompt + output > room:
@@ -333,7 +345,7 @@ def play_continuous(
     replicas: int = 1,
     keeps_tokens: bool = False,
 ) -> PlayedLoad:
-    """Play a load on equal replicas, which receive requests round-robin."""
+    """Play a load on equal replicas, which get the requests in turn."""
     check_room(load, batching)
     requests = played_requests(load)
     left = deque(requests)
