@@ -44,9 +44,9 @@ def sequences_of(plan: Plan) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """How much work the micro-batches of a step have: their tokens including padding (R, M), the
-    sums of squared lengths, to which attention is proportional (R, M), and the tokens that are no
-    padding.
+    """How much work the micro-batches of a step have, for each rank and micro-batch (R, M): tokens
+    including padding, and sums of squared lengths, to which attention is proportional; and all
+    tokens that are no padding.
     """
 
     tokens: Floats
@@ -96,7 +96,7 @@ class LengthCosts:
         )
 
     def work(self, batches: Batches) -> Floats:
-        """The work of each micro-batch (R, M), relative to a full one."""
+        """The work of each rank's micro-batches (R, M), relative to a full one."""
         return self.token * batches.tokens + self.square * batches.squares
 
 

@@ -185,8 +185,9 @@ def sends_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats, are_single:
 
 
 def further_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats) -> Floats:
-    """The seconds by which the rest of a forward and of a backward send of ``send_s``, left when
-    the pass beside it has ended, is lengthened by the next pass, of the other direction (C).
+    """For each candidate (C), the seconds by which the rest of a forward and of a backward send of
+    ``send_s``, left when the pass beside it has ended, is lengthened by the next pass, of the other
+    direction.
     """
     forward, backward = (beside[phase] for phase in STEADY)
     there_s = forward.later_s(backward.left_s(send_s))
@@ -217,7 +218,7 @@ def queued_late_s(
 
 
 def _share(send_s: Floats, sent_s: Floats) -> Floats:
-    """The share of a pass (C) during which a send runs, at most 1."""
+    """The share of each candidate's pass (C) during which a send runs, at most 1."""
     return np.asarray(np.minimum(send_s / np.where(sent_s > 0, sent_s, np.inf), 1.0))
 
 
@@ -282,8 +283,8 @@ def _beside_endless(seconds: TaskSeconds, alone: Floats, kept: Kept) -> tuple[Fl
 
 
 def _beside_arithmetic(seconds: TaskSeconds) -> tuple[Floats, Floats]:
-    """The factors (S) by which arithmetic and a send slow each other down when nothing else
-    runs.
+    """For each strategy (S), the factors by which arithmetic and a send slow each other down when
+    nothing else runs.
     """
     slowed = _slowed_by(seconds)
     computing, sending = slowed.table[[COMPUTE, LINK]][:, slowed.first + _BOTH]
@@ -490,8 +491,8 @@ class SharedNetworks:
 
 
 def _together(units: Ints, shares: Mapping[Way, Floats], way: Way, other: Way) -> Floats:
-    """By how much sends on two ways together exceed a link, as a share of it (C), if they leave or
-    reach the same node or unit; otherwise zero.
+    """By how much sends on two ways together exceed a link, as a share of it, for each candidate
+    (C), if they leave or reach the same node or unit; otherwise zero.
     """
     share, other_share = shares[way], shares[other]
     meets = (units[:, way[0]] == units[:, other[0]]) | (units[:, way[1]] == units[:, other[1]])

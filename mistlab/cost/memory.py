@@ -161,7 +161,7 @@ def _fuller(bytes_: Floats, others: Floats, are_there: Bools) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WalkedPasses:
-    """The peak bytes (C) during forward passes, and during all other passes."""
+    """For each candidate (C), the peak bytes during forward passes, and during all other passes."""
 
     forward: Floats
     backward: Floats
@@ -200,8 +200,8 @@ class WalkedPasses:
 
 
 def _forward(passes: PassMoments, chunks: Sequence[_Chunk]) -> Floats:
-    """The peak bytes of a forward pass beyond those kept (C); offloaded activations of the pass
-    before may still be on the GPU while its first layer runs.
+    """For each candidate (C), the peak bytes of a forward pass beyond those kept; offloaded
+    activations of the pass before may still be on the GPU while its first layer runs.
     """
     chunk = chunks[passes.chunk]
     if passes.leaving is None:
@@ -217,8 +217,8 @@ def _forward(passes: PassMoments, chunks: Sequence[_Chunk]) -> Floats:
 def reserved_bytes(
     figures: StagePeaks, batch: StageBatch, cluster: Cluster, engine: Engine
 ) -> Floats:
-    """The peak bytes (C) that torch's allocator reserves on a GPU, from the peak bytes of allocated
-    tensors.
+    """For each candidate (C), the peak bytes that torch's allocator reserves on a GPU, from the
+    peak bytes of allocated tensors.
     """
 
     def allocators(number: Callable[[Allocator], float]) -> Floats | float:

@@ -402,7 +402,7 @@ class _Held:
         return np.asarray(kept - known + (sent + sends_on * (held - counted)) * self.sent)
 
     def most(self, moments: HeldMoments) -> Floats:
-        """The largest number of bytes (C) kept at once, without outputs that are sent on."""
+        """For each stage (C), the most bytes kept at once, without outputs that are sent on."""
         return self._most(moments.every)
 
     def _most(self, counts: Ints) -> Floats:

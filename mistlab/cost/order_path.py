@@ -153,8 +153,8 @@ class OrderPath:
     def _walked(
         self, in_order: Sequence[StagePass], networks: SharedNetworks | None
     ) -> tuple[Floats, Mapping[PassKey, Any]]:
-        """The seconds (C) of an iteration and the end of every pass; passes are taken in an order
-        in which each comes after those that it needs.
+        """The seconds of an iteration for each candidate (C), and the end of every pass; passes are
+        taken in an order in which each comes after those that it needs.
         """
         candidates = len(self.times.forward_s)
         # A single candidate is computed with plain numbers, in a tenth of the time of short

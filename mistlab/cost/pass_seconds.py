@@ -97,8 +97,8 @@ class FirstPass:
         blocks: Ints,
         offloads_weights: Bools,
     ) -> Floats:
-        """How much longer the first micro-batch takes through its forward pass than a steady one
-        (C); the first pass takes ``whole_s``, a steady one ``forward_s``.
+        """For each candidate (C), how much longer the first micro-batch takes through its forward
+        pass than a steady one; the first pass takes ``whole_s``, a steady one ``forward_s``.
 
         Of a stage with offloaded weights, a few blocks have stepped. For one of the others, state
         is there.
@@ -546,8 +546,8 @@ def split_pass_seconds(
 
 
 def longest_beside_sends(seconds: TaskSeconds, kinds: Ints, summed: Sums) -> Mapping[Pass, Floats]:
-    """Upper bounds of the seconds of steady passes and turns that overlap with a send throughout,
-    over any lesser work (C).
+    """For each candidate (C), upper bounds of the seconds of steady passes and turns that overlap
+    with a send throughout, over any lesser work.
     """
     is_inside = kinds[:, HERE] != NOTHING
     is_below = ~is_inside & (kinds[:, UPPER] != NOTHING)

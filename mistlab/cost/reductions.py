@@ -102,7 +102,9 @@ class ReductionTimes:
         return both_s, busy_s
 
     def averaged_s(self, values: Floats) -> Floats:
-        """The seconds of one exchange of this many weights between replicas of the model (T, S)."""
+        """The seconds of one exchange of this many weights between replicas of the model, by layer
+        type and strategy (T, S).
+        """
         bits = self.how.outer_bits if self.how.kind == "outer" else BITS_A_BYTE * VALUE_BYTES
         size_bytes = values * bits / BITS_A_BYTE
         if self.how.kind != "gossip":

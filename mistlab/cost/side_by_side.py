@@ -323,8 +323,8 @@ def link_after(alone: Floats, slowed_by: SlowedBy, first: str) -> Floats:
 def link_behind(
     tasks: Iterable[tuple[Floats, Floats]], computing: Floats, linking: Floats
 ) -> Floats:
-    """The seconds until the last of some tasks has computed, and until the link between GPUs has
-    done the work that all tasks but the last leave to it (2, C).
+    """For each case (C), the seconds until the last of some tasks has computed, and until the link
+    between GPUs has done the work that all tasks but the last leave to it (2, C).
 
     ``tasks`` are computed one after another, each for so many seconds (C) alone, and then the link
     works for so many. Beside one another both take ``computing`` and ``linking`` (C) times as long.

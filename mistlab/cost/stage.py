@@ -443,8 +443,8 @@ class StageSlots:
         return replace(sums, queued=self.queued_reductions(kept))
 
     def queued_reductions(self, kept: Kept) -> Floats | None:
-        """The seconds of last backward passes in which gradient reductions wait for one another (2,
-        C); None if all blocks are equal, as none wait then.
+        """For each candidate, the seconds of last backward passes in which gradient reductions wait
+        for one another (2, C); None if all blocks are equal, as none wait then.
         """
         types, template = self.tasks.types, self.tasks.template
         if len(types.kinds) == 1 or template.depth != 1:
@@ -453,8 +453,8 @@ class StageSlots:
         return queued_reductions(self.seconds, runs, self.strategies.index, self.stages.index, kept)
 
     def longest_beside_sends(self) -> Mapping[Pass, Floats]:
-        """Upper bounds of the seconds of steady passes that overlap with sends throughout (C), over
-        any lesser work.
+        """For each candidate (C), upper bounds of the seconds of steady passes that overlap with
+        sends throughout, over any lesser work.
         """
         return longest_beside_sends(self.seconds, self.kinds, self.summed)
 
@@ -513,7 +513,7 @@ def _times(
     in_place: Bools,
     batch: StageBatch,
 ) -> Mapping[str, Floats]:
-    """The times (C) of steady-state passes, and of the first and the last pass.
+    """The times of steady-state passes, and of the first and the last pass, for each candidate (C).
 
     While a stage waits for a transfer, it fetches its next layers. A transfer counts at its
     receiver, whose micro-batch passes through when it is done; if both ends are in the transfer

@@ -233,7 +233,7 @@ class TaskSeconds:
         self.layers = figures_of_layers(model.known_layers, model.layers, model.workload, columns)
         names, blocks = model.types.names, model.types.of_blocks
         self.of_type = [self.layers[name] for name in names]
-        # 1 for types of blocks (T, 1), otherwise 0.
+        # 1 for layer types that are blocks, otherwise 0 (T, 1).
         self.of_blocks = np.array([[float(name in blocks)] for name in names])
         batch = model.workload.global_batch
         self.late_s = model.send_factor * late_s(columns.__getitem__, model.cluster, batch)

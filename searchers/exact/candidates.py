@@ -60,12 +60,14 @@ class Options(ColumnSet):
 
     @property
     def stable_s(self) -> Column:
-        """The seconds of a steady forward and backward pass together (F)."""
+        """The seconds of a steady forward and backward pass together, for each candidate (F)."""
         return self.times.forward_s + self.times.backward_s
 
     @property
     def once_s(self) -> Column:
-        """The seconds that the first and the last micro-batch take beyond steady ones (F)."""
+        """The seconds that the first and the last micro-batch take beyond steady ones, for each
+        candidate (F).
+        """
         times = self.times
         within_s = times.within_forward_s + times.after_first_s + times.within_backward_s
         first_s = times.through_forward_s - times.forward_s

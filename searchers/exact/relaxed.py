@@ -113,8 +113,8 @@ def _ends(stages: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prices:
-    """Dual prices: weights of positions (S) and of the shares of blocks and GPUs, at most one in
-    all, and the worth in seconds of all blocks and of all GPUs.
+    """Dual prices: the weights of positions from the end (S) and of the shares of blocks and GPUs,
+    at most one in all, and the worth in seconds of all blocks and of all GPUs.
     """
 
     positions: Floats

@@ -189,8 +189,8 @@ def _batch(
 
 
 def _seconds(costs: StageCosts, batch: StageBatch, micro_batches: int) -> Floats:
-    """The seconds of a steady micro-batch with its send and an even share of the work done once an
-    iteration (C).
+    """For each candidate (C), the seconds of a steady micro-batch with its send and an even share
+    of the work done once an iteration.
     """
     seconds = costs.seconds
     once = np.maximum(seconds.delta_forward_s, 0) + np.maximum(seconds.delta_backward_s, 0)
