@@ -279,7 +279,9 @@ def other_names() -> list[str]:
 
 
 def _has_effect(mesh: Mesh) -> bool:
-    """Whether each choice of the mesh that acts on a group of ranks has a group of several."""
+    """Whether each choice of the mesh that concerns a group of ranks does something: the group has
+    several ranks.
+    """
     shared = (DIMENSIONS[name].shared_by for name, _ in mesh.others)
     return all(ranks_of(group, mesh.value) > 1 for group in shared if group)
 

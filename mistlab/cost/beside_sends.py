@@ -33,7 +33,8 @@ TURNS = TURN, TURN_BACK
 # Phases of steady-state passes.
 STEADY: tuple[Phase, ...] = ("forward", "backward")
 
-# ``BesideSend`` is made of a pass's usual time and of this many further sums over its slots.
+# ``BesideSend`` is made of a pass's usual time and of this many further sums over its per-layer
+# slots.
 SUMS = 6
 
 _BOTH = (1 << COMPUTE) + (1 << LINK)
@@ -138,9 +139,9 @@ class BesideSend:
         busy: Floats,
         *copying: Floats,
     ) -> Self:
-        """The passes of candidates (C) from sums over their slots, of which ``busy`` have host
-        copies or collectives. If none has, only the send's interference with arithmetic counts,
-        since the stage often stalls meanwhile.
+        """The passes of candidates (C) from sums over their per-layer slots, of which ``busy`` have
+        host copies or collectives. If none has, only the send's interference with arithmetic
+        counts, since the stage often stalls meanwhile.
         """
         beside = (np.where(busy > 0, one_s, 0.0) for one_s in copying)
         return cls(usual_s, computing_longer_s, computing_sent_s, *beside)
@@ -228,8 +229,9 @@ def slots_beside_sends(
     usual_s: Floats,
     kept: Kept,
 ) -> Floats:
-    """Sums from which ``BesideSend.of_sums`` is made, for each slot and strategy (6, N, S): slots
-    usually take ``usual_s``, and their tasks would take ``alone`` (4 streams, N, S) one by one.
+    """Sums from which ``BesideSend.of_sums`` is made, for each per-layer slot and strategy (6, N,
+    S): slots usually take ``usual_s``, and their tasks would take ``alone`` (4 streams, N, S) one
+    by one.
     """
     computing, sending = _beside_arithmetic(seconds)
     computed_s = alone[COMPUTE] * computing
@@ -268,7 +270,7 @@ def _beside_endless(seconds: TaskSeconds, alone: Floats, kept: Kept) -> tuple[Fl
     """
     collective_s = alone[LINK]
     if seconds.model.template.depth == 0:
-        # If the tasks of a slot run one after another, no factor depends on other copies.
+        # If the tasks of a per-layer slot run one after another, no factor depends on other copies.
         computing, sending = _beside_arithmetic(seconds)
         computed_s = alone[COMPUTE] * computing
         copied_s = alone.sum(axis=0) - alone[COMPUTE] - collective_s

@@ -156,7 +156,7 @@ def times_and_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
 
 def _parts_of_slots(slots: StageSlots, times: StageSeconds) -> Floats:
     """The parts of the breakdown of each candidate, a row for each of ``NAMES`` (names, C), from
-    its slots and their times.
+    its per-layer slots and their times.
     """
     batch, seconds, of_strategy = slots.batch, slots.seconds, slots.strategies.index
     counts = slots.tasks.types.counts(batch.columns)
@@ -432,7 +432,9 @@ def share_of_link(slots: StageSlots, micro_batches: Ints) -> Floats:
 
 
 def _over_all(slots: StageSlots, slots_s: Floats, micro_batches: Ints) -> Floats:
-    """The seconds over an iteration (2, C), from the seconds of each kind of slot (2, P, K, S)."""
+    """The seconds over an iteration (2, C), from the seconds of each kind of per-layer slot (2, P,
+    K, S).
+    """
     every, total_s = np.ones(len(slots.kinds), dtype=np.bool_), np.zeros((2, len(slots.batch)))
     for number, phase in enumerate(PASS_PHASES):
         # A stage runs its first and its last pass once, and the others for the remaining
@@ -443,8 +445,8 @@ def _over_all(slots: StageSlots, slots_s: Floats, micro_batches: Ints) -> Floats
 
 
 def _divided(alone: Floats, ends: Floats) -> Floats:
-    """The exposed seconds of collectives and of host copies (2, P, K, S), in slots whose tasks
-    would take ``alone`` by themselves and end at ``ends`` (4, P, K, S).
+    """The exposed seconds of collectives and of host copies (2, P, K, S), in per-layer slots whose
+    tasks would take ``alone`` by themselves and end at ``ends`` (4, P, K, S).
     """
     arithmetic_s = alone[COMPUTE]
     exposed_s = until(STREAMS, ends, alone) - arithmetic_s

@@ -411,7 +411,8 @@ class _OwnWork(Generic[Length]):
     ) -> None:
         forward, backward = stage.forward_s, stage.backward_s
         pairs, alone = (forward + backward) * counts.alternating, counts.in_flight - 1
-        # When a stage stalled for a pass, everything else that the pass needs is ready.
+        # A stage that stalled for a micro-batch has all else that the pass needs, so the pass takes
+        # its shorter time.
         first = stage.through_forward_s + stage.within_forward_s
         last = stage.through_backward_s + stage.within_backward_s
         left = stage.left_backward_s
@@ -498,14 +499,16 @@ class _Lane(Generic[Length]):
             return
         after, counts = work.after, work.counts
         self.last = stage.through_backward_s + stage.within_backward_s
-        # As many sends cross the next boundary before as the next stage runs passes ahead.
+        # The same number of sends cross the next boundary before as the next stage runs passes
+        # ahead of its first gradient.
         all_but_one = np.maximum(counts.in_flight - 2 + counts.is_short, 0)
         self.queued = _only(waits, after.nearest + self.there_s * all_but_one)
         # From the last forward pass's send to the end of the last backward pass.
         self.back = algebra.longest("sent_back", after.around_last, self.queued) + self.last
         if work.between is None:
             return
-        # Micro-batches outside every round are sent in sequence before the first round.
+        # Micro-batches that are in no round (a micro-batch through later stages and back) are sent
+        # one after another before the first round.
         longer_s = self.there_s - stage.forward_s - stage.backward_s
         # Their passes overlap with the sends of the micro-batches before them.
         self.around = [

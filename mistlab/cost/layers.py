@@ -584,7 +584,7 @@ def waits_for_hosts_s(
         return waits_s
     graph = graph_of(workload)
     kinds = LayerTypes.of(graph.pattern).kinds
-    # Between embedding and head, each kind of block has equally many types, one for each treatment.
+    # Between embedding and head each kind of block has equally many types, one for each way to run.
     ways = (len(layers) - 2) // len(kinds)
     for layer_type, layer in enumerate(layers[1:-1], start=1):
         groups = (EXCHANGES[name].group for name in layer.passes[phase].exchanged)

@@ -1,4 +1,4 @@
-"""The seconds of passes: sums of slots for each phase, and the first forward pass.
+"""The seconds of passes: sums of per-layer slots for each phase, and the first forward pass.
 
 Axes: C candidates, S distinct strategies, K kinds of slots; the four streams first.
 """
@@ -123,8 +123,8 @@ def first_slots(
     *,
     is_least: bool,
 ) -> Floats:
-    """The parts of ``FirstPass`` by kind of slot (5, K, S), from the tasks and ends (4, K, S) of
-    ``whole`` slots, and the tasks without optimizer steps (``stepped``). Steady slots take
+    """The parts of ``FirstPass`` by kind of per-layer slot (5, K, S), from the tasks and ends (4,
+    K, S) of ``whole`` slots, and the tasks without optimizer steps (``stepped``). Steady slots take
     ``usual`` seconds (K, S). If these are bounds (``is_least``), the next pass does not wait.
     """
     columns, (below, here, above) = seconds.columns, kinds.T
@@ -211,13 +211,13 @@ class PassSlots:
             ((_FORWARD, _FIRST, _LAST, _TURN), self.is_below),
             ((_TURN,), self.is_above),
         )
-        # The row of each kind of slot in a table of all phases.
+        # The row of each kind of per-layer slot in a table of all phases.
         places = [
             np.add.outer(np.array(phases) * len(kinds), np.flatnonzero(where))
             for phases, where in parts
         ]
         rows = np.concatenate([one.ravel() for one in places])
-        # Small tables take as long as large ones, so all slots are computed together.
+        # Small tables take as long as large ones, so all per-layer slots are computed together.
         self._alone, self._fetched_s = self._tasks(rows)
         first, last = np.cumsum([one.size for one in places[:-1]])
         turn = slice(last - len(places[1][-1]), last)
@@ -243,7 +243,7 @@ class PassSlots:
         )
 
     def last_computed(self) -> Floats:
-        """The seconds of slots (K', S) of the last backward pass until only reductions remain."""
+        """The seconds of per-layer slots (K', S) of last backward passes without reductions."""
         last = self._rows_inside(_LAST, _LAST)
         computed_s = until(_NOT_REDUCING, self._ends[:, last], self._alone[:, last])
         return np.asarray(np.maximum(computed_s, self._fetched_s[:, last].sum(axis=0)))
@@ -281,8 +281,8 @@ class PassSlots:
         return np.stack([*alone_s, *computed_s])
 
     def of_steps(self) -> Floats:
-        """The parts of ``FirstPass`` by kind of slot (parts, K', S); no rows if no part of an
-        optimizer step is offloaded.
+        """The parts of ``FirstPass`` by kind of per-layer slot (parts, K', S); no rows if no part
+        of an optimizer step is offloaded.
         """
         columns = self._seconds.columns
         offloads = (columns["offload_weights"] > 0) | (columns["offload_optimizer"] > 0)
@@ -300,8 +300,8 @@ class PassSlots:
         )
 
     def beside_sends(self) -> tuple[Floats, Sequence[Floats]]:
-        """Sums that give the slowdown by sends, as in ``slots_beside_sends``: of steady slots (2,
-        6, K', S), and of turns (7, K', S) below and above a pass, after their usual seconds.
+        """Sums that give the slowdown by sends, as in ``slots_beside_sends``: of steady per-layer
+        slots (2, 6, K', S), and of turns (7, K', S) below and above a pass, usual seconds first.
         """
         steady = self._rows_inside(_FORWARD, _BACKWARD)
         turning = self._turning if self.has_turns else slice(0, 0)
@@ -331,7 +331,7 @@ class PassSlots:
         return alone.take(rows, axis=1), fetched_s.take(rows, axis=1)
 
     def _gather_after_copies(self) -> None:
-        """Correct the ends of streams in slots that gather weights after their host copy."""
+        """Correct the ends of per-layer slots that gather weights after their host copy."""
         slots, strategies = np.nonzero(self._fetched_s[1])
         if not len(slots):
             return
@@ -351,8 +351,8 @@ class PassSlots:
         lasting[rows, evicts] = np.maximum(lasting[rows, evicts], evicting_s)
 
     def _in_turn(self, lasting: Floats) -> None:
-        """Adjust the seconds of slots within passes in which offloads start before the next
-        slot.
+        """Adjust the seconds of per-layer slots within passes in which offloads start before the
+        next slot.
         """
         work = SlotWork(self._seconds, self._kinds[self.is_inside])
         first, is_least = self._rows_inside(_FIRST, _FIRST), self._kept == "least"
@@ -363,7 +363,7 @@ class PassSlots:
             lasting[rows] = slots_of_leaving(work, alone, usual_s)
 
     def _rows_inside(self, first: int, last: int) -> slice:
-        """The rows of slots inside the passes from phase ``first`` to phase ``last``."""
+        """The rows of per-layer slots inside the passes from phase ``first`` to phase ``last``."""
         kinds = np.count_nonzero(self.is_inside)
         return slice(first * kinds, (last + 1) * kinds)
 
@@ -437,7 +437,7 @@ _ALONE = "computing", "step_computing", "computed_forward", "computed_backward"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassSums:
-    """Rows of sums over slots (L, C), in the order of ``pass_sums``, for ``PassSeconds``.
+    """Rows of sums over per-layer slots (L, C), in the order of ``pass_sums``, for ``PassSeconds``.
 
     ``queued`` (2, C) are seconds of last backward passes whose reductions queue, until all layers
     have computed and until all but the last layer's gradients are reduced; zero for others.

@@ -358,16 +358,17 @@ _AWAY = STREAMS.index("device_to_host")
 def slots_in_turn(
     alone: Sequence[Floats], reduced: Sequence[Floats], slowed_by: SlowedBy, *, slots: int
 ) -> Sequence[Floats]:
-    """The seconds of each of ``slots`` consecutive slots (C), which alternate between two kinds.
-    The streams of each kind work for ``alone`` (4, C); ``reduced`` (C) of the link's work reduces
-    the data that is offloaded then.
+    """The seconds of each of ``slots`` consecutive per-layer slots (C), which alternate between two
+    kinds. The streams of each kind work for ``alone`` (4, C); ``reduced`` (C) of the link's work
+    reduces the data that is offloaded then.
     """
     # Many cases share all of this work, so distinct ones are computed once.
     distinct = distinct_rows([*alone[0], *alone[1], *reduced, slowed_by.first])
     table = np.array(distinct.columns[:-1])
     alone, reduced = (table[: len(STREAMS)], table[len(STREAMS) : -2]), (table[-2], table[-1])
     slowed_by = replace(slowed_by, first=distinct.columns[-1])
-    # Work left over from the previous slot: its reduction, then its offload. None at first.
+    # Work left over from the previous per-layer slot: its reduction, then its offload. None at
+    # first.
     left, lasts = (np.zeros_like(reduced[0]), np.zeros_like(reduced[0])), []
     for number in range(slots):
         here, after = number % 2, (number + 1) % 2

@@ -99,7 +99,7 @@ def _counted(
     codes: Ints,
     every: int,
 ) -> Floats:
-    """The number of slots with each code (K, J), from the lengths of their intervals."""
+    """The number of per-layer slots with each code (K, J), from the lengths of their intervals."""
     stages = code.shape[1]
     row = np.full(every, len(codes))
     row[codes] = np.arange(len(codes))
@@ -118,8 +118,8 @@ def _counted(
 
 # Columns of a table of kinds of slots (K, 3): the types of the slot's three layers.
 LOWER, HERE, UPPER = range(3)
-# The seconds of some kinds of slots (L, K', S), and a mask of these kinds (K). ``Sums`` is a
-# function that adds such tables up to the seconds of candidates (L, C).
+# The seconds of some kinds of per-layer slots (L, K', S), and a mask of these kinds (K). ``Sums``
+# is a function that adds such tables up to the seconds of candidates (L, C).
 Lengths = tuple[Floats, Bools]
 Sums = Callable[[Sequence[Lengths]], Floats]
 
@@ -140,8 +140,8 @@ def slot_ends(
     is_least: bool,
     chosen: Rows | slice = slice(None),
 ) -> Floats:
-    """When each stream has ended, in seconds, in slots of the ``chosen`` strategies (4, K, S),
-    whose tasks take ``alone`` by themselves (4, K, S).
+    """When each stream has ended, in seconds, in per-layer slots of the ``chosen`` strategies (4,
+    K, S), whose tasks take ``alone`` by themselves (4, K, S).
     """
     if seconds.model.template.depth == 0:
         # Without overlap, tasks run in sequence.
@@ -152,7 +152,7 @@ def slot_ends(
 
 
 def in_slots(slowed: SlowedBy, alone: Floats, chosen: Rows | slice = slice(None)) -> SlowedBy:
-    """How much streams slow one another down in each slot of the ``chosen`` strategies."""
+    """How much streams slow one another down in per-layer slots of the ``chosen`` strategies."""
     first = np.broadcast_to(slowed.first[chosen], alone.shape[1:])
     return SlowedBy(slowed.table, first.reshape(-1), slowed.size)
 
@@ -167,7 +167,7 @@ _FETCHING = (("P", "<"), ("U", None))
 
 
 class SlotWork:
-    """The tasks of each stream in slots of some kinds (K), for each strategy (S)."""
+    """The tasks of each stream in per-layer slots of some kinds (K), for each strategy (S)."""
 
     def __init__(self, seconds: TaskSeconds, kinds: Ints) -> None:
         self.seconds = seconds
@@ -184,8 +184,8 @@ class SlotWork:
         self.evicts = np.flatnonzero((seconds.columns["offload_gradients"] > 0) & side_by_side)
 
     def alone(self, phases: Sequence[Phase] = PHASES, without: Collection[str] = ()) -> Floats:
-        """The seconds of each stream's tasks by themselves (4, P, K, S), in the slots of some
-        phases, ``without`` tasks of some kinds.
+        """The seconds of each stream's tasks by themselves (4, P, K, S), in the per-layer slots of
+        some phases, ``without`` tasks of some kinds.
         """
         seconds, template = self.seconds, self.seconds.model.template
         alone = np.zeros((len(STREAMS), len(phases), len(self.kinds), len(seconds.zero)))
@@ -224,8 +224,8 @@ class SlotWork:
         return fetched
 
     def evicting_s(self, alone: Floats) -> Floats:
-        """The seconds until reductions have ended (K', S') in slots of strategies that offload
-        gradients, which have tasks ``alone`` (4, K', S').
+        """The seconds until reductions have ended (K', S') in per-layer slots of strategies that
+        offload gradients, which have tasks ``alone`` (4, K', S').
 
         A layer computes when the gradients whose buffer it takes have left.
         """
@@ -289,7 +289,7 @@ def summed_slots(
 def _summed_alike(
     lengths: Sequence[Lengths], counts: Floats, strategies: Distinct, stages: Distinct
 ) -> Floats:
-    """The seconds of candidates (L, C), where each sum adds one kind of slot after another.
+    """The seconds of candidates (L, C), summed over kinds of per-layer slots one by one.
 
     So a sum is the same to the last digit, whatever other candidates and kinds of slots there are.
     """
@@ -305,7 +305,7 @@ def _summed_alike(
 def _sum_up(
     total: Floats, lengths: Floats, counts: Floats, strategies: Distinct, stages: Distinct
 ) -> None:
-    """Fill in the seconds of candidates (C), from those of slots (K, S) and their counts (K, J)."""
+    """Fill in the seconds of candidates (C), from per-layer slots (K, S) and counts (K, J)."""
     rows = len(strategies.index)
     if lengths.shape[1] * counts.shape[1] <= DENSE * rows:
         table = _products(lengths, counts)
@@ -343,8 +343,8 @@ _OF_GRADIENTS = frozenset({"R", "G"})
 
 
 def split_slots(work: SlotWork, weights_s: Floats, unhidden_s: Floats) -> Floats:
-    """The seconds of slots (4, K, S) of whole backward, input-gradient and weight-gradient passes,
-    and of the waits that the last hid; arguments as in ``split_pass_seconds``.
+    """The seconds of per-layer slots (4, K, S) in whole backward, input-gradient, weight-gradient
+    passes, and of the waits that the last hid; arguments as in ``split_pass_seconds``.
     """
     here = work.kinds[:, HERE]
     products, waits = (of_layers(one, here) for one in (weights_s, unhidden_s))
@@ -364,7 +364,7 @@ def split_slots(work: SlotWork, weights_s: Floats, unhidden_s: Floats) -> Floats
 
 
 def _lasting(work: SlotWork, alone: Floats) -> Floats:
-    """The seconds of slots (K, S) whose streams have tasks ``alone`` (4, K, S)."""
+    """The seconds of per-layer slots (K, S) whose streams have tasks ``alone`` (4, K, S)."""
     alone = np.maximum(alone, 0.0)
     return until(STREAMS, slot_ends(work.seconds, alone, is_least=False), alone)
 

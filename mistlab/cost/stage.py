@@ -271,7 +271,7 @@ class StageTimeModel:
         return self.of_slots(StageSlots.of(self.tasks, batch))
 
     def of_slots(self, slots: "StageSlots") -> StageSeconds:
-        """The times of each candidate, given its slots."""
+        """The times of each candidate, given its per-layer slots."""
         batch, outside = slots.batch, slots.outside_passes()
         sends = self._are_beside(outside)
         if len(batch) <= FEW_ROWS:
@@ -421,7 +421,7 @@ class StageSlots:
 
     @classmethod
     def of(cls, tasks: TaskModel, batch: StageBatch) -> "StageSlots":
-        """The slots of each candidate."""
+        """The per-layer slots of each candidate."""
         names, types = task_columns(), tasks.types
         strategies = distinct_rows([batch.value(name) for name in names])
         stages = distinct_rows([batch.value(name) for name in types.columns])
@@ -494,7 +494,9 @@ class StageSlots:
         return every, strategies.index * table[1] + stages.index
 
     def summed(self, lengths: Sequence[Lengths]) -> Floats:
-        """The seconds of each candidate, a row for each of some lengths of slots (L, C)."""
+        """The seconds of each candidate, a row for each of some lengths of per-layer slots (L,
+        C).
+        """
         return summed_slots(lengths, self.counts, self.strategies, self.stages)
 
 

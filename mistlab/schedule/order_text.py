@@ -1,4 +1,5 @@
-"""Pipeline orders as text: one line for each stage, one word for each pass, as ``F0m3 B0m3``.
+"""Orders of passes as text, as in an order file: one line for each stage, one word for each pass,
+as ``F0m3 B0m3``.
 
 ``F0m3`` is the forward pass of chunk 0 for micro-batch 3. ``B`` is the backward pass. If a stage
 also has ``W``, ``B`` computes only the gradient of the input, and ``W`` the gradients of the
@@ -21,14 +22,16 @@ _KINDS: Mapping[str, PassKind] = {kind: kind for kind in get_args(PassKind)}
 
 _NUMBER = "0|[1-9][0-9]{0,8}"
 _WORD = re.compile(rf"([FBW])({_NUMBER})?m({_NUMBER})")
-# A line that begins with this word says on which stage each part of the model is.
+# In an order file, a line that begins with this word says on which stage each part of the model is.
 _PLACED = "parts"
 # A message shows at most this many characters of a word.
 _SHOWN = 24
 
 
 class OrderedPass(NamedTuple):
-    """One pass of a micro-batch through a chunk of a stage, as in an order's text."""
+    """One pass of a micro-batch through a chunk of a stage: what a word of an order file stands
+    for.
+    """
 
     kind: PassKind
     chunk: int
@@ -40,8 +43,8 @@ StageOrder = tuple[OrderedPass, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOrder:
-    """The order in which each stage runs its passes; nobody may have checked yet that it can
-    run.
+    """The order in which each stage of a pipeline runs its passes; nobody may have checked yet that
+    it can run.
     """
 
     stages: tuple[StageOrder, ...]
@@ -59,7 +62,7 @@ class PipelineOrder:
         return self.placement.chunks
 
     def line(self, stage: int) -> int:
-        """The number of the line with a stage's passes in the order's text, counted from one."""
+        """The number of the line that an order file has for a stage's passes, counted from one."""
         return stage + 1 + (not self.placement.is_loop)
 
     def source(self, stage: int, of: OrderedPass) -> StageChunk | None:
@@ -80,12 +83,12 @@ class PipelineOrder:
         return places[part] if 0 <= part < len(places) else None
 
     def word(self, of: OrderedPass) -> str:
-        """The word for a pass in the order's text, such as F0m3."""
+        """The word that stands for a pass in an order file, such as F0m3."""
         chunk = of.chunk if self.chunks > 1 else ""
         return f"{of.kind}{chunk}m{of.micro_batch}"
 
     def __str__(self) -> str:
-        """The order as text, a line for each stage."""
+        """The order as the text of an order file: a line for each stage."""
         lines = [" ".join(map(self.word, stage)) for stage in self.stages]
         if not self.placement.is_loop:
             lines.insert(0, placement_line(self.placement))
@@ -93,12 +96,14 @@ class PipelineOrder:
 
 
 def placement_line(placement: Placement) -> str:
-    """The line of the order's text that says on which stage each part of the model is."""
+    """The line of an order file that says on which stage each part of the model is."""
     return " ".join((_PLACED, *map(str, placement.stages)))
 
 
 def order_from_text(text: str, *, num_stages: int, micro_batches: int) -> PipelineOrder:
-    """The order that a text gives; nothing checks yet that its passes can run in this order."""
+    """The order of passes that a text gives; nothing checks yet that its passes can run in this
+    order.
+    """
     lines = text.rstrip().splitlines()
     placement = _placement(lines, num_stages)
     before = 1 if placement is None else 2
@@ -130,15 +135,15 @@ def splits_backward(stage: StageOrder) -> bool:
 
 
 def refuse_word(line: int, word: str, problem: str) -> NoReturn:
-    """Raise an ``InputError`` about a word in a line of an order's text; lines are numbered from
+    """Raise an ``InputError`` about a word in a line of an order file; lines are numbered from
     one.
     """
     reject(f"line {line}: {word} {problem}")
 
 
 def _placement(lines: Sequence[str], num_stages: int) -> Placement | None:
-    """On which stage each part of the model is, from the first line; None if that line does not
-    say.
+    """On which stage each part of the model is, if the first line of an order file says so;
+    otherwise None.
     """
     first, *places_told = lines[0].split() if lines and lines[0].strip() else [""]
     if first != _PLACED:
@@ -157,7 +162,7 @@ def _placement(lines: Sequence[str], num_stages: int) -> Placement | None:
         reject(f"line 1: {error}")
 
 
-# A word, the pass that it stands for, and whether the word names a chunk.
+# A word of an order file, the pass that it stands for, and whether it names a chunk.
 _Word = tuple[str, OrderedPass, bool]
 
 

@@ -29,7 +29,7 @@ DOWN, UP = 0, 1
 
 
 def zb_v_text(num_stages: int, micro_batches: int) -> str:
-    """The text of the order ZB-V (zero bubbles, chunks in a V).
+    """The order of passes ZB-V (zero bubbles, chunks in a V), as the text of an order file.
 
     With fewer micro-batches than it takes to fill the pipeline, passes of the missing ones are left
     out.
@@ -43,7 +43,8 @@ def zb_v_text(num_stages: int, micro_batches: int) -> str:
 
 
 def dualpipe_v_text(num_stages: int, micro_batches: int) -> str:
-    """The text of the order DualPipeV, for at least as many micro-batches as the model has parts.
+    """The order of passes DualPipeV, as the text of an order file; needs at least as many
+    micro-batches as the model has parts.
 
     >>> print(dualpipe_v_text(1, 2), end="")
     F0m0 F1m0 F0m1 B1m0 W1m0 F1m1 B0m0 W0m0 B1m1 W1m1 B0m1 W0m1
@@ -81,7 +82,9 @@ class _Line:
             self.passes.append(("W", *self.later.pop(0)))
 
     def words(self, micro_batches: int) -> list[str]:
-        """The words of all passes of the first ``micro_batches`` micro-batches."""
+        """The words of an order file for all passes of the first ``micro_batches``
+        micro-batches.
+        """
         return [f"{kind}{chunk}m{m}" for kind, chunk, m in self.passes if m < micro_batches]
 
     def _next(self, kind: str, chunk: int) -> int:
@@ -159,7 +162,7 @@ def _dualpipe_v(stages: int, stage: int, micro_batches: int) -> _Line:
 
 
 def placed_text(num_stages: int, lines: Sequence[Sequence[str]]) -> str:
-    """The text of an order with chunks in a V, from the words of each stage's passes."""
+    """The text of an order file for chunks in a V, from the words for each stage's passes."""
     placement = turning(num_stages)
     placed = [] if placement.is_loop else [placement_line(placement)]
     return "".join(f"{line}\n" for line in (*placed, *map(" ".join, lines)))
@@ -187,7 +190,8 @@ Block = Callable[[int, int], tuple[int, int, int, int]]
 
 
 def half(stages: int, stage: int) -> tuple[int, int, int, int]:
-    """The slots of V-Half: a pass down takes two slots per stage, a pass up one.
+    """When a micro-batch's four passes start on a stage in the order V-Half, in slots of time: a
+    pass down takes two slots per stage, a pass up one.
 
     >>> [half(2, stage) for stage in range(2)]
     [(0, 4, 8, 13), (2, 3, 10, 12)]
@@ -203,7 +207,8 @@ def half(stages: int, stage: int) -> tuple[int, int, int, int]:
 
 
 def least(stages: int, stage: int) -> tuple[int, int, int, int]:
-    """The slots of V-Min: every pass takes one slot per stage.
+    """When a micro-batch's four passes start on a stage in the order V-Min, in slots of time: every
+    pass takes one slot per stage.
 
     >>> [least(2, stage) for stage in range(2)]
     [(0, 3, 4, 7), (1, 2, 5, 6)]
@@ -218,7 +223,7 @@ def least(stages: int, stage: int) -> tuple[int, int, int, int]:
 
 
 def controlled_text(num_stages: int, micro_batches: int, *, block: Block) -> str:
-    """The text of an order in which all micro-batches repeat one building block.
+    """The text of an order file in which all micro-batches repeat one building block of passes.
 
     >>> print(controlled_text(1, 2, block=least), end="")
     F0m0 F1m0 B1m0 B0m0 W1m0 W0m0 F0m1 F1m1 B1m1 B0m1 W1m1 W0m1
@@ -228,7 +233,9 @@ def controlled_text(num_stages: int, micro_batches: int, *, block: Block) -> str
 
 
 def _words(slots: tuple[int, int, int, int], micro_batches: int) -> list[str]:
-    """The words of a stage's passes in the order of their slots, with W in free slots."""
+    """The words of an order file for a stage's passes, in the order of their slots of time, with W
+    in free slots.
+    """
     taken = {
         slot + PERIOD * micro_batch: (kind, chunk, micro_batch)
         for (kind, chunk), slot in zip(PASSES, slots, strict=True)
@@ -246,19 +253,21 @@ def _words(slots: tuple[int, int, int, int], micro_batches: int) -> list[str]:
     return pass_words + later
 
 
-# Names of orders, and functions from the numbers of stages and micro-batches to an order's text.
+# Named orders of passes, and for each a function from the numbers of stages and micro-batches to
+# the text of an order file.
 CONTROLLED: Mapping[str, Callable[[int, int], str]] = {
     "v-half": partial(controlled_text, block=half),
     "v-min": partial(controlled_text, block=least),
 }
 
 
-# The text of interleaved 1F1B: each stage has several chunks of the model, and passes through them
-# in turn.
+# Interleaved 1F1B as the text of an order file: each stage has several chunks of the model, and
+# passes through them in turn.
 
 
 def interleaved_text(stages: int, micro_batches: int, chunks: int) -> str:
-    """The text of interleaved 1F1B for all stages (Narayanan et al., SC 2021).
+    """The order of passes interleaved 1F1B (Narayanan et al., SC 2021), as the text of an order
+    file.
 
     Chunks take as many micro-batches in turn as there are stages, of which there is a multiple.
 
@@ -303,7 +312,7 @@ def in_flight(stage: int, num_stages: int, micro_batches: int) -> int:
 
 
 def one_forward_one_backward(num_stages: int, micro_batches: int) -> str:
-    """The text of the order 1F1B.
+    """The order of passes 1F1B, as the text of an order file.
 
     >>> print(one_forward_one_backward(2, 3), end="")
     Fm0 Fm1 Bm0 Fm2 Bm1 Bm2
@@ -323,7 +332,7 @@ def one_forward_one_backward(num_stages: int, micro_batches: int) -> str:
 
 
 def all_forwards_then_backwards(num_stages: int, micro_batches: int) -> str:
-    """The text of the order GPipe.
+    """The order of passes GPipe, as the text of an order file.
 
     >>> print(all_forwards_then_backwards(1, 2), end="")
     Fm0 Fm1 Bm0 Bm1
@@ -333,8 +342,8 @@ def all_forwards_then_backwards(num_stages: int, micro_batches: int) -> str:
 
 
 def interleaved(num_stages: int, micro_batches: int, chunks: int) -> str:
-    """The text of interleaved 1F1B; refuses a number of micro-batches that is no multiple of the
-    stages.
+    """The order of passes interleaved 1F1B, as the text of an order file; refuses a number of
+    micro-batches that is no multiple of the stages.
 
     >>> print(interleaved(1, 2, 2), end="")
     F0m0 F1m0 B1m0 F0m1 B0m0 F1m1 B1m1 B0m1
@@ -349,7 +358,8 @@ def interleaved(num_stages: int, micro_batches: int, chunks: int) -> str:
 
 
 def zero_bubble(num_stages: int, micro_batches: int, *, ahead: int = 1, put_off: int = 1) -> str:
-    """The text of a 1F1B order in which weight gradients fill bubbles; ZB-H1 by default.
+    """A 1F1B order in which weight gradients fill bubbles (by default ZB-H1), as the text of an
+    order file.
 
     A stage runs ``ahead`` forwards ahead for each stage after it, and puts ``put_off`` gradients of
     weights off for each stage before it. ZB-H1 holds as much as the first stage of 1F1B, ZB-H2 (2
@@ -376,7 +386,9 @@ def zero_bubble(num_stages: int, micro_batches: int, *, ahead: int = 1, put_off:
 
 
 def dualpipe_v(num_stages: int, micro_batches: int) -> str:
-    """The text of the order DualPipeV; refuses fewer micro-batches than the model has parts."""
+    """The order of passes DualPipeV, as the text of an order file; refuses fewer micro-batches than
+    the model has parts.
+    """
     if problem := _too_few(num_stages, micro_batches):
         refuse("plan.order", f"dualpipe-v, but {problem}")
     return dualpipe_v_text(num_stages, micro_batches)
@@ -401,8 +413,8 @@ def order_of_chunks(chunks: int) -> str:
 # The numbers of chunks of interleaved orders, by name.
 INTERLEAVED: Mapping[str, int] = {order_of_chunks(chunks): chunks for chunks in (2, 3, 4, 5, 6, 8)}
 
-# Names of all orders, and functions from the numbers of stages and micro-batches to an order's
-# text.
+# All named orders of passes, and for each a function from the numbers of stages and micro-batches
+# to the text of an order file.
 ORDERS: dict[str, Callable[[int, int], str]] = {
     DEFAULT_ORDER: one_forward_one_backward,
     "gpipe": all_forwards_then_backwards,
@@ -421,14 +433,14 @@ SPLIT = ("zb-h1", "zb-h2", "zb-2p", *TURNING)
 # Periodic orders: from warm-up to cool-down of a few groups of micro-batches, stages repeat the
 # same passes. A group has as many micro-batches as there are stages.
 REPEATING = frozenset((*INTERLEAVED, *SPLIT))
-# A periodic order is played with about this many groups of micro-batches; longer ones are
-# extrapolated.
+# A periodic order of passes is played with about this many groups of as many micro-batches as
+# stages; longer ones are extrapolated.
 GROUPS_PLAYED = 4
 
 
 def fewer_micro_batches(order: str, num_stages: int, micro_batches: int) -> int:
-    """The fewest micro-batches with which an order has the same warm-up, cool-down and period; all
-    of them if it is not periodic.
+    """The fewest micro-batches with which an order of passes has the same warm-up, cool-down and
+    period; all of them if it is not periodic.
     """
     beyond = micro_batches - GROUPS_PLAYED * num_stages
     if order not in REPEATING or beyond < num_stages:

@@ -36,8 +36,8 @@ LANES: tuple[Lane, ...] = get_args(Lane)
 
 
 def lane_of(row: Task) -> Lane:
-    """The lane on which a task of the slot table runs: that of its stream, except that each kind of
-    collective has a lane of its own.
+    """The lane (queue) on which a task of the slot table runs: that of its stream, except that each
+    kind of collective has a lane of its own.
     """
     if row.stream != "gpu_to_gpu":
         return row.stream
@@ -256,8 +256,8 @@ _OF_GRADIENTS: frozenset[Kind] = frozenset({"R", "G", "O"})
 
 
 def rows_of_pass(rows: Sequence[Task], stage_pass: StagePass, *, splits: bool) -> tuple[Task, ...]:
-    """The rows of the slot table that a pass runs, among the ``rows`` of its phase; B stands for
-    the computation of W.
+    """The rows of the slot table (its tasks) that a pass runs, among the ``rows`` of its phase; B
+    stands for the computation of W.
     """
     if not splits or stage_pass.kind == "F":
         return tuple(rows)

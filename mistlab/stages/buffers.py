@@ -37,7 +37,7 @@ class Touched:
 
     @property
     def weights(self) -> Buffer:
-        """The buffer with the layer's whole weights."""
+        """The buffer with the layer's whole weights, its own or one of a ring buffer."""
         rings = self.shape.rings_weights(self.layer)
         return ("weight slot", self.entry) if rings else ("weights", self.layer)
 
@@ -152,7 +152,9 @@ class Touched:
         return (), (self.gradients, self.sums, *self._squares(reduced=True))
 
     def _resident(self) -> Buffers:
-        """The rank's own weights, if they stay on the device and are gathered into a ring."""
+        """The rank's own shard of the weights, if it stays on the device and is gathered into a
+        ring buffer.
+        """
         offloads = self.shape.offload_of(self.layer).weights > 0
         keeps = self.shape.rings_weights(self.layer) and not offloads
         return (("weights", self.layer),) if keeps else ()

@@ -154,7 +154,7 @@ class PassColumns:
         return tuple(column[begin:end] for column in columns)
 
     def reach(self) -> int:
-        """The largest distance in slots between a task and one that waits for it."""
+        """The largest distance between a task and one that waits for it, in per-layer slots."""
         waiting = zip(self.slots, self.after_end, self.after_start, strict=True)
         return max(
             abs(self.slots[number + offset] - slot)
@@ -163,7 +163,7 @@ class PassColumns:
         )
 
     def repeating(self, slot: int, times: int) -> "PassColumns":
-        """The columns of a pass in which one slot is repeated ``times`` more."""
+        """The columns of a pass in which one per-layer slot is repeated ``times`` more."""
         begin, end = self._span(slot)
 
         def more(column: list[_Entry]) -> list[_Entry]:
@@ -217,8 +217,8 @@ def _longest_run(names: Sequence[frozenset[str]]) -> tuple[int, int]:
 
 
 def _is_steady(columns: PassColumns, slot: int, around: int) -> bool:
-    """Whether a slot can be repeated: the slots around it have the same tasks and the same
-    dependencies, and no task waits for one further away.
+    """Whether a slot (a layer and what overlaps with it) can be repeated: the slots around it have
+    the same tasks and the same dependencies, and no task waits for one further away.
     """
     rows = [columns.of_slot(one)[0] for one in range(slot - around, slot + around + 1)]
     near_by = [columns.of_slot(one) for one in (slot - 1, slot, slot + 1)]

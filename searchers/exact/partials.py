@@ -242,8 +242,8 @@ class Completions:
         # Avoids infinity times zero, which is not a number.
         slowest_s = np.where(can_end, self.slowest_s[stages, left], 0.0)
         ahead = min(count, most) - 1
-        # The slowest stage stalls for the first or for the last micro-batch, whichever stall is
-        # longer.
+        # The slowest stage left waits for the first or for the last micro-batch to come back,
+        # whichever takes longer.
         around = np.minimum(chains.around_first, chains.around_last)
         ways = [
             chains.through + through_s,
@@ -251,7 +251,7 @@ class Completions:
             count * slowest_s + np.maximum(around - ahead / 2 * slowest_s, 0.0),
         ]
         if stages < most and count > ahead + 1:
-            # Or it stalls for both the first and the last.
+            # Or it waits for both the first and the last micro-batch.
             both = chains.around_first + chains.around_last + self.own_s[stages]
             # A backward pass that stalled counts less than its whole time: at least a forward pass
             # is left.
