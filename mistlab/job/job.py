@@ -98,9 +98,7 @@ def hardware_from(plain: object, folder: Path) -> Hardware:
 
 
 def stated_hardware(plain: object, folder: Path) -> Hardware:
-    """The named hardware as its file states it, without rates of another GPU for what was not
-    measured.
-    """
+    """The named hardware as its file states it; what was not measured stays missing."""
     if isinstance(plain, Hardware):
         return plain
     if isinstance(plain, Mapping):
@@ -273,9 +271,7 @@ def _relative(path: str, folder: Path) -> str:
 
 
 def with_groups(plain: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """The section ``cluster`` of a plan file in ``folder``, with its list of groups of nodes as
-    fields of ``Cluster``.
-    """
+    """The section ``cluster`` of a plan file in ``folder``, with its node groups as fields."""
     if "others" in plain:
         problem = "unknown key: give each group of nodes in a list in cluster.hardware"
         refuse("cluster.others", problem)
