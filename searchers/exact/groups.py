@@ -337,7 +337,7 @@ class Group:
 
 
 def _of_blocks(layers: Column | int, each_s: float) -> Floats:
-    """The seconds of ``layers`` blocks for each candidate (C); zero for none, even if none can run."""
+    """The seconds of ``layers`` blocks (C); no blocks take none, even if no block can run."""
     layers = np.asarray(layers)
     return np.multiply(layers, each_s, out=np.zeros(layers.shape), where=layers != 0)
 
