@@ -15,6 +15,7 @@ from experiments.runs.kept_beside import beside_bytes
 from experiments.runs.kept_elsewhere import ALL_KEPT, KeptElsewhere
 from experiments.runs.run_row import Recomputation, RunRow
 from experiments.runs.runs_table import TableRow, counts_of
+from experiments.runs.sequences import sequences_of, tokens_of
 from experiments.runs.shapes import Shape, replicated, shape_of
 from mistlab import catalog
 from mistlab.core.values import FieldError, refuse, shown
@@ -26,7 +27,6 @@ from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED
 
 # Micro-batches per step where a table does not give the batch.
 MICRO_BATCHES = 8
-ASSUMED_MICRO_BATCH = "micro_batch is empty: 1 assumed"
 # GPUs per node where neither the table nor the hardware says otherwise.
 GPUS_OF_A_NODE = 8
 # The ZeRO level that also shards weights.
@@ -70,6 +70,7 @@ class Configuration:
     sequence_parallel: bool
     recompute: Recomputation
     saves_unsaid: bool
+    states_stay: bool
     precision: Precision
     attention: Attention
     short_ends: bool
@@ -137,7 +138,10 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
         # Expert parallelism uses all these ranks, and leaves none to split an expert.
         parts = 1
     experts = _divisor(experts, ranks, parts, notes)
-    micro_batch, sequence_length = _sequences(row, degrees["cp"], notes)
+    micro_batch, sequence_length = (
+        sequences_of(row, row.count("micro_batch"), data, notes),
+        tokens_of(row, degrees["cp"], notes),
+    )
     of_step = _micro_batches(row, micro_batch, data, notes)
     at_once = batches_at_once(row, micro_batch, of_step, degrees["pp"])
     recompute = recomputation_of(row, shape.model, notes)
@@ -169,6 +173,7 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
         sequence_parallel=_sequence_parallel(row, engine, degrees["tp"], notes),
         recompute=recompute,
         saves_unsaid=not row.recompute,
+        states_stay=row.states_stay,
         precision=precision,
         attention=_attention(row, shape),
         drops_tokens=row.drops_tokens and ENGINES[engine].drops_tokens,
@@ -204,7 +209,7 @@ def _shards(ranks: int, replicas: int, zero: int) -> int:
 
 def _rank(row: RunRow, shape: Shape) -> int | None:
     """Rank of a row's adapters, at most its model's width; None if absent."""
-    rank = row.count("adapter_rank") if row.adapters else None
+    rank = (row.count("adapter_rank") or row.usual_rank) if row.adapters else None
     return rank and min(rank, shape.hidden)
 
 
@@ -291,27 +296,6 @@ def _check_offload(row: RunRow, notes: list[str]) -> None:
             "offload",
             f"{text} is not a kind of states: give none, optimizer, weights or activations",
         )
-
-
-def _sequences(row: RunRow, context: int, notes: list[str]) -> tuple[int, int]:
-    """Sequences per micro-batch, and tokens per sequence."""
-    micro_batch, sequence_length = (
-        row.count("micro_batch"),
-        row.count("sequence_length"),
-    )
-    if sequence_length is None:
-        refuse("sequence_length", "is empty: give the tokens of a sequence")
-    if micro_batch is None:
-        notes.append(ASSUMED_MICRO_BATCH)
-    longest = row.longest_sample
-    if longest is not None and longest < sequence_length:
-        notes.append(f"sequence_length is a cap: samples of {longest} tokens at most assumed")
-        sequence_length = longest
-    parts = 2 * context
-    if context > 1 and row.text("sp_ulysses") and sequence_length % parts:
-        sequence_length = -(-sequence_length // parts) * parts
-        notes.append(f"sequences are padded to {sequence_length} tokens for {context} ranks")
-    return micro_batch or 1, sequence_length
 
 
 def experts_of(shape: Shape, row: RunRow) -> int:
@@ -531,15 +515,15 @@ def precision_of(row: RunRow, engine: str) -> tuple[Precision, str]:
     """Precision of a row, and a note where it is assumed."""
     column = "precision"
     text = row.text(column)
-    if not text and engine == "deepspeed":
+    if not text and not row.precision and engine == "deepspeed":
         return "fp32", "precision is empty: fp32 assumed, which is Megatron-DeepSpeed's default"
-    if not text:
+    if not text and not row.precision:
         return "bf16", "precision is empty: bf16 assumed"
     if row.precision == "fp4" and engine == "fsdp":
         return "fp8", f"{text} is predicted as fp8"
     for name in PRECISIONS:
         if name == row.precision:
-            return name, ""
+            return name, "" if text else f"precision is empty: {name} assumed, as examples have it"
     raise FieldError(
         column, f"{shown(text)} is unknown: give bf16, fp16, fp8, fp4 or fp32, or nothing"
     )

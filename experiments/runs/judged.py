@@ -106,12 +106,11 @@ def judged(row: TableRow, answer: RunAnswer) -> Judged:
 
 
 def _seconds(cells: Mapping[str, str], answer: RunAnswer) -> float | None:
-    """Seconds of a step, possibly from a throughput or a micro-batch's time; in tables that say how
-    lengths are known, only with exact lengths.
+    """Seconds of a step, possibly from a throughput or a micro-batch's time; only with lengths that
+    are given, and exact in tables that say how they are known.
     """
     step_s = _measured(cells, "step_s")
-    lengths = row_of(cells).lengths
-    if lengths not in ("", "exact"):
+    if row_of(cells).lengths not in ("", "exact") or not cells.get("sequence_length"):
         return None
     rate = _measured(cells, "tokens_per_s_per_gpu")
     if step_s is None and rate is not None:

@@ -16,6 +16,10 @@ def beside_bytes(row: RunRow, model: ModelSpec, recompute: Recomputation, tokens
     dropped = _of_dropped(row, model) if row.adapters and row.drops_adapter_inputs else 0
     keys = 2 * COPY_BYTES * model.kv_heads * model.head_dim * model.layers
     wide = _of_wide_experts(model, row) if row.adapters and row.wide_experts else 0
+    wide += COPY_BYTES * row.further_tables
+    if row.gathers_head:
+        # The weights, and their gradient.
+        wide += 2 * COPY_BYTES * model.vocab * model.hidden
     return tokens * (dropped * blocks + (keys if row.returns_keys else 0)) + wide
 
 

@@ -7,10 +7,11 @@ from functools import cache
 import numpy as np
 
 from experiments.runs.attention_kernels import AttentionKernel, with_kernel
-from experiments.runs.configuration import ASSUMED_MICRO_BATCH, GPUS_OF_A_NODE, Configuration
+from experiments.runs.configuration import GPUS_OF_A_NODE, Configuration
 from experiments.runs.copy_engines import with_copy_engines
 from experiments.runs.dialects.gpu_names import Gpus
 from experiments.runs.kept_elsewhere import ALL_KEPT, KeptElsewhere
+from experiments.runs.sequences import ASSUMED_MICRO_BATCH
 from experiments.runs.shapes import Shape
 from mistlab import catalog
 from mistlab.core.values import refuse, shown
@@ -230,7 +231,8 @@ ADAPTER_GBYTES_PER_S = 12.5
 class RunJob:
     """Job of a run, its assumptions, and why it cannot run, if so.
 
-    A step runs the job ``times``. With ``saves_unsaid`` nothing tells what the run recomputes.
+    A step runs the job ``times``. With ``saves_unsaid`` nothing tells what the run recomputes; with
+    ``states_stay`` its row says that no states lie on the host.
     Bounds depend on its ``kind``.
     """
 
@@ -240,6 +242,7 @@ class RunJob:
     times: int = 1
     unrunnable: str = ""
     saves_unsaid: bool = False
+    states_stay: bool = False
     elsewhere: KeptElsewhere = ALL_KEPT
 
 
@@ -291,6 +294,7 @@ def job_of(
         times=run.fillings,
         unrunnable=unrunnable(run, blocks),
         saves_unsaid=run.saves_unsaid,
+        states_stay=run.states_stay,
         elsewhere=replace(run.elsewhere, leave_by_copies=_copies_inputs(run)),
     )
 

@@ -71,10 +71,14 @@ class RunRow:
     # Whether adapters have dropout; whether query, key and value are one product.
     drops_adapter_inputs: bool = False
     fused_queries: bool = False
-    # Whether experts stay in 16 bits under a base of fewer bits.
+    # Whether experts stay in 16 bits under a base of fewer bits; parameters of frozen tables that
+    # the model's shape does not have, such as embeddings of each block.
     wide_experts: bool = False
+    further_tables: int = 0
     # Whether the model returns its blocks' keys and values, as for generation.
     returns_keys: bool = False
+    # Whether a loss outside of the sharded model gathers the head's weights for itself.
+    gathers_head: bool = False
     base: Base = "16bit"
     moments: Optimizer = "adamw"
     loss: Loss = "whole"
@@ -128,9 +132,16 @@ class RunRow:
     lengths: Lengths = ""
     # Longest sample of common datasets, where a row gives only the truncation length.
     longest_sample: int | None = None
+    # What a software's example files say, where a row does not: tokens of a sequence, sequences of
+    # a micro-batch, rank of adapters; whether a step's batch may be several micro-batches.
+    usual_length: int | None = None
+    usual_micro_batch: int | None = None
+    usual_rank: int | None = None
+    accumulates: bool = True
 
     precision: str = ""
     offload: bool | None = None
+    states_stay: bool = False
     offload_text: str = ""
     recompute: Recomputed = ""
     recomputed_blocks: int = 0
@@ -146,6 +157,10 @@ class RunRow:
     near_model: Mapping[str, Any] | None = None
     near_note: str = ""
     alike: str = ""
+    # Parameters in a name that says nothing else, and whether tokens take a part of them.
+    billions: float | None = None
+    millions: float | None = None
+    has_experts: bool = False
     family: str = ""
     end: str = ""
     family_by_end: str = ""

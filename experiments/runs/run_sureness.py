@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import le
 from typing import Any, Self
 
 import numpy as np
@@ -215,6 +216,10 @@ class RunAnswer:
         }
 
 
+# States of a run, beside its activations.
+STATES = ("weights", "gradients", "optimizer")
+
+
 def answered(prediction: Prediction, run_job: RunJob) -> RunAnswer:
     """The answer with a run's prediction; notes a nearly full GPU."""
     workload, cluster, engine = run_job.job.workload, run_job.job.cluster, run_job.job.plan.engine
@@ -237,7 +242,7 @@ def answered(prediction: Prediction, run_job: RunJob) -> RunAnswer:
         more.append(
             f"on the slowest cluster known it takes {around.longest_s:.3g} s (--profile {slowest})"
         )
-    if run_job.saves_unsaid and not prediction.fits:
+    if run_job.saves_unsaid and not prediction.fits and _has_room(run_job, prediction):
         prediction = _capped(prediction, int(room_bytes(cluster)))
         more.append("recompute is not said, and memory is short: all of it assumed full")
     # Runs are measured on their first stage, which holds the most micro-batches.
@@ -296,6 +301,15 @@ def is_far_too_full(prediction: Prediction, run_job: RunJob) -> bool:
     """
     is_sharded = ENGINES[run_job.job.plan.engine].system == "fsdp"
     return is_sharded and prediction.peak_reserved_bytes > 2 * room_bytes(run_job.job.cluster)
+
+
+def _has_room(run_job: RunJob, prediction: Prediction) -> bool:
+    """Whether each stage has room for the states that a run says it keeps on its GPUs, which no
+    recomputation makes smaller.
+    """
+    rooms: list[float] = room_of_plan(run_job.job.cluster, run_job.job.plan).tolist()
+    held = [sum(getattr(one.memory, name) for name in STATES) for one in prediction.stages]
+    return not run_job.states_stay or all(map(le, held, rooms))
 
 
 def _repeated(prediction: Prediction, times: int) -> Prediction:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 from experiments.runs.run_row import RunRow
+from experiments.runs.sized_models import model_of_size
 from mistlab import catalog
 from mistlab.core.values import did_you_mean, refuse, to_mapping
 from mistlab.plan.workload import Experts, ModelSpec
@@ -107,7 +108,13 @@ def named_model(row: RunRow) -> tuple[ModelSpec | None, str]:
         return ModelSpec.from_mapping(row.near_model), row.near_note
     if row.model in catalog.model_names():
         return catalog.model(row.model), ""
-    return (catalog.model(row.hybrid) if row.hybrid else None), ""
+    if row.hybrid:
+        return catalog.model(row.hybrid), ""
+    # Tables of fine-tuning name released models, whose shapes rows need not repeat.
+    billions = row.billions or (row.millions or 0.0) / 1e3
+    if not billions or any(row.count(size) for size in NAMES):
+        return None, ""
+    return model_of_size(billions, has_experts=row.has_experts)
 
 
 def _unknown(row: RunRow) -> str:
@@ -177,7 +184,8 @@ def _plain(part: Any) -> Any:
 def _whole(known: ModelSpec, given: Mapping[str, int | None], notes: list[str]) -> Shape:
     """Shape of a hybrid model of the catalogue, or of a similar one with a row's sizes."""
     model = hybrid_of_sizes(known, given) if known.pattern else known
-    notes.append(f"blocks are those of {model.name or known.name}")
+    if name := model.name or known.name:
+        notes.append(f"blocks are those of {name}")
     return _shape_of_model(model)
 
 

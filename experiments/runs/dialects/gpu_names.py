@@ -54,7 +54,10 @@ CHIPS: Mapping[str, Mapping[int, Gpus]] = {
         184: _CLASS_184,
     },
     "gb200": _sized("gb200-186gb", 184, 185, 186, 189, 192),
-    "b300": _sized("b300-288gb", 262, 268, 270, 288),
+    "b300": {
+        **_sized("b300-288gb", 262, 268, 270, 288),
+        252: Gpus(hardware="b300-288gb", memory_gib=252.0, note="252 GiB are those of a station"),
+    },
     "gb300": _sized("gb300-288gb", 278, 279, 284, 288),
     "gh200": _sized("gh200-96gb", 96),
     "mi300x": _sized("mi300x-192gb", 192),
@@ -88,6 +91,18 @@ CHIPS: Mapping[str, Mapping[int, Gpus]] = {
     "mi355x": _sized("mi355x-288gb", 288),
 }
 DEFAULT_CHIP = "h100"
+# GPUs that people mean who name them by their memory in GB alone.
+BY_MEMORY: Mapping[int, str] = {
+    16: "t4-16gb",
+    24: "rtx-4090-24gb",
+    32: "rtx-5090-32gb",
+    40: "a100-40gb",
+    48: "rtx-a6000-48gb",
+    80: "a100-80gb",
+    96: "rtx-pro-6000-96gb",
+}
+_ANY_GPU = frozenset(("card", "cards", "gpu", "gpus", "vram"))
+_UNSAID = re.compile(r"not (?:stated|said|given)\b|unknown$")
 # Cloud machines by prefixes of their names: AWS, Google, Azure, Oracle.
 MACHINES = {
     "p3dn": "v100-32gb",
@@ -157,9 +172,11 @@ def gpus_of(
             "predict a plan file that lists them in cluster.hardware"
         )
         refuse("hardware", problem)
-    gpus = _named_gpu(text) if text else CHIPS[DEFAULT_CHIP][_ANY]
-    if not text:
-        gpus = replace(gpus, note=f"hardware is empty: {gpus.hardware} assumed")
+    is_said = bool(text) and not _UNSAID.match(text.casefold())
+    gpus = _named_gpu(text) if is_said else CHIPS[DEFAULT_CHIP][_ANY]
+    if not is_said:
+        what = f"{shown(text)} names no GPU" if text else "is empty"
+        gpus = replace(gpus, note=f"hardware {what}: {gpus.hardware} assumed")
     reached, published = (products_tflops or {}).get(gpus.hardware, (1.0, 1.0))
     return replace(gpus, products_share=reached / published)
 
@@ -175,6 +192,9 @@ def _named_gpu(text: str) -> Gpus:
     for count in (3, 2):
         if " ".join(parts[:count]) in CHIPS:
             parts = [" ".join(parts[:count]), *parts[count:]]
+    if sizes and sizes[0] in BY_MEMORY and _ANY_GPU.issuperset(parts):
+        hardware = BY_MEMORY[sizes[0]]
+        return Gpus(hardware=hardware, note=f"hardware {text} names no GPU: {hardware} assumed")
     chip = _chip(parts[0]) if parts else ""
     further = [parts[0].removeprefix(chip), *parts[1:]] if parts else []
     if make := next((word for word in further if word in _OTHERS), None):

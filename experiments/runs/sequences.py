@@ -1,0 +1,44 @@
+"""The sequences of a measured run's micro-batch, and what is assumed of them."""
+
+from experiments.runs.run_row import RunRow
+from mistlab.core.values import refuse
+
+ASSUMED_MICRO_BATCH = "micro_batch is empty: 1 assumed"
+AS_USUAL = "assumed, as examples have it"
+
+
+def sequences_of(row: RunRow, given: int | None, ranks: int, notes: list[str]) -> int:
+    """Sequences per micro-batch: those ``given``, or as examples have it on a number of ranks."""
+    if given is not None:
+        return given
+    usual = _undivided(row, ranks) or row.usual_micro_batch
+    notes.append(
+        ASSUMED_MICRO_BATCH if usual is None else f"micro_batch is empty: {usual} {AS_USUAL}"
+    )
+    return usual or 1
+
+
+def _undivided(row: RunRow, ranks: int) -> int | None:
+    """A rank's sequences of a step, where they are one micro-batch unless told otherwise."""
+    batch = row.count("global_batch")
+    if row.accumulates or batch is None or row.count("grad_accumulation") is not None:
+        return None
+    return -(-batch // ranks)
+
+
+def tokens_of(row: RunRow, context: int, notes: list[str]) -> int:
+    """Tokens per sequence, on context-parallel ranks."""
+    length, longest = row.count("sequence_length"), row.longest_sample
+    if length is None and row.usual_length is not None:
+        length = row.usual_length
+        notes.append(f"sequence_length is empty: {length} {AS_USUAL}")
+    if length is None:
+        refuse("sequence_length", "is empty: give the tokens of a sequence")
+    if longest is not None and longest < length:
+        notes.append(f"sequence_length is a cap: samples of {longest} tokens at most assumed")
+        length = longest
+    parts = 2 * context
+    if context > 1 and row.text("sp_ulysses") and length % parts:
+        length = -(-length // parts) * parts
+        notes.append(f"sequences are padded to {length} tokens for {context} ranks")
+    return length

@@ -1,0 +1,139 @@
+"""Rows of fine-tuning that leave cells empty: software's examples, released models, memories."""
+
+from dataclasses import replace
+
+import pytest
+
+from experiments.runs.configuration import Configuration, configuration_of
+from experiments.runs.dialects.gpu_names import BY_MEMORY, gpus_of
+from experiments.runs.judged import judged
+from experiments.runs.run_jobs import job_of
+from experiments.runs.run_sureness import answered
+from experiments.runs.runs_table import TableRow
+from experiments.runs.sized_models import model_of_size, parameters_of
+from mistlab import catalog
+from mistlab.core.values import InputError
+from simulators.symbolic import SymbolicPredictor
+
+
+def row_of_cells(**cells: str) -> TableRow:
+    row = {"hardware": "A100-80GB", "gpus": "1", "model": "llama3-8b", "precision": "bf16", **cells}
+    return TableRow(file="runs.csv", number=1, line=2, cells=row)
+
+
+def run(**cells: str) -> Configuration:
+    return configuration_of(row_of_cells(**cells))
+
+
+def test_examples_of_axolotl_say_what_a_row_does_not() -> None:
+    cells = {"engine": "axolotl", "date": "2026-07", "method": "qlora", "base_bits": "4"}
+    found = run(**cells, source="axolotl examples/seed-oss/README.md", model="seed-oss-36b")
+    assert (found.sequence_length, found.micro_batch, found.adapter_rank) == (2048, 2, 32)
+    assert (found.recompute.way, found.saves_unsaid, found.loss) == ("full", False, "chunked")
+    assert "sequence_length is empty: 2048 assumed, as examples have it" in found.notes
+    # Examples that differ, and a row that says its own.
+    found = run(**cells, source="axolotl examples/gpt-oss/README.md", model="gpt-oss-20b")
+    assert (found.sequence_length, found.micro_batch, found.adapter_rank) == (4096, 1, 8)
+    assert found.elsewhere.activations
+    found = run(**cells, sequence_length="512", micro_batch="3", adapter_rank="4", recompute="none")
+    assert (found.sequence_length, found.micro_batch, found.adapter_rank) == (512, 3, 4)
+    assert found.recompute.way == "none"
+
+
+def test_lengths_are_assumed_of_fine_tuning_alone() -> None:
+    assert run(engine="TRL SFT", method="full").sequence_length == 1024
+    with pytest.raises(InputError, match="sequence_length: is empty"):
+        run(engine="TRL SFT")
+
+
+@pytest.mark.parametrize(("accumulation", "sequences"), [("", 4), ("2", 1)])
+def test_deepspeed_divides_no_batch_unless_told(accumulation: str, sequences: int) -> None:
+    cells = {"engine": "DeepSpeed ZeRO-2", "method": "full", "zero": "2", "global_batch": "16"}
+    cells |= {"gpus": "4" if not accumulation else "8", "grad_accumulation": accumulation}
+    assert run(**cells).micro_batch == sequences
+    assert run(**{**cells, "engine": "TRL SFT"}).micro_batch == 1
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "llama3-70b", "qwen2.5-32b", "qwen3-30b-a3b"])
+def test_a_size_makes_the_catalogue_s_model_of_it(name: str) -> None:
+    known = catalog.model(name)
+    size = parameters_of(known) / 1e9
+    made, note = model_of_size(size, has_experts=known.experts is not None)
+    assert made == known
+    assert note.startswith(f"no shape is known: {known.layers} blocks of {name} taken for ")
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "has_experts"),
+    [
+        *(("dense 7B", 7, False), ("new-0.5b-it", 0.5, False), ("new-600m", 0.6, False)),
+        *(("ernie-9-21B-A3B", 21, True), ("T0_3B", 3, False)),
+    ],
+)
+def test_a_model_of_a_size_has_as_many_parameters(
+    name: str, billions: float, *, has_experts: bool
+) -> None:
+    shape = run(engine="TRL SFT", method="full", model=name).shape
+    assert parameters_of(shape.model) == pytest.approx(1e9 * billions, rel=0.05)
+    assert (shape.model.experts is not None) == has_experts
+    with pytest.raises(InputError, match="catalogue has no model"):
+        run(engine="TRL SFT", model=name, sequence_length="512")
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        *(("gemma-3-270m-it", 0.27), ("gemma-3-4b-it", 3.9), ("gemma-3-27b-it", 27.0)),
+        *(("Magistral-Small-2509", 23.6), ("LFM2-1.2B", 1.17), ("codegemma-7b", 8.5)),
+        *(("seed-oss-36b", 36.2), ("GLM-4.7-Flash", 30.0), ("ERNIE-4.5-21B-A3B-PT", 21.8)),
+        *(("glm4-32b", 32.6), ("olmo3-7b", 7.3), ("MiMo-7B", 7.6), ("stablelm-2-1.6b", 1.6)),
+        *(("gemma-4-31B-it", 30.7), ("granite-4.0-350m", 0.35), ("bloomz-7b1", 7.1)),
+    ],
+)
+def test_a_released_model_has_its_parameters(name: str, billions: float) -> None:
+    shape = run(engine="TRL SFT", method="lora", model=name).shape
+    assert parameters_of(shape.model) == pytest.approx(1e9 * billions, rel=0.06)
+
+
+def test_gpus_may_be_named_by_their_memory() -> None:
+    for memory, hardware in BY_MEMORY.items():
+        found = gpus_of(f"{memory} GB cards")
+        assert (found.hardware, found.memory_gib) == (hardware, None)
+        assert found.note == f"hardware {memory} GB cards names no GPU: {hardware} assumed"
+    assert gpus_of("not stated (one GPU)").hardware == gpus_of("").hardware
+    for strange in ("25 GB", "48 GB Q7", "24 GB TPU"):
+        with pytest.raises(InputError, match="has no hardware file"):
+            gpus_of(strange)
+
+
+def test_states_that_stay_must_fit_whatever_is_recomputed() -> None:
+    cells = {"engine": "HF Accelerate", "method": "full", "model": "llama3-70b"}
+    cells |= {"hardware": "A100-80GB", "micro_batch": "1", "sequence_length": "512"}
+    for offload, fits in (("none", False), ("", True)):
+        job = job_of(run(**cells, offload=offload))
+        predictor = SymbolicPredictor(workload=job.job.workload, cluster=job.job.cluster)
+        answer = answered(predictor.predict(job.job.plan), job)
+        assert answer.prediction is not None
+        assert answer.prediction.fits == fits
+
+
+def test_a_loss_outside_of_the_sharded_model_gathers_the_head() -> None:
+    cells = {"engine": "NeMo AutoModel (FSDP2)", "method": "full", "model": "llama3.2-1b"}
+    cells |= {"gpus": "8", "sequence_length": "2048", "micro_batch": "8", "zero": "fsdp"}
+    fused = run(**cells, loss_kernel="fused linear cross entropy")
+    model = catalog.model("llama3.2-1b")
+    assert fused.elsewhere.beside_bytes == 2 * 2 * model.vocab * model.hidden
+    assert run(**cells).elsewhere.beside_bytes == 0
+    # Its table adds an option a row: this one recomputes as the row above.
+    of_table = "published; rows are cumulative; two rows print the same"
+    assert run(**cells, recompute="none?", quality=of_table).recompute.way == "full"
+
+
+def test_times_need_lengths_that_are_given() -> None:
+    row = row_of_cells(engine="TRL SFT", method="full", step_s="2", micro_batch="1")
+    job = job_of(configuration_of(row))
+    predictor = SymbolicPredictor(workload=job.job.workload, cluster=job.job.cluster)
+    answer = answered(predictor.predict(job.job.plan), job)
+    assert judged(row, answer).measured_s is None
+    given = replace(row, cells={**row.cells, "sequence_length": "1024"})
+    assert judged(given, answer).measured_s == 2.0
