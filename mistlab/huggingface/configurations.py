@@ -580,7 +580,7 @@ def _longrope(keys: TypeKeys) -> Fields:
 
 
 def _steepness(scaling: Mapping[str, Any], factor: float, *, is_latent: bool) -> Fields:
-    """YaRN's factors on attention scores: of rotary channels only, or of all channels."""
+    """YaRN's factors on attention scores: on rotary channels, and on all channels."""
     times, of_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
     amplitude = scaling.get("attention_factor")
     if amplitude is None:

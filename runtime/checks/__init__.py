@@ -1,3 +1,3 @@
-"""Checks of the GPU path without a GPU: races of streams, hidden host waits, deadlocked
-collectives.
+"""Checks of the code that runs on GPUs, without a GPU: data races of streams, hidden waits of the
+host, and collectives that would deadlock.
 """

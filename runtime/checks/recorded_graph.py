@@ -1,4 +1,4 @@
-"""A CPU stand-in for a CUDA graph: records operators during capture, and replays them.
+"""A stand-in on the CPU for a CUDA graph: it records operators during a capture, and replays them.
 
 A replay runs the noted operators on the tensors that they had, as a graph runs kernels on the
 addresses that it captured. No line of Python between them runs again: a number that Python has made
@@ -26,13 +26,13 @@ _NUMBERS = (torch.ops.aten._local_scalar_dense.default,)
 
 @final
 class RecordedGraph(TorchDispatchMode):
-    """Records the operators within its ``with`` block."""
+    """Records the operators that run in its ``with`` block, to replay them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[_Call] = []
-        # Storages created by operators, which the records keep alive; and contents of other
-        # storages before the capture.
+        # Storages that recorded operators made, which the records keep alive; below, the contents
+        # of other storages before the capture.
         self._made: set[int] = set()
         self._before: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -66,7 +66,7 @@ class RecordedGraph(TorchDispatchMode):
             self._before[key] = (whole, whole.clone())
 
     def put_back(self) -> None:
-        """Undo changes to memory that existed before the capture."""
+        """Restore the memory that existed before the capture to its contents then."""
         for whole, before in self._before.values():
             whole.copy_(before)
         self._before.clear()
@@ -88,12 +88,12 @@ class RecordedGraph(TorchDispatchMode):
 
 
 def _addresses(given: Any) -> Any:
-    """Nested arguments or results, with tensors replaced by views of the same memory."""
+    """Nested arguments or results with each tensor replaced by a view of its memory."""
     return tree_map(lambda one: one.detach() if isinstance(one, Tensor) else one, given)
 
 
 def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """Tensors that the operator writes."""
+    """The tensors that an operator writes."""
     arguments = func._schema.arguments
     named = {one.name: value for one, value in zip(arguments, args, strict=False)} | kwargs
     return [
@@ -106,7 +106,7 @@ def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 @final
 class RecordedLanes:
-    """Simulated lanes that support capture."""
+    """Simulated lanes (queues of the runtime's work) that support the capture of a graph."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -114,7 +114,7 @@ class RecordedLanes:
 
     @contextmanager
     def captured(self) -> Iterator[RecordedGraph]:
-        """Record the work within the ``with`` block."""
+        """Record the operators that run in the ``with`` block as a graph."""
         graph = RecordedGraph()
         self._streams.synchronize()
         with graph:

@@ -17,16 +17,18 @@ from runtime.comm.group import GroupMaker
 from runtime.comm.library import LINK_CTAS, Work
 from runtime.comm.processes import World, maker
 
-# The timeout of ranks; never reached, since no rank waits here.
+# The timeout of ranks, which is never reached, since no rank waits here.
 PATIENCE_S = 1.0
 Messages = list[tuple[Tensor, int]]
-# The numbers of rows from each rank of a group, and to each.
+# Numbers of rows: those received from each rank of a group, and those sent to each.
 RowsOfEach = tuple[list[int], list[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedGroup:
-    """A group by its name and its global ranks, and the global rank that sees it."""
+    """A group as one of its ranks sees it: its name, its global ranks, and the global rank that
+    sees it.
+    """
 
     name: str
     ranks: tuple[int, ...]
@@ -37,29 +39,31 @@ class RecordedGroup:
         return len(self.ranks)
 
     def rank(self) -> int:
-        """The number of the rank that sees it; -1 if it is not in the group."""
+        """The index in the group of the rank that sees it; -1 if that is not in the group."""
         return self.ranks.index(self.seen_by) if self.seen_by in self.ranks else -1
 
 
 class Ranks(Protocol):
-    """The other ranks of a rank's groups: the effect of a call on this rank's tensors."""
+    """Stand-ins for the other ranks of a rank's groups: what each call does to this rank's
+    tensors.
+    """
 
     def all_reduce(self, group: RecordedGroup, tensor: Tensor, operation: str) -> None:
-        """Reduce in place."""
+        """Reduce a tensor over the group, in place."""
 
     def all_gather(self, group: RecordedGroup, whole: Tensor, part: Tensor) -> None:
-        """Fill ``whole``."""
+        """Fill ``whole`` with the parts of all ranks."""
 
     def reduce_scatter(self, group: RecordedGroup, result: Tensor, whole: Tensor) -> None:
-        """Fill ``result``."""
+        """Fill ``result`` with this rank's part of the sum."""
 
     def all_to_all(
         self, group: RecordedGroup, received: Tensor, sent: Tensor, rows: RowsOfEach
     ) -> None:
-        """Fill ``received``."""
+        """Fill ``received`` with the rows that all ranks send to this rank."""
 
     def exchange(self, group: RecordedGroup, sends: Messages, receives: Messages) -> None:
-        """Send and receive; ranks are global."""
+        """Send and receive tensors; ranks are global."""
 
     def aside(self, group: RecordedGroup, call: Callable[[], None]) -> Work:
         """Make a call on NCCL's own stream of a group."""
@@ -79,7 +83,7 @@ class _Config:
 
 
 class LinkOptions:
-    """NCCL's options of a group, as far as they are set."""
+    """The options of NCCL that the runtime sets for a group."""
 
     def __init__(self) -> None:
         self.config = _Config(max_ctas=LINK_CTAS)
@@ -88,7 +92,9 @@ class LinkOptions:
 
 @final
 class RecordedLibrary:
-    """The calls of ``torch.distributed`` over NCCL by rank ``rank`` of ``size``."""
+    """Stands for ``torch.distributed`` over NCCL on rank ``rank`` of ``size``, and records its
+    calls.
+    """
 
     def __init__(self, rank: int, size: int, others: Ranks) -> None:
         self._world = RecordedGroup(name="world", ranks=tuple(range(size)), seen_by=rank)
@@ -97,7 +103,7 @@ class RecordedLibrary:
         self.made: list[tuple[RecordedGroup, Any, Any]] = []
 
     def maker(self) -> GroupMaker:
-        """A function that makes this rank's groups with the code of real ones."""
+        """A function that makes this rank's groups with the runtime's own code."""
         world = self._world
         world_here = World(rank=world.seen_by, size=world.size(), local_rank=world.seen_by)
         return maker(world_here, PATIENCE_S, self)
@@ -105,7 +111,7 @@ class RecordedLibrary:
     def new_group(
         self, ranks: Any, timeout: Any = None, *, pg_options: Any = None, group_desc: Any = None
     ) -> RecordedGroup:
-        """A group of some ranks."""
+        """A new group of some ranks."""
         group = RecordedGroup(name=group_desc, ranks=tuple(ranks), seen_by=self._world.seen_by)
         self.made.append((group, timeout, pg_options))
         return group
@@ -115,15 +121,15 @@ class RecordedLibrary:
         return self._world
 
     def link_options(self) -> LinkOptions:
-        """Options of a group of neighbouring stages."""
+        """The options for a group of neighbouring stages."""
         return LinkOptions()
 
     def get_process_group_ranks(self, group: RecordedGroup) -> list[int]:
-        """The ranks of a group among all ranks."""
+        """The global ranks of a group."""
         return list(group.ranks)
 
     def get_backend(self, group: RecordedGroup) -> str:
-        """NCCL."""
+        """The name of the backend, nccl."""
         return "nccl"
 
     def all_reduce(
@@ -179,7 +185,7 @@ class RecordedLibrary:
         )
 
     def message(self, *, is_sent: bool, tensor: Tensor, peer: int, group: Any) -> _Message:
-        """A message of a batch."""
+        """A message for a batch of messages."""
         return _Message(is_sent=is_sent, tensor=tensor, peer=peer, group=group)
 
     def batch_isend_irecv(self, p2p_op_list: list[_Message]) -> Sequence[Work]:

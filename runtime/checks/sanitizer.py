@@ -28,15 +28,15 @@ from runtime.runnable import check_norms, check_runnable
 # The small plan keeps everything that decides a rank's tasks, their waits and their messages:
 # stages, degrees, ZeRO levels, ratios, precision and padding. Widths shrink. So do the numbers of
 # blocks and micro-batches, by even numbers in each chunk and each period of the order, because
-# tasks alternate in rings of two buffers.
+# tasks alternate between two buffers.
 
 
 MOST_BLOCKS = 6
 MOST_BLOCKS_OF_CHUNK = 3
-# The number of micro-batches beyond those that fill the pipeline.
+# The number of micro-batches in the small plan beyond those that fill the pipeline.
 MOST_BATCHES = 4
 MOST_SEQUENCE = 16
-# Most steps between the outer steps of two fragments.
+# The most steps between the outer steps (DiLoCo) of two fragments in the small plan.
 MOST_DISTANCE = 2
 HEAD_DIMS = (8, 16, 32, 64, 128)
 PLAIN = Reduction()
@@ -44,7 +44,9 @@ PLAIN = Reduction()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallPlan:
-    """A small workload, its plan, and notes on the omitted blocks and micro-batches."""
+    """A small workload and plan with the structure of a large one, and notes on what was left
+    out.
+    """
 
     workload: Workload
     plan: Plan
@@ -52,9 +54,9 @@ class SmallPlan:
 
 
 def small(workload: Workload, plan: Plan) -> SmallPlan:
-    """The small plan of a plan."""
+    """The small plan with the structure of a job's plan."""
     chunks = placement_of_plan(plan).chunks
-    # An order in a file is for all of the plan's micro-batches.
+    # An order from a file lists all micro-batches, so their number stays.
     batches = plan.micro_batches
     if not is_order_path(plan.order):
         batches = _few_batches(plan)
@@ -90,7 +92,9 @@ def small(workload: Workload, plan: Plan) -> SmallPlan:
 
 
 def _small_reduction(how: Reduction) -> Reduction:
-    """The shortest cycle that fragments and delay allow; at most two steps per fragment."""
+    """The reduction with the shortest cycle of averaging that its fragments and delay allow: at
+    most two steps per fragment.
+    """
     if how.every == 1:
         return how
     distance = min(how.schedule.distance, MOST_DISTANCE)
@@ -98,8 +102,8 @@ def _small_reduction(how: Reduction) -> Reduction:
 
 
 def _few_batches(plan: Plan) -> int:
-    """Reduce the number of micro-batches; a periodic order keeps at least two groups as large as
-    the pipeline.
+    """The plan with fewer micro-batches; a periodic order keeps at least two periods as long as the
+    pipeline.
     """
     repeat = repeat_of(plan.order, plan.num_stages)
     most = plan.num_stages + MOST_BATCHES
@@ -113,7 +117,7 @@ def _small_stage(stage: StagePlan, shared: int, chunks: int) -> StagePlan:
     layers = _at_most(stage.layers, most, 2 * chunks)
     counts = stage.counts
     if layers < stage.layers:
-        # Some blocks of each treatment are kept, and some plain ones.
+        # Keep some blocks of each way to run them (recomputed, ...), and some plain ones.
         treated = layers // (1 + sum(count > 0 for count in counts.values()))
         counts = {
             name: {0: 0, stage.layers: layers}.get(count, treated) for name, count in counts.items()
@@ -123,7 +127,7 @@ def _small_stage(stage: StagePlan, shared: int, chunks: int) -> StagePlan:
 
 
 def _small_model(model: ModelSpec, degrees: int, layers: int) -> ModelSpec:
-    """Heads and widths as small as all tensor-parallel degrees allow."""
+    """The model with as few heads and as small widths as all tensor-parallel degrees allow."""
     heads = degrees if model.kv_heads == model.heads else 2 * degrees
     head_dim = next(
         (size for size in HEAD_DIMS if (size * model.rotary_fraction) % 2 == 0), model.head_dim
@@ -138,15 +142,18 @@ def _small_model(model: ModelSpec, degrees: int, layers: int) -> ModelSpec:
         head_dim=head_dim,
         hidden=hidden,
         ffn=2 * hidden,
-        # longrope has a factor for each pair of channels, which affects no cost.
+        # Without longrope, which has a factor for each pair of channels and affects no cost.
         rotary_scaling=None,
-        # If the vocabulary is padded, one more token needs padding too.
+        # If the vocabulary is padded for the ranks, one more token makes the small one need padding
+        # too.
         vocab=vocab + (model.vocab % degrees > 0),
     )
 
 
 def _small_experts(experts: Experts | None, plan: Plan) -> Experts | None:
-    """As few and narrow experts as all degrees allow; both of two kinds of blocks are kept."""
+    """As few and as narrow experts as all degrees allow; blocks with and without experts are both
+    kept.
+    """
     if experts is None:
         return None
     ranks, parts, splits = (
@@ -167,7 +174,7 @@ def _small_experts(experts: Experts | None, plan: Plan) -> Experts | None:
 
 
 def _at_most(count: int, most: int, step: int) -> int:
-    """``count`` reduced to at most ``most``, by a multiple of ``step``.
+    """``count`` reduced to at most ``most``, in steps of ``step``.
 
     >>> _at_most(9, 6, 2), _at_most(5, 6, 2)
     (5, 5)
@@ -175,12 +182,12 @@ def _at_most(count: int, most: int, step: int) -> int:
     return count if count <= most else most - (most - count) % step
 
 
-# Groups the ranks of a plan by the work that they do, and selects one rank of each group.
+# Groups the ranks of a plan by the work that they do, and picks one rank of each group.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unlike:
-    """A rank, its position, and the number of ranks with the same work, itself included."""
+    """A rank that stands for all ranks with the same work: its position, and their number."""
 
     rank: int
     stage: int
@@ -196,7 +203,7 @@ class Unlike:
 
 
 def unlike_ranks(plan: Plan, how: Reduction = PLAIN) -> list[Unlike]:
-    """One rank of each group of ranks with equal work.
+    """One rank for each group of ranks with equal work.
 
     Two ranks are of one kind if they agree in six things: their stage, whether they are first in
     their tensor, context and data groups, which sequences they exchange with their neighbours, and
@@ -240,16 +247,17 @@ def _unlike(topology: Topology, inner: int, rank: int, count: int) -> Unlike:
     )
 
 
-# Finds races, hidden host waits and deadlocked collectives of a plan's run on GPUs, without a GPU.
+# Finds data races, hidden host waits and deadlocked collectives of a plan's run on GPUs, without a
+# GPU.
 
 
-# Rough seconds for one rank on one core: to build it, and for each pass of a layer.
+# Rough seconds on one core to build a rank, and for each pass of a layer.
 SECONDS_A_RANK, SECONDS_A_PASS = 0.3, 0.012
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sanitizer:
-    """A job, its small plan, and the ranks of the small plan to check."""
+    """The checks of a job: its small plan, and the ranks of the small plan to run."""
 
     job: Job
     small: SmallPlan
@@ -259,7 +267,7 @@ class Sanitizer:
 
     @classmethod
     def of(cls, job: Job, training: Training, *, serialises: bool = False) -> "Sanitizer":
-        """The sanitizer of a job; refuses a job that the runtime cannot run."""
+        """The checks of a job; refuses a job that the runtime cannot run."""
         check_runnable(job)
         check_norms(job.plan, job.workload, training.norm_option)
         made = small(job.workload, job.plan)
@@ -275,7 +283,9 @@ class Sanitizer:
         return len(self.ranks) * SECONDS_A_RANK + passes * SECONDS_A_PASS
 
     def collectives(self) -> tuple[CollectiveFinding, ...]:
-        """The collectives of the whole plan whose calls do not match over all ranks."""
+        """Findings about collectives of the whole plan that do not match over all ranks, or
+        deadlock.
+        """
         return collective_findings(
             self.job.plan,
             self.job.workload,
@@ -284,8 +294,8 @@ class Sanitizer:
         )
 
     def waits(self, rank: int) -> tuple[WaitFinding, ...]:
-        """The places where a rank's host would wait for its GPU inside an iteration, or would
-        fail.
+        """Findings about points where a rank's host would wait for its GPU inside an iteration, or
+        would fail.
         """
         return device_findings(
             self.small.workload,
@@ -296,7 +306,9 @@ class Sanitizer:
         )
 
     def races(self, rank: int) -> tuple[RaceFinding, ...]:
-        """The unordered memory accesses of a rank's streams; repeated findings only once."""
+        """Findings about memory accesses of a rank's streams that nothing orders; repeated ones
+        only once.
+        """
         trace = trace_of(
             self.small.workload,
             self.small.plan,

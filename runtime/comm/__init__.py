@@ -1,1 +1,1 @@
-"""Collectives between ranks, which are processes of torch.distributed."""
+"""Collectives and messages between ranks, which are processes of torch.distributed."""

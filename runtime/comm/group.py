@@ -1,5 +1,5 @@
-"""Groups of ranks: their collectives, handles of started collectives, connecting, and out-of-memory
-errors.
+"""Groups of ranks: their collectives, handles of running collectives, the first calls that connect
+ranks, and out-of-memory errors.
 
 Starting a collective returns a ``Pending`` if somebody has to wait for it. It returns None if the
 collective is done already, or if the CUDA stream that it was started on keeps the order.
@@ -19,7 +19,7 @@ class RankLostError(RuntimeError):
 
 
 class Pending(Protocol):
-    """A collective that has been started."""
+    """A collective that has been started and may still be running."""
 
     def is_ready(self) -> bool:
         """Whether the collective has ended, so that ``finish`` would not block."""
@@ -28,11 +28,11 @@ class Pending(Protocol):
         """Block until the collective may have ended, or until a moment has passed."""
 
     def finish(self) -> None:
-        """Put the result in its place; called once, when the collective is ready."""
+        """Put the result in its place; called once, when the collective has ended."""
 
 
 class Channel(Protocol):
-    """The ranks of two neighbouring stages, which exchange messages."""
+    """The ranks of two neighbouring stages, which send messages to each other."""
 
     def exchange(
         self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]
@@ -45,7 +45,7 @@ class Group(Channel, Protocol):
 
     @property
     def size(self) -> int:
-        """Number of ranks in the group."""
+        """The number of ranks in the group."""
 
     @property
     def rank(self) -> int:
@@ -61,8 +61,8 @@ class Group(Channel, Protocol):
         """
 
     def reduce_scatter(self, whole: Tensor, into: Tensor | None = None) -> Pending | None:
-        """Reduce-scatter ``whole`` over the ranks; each rank gets only its part of the sum: in
-        ``into``, or otherwise in its place of ``whole``.
+        """Sum ``whole`` over the ranks, and keep this rank's part: in ``into`` if that is given,
+        otherwise in the part's place of ``whole``.
         """
 
     def all_to_all(
@@ -76,17 +76,17 @@ class Group(Channel, Protocol):
 
 
 class Alone:
-    """A group of one rank, without communication."""
+    """A group of a single rank, which communicates with no one."""
 
     size = 1
     rank = 0
 
     def all_reduce(self, tensor: Tensor, operation: str = "sum") -> None:
-        """Does nothing."""
+        """Does nothing, since there is one rank."""
 
     def all_gather(self, whole: Tensor, part: Tensor) -> None:
-        """Copy ``part`` into ``whole``, unless it is already in place."""
-        # Tensors without memory have no address.
+        """Copy ``part`` into ``whole``, unless it already is that part of ``whole``."""
+        # Storages and offsets are compared, since tensors without memory have no address.
         places = [(one.untyped_storage()._cdata, one.storage_offset()) for one in (part, whole)]
         if places[0] != places[1]:
             whole.copy_(part)
@@ -99,38 +99,39 @@ class Alone:
     def all_to_all(
         self, received: Tensor, sent: Tensor, from_each: Sequence[int], to_each: Sequence[int]
     ) -> None:
-        """Copy the rows."""
+        """Copy the sent rows to the received ones."""
         del from_each, to_each
         received.copy_(sent)
 
     def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
-        """Refuse any message: there is no other rank."""
+        """Refuse any message, since there is no other rank."""
         assert not sends
         assert not receives
 
 
-# Makes the group with a name and ranks; None if the calling rank is not in it.
+# A function that makes a group from its name and ranks; it returns None if the calling rank is not
+# among them.
 GroupMaker = Callable[[str, Sequence[int]], Group | None]
 
 
 def own_part(whole: Tensor, group: Group) -> Tensor:
-    """This rank's part of a flat tensor that is divided evenly over the ranks."""
+    """This rank's part of a flat tensor that the ranks divide evenly."""
     return whole.chunk(group.size)[group.rank]
 
 
 class Then:
-    """A started collective, with a function to call when it has ended."""
+    """A running collective, with a function to call once it has ended."""
 
     def __init__(self, pending: Pending, follow: Callable[[], object]) -> None:
         self._pending = pending
         self._follow = follow
 
     def is_ready(self) -> bool:
-        """Whether the collective is ready."""
+        """Whether the collective has ended."""
         return self._pending.is_ready()
 
     def wait_a_moment(self) -> None:
-        """Wait for the collective."""
+        """Wait a moment for the collective."""
         self._pending.wait_a_moment()
 
     def finish(self) -> None:
@@ -140,7 +141,9 @@ class Then:
 
 
 def finished(pending: Pending | None) -> None:
-    """Wait for a collective and finish it; does nothing where streams order the work (None)."""
+    """Wait for a collective and finish it; None stands for one that streams order, and needs
+    nothing.
+    """
     if pending is not None:
         while not pending.is_ready():
             pending.wait_a_moment()
@@ -148,33 +151,33 @@ def finished(pending: Pending | None) -> None:
 
 
 class Together:
-    """Several started collectives as one."""
+    """Several running collectives that are handled as one."""
 
     def __init__(self, pending: Sequence[Pending]) -> None:
         self._pending = pending
 
     def is_ready(self) -> bool:
-        """Whether all are ready."""
+        """Whether all of the collectives have ended."""
         return all(one.is_ready() for one in self._pending)
 
     def wait_a_moment(self) -> None:
-        """Wait for one that is not ready."""
+        """Wait a moment for one of the collectives that have not ended."""
         next((one for one in self._pending if not one.is_ready()), self._pending[0]).wait_a_moment()
 
     def finish(self) -> None:
-        """Finish all, in order."""
+        """Finish all of the collectives, in order."""
         for pending in self._pending:
             pending.finish()
 
 
 def together(started: Iterable[Pending | None]) -> Pending | None:
-    """Several started collectives as one; None where streams order the work."""
+    """Several running collectives handled as one; None if streams order the work."""
     pending = [one for one in started if one is not None]
     return Together(pending) if pending else None
 
 
 class InTurn:
-    """Collectives that are started one after another, as one."""
+    """Collectives that are started one after the other, and handled as one."""
 
     def __init__(self, steps: Iterator[Pending | None]) -> None:
         self._steps = steps
@@ -186,7 +189,7 @@ class InTurn:
         return self._current is None
 
     def is_ready(self) -> bool:
-        """Whether all have ended; starts the next one when the current one has."""
+        """Whether all collectives have ended; starts the next one when the current one has."""
         while self._current is not None:
             if not self._current.is_ready():
                 return False
@@ -195,29 +198,27 @@ class InTurn:
         return True
 
     def wait_a_moment(self) -> None:
-        """Wait for the current collective."""
+        """Wait a moment for the current collective."""
         if self._current is not None:
             self._current.wait_a_moment()
 
     def finish(self) -> None:
-        """Does nothing: everything has been finished."""
+        """Does nothing, since each collective was finished when it ended."""
         assert self.is_done
 
     def _next(self) -> Pending | None:
-        """The next collective that must be waited for."""
+        """Start collectives up to the next one that must be waited for, and return it."""
         return next((one for one in self._steps if one is not None), None)
 
 
 def in_turn(steps: Iterator[Pending | None]) -> Pending | None:
-    """Collectives one after another, as one; None where streams order the work."""
+    """Collectives that run one after the other, handled as one; None if streams order the work."""
     turns = InTurn(steps)
     return None if turns.is_done else turns
 
 
 def then(pending: Pending | None, follow: Callable[[], object]) -> Pending | None:
-    """Call ``follow`` when a collective has ended; immediately where streams order the work
-    (None).
-    """
+    """Call ``follow`` once a collective has ended; at once if streams order the work (None)."""
     if pending is None:
         follow()
         return None
@@ -269,8 +270,8 @@ def _smallest(device: torch.device) -> Tensor:
 # Out-of-memory errors that name the stage, the task and the allocated bytes.
 
 
-# Texts of out-of-memory errors from allocators other than torch's: the host's; CUDA's, which its
-# libraries use; NCCL's (src/include/alloc.h); those of cuBLAS and cuDNN.
+# Texts by which errors of allocators other than torch's are recognised: the host's; CUDA's, which
+# its libraries use; NCCL's (src/include/alloc.h); those of cuBLAS and cuDNN.
 _WORDS = (
     "can't allocate memory",
     "out of memory",
@@ -283,7 +284,7 @@ _WORDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
-    """Where and how memory ran out.
+    """Where memory ran out: the stage, the task and the allocated bytes.
 
     ``held_bytes`` has a size for each class of memory, under the names that predictions use.
     ``outside_bytes`` are the bytes of the device taken outside torch's allocator; 0 on a CPU.
@@ -307,7 +308,9 @@ class ShortageError(RuntimeError):
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Within the ``with`` block, convert every allocator's error to a ``MemoryError``."""
+    """Within the ``with`` block, convert out-of-memory errors of all allocators to
+    ``MemoryError``.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -318,7 +321,8 @@ def refusals() -> Iterator[None]:
 
 
 def refusal_in(error: BaseException) -> str | None:
-    """The line of an error in which an allocator reports lack of memory; None for other errors.
+    """The line of an error's text in which an allocator reports lack of memory; None for other
+    errors.
 
     This project's own errors about a shortage, on this rank or another, do not count.
     """

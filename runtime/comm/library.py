@@ -1,4 +1,4 @@
-"""The functions of ``torch.distributed`` that groups of processes call, behind one interface.
+"""The interface to the functions of ``torch.distributed`` that groups of processes call.
 
 So a check can run the groups' own code over a library that only notes its calls, where
 ``torch.distributed`` would need the other processes and, for NCCL, their GPUs.
@@ -16,14 +16,16 @@ LINK_CTAS = 4
 
 
 class Work(Protocol):
-    """An asynchronous call."""
+    """A call of ``torch.distributed`` that runs asynchronously."""
 
     def wait(self) -> Any:
-        """NCCL: make the current stream wait for the call's end. Gloo: block until it."""
+        """With NCCL, make the current stream wait for the end of the call; with gloo, block until
+        the end.
+        """
 
 
 class Library(Protocol):
-    """The part of ``torch.distributed`` that groups use, with its names and arguments."""
+    """The part of ``torch.distributed`` that groups of ranks use, with its names and arguments."""
 
     def new_group(
         self, ranks: Any, timeout: Any = None, *, pg_options: Any = None, group_desc: Any = None
@@ -82,13 +84,13 @@ class Library(Protocol):
 
 @final
 class TorchLibrary:
-    """``torch.distributed`` itself."""
+    """The interface implemented by ``torch.distributed``."""
 
     new_group = staticmethod(distributed.new_group)
     get_process_group_ranks = staticmethod(distributed.get_process_group_ranks)
     get_backend = staticmethod(distributed.get_backend)
     all_reduce = staticmethod(distributed.all_reduce)
-    # Torch 2.13 renames these functions, and warns about the names of 2.11.
+    # Torch 2.13 renamed these functions and warns about the old names, which 2.11 has alone.
     all_gather_single = staticmethod(
         getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
     )
@@ -99,13 +101,13 @@ class TorchLibrary:
     batch_isend_irecv = staticmethod(distributed.batch_isend_irecv)
 
     def world(self) -> distributed.ProcessGroup:
-        """The group of all processes; it exists once they have joined."""
+        """The group of all processes, which exists once they have joined."""
         group = distributed.group.WORLD
         assert group is not None
         return group
 
     def link_options(self) -> Any:
-        """NCCL's options with few multiprocessors; None with gloo."""
+        """Options of NCCL that give messages between stages few multiprocessors; None with gloo."""
         if distributed.get_backend() != "nccl":
             return None
         options = distributed.ProcessGroupNCCL.Options()
@@ -115,13 +117,13 @@ class TorchLibrary:
     def message(
         self, *, is_sent: bool, tensor: Tensor, peer: int, group: distributed.ProcessGroup
     ) -> distributed.P2POp:
-        """A message of a batch."""
+        """A message for a batch of messages."""
         call = distributed.isend if is_sent else distributed.irecv
         return distributed.P2POp(call, tensor, peer, group)
 
 
 def with_timeout(options: Any, timeout: timedelta) -> Any:
-    """NCCL's options with the group's timeout, without which torch warns; None stays None."""
+    """NCCL's options with the timeout of the group, without which torch warns; None stays None."""
     if options is not None:
         options._timeout = timeout
     return options

@@ -1,4 +1,6 @@
-"""The processes of a run: their groups, exchanged objects, and restarted attempts."""
+"""The processes of a run: their groups, objects that they exchange, and attempts that a launcher
+restarts.
+"""
 
 import os
 import re
@@ -73,7 +75,7 @@ def attempt_name(store: Store, rank: int, size: int, timeout_s: float) -> str:
 
 
 def _answer_all(store: Store, name: str, size: int, timeout_s: float) -> None:
-    """Answer until all ranks have asked.
+    """Answer the ranks' words until all ranks have asked.
 
     Greetings of processes that are gone are answered too: nobody can tell them apart.
     """
@@ -150,7 +152,7 @@ def device_of(name: str, world: World) -> torch.device:
 
 
 def join(world: World, device: torch.device, timeout_s: float) -> None:
-    """Connect to the other processes; raises after the timeout.
+    """Connect this process to the others; raises an error after the timeout.
 
     The process group is bound to the device. NCCL then makes the communicator of all processes
     here, and a group's communicator when the group is made, with all processes taking part. So each
@@ -171,7 +173,7 @@ def join(world: World, device: torch.device, timeout_s: float) -> None:
 
 
 def leave(world: World) -> None:
-    """Disconnect from the other processes."""
+    """Disconnect this process from the others."""
     if world.size > 1:
         distributed.destroy_process_group()
 
@@ -188,22 +190,26 @@ def abandon() -> None:
 
 
 def meet() -> None:
-    """A barrier of all processes."""
+    """Wait until all processes have arrived here."""
     if distributed.is_initialized():
         with heard_from(range(distributed.get_world_size())):
             distributed.barrier()
 
 
 def maker(world: World, timeout_s: float, library: Library = TORCH) -> GroupMaker:
-    """A function that makes groups; all processes must make the same groups in the same order."""
-    # A group does not inherit the world's timeout; torch would use its default.
+    """A function that makes groups of processes; all processes must make the same groups in the
+    same order.
+    """
+    # A new group does not inherit the timeout of the processes; torch would give it its own
+    # default.
     timeout = timedelta(seconds=timeout_s)
 
     def make(name: str, ranks: Sequence[int]) -> Group | None:
         if len(ranks) == 1:
             return Alone()
         if name == "world":
-            # A second communicator for all processes would use memory on every device.
+            # Use the existing communicator of all processes, since a second one would take memory
+            # on every device.
             return everybody(library)
         is_link = name.startswith(("forward", "backward"))
         options = with_timeout(library.link_options(), timeout) if is_link else None
@@ -218,7 +224,8 @@ def maker(world: World, timeout_s: float, library: Library = TORCH) -> GroupMake
 
 @contextmanager
 def heard_from(ranks: Sequence[int]) -> Iterator[None]:
-    """Convert torch.distributed's error about lost ranks to a ``RankLostError``.
+    """Within the ``with`` block, convert torch.distributed's errors about lost ranks to
+    ``RankLostError``.
 
     An error that says that memory ran out stays as it is: then no rank is lost.
     """
@@ -231,7 +238,7 @@ def heard_from(ranks: Sequence[int]) -> Iterator[None]:
 
 
 class ProcessGroup:
-    """A group of some of the processes.
+    """A group of processes that communicates by torch.distributed.
 
     NCCL runs a collective on the current stream, so nobody has to wait for it. Gloo runs a
     collective in a thread of its own, so somebody has to wait for it.
@@ -252,8 +259,8 @@ class ProcessGroup:
 
     def all_gather(self, whole: Tensor, part: Tensor) -> Pending | None:
         """Fill ``whole`` with every rank's part in order of rank."""
-        # Gloo may write other ranks' parts into ``whole`` before it has read this rank's part of
-        # it.
+        # The part is copied for gloo, which may write other ranks' parts into ``whole`` before it
+        # has read this rank's.
         part = part if self._is_ordered else part.clone()
         with heard_from(self._ranks):
             work = self._library.all_gather_single(
@@ -262,7 +269,7 @@ class ProcessGroup:
         return self._started(work)
 
     def reduce_scatter(self, whole: Tensor, into: Tensor | None = None) -> Pending | None:
-        """Reduce-scatter over the group."""
+        """Sum over the group, and keep this rank's part."""
         part = own_part(whole, self) if into is None else into
         result = part if self._is_ordered else torch.empty_like(part)
         with heard_from(self._ranks):
@@ -275,7 +282,7 @@ class ProcessGroup:
     def all_to_all(
         self, received: Tensor, sent: Tensor, from_each: Sequence[int], to_each: Sequence[int]
     ) -> Pending | None:
-        """All-to-all over the group."""
+        """Send each rank its rows, and receive the rows that all ranks send to this one."""
         with heard_from(self._ranks):
             work = self._library.all_to_all_single(
                 *(received, sent, list(from_each), list(to_each)),
@@ -311,12 +318,12 @@ class ProcessGroup:
 
 
 def everybody(library: Library = TORCH) -> ProcessGroup:
-    """The group of all processes; it exists once they have connected."""
+    """The group of all processes, which exists once they have connected."""
     return ProcessGroup(library.world(), library)
 
 
 class _PendingWorks:
-    """Gloo's running collectives, with the tensors that must live until they end.
+    """Running collectives of gloo, with the tensors that must live until they end.
 
     Some of gloo's collectives end only while somebody waits for them, so a thread waits.
     """
@@ -351,7 +358,7 @@ class _PendingWorks:
 
 
 def _lost_error(ranks: Sequence[int], error: RuntimeError) -> RankLostError:
-    """The error to raise when some of ``ranks`` does not answer; which one is unknown."""
+    """The error for a call in which some of these ranks did not answer; which one is not known."""
     this_rank = distributed.get_rank() if distributed.is_initialized() else None
     others = [str(rank) for rank in ranks if rank != this_rank]
     who = f"rank {others[0]}" if len(others) == 1 else f"one of ranks {', '.join(others)}"
@@ -373,7 +380,9 @@ def is_distributed() -> bool:
 
 
 def gathered(value: T) -> list[T]:
-    """The objects of all processes in rank order; only ``value`` with a single process."""
+    """The objects of all processes in the order of ranks; a single process gets only its own
+    ``value``.
+    """
     if not is_distributed():
         return [value]
     size = distributed.get_world_size()

@@ -1,5 +1,5 @@
-"""Replicas of a run: parts of its ranks that each train by the plan, and periodically average
-weights.
+"""Replicas of a run: equal sets of its ranks, each of which trains by the plan, and which
+periodically average their weights.
 
 Data-parallel ranks of every stage are cut into as many runs of neighbours as there are replicas. A
 replica's ranks form the groups of a plan with fewer data-parallel ranks. Ranks with the same part
@@ -28,12 +28,14 @@ class ReplicaRanks:
 
     @classmethod
     def of(cls, plan: Plan, workload: Workload) -> Self:
-        """The replicas among a plan's ranks for a workload's reduction; one if it has none."""
+        """The replicas that a workload's gradient reduction makes of a plan's ranks; a single one
+        if it makes none.
+        """
         count = workload.reduction.replicas_of(plan.data_ranks[0])
         return cls(whole=plan, plan=plan.of_replica(count), count=count)
 
     def place(self, rank: int) -> tuple[int, int]:
-        """The replica of a global rank, and the rank inside the replica."""
+        """The replica that a global rank belongs to, and its rank inside the replica."""
         before = 0
         for stage in self.plan.stages:
             if rank < self.count * stage.num_gpus:
@@ -54,7 +56,9 @@ class ReplicaRanks:
         raise AssertionError
 
     def sequences_of(self, replica: int, stage: int, data: int) -> int:
-        """The global data-parallel rank of a replica's data-parallel rank."""
+        """The global data-parallel index of a replica's data-parallel rank, which decides its
+        sequences.
+        """
         return replica * self.plan.data_ranks[stage] + data
 
 
@@ -66,8 +70,8 @@ def connected_replicas(
     *,
     device: torch.device = CPU,
 ) -> Connections:
-    """The groups of a rank's replica, and the group of its peers in other replicas; the plan's own
-    groups for a single replica.
+    """The groups of a rank inside its replica, and the group of ranks with the same weights in
+    other replicas; with one replica, the plan's own groups.
     """
     tied, experts = workload.model.head_has_table, workload.model.experts is not None
     replicas = ReplicaRanks.of(plan, workload)
@@ -76,7 +80,9 @@ def connected_replicas(
     replica, inner = replicas.place(rank)
 
     def make_each(name: str, ranks: Sequence[int]) -> Group | None:
-        """A group in each replica: all ranks of the run make all groups, in the same order."""
+        """Make a group in each replica and return this rank's; all ranks of the run make all groups
+        in the same order.
+        """
         called = "replica" if name == "world" else name
         groups = [
             make(called, [replicas.rank(number, one) for one in ranks])

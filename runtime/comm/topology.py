@@ -1,4 +1,4 @@
-"""The ranks of a plan's stages, their groups, and the senders and receivers of sequences.
+"""Where each rank is in a plan: its stage, its groups, and the ranks to which it sends sequences.
 
 Ranks count along the axes of ``mistlab.plan.dimensions``, stage after stage. Sequences of a
 micro-batch go to data-parallel ranks in order. So ranks of stages with different degrees exchange
@@ -22,15 +22,15 @@ from runtime.comm.group import Alone, Channel, Group, GroupMaker, enter, greet, 
 from runtime.devices.cuda import generator_of
 
 CPU = torch.device("cpu")
-# The runtime has one replica of states, so it needs no groups of replicas.
+# The runtime keeps one replica of sharded states, so it makes no groups of state replicas.
 GROUPS_HERE = [name for name in GROUPS if name != "state replicas"]
-# Groups that gather states, which are sharded from ZeRO-1 on.
+# Groups that all-gather weights, which is needed from ZeRO-1 on.
 _GATHERING = ("gather", "gather experts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPosition:
-    """The position of a rank in a plan."""
+    """The position of a rank in a plan: its stage, and its index along each mesh axis."""
 
     stage: int
     data: int
@@ -40,8 +40,8 @@ class RankPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """A range of a micro-batch's sequences that this rank sends or receives, by its own numbering,
-    and the peer's global rank.
+    """The sequences of a micro-batch that this rank sends to or receives from a peer: a range by
+    this rank's numbering, and the peer's global rank.
     """
 
     begin: int
@@ -51,8 +51,8 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """The ranks of a plan; ``tied`` if embedding and head share weights, ``experts`` if the model
-    has any.
+    """The arrangement of a plan's ranks; ``tied`` if embedding and head share weights, ``experts``
+    if the model has experts.
     """
 
     plan: Plan
@@ -68,7 +68,7 @@ class Topology:
         raise AssertionError
 
     def rank(self, stage: int, data: int, tensor: int, context: int = 0) -> int:
-        """The rank at a position."""
+        """The global rank at a position."""
         before = sum(one.num_gpus for one in self.plan.stages[:stage])
         stage_plan = self.plan.stages[stage]
         position = {"data": data, "context": context, "tensor": tensor}
@@ -80,7 +80,7 @@ class Topology:
         return (micro_batch * stage_plan.data_parallel + position.data) * stage_plan.micro_batch
 
     def ranks(self, stage: int) -> list[int]:
-        """The ranks of a stage."""
+        """The global ranks of a stage."""
         first = self.rank(stage, 0, 0)
         return list(range(first, first + self.plan.stages[stage].num_gpus))
 
@@ -112,11 +112,13 @@ class Topology:
         return self.tied and not shares_table(self.plan)
 
     def ends(self) -> list[int]:
-        """The ranks of the stages with the embedding and the head."""
+        """The ranks of the first and the last part of the model, which hold embedding and head."""
         return sorted({rank for stage in ends_of_plan(self.plan) for rank in self.ranks(stage)})
 
     def links(self) -> Iterator[tuple[str, list[int]]]:
-        """The groups of stages that exchange messages, by name (``link_of``)."""
+        """The groups of neighbouring stages that send messages to each other, by name
+        (``link_of``).
+        """
         stages = placement_of_plan(self.plan).stages
         for above, below in sorted({pair for pair in pairwise(stages) if pair[0] != pair[1]}):
             ranks = [rank for stage in sorted((above, below)) for rank in self.ranks(stage)]
@@ -124,12 +126,14 @@ class Topology:
             yield link_of("B", below, above), ranks
 
     def neighbours(self, stage: int) -> list[int]:
-        """The stages that a stage exchanges messages with."""
+        """The stages with which a stage exchanges messages."""
         pairs = pairwise(placement_of_plan(self.plan).stages)
         return sorted({one for pair in pairs if stage in pair for one in pair} - {stage})
 
     def transfers(self, rank: int, *, to_stage: int, receives: bool) -> list[Transfer]:
-        """The transfers of a rank from, or to, the ranks of a neighbouring stage."""
+        """The sequences that a rank receives from, or sends to, the ranks of a neighbouring
+        stage.
+        """
         position = self.place(rank)
         stage_plan, other = self.plan.stages[position.stage], self.plan.stages[to_stage]
         begin = position.data * stage_plan.micro_batch
@@ -138,8 +142,8 @@ class Topology:
             low = max(begin, data * other.micro_batch)
             high = min(begin + stage_plan.micro_batch, (data + 1) * other.micro_batch)
             for tensor in range(other.tensor_parallel):
-                # Each receiver has one sender: all ranks of a tensor-parallel group have the same
-                # activations.
+                # Each receiver has one sender, since all ranks of a tensor-parallel group hold the
+                # same activations.
                 if receives:
                     matches = tensor == position.tensor % other.tensor_parallel
                 else:
@@ -150,8 +154,8 @@ class Topology:
         return transfers
 
     def context_peers(self, rank: int) -> tuple[list[int], list[int]]:
-        """The ranks to which a rank sends keys and values, or heads, inside attention, and those
-        from which it receives; none if keys are gathered.
+        """The ranks to which a rank sends keys and values (or heads) inside attention, and those
+        from which it receives them; none if keys are gathered.
         """
         position = self.place(rank)
         ranks, way = self.plan.stages[position.stage].token_split
@@ -167,7 +171,7 @@ class Topology:
         return (peers, peers) if way == HEADS else (peers[:1], peers[1:])
 
     def traffic(self, rank: int, link: str) -> tuple[list[Transfer], list[Transfer]]:
-        """The transfers that a rank sends over a link for each micro-batch, and those that it
+        """The sequences that a rank sends over a link for each micro-batch, and those that it
         receives.
         """
         sender, receiver = ends_of_link(link)
@@ -178,7 +182,7 @@ class Topology:
 
 
 def link_of(kind: PassKind, sender: int, receiver: int) -> str:
-    """The link from one stage to another for the outputs of passes of a kind.
+    """The name of the link from one stage to another, for outputs of forward or of backward passes.
 
     A link between a stage and the next one has the number of the first of them.
 
@@ -192,7 +196,7 @@ def link_of(kind: PassKind, sender: int, receiver: int) -> str:
 
 
 def ends_of_link(link: str) -> tuple[int, int]:
-    """The sending and the receiving stage of a link.
+    """The sending and the receiving stage of a link, from its name.
 
     >>> ends_of_link("backward 1"), ends_of_link("forward 2 to 0")
     ((2, 1), (2, 0))
@@ -207,8 +211,8 @@ def ends_of_link(link: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sharers:
-    """Ranks with the same parameters, which may shard their states: they ``gather`` weights and
-    ``reduce`` gradients in separate groups, so that both can run concurrently.
+    """Ranks with the same parameters, which may shard the states of these: they ``gather`` weights
+    and ``reduce`` gradients in separate groups, so that both can run at the same time.
 
     ``splitters`` are the ranks that have other parts of the same tensors.
     """
@@ -225,10 +229,10 @@ class Sharers:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Connections:
-    """A rank's groups: tensor- and context-parallel ranks, ranks with other experts and with parts
-    of the same experts, all ranks, and links to other stages. In a run of several replicas these
-    are the groups of the rank's replica, and ``peers`` have the same part of the weights in the
-    other replicas.
+    """The groups through which a rank communicates: with tensor- and context-parallel ranks, ranks
+    with other experts and with parts of the same experts, all ranks, and other stages. In a run of
+    several replicas these are the groups of the rank's replica, and ``peers`` have the same part of
+    the weights in the other replicas.
 
     ``sharers`` have the same weights; first all but experts' weights, then experts'. ``links`` are
     named as in ``Topology.links``.
@@ -253,12 +257,12 @@ class Connections:
 
     @property
     def place(self) -> RankPosition:
-        """Where the rank is."""
+        """The rank's position in the plan."""
         return self.topology.place(self.rank)
 
     @property
     def replica(self) -> int:
-        """The rank's index among those with the same weights, experts aside."""
+        """The rank's index among the ranks with the same weights, experts aside."""
         return self.sharers[0].replica
 
 

@@ -1,1 +1,3 @@
-"""Devices other than the CPU: the interface that the runtime calls, and its CUDA implementation."""
+"""Devices other than the CPU: the interface through which the runtime uses them, and its
+implementation for CUDA.
+"""

@@ -1,4 +1,6 @@
-"""CUDA devices by ``torch.cuda``, and the table of device kinds."""
+"""The driver for CUDA devices, which calls ``torch.cuda``, and the table of drivers by kind of
+device.
+"""
 
 import os
 import re
@@ -15,17 +17,17 @@ from mistlab.plan.workload import Workload
 from mistlab.schedule.stage_passes import LANES
 from runtime.devices.driver import DevicePeaks, Driver, Event, Graph, Stream
 
-# CUDA devices by ``torch.cuda``.
+# The driver for CUDA devices, which calls ``torch.cuda``.
 
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-# CUDA reads the first setting when it starts, torch the second when it makes a communicator. A
-# setting by the user is kept. Streams that share one of CUDA's connections wait for one another.
-# Messages run on a stream of NCCL's own, which the second setting makes as urgent as the lanes of
-# messages (docs/decisions/0011-communicators.md).
+# Environment variables: CUDA reads the first when it starts, torch the second when it makes a
+# communicator; a value set by the user is kept. Streams that share one of CUDA's connections wait
+# for one another. Messages run on a stream of NCCL's own, which the second variable makes as urgent
+# as the lanes of messages (docs/decisions/0011-communicators.md).
 SETTINGS = {CONNECTIONS: "32", "TORCH_NCCL_HIGH_PRIORITY": "1"}
 
-# By the major version of CUDA: the required driver, and a build of ``TESTED_TORCH`` for it
+# For each major version of CUDA: the driver that it needs, and a build of ``TESTED_TORCH`` for it
 # (docs.nvidia.com/deploy/cuda-compatibility).
 NEEDED_DRIVERS = {"13": ("580", "cu130"), "12": ("525", "cu126")}
 TESTED_TORCH = "2.13.0"
@@ -37,7 +39,9 @@ _LOST = (
 
 
 def shared_connections() -> str | None:
-    """A warning if the user has set fewer connections than a rank has lanes; otherwise None."""
+    """A warning if the user has set fewer of CUDA's connections than a rank has lanes (queues of
+    work); otherwise None.
+    """
     given = os.environ.get(CONNECTIONS, "")
     if not given.isdigit() or int(given) >= len(LANES):
         return None
@@ -63,7 +67,7 @@ def why_no_gpu() -> str:
 
 
 def _old_driver(message: str) -> str:
-    """A text about a driver that is too old for the installed torch: both versions, and what to
+    """The problem of a driver that is too old for the installed torch: both versions, and what to
     install.
     """
     built = str(torch.version.cuda)
@@ -83,8 +87,8 @@ def _old_driver(message: str) -> str:
 
 
 def peers_apart(ranks: int) -> str | None:
-    """A warning if GPUs that ``ranks`` of this node use have no peer access, or have it disabled;
-    otherwise None.
+    """A warning if two GPUs that this node's ranks use cannot access each other's memory (peer
+    access), or have that disabled; otherwise None.
     """
     if ranks > 1 and os.environ.get(NO_PEERS) == "1":
         return f"{NO_PEERS}=1: {_LOST}: unset it, if the GPUs have peer access"
@@ -118,7 +122,7 @@ def check_device(workload: Workload, device: torch.device) -> None:
 
 @final
 class CudaDriver:
-    """NVIDIA's GPUs."""
+    """The driver for NVIDIA's GPUs."""
 
     backend = "nccl"
 
@@ -128,7 +132,7 @@ class CudaDriver:
         return torch.version.cuda or ""
 
     def count(self) -> int:
-        """The number of GPUs; called before anything else, so that CUDA starts with
+        """The number of GPUs; called first of all, so that CUDA starts with the variables in
         ``SETTINGS``.
         """
         for name, value in SETTINGS.items():
@@ -152,7 +156,8 @@ class CudaDriver:
         return torch.cuda.current_stream(device)
 
     def stream(self, device: torch.device, *, urgent: bool = False) -> Stream:
-        """A new stream; an urgent one precedes the default stream, and follows NCCL's urgent ones.
+        """A new stream; the work of an urgent one precedes that of the default stream, and follows
+        that of NCCL's urgent streams.
 
         CUDA's highest priority would lend streams of NCCL's pool, where a lane and a group of
         NCCL's might be one stream.
@@ -169,8 +174,8 @@ class CudaDriver:
 
     @contextmanager
     def capture(self, stream: Any) -> Iterator[Graph]:
-        """Capture a CUDA graph; other threads of the process, such as NCCL's, are not
-        restricted.
+        """Capture a CUDA graph; other threads of the process, such as NCCL's, may go on calling
+        CUDA.
         """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
@@ -186,11 +191,11 @@ class CudaDriver:
         return [int(one) for one in tensor.tolist()]
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """A new random generator on a GPU."""
+        """A new random generator for tensors on a GPU."""
         return torch.Generator(device)
 
     def idle(self, cycles: int) -> None:
-        """Queue a pause on the current stream."""
+        """Queue a pause of this many clock cycles on the current stream."""
         torch.cuda._sleep(cycles)
 
     def threads(self, name: str) -> Executor:
@@ -213,7 +218,7 @@ class CudaDriver:
         torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
     def free_and_total_bytes(self, device: torch.device) -> tuple[int, int]:
-        """Free memory and all memory of a GPU."""
+        """The free and the total bytes of a GPU's memory."""
         return torch.cuda.mem_get_info(device)
 
     def reserved_bytes(self, device: torch.device) -> int:
@@ -231,7 +236,7 @@ class CudaDriver:
         torch.cuda.reset_accumulated_memory_stats(device)
 
     def peaks(self, device: torch.device) -> DevicePeaks:
-        """Peaks since the last ``count_anew``."""
+        """The peaks of the GPU's memory since the last ``count_anew``."""
         return DevicePeaks(
             allocated_bytes=torch.cuda.max_memory_allocated(device),
             reserved_bytes=torch.cuda.max_memory_reserved(device),
@@ -239,15 +244,15 @@ class CudaDriver:
         )
 
 
-# The table of device kinds besides the CPU: a driver for each, by torch's name of the kind.
+# The table of drivers for device kinds other than the CPU, by torch's name of the kind.
 
 
-# A stand-in for a GPU adds its row while it is in use.
+# A stand-in for a GPU adds its own row while it is in use.
 DRIVERS: dict[str, Driver] = {"cuda": CudaDriver()}
 
 
 def driver_of(device: torch.device) -> Driver | None:
-    """The driver of a device; None for a CPU, unless a stand-in drives the CPU."""
+    """The driver of a device; None for a CPU, unless a stand-in treats the CPU as a GPU."""
     return DRIVERS.get(device.type)
 
 

@@ -1,4 +1,5 @@
-"""The interface through which the runtime and the profiler use a device other than the CPU.
+"""The interface (driver) through which the runtime and the profiler use a device other than the
+CPU.
 
 Every call for a GPU goes through a ``Driver``, so that a stand-in can take the GPU's place on a
 machine without one. There are two stand-ins: one follows streams by vector clocks, one has tensors
@@ -17,14 +18,14 @@ from torch import Tensor
 
 
 class Graph(Protocol):
-    """Captured work of a device."""
+    """A captured graph of a device's work."""
 
     def replay(self) -> None:
-        """Replay the graph on the current stream."""
+        """Run the captured work again on the current stream."""
 
 
 class Stream(Protocol):
-    """A queue of a device's work."""
+    """A queue of work on a device."""
 
     def wait_event(self, event: Any) -> None:
         """Make work queued from now on wait for the event."""
@@ -34,18 +35,19 @@ class Event(Protocol):
     """A point in the work of a stream."""
 
     def record(self, stream: Any) -> None:
-        """Mark the point at which all work currently on the stream has ended."""
+        """Mark the point of the stream at which all work queued so far has ended."""
 
     def synchronize(self) -> None:
-        """Block the calling thread until the point is reached."""
+        """Block the calling thread until the device has reached the event."""
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds from this event to ``end_event``."""
+        """The milliseconds from this event to ``end_event``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePeaks:
-    """The peaks of a device's memory: allocated by tensors, and reserved by torch's allocator.
+    """Peaks of a device's memory: bytes allocated by tensors, and bytes reserved by torch's
+    allocator.
 
     ``retries`` counts how often the allocator had to free its cache and ask the device again.
     """
@@ -56,27 +58,27 @@ class DevicePeaks:
 
 
 class Driver(Protocol):
-    """One kind of device, such as CUDA's."""
+    """The interface to one kind of device, such as CUDA's."""
 
     @property
     def backend(self) -> str:
-        """torch.distributed's name of the backend for collectives between these devices."""
+        """The name of torch.distributed's backend for collectives between these devices."""
 
     @property
     def version(self) -> str:
         """The version of the software below torch, such as CUDA's."""
 
     def count(self) -> int:
-        """Number of devices on this node."""
+        """The number of devices on this node."""
 
     def choose(self, device: torch.device) -> None:
         """Make a device the calling thread's current device."""
 
     def name(self, device: torch.device) -> str:
-        """The maker's name of a device."""
+        """The name that the maker gives to a device."""
 
     def has_bf16(self) -> bool:
-        """Whether the current device computes in bfloat16."""
+        """Whether the current device can compute in bfloat16."""
 
     def current_stream(self, device: torch.device) -> Stream:
         """The stream that torch uses by default."""
@@ -91,26 +93,26 @@ class Driver(Protocol):
         """A new event, with timing; a thread that waits for it yields its core."""
 
     def capture(self, stream: Any) -> AbstractContextManager[Graph]:
-        """Capture work within the ``with`` block instead of running it: on this stream, which is
-        not the default one, and on streams forked from it and joined at the end.
+        """Capture the work in the ``with`` block instead of running it: on this stream, which is
+        not the default one, and on streams that fork from it and join it again.
         """
 
     def synchronize(self, device: torch.device) -> None:
         """Block the calling thread until all streams have ended their work."""
 
     def read(self, tensor: Tensor, usual: int) -> list[int]:
-        """The values of a tensor, for which the calling thread blocks; ``usual`` is returned where
-        tensors have no values.
+        """The values of a tensor, for which the calling thread waits; on devices without values,
+        ``usual`` for each.
         """
 
     def generator(self, device: torch.device) -> torch.Generator:
         """A new random generator for tensors on a device."""
 
     def idle(self, cycles: int) -> None:
-        """Queue a pause on the current stream."""
+        """Queue a pause of this many clock cycles on the current stream."""
 
     def threads(self, name: str) -> Executor:
-        """An executor with one host thread, which runs concurrently with the issuing thread."""
+        """An executor with one host thread, which runs beside the thread that issues work."""
 
     def host_zeros(self, size_bytes: int) -> Tensor:
         """Zeros in host memory, to be passed to ``pin``."""
@@ -122,7 +124,7 @@ class Driver(Protocol):
         """
 
     def unpin(self, memory: Tensor) -> None:
-        """Unpin memory that ``pin`` has pinned."""
+        """The free and the total bytes of a device's memory."""
 
     def free_and_total_bytes(self, device: torch.device) -> tuple[int, int]:
         """Free memory and all memory of a device."""
@@ -137,7 +139,7 @@ class Driver(Protocol):
         """Free the allocator's cache, and reset its peak counters."""
 
     def peaks(self, device: torch.device) -> DevicePeaks:
-        """Peaks since the last ``count_anew``."""
+        """The peaks of the device's memory since the last ``count_anew``."""
 
 
 # Lends pinned host memory, and can keep it pinned from one run of a process to the next.
@@ -146,13 +148,13 @@ class Driver(Protocol):
 # therefore keeps its pinned memory within ``kept()``, and reuses it.
 
 
-# Parts of a block begin at page boundaries, as blocks do.
+# Parts of a pinned block begin at page boundaries, as blocks themselves do.
 PAGE_BYTES = 4096
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Block:
-    """One piece of pinned memory, lent in parts from its beginning up to ``used_bytes``.
+    """A block of pinned memory, lent in parts from its beginning; ``used_bytes`` are lent already.
 
     ``lent`` counts the parts that are not given back yet. The first ``written_bytes`` may hold
     values of earlier runs.
@@ -166,11 +168,11 @@ class _Block:
 
     @property
     def left_bytes(self) -> int:
-        """The bytes that can still be lent."""
+        """The bytes of the block that can still be lent."""
         return self.memory.numel() - self.used_bytes
 
     def take(self, size_bytes: int) -> Tensor:
-        """Lend the next part, filled with zeros."""
+        """Lend the next part of the block, filled with zeros."""
         begin, end = self.used_bytes, self.used_bytes + size_bytes
         self.memory[begin : min(end, max(begin, self.written_bytes))].zero_()
         self.used_bytes = min(self.memory.numel(), -(-end // PAGE_BYTES) * PAGE_BYTES)
@@ -179,7 +181,9 @@ class _Block:
         return self.memory[begin:end]
 
     def give_back(self) -> None:
-        """Return one part; when all parts are returned, the whole block can be lent again."""
+        """Return a part of the block; once all parts are returned, the whole block can be lent
+        again.
+        """
         self.lent -= 1
         if not self.lent:
             self.used_bytes = 0
@@ -191,14 +195,14 @@ class _Block:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Lent:
-    """Borrowed pinned host memory; zeros at first."""
+    """A borrowed part of pinned host memory, filled with zeros at first."""
 
     memory: Tensor
     _block: _Block
     _keeper: "_Keeper | None"
 
     def give_back(self) -> None:
-        """Declare that the memory is no longer used."""
+        """Return the memory, which is not used any more."""
         if self._keeper is None:
             self._block.unpin()
         else:
@@ -207,13 +211,13 @@ class Lent:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Keeper:
-    """The pinned blocks of a process, lent to one run after another."""
+    """Keeps the pinned blocks of a process, and lends them to one run after another."""
 
     _blocks: list[_Block] = field(default_factory=list)
     _lock: Lock = field(default_factory=Lock)
 
     def lend(self, size_bytes: int, driver: Driver) -> Lent:
-        """Lend a part of the smallest block that suffices, otherwise of a new block.
+        """Lend a part of the smallest block with enough room, otherwise of a new block.
 
         Before a new block is pinned, all blocks that nobody uses are unpinned, so that little is
         pinned beyond the need of the current run.
@@ -232,12 +236,12 @@ class _Keeper:
             return Lent(memory=block.take(size_bytes), _block=block, _keeper=self)
 
     def give_back(self, block: _Block) -> None:
-        """Return one part of a block; the block stays pinned."""
+        """Return a part of a block; the block stays pinned."""
         with self._lock:
             block.give_back()
 
     def end(self) -> None:
-        """Unpin all blocks."""
+        """Unpin and free all blocks."""
         with self._lock:
             self._drop([*self._blocks])
 
@@ -264,7 +268,9 @@ def kept() -> Iterator[None]:
 
 
 def lend(size_bytes: int, driver: Driver) -> Lent:
-    """Lend pinned zeros; raises ``MemoryError`` if the memory cannot be pinned."""
+    """Lend pinned host memory, filled with zeros; raises ``MemoryError`` if memory cannot be
+    pinned.
+    """
     if _keeper is not None:
         return _keeper.lend(size_bytes, driver)
     block = _pinned(size_bytes, driver)

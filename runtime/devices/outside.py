@@ -1,4 +1,5 @@
-"""Device memory outside torch's allocator, and the allocator limit that leaves room for it.
+"""Measures device memory that is used outside torch's allocator, and limits the allocator to what
+is left.
 
 The process's CUDA context, its libraries, the communicators of its groups and other processes take
 such memory.
@@ -32,12 +33,15 @@ class Cap:
         self._cluster, self._device = cluster, device
         self._driver = driver_of(device)
         if self._driver is not None:
-            # Earlier plans of this process may have left a cache; the groups have connected by now.
+            # Free what earlier plans of this process have cached; the groups have connected by now,
+            # so their memory is counted.
             self._driver.count_anew(device)
             self.measure()
 
     def measure(self) -> None:
-        """Measure the bytes used outside the allocator now, and set the limit."""
+        """Measure the bytes that are used outside the allocator now, and set the allocator's
+        limit.
+        """
         driver, device, cluster = self._driver, self._device, self._cluster
         if driver is None:
             return

@@ -1,4 +1,6 @@
-"""The machine that is profiled: its devices, software, clocks and nvidia-smi queries."""
+"""The machine that is profiled: its devices, software, clock rates, and what nvidia-smi says about
+it.
+"""
 
 import os
 import platform
@@ -17,14 +19,16 @@ from runtime.devices import outside
 from runtime.devices.cuda import DRIVERS, driver_of, why_no_gpu
 from runtime.threads import allowed_cores, cores_of_device, on_cores
 
-# Asks nvidia-smi, the command of NVIDIA's driver, about a GPU.
+# Asks nvidia-smi, a command of NVIDIA's driver, about a GPU.
 
 
 _PATIENCE_S = 20.0
 
 
 def answers_of(queries: Sequence[str], gpu: str) -> list[str]:
-    """One word for each query about the GPU ``gpu``; empty words if nvidia-smi fails."""
+    """The answer of nvidia-smi to each query about a GPU, one word each; empty words if the command
+    fails.
+    """
     command = ["nvidia-smi", f"--query-gpu={','.join(queries)}", f"--id={gpu}"]
     command.append("--format=csv,noheader,nounits")
     nothing = [""] * len(queries)
@@ -44,13 +48,13 @@ def answers_of(queries: Sequence[str], gpu: str) -> list[str]:
 # ``cpu``, or a device kind that has a driver.
 DeviceKind = str
 
-# Communication needs at least two processes on a CPU.
+# A CPU stands for this many devices, since communication needs at least two processes.
 CPU_DEVICES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """Devices of one node, with one process each; a process has ``threads`` threads.
+    """The devices of a node that are measured, by one process each with ``threads`` threads.
 
     On a CPU each thread has one of ``node_cores`` for itself.
     """
@@ -74,7 +78,7 @@ class Devices:
 
     @contextmanager
     def driven(self, rank: int) -> Iterator[torch.device]:
-        """The device of a process; in the ``with`` block it is the process's current device."""
+        """Make a process's device its current device in the ``with`` block."""
         if self.kind == "cpu":
             with on_cores(cores_of_device(rank, self.threads, self.node_cores)):
                 yield torch.device("cpu")
@@ -110,7 +114,7 @@ def devices_of(kind: DeviceKind | None, count: int | None) -> Devices:
 # Reads the clock rates of a GPU from nvidia-smi.
 
 
-# The SM clock, its maximum, the memory clock, and the power limit in watts.
+# Queries to nvidia-smi: the SM clock, its maximum, the memory clock, and the power limit in watts.
 _QUERIES = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
 
 
@@ -128,13 +132,13 @@ def clocks_of(device: torch.device) -> Clocks | None:
 
 
 def _identity(device: torch.device) -> str:
-    """The GPU's identifier for nvidia-smi, whose numbering differs from torch's."""
+    """The identifier by which nvidia-smi knows a GPU, since its numbering differs from torch's."""
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     return str(device.index or 0) if uuid is None else f"GPU-{uuid}"
 
 
 def _number(word: str) -> float | None:
-    """A positive number; None for an empty word, and for nvidia-smi's bracketed "unknown"."""
+    """An answer as a positive number; None for an empty word and for "unknown" in brackets."""
     try:
         number = float(word)
     except ValueError:
@@ -149,7 +153,7 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def environment_of(devices: Devices, revision: str) -> Environment:
-    """The device, and the versions of its software."""
+    """A description of the device, and of the versions of its software."""
     driver = DRIVERS.get(devices.kind)
     return Environment(
         device=driver.name(devices.first) if driver else _cpu(),

@@ -26,7 +26,8 @@ from runtime.engine.streams.lanes import Streams
 from runtime.engine.training import Training
 from runtime.profiling.timing import Clock, Timing
 
-# Runs blocks so small that the host is the bottleneck, with the executor on one device.
+# Runs blocks so small that the host's launches take all the time, on one device with the runtime's
+# executor.
 
 
 HIDDEN, HEADS, SEQUENCE, VOCAB = 64, 2, 8, 128
@@ -38,7 +39,7 @@ MICRO_BATCHES = 16
 
 
 def tiny(family: Family, attention: Attention, precision: Precision, *, layers: int) -> Workload:
-    """A workload whose model has ``layers`` tiny blocks."""
+    """A workload whose model has ``layers`` blocks so small that only launches take time."""
     return Workload(
         model=ModelSpec.of(family=family, hidden=HIDDEN, layers=layers, heads=HEADS, vocab=VOCAB),
         sequence_length=SEQUENCE,
@@ -90,21 +91,21 @@ class TinyBlocks:
         self.sample_s()
 
     def sample_s(self, now: Callable[[], float] = perf_counter) -> float:
-        """The seconds of one block's forward and backward pass."""
+        """The seconds of one small block's forward and backward pass."""
         few_s, many_s = self.samples_s(now)
         return (many_s - few_s) / (MANY - FEW) / MICRO_BATCHES
 
     def samples_s(self, now: Callable[[], float] = perf_counter) -> list[float]:
-        """Seconds of an iteration of the model with few blocks, and with many."""
+        """The seconds of an iteration of the model with few blocks, and of that with many."""
         return [self._iteration_s(run, now) for run in self._runs]
 
     def release(self) -> None:
-        """Return pinned memory."""
+        """Return the pinned memory."""
         for run in self._runs:
             run.release()
 
     def _iteration_s(self, run: Executor, now: Callable[[], float]) -> float:
-        # Reading the spans makes an iteration as costly as a run's step, which reads them too.
+        # A run reads the tasks' times after each step, so the measured iteration reads them too.
         run.streams.spans()
         begin = now()
         run.iterate(self._batches)
@@ -112,12 +113,14 @@ class TinyBlocks:
         return now() - begin
 
 
-# Measures the host's time to launch kernels, with blocks so small that nothing else takes time.
+# Measures the host's time to launch kernels, with blocks so small that launches take all the time.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchTiming:
-    """The time of a tiny block's forward and backward pass, and their number of kernels."""
+    """The measured time of a small block's forward and backward pass, and the number of its
+    kernels.
+    """
 
     kernels: int
     timing: Timing
@@ -141,7 +144,8 @@ def launches(
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Within the ``with`` block, suspend everything that would disturb the measurement.
+    """Within the ``with`` block, suspend what would disturb a measurement, such as garbage
+    collection.
 
     Python's garbage collector is off. Kernels on a CPU run in one thread, because waking threads
     takes longer than such a kernel.

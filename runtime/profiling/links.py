@@ -21,38 +21,40 @@ Copy = Literal["host_to_device", "device_to_host"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCase:
-    """A collective over groups of ``gpus`` ranks; ``size_bytes`` is the whole message."""
+    """A collective to measure over groups of ``gpus`` ranks; ``size_bytes`` is the whole
+    message.
+    """
 
     kind: Collective
     gpus: int
     size_bytes: int
 
     def measured(self, rank: Rank) -> Timing:
-        """The time of the collective, with all groups of the node concurrently."""
+        """Time the collective in all groups of the node at once."""
         return rank.timed(collective(self.kind, self.size_bytes, rank, self.gpus))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyCase:
-    """A copy between a device and pinned memory of the host."""
+    """A copy to measure between a device and pinned host memory."""
 
     kind: Copy
     size_bytes: int
 
     def measured(self, rank: Rank) -> Timing:
-        """The time of the copy, on all devices of the node concurrently."""
+        """Time the copy on all devices of the node at once."""
         return rank.timed(copy(self.kind, self.size_bytes, rank))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendCase:
-    """A message from the first rank's device to another's, its ``peer``."""
+    """A message to measure from the first rank's device to that of its ``peer``."""
 
     size_bytes: int
     peer: int = 1
 
     def measured(self, rank: Rank) -> Timing:
-        """Half of a message's round-trip time."""
+        """Time a message and its answer, and take half of that."""
         message = _values(self.size_bytes, rank)
 
         def there_and_back() -> None:
@@ -67,7 +69,9 @@ class SendCase:
 
 
 def collective(kind: Collective, size_bytes: int, rank: Rank, gpus: int) -> TimedWork:
-    """A function that runs a collective over this process's group, with the executor's calls."""
+    """A function that runs a collective over this process's group, as the runtime's executor calls
+    it.
+    """
     group = ProcessGroup(rank.groups[gpus])
     whole = _values(size_bytes, rank, gpus)
     part = whole[: len(whole) // gpus].clone()
@@ -98,8 +102,8 @@ def _values(size_bytes: int, rank: Rank, divisor: int = 1) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideCase:
-    """The memory of contexts, libraries, and communicators of all processes and of a group per
-    size.
+    """Which memory outside the allocator to measure: that of contexts, libraries, and communicators
+    of all processes and of one group of each size.
 
     Before the measurement the communicators are used as in training: NCCL allocates memory at the
     first use of an algorithm, and at the first message between two ranks. ``size_bytes`` is the
@@ -109,7 +113,7 @@ class OutsideCase:
     size_bytes: int
 
     def measured(self, rank: Rank) -> int:
-        """The bytes on the device with the most.
+        """The bytes outside the allocator on the device that has most.
 
         The first device does not count if there are others: the parent process takes memory there.
         """

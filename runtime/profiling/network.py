@@ -1,4 +1,4 @@
-"""A process that measures between nodes, on each of which torchrun has started equally many.
+"""Measures links between nodes, in processes that torchrun has started, equally many on each node.
 
 Groups have as many neighbouring ranks of each node, in the same places, and all groups of a shape
 work at once, so that they share the nodes' links as in a run.
@@ -40,11 +40,11 @@ class NodesOfRun:
 
     @property
     def shapes(self) -> list[int]:
-        """The numbers of ranks per node of the measured groups."""
+        """The numbers of ranks in a node for which groups are measured."""
         return [count for count in range(1, self.gpus + 1) if self.gpus % count == 0]
 
     def groups(self, in_node: int) -> list[list[int]]:
-        """The groups with this many ranks of each node."""
+        """The groups that consist of this many ranks of each node."""
         return [
             [node * self.gpus + rank for node in range(self.nodes) for rank in range(first, end)]
             for first, end in ((one, one + in_node) for one in range(0, self.gpus, in_node))
@@ -53,8 +53,8 @@ class NodesOfRun:
 
 @contextmanager
 def rank_of_nodes(of: NodesOfRun, kind: str, repetitions: int) -> Iterator[Rank]:
-    """Connect to the other nodes' processes, and disconnect at the end; there are groups of all
-    shapes.
+    """Connect this process to those of other nodes, with groups of all shapes; disconnect at the
+    end of the ``with`` block.
     """
     world = world_of_launcher()
     device = device_of(kind, world)

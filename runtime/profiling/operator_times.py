@@ -18,7 +18,7 @@ from runtime.models.parallel import product
 from runtime.profiling.timing import Clock, Timing
 from runtime.tracing.traced_operators import TracedCall, flop_of, read_bytes, written_bytes
 
-# Counts the operations and bytes of running operators, as in layer graphs.
+# Counts the operations and bytes of operators as they run, in the way of layer graphs.
 
 
 class WorkCounter(TorchDispatchMode):
@@ -76,7 +76,7 @@ def memory_bytes_per_s(size_bytes: int, clock: Clock, repetitions: int) -> float
 
 DROPOUT = 0.1
 STEP = "optimizer-step"
-# The magnitude of random values, so that sums of a few thousand products fit in 16 bits.
+# The magnitude of random values, small enough that sums of a few thousand products fit in 16 bits.
 SCALE = 0.1
 
 Shape = tuple[int, ...]
@@ -85,7 +85,7 @@ OperatorCall = tuple[Callable[..., Tensor], tuple[Shape, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSizes:
-    """The sizes of a block and of its micro-batch."""
+    """The sizes of a block, and of the micro-batch that it runs on."""
 
     hidden: int
     ffn: int
@@ -107,7 +107,7 @@ class AttentionSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTiming:
-    """The times of an operator's two passes, and their total work."""
+    """The measured times of an operator's forward and backward pass, and the work of both."""
 
     forward: Timing
     backward: Timing
@@ -118,14 +118,14 @@ class OperatorTiming:
 def block_operator(
     operator: OperatorCall, precision: Precision, clock: Clock, repetitions: int
 ) -> OperatorTiming:
-    """Time the operator at one place of a block."""
+    """Time the operator at one place of a block, forward and backward."""
     function, shapes = operator
     return _timed(function, shapes, precision, clock, repetitions)
 
 
 def optimizer_step(parameters: int, precision: Precision, clock: Clock, repetitions: int) -> Timing:
-    """Time the optimizer step of this many parameters, as the executor runs it: gradients in 32
-    bits, master weights and moments, then weights.
+    """Time the optimizer step of this many parameters as the executor runs it: gradients are copied
+    to 32 bits, master weights and moments are updated, then weights.
     """
     device, dtype = clock.device, TYPE_OF_PRECISION[precision]
     master, first, second = (torch.zeros(parameters, device=device) for _ in range(3))
@@ -163,7 +163,7 @@ def fused_attention(
 
 
 def places_of(block: BlockSizes, device: str) -> Mapping[str, OperatorCall]:
-    """The function at each place of a block, and the shapes of its operands.
+    """For each place in a block, the operator's function and the shapes of its operands.
 
     On a CPU nothing is dropped: drawing random numbers takes a CPU longer than the rest, and the
     models of the catalogue drop nothing.

@@ -1,4 +1,4 @@
-"""Measures the passes of a block over documents packed into a sequence."""
+"""Measures a block's passes over sequences that are packed from several documents."""
 
 import time
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ WARM_UP = 4
 def seconds_of_packed(
     workload: Workload, sequences: Sequence[Sequence[int]], repetitions: int
 ) -> list[float]:
-    """The CPU seconds of this thread for a forward and a backward pass of a model's first block,
-    for each sequence of documents: the minimum over repetitions.
+    """For each packed sequence, the CPU seconds of a forward and a backward pass of a model's first
+    block: the minimum over repetitions.
     """
     model = model_of(workload)
     block = model.blocks[0]
@@ -25,7 +25,7 @@ def seconds_of_packed(
         for parameter in block.parameters():
             parameter.normal_(std=0.02)
     seconds = []
-    # The first passes are slower.
+    # The first passes are slower, so the first sequences run twice.
     for lengths in (*sequences[:WARM_UP], *sequences):
         confine(block, lengths, rotary)
         x = torch.randn(1, sum(lengths), workload.model.hidden, requires_grad=True)

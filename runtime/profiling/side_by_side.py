@@ -1,4 +1,4 @@
-"""Runs work on several streams concurrently; on a CPU, threads take the place of streams."""
+"""Runs work on several streams at the same time; on a CPU, threads take the place of streams."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,10 +17,10 @@ from runtime.profiling.timing import Rank, TimedWork, Timing
 
 
 class Lanes(Protocol):
-    """Streams that do not wait for one another."""
+    """Streams of a device that run side by side and do not wait for one another."""
 
     def side_by_side(self, works: Mapping[str, TimedWork]) -> None:
-        """Start the works of some streams together; the caller's stream continues when all have
+        """Start the work of several streams together; the caller's stream continues once all have
         ended.
         """
 
@@ -33,21 +33,23 @@ class ThreadLanes:
         self._threads = ThreadPoolExecutor(len(STREAMS))
 
     def side_by_side(self, works: Mapping[str, TimedWork]) -> None:
-        """Start all works together, and wait for all."""
+        """Start the work of all threads together, and wait for all."""
         for done in [self._threads.submit(work) for work in works.values()]:
             done.result()
 
 
 @final
 class StreamLanes:
-    """Lanes on a GPU: a stream of the device for each stream, with a run's priorities."""
+    """Lanes on a GPU: each is a stream of the device, with the priority that it has in a run."""
 
     def __init__(self, device: torch.device, driver: Driver) -> None:
         self._device, self._driver = device, driver
         self._streams = {name: driver.stream(device, urgent=name != "compute") for name in STREAMS}
 
     def side_by_side(self, works: Mapping[str, TimedWork]) -> None:
-        """Start all works when the current stream arrives here, and make it wait for their ends."""
+        """Start the work of all streams when the current stream arrives here, and let that wait for
+        all ends.
+        """
         current, start = self._driver.current_stream(self._device), self._driver.event()
         start.record(current)
         for name, work in works.items():
@@ -61,12 +63,12 @@ class StreamLanes:
 
 
 def lanes_of(device: torch.device) -> Lanes:
-    """The lanes of a device."""
+    """The lanes of a device: threads on a CPU, streams on a GPU."""
     driver = driver_of(device)
     return ThreadLanes() if driver is None else StreamLanes(device, driver)
 
 
-# Measures the interference of four concurrent streams.
+# Measures how much four streams slow one another when they run at the same time (interference).
 #
 # Each stream gets work of one of a few lengths, or none, and all combinations of lengths are
 # measured. A stream's work is a number of equal GEMMs, transfers or copies, whose time is measured
@@ -78,7 +80,8 @@ TRIAL_RUNS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """The lengths of work: ``levels`` are multiples of ``unit_s``; 0 is an idle stream.
+    """The lengths of work to combine: ``levels`` are multiples of ``unit_s`` seconds; 0 is an idle
+    stream.
 
     ``product_size`` is the size of the square products that compute, ``chunk_bytes`` the size of
     one transfer.
@@ -92,7 +95,9 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapCase:
-    """One combination: a level for each stream; groups of ``gpus`` ranks communicate."""
+    """A combination to measure: one level of work for each stream; ranks communicate in groups of
+    ``gpus``.
+    """
 
     gpus: int
     levels: tuple[int, ...]
@@ -100,14 +105,18 @@ class OverlapCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapTiming:
-    """The time of each stream's work alone (None for an idle stream), and of all together."""
+    """Measured times of a combination: each stream's work alone (None for an idle stream), and all
+    together.
+    """
 
     alone: tuple[Timing | None, ...]
     together: Timing
 
 
 def overlap_cases(gpus: int, levels: tuple[int, ...]) -> list[OverlapCase]:
-    """All combinations with at least two busy streams; a single device does not communicate."""
+    """All combinations with at least two busy streams; with a single device, none that
+    communicate.
+    """
     transfers = levels if gpus > 1 else (0,)
     mixtures = product(levels, transfers, levels, levels)
     busy = (mixture for mixture in mixtures if sum(level > 0 for level in mixture) > 1)
@@ -115,7 +124,7 @@ def overlap_cases(gpus: int, levels: tuple[int, ...]) -> list[OverlapCase]:
 
 
 class StreamLoads:
-    """The work of each stream of a process, and the number of repetitions per unit of length."""
+    """The work of each stream in a process, and how often it is repeated per unit of length."""
 
     def __init__(self, lengths: Lengths, rank: Rank, gpus: int) -> None:
         self._rank = rank
@@ -132,7 +141,7 @@ class StreamLoads:
         ]
 
     def measured(self, case: OverlapCase) -> OverlapTiming:
-        """Time each stream's work alone, then all of it together."""
+        """Time the work of each stream alone, then that of all streams together."""
         works = {
             name: self._work(stream, level)
             for stream, (name, level) in enumerate(zip(STREAMS, case.levels, strict=True))
@@ -145,7 +154,7 @@ class StreamLoads:
         )
 
     def _load(self, make: Callable[[], TimedWork], lengths: Lengths) -> tuple[TimedWork, int]:
-        """A piece of work, and the number of repetitions that take one unit of length."""
+        """A piece of work for a stream, and how often it is repeated to take one unit of length."""
         work = make()
         seconds = self._rank.slowest(self._rank.clock.samples_s(work, TRIAL_RUNS))
         return work, max(1, round(lengths.unit_s / Timing.of(seconds).median_s))

@@ -1,4 +1,4 @@
-"""Times repeated work on a device: with events on a GPU, with the host's clock on a CPU.
+"""Times work that is repeated on a device: by events on a GPU, by the host's clock on a CPU.
 
 Caches are cleared before each timed work. In a run, weights, states and messages come from memory:
 those of all blocks together are larger than any cache.
@@ -27,17 +27,18 @@ from runtime.profiling.environment import Devices
 TimedWork = Callable[[], object]
 
 WARM_UPS = 2
-# The GPU idles this long before each timed work, so that the host has launched all its kernels.
+# The GPU pauses for so many cycles before each timed work, so that the host has launched all
+# kernels by then.
 HEAD_START_CYCLES = 2_000_000
-# The bytes written before each timed work, to clear the L2 cache (at most 126 MB).
+# So many bytes are written before each timed work, to clear the L2 cache (at most 126 MB).
 FLUSHED_BYTES = 256 * MIB_BYTES
-# The same on a CPU: twice the cache that the cores of a server share.
+# The bytes written on a CPU for the same purpose: twice the cache that the cores of a server share.
 FLUSHED_ON_HOST_BYTES = 64 * MIB_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """The median of repeated measurements.
+    """The median of repeated measurements, and how far they scatter.
 
     ``spread`` is the distance of the quartiles, divided by the median.
     """
@@ -47,7 +48,7 @@ class Timing:
 
     @classmethod
     def of(cls, samples_s: Sequence[float]) -> "Timing":
-        """The median and spread of samples."""
+        """The timing of samples: their median and spread."""
         middle = median(samples_s)
         spread = 0.0
         if len(samples_s) > 1:
@@ -61,10 +62,10 @@ class Clock(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """The device that runs the work."""
+        """The device on which the clock times work."""
 
     def samples_s(self, work: TimedWork, repetitions: int) -> list[float]:
-        """The seconds of each repetition, after warm-up."""
+        """The seconds of each repetition of some work, after warm-up."""
 
     def wait(self) -> None:
         """Wait until the device has ended all work."""
@@ -85,7 +86,7 @@ class HostClock:
         self._small = torch.ones(8, 8)
 
     def samples_s(self, work: TimedWork, repetitions: int) -> list[float]:
-        """The seconds of each repetition, after warm-up."""
+        """The seconds of each repetition of some work, after warm-up."""
         for _ in range(WARM_UPS):
             work()
         samples = []
@@ -98,13 +99,13 @@ class HostClock:
         return samples
 
     def _clear(self) -> None:
-        """Clear the caches of data, but keep torch's code in them, as in a run."""
+        """Clear the data caches of the CPU, but keep torch's code in them, as in a run."""
         self.flushed.zero_()
         for _ in range(WARM_UPS):
             torch.mm(self._small, self._small).add_(self._small)
 
     def wait(self) -> None:
-        """Returns at once: all work has ended."""
+        """Returns at once, since all work has ended."""
 
 
 @final
@@ -138,7 +139,7 @@ class EventClock:
 
 
 def clock_of(device: torch.device, meet: Callable[[], object] = lambda: None) -> Clock:
-    """The clock of a device; on a CPU, processes ``meet`` before each timed work."""
+    """The clock for a device; on a CPU, processes ``meet`` before each timed work."""
     driver = driver_of(device)
     return HostClock(meet) if driver is None else EventClock(device, driver)
 
@@ -146,13 +147,15 @@ def clock_of(device: torch.device, meet: Callable[[], object] = lambda: None) ->
 # One of the processes that measure together, with its device and its groups.
 
 
-# The timeout of a process that waits for another; then all processes end.
+# The timeout after which a process that waits for another gives up, and all processes end.
 PATIENCE = timedelta(minutes=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rank:
-    """A process; ``groups`` has its group of each size, over ``talk`` processes compare times."""
+    """A process that measures; ``groups`` has its group of each size, and processes compare times
+    over ``talk``.
+    """
 
     rank: int
     clock: Clock
@@ -164,7 +167,9 @@ class Rank:
     @classmethod
     @contextmanager
     def joined(cls, rank: int, devices: Devices, meeting: Path, repetitions: int) -> Iterator[Self]:
-        """Connect to the other processes, and disconnect when all have left the ``with`` block."""
+        """Connect this process to the others, and disconnect when all have left the ``with``
+        block.
+        """
         with devices.driven(rank) as device:
             joined_rank = cls._join(rank, devices, device, meeting, repetitions)
             yield joined_rank
@@ -205,7 +210,7 @@ class Rank:
         )
 
     def slowest(self, samples_s: Sequence[float]) -> list[float]:
-        """For each repetition, the time of the slowest process."""
+        """For each repetition, the time of the process that took longest."""
         if self.talk is None:
             return list(samples_s)
         seconds = torch.tensor(samples_s, dtype=torch.float64)
@@ -217,7 +222,7 @@ class Rank:
         together(self.talk)
 
     def timed(self, work: TimedWork) -> Timing:
-        """Time work that all processes run together."""
+        """Time work that all processes run at once."""
         self.together()
         return Timing.of(self.slowest(self.clock.samples_s(work, self.repetitions)))
 
@@ -229,5 +234,5 @@ def together(talk: ProcessGroup | None) -> None:
 
 
 def group_sizes(count: int) -> list[int]:
-    """The sizes of groups that divide the number of devices."""
+    """The sizes of groups that divide the number of devices evenly."""
     return [size for size in range(2, count + 1) if count % size == 0]

@@ -1,4 +1,4 @@
-"""Measures with several processes together, one for each device of the node."""
+"""Measures with several processes at once, one for each device of the node."""
 
 import queue
 import signal
@@ -24,14 +24,14 @@ POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledWorld:
-    """The processes that measure, and the lengths of their work."""
+    """The processes that measure together, and the lengths of work to combine."""
 
     devices: Devices
     repetitions: int
     lengths: Lengths
 
     def measured(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
-        """Yield the result of each case in order, as soon as it is measured."""
+        """Yield the result of each case to measure, in order, as soon as it is there."""
         yield from self._measured(cases)
 
     def outside_bytes(self, size_bytes: int) -> int:
@@ -67,7 +67,7 @@ class ProfiledWorld:
 
 
 def _next(outcomes: Any, processes: Sequence[BaseProcess], case: object) -> Any:
-    """The next result; raises if a process has died, or none answers."""
+    """The next result of the processes; raises an error if one has died, or none answers."""
     waits = round(2 * PATIENCE.total_seconds() / POLL_S)
     for _ in range(waits):
         try:
@@ -91,8 +91,11 @@ def _next(outcomes: Any, processes: Sequence[BaseProcess], case: object) -> Any:
 def _measure(
     rank: int, world: ProfiledWorld, folder: Path, cases: Sequence[Any], outcomes: Any
 ) -> None:
-    """The main function of a process: measure all cases in order; the first process reports."""
-    # The terminal interrupts all its processes; this one ignores it, and the parent ends it.
+    """The main function of a measuring process: measure all cases in order; the first process
+    reports.
+    """
+    # An interrupt of the terminal reaches all processes; this one ignores it, since its parent ends
+    # it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     meeting = folder / "meeting"
     with Rank.joined(rank, world.devices, meeting, world.repetitions) as joined_rank:

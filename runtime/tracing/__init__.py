@@ -1,1 +1,3 @@
-"""Executes torch models with symbolic sizes, without a GPU and without allocating tensors."""
+"""Runs torch models with symbolic sizes, without a GPU and without memory for tensors, to derive
+layer graphs.
+"""

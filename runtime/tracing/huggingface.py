@@ -1,5 +1,5 @@
-"""Builds Hugging Face's causal language models on torch's meta device: configuration defaults, and
-parameter counts.
+"""Builds causal language models of Hugging Face's transformers without memory: to trace them, and
+to check configurations and parameter counts.
 """
 
 import json
@@ -22,17 +22,19 @@ logging.set_verbosity(logging.CRITICAL)
 
 
 def causal_types() -> tuple[str, ...]:
-    """The model types that have a causal language model in the library, alphabetically."""
+    """The model types for which transformers has a causal language model, in alphabetical order."""
     return tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 
 
 def configuration(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of the config.json that the library writes for these keys, with all defaults."""
+    """The content of the config.json that transformers writes for a mapping of keys, with all
+    defaults.
+    """
     return dict(json.loads(json.dumps(_made(kind, given).to_dict(), default=str)))
 
 
 def parameters(kind: str, given: Mapping[str, Any]) -> int:
-    """The number of parameters of the library's model for these keys."""
+    """The number of parameters of the model that transformers builds from a mapping of keys."""
     made = _made(kind, given)
     try:
         with torch.device("meta"):
@@ -54,15 +56,15 @@ def _unbuilt(kind: str, error: Exception) -> InputError:
     return InputError(f"{kind}: transformers raised {type(error).__name__}: {reason}")
 
 
-# Makes factories of Hugging Face models from a ``config.json``; nothing is downloaded.
+# Makes functions that build Hugging Face models from a ``config.json``; nothing is downloaded.
 
 
-# The library's name for each attention implementation.
+# The name that transformers gives to each attention implementation.
 IMPLEMENTATIONS: Mapping[str, str] = {"flash": "sdpa", "math": "eager"}
 
 
 def factory_from(content: Mapping[str, Any], where: Path, attention: str) -> Factory:
-    """A factory of the causal language model that a config.json describes."""
+    """A function that builds the causal language model of a config.json."""
     config = _config(content, where)
     implementation = IMPLEMENTATIONS[attention]
 
@@ -79,7 +81,7 @@ def factory_from(content: Mapping[str, Any], where: Path, attention: str) -> Fac
 
 @contextmanager
 def unpacked_sequences() -> Iterator[None]:
-    """Within the ``with`` block, make the library treat every row of tokens as one sequence.
+    """Within the ``with`` block, make transformers treat every row of tokens as a single sequence.
 
     In training each row is one sequence, and the library finds it out from the values of positions.
     Fake tensors have no values; then the library writes out a mask, which a real step does not do.

@@ -1,4 +1,5 @@
-"""Traces a user's own model: takes a factory of an ``nn.Module``, returns a custom model.
+"""Traces a user's model: takes a function that builds an ``nn.Module``, and returns a custom model
+with its layer graph.
 
 Batch and sequence length are symbols; the factory chooses all other sizes. A factory with an
 argument ``tensor_parallel`` gets the degree as a symbol; without it the model is not split. A
@@ -35,7 +36,7 @@ LARGEST_DEGREE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandIns:
-    """The numbers behind the symbols, which decide branches in the model's code."""
+    """Numbers that stand for the symbolic sizes where the model's code branches on them."""
 
     batch: int = 4
     sequence_length: int = 128
@@ -63,7 +64,8 @@ def trace_factory(
     blocks: str | None = None,
     stand_ins: StandIns = StandIns(),
 ) -> OwnModel:
-    """Build the factory's model with symbols in place of tensors, and trace a training step.
+    """Build the model with symbols as sizes, trace a training step, and return its description and
+    layer graph.
 
     The model is called with tokens, and with the same tokens as ``labels`` or ``targets`` if its
     forward has such an argument. It may return its loss, or logits, to which cross-entropy is
@@ -111,12 +113,14 @@ class _Step:
     sizes: dict[str, int] = field(default_factory=dict)
 
     def see_block(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        """Forward hook of the block: record the hidden size."""
+        """Forward hook of the block, which records the hidden size."""
         hidden = output if isinstance(output, Tensor) else output[0]
         self.sizes["hidden"] = value_of(hidden.shape[-1])
 
     def loss_of(self, model: nn.Module) -> Tensor:
-        """Run the model; return its own loss, or the cross-entropy of its logits."""
+        """Run the model, and return its own loss, or the cross entropy of its logits if it has
+        none.
+        """
         taken = inspect.signature(model.forward).parameters
         labels = {name: self.tokens for name in ("labels", "targets") if name in taken}
         output = model(self.tokens, **labels)
@@ -135,7 +139,9 @@ class _Step:
 
 
 def _loss_and_logits(output: Any) -> tuple[Tensor | None, Tensor | None]:
-    """The first scalar and the first larger tensor in a model's output."""
+    """The loss and the logits in a model's output: the first scalar, and the first larger
+    tensor.
+    """
     if isinstance(output, dict):
         output = tuple(output.values())
     values = output if isinstance(output, tuple | list) else (output,)
@@ -205,7 +211,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _spec(name: str, layers: int, step: _Step, model: nn.Module) -> ModelSpec:
-    """The model's description, with heads and widths from its configuration if it has one."""
+    """The model's description; heads and widths come from its configuration if it has one."""
     config = getattr(model, "config", None)
     named = list(model.named_parameters(remove_duplicate=False))
     known: dict[str, Any] = {

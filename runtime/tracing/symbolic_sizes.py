@@ -1,4 +1,4 @@
-"""Named symbols for the sizes of a model with which PyTorch computes, and the assumptions of a
+"""Named symbols for a model's sizes, with which PyTorch computes shapes, and the assumptions of a
 trace.
 """
 
@@ -31,7 +31,7 @@ class TraceError(InputError):
 
 
 class SizeSpace(ShapeEnv):
-    """The named sizes of one trace; each has a value that decides branches in traced code."""
+    """The named sizes of one trace; each has a number that decides where traced code branches."""
 
     def __init__(self) -> None:
         # An operator whose result depends on values is refused by name, where it is called.
@@ -41,11 +41,12 @@ class SizeSpace(ShapeEnv):
         self.conditions: list[tuple[sympy.Expr, sympy.Expr]] = []
 
     def size(self, name: str, value: int) -> Size:
-        """A new symbol ``name``; code that needs a number gets ``value``."""
+        """A new size with this name; code that needs a number gets ``value``."""
         return self._symbol(size_symbol(name), value)
 
     def multiple(self, name: str, value: int, of: Size) -> Size:
-        """A multiple of another size: a new symbol for the quotient, times the other size.
+        """A size that is a multiple of another: a new symbol for the quotient, times the other
+        size.
 
         Expressions in the size stay polynomials. With a plain symbol they would contain whole
         divisions and remainders.
@@ -55,7 +56,9 @@ class SizeSpace(ShapeEnv):
         return of * self._symbol(size_symbol(name) / divisor, value // value_of(of))
 
     def beyond(self, name: str, value: int, other: Size) -> Size:
-        """A size above another: a new symbol for the difference, plus the other size."""
+        """A size that is larger than another: a new symbol for the difference, plus the other
+        size.
+        """
         difference = size_symbol(name) - expression_of(other)
         return other + self._symbol(difference, value - value_of(other))
 
@@ -75,7 +78,7 @@ class SizeSpace(ShapeEnv):
         return size  # type: ignore[no-any-return]
 
     def named(self, expression: sympy.Expr) -> sympy.Expr:
-        """An expression in PyTorch's symbols, rewritten in this space's names.
+        """An expression of PyTorch's symbols, written with the names of this space.
 
         Whole divisions become plain divisions: the trace's conditions say that there is no
         remainder. Every size is taken to be at least one.
@@ -134,7 +137,7 @@ def refusal(operator: str, module: str, error: Exception) -> TraceError:
 
 
 def running_place() -> str:
-    """The innermost running line of the user's code."""
+    """The innermost line of the user's code that is running."""
     return _place(traceback.extract_stack())
 
 
@@ -156,7 +159,7 @@ def _reason(error: Exception) -> str:
 
 
 def _place(frames: Iterable[traceback.FrameSummary]) -> str:
-    """The innermost frame that is in neither torch's code nor the tracer's."""
+    """The innermost frame that is neither in torch's code nor in the tracer's."""
     for frame in reversed(list(frames)):
         path = Path(frame.filename).resolve()
         if not path.is_relative_to(_TORCH) and not path.is_relative_to(_OURS / "tracing"):
@@ -179,7 +182,7 @@ def assumptions_of(space: SizeSpace) -> list[str]:
 
 
 def conditions_of(space: SizeSpace) -> list[tuple[sympy.Expr, sympy.Expr]]:
-    """The divisibility conditions: pairs of a size and its divisor."""
+    """The divisibility conditions on which traced code relies: pairs of a size and its divisor."""
     divisions = list(space.conditions)
     for guard in space.guards:
         if isinstance(guard.expr, sympy.Eq) and isinstance(guard.expr.lhs, Mod | PythonMod):
@@ -203,7 +206,7 @@ def always(guard: sympy.Basic, *, at_least: int) -> bool:
     if difference == 0:
         return isinstance(guard, sympy.Eq | sympy.Ge | sympy.Le)
     signs = {sympy.sign(c) for c in difference.as_coefficients_dict().values()}
-    # All terms have one sign, and one term is a constant: the difference is never zero.
+    # If all terms have the same sign and one of them is a constant, the difference is never zero.
     apart = len(signs) == 1 and difference.subs(dict.fromkeys(difference.free_symbols, 0)) != 0
     if isinstance(guard, sympy.Ne):
         return apart

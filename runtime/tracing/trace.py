@@ -52,11 +52,11 @@ from runtime.tracing.traced_operators import (
     written_bytes,
 )
 
-# Finds the module that an operator belongs to, in the forward and in the backward pass.
+# Finds the module to which an operator belongs, in the forward and in the backward pass.
 
 
 class ModulePaths:
-    """Tracks the calls of a model's modules.
+    """Tracks which of a model's modules are running.
 
     An operator of the backward pass belongs to the module whose forward made its autograd node.
     Autograd numbers nodes in order of creation. For each forward operator the number at the time of
@@ -91,7 +91,9 @@ class ModulePaths:
         return self._stack[-1]
 
     def forward_path(self) -> str:
-        """The path of the innermost running module, recorded for the backward pass."""
+        """The path of the innermost running module, which is also recorded for the backward
+        pass.
+        """
         self._numbers.append(torch._C._autograd._get_sequence_nr())
         self._paths.append(self.running)
         return self.running
@@ -103,8 +105,8 @@ class ModulePaths:
             return ""
         if node.name() == "torch::autograd::AccumulateGrad":
             return self._owner.get(id(node.variable), "")  # type: ignore[attr-defined]
-        # A node is made just before its operator runs, so the operator's recorded number is one
-        # more.
+        # An autograd node is made just before its operator runs, so the recorded number of the
+        # operator is one higher.
         index = bisect.bisect_right(self._numbers, node._sequence_nr())
         return self._paths[index] if index < len(self._paths) else ""
 
@@ -123,7 +125,7 @@ class ModulePaths:
 
 @dataclass(slots=True)
 class Storage:
-    """A storage of the trace, and the layer that it counts for.
+    """A storage (memory of one or more tensors) of the trace, and the layer for which it counts.
 
     ``kept_by`` is the module that first kept it for the backward pass, if one did.
     """
@@ -139,7 +141,9 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class RecordedOperator:
-    """One operator of the trace; ``alive`` has the sizes of its layer's allocated storages."""
+    """An operator of the trace; ``alive`` has the sizes of its layer's storages that are allocated
+    while it runs.
+    """
 
     layer: str
     phase: Phase
@@ -170,13 +174,13 @@ class OperatorRecorder(TorchDispatchMode):
         self.storages: dict[int, Storage] = {}
         self._space = space
         self._paths = paths
-        # The weak references also keep the addresses of storages from being reused.
+        # Storages of constants, whose weak references also keep their addresses from being reused.
         self._constants = {
             key_of(tensor): StorageWeakRef(tensor.untyped_storage()) for tensor in constants
         }
 
     def adopt(self, tensor: Tensor) -> None:
-        """Attribute a tensor made by another layer to this layer.
+        """Count a tensor, made by another layer, for this layer.
 
         It is the layer's input in the forward pass, its output's gradient in the backward pass.
         """
@@ -187,7 +191,7 @@ class OperatorRecorder(TorchDispatchMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Within the ``with`` block, record operators and the tensors kept for backward."""
+        """Within the ``with`` block, record operators and the tensors that autograd keeps."""
         saved = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
         with self, self._paths.following(), saved:
             yield
@@ -274,7 +278,9 @@ def layer_graph(
     parameters: Iterable[tuple[str, nn.Parameter]],
     output: Size,
 ) -> LayerGraph:
-    """The graph of one layer; ``output`` is the layer's output in bytes."""
+    """The layer graph of one traced layer; ``output`` is the size of the layer's output in
+    bytes.
+    """
     steps = [step for step in recorder.steps if step.layer == layer]
     storages = [x for x in recorder.storages.values() if x.owner == layer]
     inputs = [expression_of(x.size_bytes) for x in storages if x.is_input]
@@ -482,7 +488,8 @@ def trace(
     precision: str,
     blocks: str | None = None,
 ) -> ModelGraph:
-    """The graphs of a model built in ``space``; only the first of its blocks is kept and traced.
+    """The layer graphs of a model built in ``space``; only the first of its blocks is kept and
+    traced.
 
     ``loss_of`` runs the model and returns its scalar loss. ``blocks`` is the path of the list of
     blocks; without it the largest list is taken.
@@ -493,7 +500,8 @@ def trace(
     constants = [*model.parameters(), *model.buffers()]
     with space.fake_mode, torch.no_grad():
         for parameter in model.parameters():
-            # With existing gradients the first micro-batch accumulates, as later ones do.
+            # Parameters already have gradients, so that the traced micro-batch accumulates as all
+            # but the first one do.
             parameter.grad = torch.zeros_like(parameter)
             constants.append(parameter.grad)
     names = {module: _name_in_block(path, name) for name, module in model.named_modules()}
@@ -521,7 +529,7 @@ def trace(
 
 
 class AsOnGPU(TorchFunctionMode):
-    """Sends causal attention to its fused operator even with dropout, as on a GPU.
+    """A mode that sends causal attention to its fused operator even with dropout, as on a GPU.
 
     On a CPU torch writes attention out if there is dropout. The fused operator keeps the same
     tensors with and without dropout, because it draws dropout again from a seed.
@@ -530,7 +538,7 @@ class AsOnGPU(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Call ``func``; if it is attention, without its dropout."""
+        """Call a torch function; attention is called without its dropout."""
         options = dict(kwargs or {})
         if func is scaled_dot_product_attention:
             args = args[:4]
@@ -546,7 +554,9 @@ def _name_in_block(path: str, name: str) -> str:
 def _parameters_of(
     model: nn.Module, path: str, recorder: OperatorRecorder
 ) -> dict[str, list[tuple[str, nn.Parameter]]]:
-    """Each layer's parameters; one outside the block belongs to the layer that first uses it."""
+    """The parameters of each layer; one outside the block counts for the layer that first uses
+    it.
+    """
     by_layer: dict[str, list[tuple[str, nn.Parameter]]] = {EMBEDDING: [], BLOCK: [], HEAD: []}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if name.startswith(f"{path}.0."):

@@ -1,4 +1,4 @@
-"""Traces the project's own transformers, with symbols or with numbers as sizes."""
+"""Traces this package's own transformers, with symbols or with numbers as sizes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -38,7 +38,8 @@ class Sizes:
     f: Size
     V: Size
     tp: Size
-    # Sizes of windows, latent attention, experts and state spaces, where a model has them.
+    # Below: sizes of parts that only some models have: windows, latent attention, experts and state
+    # spaces.
     w: Size = 1
     u: Size = 1
     m: Size = 1
@@ -58,7 +59,9 @@ class Sizes:
 
 
 def symbolic_sizes(space: SizeSpace, variant: Variant | None = None) -> Sizes:
-    """A symbol for every size; the numbers behind the symbols only have to be distinct."""
+    """A symbol for every size; the numbers behind the symbols only have to differ from one
+    another.
+    """
     tp = space.size("tp", 2)
     k = space.multiple("k", 6, tp)
     parts = () if variant is None else variant.parts
@@ -70,7 +73,7 @@ def symbolic_sizes(space: SizeSpace, variant: Variant | None = None) -> Sizes:
         "n": space.multiple("n", 24, k),
     }
     if "latent" in parts:
-        # Some channels are rotary, and there are others.
+        # Rotary channels are fewer than all channels of a head, so that both kinds occur.
         r = space.multiple("r", 32, 2)
         d = space.beyond("d", 64, r)
     else:
@@ -89,7 +92,7 @@ def symbolic_sizes(space: SizeSpace, variant: Variant | None = None) -> Sizes:
 
 
 def _sizes_of_parts(space: SizeSpace, parts: tuple[str, ...], tp: Size) -> dict[str, Size]:
-    """Symbols for the sizes of the parts that a model has."""
+    """Symbols for the sizes of the optional parts that a model has."""
     sizes: dict[str, Size] = {}
     if "window" in parts:
         sizes |= {"w": space.size("w", 40)}
@@ -113,13 +116,15 @@ def _sizes_of_parts(space: SizeSpace, parts: tuple[str, ...], tp: Size) -> dict[
 
 
 def trace_variant(variant: Variant) -> ModelGraph:
-    """The graph of a variant with symbols as sizes, as the package ships it."""
+    """The layer graph of a variant (family, attention, parts) with symbols as sizes, as the package
+    ships it.
+    """
     space = SizeSpace()
     return trace_sizes(variant, symbolic_sizes(space, variant), space)
 
 
 def trace_spec(spec: ModelSpec, attention: str, precision: str) -> tuple[ModelSpec, ModelGraph]:
-    """A custom model with the structure of ``spec``, and its graph with symbols as sizes."""
+    """A custom model with the structure of ``spec``, and its layer graph with symbols as sizes."""
     variant = Variant(
         family=spec.family,
         attention=attention,
@@ -142,7 +147,7 @@ def structure_with(variant: Variant) -> Structure:
     return replace(STRUCTURES[variant.family], **parts)
 
 
-# Parts in which blocks differ from their family's, and the fields of structures that they set.
+# For each optional part of blocks, the fields of the structure that it sets.
 _OTHERWISE: Mapping[str, Mapping[str, Any]] = {
     "rotary": {"position": "rotary"},
     "positionless": {"position": "none"},
@@ -153,7 +158,7 @@ _OTHERWISE: Mapping[str, Mapping[str, Any]] = {
 def trace_sizes(
     variant: Variant, sizes: Sizes, space: SizeSpace, structure: Structure | None = None
 ) -> ModelGraph:
-    """The graph of a variant for given sizes, which are symbols of ``space`` or numbers.
+    """The layer graph of a variant for given sizes, which are symbols of ``space`` or numbers.
 
     The structure is that of the variant's family unless another is given.
     """

@@ -1,4 +1,4 @@
-"""The operations and bytes of traced operators, including scans over a sequence."""
+"""Counts the operations and bytes of traced operators, scans over a sequence included."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,20 +23,23 @@ from runtime.models.ranks import Size, value_of
 # state's previous values: keys with keys, and their inverse with keys and values.
 
 
-# The tokens of a chunk, as in Nemotron's configurations and in kernels of the delta rule.
+# The number of tokens in a chunk of a scan, as in Nemotron's configurations and in kernels of the
+# delta rule.
 CHUNK, CHUNK_OF_DELTA_RULE = 128, 64
-# The number of passes over the states of all chunks, in 32 bits. Forward they are computed, passed
-# on (read and written) and queried; backward likewise, also for gradients, which are read twice.
+# How often kernels pass over the states of all chunks, in 32 bits: forward, states are computed,
+# passed on (read and written) and queried; backward likewise, and gradients are read twice.
 READ: dict[Phase, int] = {"forward": 2, "backward": 5}
 WRITTEN: dict[Phase, int] = {"forward": 2, "backward": 4}
-# A GEMM has two gradients.
+# GEMMs of a pass per GEMM of the forward pass: backward, the forward GEMM runs again, and two
+# gradients are computed.
 PRODUCTS: dict[Phase, int] = {"forward": 1, "backward": 3}
 
 
 def scan_flop(
     tokens: Size, heads: Size, sizes: list[Size], phase: Phase, *, by_delta_rule: bool
 ) -> Size:
-    """Operations of a scan of tokens by heads; ``sizes`` are groups, channels and states.
+    """The operations of a scan over tokens, for all heads; ``sizes`` are groups, channels and
+    states.
 
     The backward pass computes what is inside of chunks again.
     """
@@ -51,16 +54,16 @@ def scan_flop(
 
 
 def state_bytes(tokens: Size, heads: Size, sizes: list[Size], *, by_delta_rule: bool) -> Size:
-    """Bytes of the states of all chunks, in 32 bits."""
+    """The bytes of a scan's states in all chunks, in 32 bits."""
     _, channels, states = sizes
     chunk = CHUNK_OF_DELTA_RULE if by_delta_rule else CHUNK
     return 4 * tokens * heads * channels * states // chunk
 
 
-# The cost of each operator of a trace: its kind, its operations and the bytes that it moves.
+# Counts the cost of each operator of a trace: its kind, its operations and the bytes that it moves.
 
 
-# Keys are names of operators without overload. Pointwise operators that are not listed are
+# The kind of kernel of each operator, by name without overload; other pointwise operators are
 # recognised by their tag.
 KIND_OF_OPERATOR: Mapping[str, Kind] = {
     "aten.mm": "matmul",
@@ -181,7 +184,7 @@ IDLE = {
     "aten._local_scalar_dense",
 }
 
-# Operators that fetch rows of a table, with the argument that is the table.
+# Operators that fetch rows of a table, each with the argument that is the table.
 ROWS_OF = {
     "aten.embedding": "weight",
     "aten.gather": "self",
@@ -192,10 +195,10 @@ ROWS_OF = {
 # Collectives whose message, counted by ``read_bytes``, is their result.
 GATHERS = {"mistlab.gather_tokens", "mistlab.gather_again", "mistlab.gather_rows"}
 
-# Operators that read only past positions, half of each square of scores.
+# Operators that read only scores of past positions, which are half of all scores.
 READ_HALVES = {"mistlab.causal_softmax", "mistlab.causal_softmax_backward"}
 
-# Operators that write an argument without reading it, with this argument.
+# Operators that overwrite an argument without reading it, each with the argument.
 OVERWRITES = {
     "aten.copy_": "self",
     "aten.scatter_": "self",
@@ -222,7 +225,7 @@ class TracedCall:
         return f"{namespace}.{name}"
 
     def argument(self, name: str) -> Any:
-        """The value of an argument of the schema, or its default if it was not given."""
+        """The value of an argument by its name in the schema; its default if it was not given."""
         for index, schema in enumerate(self.operator._schema.arguments):
             if schema.name == name:
                 given = self.args[index] if index < len(self.args) else schema.default_value
@@ -231,17 +234,17 @@ class TracedCall:
 
     @property
     def inputs(self) -> list[Tensor]:
-        """The tensors among the arguments."""
+        """The tensors among the call's arguments."""
         return tensors_in((self.args, self.kwargs))
 
     @property
     def outputs(self) -> list[Tensor]:
-        """The tensors that the operator made or changed."""
+        """The tensors that the call made or changed."""
         return self.changed or tensors_in(self.result)
 
     @property
     def changed(self) -> list[Tensor]:
-        """The arguments that the operator writes to."""
+        """The arguments to which the call writes."""
         names = [
             schema.name
             for schema in self.operator._schema.arguments
@@ -258,7 +261,7 @@ class TracedCall:
 
 
 def key_of(tensor: Tensor) -> int:
-    """A key that is equal for all tensors on one storage."""
+    """A key that is the same for all tensors that share a storage."""
     return tensor.untyped_storage()._cdata
 
 
@@ -272,7 +275,9 @@ def kind_of(call: TracedCall) -> Kind:
 
 
 def flop_of(call: TracedCall) -> Size:
-    """Floating-point operations: PyTorch's formulas for GEMMs, otherwise one per element."""
+    """The floating-point operations of a call: for GEMMs by PyTorch's formulas, otherwise one per
+    element.
+    """
     kind = kind_of(call)
     if call.name in _FLOP:
         return _FLOP[call.name](call)
@@ -289,7 +294,9 @@ def flop_of(call: TracedCall) -> Size:
 
 
 def read_bytes(call: TracedCall) -> Size:
-    """Bytes read: each input once; of a table only the rows that are looked up."""
+    """The bytes that a call reads: each input once, and of a table only the rows that are looked
+    up.
+    """
     if kind_of(call) == "fill":
         return 0
     if call.name in GATHERS:
@@ -306,7 +313,7 @@ def read_bytes(call: TracedCall) -> Size:
 
 
 def written_bytes(call: TracedCall) -> Size:
-    """Bytes written: each output once, whether it is new or changed in place."""
+    """The bytes that a call writes: each output once, whether it is new or changed in place."""
     if call.name == "aten.scatter_":
         return size_bytes(call.argument("src"))
     if call.name in READ_HALVES:
@@ -324,7 +331,7 @@ def tensors_in(values: object) -> list[Tensor]:
 
 
 def size_bytes(tensor: Tensor) -> Size:
-    """Bytes of a tensor's distinct values: a broadcast dimension counts once."""
+    """The bytes of a tensor's distinct values; a broadcast dimension counts once."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     sizes = [size for size, stride in pairs if not (isinstance(stride, int) and stride == 0)]
     return prod(sizes) * tensor.element_size()
@@ -337,7 +344,7 @@ def _grouped_flop(call: TracedCall) -> Size:
     """
     left, right = call.argument("self").shape, call.argument("mat2").shape
     each = 2 * left[-2] * left[-1] * right[-1]
-    # If groups have equally many rows, groups are the first dimension of both arguments.
+    # If all groups have equally many rows, both arguments have the groups as their first dimension.
     return left[0] * each if len(left) == len(right) == 3 else each
 
 
@@ -345,7 +352,7 @@ def _grouped_product_flop(call: TracedCall) -> Size:
     """The operations of ``mistlab::grouped_product`` and its gradients: every row counts once."""
     first, second, *_ = call.inputs
     inner: Size = prod(second.shape[1:])
-    # The gradient of matrices has rows on both sides: as many as the first operand's columns.
+    # The gradient of the weight matrices sums over rows, so its columns are those of both operands.
     return 2 * first.shape[0] * inner * (1 if second.dim() == 3 else first.shape[1])
 
 
@@ -359,8 +366,8 @@ def _wide_attention_flop(call: TracedCall) -> Size:
     """
     batch, sequence, heads, channels = call.argument("query").shape
     values, window = call.argument("value").shape[-1], call.argument("window")
-    # Forward: scores and output. Backward: scores again, and gradients of probabilities, values,
-    # queries and keys.
+    # GEMMs of attention forward: scores and output. Backward: scores again, and gradients of
+    # probabilities, values, queries and keys.
     products = 3 * channels + 2 * values if "gradient" in _names(call) else channels + values
     pairs = 2 * sequence * window - window * window if _is_given(window) else sequence * sequence
     return products * batch * heads * pairs
@@ -371,7 +378,7 @@ def _phase(call: TracedCall) -> Phase:
 
 
 def _of_scan(call: TracedCall) -> tuple[Size, Size, list[Size], bool]:
-    """The tokens, heads and sizes of a scan, and whether it follows the delta rule."""
+    """The tokens, heads and sizes of a scan operator, and whether it follows the delta rule."""
     mixed, heads = call.argument("mixed").shape, call.argument("shift").shape[0]
     by_delta_rule = call.name.startswith("mistlab.delta_rule")
     return mixed[0] * mixed[1], heads, call.argument("sizes"), by_delta_rule
@@ -416,5 +423,5 @@ def _attention_flop(call: TracedCall) -> Size:
     # values, queries and keys.
     products = 5 if backward else 2
     multiply_adds = products * batch * heads * rows * columns * channels
-    # Under a causal mask half of the square of scores is not computed.
+    # Under a causal mask half of the scores is not computed.
     return multiply_adds if call.argument("is_causal") else 2 * multiply_adds

@@ -14,7 +14,7 @@ from runtime.tracing.symbolic_sizes import TraceError, expression_of
 
 @dataclass(frozen=True, slots=True)
 class SymbolicTensor:
-    """The shape of a result, in symbols and in the numbers behind the symbols."""
+    """A tensor's shape, in symbols and in the numbers behind the symbols."""
 
     shape: Shape
     concrete_shape: tuple[int, ...]
@@ -24,7 +24,7 @@ class SymbolicTensor:
 
 
 def tokens(batch: Size, sequence: Size) -> Tensor:
-    """A tensor for tokens (batch, sequence), without values."""
+    """A tensor of tokens (batch, sequence), which has a shape but no values."""
     with construction((batch, sequence)):
         return torch.empty(batch, sequence, dtype=torch.int64)
 

@@ -1,1 +1,1 @@
-"""Derives all ranks' calls of collectives from a plan, and finds calls that would deadlock."""
+"""Derives from a plan every rank's calls of collectives, and finds calls that would deadlock."""

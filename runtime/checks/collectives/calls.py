@@ -36,20 +36,21 @@ from runtime.engine.storage.boundary import link_of_message
 from runtime.engine.work.layer_passes import LAYER_RUNS, layer_treatments
 from runtime.engine.work.router_notes import routers_of
 
-# The first iteration, and a second one, which equals all later ones.
+# Calls are listed for the first iteration, and for a second one, which equals all later ones.
 ITERATIONS = 2
-# The number of all-reduces over tensor-parallel ranks in a block, per direction; and of its GEMMs
-# that take whole sequences.
+# The number of all-reduces over tensor-parallel ranks in a block, and in one whose attention and
+# network run side by side, forward or backward. Below, the number of a block's GEMMs that take
+# whole sequences.
 SUMS_OF_BLOCK, SUMS_OF_PARALLEL_BLOCK = 2, 1
 GATHERS_OF_BLOCK = 2
-# The names of the tensors that tensor-parallel ranks reduce, and of those of the loss.
+# Names of the tensors that tensor-parallel ranks reduce. Below, names of the tensors of the loss.
 ACTIVATIONS, THEIR_GRADIENTS = "activations", "gradients of activations"
-# The tensors that multi-token prediction heads concatenate: two vectors per token, of whose GEMM
-# ranks have some columns.
+# Names of the tensors that multi-token prediction heads concatenate: two vectors per token;
+# tensor-parallel ranks split the columns of their GEMM.
 JOINED, OF_JOINED, COLUMNS = "joined vectors", "gradients of joined vectors", "columns of products"
 LOSS = ("largest logits", "sums of powers and logits at targets")
-# Gradients of parameters that all tensor-parallel ranks hold, where each has those of its own
-# tokens.
+# The name of the experts that tokens choose. Below, that of the gradients of parameters that all
+# tensor-parallel ranks hold whole: each rank has the gradients of its own tokens.
 CHOICES = "choices of tokens"
 OF_VECTORS, OF_POSITIONS = "gradients of shared vectors, layer", "gradients of positions"
 
@@ -57,7 +58,9 @@ OF_VECTORS, OF_POSITIONS = "gradients of shared vectors, layer", "gradients of p
 def calls_of(
     plan: Plan, workload: Workload, *, clips: bool = False, steps_on_host: bool = False
 ) -> WorldCalls:
-    """The calls of a plan's ranks; with ``clips`` a step needs the norm of all gradients."""
+    """Every rank's calls of collectives under a plan; with ``clips`` a step needs the norm of all
+    gradients.
+    """
     usual = {"train": "all", "loss": "whole"}
     for name, value in usual.items():
         if (given := getattr(workload, name)) != value:
@@ -149,7 +152,7 @@ def _training(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stage:
-    """The calls of a stage's tasks.
+    """Lists the tasks of one stage's ranks, each with its calls of collectives.
 
     ``sums`` is a block's number of sums over tensor-parallel ranks, forward or backward. Layers of
     ``routed`` have experts. The head of a model of so many ``blocks`` predicts ``further`` tokens.
@@ -170,15 +173,15 @@ class _Stage:
     known: dict[tuple[object, ...], tuple[Call, ...]] = field(default_factory=dict)
 
     def steps(self) -> tuple[Step, ...]:
-        """The tasks of the stage's program, with their calls."""
+        """The tasks of the stage's ranks in order, with their calls."""
         return steps_of_program(self.shape, self._calls, self.reductions, ITERATIONS)
 
     def gather(self, op: Op) -> tuple[Call, ...]:
-        """U: gather the weights of a layer, those of experts after all others."""
+        """Calls of task U: all-gather the weights of a layer, those of experts last."""
         return self._of_sections("gather", "all_gather", "weights", op)
 
     def reduce(self, op: Op) -> tuple[Call, ...]:
-        """R: reduce a layer's gradients, with those of experts last."""
+        """Calls of task R: reduce the gradients of a layer, those of experts last."""
         if self.reductions.late:
             return ()
         if self.reductions.of_layer:
@@ -199,13 +202,15 @@ class _Stage:
         return (call, replace(call, group=f"{group} experts", what=what))
 
     def _has_experts(self, op: Op) -> bool:
-        """Whether a layer has experts; multi-token prediction blocks are like the last block."""
+        """Whether a layer has experts; multi-token prediction blocks have them if the last block
+        has.
+        """
         if self.experts is None or not self._has_blocks(op):
             return False
         return min(op.layer, self.blocks) in self.routed
 
     def _has_blocks(self, op: Op) -> bool:
-        """Whether a layer is a block, or a head with multi-token prediction blocks."""
+        """Whether a layer is a block, or a head that contains multi-token prediction blocks."""
         is_head = op.layer > self.blocks
         return self.shape.has_block(op.layer) or (is_head and self.further > 0)
 
@@ -213,7 +218,7 @@ class _Stage:
         return ranks_of(group, self._own.degree)
 
     def exchange(self, op: Op) -> tuple[Call, ...]:
-        """X and Y: a message to or from another stage."""
+        """Calls of tasks X and Y: send a message to another stage, or receive one."""
         link = link_of_message(op)
         what = ACTIVATIONS if link.startswith("forward") else THEIR_GRADIENTS
         what = f"{what} of micro-batch {op.micro_batch}"
@@ -222,14 +227,14 @@ class _Stage:
         return (Call(group=link, kind="exchange", what=what),)
 
     def _above(self, op: Op) -> int:
-        """The layer whose output, or whose output's gradient, a message carries."""
+        """The layer from which a message comes: its output, or its output's gradient."""
         assert op.of is not None
         is_output = (op.of.kind == "F") == (op.name == "X")
         return op.layer if is_output else op.layer - 1
 
     def forward(self, op: Op) -> tuple[Call, ...]:
-        """F: exchanges of context-parallel ranks, all-reduces where a tensor-parallel region ends,
-        and those of the loss.
+        """Calls of task F, a layer's forward pass: exchanges of context-parallel ranks, all-reduces
+        where a tensor-parallel region ends, and those of the loss.
         """
         if op.layer == EMBEDDING:
             return self._of_embedded()
@@ -242,7 +247,9 @@ class _Stage:
         return (*loss, *(*joint, *self._forward_of_block(op), *loss) * self.further)
 
     def _of_embedded(self) -> tuple[Call, ...]:
-        """The all-reduce of token vectors over the parts of a table."""
+        """The reduction of token vectors over tensor-parallel ranks, which split the embedding
+        table.
+        """
         return self._scatters(ACTIVATIONS) if self._splits_tokens else self._sums(ACTIVATIONS)
 
     def _forward_of_block(self, op: Op) -> tuple[Call, ...]:
@@ -255,8 +262,8 @@ class _Stage:
         return (*self._keys("forward"), *self._sums(*(ACTIVATIONS,) * self.sums))
 
     def backward(self, op: Op) -> tuple[Call, ...]:
-        """B: the forward pass's collectives if it is recomputed, and all-reduces of gradients where
-        a tensor-parallel region begins.
+        """Calls of task B, a layer's backward pass: those of the forward pass if it is recomputed,
+        and all-reduces of gradients where a tensor-parallel region begins.
         """
         splits = self.shape.passes.splits_backward
         if op.layer == EMBEDDING:
@@ -278,8 +285,8 @@ class _Stage:
     def _backward_of_block(self, op: Op) -> tuple[Call, ...]:
         if self._splits_tokens:
             return self._backward_of_parts(op)
-        # Attention's region is the first of a block, so the all-reduce of its gradients is the
-        # last.
+        # Attention comes first in a block, so the all-reduce of its input's gradient comes last in
+        # the backward pass.
         last = self._sums(THEIR_GRADIENTS)
         attention = (*self._keys("backward"), *last)
         if self._has_experts(op):
@@ -288,8 +295,8 @@ class _Stage:
         return (*last * (self.sums - 1), *attention)
 
     def of_weights(self, op: Op) -> tuple[Call, ...]:
-        """W: under sequence parallelism GEMMs gather their inputs again, and vectors are
-        reduced.
+        """Calls of task W, a separate weight-gradient pass: under sequence parallelism GEMMs gather
+        their inputs again, and vectors' gradients are reduced.
         """
         if op.layer == EMBEDDING:
             return self._of_embedding(op)
@@ -307,7 +314,9 @@ class _Stage:
         return self._own.splits_tokens
 
     def _taken_again(self, op: Op) -> tuple[Call, ...]:
-        """The whole-sequence inputs of a layer's GEMMs, last GEMM first."""
+        """The all-gathers of whole-sequence inputs of a layer's GEMMs in its backward pass, last
+        GEMM first.
+        """
         gathers, of_block = self._gathers(ACTIVATIONS), GATHERS_OF_BLOCK
         if self._has_experts(op):
             of_block = 1 + self._has_shared
@@ -317,7 +326,9 @@ class _Stage:
         return (*further * self.further, *gathers)
 
     def _forward_of_parts(self, op: Op) -> tuple[Call, ...]:
-        """Sequences are gathered before GEMMs, and results reduce-scattered after a region."""
+        """The forward calls of a block under sequence parallelism: sequences are gathered before
+        GEMMs, and results reduce-scattered after a region.
+        """
         gather, scatter = self._gathers(ACTIVATIONS), self._scatters(ACTIVATIONS)
         keys = self._keys("forward")
         if self.sums == SUMS_OF_PARALLEL_BLOCK:
@@ -328,8 +339,9 @@ class _Stage:
         return (*gather, *keys, *scatter, *network)
 
     def _backward_of_parts(self, op: Op) -> tuple[Call, ...]:
-        """Gradients are gathered where a region ends; each GEMM gathers its input again, unless a
-        weight-gradient pass does, and reduce-scatters the input's gradient.
+        """The backward calls of a block under sequence parallelism: gradients are gathered where a
+        region ends; each GEMM gathers its input again, unless a weight-gradient pass does, and
+        reduce-scatters the input's gradient.
         """
         of_region, product = self._gathers(THEIR_GRADIENTS), self._backward_of_product(op)
         keys = self._keys("backward")
@@ -343,7 +355,7 @@ class _Stage:
     def _backward_of_product(
         self, op: Op, taken: str = ACTIVATIONS, gradients: str = THEIR_GRADIENTS
     ) -> tuple[Call, ...]:
-        """The gradients of a GEMM's input."""
+        """The calls for the gradients of a GEMM's input under sequence parallelism."""
         if not self._splits_tokens:
             return self._sums(gradients)
         keeps = self.shape.passes.splits_backward and not self.shape.adds_table_in_b(op.layer)
@@ -355,13 +367,13 @@ class _Stage:
         return self.experts is not None and self.experts.shared_ffn > 0
 
     def _experts(self, phase: "Passes") -> tuple[Call, ...]:
-        """Numbers of rows, copies and their weights go to experts, and outputs return; backward,
-        gradients take the same routes. Tensor-parallel ranks without sequence parallelism gather
-        the outputs of their parts, and the gradients.
+        """The calls of a layer's experts: numbers of rows, copies of tokens and their weights go to
+        experts, and outputs return; backward, gradients take the same routes. Tensor-parallel ranks
+        without sequence parallelism gather the outputs of their parts, and the gradients.
         """
         chosen: tuple[Call, ...] = ()
         if self.experts is not None and (self.drops or self.experts.router.balance_loss):
-            # A sequence's choices are gathered where ranks have parts of it.
+            # Where ranks have parts of a sequence, the experts that its tokens choose are gathered.
             chosen = tuple(
                 Call(group=group, kind="all_gather", what=f"{CHOICES} by {group} ranks")
                 for group in ("tensor", "context")
@@ -381,13 +393,13 @@ class _Stage:
         return (*ways, *gathered)
 
     def _keys(self, phase: "Passes") -> tuple[Call, ...]:
-        """The calls of context-parallel ranks inside attention."""
+        """The calls of context-parallel ranks inside a block's attention."""
         ranks, way = self._own.token_split
         return () if ranks == 1 else _KEYS[way](ranks)[phase]
 
     def _of_embedding(self, op: Op) -> tuple[Call, ...]:
-        """Ranks reduce the gradient of positions; the embedding gathers the gradient of its
-        region.
+        """The backward calls of the embedding: ranks gather the gradient of its output, and reduce
+        that of positions.
         """
         if not self._splits_tokens:
             return ()
@@ -395,9 +407,9 @@ class _Stage:
         return (*of_positions, *self._gathers(THEIR_GRADIENTS))
 
     def _of_vectors(self, op: Op) -> tuple[Call, ...]:
-        """The reduction of a layer's shared vectors, once per iteration: under sequence parallelism
-        of all vectors that ranks hold whole; otherwise of head norms, and of routers, to which each
-        rank gives its own tokens.
+        """The reduction of gradients of a layer's vectors, once per iteration: under sequence
+        parallelism those of all vectors that ranks hold whole; otherwise those of head norms, and
+        of routers, of which each rank computes the gradients of its own tokens.
         """
         of_heads = self.has_head_norms and self._has_blocks(op)
         has_any = self._splits_tokens or of_heads or self._has_experts(op)
@@ -405,7 +417,7 @@ class _Stage:
         return self._sums(f"{OF_VECTORS} {op.layer}") if is_last else ()
 
     def _gathers(self, what: str) -> tuple[Call, ...]:
-        """A call for each sequence of a micro-batch, if ranks have parts of sequences."""
+        """One all-gather for each sequence of a micro-batch, if ranks have parts of sequences."""
         if not self._splits_tokens:
             return ()
         call = Call(group="tensor", kind="all_gather", what=what)
@@ -416,7 +428,9 @@ class _Stage:
         return (call,) * self._own.micro_batch
 
     def tied(self, _: Op) -> tuple[Call, ...]:
-        """The reduction of the tied table's gradients over embedding and head."""
+        """The reduction of the gradients of a table that embedding and head share, over the ranks
+        of both.
+        """
         sizes = {name: len(ranks) for name, ranks in self.topology.groups()}
         size = sizes.get("tied", sizes["world"])
         group = "tied" if "tied" in sizes else self.everybody
@@ -424,7 +438,7 @@ class _Stage:
         return (call,) if size > 1 else ()
 
     def report(self, _: Op) -> tuple[Call, ...]:
-        """The reduction of losses and squares."""
+        """The reduction of losses and of squared gradient norms at an iteration's end."""
         call = Call(group=self.everybody, kind="all_reduce", what="losses and squares")
         return (call,) if self.topology.plan.num_gpus > 1 else ()
 
@@ -440,7 +454,7 @@ class _Stage:
     def _sums(self, *whats: str) -> tuple[Call, ...]:
         if self._own.tensor_parallel == 1:
             return ()
-        # GEMMs with a separate pass do not overlap with a reduction.
+        # In orders with separate weight-gradient passes, GEMMs do not overlap with a reduction.
         is_whole = not self.shape.passes.splits_backward
         return tuple(
             Call(
@@ -458,8 +472,8 @@ Passes = Literal["forward", "backward"]
 
 
 def _ring_calls(ranks: int) -> Mapping[Passes, tuple[Call, ...]]:
-    """A message to the next rank in each step except the last. Backward, gradients of keys follow
-    one step behind, and then return to their rank.
+    """Ring exchange of keys: a message to the next rank in each step except the last. Backward,
+    gradients of keys follow one step behind, and then return to their rank.
     """
     keys = Call(group="context", kind="exchange", what=KEYS, beside=True)
     return {
@@ -469,19 +483,21 @@ def _ring_calls(ranks: int) -> Mapping[Passes, tuple[Call, ...]]:
 
 
 def _gathering_calls(_: int) -> Mapping[Passes, tuple[Call, ...]]:
-    """An all-gather in each pass, and backward a reduce-scatter."""
+    """All-gather exchange of keys: an all-gather in each pass, and backward a reduce-scatter."""
     keys = Call(group="context", kind="all_gather", what=KEYS)
     sums = Call(group="context", kind="reduce_scatter", what=THEIR_SUMS)
     return {"forward": (keys,), "backward": (keys, sums)}
 
 
 def _exchanging_calls(_: int) -> Mapping[Passes, tuple[Call, ...]]:
-    """Tokens are exchanged for heads before attention, and heads for tokens after it."""
+    """Exchange of heads: tokens are exchanged for heads before attention, and heads for tokens
+    after it.
+    """
     heads = Call(group="context", kind="exchange", what=OF_HEADS)
     return {"forward": (heads,) * 2, "backward": (heads,) * 2}
 
 
-# By ``context_exchange``: the calls inside attention of this many context-parallel ranks.
+# The calls inside attention for so many context-parallel ranks, by ``context_exchange``.
 _KEYS: Mapping[int, Callable[[int], Mapping[Passes, tuple[Call, ...]]]] = {
     RING: _ring_calls,
     GATHER: _gathering_calls,

@@ -26,13 +26,13 @@ from mistlab.schedule.stage_passes import LANES
 from runtime.checks.collectives.world_calls import Call, RankCalls, Step
 
 Groups = Sequence[tuple[str, tuple[int, ...]]]
-# With more tasks than this in total, ranks are grouped rather than played separately.
+# Above so many tasks in total, ranks with equal tasks are simulated as one rank.
 MOST_STEPS = 500_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """A waiting task of a rank, and the call that it waits in, if there is one."""
+    """A task of a rank that never ends, and the call that it waits in, if it is in one."""
 
     rank: int
     task: str
@@ -50,7 +50,8 @@ def deadlock(
     *,
     queues: int = len(LANES),
 ) -> list[Waiting]:
-    """Deadlocked tasks: each waits for the next, and the last for the first or for a missing call.
+    """The tasks of a deadlock, each waiting for the next; the last one waits for the first, or for
+    a call that no rank makes. Empty if all ranks finish.
 
     Empty if all ranks come to an end. ``greeted`` are the calls while connecting: ranks that have
     exchanged messages then have their channels. Lanes take ``queues`` hardware queues in turn.
@@ -67,7 +68,7 @@ def deadlock(
 
 @dataclass(frozen=True, slots=True)
 class _Moments:
-    """Moments in time; a moment comes when all moments that must precede it have come.
+    """A graph of moments in time; a moment comes once all moments that must precede it have come.
 
     For each moment: the number of moments that must precede it, and the moments that follow it.
     """
@@ -76,7 +77,7 @@ class _Moments:
     followers: list[list[int]] = field(default_factory=list)
 
     def new(self, *before: int | None) -> int:
-        """A new moment after others."""
+        """A new moment, which comes after others."""
         self.counts.append(0)
         self.followers.append([])
         moment = len(self.counts) - 1
@@ -85,13 +86,13 @@ class _Moments:
         return moment
 
     def order(self, earlier: int | None, later: int) -> None:
-        """Let a moment come after another."""
+        """Require that a moment comes after another."""
         if earlier is not None:
             self.counts[later] += 1
             self.followers[earlier].append(later)
 
     def never(self) -> set[int]:
-        """The moments that never come."""
+        """The moments that never come, because they wait for one another."""
         counts = list(self.counts)
         ready = [moment for moment, count in enumerate(counts) if count == 0]
         for moment in ready:
@@ -104,7 +105,9 @@ class _Moments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CallMoments:
-    """The moments of a call: its issue, beginning and end, and when its host continues."""
+    """The moments of one call: when it begins and ends, when it is issued, and when its host
+    continues.
+    """
 
     begins: int
     ends: int
@@ -113,7 +116,9 @@ class _CallMoments:
 
 
 class _LaidProgram:
-    """Lays out a rank's program as moments, each after earlier moments of the same rank."""
+    """Adds the tasks of a rank to the graph of moments, each after earlier moments of the same
+    rank.
+    """
 
     def __init__(self, moments: _Moments, *, rank: int) -> None:
         self.of_queue: dict[int, int] = {}
@@ -122,23 +127,27 @@ class _LaidProgram:
         self._of_lane: dict[str, int] = {}
         self._of_group: dict[str, int] = {}
         self._ends_of_tasks: list[int] = []
-        # When the host continues after the last call that blocked it.
+        # The moment at which the host continues after the last call that blocked it.
         self._host: int | None = None
         self._at = 0
 
     def begin(self, step: Step, queue: int) -> None:
-        """A task begins: after its lane, its queue, its host and the tasks it waits for."""
+        """Begin a task: after earlier work of its lane and its queue, its host, and the tasks it
+        waits for.
+        """
         number = len(self._ends_of_tasks)
         named = [self._ends_of_tasks[number - wait] for wait in step.waits if wait <= number]
         before = self._of_lane.get(step.lane), self.of_queue.get(queue), self._host
         self._at = self.of_queue[queue] = self._new(step, None, *before, *named)
 
     def step_aside(self, step: Step, queue: int) -> None:
-        """The task's next call is in another queue: after the task, and after that queue's work."""
+        """Move the task to another queue for its next call: after that queue's work so far."""
         self._at = self.of_queue[queue] = self._new(step, None, self._at, self.of_queue.get(queue))
 
     def call(self, step: Step, call: Call, *, holds: bool) -> _CallMoments:
-        """A task makes a call, after its group's earlier calls; the call may block the host."""
+        """Let the task make a call, after earlier calls of the same group; the call may block the
+        host.
+        """
         begins = self._new(step, call, self._at, self._of_group.get(call.group))
         ends = self._new(step, call, begins)
         issued = self._host
@@ -150,7 +159,7 @@ class _LaidProgram:
         )
 
     def end(self, step: Step) -> None:
-        """A task ends with its last call."""
+        """End the task with its last call."""
         self._ends_of_tasks.append(self._at)
         self._of_lane[step.lane] = self._at
 
@@ -161,7 +170,7 @@ class _LaidProgram:
 
 
 class _Played:
-    """Plays groups of equal ranks, each as one rank."""
+    """Simulates the calls of all ranks; ranks with equal tasks are simulated as one."""
 
     def __init__(
         self,
@@ -174,7 +183,8 @@ class _Played:
         self._place = {one.rank: place for place, alike in enumerate(played) for one in alike}
         self._greeted = {one.rank: {*one.sends, *one.receives} for one in greeted}
         self._moments = _Moments()
-        # A moment that never comes, since it would have to come after itself.
+        # A moment that never comes, since it has to come after itself; calls without a counterpart
+        # wait for it.
         self._nothing = self._moments.new()
         self._moments.order(self._nothing, self._nothing)
         self._of: dict[int, Waiting] = {}
@@ -184,7 +194,7 @@ class _Played:
         self._order_groups(groups)
 
     def waiting(self) -> list[Waiting]:
-        """Tasks that never end, each waiting for the next; empty if all tasks end."""
+        """A cycle of tasks that never end, each waiting for the next; empty if all tasks end."""
         never = self._moments.never() - {self._nothing}
         if not never:
             return []
@@ -201,8 +211,8 @@ class _Played:
         return [one for one, _ in groupby(path_waiting)]
 
     def _issued(self, alike: Sequence[RankCalls]) -> dict[tuple[str, bool], list[_CallMoments]]:
-        """Lay out a program; returns its calls by group, with exchanges separate from the
-        others.
+        """Add a rank's tasks to the graph of moments; returns its calls by group, exchanges of
+        messages separately.
         """
         laid = _LaidProgram(self._moments, rank=alike[0].rank)
         known = {("exchange", link) for link in self._links(alike)}
@@ -227,12 +237,12 @@ class _Played:
         return made
 
     def _links(self, alike: Sequence[RankCalls]) -> set[str]:
-        """The links on which all of these ranks have exchanged a message before."""
+        """The links on which all of these ranks have exchanged a message while connecting."""
         return set.intersection(*(self._greeted.get(one.rank, set()) for one in alike))
 
     def _order_groups(self, groups: Groups) -> None:
-        """Make the first calls of a group wait for one another, then the second calls, and so
-        on.
+        """Make the first calls of a group's ranks wait for one another, then the second ones, and
+        so on.
         """
         gathered = {
             (name, frozenset(self._place[rank] for rank in ranks)) for name, ranks in groups
@@ -253,7 +263,7 @@ class _Played:
                         )
 
     def _exchanging_with(self, list_number: int, link: str) -> set[int]:
-        """The lists of ranks that exchange messages with the list ``place`` over a link."""
+        """The groups of equal ranks that exchange messages with this one over a link."""
         return {
             self._place[peer]
             for calls in self._played[list_number]
@@ -261,7 +271,7 @@ class _Played:
         }
 
     def _let_wait(self, made: Sequence[_CallMoments | None]) -> None:
-        """Make calls end when all of them have begun; blocked hosts continue when all are
+        """Let matching calls end when all of them have begun; blocked hosts continue when all are
         issued.
         """
         moments, nothing = self._moments, self._nothing
@@ -277,7 +287,7 @@ class _Played:
 
 
 def _calls_made(alike: Sequence[RankCalls], step: Step) -> Iterator[Call]:
-    """The calls of a step, without exchanges of no messages, which a run skips."""
+    """The calls of a task, without exchanges of zero messages, which a run skips."""
     for call in step.calls:
         if call.kind != "exchange" or any(
             one.sends.get(call.link) or one.receives.get(call.link) for one in alike

@@ -20,15 +20,18 @@ from runtime.checks.collectives.deadlock import Waiting, deadlock
 from runtime.checks.collectives.world_calls import Call, RankCalls, WorldCalls
 
 Trouble = Literal["groups", "first call", "order", "messages", "deadlock"]
-# Micro-batches beyond those that fill a pipeline, which repeat the same passes.
+# So many micro-batches beyond those that fill a pipeline are checked; more would repeat the same
+# passes.
 MOST_STEADY = 4
-# The number of tasks of a long cycle that a message names.
+# A message about a long cycle names at most so many of its tasks.
 MOST_TOLD = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveFinding:
-    """Calls of a group by some ranks that do not match; ``words`` give the remedy."""
+    """Calls of a group that some of its ranks make differently; ``words`` give the problem and its
+    remedy.
+    """
 
     trouble: Trouble
     group: str
@@ -48,7 +51,7 @@ def collective_findings(
     steps_on_host: bool = False,
     queues: int = len(LANES),
 ) -> tuple[CollectiveFinding, ...]:
-    """The collectives of a plan's run that would deadlock, or would mix up tensors.
+    """The collectives of a plan's run that would deadlock, or would combine unrelated tensors.
 
     ``clips`` says whether a step needs the norm of all gradients. Lanes take ``queues`` hardware
     queues in turn: one each if there are enough.
@@ -60,7 +63,7 @@ def collective_findings(
 def few_batches(plan: Plan) -> Plan:
     """The plan with fewer micro-batches, but enough to contain every kind of task and wait."""
     if is_order_path(plan.order):
-        # An order in a file is for all micro-batches.
+        # An order from a file lists all micro-batches, so their number stays.
         return plan
     groups = GROUPS_PLAYED if plan.order in REPEATING else 2
     most = groups * plan.num_stages + MOST_STEADY
@@ -69,7 +72,7 @@ def few_batches(plan: Plan) -> Plan:
 
 
 def findings_of(world: WorldCalls, *, queues: int = len(LANES)) -> tuple[CollectiveFinding, ...]:
-    """The calls that do not match, among the calls of all ranks."""
+    """The mismatches among the calls of all ranks."""
     judged = _Comparison(world)
     return (
         *judged.groups_made(),
@@ -82,7 +85,7 @@ def findings_of(world: WorldCalls, *, queues: int = len(LANES)) -> tuple[Collect
 
 
 class _Comparison:
-    """Compares the calls of all ranks, in the phases ``connecting`` and ``training``."""
+    """Compares the calls of all ranks, in the two phases ``connecting`` and ``training``."""
 
     def __init__(self, world: WorldCalls) -> None:
         self.groups, self.made = world.groups, world.made
@@ -90,7 +93,7 @@ class _Comparison:
         self._known: dict[tuple[int, str, bool], tuple[tuple[Call, str], ...]] = {}
 
     def groups_made(self) -> Iterator[CollectiveFinding]:
-        """The first rank whose groups, or their order, differ from rank 0's."""
+        """The first rank that makes other groups than rank 0, or makes them in another order."""
         for rank, made in enumerate(self.made):
             if made is not self.made[0] and made != self.made[0]:
                 pairs = zip_longest(self.made[0], made)
@@ -104,8 +107,8 @@ class _Comparison:
                 return
 
     def parts(self) -> Iterator[CollectiveFinding]:
-        """Groups that omit a rank with the same shard of gradients or weights, or include one with
-        another shard.
+        """Groups that should join the ranks with one shard of gradients or weights, but omit one of
+        them or include a rank with another shard.
         """
         holders: dict[tuple[str, str], list[int]] = defaultdict(list)
         for calls in self.phases["training"]:
@@ -124,7 +127,7 @@ class _Comparison:
                     break
 
     def first_calls(self) -> Iterator[CollectiveFinding]:
-        """Groups that some of their ranks call and others do not."""
+        """Groups that some of their ranks call and others never call."""
         for group, ranks in self.groups:
             firsts = {rank: self._first_call(rank, group) for rank in ranks}
             absent = tuple(rank for rank, first in firsts.items() if first is None)
@@ -156,7 +159,7 @@ class _Comparison:
                         break
 
     def messages(self) -> Iterator[CollectiveFinding]:
-        """For each pair of ranks, the first message that its receiver does not expect."""
+        """For each pair of ranks, the first message for which sender and receiver differ."""
         for phase, calls in self.phases.items():
             for group, ranks in self.groups:
                 for link in self._links(group, [calls[rank] for rank in ranks]):
@@ -168,11 +171,12 @@ class _Comparison:
                             yield mismatch
 
     def deadlocks(self, queues: int) -> Iterator[CollectiveFinding]:
-        """Ranks that never finish, although their calls match."""
+        """Ranks that wait for one another and never finish, although their calls match."""
         connecting, training = self.phases.values()
         phases = (("connecting", connecting, ()), ("training", training, connecting))
         for phase, calls, greeted in phases:
-            # The queues are to blame only if all ranks finish with a queue for each lane.
+            # The queues are to blame only if all ranks finish when every lane has a queue of its
+            # own.
             for given in dict.fromkeys((len(LANES), min(queues, len(LANES)))):
                 waiting = deadlock(calls, self.groups, greeted, queues=given)
                 if waiting:
@@ -182,7 +186,9 @@ class _Comparison:
     def _calls_of(
         self, rank: RankCalls, group: str, *, messages: bool
     ) -> tuple[tuple[Call, str], ...]:
-        """A rank's exchanges over a group, or its other calls of the group, with their tasks."""
+        """A rank's calls of a group with their tasks: with ``messages`` its exchanges, otherwise
+        all other calls.
+        """
         key = (id(rank.steps), group, messages)
         if key not in self._known:
             self._known[key] = tuple(
@@ -194,7 +200,7 @@ class _Comparison:
         return self._known[key]
 
     def _links(self, group: str, ranks: Sequence[RankCalls]) -> dict[str, None]:
-        """The key of a group's messages."""
+        """The links on which ranks of a group exchange messages."""
         links = {group: None}
         for steps in {id(one.steps): one for one in ranks}.values():
             made = self._calls_of(steps, group, messages=True)
@@ -245,7 +251,9 @@ def _kinds(calls: Calls) -> list[tuple[str, str]]:
 
 
 def _pairs(ranks: Sequence[RankCalls], link: str) -> dict[tuple[int, int], None]:
-    """The pairs of sender and receiver on a link that either of the two lists."""
+    """The pairs of sender and receiver that the ranks of a link list, as senders or as
+    receivers.
+    """
     sent = [(one.rank, peer) for one in ranks for peer in one.sends.get(link, ())]
     due = [(peer, one.rank) for one in ranks for peer in one.receives.get(link, ())]
     return dict.fromkeys((*sent, *due))
@@ -271,7 +279,9 @@ def _order(
 
 
 def _circle(phase: str, waiting: Sequence[Waiting], queues: int) -> CollectiveFinding:
-    """A finding about ranks that wait for one another, or for a call that no rank makes."""
+    """A finding about a cycle of ranks that wait for one another, or about a wait for a call that
+    no rank makes.
+    """
     waits_told = [str(one) for one in waiting]
     more = f" (and {len(waits_told) - MOST_TOLD} more)" if len(waits_told) > MOST_TOLD else ""
     remedy = (

@@ -1,4 +1,6 @@
-"""Records the communication calls of a rank's own code on stand-in groups."""
+"""Records the communication calls that the runtime's own code makes on one rank, with stand-ins for
+groups.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Self
@@ -31,7 +33,7 @@ class NotedCalls:
     def connecting(
         cls, plan: Plan, workload: Workload, rank: int
     ) -> tuple[Self, Connections, Groups, RankCalls]:
-        """Connect a rank as in a run, recording its connections, groups and calls."""
+        """Connect a rank as in a run, and record its connections, groups and calls."""
         notes = cls(rank)
         library = RecordedLibrary(rank, plan.num_gpus, notes)
         connections = connected_replicas(plan, workload, rank, library.maker())
@@ -43,7 +45,7 @@ class NotedCalls:
         return notes, connections, (*world, *made), calls
 
     def taken(self) -> tuple[Call, ...]:
-        """The calls recorded since the previous call of this method."""
+        """The calls recorded since this method was last called."""
         calls, self._calls = tuple(self._calls), []
         return calls
 
@@ -52,7 +54,7 @@ class NotedCalls:
         self._note(group, "all_reduce", f"{tensor.numel()} ({operation})")
 
     def all_gather(self, group: RecordedGroup, whole: Tensor, part: Tensor) -> None:
-        """Record an all-gather; every part equals the rank's own."""
+        """Record an all-gather; every part of the result equals the rank's own."""
         whole.view(group.size(), -1).copy_(part.flatten().clone())
         self._note(group, "all_gather", f"{whole.numel()} of {part.numel()}")
 
@@ -63,7 +65,7 @@ class NotedCalls:
     def all_to_all(
         self, group: RecordedGroup, received: Tensor, sent: Tensor, rows: RowsOfEach
     ) -> None:
-        """Record an all-to-all; row counts of other ranks are not known."""
+        """Record an all-to-all; other ranks' numbers of rows are taken as unknown."""
         del sent, rows
         received.zero_()
         self._note(group, "all_to_all", "rows")
@@ -79,12 +81,12 @@ class NotedCalls:
         self._calls.append(call)
 
     def aside(self, group: RecordedGroup, call: Callable[[], None]) -> Work:
-        """Record a call outside of groups."""
+        """Make a call directly, since recording needs no stream of its own."""
         call()
         return self
 
     def wait(self) -> None:
-        """Return at once: no call is running."""
+        """Return at once, since no recorded call is running."""
 
     def _exchanges(self, group: RecordedGroup) -> int:
         return sum(call.kind == "exchange" and call.group == group.name for call in self._calls)
@@ -97,6 +99,6 @@ class NotedCalls:
 
 
 def one_of_each(groups: Iterable[Groups]) -> tuple[Groups, ...]:
-    """The groups that ranks make, without duplicates."""
+    """The groups that each rank makes, with equal lists of ranks as one object."""
     known: dict[Groups, Groups] = {}
     return tuple(known.setdefault(one, one) for one in groups)

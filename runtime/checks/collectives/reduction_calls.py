@@ -1,5 +1,5 @@
-"""Communication calls that average a rank's gradients or weights, recorded from the runtime's own
-code.
+"""Records the communication calls by which a rank averages gradients or weights, made by the
+runtime's own code.
 
 Layers of a section are averaged alike, so a vector of a few values stands for each of them, and a
 layer of each fragment for all of its layers. What is averaged with whom is held against parts that
@@ -28,16 +28,17 @@ from runtime.engine.work.scaling import Scaling
 from runtime.engine.work.turn_server import TurnServer
 
 PEERS, REDUCERS = "peers", "reduce"
-# Values of a vector per server in the recording; the last server has fewer.
+# The recorded vectors have this many values per server, and the last server has fewer.
 VALUES_OF_PART = 64
-# Vectors of a layer: master weights and two moments.
+# The number of vectors of a layer: master weights and two moments.
 VECTORS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ReductionCalls:
-    """Recorded calls per layer of each section, and for all weights after each averaging step;
-    calls for layers follow the passes if they are ``late``.
+    """Recorded calls for a layer's sections (parts of its state that are sharded over different
+    ranks), and for all weights after each averaging step; with ``late``, layers' calls come after
+    the passes.
     """
 
     of_layer: tuple[tuple[Call, ...], ...] = ()
@@ -53,8 +54,8 @@ def reduction_calls(
     *,
     clips: bool,
 ) -> ReductionCalls:
-    """Record a connected rank that averages one layer per section, and its weights in each step of
-    a cycle.
+    """Record how a connected rank averages one layer per section, and its weights in each step of a
+    cycle.
     """
     training = Training(learning_rate=0.0, clip_norm=1.0 if clips else None)
     size = how.shards * (how.shards + VALUES_OF_PART - 2) + 1
@@ -86,8 +87,8 @@ def reduction_calls(
 def parts_of(
     calls: ReductionCalls, connections: Connections, replica: int, replicas: int
 ) -> Mapping[str, str]:
-    """What a rank averages, by group: gradients of its shard within a replica, and weights of this
-    shard over all replicas.
+    """What a rank averages, by the name of the group: gradients of its shard within a replica, and
+    weights of the shard over all replicas.
     """
     position, averaged = connections.place, {}
     whose = f"replica {replica}, " if replicas > 1 else ""
@@ -103,7 +104,9 @@ def parts_of(
 
 
 def _section(size: int, layers: int) -> Section:
-    """A stand-in for a section of the state, with a few values per layer."""
+    """A stand-in for a section of the state (parameters sharded over the same ranks), with a few
+    values per layer.
+    """
 
     def layer() -> SimpleNamespace:
         vectors = [SimpleNamespace(resident=torch.ones(size)) for _ in range(VECTORS)]
@@ -115,14 +118,16 @@ def _section(size: int, layers: int) -> Section:
 
 @dataclass(slots=True)
 class _Laid:
-    """Tasks in order; dependencies of a program skip tasks of other programs."""
+    """A list of tasks with their calls; a task's dependencies refer to tasks of its own program
+    only.
+    """
 
     calls_of: Callable[[Op], tuple[Call, ...]]
     steps: list[Step] = field(default_factory=list)
     _places: list[int] = field(default_factory=list)
 
     def program(self, ops: Sequence[Op]) -> None:
-        """Append the tasks of a program."""
+        """Append the tasks of a program, one iteration of a stage."""
         for op in ops:
             here, places = len(self.steps), self._places
             waits = tuple(here - places[-back] for back in op.waits if back <= len(places))
@@ -131,11 +136,11 @@ class _Laid:
             places.append(here)
 
     def begin_anew(self) -> None:
-        """Forget earlier tasks, for which the host has waited."""
+        """Forget earlier tasks as dependencies, since the host has waited for them."""
         self._places.clear()
 
     def after_all(self, task: str, calls: tuple[Call, ...]) -> None:
-        """Append a task that depends on the ends of all lanes."""
+        """Append a task that starts after all lanes have finished their work."""
         here = len(self.steps)
         last = {step.lane: place for place, step in enumerate(self.steps)}
         waits = tuple(here - place for place in last.values())
@@ -148,8 +153,8 @@ def steps_of_program(
     calls: ReductionCalls,
     count: int,
 ) -> tuple[Step, ...]:
-    """Tasks of ``count`` iterations. With weight averaging, includes each averaging step of the
-    cycle and one iteration more; steps between are like the second one.
+    """The tasks of ``count`` iterations. With weight averaging, one iteration for each averaging
+    step of the cycle, and one more; iterations between equal the second one.
     """
     first, later = iterations(shape, 2)
     laid, due = _Laid(calls_of), dict(calls.of_weights)

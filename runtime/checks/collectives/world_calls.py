@@ -1,4 +1,6 @@
-"""Communication calls of all ranks: tasks on lanes, groups and messages."""
+"""Communication calls of all ranks: their tasks on lanes (queues of the runtime's work), groups and
+messages.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,8 +13,8 @@ Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A call of a collective of ``group``; ``what`` names the tensor, which must be the same on all
-    ranks.
+    """A call of a collective by a ``group``; ``what`` names the tensor, which must be the same on
+    all ranks.
 
     A call ``beside`` its task runs on the lane of tensor-parallel ranks, and the task waits for it.
     Exchanges of a group with unlike senders and receivers have unlike ``routes``.
@@ -26,7 +28,7 @@ class Call:
 
     @property
     def link(self) -> str:
-        """The key of messages: the group, and the route of an exchange."""
+        """The name of the link that a message takes: its group, and the route of the exchange."""
         return f"{self.group} {self.route}" if self.route else self.group
 
     def __str__(self) -> str:
@@ -35,8 +37,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A task on its lane, with its calls; ``waits`` are distances back to the tasks it waits
-    for.
+    """A task on its lane (queue), with its calls; ``waits`` are distances back to the tasks that it
+    waits for.
     """
 
     task: str
@@ -45,15 +47,15 @@ class Step:
     calls: tuple[Call, ...] = ()
 
 
-# Names and global ranks of groups.
+# The name and the global ranks of each group.
 Groups = tuple[tuple[str, tuple[int, ...]], ...]
-# By link and global rank: the size of a message to or from the rank in each exchange.
+# The size of the messages to, or from, each rank: by link, then by global rank.
 Messages = Mapping[str, Mapping[int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCalls:
-    """A rank's tasks in order, and the sizes of its messages, in sequences or in elements.
+    """The tasks of a rank in order, and the sizes of its messages, in sequences or in elements.
 
     ``parts`` name what the rank combines with others of a group, such as a part of the weights: all
     ranks with the same part must be in the group, and no other.
@@ -68,8 +70,8 @@ class RankCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldCalls:
-    """Groups of several ranks, and all ranks' calls while connecting and in training; ``made`` are
-    each rank's groups in order of creation.
+    """All ranks' calls while connecting and in training, and the groups of several ranks; ``made``
+    lists each rank's groups in the order in which it makes them.
     """
 
     groups: Groups

@@ -1,1 +1,3 @@
-"""Runs a rank on a device without memory, and records where its host would wait for a GPU."""
+"""Runs a rank on a stand-in device without memory, and records where its host would wait for a
+GPU.
+"""

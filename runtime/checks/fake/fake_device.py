@@ -1,4 +1,4 @@
-"""A device without memory, on which the runtime's own code runs as on a GPU; needs no compiler."""
+"""A stand-in for a GPU without memory, on which the runtime's own code runs; needs no compiler."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -85,36 +85,38 @@ def has_own_thread() -> bool:
     return True
 
 
-# The other ranks of a rank's groups, which check tensors as NCCL does.
+# Stand-ins for the other ranks of a rank's groups, which check tensors as NCCL does.
 #
 # They leave tensors unchanged, since tensors without memory have no values.
 
 
 @final
 class CheckingRanks:
-    """Ranks that record in a ``Watch`` what NCCL would refuse, or would put in a wrong place."""
+    """Stand-ins for other ranks, which record in a ``Watch`` what NCCL would refuse or would put in
+    a wrong place.
+    """
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
 
     def all_reduce(self, group: RecordedGroup, tensor: Tensor, operation: str) -> None:
-        """Only check the tensor."""
+        """Check the tensor of an all-reduce, without reducing."""
         self._check("all_reduce", tensor)
 
     def all_gather(self, group: RecordedGroup, whole: Tensor, part: Tensor) -> None:
-        """Only check the tensors, their sizes and places."""
+        """Check the tensors of an all-gather, their sizes and places, without gathering."""
         self._check("all_gather", whole, part)
         self._check_parts("all_gather", group, whole, part)
 
     def reduce_scatter(self, group: RecordedGroup, result: Tensor, whole: Tensor) -> None:
-        """Only check the tensors, their sizes and places."""
+        """Check the tensors of a reduce-scatter, their sizes and places, without reducing."""
         self._check("reduce_scatter", whole, result)
         self._check_parts("reduce_scatter", group, whole, result)
 
     def all_to_all(
         self, group: RecordedGroup, received: Tensor, sent: Tensor, rows: RowsOfEach
     ) -> None:
-        """Only check the tensors and their numbers of rows."""
+        """Check the tensors of an all-to-all and their numbers of rows, without exchanging."""
         self._check("all_to_all", received, sent)
         for tensor, of_each in zip((received, sent), rows, strict=True):
             if len(of_each) != group.size() or sum(of_each) != tensor.shape[0]:
@@ -122,14 +124,14 @@ class CheckingRanks:
                 self._watch.note("collective", "all_to_all", detail)
 
     def exchange(self, group: RecordedGroup, sends: Messages, receives: Messages) -> None:
-        """Only check the tensors and the ranks."""
+        """Check the tensors and the ranks of an exchange, without exchanging."""
         for tensor, peer in (*sends, *receives):
             self._check("exchange", tensor)
             if peer not in group.ranks or peer == group.seen_by:
                 self._watch.note("collective", "exchange", f"there is no other rank {peer}")
 
     def aside(self, group: RecordedGroup, call: Callable[[], None]) -> Work:
-        """Make the call; no work waits for it."""
+        """Make the call at once; there is no work to wait for."""
         call()
         return _Ended()
 
@@ -154,7 +156,7 @@ class CheckingRanks:
 
 class _Ended:
     def wait(self) -> None:
-        """Return at once."""
+        """Return at once, since no work is running."""
 
 
 # A stand-in for a GPU without memory, which shows where the host would wait for a GPU.
@@ -165,15 +167,16 @@ class _Ended:
 # suffices.
 
 
-# The first iteration allocates persistent memory. The second takes the first's optimizer step.
+# The first iteration allocates persistent memory; the second also runs the deferred optimizer step
+# of the first.
 ITERATIONS = 2
-# Enough iterations for a capture and a replay after it.
+# So many iterations contain a capture of a CUDA graph and a replay after it.
 CAPTURED_ITERATIONS = 4
 
 
 @contextmanager
 def fake_device(*, captures: bool = False) -> Iterator[Watch]:
-    """Within the ``with`` block there is a device called "sham"; the ``Watch`` gathers findings.
+    """Within the ``with`` block there is a device called "sham"; the ``Watch`` collects findings.
 
     All tensors made in the block are fake, those on the CPU too. Afterwards the process should end
     by ``os._exit``, as ``experiments.sanitize`` does: at the end of the interpreter autograd's
@@ -186,7 +189,7 @@ def fake_device(*, captures: bool = False) -> Iterator[Watch]:
     with ExitStack() as stack:
         stack.callback(DRIVERS.pop, SHAM)
         DRIVERS[SHAM] = driver
-        # Fake tensors use only one thread, so torch must report one thread.
+        # Fake tensors use a single thread, so torch must be told to use one thread.
         stack.callback(torch.set_num_threads, threads)
         torch.set_num_threads(1)
         stack.enter_context(torch.autograd.set_multithreading_enabled(has_own_thread()))
@@ -206,9 +209,9 @@ def device_findings(
     serialises: bool = False,
     captures: bool = False,
 ) -> tuple[WaitFinding, ...]:
-    """Points at which a rank's host would wait for its GPU, or fail; the rank runs alone. With
-    ``captures``, iterations are captured as a CUDA graph, and operations that would invalidate the
-    capture are reported too.
+    """Findings about points at which a rank's host would wait for its GPU, or fail; the rank runs
+    alone. With ``captures``, iterations are captured as a CUDA graph, and operations that would
+    invalidate the capture are findings, too.
 
     Nothing is computed and nothing takes memory, so a plan of any size can be checked.
     """

@@ -17,24 +17,26 @@ from runtime.checks.fake.watch import Watch
 from runtime.devices.driver import DevicePeaks
 from runtime.engine.storage.saved import storage_of
 
-# Invented figures: number of devices, memory of each, and a run's peak.
+# Invented figures of the stand-in device: number of devices, memory of each, and a run's peak.
 DEVICES, MEMORY_BYTES, PEAK_BYTES = 8, 80 * GIB_BYTES, GIB_BYTES
 
 
 class FakeStream:
-    """A stream on which all work has completed; during a capture it tracks which streams' work
-    precedes its own.
+    """A stream whose work always counts as completed; during a capture it tracks which work of
+    other streams precedes its own.
     """
 
     def __init__(self, driver: "FakeDriver") -> None:
         self._driver = driver
-        # The capture that the stream takes part in, its number of operations, and those of other
-        # streams that precede them.
+        # The capture that the stream takes part in, its number of operations, and how many
+        # operations of other streams precede its next one.
         self.capture, self.work = 0, 0
         self.after: dict[FakeStream, int] = {}
 
     def wait_event(self, event: "FakeEvent") -> None:
-        """Record an event from before the capture as a violation; other events have completed."""
+        """Record a wait for an event from before the capture as a violation; other events have
+        completed.
+        """
         driver = self._driver
         if not driver.captures:
             return
@@ -47,15 +49,17 @@ class FakeStream:
             self.after[stream] = max(work, self.after.get(stream, 0))
 
     def goes_on(self) -> None:
-        """Count an operation; record a violation if the stream is outside the capture."""
+        """Count an operation of the stream; during a capture that the stream is not part of, record
+        a violation.
+        """
         if self._driver.captures and self.capture != self._driver.captures:
             self._driver.watch.note("outside work", "work on a lane")
         self.work += 1
 
 
 class FakeEvent:
-    """An event that has already occurred; each recording is one millisecond after the previous
-    one.
+    """An event that has already occurred; each event is one millisecond later than the one
+    before.
     """
 
     def __init__(self, driver: "FakeDriver") -> None:
@@ -64,35 +68,37 @@ class FakeEvent:
         self.after: dict[FakeStream, int] = {}
 
     def record(self, stream: FakeStream) -> None:
-        """Take the next tick of the driver's clock."""
+        """Set the event to the next millisecond of the driver's clock."""
         self.recorded_ms = self._driver.tick()
         if self._driver.captures:
             self.capture = stream.capture
             self.after = {**stream.after, stream: stream.work}
 
     def synchronize(self) -> None:
-        """Record that the host waits."""
+        """Record that the host waits for the event."""
         self._driver.watch.note("wait", "Event.synchronize")
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds between two recordings; no time can be read within a capture."""
+        """The milliseconds between two events; where captures are checked, reading a time is
+        recorded as a wait.
+        """
         if self._driver.watch.captures:
             self._driver.watch.note("wait", "Event.elapsed_time")
         return float(end_event.recorded_ms - self.recorded_ms)
 
 
 class FakeGraph:
-    """A captured graph without work."""
+    """A captured CUDA graph without work."""
 
     def replay(self) -> None:
-        """Does nothing."""
+        """Replaying a graph without work does nothing."""
 
 
 class AtOnce(Executor):
     """An executor that runs a call in the thread that submits it."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run a call now."""
+        """Run a call now, in the calling thread."""
         future: Future[Any] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -103,7 +109,7 @@ class AtOnce(Executor):
 
 @final
 class FakeDriver:
-    """Devices whose tensors have no memory."""
+    """The driver of stand-in devices, whose tensors have no memory."""
 
     backend = "fake"
     version = ""
@@ -111,15 +117,16 @@ class FakeDriver:
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
         self._ticks = 0
-        # The number of the current capture; 0 for none.
+        # The number of the current capture, 0 outside of captures; and the number of captures so
+        # far.
         self.captures, self._captured = 0, 0
         self._current = FakeStream(self)
         self._streams = [self._current]
-        # Tensors are held while they are pinned, so that no other storage gets their identifier.
+        # Pinned tensors are kept, so that no other storage gets the same identifier meanwhile.
         self._pinned: dict[int, Tensor] = {}
 
     def tick(self) -> int:
-        """The next millisecond."""
+        """The next millisecond of the driver's clock."""
         self._ticks += 1
         return self._ticks
 
@@ -132,18 +139,18 @@ class FakeDriver:
         return DEVICES
 
     def choose(self, device: torch.device) -> None:
-        """Does nothing: all devices are equal."""
+        """Choosing a device does nothing, since all are equal."""
 
     def name(self, device: torch.device) -> str:
         """A name that no device has."""
         return "a device that is not there"
 
     def has_bf16(self) -> bool:
-        """Always true."""
+        """Stand-in devices always support bfloat16."""
         return True
 
     def current_stream(self, device: torch.device) -> FakeStream:
-        """The default stream."""
+        """The default stream of the stand-in device."""
         return self._current
 
     def stream(self, device: torch.device, *, urgent: bool = False) -> FakeStream:
@@ -152,7 +159,7 @@ class FakeDriver:
         return self._streams[-1]
 
     def using(self, stream: FakeStream) -> AbstractContextManager[object]:
-        """Record that the stream receives work."""
+        """Make a stream current in the ``with`` block, and record that it receives work."""
         stream.goes_on()
         return nullcontext()
 
@@ -181,18 +188,18 @@ class FakeDriver:
         self.watch.note("wait", "synchronize")
 
     def read(self, tensor: Tensor, usual: int) -> list[int]:
-        """The usual number, repeated for each element."""
+        """The usual number for each element, since tensors have no values."""
         return [usual] * tensor.numel()
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """A generator that is never used."""
+        """A random generator, although nothing is drawn from it."""
         return torch.Generator()
 
     def idle(self, cycles: int) -> None:
-        """Does nothing."""
+        """An idle pause does nothing on a stand-in device."""
 
     def threads(self, name: str) -> Executor:
-        """An executor that works in the calling thread."""
+        """An executor that runs calls in the calling thread."""
         return AtOnce()
 
     def host_zeros(self, size_bytes: int) -> Tensor:
@@ -210,18 +217,18 @@ class FakeDriver:
         del self._pinned[storage_of(memory)]
 
     def free_and_total_bytes(self, device: torch.device) -> tuple[int, int]:
-        """The invented memory size, all of it free."""
+        """The invented memory size of the device; all of it is free."""
         return MEMORY_BYTES, MEMORY_BYTES
 
     def reserved_bytes(self, device: torch.device) -> int:
-        """Always zero."""
+        """Zero reserved bytes, since no memory is allocated."""
         return 0
 
     def cap(self, device: torch.device, share: float) -> None:
-        """Does nothing."""
+        """A limit of the allocator does nothing on a stand-in device."""
 
     def count_anew(self, device: torch.device) -> None:
-        """Does nothing."""
+        """Resetting peaks does nothing on a stand-in device."""
 
     def peaks(self, device: torch.device) -> DevicePeaks:
         """Invented peaks, the same for every run."""

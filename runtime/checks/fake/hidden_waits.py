@@ -26,13 +26,14 @@ aten = torch.ops.aten
 # Kinds of devices that are not stand-ins for a GPU.
 _ELSEWHERE = ("cpu", "meta")
 Arguments = Mapping[str, Any]
-# Operators that neither compute nor move anything.
+# Operators that neither compute nor move data.
 _IDLE = (aten.lift_fresh, aten.lift, aten.set_)
 _CHOOSING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
 
 
 class HiddenWaits(TorchDispatchMode):
-    """A dispatch mode that examines all operators; it needs a fake-tensor mode below it.
+    """A dispatch mode that finds operators which make the host wait; it needs a fake-tensor mode
+    below it.
 
     A number that is read is zero. An operator that consists of others, such as the project's own,
     is judged by these. ``ways`` is a mode that torch leaves before it calls this one, so it is
@@ -85,7 +86,8 @@ class HiddenWaits(TorchDispatchMode):
         if func is aten._local_scalar_dense.default:
             return 0.0 if args[0].is_floating_point() else 0
         if func is aten._fused_adamw_.tensor_lr:
-            # A stand-in tensor cannot serve as its learning rate.
+            # A stand-in tensor cannot be the learning rate of a fused optimizer step, so it is not
+            # accepted.
             assert is_on_device(kwargs["lr"])
             return aten._fused_adamw_.default(*args, **{**kwargs, "lr": 0.0})
         if not kwargs.get("pin_memory"):
@@ -98,7 +100,7 @@ class HiddenWaits(TorchDispatchMode):
 def hidden_wait(
     func: OpOverload, args: Sequence[Any], kwargs: Arguments, is_pinned: Callable[[Tensor], bool]
 ) -> Kind | None:
-    """How an operator makes the host wait; None if it does not."""
+    """How an operator makes the host wait for the GPU; None if it does not."""
     packet = func.overloadpacket
     if packet is aten._to_copy:
         return _wait_of_move(args[0], kwargs, is_pinned)
@@ -152,13 +154,15 @@ def _wait_of_move(
     if not kwargs.get("non_blocking", False):
         return "blocking copy"
     if wanted.type == "cpu":
-        # Torch allocates pinned memory for the copy's result.
+        # For this operator torch allocates pinned memory, into which it copies the result.
         return "memory pinned"
     return None if is_pinned(source) and source.is_contiguous() else "unpinned copy"
 
 
 def _wait_of_indexing(args: Sequence[Any]) -> Kind | None:
-    """Indexing with tensors: a mask needs sizes from values, and a CPU index is copied."""
+    """How indexing with tensors makes the host wait: the result's size depends on a mask's values,
+    and an index on the CPU has to be copied.
+    """
     indices = [index for index in args[1] if index is not None]
     if not all(is_on_device(index) for index in indices):
         return "blocking copy"
@@ -219,7 +223,9 @@ def _call(
 def _get_item(
     _watch: Watch, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """``tensor[index]``: a list of numbers as index becomes a tensor on the CPU."""
+    """Handle ``tensor[index]`` as on CUDA: a list of numbers as index becomes a tensor on the
+    CPU.
+    """
     tensor, index, *value = args
     parts = index if isinstance(index, tuple) else (index,)
     parts = tuple(torch.tensor(part) if isinstance(part, list) else part for part in parts)
@@ -229,7 +235,9 @@ def _get_item(
 def _set_item(
     watch: Watch, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """``tensor[index] = value``: one element copies a number, several elements are filled."""
+    """Handle ``tensor[index] = value`` as on CUDA: for one element a number is copied, several are
+    filled.
+    """
     tensor, index, value = args
     is_number = not isinstance(value, Tensor) and is_on_device(tensor)
     if is_number and isinstance(index, Tensor) and index.dtype is torch.bool:
@@ -245,7 +253,7 @@ def _set_item(
 def _make_tensor(
     watch: Watch, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """A tensor from numbers is made on the CPU and copied to its device."""
+    """Make a tensor from numbers as on CUDA: on the CPU, then copied to its device."""
     device = kwargs.get("device")
     if func is Tensor.new_tensor and device is None:
         device = args[0].device

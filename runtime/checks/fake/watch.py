@@ -37,7 +37,7 @@ Kind = Literal[
     "collective",
     "failure",
 ]
-# The consequence of each kind of finding, and its remedy.
+# For each kind of finding: what it would do on a GPU, and the remedy.
 REMEDIES: Mapping[Kind, str] = {
     "value read": "the host waits for a number of the device: keep it in a tensor there",
     "size from values": "the host waits to learn a size: mask values instead of choosing some",
@@ -55,14 +55,15 @@ REMEDIES: Mapping[Kind, str] = {
     "failure": "it cannot run, or cannot be judged",
 }
 
-# Kinds that end the capture of a CUDA graph, on any lane.
+# Kinds of findings that would break the capture of a CUDA graph, on any lane (queue of the
+# runtime's work).
 FORBIDDEN: tuple[Kind, ...] = (
     *("value read", "size from values", "blocking copy", "unpinned copy", "scalar copied"),
     *("memory pinned", "wait", "outside wait", "outside work", "never joined"),
 )
 # Kinds that are allowed in the first iteration, which allocates persistent memory.
 _ONCE: tuple[Kind, ...] = ("work on the CPU", "memory pinned")
-# Kinds that end a run on any lane, the host's included.
+# Kinds of findings after which a run cannot go on, on any lane, the host's included.
 _ENDINGS: tuple[Kind, ...] = ("wrong device", "collective", "failure")
 MOST_SAID = 160
 _ROOT = Path(runtime.__file__).parent
@@ -72,7 +73,8 @@ _ITERATIONS = (Executor.iterate.__code__, CapturedSteps.iterate.__code__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitFinding:
-    """A wait or a failure on a GPU: the operator, the task being issued, and the place.
+    """A point where the host would wait for its GPU or fail: the operator, the task being issued,
+    and the source line.
 
     ``place`` is the project's innermost line. ``times`` counts how often it was met. ``said`` is
     an error's message.
@@ -111,11 +113,14 @@ class Watch:
 
     @property
     def findings(self) -> tuple[WaitFinding, ...]:
-        """The findings; one for each kind, operator, lane and place, with the first task."""
+        """The findings; of equal kind, operator, lane and source line only the first one is
+        kept.
+        """
         return tuple(replace(one, times=times) for one, times in self._times.items())
 
     def note(self, kind: Kind, operator: str, detail: str = "") -> bool:
-        """Record a finding if it is inside an iteration and wrong there; returns whether it is.
+        """Record a finding if it is in an iteration and not allowed there; returns whether it was
+        recorded.
 
         The host's lane may wait, and the first iteration may make memory that lasts.
         """
@@ -146,8 +151,8 @@ class Watch:
             self.stopped_by = error
 
     def _frames(self) -> Iterator[FrameType]:
-        """The frames of this thread, innermost first; then those of the thread that waits for
-        it.
+        """The Python frames of this thread, innermost first, then those of the thread that waits
+        for it.
         """
         frame = inspect.currentframe()
         while frame is not None:
@@ -168,7 +173,7 @@ def _executor(frame: FrameType) -> Executor:
 
 
 def _op(frame: FrameType) -> Op | None:
-    """The task in a frame of the project's code, if the frame has one."""
+    """The task that a frame of the runtime's code is issuing; None if it has none."""
     op = frame.f_locals.get("op") if _file(frame.f_code.co_filename) else None
     return op if isinstance(op, Op) else None
 
@@ -180,8 +185,8 @@ def _place(frame: FrameType) -> str | None:
 
 @cache
 def _file(name: str) -> str | None:
-    """A path relative to the project; None for other code, for the checks, and for groups, since a
-    wrong collective is reported where it is called.
+    """The path of a file relative to the project; None for other code, for the checks themselves,
+    and for groups of ranks, since a wrong collective is reported where it is called.
     """
     path = Path(name)
     if not path.is_relative_to(_ROOT) or any(map(path.is_relative_to, _ASIDE)):

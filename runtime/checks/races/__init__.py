@@ -1,1 +1,3 @@
-"""Runs a rank on CPU tensors, and finds uses of memory by its streams that nothing orders."""
+"""Runs a rank on CPU tensors, and finds memory accesses of its streams that no wait orders (data
+races).
+"""

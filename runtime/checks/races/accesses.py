@@ -15,17 +15,21 @@ from runtime.devices.driver import DevicePeaks
 
 # A graph of one rank's work: stretches of work, their order, and their memory accesses.
 #
-# An actor is a stream of the device, the host's issuing thread, or the host's lane. A stretch is an
-# actor's work between two points at which the actor waits for others, or others wait for it.
+# An actor is whoever does work in order: a stream of the device, the host's issuing thread, or the
+# host's lane (a thread beside the issuing one). A stretch is an actor's work between two points at
+# which the actor waits for others, or others wait for it.
 
 
-# The names of the issuing thread and of the host's lane (``mistlab.schedule.stage_passes.LANES``).
+# Names of two actors: the host's issuing thread, and the host's lane
+# (``mistlab.schedule.stage_passes.LANES``).
 HOST, HOST_LANE = "issuing thread", "host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Wait:
-    """A wait of ``task`` on ``lane`` for the end of another task."""
+    """A wait of a ``task`` on a ``lane`` (queue of the runtime's work) for the end of another
+    task.
+    """
 
     task: str
     lane: str
@@ -37,7 +41,9 @@ class Wait:
 
 
 class Source(NamedTuple):
-    """A stretch that must precede another, and the wait that orders the two, if one does."""
+    """A stretch of work that must precede another, and the wait that orders the two, if it is
+    one.
+    """
 
     stretch: int
     wait: Wait | None = None
@@ -45,7 +51,9 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stretch:
-    """Work of one actor, after all its ``sources``, which have lower numbers."""
+    """A stretch of one actor's work, which comes after all its ``sources``; sources have lower
+    numbers.
+    """
 
     actor: str
     task: str
@@ -68,7 +76,7 @@ Kind = Literal["race", "used before allocated", "freed while used"]
 
 
 class Deed(NamedTuple):
-    """An action of a task on an actor, as text."""
+    """What a task did on an actor, as text for messages."""
 
     task: str
     actor: str
@@ -79,7 +87,9 @@ class Deed(NamedTuple):
 
 
 class Need(NamedTuple):
-    """Two stretches that must be ordered: the rule, and the two memory accesses behind it."""
+    """Two stretches of work that must be ordered: the rule that says so, and the two accesses to
+    the same memory.
+    """
 
     earlier: int
     later: int
@@ -91,30 +101,31 @@ class Need(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Trace:
-    """The graph, in the order in which the host issued the work."""
+    """The graph of a rank's work; stretches are in the order in which the host issued them."""
 
     stretches: list[Stretch] = field(default_factory=list)
     accesses: list[Access] = field(default_factory=list)
     needs: list[Need] = field(default_factory=list)
-    # Names of storages, and of byte ranges in some of them.
+    # Names of storages; below, names of byte ranges in some of them.
     storages: list[str] = field(default_factory=list)
     parts: dict[int, list[tuple[int, int, str]]] = field(default_factory=dict)
-    # Returns the name of the task being issued.
+    # A function that returns the name of the task being issued.
     issuing: Callable[[], str] = "start".__str__
     _last: dict[str, int] = field(default_factory=dict)
-    # Actors whose last stretch can take more work, and actors whose last stretch has some.
+    # Actors whose last stretch can take more work; below, actors whose last stretch has some.
     _open: set[str] = field(default_factory=set)
     _busy: set[str] = field(default_factory=set)
-    # By pair of actor and host actor: the host's last stretch that the actor follows.
+    # For each pair of an actor and a host actor: the host's last stretch that the actor already
+    # comes after.
     _heard: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @property
     def task(self) -> str:
-        """The task being issued."""
+        """The name of the task being issued."""
         return self.issuing()
 
     def called(self, access: Access) -> str:
-        """The name of the memory of an access."""
+        """The name of the memory that an access uses."""
         names = [
             name
             for begin, end, name in self.parts.get(access.storage, ())
@@ -123,7 +134,7 @@ class Trace:
         return " and ".join(names) or self.storages[access.storage]
 
     def deed(self, access: Access | Deed) -> Deed:
-        """An access as an action, as text."""
+        """An access to memory as text: the task, the actor, and what it reads or writes."""
         if isinstance(access, Deed):
             return access
         does = "writes" if access.writes else "reads"
@@ -134,22 +145,24 @@ class Trace:
         )
 
     def reached(self, actor: str) -> int | None:
-        """End the actor's last stretch; returns its index, None if the actor has none."""
+        """End the actor's last stretch of work; returns its number, or None if the actor has
+        none.
+        """
         self._open.discard(actor)
         return self._last.get(actor)
 
     def follow(self, actor: str, source: int | None, wait: Wait | None = None) -> None:
-        """Order the actor's future work after a stretch."""
+        """Let the actor's work from now on come after a stretch."""
         if source is not None:
             is_new = actor in self._open and actor not in self._busy
-            # Sources have lower indices, so that one pass over the stretches determines their
-            # order.
+            # A stretch may only come after stretches with lower numbers, so that one pass
+            # determines the order.
             if not is_new or self._last[actor] < source:
                 self._begin(actor)
             self.stretches[self._last[actor]].sources.append(Source(source, wait))
 
     def work(self, actor: str, host: str) -> int:
-        """The stretch of the work that the host's actor ``host`` now gives to ``actor``."""
+        """The stretch that takes the work which the host actor ``host`` now gives to ``actor``."""
         if actor != host:
             heard = self.reached(host)
             if heard is not None and self._heard.get((actor, host)) != heard:
@@ -161,7 +174,9 @@ class Trace:
         return self._last[actor]
 
     def moment(self, actor: str, host: str) -> int:
-        """A new stretch without work, after all work of ``actor`` and ``host`` so far."""
+        """A new stretch without work, which comes after all work of ``actor`` and ``host`` so
+        far.
+        """
         sources = [self.reached(one) for one in {actor, host}]
         sources_there = [Source(one) for one in sources if one is not None]
         self.stretches.append(Stretch(actor=actor, task=self.task, sources=sources_there))
@@ -195,13 +210,13 @@ class _Storage:
     made_at: int | None = None
     made: str = ""
     is_host: bool = False
-    # The last access of each actor.
+    # The last access of each actor to the storage.
     users: dict[str, Access] = field(default_factory=dict)
     watch: weakref.ref[torch.UntypedStorage] | None = None
 
 
 class Memory:
-    """Records in a trace which bytes are accessed; identifies storages."""
+    """Records in a trace which bytes operators access, and recognises the storages of tensors."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -209,7 +224,7 @@ class Memory:
         self._noted: set[tuple[int, int, int, int, bool]] = set()
 
     def known(self, tensor: Tensor) -> bool:
-        """Whether a tensor's memory is already known."""
+        """Whether the memory of a tensor is already in the trace."""
         return tensor.untyped_storage()._cdata in self._live
 
     def is_host(self, tensor: Tensor) -> bool:
@@ -218,7 +233,7 @@ class Memory:
         return storage is not None and storage.is_host
 
     def name(self, tensor: Tensor, name: str) -> None:
-        """Give a name to the bytes of a tensor."""
+        """Give the bytes of a tensor a name for messages."""
         begin, end = _bytes_of(tensor)
         if end > begin:
             part = (begin, end, name)
@@ -244,7 +259,7 @@ class Memory:
         self._follow(tensor, storage)
 
     def touched(self, tensor: Tensor, stretch: int, *, writes: bool, operator: str) -> None:
-        """Record that an operator of a stretch reads or writes a tensor."""
+        """Record that an operator in a stretch reads or writes a tensor."""
         begin, end = _bytes_of(tensor)
         storage = self._storage_of(tensor)
         key = (stretch, storage.number, begin, end, writes)
@@ -258,7 +273,7 @@ class Memory:
         storage.users[trace.stretches[stretch].actor] = access
 
     def _storage_of(self, tensor: Tensor) -> _Storage:
-        """A tensor's storage; a storage from before the trace has no owner."""
+        """The storage of a tensor in the trace; a storage from before the trace has no owner."""
         storage = self._live.get(tensor.untyped_storage()._cdata)
         if storage is None:
             storage = _Storage(number=self._number("memory of before"), owner=None)
@@ -316,7 +331,7 @@ class Memory:
 
 
 def _bytes_of(tensor: Tensor) -> tuple[int, int]:
-    """The bytes in its storage at which a tensor begins and ends."""
+    """The offsets in its storage at which a tensor's bytes begin and end."""
     begin = int(tensor.storage_offset()) * tensor.element_size()
     if tensor.numel() == 0:
         return begin, begin
@@ -336,13 +351,13 @@ Result = TypeVar("Result")
 
 
 class ClockedStream:
-    """A stream; in the trace it is an actor with the name of its lane."""
+    """A stream whose work is recorded as that of an actor with the name of the stream's lane."""
 
     def __init__(self, driver: "ClockedDriver", name: str) -> None:
         self.driver, self.name = driver, name
 
     def wait_event(self, event: "ClockedEvent") -> None:
-        """Order future work after the event."""
+        """Let the stream's work from now on come after an event."""
         self.driver.wait(self.name, event)
 
 
@@ -359,40 +374,40 @@ class ClockedEvent:
         self.note(stream.name)
 
     def note(self, actor: str) -> None:
-        """Mark the end of all work that an actor has done."""
+        """Mark the end of all work that an actor has done so far."""
         trace = self.driver.trace
         if actor != self.driver.host:
             trace.work(actor, self.driver.host)
         self.stretch, self.task, self.lane = trace.reached(actor), trace.task, actor
 
     def synchronize(self) -> None:
-        """Order the calling thread's work after the event."""
+        """Let the calling thread's work from now on come after the event."""
         self.driver.wait(self.driver.host, self)
 
     def elapsed_time(self, _end_event: "ClockedEvent") -> float:
-        """Always zero."""
+        """Always zero milliseconds, since a trace has no times."""
         return 0.0
 
 
 class _HostFuture(Future[Result]):
-    """The result of a call on the host's lane; a thread that asks for it follows the call."""
+    """The result of a call on the host's lane; a thread that asks for it comes after the call."""
 
     end: ClockedEvent
 
     def result(self, timeout: float | None = None) -> Result:
-        """The outcome."""
+        """The result of the call; the asking thread's work now comes after it."""
         self.end.synchronize()
         return super().result(timeout)
 
 
 class _HostThread(Executor):
-    """The host's lane: a separate actor, whose calls run in the thread that submits them."""
+    """The host's lane: an actor of its own, whose calls run in the thread that submits them."""
 
     def __init__(self, driver: "ClockedDriver") -> None:
         self.driver = driver
 
     def submit(self, call: Callable[..., Result], /, *args: Any, **named: Any) -> Future[Result]:
-        """Run a call as the host's lane."""
+        """Run a call now, recorded as work of the host's lane."""
         driver, future = self.driver, _HostFuture[Result]()
         issuer = driver.host
         driver.trace.follow(HOST_LANE, driver.trace.reached(issuer))
@@ -407,26 +422,26 @@ class _HostThread(Executor):
 
 
 class NoGraph:
-    """A graph whose work has already been recorded."""
+    """A captured graph, whose work was already recorded when it was captured."""
 
     def replay(self) -> None:
-        """Do nothing."""
+        """Replaying does nothing, since the captured work is already recorded."""
 
 
 class ClockedDriver:
-    """A driver that records streams and events in a trace."""
+    """A driver that runs on the CPU and records the order of streams and events in a trace."""
 
     backend = "none"
     version = ""
 
     def __init__(self, trace: Trace, memory: Memory) -> None:
         self.trace, self.memory = trace, memory
-        # The host actor that is running, and the current stream.
+        # The host actor that is running; below, the current stream.
         self.host = HOST
         self.compute = self.current = ClockedStream(self, "compute")
 
     def wait(self, actor: str, event: ClockedEvent) -> None:
-        """Order an actor after an event."""
+        """Let an actor's work from now on come after an event."""
         trace = self.trace
         wait = Wait(task=trace.task, lane=actor, for_task=event.task, for_lane=event.lane)
         if actor != self.host:
@@ -434,18 +449,18 @@ class ClockedDriver:
         trace.follow(actor, event.stretch, wait)
 
     def count(self) -> int:
-        """One device."""
+        """The number of devices: one."""
         return 1
 
     def choose(self, device: torch.device) -> None:
-        """Does nothing: there is one device."""
+        """Choosing a device does nothing, since there is one."""
 
     def name(self, device: torch.device) -> str:
-        """An invented name."""
+        """An invented name of the device."""
         return "stand-in"
 
     def has_bf16(self) -> bool:
-        """Always true: values do not matter."""
+        """Always true: the values of the tensors do not matter."""
         return True
 
     def current_stream(self, device: torch.device) -> ClockedStream:
@@ -467,66 +482,68 @@ class ClockedDriver:
 
     @contextmanager
     def capture(self, stream: ClockedStream) -> Iterator["NoGraph"]:
-        """Record the work as if it ran eagerly: the order is the same."""
+        """Run the work of a capture at once: its order is the same."""
         yield NoGraph()
 
     def event(self) -> ClockedEvent:
-        """A new event."""
+        """A new event for the trace."""
         return ClockedEvent(self)
 
     def synchronize(self, device: torch.device) -> None:
-        """Order the host after all streams."""
+        """Let the host's work from now on come after all streams."""
         for actor in {stretch.actor for stretch in self.trace.stretches} - {HOST, HOST_LANE}:
             self.trace.follow(self.host, self.trace.reached(actor))
 
     def read(self, tensor: Tensor, usual: int) -> list[int]:
-        """The values of a tensor; the calling thread is ordered after the current stream."""
+        """The values of a tensor; the calling thread's work now comes after the current
+        stream's.
+        """
         del usual
         tensor.sum()
         self.trace.follow(self.host, self.trace.reached(self.current.name))
         return [int(one) for one in tensor.tolist()]
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """A generator of the CPU."""
+        """A random generator of the CPU."""
         return torch.Generator()
 
     def idle(self, cycles: int) -> None:
-        """Do nothing: nothing takes time."""
+        """Does nothing: a trace has no times."""
 
     def threads(self, name: str) -> Executor:
-        """The host's lane."""
+        """The executor of the host's lane."""
         return _HostThread(self)
 
     def host_zeros(self, size_bytes: int) -> Tensor:
-        """Zeros in host memory, which the trace notes."""
+        """Zeros in host memory, which the trace records as host memory for copies."""
         with _disable_current_modes():
             zeros = torch.zeros(size_bytes, dtype=torch.uint8)
         self.memory.made_on_host(zeros)
         return zeros
 
     def pin(self, memory: Tensor) -> int:
-        """Do nothing."""
+        """Pinning does nothing on a CPU."""
         return 0
 
     def unpin(self, memory: Tensor) -> None:
-        """Record a write by the host, since no copy may run any more."""
+        """Record unpinning as a write by the host, since no copy may still use the memory."""
         stretch = self.trace.work(self.host, self.host)
         self.memory.touched(memory, stretch, writes=True, operator="unpin")
 
     def free_and_total_bytes(self, device: torch.device) -> tuple[int, int]:
-        """Nothing is measured."""
+        """Zeros, since no memory is measured."""
         return 0, 0
 
     def reserved_bytes(self, device: torch.device) -> int:
-        """Nothing is measured."""
+        """Zero, since no memory is measured."""
         return 0
 
     def cap(self, device: torch.device, share: float) -> None:
-        """Do nothing: nothing is measured."""
+        """Does nothing, since no memory is limited."""
 
     def count_anew(self, device: torch.device) -> None:
-        """Do nothing: nothing is measured."""
+        """Does nothing, since no memory is measured."""
 
     def peaks(self, device: torch.device) -> DevicePeaks:
-        """Nothing is measured."""
+        """Zeros, since no memory is measured."""
         return DevicePeaks(allocated_bytes=0, reserved_bytes=0, retries=0)

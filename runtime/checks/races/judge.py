@@ -1,4 +1,6 @@
-"""Finds pairs of memory accesses that a trace leaves unordered, and waits that are redundant."""
+"""Finds pairs of memory accesses that a trace of streams leaves unordered, and waits that are
+redundant.
+"""
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -13,7 +15,7 @@ NONE: Waits = frozenset()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaceFinding:
-    """Two accesses to the same memory that are unordered."""
+    """A data race: two accesses to the same memory that nothing orders."""
 
     kind: Kind
     memory: str
@@ -22,7 +24,7 @@ class RaceFinding:
 
     @property
     def missing(self) -> str:
-        """The wait that would order the two, as text."""
+        """The wait that would order the two accesses, as text."""
         first, second = self.first, self.second
         return f"a wait of {second.actor}, at {second.task}, for {first.task} on {first.actor}"
 
@@ -33,7 +35,7 @@ class RaceFinding:
 
 @dataclass(eq=False)
 class Judge:
-    """Decides which pairs of a trace's stretches must be ordered, and which are."""
+    """Decides which pairs of stretches of work must be ordered, and which of them are."""
 
     trace: Trace
     _needs: dict[int, list[Need]] = field(init=False)
@@ -47,7 +49,7 @@ class Judge:
 
     @cached_property
     def waits(self) -> dict[Wait, int]:
-        """The waits of tasks, each with the stretch that begins after it."""
+        """The waits of tasks, each with the stretch of work that begins after it."""
         return {
             source.wait: number
             for number, stretch in enumerate(self.trace.stretches)
@@ -56,15 +58,15 @@ class Judge:
         }
 
     def findings(self) -> list[RaceFinding]:
-        """The unordered pairs."""
+        """The pairs of accesses that must be ordered and are not."""
         return [self._finding(need) for need in self._unmet(NONE)]
 
     def is_needed(self, *waits: Wait) -> bool:
-        """Whether some pair is unordered without these waits."""
+        """Whether some pair of accesses would be unordered without these waits."""
         return any(True for _ in self._unmet(frozenset(waits)))
 
     def detours(self, wait: Wait) -> list[list[str]]:
-        """Why a wait is redundant, as paths of stretches that do not use it.
+        """Why a wait is redundant: paths between the stretches that it orders, which do not use it.
 
         If a path leads from the work that the wait waits for to the waiting work, it is the only
         one. Otherwise there is a path for each pair of uses that the wait orders, from the first
@@ -84,7 +86,7 @@ class Judge:
         ]
 
     def path(self, earlier: int, later: int, without: Waits = NONE) -> list[str]:
-        """A path from one stretch to another, as text; empty if they are unordered."""
+        """A path from one stretch of work to another, as text; empty if nothing orders them."""
         came_from = {later: later}
         queue = deque([later])
         while queue:
@@ -103,7 +105,7 @@ class Judge:
 
     @cached_property
     def _before(self) -> list[int]:
-        """For each stretch the set of stretches before it, as a bit mask."""
+        """For each stretch of work, the set of stretches that come before it, as a bit mask."""
         before: list[int] = []
         for stretch in self.trace.stretches:
             before.append(_set_before(stretch, before, NONE))
@@ -114,7 +116,7 @@ class Judge:
         return next(one.stretch for one in sources if one.wait is wait)
 
     def _unmet(self, without: Waits) -> Iterator[Need]:
-        """The pairs that become unordered without some waits.
+        """The pairs of accesses that would be unordered without some waits.
 
         Only stretches from the first left-out wait on can be affected.
         """
@@ -144,7 +146,7 @@ class Judge:
 
 
 def _set_before(stretch: Stretch, before: Sequence[int], without: Waits) -> int:
-    """The set of stretches before a stretch as a bit mask, from the sets of its sources."""
+    """The set of stretches before a stretch as a bit mask, given the sets of its sources."""
     bits = 0
     for source in stretch.sources:
         if source.wait is None or source.wait not in without:
@@ -153,8 +155,7 @@ def _set_before(stretch: Stretch, before: Sequence[int], without: Waits) -> int:
 
 
 def _conflicts(trace: Trace) -> Iterator[Need]:
-    """Pairs of accesses to the same bytes without another access in between, at least one of them a
-    write.
+    """Pairs of consecutive accesses to the same bytes of which at least one is a write.
 
     If each of these pairs is in order, every pair of uses is, because order is transitive.
     """
@@ -179,7 +180,9 @@ def _conflicts(trace: Trace) -> Iterator[Need]:
 
 
 def _neighbours(accesses: Sequence[Access]) -> Iterator[tuple[Access, Access]]:
-    """Pairs of a storage's accesses: one, and a later one that must directly follow it."""
+    """Pairs of accesses to a storage that must be ordered: each access and the last write before
+    it, and each write and the reads since the last write.
+    """
     bounds = sorted({bound for one in accesses for bound in (one.begin, one.end)})
     places = {bound: number for number, bound in enumerate(bounds)}
     writer: list[Access | None] = [None] * len(bounds)

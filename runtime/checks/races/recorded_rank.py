@@ -47,7 +47,7 @@ _UNTOUCHING = frozenset(
         "lift_fresh",
     )
 )
-# Operators that return a value to the host, which orders the host after the current stream's work.
+# Operators that return a value to the host, so that the host comes after the current stream's work.
 _ASKING = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::equal", "aten::nonzero"})
 
 
@@ -92,14 +92,16 @@ class Recorder(TorchDispatchMode):
             self.memory.touched(tensor, stretch, writes=True, operator=operator)
 
     def _actor(self, tensors: list[Tensor], kwargs: Mapping[str, Any]) -> str:
-        """The actor that runs an operator: the host's lane, the host or the current stream.
+        """The actor that runs an operator: the host's lane, the host's issuing thread, or the
+        current stream.
 
         The host runs an operator if all its tensors are in host memory.
         """
         if self.driver.host == HOST_LANE:
             return HOST_LANE
         is_host = bool(tensors) and all(self.memory.is_host(tensor) for tensor in tensors)
-        # A factory that names a device runs there, whatever tensor's shape it copies.
+        # A factory such as zeros_like runs on the device that it names, not on that of the tensor
+        # whose shape it copies.
         if is_host and kwargs.get("device") is None:
             return self.driver.host
         return self.driver.current.name
@@ -108,7 +110,7 @@ class Recorder(TorchDispatchMode):
 def _given(
     operator: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[Tensor, bool]]:
-    """The tensors among an operator's arguments, and whether it writes to each."""
+    """The tensors among an operator's arguments, each with whether the operator writes to it."""
     arguments = operator._schema.arguments
     values = [*zip(args, arguments, strict=False)]
     if kwargs:
@@ -127,20 +129,22 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from (one for one in value if isinstance(one, Tensor))
 
 
-# The other ranks of a rank's groups, with the same values as this rank.
+# Stand-ins for the other ranks of a rank's groups, with the same values as this rank.
 #
 # NCCL's own stream for the asynchronous calls of a group is an actor of the trace.
 
 
 class EqualRanks:
-    """Ranks with this rank's values; calls run on the driver's current stream."""
+    """Stand-ins for other ranks with this rank's values; calls run on the driver's current
+    stream.
+    """
 
     def __init__(self, driver: ClockedDriver) -> None:
         self._driver = driver
         self._streams: dict[str, ClockedStream] = {}
 
     def all_reduce(self, group: RecordedGroup, tensor: Tensor, operation: str) -> None:
-        """Reduce over equal values, in place."""
+        """Reduce a tensor in place, as if all ranks had equal values."""
         tensor.mul_(group.size() if operation == "sum" else 1)
 
     def all_gather(self, group: RecordedGroup, whole: Tensor, part: Tensor) -> None:
@@ -149,7 +153,7 @@ class EqualRanks:
         whole[: rank * size].view(-1, size).copy_(part)
         whole[(rank + 1) * size :].view(-1, size).copy_(part)
         mine = whole[rank * size : (rank + 1) * size]
-        # A part that is already in place is only read.
+        # A part that is already in its place of the result is only read.
         if mine.data_ptr() == part.data_ptr():
             part.sum()
         else:
@@ -179,7 +183,7 @@ class EqualRanks:
         for tensor, _ in sends:
             tensor.sum()
         for tensor, _ in receives:
-            # Zero bytes are a valid compressed vector in every encoding.
+            # Zero bytes are valid in every encoding of compressed vectors.
             tensor.normal_(std=0.02) if tensor.is_floating_point() else tensor.zero_()
 
     def aside(self, group: RecordedGroup, call: Callable[[], None]) -> Work:
@@ -197,7 +201,7 @@ class EqualRanks:
 
 
 class _OwnWork:
-    """A call on NCCL's own stream; until it is waited for, it holds its tensors."""
+    """A call on NCCL's own stream, which holds its tensors until it is waited for."""
 
     def __init__(
         self, driver: ClockedDriver, ended: ClockedEvent, call: Callable[[], None]
@@ -206,7 +210,7 @@ class _OwnWork:
         self._held: Callable[[], None] | None = call
 
     def wait(self) -> None:
-        """Make the current stream wait for the call's end."""
+        """Make the current stream wait for the end of the call."""
         self._driver.current.wait_event(self._ended)
         self._held = None
 
@@ -215,12 +219,14 @@ class _OwnWork:
 
 
 DEVICE = torch.device("cpu")
-# The first iteration differs from the others; a third shows conflicts between two equal ones.
+# The first iteration differs from later ones, and conflicts between two equal iterations need two
+# more.
 ITERATIONS = 3
 
 
 def trained(executor: Executor, batches: Batches) -> None:
-    """Train for some iterations without waiting for their ends, then run the last optimizer step.
+    """Train for some iterations without waiting for their ends, then run the deferred optimizer
+    step.
 
     A real run reads the loss after each iteration, and so waits for all work. Here nothing waits
     between iterations, so the program itself must order the work of one with the work of the next.
@@ -273,7 +279,7 @@ def trace_of(
 
 @contextmanager
 def standing_in(driver: Driver) -> Iterator[None]:
-    """Within the ``with`` block, let a driver drive the CPU as if it were a GPU."""
+    """Within the ``with`` block, this driver treats the CPU as if it were a GPU."""
     DRIVERS[DEVICE.type] = driver
     try:
         yield
@@ -293,11 +299,11 @@ def _batches(workload: Workload, connections: Connections) -> Batches:
 
 
 def _name(executor: Executor, memory: Memory) -> None:
-    """Name the parts of a rank's memory."""
+    """Name the tensors of a rank's memory for messages."""
     state = executor.state
     layers = [pair for section in state.all_sections() for pair in section.layers.items()]
     for layer, layer_state in layers:
-        # Frozen weights have none.
+        # Frozen weights have no master weights or moments.
         kinds = zip(("masters", "moment 1", "moment 2"), layer_state.optimizer, strict=False)
         vectors = {
             "weights": layer_state.weights,
