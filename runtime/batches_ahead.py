@@ -1,4 +1,4 @@
-"""Prefetches the next step's batches to the device while the current step runs.
+"""Copies the next step's batches to the device while the current step runs.
 
 The copy starts from pinned memory, so the host does not wait for it; it is queued behind the step's
 own work. By the time the host has the step's results, which end all work, it has ended, and the one
@@ -15,12 +15,12 @@ from runtime.engine.executor import Batches
 from runtime.engine.storage.arena import Arena
 
 HOST = torch.device("cpu")
-# Tokens and targets of each micro-batch of a step, on the host.
+# A function that returns tokens and targets of each micro-batch of a step, on the host.
 Made = Callable[[int], Sequence[tuple[Tensor, Tensor]]]
 
 
 class BatchesAhead:
-    """The batches of consecutive steps; ``made`` returns those of a step by its number."""
+    """The batches of consecutive steps; ``made`` makes those of a step, given its number."""
 
     def __init__(self, made: Made, device: torch.device) -> None:
         self._made, self._device = made, device
@@ -29,16 +29,16 @@ class BatchesAhead:
         self._host: Tensor | None = None
 
     def of(self, step: int) -> Batches:
-        """The batches of a step, made now if they were not prefetched."""
+        """The batches of a step; they are made now if they were not prefetched."""
         ready, self._ready = self._ready, None
         return ready[1] if ready is not None and ready[0] == step else self._copied(step)
 
     def prepare(self, step: int) -> None:
-        """Make the batches of a step and start their copy; the previous copy has ended."""
+        """Make the batches of a step and start copying them; the previous copy has ended by now."""
         self._ready = (step, self._copied(step))
 
     def release(self) -> None:
-        """Return pinned memory, after its last use."""
+        """Return the pinned memory after its last use."""
         if self._memory is not None:
             self._memory.release()
 
@@ -58,7 +58,9 @@ class BatchesAhead:
         return list(zip(copies[::2], copies[1::2], strict=True))
 
     def _pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """The only buffer, allocated for the first batches; all batches have the same size."""
+        """The pinned buffer, allocated for the first batches and reused, since all batches have the
+        same size.
+        """
         if self._host is None:
             size_bytes = numel * dtype.itemsize
             self._memory = Arena(size_bytes, HOST, pins_for=driver_of(self._device))

@@ -1,4 +1,4 @@
-"""Sequences of tokens to train on, from a file or drawn at random.
+"""Sequences of tokens to train on: from a file, or drawn at random.
 
 A sequence depends only on the seed and on its number, counted over all steps, so every plan trains
 on the same sequences. A file holds plain 16-bit or 32-bit tokens (nanoGPT's format), or Megatron's
@@ -32,7 +32,9 @@ MOST_OF_16_BITS = 1 << 16
 
 
 class Sequences(Protocol):
-    """Returns the tokens of the sequence with a number: one token more than the sequence length."""
+    """A data set: returns the tokens of the sequence with a given number, one more than the
+    sequence length.
+    """
 
     @property
     def seed(self) -> int:
@@ -43,7 +45,7 @@ class Sequences(Protocol):
         """The number of distinct tokens."""
 
     def __call__(self, number: int) -> NDArray[np.int64]:
-        """The sequence of a number."""
+        """The tokens of the sequence with this number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,11 +60,13 @@ class TokenFile:
 
     @property
     def count(self) -> int:
-        """Number of whole sequences in the file."""
+        """The number of whole sequences in the file."""
         return (len(self.tokens) - 1) // self.length
 
     def __call__(self, number: int) -> NDArray[np.int64]:
-        """The sequence with a number; every sequence occurs once before any is repeated."""
+        """The tokens of the sequence with this number; no sequence repeats before all have
+        occurred.
+        """
         epoch, index = divmod(number, self.count)
         begin = int(_shuffled(self.count, self.seed, epoch)[index]) * self.length
         tokens_read = self.tokens[begin : begin + self.length + 1].astype(np.int64)
@@ -78,14 +82,14 @@ class TokenFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synthetic:
-    """Uniformly random tokens."""
+    """Sequences of uniformly random tokens."""
 
     length: int
     vocab: int
     seed: int
 
     def __call__(self, number: int) -> NDArray[np.int64]:
-        """The sequence of a number."""
+        """The tokens of the sequence with this number."""
         draw = np.random.default_rng((self.seed, number))
         return draw.integers(self.vocab, size=self.length + 1, dtype=np.int64)
 
@@ -116,8 +120,8 @@ def open_tokens(path: Path, *, length: int, vocab: int, seed: int) -> TokenFile:
 def batch_of(
     sequences: Sequences, first: int, count: int, *, hides: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Tokens and targets (count, length) of ``count`` sequences from number ``first`` on; a dataset
-    that ``hides`` tokens has these as targets.
+    """Tokens and targets (count, length) of ``count`` sequences from number ``first`` on; with
+    ``hides`` the data set's masked tokens are the targets.
     """
     numbers = range(first, first + count)
     if hides:
@@ -136,7 +140,7 @@ REPLACED, CHANGED = 0.8, 0.1
 
 
 def hidden(sequences: Sequences, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The tokens of a sequence with some masked, and its targets.
+    """The tokens of a sequence with some of them masked, and the targets to predict.
 
     The token that stands for hidden ones is the last of the vocabulary, as RoBERTa's is.
     """
@@ -156,7 +160,7 @@ def hidden(sequences: Sequences, number: int) -> tuple[NDArray[np.int64], NDArra
 def batches_of(
     sequences: Sequences, job: Job, *, step: int, replica: int, stage: int = 0
 ) -> list[tuple[Tensor, Tensor]]:
-    """Tokens and targets of each micro-batch of one replica of a stage in a step.
+    """Tokens and targets of each micro-batch in a step, for one data-parallel replica of a stage.
 
     In a micro-batch the replicas of a stage take neighbouring sequences, in order. So the sequences
     of a step depend on nothing but its number.
@@ -180,7 +184,9 @@ def _plain_type(vocab: int) -> np.dtype[Any]:
 
 
 def _megatron(index: Path) -> tuple[np.dtype[Any], int]:
-    """The data type of Megatron's tokens, and the size in bytes that the token file must have."""
+    """The data type of tokens in Megatron's index file, and the size in bytes that the token file
+    must have.
+    """
     content = index.read_bytes()
     if len(content) < _MEGATRON_HEADER.size:
         reject(f"--data {index}: {len(content)} bytes are no index: it is truncated")

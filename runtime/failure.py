@@ -10,12 +10,14 @@ from runtime.devices.cuda import driver_of
 from runtime.engine.storage.arena import release_all
 from runtime.engine.streams.lanes import Streams
 
-# A healthy device finishes its issued work within this time.
+# The seconds after which the release of a failed rank gives up; a healthy device finishes its
+# issued work in less.
 PARTING_S = 10.0
 
 
 def let_go(device: torch.device, streams: Streams | None) -> None:
-    """Release everything after a failure; ``streams`` is None if the run failed before it had any.
+    """Release everything after a failure; ``streams`` is None if the run failed before it had
+    streams.
 
     A device may hang, and then a call that waits for it hangs too. After ``PARTING_S`` this gives
     up, and leaves the rest to the end of the process.
@@ -29,7 +31,7 @@ def _let_go(device: torch.device, streams: Streams | None) -> None:
     if streams is not None:
         streams.close()
     driver = driver_of(device)
-    # A failed device refuses each of these calls; it runs nothing any more.
+    # A failed device refuses each of these calls, and runs nothing any more.
     if driver is not None:
         with suppress(RuntimeError):
             driver.choose(device)

@@ -1,4 +1,4 @@
-"""Checks that the runtime can run a job, before it allocates memory or connects to other ranks."""
+"""Checks that the runtime can run a job, before memory is allocated or ranks are connected."""
 
 from mistlab.core.values import reject
 from mistlab.engines.adapters import BLOCK, BLOCKS_A_SCALE
@@ -12,7 +12,7 @@ from mistlab.schedule.context_ways import HEADS
 from mistlab.stages.plan_orders import passes_of_plan
 from mistlab.stages.stage_shape import StageShape, replicas_of, shares_table
 
-# The treatments of blocks of a user's own code that the runtime supports.
+# The ways to run a block of a user's own code that the runtime supports.
 TREATED_OWN = frozenset({PLAIN, "recomputed"})
 # Optimizers that the runtime supports.
 TRAINED_OPTIMIZERS = ("adamw", "adamw-bf16")
@@ -38,7 +38,9 @@ def check_started(job: Job, stage: int | None, started: int) -> None:
 
 
 def _check_alone(plan: Plan, stage: int, started: int) -> None:
-    """Refuse a stage that the plan does not have, or that needs more than one rank."""
+    """Refuse to run a stage alone if the plan does not have it, or if it needs more than one
+    rank.
+    """
     if not 0 <= stage < plan.num_stages:
         alone, several = "stage 0 alone: give 0", f"stages 0 to {plan.num_stages - 1}: give one"
         reject(f"--stage {stage}: the plan has {alone if plan.num_stages == 1 else several}")
@@ -53,7 +55,7 @@ def _check_alone(plan: Plan, stage: int, started: int) -> None:
 
 
 def check_runnable(job: Job) -> None:
-    """Refuse another engine's plan, and choices or a model that the runtime does not support."""
+    """Refuse plans of other engines, and choices or models that the runtime does not support."""
     if not ENGINES[job.plan.engine].runs_here:
         reject(
             f"plan.engine: {job.plan.engine} runs in its own framework: give mistlab to run here"
@@ -82,7 +84,7 @@ def check_runnable(job: Job) -> None:
 
 
 def _check_reduction(plan: Plan, workload: Workload) -> None:
-    """Refuse settings under which an asynchronous server cannot step with one rank's gradients
+    """Refuse settings with which an asynchronous server cannot apply the gradients of one rank
     alone.
     """
     how = workload.reduction
@@ -107,7 +109,7 @@ def _check_reduction(plan: Plan, workload: Workload) -> None:
 
 
 def check_norms(plan: Plan, workload: Workload, asked_by: str) -> None:
-    """Refuse gradient norms, naming the option that needs them, with an asynchronous server whose
+    """Refuse gradient norms, which the option ``asked_by`` needs, with an asynchronous server whose
     ranks do not have separate gradients in each stage.
     """
     if not (workload.reduction.asynchronous and asked_by):
@@ -129,7 +131,9 @@ def check_norms(plan: Plan, workload: Workload, asked_by: str) -> None:
 
 
 def _check_own_model(plan: Plan, workload: Workload) -> None:
-    """Refuse divisions and orders of a user's own code that need the runtime's layers."""
+    """Refuse, for a user's own model, ways to divide it and schedules that only the runtime's
+    layers support.
+    """
     if not workload.reduces_plainly:
         reject(
             f"workload.reduction: {workload.reduction.kind} of a traced model can be predicted but "
@@ -156,7 +160,7 @@ def _check_own_model(plan: Plan, workload: Workload) -> None:
 
 
 def _check_tokens(plan: Plan) -> None:
-    """Refuse neighbouring stages that would have to exchange different parts of a sequence."""
+    """Refuse neighbouring stages whose ranks split sequences into different numbers of parts."""
     parts = [stage.tensor_parallel if stage.sequence_parallel else 1 for stage in plan.stages]
     for number, (parts_here, before) in enumerate(zip(parts[1:], parts, strict=False), start=1):
         if parts_here != before:
@@ -168,8 +172,8 @@ def _check_tokens(plan: Plan) -> None:
 
 
 def _check_context(plan: Plan, workload: Workload) -> None:
-    """Refuse unsupported ways of exchanging keys between context-parallel ranks, and unsupported
-    attention kernels.
+    """Refuse ways to exchange keys between context-parallel ranks, and attention kernels for them,
+    that the runtime lacks.
     """
     model, first = workload.model, plan.stages[0].token_split.ranks
     for number, stage in enumerate(plan.stages):
@@ -197,7 +201,7 @@ def _check_context(plan: Plan, workload: Workload) -> None:
 
 
 def _check_encoder(plan: Plan, workload: Workload) -> None:
-    """Refuse encoder matrices that all ranks hold whole, if each would hold a summand of their
+    """Refuse sequence parallelism with an encoder, whose ranks would each hold only a part of some
     biases' gradients.
     """
     for number, stage in enumerate(plan.stages):
@@ -209,7 +213,7 @@ def _check_encoder(plan: Plan, workload: Workload) -> None:
 
 
 def _check_experts(plan: Plan, workload: Workload) -> None:
-    """Refuse experts whose gradients would be reduced by ranks that reduce no other gradients."""
+    """Refuse experts whose gradients would be reduced over ranks that reduce no other gradients."""
     for number, stage in enumerate(plan.stages):
         copies = ranks_of("reduce experts", stage.degree)
         if workload.model.experts and copies > 1 and replicas_of(stage) == 1:
@@ -222,8 +226,8 @@ def _check_experts(plan: Plan, workload: Workload) -> None:
 
 
 def _check_further(plan: Plan, workload: Workload) -> None:
-    """Refuse multi-token prediction heads in an order that accumulates the table's gradient in the
-    input-gradient pass, and other matrices' later.
+    """Refuse multi-token prediction under schedules that accumulate the embedding table's gradient
+    in the input-gradient pass, and those of other matrices in a later pass.
     """
     if not workload.model.further_tokens:
         return
@@ -236,8 +240,8 @@ def _check_further(plan: Plan, workload: Workload) -> None:
 
 
 def _check_adapters(plan: Plan, workload: Workload) -> None:
-    """Refuse adapters on unsupported GEMMs, and frozen weights that several ranks would quantise
-    differently from one rank.
+    """Refuse adapters on GEMMs that the runtime cannot adapt, and frozen weights that several ranks
+    would quantise differently from one rank.
     """
     model = workload.model
     kinds = {
@@ -264,8 +268,8 @@ def _check_adapters(plan: Plan, workload: Workload) -> None:
 
 
 def _check_chunks(plan: Plan, workload: Workload) -> None:
-    """Refuse a chunked loss with code of its own, or whose logit gradients would all wait for a
-    separate pass.
+    """Refuse a chunked loss where the model's code has its own loss, or where separate
+    weight-gradient passes would keep the gradients of all logits.
     """
     if workload.model.family == "custom":
         reject(
@@ -285,8 +289,8 @@ def _check_chunks(plan: Plan, workload: Workload) -> None:
 
 
 def _check_packing(where: str, ranks: int, workload: Workload) -> None:
-    """Refuse widths that do not divide into quantisation blocks, and ranks' parts that do not
-    divide into groups of such blocks.
+    """Refuse weights whose widths do not divide into quantisation blocks, and ranks that would cut
+    groups of such blocks.
     """
     model, group = workload.model, BLOCKS_A_SCALE[workload.base]
     heads = model.heads * model.head_dim, model.kv_heads * model.head_dim
@@ -309,7 +313,7 @@ def _check_packing(where: str, ranks: int, workload: Workload) -> None:
 
 
 def trains_here(model: ModelSpec) -> str:
-    """The reason why the runtime does not train a model; empty if it does."""
+    """The reason why the runtime cannot train a model; empty if it can."""
     if model.family == "custom":
         return "" if model.factory else f"it is traced, {REMEDY_OWN}"
     experts, scaling = model.experts, model.rotary_scaling
@@ -330,7 +334,7 @@ def trains_here(model: ModelSpec) -> str:
 
 
 def _check_dropped_shares(workload: Workload) -> None:
-    """Refuse dropout inside attention kernels, whose masks would depend on the plan."""
+    """Refuse dropout inside attention kernels, whose masks would differ from plan to plan."""
     model = workload.model
     kinds = {"windows": model.window, "sinks": model.sinks, "latent attention": model.latent}
     with_parts = [kind for kind, has in kinds.items() if has]
@@ -344,7 +348,9 @@ def _check_dropped_shares(workload: Workload) -> None:
 
 
 def check_usual(workload: Workload) -> None:
-    """Refuse adapters, chunked losses and 16-bit moments with a model's own layers."""
+    """Refuse adapters, chunked losses and optimizers other than AdamW where a model's own layers
+    run.
+    """
     usual = {"train": "all", "loss": "whole", "optimizer": "adamw"}
     for name, value in usual.items():
         if (given := getattr(workload, name)) != value:
@@ -355,7 +361,7 @@ def check_usual(workload: Workload) -> None:
 
 
 def check_model(workload: Workload) -> None:
-    """Refuse a model with layers that the runtime does not support."""
+    """Refuse a model with layers that the runtime does not have."""
     if why := trains_here(workload.model):
         name = workload.model.name or "this model"
         reject(f"workload.model: {name} can be predicted but not trained yet: {why}")

@@ -1,6 +1,4 @@
-"""Runs a plan: a ``Session`` is this process's part of the run, from connecting to
-disconnecting.
-"""
+"""Runs a plan: a ``Session`` is one process's part of a run, from connecting to disconnecting."""
 
 import platform
 import resource
@@ -90,9 +88,7 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredTask:
-    """A task of the last iteration; its times are relative to the start of the rank's first
-    task.
-    """
+    """A task of the last iteration, with times relative to the start of the rank's first task."""
 
     stage: int
     task: Action | str
@@ -126,8 +122,8 @@ class Session:
         elif settings.draws_on_device:
             self._executor.draw_on_device(settings.seed)
             if (driver := driver_of(device)) is not None:
-                # Peaks are counted from here on, since drawing weights takes memory that iterations
-                # do not take.
+                # Count memory peaks from here on, since drawing the weights took memory that
+                # iterations do not take.
                 driver.count_anew(device)
         self._batches = BatchesAhead(self._own_sequences, device)
         self._captured: CapturedSteps | None = None
@@ -140,7 +136,7 @@ class Session:
     @classmethod
     @contextmanager
     def started(cls, job: Job, settings: Settings) -> Iterator[Self]:
-        """Connect to the other processes, and disconnect at the end, also after an error."""
+        """Connect this process to the others, and disconnect it at the end, also after an error."""
         world = world_of_launcher()
         check_started(job, settings.stage, world.size)
         check_norms(job.plan, job.workload, settings.training.norm_option)
@@ -192,22 +188,24 @@ class Session:
 
     @property
     def steps(self) -> int:
-        """Number of steps done, including the steps before a resumed checkpoint."""
+        """The number of steps done, those before a resumed checkpoint included."""
         return self._executor.steps
 
     def step(self) -> tuple[Report, float]:
-        """Train one step; returns its report and its seconds."""
+        """Train one step; returns its report, and the seconds that it took."""
         self._streams.spans()
         start = perf_counter()
         executor = self._executor
         with self._watched():
             (self._captured or executor).iterate(self._batches.of(self.steps))
-            # The host is free until the device has finished the issued work.
+            # Make the next batches now, while the host is free until the device has finished the
+            # issued work.
             self._batches.prepare(self.steps)
             report = executor.report()
         seconds = perf_counter() - start
         if self._is_new:
-            # In the first step libraries load kernels, and NCCL allocates for each algorithm.
+            # Measure memory after the first step, in which libraries load kernels and NCCL
+            # allocates for each algorithm.
             self._cap.measure()
             self._is_new = False
         self._spans = self._streams.spans()
@@ -216,21 +214,21 @@ class Session:
         return report, seconds
 
     def save(self, folder: Path) -> Path:
-        """Write a checkpoint into a folder; returns its path."""
+        """Write a checkpoint of the run into a folder; returns the checkpoint's path."""
         from runtime.checkpoints import checkpoint  # noqa: PLC0415 (slow to import)
 
         with self._watched("a checkpoint"):
             return checkpoint.save(self._executor, folder)
 
     def resume(self, folder: Path) -> None:
-        """Load the newest checkpoint in a folder, or the checkpoint that the folder itself is."""
+        """Load the newest checkpoint of a folder, or the checkpoint that the folder itself is."""
         from runtime.checkpoints import checkpoint  # noqa: PLC0415 (slow to import)
 
         with self._watched("a checkpoint"):
             checkpoint.load(self._executor, latest(folder) or folder)
 
     def resume_latest(self, folder: Path, tell: Callable[[str], None]) -> Path | None:
-        """Load the newest checkpoint of a folder that can be read, if there is one.
+        """Load the newest readable checkpoint of a folder, if it has one.
 
         On the first rank, ``tell`` is called about each checkpoint that cannot be read.
         """
@@ -242,12 +240,14 @@ class Session:
             )
 
     def export(self, path: Path) -> None:
-        """Write the weights as one safetensors file."""
+        """Write the trained weights as one safetensors file."""
         with self._watched("the export"):
             export(self._executor, self.job.workload, path)
 
     def export_checkpoint(self, folder: Path) -> None:
-        """Write the weights as a checkpoint like the one that they came from."""
+        """Write the trained weights as a checkpoint in the format of the one from which they were
+        loaded.
+        """
         assert self.settings.weights is not None
         assert self.job.workload.train == "all"
         folder.mkdir(parents=True, exist_ok=True)
@@ -262,7 +262,7 @@ class Session:
         return gathered(self._own_memory())
 
     def tasks(self) -> list[MeasuredTask]:
-        """The last iteration's tasks on the first rank of each stage."""
+        """The last iteration's tasks, as timed on the first rank of each stage."""
         position = self._executor.connections.place
         measured: list[MeasuredTask] = []
         is_first = position.data == position.context == position.tensor == 0
@@ -298,7 +298,7 @@ class Session:
 
     @contextmanager
     def _watched(self, doing: str | None = None) -> Iterator[None]:
-        """Raise a ``ShortageError`` if memory runs out in the ``with`` block.
+        """Within the ``with`` block, raise a ``ShortageError`` if memory runs out.
 
         The error names ``doing``, or else the task that the executor was issuing.
         """
@@ -312,7 +312,9 @@ class Session:
             raise _shortage(stage, at, executor.held_bytes(), self.device, error) from error
 
     def _own_sequences(self, step: int) -> list[tuple[Tensor, Tensor]]:
-        """This rank's sequences of a step: tokens and targets of each micro-batch."""
+        """The sequences on which this rank trains in a step: tokens and targets of each
+        micro-batch.
+        """
         position = self._executor.connections.place
         if position.stage not in ends_of_plan(self.job.plan):
             return []
@@ -327,7 +329,7 @@ class Session:
         if driver is not None:
             peaks = driver.peaks(self.device)
         else:
-            # The executor's own count, and the peak memory of the process.
+            # On a CPU the peaks are the executor's own count, and the peak memory of the process.
             peaks = DevicePeaks(
                 allocated_bytes=executor.peak_bytes,
                 reserved_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE,
@@ -350,7 +352,7 @@ def _sequences(job: Job, settings: Settings) -> Sequences:
 
 
 def _connections(job: Job, settings: Settings, world: World, device: torch.device) -> Connections:
-    """The connected groups of this rank; a stage that runs alone has no other ranks."""
+    """The groups of this rank, connected; a stage that runs alone has no other ranks."""
     if settings.stage is not None:
         return isolated(job.plan, settings.stage, device, settings.seed)
     groups = maker(world, settings.timeout_s)

@@ -1,4 +1,4 @@
-"""Assigns each rank its share of the node's cores.
+"""Assigns to each rank its share of a node's CPU cores.
 
 On a GPU's host a share is the number of threads that draw first weights, fill buffers and step an
 optimizer. Where a CPU stands in for GPUs, a share is the rank's device: its threads stay on cores
@@ -17,9 +17,9 @@ GIVEN = "OMP_NUM_THREADS"
 
 @contextmanager
 def with_share(device_cores: int | None = None) -> Iterator[None]:
-    """In the ``with`` block torch uses this rank's share of the cores, unless the user has set a
-    number of threads. ``device_cores`` are those of a CPU that is used in place of a GPU: the rank
-    is pinned to this many of its own cores.
+    """Within the ``with`` block torch uses this rank's share of the cores, unless the user has set
+    a number of threads. ``device_cores`` is the number of cores of a CPU that stands for a GPU: the
+    rank is pinned to so many cores of its own.
     """
     launcher = os.getppid()
     before = torch.get_num_threads()
@@ -45,8 +45,8 @@ def with_share(device_cores: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def on_cores(cores: Collection[int]) -> Iterator[None]:
-    """In the ``with`` block this thread, and threads that it starts, are pinned to these cores;
-    torch has a thread for each.
+    """Within the ``with`` block this thread, and threads that it starts, are pinned to these cores,
+    and torch has one thread for each.
     """
     threads, allowed = torch.get_num_threads(), allowed_cores()
     os.sched_setaffinity(0, cores)
@@ -59,7 +59,8 @@ def on_cores(cores: Collection[int]) -> Iterator[None]:
 
 
 def cores_of_device(device: int, count: int, node_cores: Collection[int]) -> list[int]:
-    """The cores of the device with an index, among those of the node; each device has ``count``.
+    """The cores that stand for the device with this index, among those of the node; each device has
+    ``count`` cores.
 
     Where a node has too few cores, devices share them.
     """
@@ -75,7 +76,8 @@ def allowed_cores(process: int = 0) -> set[int]:
 def share(
     environment: Mapping[str, str], *, is_given: bool, own_cores: int, node_cores: int
 ) -> int | None:
-    """A rank's share of the cores that the launcher may use, at most its own cores.
+    """A rank's share of the cores that the launcher may use; at most the cores that this process
+    may use.
 
     None leaves the number to torch: for the only rank of a node, and where the user has set it.
     """
@@ -86,7 +88,7 @@ def share(
 
 
 def _is_given(launcher: int) -> bool:
-    """Whether the user has set the number of threads.
+    """Whether the user has set the number of torch's threads.
 
     If the user has not, torchrun sets 1 for the processes that it starts. So the launcher's own
     environment is read from Linux, which shows it as the user left it.

@@ -1,1 +1,3 @@
-"""Baselines: Megatron-core, DeepSpeed and other systems' own packages, checked and run."""
+"""Baselines: other systems (Megatron-core, DeepSpeed, FSDP2) as installed packages, checked and
+run.
+"""

@@ -1,4 +1,6 @@
-"""Checks an export with the framework's own classes, which build its configuration or refuse it."""
+"""Checks an exported file with the framework's own classes, which build its configuration or refuse
+it.
+"""
 
 import importlib
 import json
@@ -70,7 +72,9 @@ def _parsed(text: str, job: Job, checkout: Path) -> None:
 
 
 def _blocks_of(made: Any, text: str) -> list[int]:
-    """The blocks of each stage in a configuration of Megatron-core, or in a hybrid's pattern."""
+    """How many blocks each stage has in a configuration of Megatron-core, or in the pattern of a
+    hybrid model.
+    """
     from megatron.core.transformer.enums import LayerType  # noqa: PLC0415 (its package)
 
     stages, layout = made.pipeline_model_parallel_size, made.pipeline_model_parallel_layout
@@ -112,7 +116,7 @@ def _same_experts(made: Any, job: Job) -> None:
 
 @contextmanager
 def _with_transformer_engine() -> Iterator[None]:
-    """Make Megatron-core assume that TransformerEngine is installed, which needs a GPU."""
+    """Make Megatron-core believe that TransformerEngine, which needs a GPU, is installed."""
     from megatron.core import utils  # noqa: PLC0415 (its package)
     from packaging.version import Version  # noqa: PLC0415
 
@@ -127,7 +131,9 @@ def _with_transformer_engine() -> Iterator[None]:
 
 
 class _FusedAdam:
-    """The attributes of TransformerEngine's optimizer that Megatron-core checks for."""
+    """Stands for TransformerEngine's optimizer; has the attributes for which Megatron-core
+    checks.
+    """
 
     def __init__(
         self,
@@ -146,12 +152,13 @@ def _deepspeed(text: str, job: Job) -> None:
     ranks *= content.get("pipeline", {}).get("stages", 1)
     replicas, rest = divmod(job.cluster.num_gpus, ranks)
     _same("processes beyond whole replicas", rest, 0)
-    # As if this many processes had been started, since DeepSpeed checks the batch against them.
+    # DeepSpeed checks the batch against the number of processes, so pretend that so many were
+    # started.
     with patch("deepspeed.runtime.config.dist.get_rank", return_value=0):
         config = DeepSpeedConfig(content, mpu=_Ranks(replicas))
     _same("batch", config.train_batch_size, job.workload.global_batch)
     if not (stage.offload.optimizer or stage.offload.weights):
-        # An engine that offloads states shards them, also on a single rank.
+        # DeepSpeed shards the states that it offloads, even on a single rank.
         _same("ZeRO level", int(config.zero_config.stage), stage.zero)
     offload = config.zero_config.offload_optimizer
     ratio = 0.0 if offload is None else offload.ratio
@@ -165,9 +172,7 @@ def _deepspeed(text: str, job: Job) -> None:
 
 
 class _Ranks:
-    """The interface of a script's groups of ranks that DeepSpeed asks for the number of
-    replicas.
-    """
+    """Stands for a script's groups of ranks, which DeepSpeed asks for the number of replicas."""
 
     def __init__(self, replicas: int) -> None:
         self._replicas = replicas
@@ -180,7 +185,7 @@ def _torchtitan(text: str, job: Job) -> None:
     from torchtitan.config import ConfigManager  # noqa: PLC0415 (its package)
     from torchtitan.distributed.parallel_dims import ParallelDims  # noqa: PLC0415
 
-    # It warns about a missing tokenizer.
+    # Otherwise torchtitan warns that there is no tokenizer.
     logging.getLogger().setLevel(logging.ERROR)
     with _as_module(text) as name:
         _with_flavour(text)
@@ -202,7 +207,7 @@ def _torchtitan(text: str, job: Job) -> None:
 
 @contextmanager
 def _as_module(text: str) -> Iterator[str]:
-    """A text as an importable module with a name."""
+    """A text of Python code as a module that can be imported under a name."""
     name = "exported_plan"
     with tempfile.TemporaryDirectory() as folder, patch.object(sys, "path", [folder, *sys.path]):
         (Path(folder) / f"{name}.py").write_text(text, encoding="utf-8")
@@ -213,7 +218,7 @@ def _as_module(text: str) -> Iterator[str]:
 
 
 def _with_flavour(text: str) -> None:
-    """Register the flavour in a text with torchtitan, as a user would have to."""
+    """Register the model flavour in a text with torchtitan, as its user would have to."""
     from torchtitan.models.llama3 import llama3_configs  # noqa: PLC0415 (its package)
 
     (flavour,) = re.findall(r"model_registry\('([^']+)'\)", text)
@@ -222,7 +227,9 @@ def _with_flavour(text: str) -> None:
 
 
 def _same_blocks(parts: list[list[str]] | None, job: Job, head: str) -> None:
-    """Refuse parts of a model that differ from the stages' blocks, or lack embedding or head."""
+    """Refuse parts of a model whose blocks are not those of the stages, or that lack embedding or
+    head.
+    """
     if parts is None:
         _same("stages", job.plan.num_stages, 1)
         return
@@ -237,7 +244,7 @@ def _torchtitan_toml(text: str, job: Job) -> None:
     from torchtitan.config import ConfigManager  # noqa: PLC0415 (its package)
     from torchtitan.distributed import ParallelDims  # noqa: PLC0415
 
-    # It warns about a missing tokenizer.
+    # Otherwise torchtitan warns that there is no tokenizer.
     logging.getLogger().setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.toml"

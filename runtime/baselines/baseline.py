@@ -1,4 +1,4 @@
-"""The common interface of baselines: other systems' own code, trained step by step."""
+"""The common interface of baselines: other systems' code, which trains step by step."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from runtime.runnable import check_model, check_usual
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineSettings:
-    """The settings of a baseline's run, independent of its plan: device, seed, and optimizer.
+    """The settings of a baseline's run besides its plan: device, seed, and optimizer.
 
     The settings are those of this package's runs. Every weight decays, in each system.
     """
@@ -32,7 +32,7 @@ class BaselineSettings:
 
     @property
     def of_adam(self) -> dict[str, Any]:
-        """The settings under AdamW's argument names in torch."""
+        """The settings of the optimizer under the argument names of torch's AdamW."""
         return {
             "lr": self.training.learning_rate,
             "betas": (self.training.beta1, self.training.beta2),
@@ -43,8 +43,8 @@ class BaselineSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """The configuration with which a system trains a plan, read from its own objects, as text for
-    side-by-side printing. ``system`` names the system with its version.
+    """The configuration with which a system trains a plan, as text to print beside that of other
+    systems. It is read from the system's objects; ``system`` names the system with its version.
     """
 
     system: str
@@ -83,18 +83,18 @@ class Configuration:
 
 
 def class_name(made: object) -> str:
-    """The class of an object with the package that it is from, such as ``torch AdamW``."""
+    """The name of an object's class with its package, such as ``torch AdamW``."""
     return f"{type(made).__module__.partition('.')[0]} {type(made).__name__}"
 
 
 def decay_of(optimizer: Any) -> str:
-    """The weight decay of each distinct group of an optimizer's parameters."""
+    """The weight decay of each distinct group of parameters in an optimizer."""
     decays = sorted({float(group["weight_decay"]) for group in optimizer.param_groups})
     return ", ".join(f"{decay:g}" for decay in decays)
 
 
 def sequences_of(job: Job, seed: int) -> Sequences:
-    """The sequences that all systems train on."""
+    """The sequences on which all systems train."""
     workload = job.workload
     return Synthetic(length=workload.sequence_length, vocab=workload.model.vocab, seed=seed)
 
@@ -106,8 +106,8 @@ def sequences_of(job: Job, seed: int) -> Sequences:
 
 
 class FirstWeights:
-    """The initial weights of a model by their names in this package, which must support the
-    model.
+    """The initial weights of a model by their names in this package; refuses models that other
+    systems here cannot train.
     """
 
     def __init__(self, workload: Workload, seed: int) -> None:
@@ -122,15 +122,16 @@ class FirstWeights:
         self._seed, self._tied = seed, workload.model.tied_embeddings
 
     def __getitem__(self, name: str) -> Tensor:
-        """A whole tensor."""
+        """The whole tensor with this name."""
         return initial_tensor(name, self.shapes[name], self._seed, tied=self._tied)
 
     def all(self) -> dict[str, Tensor]:
-        """All tensors."""
+        """All initial tensors, by name."""
         return {name: self[name] for name in self.shapes}
 
 
-# The norms of a block in Megatron-core: separate modules, or part of Transformer Engine's GEMM.
+# Prefixes of a block's norms in Megatron-core: those of separate modules; below, those of norms
+# inside Transformer Engine's GEMMs.
 LOCAL_NORMS = {"attention_norm": "input_layernorm.", "mlp_norm": "pre_mlp_layernorm."}
 ENGINE_NORMS = {
     "attention_norm": "self_attention.linear_qkv.layer_norm_",
@@ -147,7 +148,7 @@ def megatron_weights(
     ranks: int,
     norms: Mapping[str, str] = LOCAL_NORMS,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Megatron-core's names and this rank's parts of the tensors of a pipeline stage.
+    """This rank's parts of the tensors of a pipeline stage, under Megatron-core's names.
 
     The stage has the blocks ``blocks``; tensors of embedding and head come in any case. ``norms``
     begin the names of norms.
@@ -183,7 +184,9 @@ def megatron_weights(
 
 
 def _by_groups(qkv: Tensor, model: ModelSpec) -> Tensor:
-    """The rows of queries, keys and values, grouped by heads that share keys and values."""
+    """The rows of queries, keys and values in Megatron-core's order: grouped by heads that share
+    keys and values.
+    """
     channels, groups = model.head_dim, model.kv_heads
     sizes = [model.heads * channels, groups * channels, groups * channels]
     parts = [part.unflatten(0, (groups, -1)) for part in qkv.split(sizes)]

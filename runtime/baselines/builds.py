@@ -1,4 +1,6 @@
-"""Checks what baselines need: installed packages, and no interrupted builds of torch extensions."""
+"""Checks what baselines need: installed packages, and that no interrupted build of a torch
+extension blocks new ones.
+"""
 
 import os
 from collections.abc import Mapping
@@ -26,7 +28,7 @@ def check_builds(environment: Mapping[str, str] = os.environ) -> None:
         )
 
 
-# Packages that provide Megatron-core's usual layers and kernels.
+# The package that provides the layers and kernels that Megatron-core usually has.
 TRANSFORMER_ENGINE = "transformer_engine"
 FUSED_GRADIENTS = "fused_weight_gradient_mlp_cuda"
 
@@ -36,11 +38,13 @@ def has_package(name: str) -> bool:
     return find_spec(name) is not None
 
 
-# Whether a framework is installed at the version that this package knows.
+# Checks whether a framework is installed at the version that this package knows.
 
 
 def check_installed(package: str) -> None:
-    """Refuse to continue without a distribution, such as ``deepspeed==0.19.8``, at that version."""
+    """Refuse to continue unless a distribution, such as ``deepspeed==0.19.8``, is installed at that
+    version.
+    """
     name, _, wanted = package.partition("==")
     try:
         installed = version(name)

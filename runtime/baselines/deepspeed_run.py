@@ -20,7 +20,7 @@ from runtime.models.families import Recomputed, model_of
 
 
 class DeepSpeedRun:
-    """One rank's part of a run in DeepSpeed."""
+    """One rank's part of a training run in DeepSpeed."""
 
     def __init__(self, job: Job, settings: BaselineSettings, *, compiles: bool = False) -> None:
         if job.plan.num_stages > 1 or job.plan.stages[0].tensor_parallel > 1:
@@ -28,7 +28,7 @@ class DeepSpeedRun:
                 "plan: DeepSpeed is driven without pipeline and tensor parallelism here: give one "
                 "stage with tensor_parallel: 1"
             )
-        # Read when DeepSpeed is imported.
+        # DeepSpeed reads this variable when it is imported.
         os.environ["DS_ACCELERATOR"] = settings.device
         import deepspeed  # noqa: PLC0415 (its package)
 
@@ -44,7 +44,7 @@ class DeepSpeedRun:
             self._engine.compile()
 
     def step(self, number: int) -> float:
-        """Train a step; returns its loss, the mean over the whole batch."""
+        """Train one step; returns the mean loss over the whole batch."""
         device, losses = self._engine.device, []
         batches = batches_of(self._sequences, self._job, step=number, replica=self._world.rank)
         for tokens, targets in batches:
@@ -90,10 +90,11 @@ class DeepSpeedRun:
 
 
 def adam_of(settings: BaselineSettings, parameters: list[nn.Parameter], *, on_host: bool) -> Any:
-    """DeepSpeed's AdamW for GPUs, or for offloaded states beside GPUs; torch's on CPUs."""
+    """The AdamW of DeepSpeed for GPUs, or for states offloaded beside GPUs; torch's on CPUs."""
     if settings.device != "cuda":
         return torch.optim.AdamW(parameters, **settings.of_adam)
-    # Each is compiled when it is first made.
+    # Each of DeepSpeed's optimizers is compiled when it is first made, so only the needed one is
+    # imported.
     from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam  # noqa: PLC0415 (its package)
 
     if on_host:
@@ -102,13 +103,15 @@ def adam_of(settings: BaselineSettings, parameters: list[nn.Parameter], *, on_ho
 
 
 def compiled_run(job: Job, settings: BaselineSettings) -> DeepSpeedRun:
-    """A run with DeepCompile, which schedules gathers and offloading in compiled graphs."""
+    """A run with DeepSpeed's DeepCompile, which schedules all-gathers and offloading in compiled
+    graphs.
+    """
     return DeepSpeedRun(job, settings, compiles=True)
 
 
 def compile_steps(config: dict[str, Any]) -> None:
-    """Make DeepCompile do what ZeRO-Offload would do in a configuration: it moves the optimizer
-    states back to the GPU for the step.
+    """Let DeepCompile do what a configuration asks of ZeRO-Offload: it moves the optimizer states
+    back to the GPU for the step.
     """
     zero = config["zero_optimization"]
     offloads = zero.pop("offload_optimizer", None) is not None

@@ -1,4 +1,4 @@
-"""Trains a job in PyTorch's FSDP2: this package's torch model, each block sharded by itself.
+"""Trains a job in PyTorch's FSDP2: this package's torch model, with each block sharded on its own.
 
 ZeRO-3 gathers weights again for the backward pass, ZeRO-2 keeps them. Offloading takes all states
 to the host. With several replicas of states the ranks are a mesh of replicas by shards. Recomputed
@@ -28,7 +28,7 @@ MESH = ("replicate", "shard")
 
 
 class FsdpRun:
-    """One rank's part of a run in FSDP2."""
+    """One rank's part of a training run in FSDP2."""
 
     def __init__(self, job: Job, settings: BaselineSettings) -> None:
         stage = job.plan.stages[0]
@@ -53,7 +53,7 @@ class FsdpRun:
         )
 
     def step(self, number: int) -> float:
-        """Train a step; returns its loss, the mean over the whole batch."""
+        """Train one step; returns the mean loss over the whole batch."""
         batches = batches_of(self._sequences, self._job, step=number, replica=self._world.rank)
         total = torch.zeros((), device=self._device)
         for index, (tokens, targets) in enumerate(batches):
@@ -79,8 +79,8 @@ class FsdpRun:
         torch.distributed.destroy_process_group()
 
     def _exchange_after(self, *, is_last: bool) -> None:
-        """Reduce gradients only after the last micro-batch, unless only shards fit (ZeRO-3): until
-        then whole gradients accumulate, and gathered weights are kept.
+        """Reduce gradients only after the last micro-batch, while whole gradients accumulate and
+        gathered weights are kept; under ZeRO-3, which has room for shards only, reduce after each.
         """
         if self._job.plan.stages[0].zero < 3:
             self._model.set_requires_gradient_sync(is_last)
@@ -113,7 +113,7 @@ class FsdpRun:
 
 
 def _check_savings(stage: StagePlan) -> None:
-    """Refuse memory savings that this driver of FSDP2 would silently ignore."""
+    """Refuse memory savings that this run of FSDP2 would silently ignore."""
     if stage.offload.activations:
         reject(
             "plan.stages[0].offload.activations: FSDP2 is driven with all activations on the GPU "
@@ -128,7 +128,7 @@ def _check_savings(stage: StagePlan) -> None:
 
 
 def _prefetch(blocks: list[Any]) -> None:
-    """Make each block's pass prefetch the weights of the next block."""
+    """Let each block's pass gather the weights of the next block in advance."""
     for block, after in pairwise(blocks):
         block.set_modules_to_forward_prefetch([after])
         after.set_modules_to_backward_prefetch([block])

@@ -26,7 +26,8 @@ from mistlab.job.job import Job
 from mistlab.shell.launch import Launch, launch_of
 from mistlab.shell.session import LaunchFile
 
-# Current parts of models as fields of Megatron-core's configurations, from Megatron-LM's options.
+# Fields of Megatron-core's configurations for experts, latent attention and windows, from
+# Megatron-LM's options.
 #
 # Fields without an option keep the configuration's defaults.
 
@@ -86,7 +87,9 @@ _LATENT: Mapping[str, str] = {
 
 
 def parts_of(options: Options) -> dict[str, Any]:
-    """The fields set by options of experts, windows, multi-token prediction and low precisions."""
+    """The fields that options for experts, windows, multi-token prediction and low precisions
+    set.
+    """
     fields: dict[str, Any] = {name: options.has(option) for option, name in _SWITCHES.items()}
     for table, read in ((_WHOLE, options.whole), (_TEXT, options.text)):
         fields |= {name: read(option) for option, name in table.items() if option in options.words}
@@ -101,7 +104,7 @@ def parts_of(options: Options) -> dict[str, Any]:
 
 
 def latent_of(options: Options) -> dict[str, Any]:
-    """The fields of latent attention; none for attention without it."""
+    """The fields that options for latent attention set; none for attention without it."""
     if not options.has("--multi-latent-attention"):
         return {}
     return {"multi_latent_attention": True} | {
@@ -115,7 +118,7 @@ def latent_of(options: Options) -> dict[str, Any]:
 # does with the options that an export writes.
 
 
-# Megatron-LM's meanings of the words for moments.
+# The data types that Megatron-LM's words for the precision of moments stand for.
 _DTYPES = {
     "fp32": torch.float32,
     "fp16": torch.float16,
@@ -126,7 +129,8 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronConfigs:
-    """Configurations of Megatron-core: model and parallelism, data parallelism, optimizer.
+    """The configurations of Megatron-core for a run: model and parallelism, data parallelism,
+    optimizer.
 
     ``others`` are numbers that no configuration of Megatron-core holds.
     """
@@ -138,8 +142,8 @@ class MegatronConfigs:
 
 
 def configs_of(text: str, **overrides: Any) -> MegatronConfigs:
-    """The configurations of a launch line, with Megatron-core's local layers and without fusions
-    unless ``overrides``, fields of the transformer's configuration, say otherwise.
+    """The configurations for a launch line, with Megatron-core's local layers and without fusions;
+    ``overrides`` set other fields of the transformer's configuration.
     """
     launch = launch_of(LaunchFile(text=text))
     options = Options.of([word.text for word in launch.arguments])
@@ -248,13 +252,13 @@ def _others(launch: Launch, options: Options) -> dict[str, Any]:
 # about GPUs and TransformerEngine are answered as on a machine that has both.
 
 
-# The options that an exported launch line leaves to its user.
+# Options that an exported launch line leaves to the user, with values that let it be parsed.
 _BESIDE = "--mock-data --tokenizer-type NullTokenizer --lr 1e-4 --train-iters 10 --no-rope-fusion"
 _HOPPER, _BLACKWELL = 9, 10
 
 
 def arguments_of(text: str, job: Job, checkout: Path) -> Namespace:
-    """The arguments of a launch line after Megatron-LM has checked them and built its model's
+    """The arguments of a launch line, after Megatron-LM has checked them and built the model's
     configuration.
     """
     if not (checkout / "megatron" / "training" / "arguments.py").is_file():
@@ -282,7 +286,9 @@ def _version_of(job: Job) -> int:
 
 @contextmanager
 def _on_its_machine(job: Job, checkout: Path, connections: str) -> Iterator[None]:
-    """The processes and paths that Megatron-LM would see on the first rank."""
+    """Within the ``with`` block, the number of processes and the paths that Megatron-LM would see
+    on its first rank.
+    """
     variables = {
         "RANK": "0",
         "WORLD_SIZE": str(job.cluster.num_gpus),
@@ -297,7 +303,7 @@ def _on_its_machine(job: Job, checkout: Path, connections: str) -> Iterator[None
 
 @contextmanager
 def _as_command(command: Sequence[str]) -> Iterator[None]:
-    """The words of a command line, parsed without letting the parser exit the process."""
+    """Parse the words of a command line, without letting the parser end this process."""
     with patch.object(sys, "argv", ["pretrain.py", *command]):
         try:
             yield

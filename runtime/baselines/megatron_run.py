@@ -52,7 +52,7 @@ from runtime.engine.training import FP16_LOSS_SCALE
 Batch = tuple[Tensor, Tensor]
 
 
-# The fusions that Megatron-core supports in a dense model, by field of its configuration.
+# The fusions that Megatron-core has for a dense model, as fields of its configuration.
 FUSIONS = (
     "bias_activation_fusion",
     "bias_dropout_fusion",
@@ -64,7 +64,7 @@ FUSIONS = (
 
 
 class MegatronRun:
-    """One rank's part of a run in Megatron-core."""
+    """One rank's part of a training run in Megatron-core."""
 
     def __init__(self, job: Job, settings: BaselineSettings) -> None:
         self._job, self._settings = job, settings
@@ -85,7 +85,7 @@ class MegatronRun:
             self._start(configs_of(TARGETS["megatron"].write(job), **self._overrides()))
 
     def step(self, number: int) -> float:
-        """Train a step; returns its loss, the mean over the whole batch."""
+        """Train one step; returns the mean loss over the whole batch."""
         with self._placed():
             return self._step(number)
 
@@ -126,12 +126,14 @@ class MegatronRun:
             "use_cpu_initialization": not on_gpu,
             "perform_initialization": False,
             "transformer_impl": TRANSFORMER_ENGINE if engine else "local",
-            # Megatron-core fuses biases with a gate, and without biases only the gate itself.
+            # For gated networks Megatron-core fuses the gate with its biases, or without biases the
+            # gate alone.
             "bias_activation_fusion": model.mlp_type == "gated_mlp",
             "bias_dropout_fusion": True,
             "masked_softmax_fusion": on_gpu and not engine,
             "apply_rope_fusion": engine and model.position_embedding == "rotary",
-            # Megatron-core's own kernel rounds gradients of logits to bf16, in any precision.
+            # Megatron-core's own loss kernel rounds gradients of logits to bf16 in any precision,
+            # so without Transformer Engine it is used under bf16 only.
             "cross_entropy_loss_fusion": engine or self._job.workload.precision == "bf16",
             "cross_entropy_fusion_impl": "te" if engine else "native",
             "gradient_accumulation_fusion": on_gpu and has_package(FUSED_GRADIENTS),
@@ -239,9 +241,11 @@ class MegatronRun:
         return output, loss_of
 
     def _mean(self, losses: list[Tensor]) -> float:
-        """The mean loss of all replicas, which the last stage computes, on every rank."""
+        """The mean loss over all replicas, which the last stage computes; returned on every
+        rank.
+        """
         total = torch.stack(losses).mean() if losses else torch.zeros((), device=self._device)
         last = self._job.plan.stages[-1]
-        # Every rank of the last stage has its replica's mean.
+        # All ranks of the last stage add the mean of their replica.
         torch.distributed.all_reduce(total)
         return float(total) / (last.data_parallel * last.tensor_parallel)

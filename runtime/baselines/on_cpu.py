@@ -1,4 +1,4 @@
-"""Runs Megatron-core on CPUs, although its code names CUDA devices.
+"""Runs Megatron-core on CPUs, although its code names CUDA devices explicitly.
 
 Inside, whatever is made on a CUDA device is made on the CPU, the random state of a GPU is that of
 the CPU, and waiting for a GPU does nothing. Functions of torch are replaced one by one, because
@@ -17,14 +17,14 @@ _CPU = torch.device("cpu")
 
 
 def _device(value: Any) -> Any:
-    """The CPU in place of a CUDA device; other values unchanged."""
+    """The CPU if the value is a CUDA device; other values unchanged."""
     if isinstance(value, torch.device) and value.type == "cuda":
         return _CPU
     return _CPU if isinstance(value, str) and value.startswith("cuda") else value
 
 
 def _sent_to_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A torch function that replaces CUDA devices among its arguments by the CPU."""
+    """A torch function changed so that CUDA devices among its arguments become the CPU."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -35,8 +35,8 @@ def _sent_to_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _type(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """The type name that a tensor would have on a GPU, by which Megatron-core distinguishes
-    parameters.
+    """The type name that a tensor would have on a GPU, by which Megatron-core tells parameters
+    apart.
     """
     type_name = _TYPE(tensor, *args, **kwargs)
     return type_name.replace("torch.", "torch.cuda.") if isinstance(type_name, str) else type_name
@@ -47,10 +47,10 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 _TYPE = torch.Tensor.type
-# Functions that make tensors on a named device.
+# Functions of torch that make tensors on a device among their arguments.
 _MAKERS = ("arange", "empty", "full", "ones", "rand", "randn", "tensor", "zeros")
 
-# The replacements of torch.cuda's functions.
+# Functions of torch.cuda, each with its replacement on a CPU.
 _PATCHES: Mapping[str, Callable[..., Any]] = {
     "current_device": lambda: _CPU,
     "synchronize": _nothing,
@@ -65,7 +65,7 @@ _PATCHES: Mapping[str, Callable[..., Any]] = {
 
 @contextmanager
 def on_cpu() -> Iterator[None]:
-    """Replace every CUDA device by the CPU in the ``with`` block."""
+    """Within the ``with`` block, every CUDA device becomes the CPU."""
     from megatron.core.tensor_parallel import random  # noqa: PLC0415 (its package)
 
     with ExitStack() as stack:

@@ -1,1 +1,3 @@
-"""Checkpoints of a training run, which any plan can resume, and weights for other programs."""
+"""Checkpoints of a training run, which a run of any plan can resume, and weights in files of other
+programs.
+"""

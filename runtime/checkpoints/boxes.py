@@ -1,5 +1,5 @@
-"""Boxes: rectangular parts of a model's tensors that a checkpoint writes from and reads into
-memory.
+"""Boxes: rectangular slices of a model's tensors, which a checkpoint writes from a rank's memory
+and reads into it.
 
 A box is a view of the flat vectors that a rank's optimizer steps, so a checkpoint needs no second
 copy of them. A box on the host is written from where it is. Boxes on a device pass one after
@@ -51,7 +51,8 @@ from runtime.engine.executor import Executor
 from runtime.engine.storage.pieces import Piece
 
 KINDS = ("master", "moment1", "moment2")
-# Larger boxes are divided into boxes of this size, which also limits the size of the host's buffer.
+# A box with more bytes is divided into boxes of at most so many, which also limits the host's
+# buffer.
 MOST_BYTES = 64 * 2**20
 
 
@@ -65,7 +66,7 @@ class UnreadableError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Box:
-    """A rectangular part of the tensor ``name``, and this rank's memory of it.
+    """A rectangular slice of the tensor ``name``, with this rank's memory of it.
 
     ``whole`` is the shape of the whole tensor; the box begins at ``offsets`` in it.
     """
@@ -77,17 +78,18 @@ class Box:
 
     @property
     def index(self) -> MetadataIndex:
-        """The box's key in torch.distributed.checkpoint."""
+        """The key of this slice in torch.distributed.checkpoint."""
         return MetadataIndex(self.name, torch.Size(self.offsets))
 
     @property
     def chunk(self) -> ChunkStorageMetadata:
-        """The offsets and the shape of the box in the whole tensor."""
+        """The offsets and the shape of this slice in the whole tensor."""
         return ChunkStorageMetadata(offsets=torch.Size(self.offsets), sizes=self.values.shape)
 
 
 def boxes_of(executor: Executor, *, written: bool) -> Iterator[Box]:
-    """All boxes of a rank; with ``written``, only those that this rank writes.
+    """All slices of a model's tensors that a rank holds (boxes); with ``written``, only those that
+    it writes.
 
     Of a run in replicas those of the first one have the model's names, so that a run of another
     plan may go on from them.
@@ -115,7 +117,9 @@ def boxes_of(executor: Executor, *, written: bool) -> Iterator[Box]:
 
 
 def boxes_of_averages(executor: Executor) -> Iterator[Box]:
-    """The boxes of a rank's error memories, or of its outer-step states."""
+    """The slices (boxes) of the compression errors that a rank keeps, or of the states of its outer
+    steps.
+    """
     replica, rank = executor.connections.peers.rank, executor.connections.rank
     for name, vector in executor.kept_by_averages():
         yield Box(
@@ -127,8 +131,10 @@ def boxes_of_averages(executor: Executor) -> Iterator[Box]:
 
 
 def _cut(piece: Piece) -> Iterator[Piece]:
-    """Divide a piece into runs of rows (or of elements) of at most ``MOST_BYTES`` each."""
-    # A box of one expert is divided into runs of its rows.
+    """Divide a rank's piece of a tensor into slices of rows (or of elements) with at most
+    ``MOST_BYTES`` each.
+    """
+    # The axis along which a piece is divided; for a piece of a single expert, that expert's rows.
     axis = next((at for at, size in enumerate(piece.sizes) if size > 1), 0)
     width, size = prod(piece.sizes[axis + 1 :]), piece.sizes[axis]
     most = max(1, MOST_BYTES // (width * torch.float32.itemsize))
@@ -145,19 +151,20 @@ def _cut(piece: Piece) -> Iterator[Piece]:
 
 
 def is_away(tensor: Tensor) -> bool:
-    """Whether reading into a tensor needs a copy on the host: tensors on a device, or in 16 bits
-    but stored in 32.
+    """Whether reading into a tensor needs a copy on the host: the tensor is on a device, or has 16
+    bits and is stored in 32.
     """
     return not tensor.is_cpu or tensor.dtype == torch.bfloat16
 
 
 def _stored_type(tensor: Tensor) -> torch.dtype:
-    """Data type in which a tensor is stored; 16-bit moments are stored in 32 bits."""
+    """The data type in which a tensor is stored; 16-bit moments are stored in 32 bits."""
     return torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
 
 
 class Saver(SavePlanner):
-    """Tells torch.distributed.checkpoint which boxes to write, and provides one box at a time.
+    """Tells torch.distributed.checkpoint which slices (boxes) to write, and hands over one at a
+    time.
 
     Boxes of a device take turns in one buffer. So the writer must have written a box before it asks
     for the next: it must have one thread and copy nothing ahead.
@@ -171,10 +178,10 @@ class Saver(SavePlanner):
     def set_up_planner(
         self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
     ) -> None:
-        """Ignore the state dict: the boxes are already known."""
+        """Ignore the state dict, since the slices are already known."""
 
     def create_local_plan(self) -> SavePlan:
-        """List this rank's boxes."""
+        """List the slices that this rank writes."""
         return SavePlan(
             [
                 WriteItem(
@@ -191,25 +198,25 @@ class Saver(SavePlanner):
         )
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Concatenate the lists of all ranks."""
+        """Combine the lists of all ranks."""
         return create_default_global_save_plan(all_plans)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """The plan as it is."""
+        """Use the plan of writing as it is."""
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
-        """The values of a box, on the host."""
+        """The values of a slice, on the host."""
         values = self._boxes[write_item.index].values
         if is_away(values):
             values = self._buffer[: values.numel()].view(values.shape).copy_(values)
-        # Through NumPy the tensor's storage is only the box; of a larger storage the writer would
-        # make a copy.
+        # Through NumPy the tensor's storage is only this slice; torch's writer would copy a larger
+        # storage.
         return torch.from_numpy(values.numpy())
 
 
 class Loader(LoadPlanner):
-    """Tells torch.distributed.checkpoint what to read, and into which memory.
+    """Tells torch.distributed.checkpoint which slices to read, and into which memory.
 
     ``is_placing`` is true while a box is being filled.
     """
@@ -222,20 +229,20 @@ class Loader(LoadPlanner):
     def set_up_planner(
         self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Record the checkpoint's list of tensors."""
+        """Keep the checkpoint's list of tensors."""
         assert metadata is not None
         self._metadata = metadata
 
     def create_local_plan(self) -> LoadPlan:
-        """List the parts of the checkpoint that fill this rank's boxes."""
+        """List the parts of the checkpoint that fill this rank's slices."""
         return LoadPlan([item for box in self._boxes.values() for item in self._items(box)])
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Concatenate the lists of all ranks."""
+        """Combine the lists of all ranks."""
         return create_default_global_load_plan(global_plan)
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """The plan as it is."""
+        """Use the plan of reading as it is."""
         return central_plan
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
@@ -243,7 +250,7 @@ class Loader(LoadPlanner):
         raise AssertionError
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        """The memory of the next part of a box to fill."""
+        """The memory for the next part of a slice that is read."""
         target = self._boxes[read_item.dest_index].values
         lengths = zip(read_item.dest_offsets, read_item.lengths, strict=True)
         for axis, (begin, length) in enumerate(lengths):
@@ -252,7 +259,7 @@ class Loader(LoadPlanner):
         return target
 
     def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        """Record that the part is filled."""
+        """Record that a part of a slice has been read."""
         self.is_placing = False
 
     def _items(self, box: Box) -> list[ReadItem]:
@@ -292,17 +299,17 @@ _KNOWN: Mapping[str, frozenset[str]] = {
     f"{_OF_TORCH}.filesystem": frozenset(("_StorageInfo",)),
     "torch": frozenset(("Size", "device")),
     "torch.serialization": frozenset(("_get_layout",)),
-    # Their module since Python 3.13.
+    # The module of these classes since Python 3.13.
     "pathlib": frozenset(("PosixPath", "WindowsPath")),
     "pathlib._local": frozenset(("PosixPath", "WindowsPath")),
 }
 
 
 class _ListUnpickler(pickle.Unpickler):
-    """Constructs the classes of a checkpoint's list; refuses any other name."""
+    """Unpickles a checkpoint's list of tensors, and refuses every other name."""
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """A class or a data type by its name."""
+        """The class or the data type with this name, if it may occur in such a list."""
         is_number = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_number or name in _KNOWN.get(module, ()):
             return super().find_class(module, name)
@@ -311,8 +318,8 @@ class _ListUnpickler(pickle.Unpickler):
 
 
 def tensors_listed(file: IO[bytes]) -> Any:
-    """The content of a checkpoint's ``.metadata``; raises ``UnreadableError`` if it holds more than
-    a list of tensors.
+    """The list of tensors in a checkpoint's ``.metadata``; raises ``UnreadableError`` if the file
+    holds anything else.
     """
     return _ListUnpickler(file).load()
 
@@ -323,7 +330,7 @@ def tensors_listed(file: IO[bytes]) -> Any:
 # ``UnreadableError``. Errors of a device, and out-of-memory errors, are passed on unchanged.
 
 
-# The exceptions that reading raises if a file does not hold the written bytes.
+# The exceptions that reading raises where a file does not hold the bytes that were written.
 SENSELESS = (
     OSError,
     EOFError,
@@ -342,7 +349,8 @@ METADATA = ".metadata"
 
 
 class Writer(FileSystemWriter):
-    """Writes one file per rank in one thread, and requests a box only when the last one is written.
+    """Writes one file per rank in a single thread, and asks for a slice only when the last one is
+    written.
 
     Copying ahead would need many boxes at once, but ``Saver`` gives one at a time.
     """
@@ -351,11 +359,12 @@ class Writer(FileSystemWriter):
         super().__init__(path, single_file_per_rank=True, thread_count=1, per_thread_copy_ahead=0)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write the boxes of this rank."""
+        """Write the slices of this rank."""
         try:
             return super().write_data(plan, planner)
         except RuntimeError as error:
-            # torch's archive writer reports its position instead of the file system's error.
+            # An error of the file system is the context of the error that torch's archive writer
+            # raises.
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from error
             raise
@@ -389,7 +398,7 @@ class Reader(FileSystemReader):
         return cast("Metadata", metadata)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill the boxes of this rank."""
+        """Read the slices of this rank."""
         loader = cast("Loader", planner)
         try:
             return super().read_data(plan, loader)
@@ -401,7 +410,7 @@ class Reader(FileSystemReader):
 
 
 def read_alone(reader: Reader, loader: Loader) -> None:
-    """Fill the boxes of the only process, with torch's steps.
+    """Read the slices of the only process, by the steps that torch takes.
 
     ``torch.distributed.checkpoint.load`` warns a process that is alone, and warnings can only be
     hidden from all threads of the process together.
@@ -416,7 +425,7 @@ def read_alone(reader: Reader, loader: Loader) -> None:
 
 
 def write_alone(writer: Writer, saver: Saver) -> None:
-    """Write the boxes of the only process, with torch's steps."""
+    """Write the slices of the only process, by the steps that torch takes."""
     writer.reset()
     saver.set_up_planner({}, writer.storage_meta(), is_coordinator=True)
     writer.set_up_storage_writer(is_coordinator=True)

@@ -68,7 +68,7 @@ def latest(folder: Path) -> Path | None:
 
 
 MODEL = "model.yaml"
-# The tensor of all counters, such as the number of steps.
+# The name of the tensor that holds all counters, such as the number of steps.
 _COUNTS = "counts"
 Kinds = type[Exception] | tuple[type[Exception], ...]
 
@@ -92,7 +92,7 @@ class DamagedError(InputError):
 
 
 def save(executor: Executor, folder: Path) -> Path:
-    """Finish the running work, and write the checkpoint ``folder/step-N``."""
+    """Finish the work that is running, and write the checkpoint ``folder/step-N``."""
     executor.flush()
     path = checkpoint_path(folder, executor.steps)
     try:
@@ -105,7 +105,8 @@ def save(executor: Executor, folder: Path) -> Path:
 
 
 def load(executor: Executor, path: Path) -> None:
-    """Load a checkpoint into the executor; all ranks raise the same error about its files.
+    """Load a checkpoint into the executor; if its files are damaged, all ranks raise the same
+    error.
 
     A damaged checkpoint may have been read in part. Then the state is unusable until another
     checkpoint is loaded.
@@ -131,7 +132,7 @@ def load(executor: Executor, path: Path) -> None:
 
 
 def load_latest(executor: Executor, folder: Path, tell: Callable[[str], None]) -> Path | None:
-    """Load the newest readable checkpoint of a folder; None if the folder has none.
+    """Load the newest readable checkpoint of a folder; None if the folder has no checkpoint.
 
     Only the first rank lists the folder: on a shared disk other ranks may see a file later.
     """
@@ -179,7 +180,8 @@ def _problem_of(executor: Executor, path: Path) -> InputError | None:
             f"--resume {path}: there is no checkpoint: give a folder step-N, or the one it is in"
         )
     try:
-        # A field missing in the file did not exist when the file was written.
+        # A field that the stored description lacks did not exist when it was written, so it has its
+        # default.
         stored = ModelSpec.from_mapping(read_yaml(path / MODEL))
         names = Reader(path).metadata().state_dict_metadata
     except (InputError, UnreadableError) as error:
@@ -189,7 +191,9 @@ def _problem_of(executor: Executor, path: Path) -> InputError | None:
 
 
 def _averages_problem(executor: Executor, names: Collection[str], path: Path) -> InputError | None:
-    """An error if the checkpoint lacks the states of the run's reduction, ranks and replicas."""
+    """The error if the checkpoint lacks the states of the run's gradient reduction, for its ranks
+    and replicas.
+    """
     boxes = [*boxes_of_averages(executor)]
     if executor.connections.peers.rank:
         boxes += boxes_of(executor, written=False)
@@ -205,7 +209,7 @@ def _averages_problem(executor: Executor, names: Collection[str], path: Path) ->
 def _model_difference(
     stored: Mapping[str, object], wanted: Mapping[str, object], path: Path
 ) -> InputError | None:
-    """An error if the stored model differs, even if its tensors have the same shapes."""
+    """The error if the stored model is another one, even if its tensors have the same shapes."""
     for name, value in wanted.items():
         # No weight depends on the context, which earlier checkpoints do not say.
         if name not in ("name", "context") and stored.get(name) != value:
@@ -222,14 +226,14 @@ def _counts_of(executor: Executor) -> Box:
 
 
 def _stored_name(executor: Executor, name: str) -> str:
-    """The tensor's name in the files: of two tied tables only the embedding's is written."""
+    """The name of a tensor in the checkpoint; of tied tables only the embedding's is stored."""
     parameters = executor.parameters
     return name.replace(parameters.twin, TABLE) if parameters.tied else name
 
 
 @contextmanager
 def _hearing_all_errors(of_files: Kinds) -> Iterator[None]:
-    """A context for a call that all ranks make, in which every rank learns of the others' errors.
+    """A context for a call that all ranks make, in which all ranks raise an error if any rank does.
 
     An error ``of_files`` is raised on all ranks. Any other error is raised on its own rank, and the
     other ranks raise ``RankLostError``.

@@ -1,5 +1,5 @@
-"""Writes trained weights as one safetensors file, in the run's precision; only those of adapters,
-if adapters are trained.
+"""Writes trained weights as one safetensors file, in the run's precision; if adapters are trained,
+only theirs.
 
 Every rank writes its own parts of tensors into the file.
 """
@@ -21,14 +21,15 @@ from runtime.models.families import is_adapter, shapes_of_model
 
 
 def export(executor: Executor, workload: Workload, path: Path) -> None:
-    """Write the master weights, rounded, under the names of an unsplit model; for a run of several
-    replicas those of the first.
+    """Write the master weights, rounded, under the names of a model that no rank splits; of a run
+    in several replicas, those of the first.
     """
     executor.flush()
     unfinished = path.with_name(path.name + ".part")
     kind = TYPE_OF_PRECISION[workload.precision]
     kinds = {
-        # A rounded router bias would choose other experts.
+        # The correction of a router stays in 32 bits, since a rounded one would choose other
+        # experts.
         name: (shape, torch.float32 if name.endswith(CORRECTION) else kind)
         for name, shape in _shapes_of(workload).items()
     }
@@ -56,7 +57,7 @@ def _shapes_of(workload: Workload) -> dict[str, tuple[int, ...]]:
 
 def _write(executor: Executor, kind: torch.dtype, places: Mapping[str, TensorPlace]) -> None:
     parameters = executor.parameters
-    # The bits are copied as integers, since NumPy has no bfloat16.
+    # The values are copied as integers of the same bits, since NumPy has no bfloat16.
     bits, plain = (torch.int32, "<i4") if kind.itemsize == 4 else (torch.int16, "<i2")
     for layer in executor.layers:
         masters = parameters.stepped(layer, 0)

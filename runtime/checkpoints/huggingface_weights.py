@@ -31,11 +31,11 @@ from runtime.models.families import is_adapter, shapes_of_model
 INDEX, SINGLE, CONFIG = "model.safetensors.index.json", "model.safetensors", "config.json"
 
 
-# The tensors of a folder.
+# Reads the tensors in a folder of safetensors files.
 
 
 class TensorFolder:
-    """The tensors of a folder's safetensors files, by name, read on demand."""
+    """The tensors of a folder's safetensors files by name, each read when it is needed."""
 
     def __init__(
         self, folder: Path, option: str = "--weights", *, files: Sequence[Path] = ()
@@ -44,7 +44,7 @@ class TensorFolder:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The content of ``config.json``."""
+        """The content of the folder's ``config.json``."""
         try:
             content = json.loads((self.folder / CONFIG).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -86,7 +86,7 @@ class TensorFolder:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all tensors."""
+        """The names of all tensors in the folder."""
         return tuple(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -98,7 +98,7 @@ class TensorFolder:
         return self._place(name).kind
 
     def read(self, name: str) -> Tensor:
-        """A tensor in 32 bits."""
+        """A tensor of the folder, converted to 32 bits."""
         tensor_place = self._place(name)
         whole = (
             torch.from_numpy(np.array(_mapped(tensor_place)))
@@ -108,7 +108,7 @@ class TensorFolder:
         return whole.float()
 
     def equal(self, name: str, other: str) -> bool:
-        """Whether two tensors are bitwise equal, without reading either as a whole."""
+        """Whether two tensors have equal bits, compared part by part."""
         first, two = self._place(name), self._place(other)
         alike = (first.shape, first.kind) == (two.shape, two.kind)
         return alike and np.array_equal(_mapped(first), _mapped(two))
@@ -123,19 +123,19 @@ class TensorFolder:
 
 
 def _mapped(tensor_place: TensorPlace) -> np.ndarray:
-    """The memory-mapped bytes of a tensor."""
+    """The bytes of a tensor, mapped into memory."""
     size = (tensor_place.size_bytes,)
     return np.memmap(tensor_place.file, np.uint8, "r", offset=tensor_place.begin, shape=size)
 
 
-# The checkpoint tensors that each parameter of the runtime consists of.
+# Defines from which tensors of a checkpoint each parameter of the runtime is made.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSource:
-    """The tensors whose rows are concatenated to a parameter, or with ``stacked`` to its experts
-    (``stacked`` tensors each); row i of the parameter is row ``order[i]`` of theirs. A single
-    tensor may be ``transposed``; a tensor ``of_all`` experts is reordered and transposed expert by
+    """The tensors that make up a parameter: their rows are concatenated (with ``stacked``, so many
+    tensors for each expert), and row i of the parameter is row ``order[i]`` of theirs. A single
+    tensor may be ``transposed``; one ``of_all`` experts is reordered and transposed expert by
     expert. In a ``turned`` tensor the second half of the columns comes first.
     """
 
@@ -148,11 +148,11 @@ class TensorSource:
 
     @classmethod
     def of(cls, *tensors: str) -> Self:
-        """Rows of tensors, concatenated."""
+        """A source whose tensors' rows are concatenated."""
         return cls(tensors=tensors)
 
     def made(self, folder: TensorFolder) -> Tensor:
-        """The parameter, built from the tensors of a checkpoint."""
+        """The parameter, made of the tensors of a checkpoint."""
         parts = [folder.read(name) for name in self.tensors]
         if self.of_all:
             whole = parts[0].mT if self.transposed else parts[0]
@@ -181,7 +181,7 @@ class TensorSource:
         return (count, *stacked_shape) if self.stacked else stacked_shape
 
     def taken_apart(self, whole: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """The parameter split into the checkpoint's tensors, which have ``sizes`` rows."""
+        """The parameter divided into the checkpoint's tensors again, which have ``sizes`` rows."""
         if self.of_all:
             if self.order is not None:
                 back = torch.empty_like(whole)
@@ -203,13 +203,13 @@ class TensorSource:
 
 
 def _turned(matrix: Tensor) -> Tensor:
-    """A matrix with the second half of its columns first."""
+    """A matrix in which the second half of the columns comes first."""
     return torch.cat(matrix.chunk(2, 1)[::-1], 1)
 
 
 def sources_of(spec: ModelSpec, folder: TensorFolder) -> dict[str, TensorSource]:
-    """The checkpoint tensors of each parameter of a model; refuses model types with unknown
-    names.
+    """The checkpoint tensors for each parameter of a model; refuses model types whose tensor names
+    are unknown.
     """
     model_type = str(folder.config.get("model_type", ""))
     if model_type in FUSED:
@@ -239,7 +239,7 @@ def sources_of(spec: ModelSpec, folder: TensorFolder) -> dict[str, TensorSource]
 
 
 TABLE_OF_HEAD = "head.table.weight"
-# The tensors of a multi-token prediction block that are copies, with the model's own.
+# Tensors of a multi-token prediction block that copy a tensor of the model, each with that tensor.
 COPIES: Mapping[str, str] = {
     "embed_tokens.weight": "embedding.tokens.weight",
     "shared_head.head.weight": "head.projection.weight",
@@ -247,9 +247,9 @@ COPIES: Mapping[str, str] = {
 
 
 def _of_further(spec: ModelSpec, number: int, model_type: str) -> dict[str, TensorSource]:
-    """The parameters of a multi-token prediction head: DeepSeek stores it as a block after the
-    others, and concatenates the token's vector with the previous token's hidden state, in this
-    order.
+    """The sources of a multi-token prediction head's parameters: DeepSeek stores it as a block
+    after the others, and concatenates the token's vector with the previous token's hidden state, in
+    this order.
     """
     path, prefix = f"model.layers.{spec.layers + number}", f"head.further.{number}"
     norms = {"norm": "hnorm", "token_norm": "enorm", "last_norm": "shared_head.norm"}
@@ -265,7 +265,7 @@ def _of_further(spec: ModelSpec, number: int, model_type: str) -> dict[str, Tens
 
 
 def copies_in(spec: ModelSpec, folder: TensorFolder) -> dict[str, str]:
-    """The tensors of a checkpoint that are copies, with the parameters that they copy."""
+    """The tensors of a checkpoint that are copies, each with the parameter that it copies."""
     paths = [f"model.layers.{spec.layers + number}" for number in range(spec.further_tokens)]
     table = "embedding.tokens.weight"
     own_of = {name: table if spec.tied_embeddings else own for name, own in COPIES.items()}
@@ -276,7 +276,7 @@ def copies_in(spec: ModelSpec, folder: TensorFolder) -> dict[str, str]:
 def _check_copies(
     spec: ModelSpec, folder: TensorFolder, sources: Mapping[str, TensorSource]
 ) -> None:
-    """Refuse copies that differ from their originals, since no plan trains both."""
+    """Refuse copies that differ from their original, since no run trains both."""
     for name, source_name in copies_in(spec, folder).items():
         (whole,) = sources[source_name].tensors
         if not folder.equal(name, whole):
@@ -291,7 +291,7 @@ NAMED_LIKE_LLAMA = (
     *("llama", "mistral", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3", "gpt_oss"),
 )
 
-# Types with fused queries, keys and values: their names of a block's parts.
+# Model types with fused queries, keys and values, and their names for the parts of a block.
 FUSED: Mapping[str, Mapping[str, str]] = {
     "gpt2": {
         "attention_norm": "ln_1",
@@ -315,8 +315,8 @@ FUSED: Mapping[str, Mapping[str, str]] = {
 def _of_fused(
     spec: ModelSpec, folder: TensorFolder, model_type: str
 ) -> Iterator[tuple[str, TensorSource]]:
-    """The parameters of GPT-2, whose matrices are transposed, and of Falcon, in which each key head
-    follows its own query heads. GPT-2's first files omit the prefix.
+    """The sources of parameters of GPT-2, whose matrices are transposed, and of Falcon, in which
+    each key head follows its own query heads. GPT-2's first files omit the prefix.
     """
     is_gpt2 = model_type == "gpt2"
     tokens = "wte" if is_gpt2 else "word_embeddings"
@@ -347,8 +347,8 @@ def _of_fused(
 
 
 def _by_heads_of_keys(spec: ModelSpec) -> tuple[int, ...]:
-    """The row order that puts all queries, then all keys, then all values first, where rows are
-    grouped by key head: its query heads, itself, its values.
+    """The order of rows that puts all queries first, then all keys, then all values, where rows are
+    grouped by key head: its query heads, its key, its value.
     """
     group = spec.heads // spec.kv_heads
     count = (group + 2) * spec.kv_heads * spec.head_dim
@@ -360,7 +360,7 @@ def _by_heads_of_keys(spec: ModelSpec) -> tuple[int, ...]:
 def _of_block(
     spec: ModelSpec, block: int, model_type: str, path: str
 ) -> Iterator[tuple[str, TensorSource]]:
-    """The parameters of a block like the model's ``block``, from the tensors at a path."""
+    """The sources of the parameters of a block like ``block``, from the tensors at a path."""
     yield "attention_norm.weight", TensorSource.of(f"{path}.input_layernorm.weight")
     yield "mlp_norm.weight", TensorSource.of(f"{path}.post_attention_layernorm.weight")
     attention = f"{path}.self_attn"
@@ -401,7 +401,7 @@ def _of_block(
 
 
 def _of_gpt_oss(experts: Experts, path: str) -> Iterator[tuple[str, TensorSource]]:
-    """gpt-oss's experts: one tensor of all, with gates and values interleaved."""
+    """The sources of gpt-oss's experts: one tensor for all, with gates and values interleaved."""
     for kind in ("weight", "bias"):
         yield f"experts.router.{kind}", TensorSource.of(f"{path}.router.{kind}")
     turns = (*range(0, 2 * experts.ffn, 2), *range(1, 2 * experts.ffn, 2))
@@ -424,9 +424,9 @@ def _of_network(name: str, path: str) -> Iterator[tuple[str, TensorSource]]:
 
 
 def _of_latent(spec: ModelSpec, path: str) -> Iterator[tuple[str, TensorSource]]:
-    """The matrices of latent attention. A checkpoint has a head's rotary channels last, with the
-    two of a pair adjacent; the runtime has them first, and the first channels of all pairs before
-    the second.
+    """The sources of latent attention's matrices. A checkpoint has a head's rotary channels last,
+    with the two of a pair adjacent; the runtime has them first, and the first channels of all pairs
+    before the second.
     """
     latent = spec.latent
     assert latent is not None
@@ -452,7 +452,7 @@ def _of_latent(spec: ModelSpec, path: str) -> Iterator[tuple[str, TensorSource]]
     yield "attention.key_up.weight", TensorSource.of(f"{path}.kv_b_proj.weight")
 
 
-# Into a run, and out of one.
+# Loads weights into a run, and writes those of a run.
 
 
 def check_checkpoint(workload: Workload, folder: TensorFolder) -> None:
@@ -487,7 +487,7 @@ def check_checkpoint(workload: Workload, folder: TensorFolder) -> None:
 
 
 def _of_structure(value: Any) -> Any:
-    """A part of a model in words, without what training alone knows: routers' losses."""
+    """A part of a model in words, without routers' losses, which only training uses."""
     if isinstance(value, Experts):
         value = replace(value, router=replace(value.router, **_OF_TRAINING))
     return repr(value)
@@ -497,7 +497,7 @@ _OF_TRAINING: Mapping[str, Any] = dict.fromkeys(("correction_rate", "balance_los
 
 
 def _check_rotary(folder: TensorFolder) -> None:
-    """Refuse a rotary scaling that the runtime does not support."""
+    """Refuse a rotary scaling in the checkpoint that the runtime does not support."""
     for holder in ("rope_parameters", "rope_scaling"):
         mapping = folder.config.get(holder)
         kind = scaling_kind(mapping) if isinstance(mapping, Mapping) else UNSCALED
@@ -508,7 +508,7 @@ def _check_rotary(folder: TensorFolder) -> None:
             )
 
 
-# Tensors that are computed from the configuration, or that no pass uses.
+# Matches names of tensors that are computed from the configuration, or that no pass uses.
 HARMLESS = re.compile(
     r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|self_attention\.(masked_)?bias$"
     r"|rotary_emb\.(cos|sin)_cached$"
@@ -520,7 +520,7 @@ def _check_unused(
 ) -> None:
     """Refuse tensors that no parameter uses, since the model would differ without them."""
     used = {name for source in sources.values() for name in source.tensors}
-    # A tied table may be stored twice.
+    # A tied embedding table may be stored twice, also as the head's.
     used |= {"lm_head.weight"} if _is_tied(folder) else set()
     used |= {*copies}
     unused = [name for name in folder.names if name not in used and not _is_left_out(name, folder)]
@@ -537,8 +537,8 @@ def _is_tied(folder: TensorFolder) -> bool:
 
 
 def _is_left_out(name: str, folder: TensorFolder) -> bool:
-    """Whether a tensor is harmless, or belongs to a multi-token prediction block that the model's
-    description omits.
+    """Whether a tensor may be left unread: it is harmless, or in a multi-token prediction block
+    that the model's description omits.
     """
     of_block = re.match(r"model\.layers\.(\d+)\.", name)
     layers, later = (folder.config.get(key) or 0 for key in (LAYERS, LATER))
@@ -557,7 +557,7 @@ _COMPARED = (
 
 
 def load_weights(executor: Executor, folder: TensorFolder, seed: int = 0) -> None:
-    """Set a rank's weights from a verified checkpoint; missing adapters are drawn by seed."""
+    """Load a rank's weights from a checked checkpoint; missing adapters are drawn by seed."""
     sources = sources_of(executor.model, folder)
     for layer, module in executor.layers.items():
         made = {
@@ -572,8 +572,8 @@ def load_weights(executor: Executor, folder: TensorFolder, seed: int = 0) -> Non
 
 
 def rewrite(exported: Path, spec: ModelSpec, folder: TensorFolder, out: Path) -> None:
-    """Write a run's exported weights, whole and under the runtime's names, as a checkpoint with the
-    names and shapes of the one in ``folder``.
+    """Write a run's exported weights as a checkpoint with the names and shapes of the one in
+    ``folder``.
     """
     exported_folder = TensorFolder(exported.parent, "--export", files=(exported,))
     sources = sources_of(spec, folder)

@@ -1,4 +1,4 @@
-"""Safetensors files: what their header says, read and written.
+"""Reads and writes safetensors files, and their headers.
 
 A file begins with eight bytes for the length of the header. A JSON header with types, shapes and
 places follows, then the tensors' bytes.
@@ -23,13 +23,13 @@ TYPES = {
 }
 TYPE_NAMES = {kind: name for name, kind in TYPES.items()}
 _ALIGNMENT = 8
-# The shape and the type of each of a file's tensors, by name, in the order of their bytes.
+# The shape and the data type of each tensor of a file, by name, in the order of their bytes.
 TensorKinds = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """Where a tensor lies: its file, its first byte there, its type and shape."""
+    """The place of a tensor: its file, its first byte there, its data type and its shape."""
 
     file: Path
     begin: int
@@ -38,12 +38,12 @@ class TensorPlace:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the tensor."""
+        """The number of bytes of the tensor."""
         return prod(self.shape) * self.kind.itemsize
 
 
 def tensors_of(file: Path) -> Iterator[tuple[str, TensorPlace]]:
-    """The tensors of a file; refuses a file that is cut off or damaged."""
+    """The places of all tensors in a file; refuses a file that is cut off or damaged."""
     try:
         whole = file.stat().st_size
         with file.open("rb") as opened:
@@ -67,7 +67,7 @@ def tensors_of(file: Path) -> Iterator[tuple[str, TensorPlace]]:
 
 
 def header_of(path: Path, kinds: TensorKinds) -> tuple[bytes, dict[str, TensorPlace]]:
-    """The header of a file of tensors, and where each will lie in the file."""
+    """The header of a file with these tensors, and the place that each will have in the file."""
     entries, places, begin = {}, {}, 0
     for name, (shape, kind) in kinds.items():
         end = begin + prod(shape) * kind.itemsize
@@ -87,7 +87,7 @@ def header_of(path: Path, kinds: TensorKinds) -> tuple[bytes, dict[str, TensorPl
 
 
 def write_tensors(path: Path, tensors: Iterator[tuple[str, Tensor]], kinds: TensorKinds) -> None:
-    """Write tensors, which come in the order of ``kinds``, as one file."""
+    """Write tensors as one file; they come in the order of ``kinds``."""
     header, _ = header_of(path, kinds)
     with path.open("wb") as file:
         file.write(header)

@@ -1,1 +1,3 @@
-"""Serving in phases: prefill under one layout, decode under another, on one set of ranks."""
+"""Serving that switches layouts: prefill under one layout and decode under another, on the same
+ranks.
+"""

@@ -1,5 +1,5 @@
-"""Paged key-value caches: on a rank's device for its replica's requests, and in host memory for
-waiting ones.
+"""Paged key-value caches: on a rank's device for requests of its replica, and in host memory for
+waiting requests.
 
 Axes: N sequences of a pass, Q their new tokens, C tokens that they have, H query heads, K heads of
 keys and values, D channels of a head; a pass has T new tokens in all.
@@ -17,7 +17,9 @@ from runtime.models.attention import PartedAttention
 
 
 class BlockPool:
-    """The memory of blocks (blocks, layers, 2, tokens per block, K, D), and the free ones."""
+    """The memory of cache blocks (blocks, layers, 2, tokens per block, K, D), and which blocks are
+    free.
+    """
 
     def __init__(self, memory: Tensor) -> None:
         self.memory = memory
@@ -26,18 +28,18 @@ class BlockPool:
 
     @property
     def block(self) -> int:
-        """The number of tokens per block."""
+        """The number of tokens in a cache block."""
         return self.memory.shape[3]
 
     def _needed(self, request: int, tokens: int) -> int:
         return -(-tokens // self.block) - len(self.tables.get(request, ()))
 
     def lacks(self, request: int, tokens: int) -> bool:
-        """Whether too few blocks are free for a request of this many tokens."""
+        """Whether too few blocks are free for a request to have this many tokens."""
         return self._needed(request, tokens) > len(self.free)
 
     def grow(self, request: int, tokens: int) -> None:
-        """Allocate blocks for this many tokens of a request."""
+        """Allocate the blocks that a request needs for this many tokens."""
         needed = self._needed(request, tokens)
         if self.lacks(request, tokens):
             message = f"{needed} blocks for request {request}, but {len(self.free)} are free"
@@ -47,61 +49,65 @@ class BlockPool:
             table.append(self.free.pop(0))
 
     def release(self, request: int) -> None:
-        """Free a request's blocks."""
+        """Free all blocks of a request."""
         self.free += self.tables.pop(request)
 
 
 def read_tokens(memory: Tensor, table: Sequence[int], tokens: int) -> Tensor:
-    """A copy of keys and values (tokens, layers, 2, K, D) from blocks of a memory."""
+    """Copy a request's keys and values (tokens, layers, 2, K, D) out of cache blocks."""
     return memory[torch.tensor(table)].movedim(3, 1).flatten(0, 1)[:tokens]
 
 
 def write_tokens(memory: Tensor, table: Sequence[int], values: Tensor) -> None:
-    """Write keys and values (tokens, layers, 2, K, D) to blocks of a memory."""
+    """Copy a request's keys and values (tokens, layers, 2, K, D) into cache blocks."""
     positions = torch.arange(values.shape[0])
     blocks, rows = torch.tensor(table)[positions // memory.shape[3]], positions % memory.shape[3]
     memory[blocks, :, :, rows] = values
 
 
 class CopyLane:
-    """Copies between the tiers, in sequence, concurrent with the rank's computation."""
+    """A thread that copies between device and host one after the other, beside the rank's
+    computation.
+    """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
         self._copies: list[Future[None]] = []
 
     def submit(self, copy: Callable[[], None]) -> "Future[None]":
-        """Start a copy after those before it."""
+        """Start a copy once those submitted before have ended."""
         started = self._thread.submit(copy)
         self._copies.append(started)
         return started
 
     def wait(self) -> None:
-        """Wait for all copies."""
+        """Wait until all copies have ended."""
         for copy in self._copies:
             copy.result()
         self._copies.clear()
 
     def close(self) -> None:
-        """End the lane."""
+        """End the thread of copies."""
         self._thread.shutdown(cancel_futures=True)
 
 
 @dataclass(slots=True, eq=False)
 class KeptPass:
-    """The tokens of a pass: for each sequence its blocks, its cached tokens, and its new ones."""
+    """The tokens of one pass: for each sequence its cache blocks, its number of cached tokens, and
+    its new tokens.
+    """
 
     tables: Sequence[Sequence[int]]
     before: Sequence[int]
     new: Sequence[int]
 
     def places(self) -> Tensor:
-        """The position (T) of each new token in its sequence."""
+        """The position (T) of each new token of the pass in its sequence."""
         pairs = zip(self.before, self.new, strict=True)
         return torch.cat([torch.arange(begin, begin + count) for begin, count in pairs])
 
     def slots(self, block: int) -> tuple[Tensor, Tensor]:
-        """The block (T) of each new token, and its index in the block (T)."""
+        """For each new token (T) its cache block, and its index in the block."""
         places = self.places()
         blocks = [
             torch.tensor(table)[torch.arange(begin, begin + count) // block]
@@ -110,13 +116,15 @@ class KeptPass:
         return torch.cat(blocks), places % block
 
     def padded_tables(self) -> Tensor:
-        """All block tables as one array (N, most blocks); padding repeats a block."""
+        """The cache blocks of all sequences as one array (N, most blocks); shorter rows repeat a
+        block.
+        """
         longest = max(map(len, self.tables))
         return torch.tensor([[*one, *[one[0]] * (longest - len(one))] for one in self.tables])
 
 
 class KeptAttention:
-    """Attention of one block on a rank's key-value cache (``KeptKeys``)."""
+    """The attention of one transformer block on a rank's paged cache; implements ``KeptKeys``."""
 
     def __init__(self, of: torch.nn.Module, pool: BlockPool, layer: int) -> None:
         sees = isinstance(of, PartedAttention) and of.sees_window
@@ -125,7 +133,9 @@ class KeptAttention:
         self.tokens: KeptPass | None = None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Cache keys and values (1, T, K, D), and attend with queries (1, T, H, D)."""
+        """Write keys and values (1, T, K, D) to the cache, and attend to it with queries (1, T, H,
+        D).
+        """
         assert self.tokens is not None
         blocks, rows = self.tokens.slots(self.pool.block)
         memory = self.pool.memory[:, self.layer]
@@ -135,7 +145,7 @@ class KeptAttention:
         return self._mixed(query[0], keys, values)[None]
 
     def _mixed(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attention (T, H, D) on keys and values (N, C, K, D)."""
+        """The output of attention (T, H, D) over keys and values (N, C, K, D)."""
         assert self.tokens is not None
         new = torch.tensor(self.tokens.new)
         group = query.shape[1] // keys.shape[2]

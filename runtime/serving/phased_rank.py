@@ -1,4 +1,5 @@
-"""One rank of a model that serves in phases: it executes a schedule's actions in order.
+"""One rank of a model that is served by turns under two layouts: it executes the actions of a
+schedule.
 
 All ranks follow the same schedule, so none has to ask another what comes next. Ranks of a stage
 reduce inside layers; stages send activations on, and the last one sends tokens to the first. While
@@ -52,15 +53,15 @@ from runtime.serving.served_weights import (
     whole_tensors,
 )
 
-# Allocates memory shared by all ranks of a node, by name and shape.
+# A function that allocates memory which all ranks of a node share, by name and shape.
 HostMemory = Callable[[str, tuple[int, ...], torch.dtype], Tensor]
 Layouts = tuple[Layout, Layout]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PhasedJob:
-    """The input of all ranks: requests with prompt tokens, a model with its initial weights, both
-    layouts, and limits; weights are re-sharded from other ranks, or from host memory.
+    """What all ranks need: requests with prompt tokens, a model with its initial weights, both
+    layouts, and limits; at a change of layout weights come from other ranks, or from host memory.
     """
 
     workload: Workload
@@ -74,7 +75,7 @@ class PhasedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRun:
-    """The record of a rank: its actions, all requests' tokens, bytes received in each change (of
+    """What a rank did: its actions, the tokens of all requests, bytes received in each change (of
     weights, and of keys and values on the device), bytes copied to host memory and back, and
     seconds by cause.
     """
@@ -89,7 +90,7 @@ class ServedRun:
 
 
 class GroupedRanks:
-    """A group as the tensor-parallel ranks of a model, whose collectives block."""
+    """A group of ranks in the role of a model's tensor-parallel ranks; its collectives block."""
 
     splits_tokens = False
 
@@ -98,7 +99,7 @@ class GroupedRanks:
         self.size, self.rank = group.size, group.rank
 
     def all_reduce_(self, tensor: Tensor, operation: str = "sum") -> None:
-        """Reduce over the group, in place."""
+        """Reduce a tensor over the group, in place."""
         if self.size > 1:
             finished(self._group.all_reduce(tensor, operation))
 
@@ -109,20 +110,20 @@ class GroupedRanks:
         return torch.cat(parts.view(self.size, *tensor.shape).unbind(), -1)
 
     def gather_tokens(self, tensor: Tensor, *, again: bool = False) -> Tensor:
-        """The tensor itself: every rank has all tokens."""
+        """Return the tensor itself, since every rank has all tokens."""
         del again
         return tensor
 
     def scatter_tokens(self, tensor: Tensor, *, of_input: bool = False) -> Tensor:
-        """The tensor itself."""
+        """Return the tensor itself, since every rank keeps all tokens."""
         del of_input
         return tensor
 
 
 @dataclass(slots=True, eq=False)
 class _PhaseStage:
-    """A rank's state under one layout: its layers, the blocks of its replica's requests, its heads,
-    and its block tables.
+    """What a rank has under one layout: its layers, the cache blocks of its replica's requests, its
+    heads, and the rotary tables.
     """
 
     layout: Layout
@@ -145,7 +146,7 @@ class _PhaseStage:
             self.tables = self.layers.rotary.cosine, self.layers.rotary.sine
 
     def prepare(self, of: KeptPass) -> Tensor:
-        """Tell layers the tokens of the next pass, and set their positions."""
+        """Tell the layers which tokens the next pass has, and set their rotary positions."""
         places = of.places()
         for kept in self.attention:
             kept.tokens = of
@@ -160,7 +161,9 @@ class _PhaseStage:
 
 
 class PhasedRank:
-    """A rank between its first action and its last; ``prompts`` are all requests' tokens."""
+    """A rank that executes a schedule from its first action to its last; ``prompts`` are the tokens
+    of all requests.
+    """
 
     def __init__(
         self,
@@ -176,10 +179,10 @@ class PhasedRank:
         self.world, self.rank = world, world.rank
         self.prompts = [list(one) for one in prompts]
         self.made: list[list[int]] = [[] for _ in prompts]
-        # The tokens since the last exchange among all ranks: request, position, and whether this
+        # Tokens produced since all ranks last exchanged them: request, position, and whether this
         # rank chose the token.
         self.new: list[tuple[int, int, bool]] = []
-        # Batches whose tokens the last stage has sent, and this one has not yet received.
+        # Batches whose tokens the last stage has sent and this stage has not received yet.
         self.coming: deque[list[int]] = deque()
         self.unknown: dict[int, deque[int]] = {number: deque() for number in range(len(prompts))}
         self.actions: list[Action] = []
@@ -205,37 +208,38 @@ class PhasedRank:
         self.host = BlockPool(host_memory("tier", (limits.host_blocks, *shape), self.dtype))
         self.lane = CopyLane()
         self.sent: list[Pending] = []
-        # Requests whose blocks become free once they are copied to the host.
+        # Requests whose blocks become free once the copy to the host has ended.
         self.leaving: deque[tuple[int, Future[None]]] = deque()
         self.cache_bytes: list[int] = []
         self.stored_bytes = self.fetched_bytes = 0
         self.seconds = dict.fromkeys(("reading", "decoding", "changing"), 0.0)
         self.stage = self._stage(0)
-        # No rank reads host memory before it is written.
+        # No rank may read host memory before all ranks have written theirs.
         self._settle()
 
-    # The schedule's questions: everything has arrived, and copies are waited for before use.
+    # Answers to the schedule's questions: all requests have arrived, and copies are waited for
+    # before use.
 
     def arrived(self) -> list[int]:
-        """All requests, once."""
+        """All requests at the first call, none later."""
         come = [] if self._arrived else list(range(len(self.prompts)))
         self._arrived = True
         return come
 
     def is_fetched(self, request: int) -> bool:
-        """Whether a step may include a request; waits for its copy."""
+        """Whether a step may include a request; waits for the request's copy and returns true."""
         del request
         return True
 
     def most_steps(self, requests: Sequence[Sequence[int]]) -> int:
-        """Unlimited: no further request arrives."""
+        """No limit on decode steps, since no further request arrives."""
         del requests
         return 10**9
 
-    # The actions.
+    # The actions of the schedule.
 
     def run(self) -> ServedRun:
-        """Execute all actions."""
+        """Execute all actions of the schedule."""
         try:
             with torch.no_grad():
                 for action in self.schedule.actions():
@@ -285,7 +289,7 @@ class PhasedRank:
         return self.stage.layout.replica_of(self.rank) == replica
 
     def _stage(self, number: int) -> _PhaseStage:
-        """The layers and the empty blocks of this rank under one of the layouts."""
+        """This rank's layers and empty cache blocks under one of the layouts."""
         layout, spec = self.layouts[number], self.workload.model
         config = config_over(self.workload, self.layouts)
         layers = ServedLayers(
@@ -303,7 +307,7 @@ class PhasedRank:
         pool = BlockPool(torch.zeros(shape, dtype=self.dtype))
         return _PhaseStage(layout, self.tensor_ranks[number], layers, pool, heads, blocks)
 
-    # Passes.
+    # Forward passes of prefill and decoding.
 
     def _read(self, action: ReadPrompts) -> None:
         if not self._is_of(action.replica):
@@ -315,7 +319,7 @@ class PhasedRank:
             self._take_blocks(number, count)
         self._note(action.requests, self._through(action.requests, tokens, [0] * len(tokens)))
         for number in action.requests:
-            # Requests of one output token end with their prefill.
+            # Requests with a single output token end with their prefill.
             if self.schedule.requests[number].made == self.schedule.requests[number].output:
                 self.stage.pool.release(number)
 
@@ -337,7 +341,7 @@ class PhasedRank:
                 self.stage.pool.release(number)
 
     def _step(self, part: Sequence[int]) -> None:
-        """Decode one token of each sequence of a batch."""
+        """Decode one token for each sequence of a batch."""
         while self._is_first and any(set(part) & set(coming) for coming in self.coming):
             self._take_tokens()
         held = [len(self.prompts[one]) + len(self.made[one]) - 1 for one in part]
@@ -354,15 +358,15 @@ class PhasedRank:
         self._note(part, made)
 
     def _note(self, requests: Sequence[int], made: Sequence[int] | None) -> None:
-        """Record a new token of each request; zeros where this rank does not know them."""
+        """Record a new token for each request; zero where this rank does not know the token."""
         chose = made is not None and self._ranks.rank == 0
         for index, number in enumerate(requests):
             self.new.append((number, len(self.made[number]), chose))
             self.made[number].append(0 if made is None else made[index])
 
     def _take_blocks(self, request: int, tokens: int) -> None:
-        """Allocate blocks of the replica; those of leaving requests are free once they are
-        copied.
+        """Allocate cache blocks for a request; if there are too few, wait for copies to the host,
+        which free some.
         """
         pool = self.stage.pool
         while pool.lacks(request, tokens) and self.leaving:
@@ -386,7 +390,7 @@ class PhasedRank:
     def _through(
         self, requests: Sequence[int], tokens: Sequence[Sequence[int]], before: Sequence[int]
     ) -> list[int] | None:
-        """A pass through this rank's stage; returns the next tokens on the last stage."""
+        """Run a pass through this rank's pipeline stage; the last stage returns the next tokens."""
         stage = self.stage
         of = KeptPass(
             [stage.pool.tables[one] for one in requests], before, [len(one) for one in tokens]
@@ -409,10 +413,10 @@ class PhasedRank:
         chosen: list[int] = logits[0].argmax(-1).tolist()
         return chosen
 
-    # Messages between stages, and between all ranks.
+    # Messages between pipeline stages, and between all ranks.
 
     def _send(self, tensor: Tensor, stages: int) -> None:
-        """Send to the rank with the same tensor-parallel index, this many stages ahead."""
+        """Send a tensor so many stages ahead, to the rank with the same tensor-parallel index."""
         peer = self.rank + stages * self.stage.layout.tp
         pending = self.world.exchange([(tensor.contiguous(), peer)], [])
         if pending is not None:
@@ -425,7 +429,7 @@ class PhasedRank:
         return x
 
     def _take_tokens(self) -> None:
-        """Receive the tokens of the batch that the last stage sent first."""
+        """Receive the tokens of the oldest batch that the last stage has sent."""
         part, layout = self.coming.popleft(), self.stage.layout
         tokens = torch.empty(len(part), dtype=torch.int64)
         finished(self.world.exchange([], [(tokens, self.rank + (layout.pp - 1) * layout.tp)]))
@@ -444,22 +448,22 @@ class PhasedRank:
             self.stage.pool.release(self.leaving.popleft()[0])
         self.new.sort()
         chosen = [self.made[one][place] if chose else 0 for one, place, chose in self.new]
-        # One additional number, so that ranks meet even without tokens.
+        # One more number, so that ranks exchange something even without tokens.
         tokens = torch.tensor([*chosen, 0])
         finished(self.world.all_reduce(tokens))
         for (request, index, _), token in zip(self.new, tokens.tolist(), strict=False):
             self.made[request][index] = token
         self.new.clear()
 
-    # Tiers and changes of layout.
+    # Copies between device and host, and changes of layout.
 
     def _store(self, action: Store) -> None:
-        """Copy a request to the host: overlapped with the next passes or, while others decode, at
-        once.
+        """Copy a request's keys and values to the host: beside the next passes or, while others
+        decode, at once.
         """
         is_reading = self.stage.layout is self.layouts[0]
         if not is_reading:
-            # Other ranks may still read blocks in host memory.
+            # Wait for all ranks, which may still read the blocks in host memory.
             self._settle()
         self.host.grow(action.request, action.tokens)
         if self._is_of(action.replica):
@@ -473,7 +477,7 @@ class PhasedRank:
             self._settle()
 
     def _fetch(self, action: Fetch) -> None:
-        """Copy a request from the host."""
+        """Copy a request's keys and values from the host."""
         table = self.host.tables[action.request]
         if self._is_of(action.replica):
             pool, memory = self.stage.pool, self.host_part()
@@ -487,7 +491,7 @@ class PhasedRank:
         self.host.release(action.request)
 
     def host_part(self) -> Tensor:
-        """The part of host memory for this rank's blocks and heads."""
+        """The part of host memory that holds the blocks and heads of this rank."""
         return self._part_of(self.host.memory, self.stage)
 
     def _part_of(self, memory: Tensor, stage: _PhaseStage) -> Tensor:
@@ -506,8 +510,8 @@ class PhasedRank:
         self.cache_bytes.append(self._move(action.moved, before))
 
     def _move(self, moved: Sequence[Moved], before: _PhaseStage) -> int:
-        """Receive keys and values that stay on devices from the ranks that have them; returns the
-        bytes received.
+        """Receive the keys and values of requests that stay on devices, from the ranks that have
+        them; returns the bytes received.
         """
         sends: list[tuple[Tensor, int]] = []
         receives: list[tuple[Tensor, int]] = []
@@ -542,8 +546,8 @@ class PhasedRank:
         return read_tokens(stage.pool.memory, stage.pool.tables[move.request], move.tokens)
 
     def _cut(self, values: Tensor, stage: _PhaseStage, blocks: range, part: Part) -> Tensor:
-        """A slice of blocks and heads of the keys and values (tokens, layers, 2, K, D) of a stage's
-        rank.
+        """The slice of keys and values (tokens, layers, 2, K, D) for some transformer blocks and
+        heads of a stage.
         """
         count = self.workload.model.kv_heads
         first, last = (int((heads - stage.heads[0]) * count) for heads in part)
@@ -551,8 +555,8 @@ class PhasedRank:
         return values[:, layers, :, first:last]
 
     def _pieces(self, move: Moved, before: _PhaseStage) -> Iterator[tuple[int, int, range, Part]]:
-        """The transfers of a request's blocks and heads between ranks, including those that ranks
-        keep.
+        """Which transformer blocks and heads of a request each rank receives from which rank; those
+        that a rank keeps are listed too.
         """
         old, new, spec = before.layout, self.stage.layout, self.workload.model
         for target in range(self.world.size):
@@ -577,13 +581,13 @@ class PhasedRank:
 
 
 def _parts(requests: Sequence[int], stages: int) -> list[Sequence[int]]:
-    """Requests in as many batches as there are stages, none of them empty."""
+    """The requests divided into as many batches as there are pipeline stages; none is empty."""
     count = min(stages, len(requests))
     return [requests[place::count] for place in range(count)]
 
 
 def _tensor_groups(layout: Layout, maker: GroupMaker, rank: int) -> Group:
-    """This rank's tensor-parallel group; all ranks make all groups."""
+    """The group of this rank's tensor-parallel ranks; all ranks make all such groups."""
     own_group: Group | None = None
     for replica in range(layout.dp):
         for stage in range(layout.pp):

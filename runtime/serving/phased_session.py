@@ -1,4 +1,4 @@
-"""The processes that serve in phases: from connecting to each process's record."""
+"""The processes that serve by turns under two layouts, from connecting to what each process did."""
 
 import os
 import shutil
@@ -32,19 +32,19 @@ from runtime.serving.served_weights import drawn_by
 from runtime.threads import with_share
 
 CPU = torch.device("cpu")
-# A folder of files in memory, if there is one.
+# A folder whose files are in memory; not all systems have it.
 MEMORY_FOLDER = Path("/dev/shm")
 
 
 def drawn_prompts(run: ChangingRun, load: ServingLoad, seed: int) -> list[list[int]]:
-    """Random tokens of all prompts."""
+    """Random tokens for the prompts of all requests."""
     draw = torch.Generator().manual_seed(seed)
     vocab = run.model.vocab
     return [torch.randint(vocab, (one,), generator=draw).tolist() for one in load.prompts]
 
 
 def job_of(run: ChangingRun, load: ServingLoad, seed: int) -> PhasedJob:
-    """The input of all ranks: prompts and weights are drawn by a seed."""
+    """What all ranks need to serve: prompts and weights are drawn with a seed."""
     return PhasedJob(
         workload=run.workload,
         layouts=(run.prefill.layout, run.decode.layout),
@@ -57,8 +57,8 @@ def job_of(run: ChangingRun, load: ServingLoad, seed: int) -> PhasedJob:
 
 
 def serve(run: ChangingRun, job: PhasedJob, timeout_s: float) -> tuple[World, list[ServedRun]]:
-    """Serve a job on all started processes; returns this process's rank, and each process's
-    record.
+    """Serve a job on all processes that were started; returns this process's rank, and what each
+    process did.
     """
     world = world_of_launcher()
     _check_started(run, world)
@@ -78,7 +78,7 @@ def serve(run: ChangingRun, job: PhasedJob, timeout_s: float) -> tuple[World, li
 
 
 def serve_joined(job: PhasedJob, world: World, timeout_s: float) -> ServedRun:
-    """Serve a job on connected processes; returns this one's record."""
+    """Serve a job on processes that are connected; returns what this process did."""
     with _host_memory(world) as host_memory:
         rank = PhasedRank(
             job,
@@ -110,8 +110,8 @@ def _check_started(run: ChangingRun, world: World) -> None:
 
 @contextmanager
 def _host_memory(world: World) -> Iterator[HostMemory]:
-    """Within the ``with`` block, memory shared by all processes of the node; it is freed with its
-    last user.
+    """Within the ``with`` block, memory that all processes of the node share; it is freed when the
+    last one ends.
     """
     folder_made = None
     if world.rank == 0:
@@ -128,7 +128,7 @@ def _host_memory(world: World) -> Iterator[HostMemory]:
 
     try:
         yield shared
-        # All processes have mapped the memory.
+        # By now all processes have mapped the memory, so its file can be removed.
         meet()
     finally:
         if folder_made is not None:

@@ -1,4 +1,4 @@
-"""A rank's shards of a model's tensors, which are re-sharded to another layout at run time.
+"""A rank's shards of a model's tensors, which can be re-sharded to another layout while serving.
 
 The old parts that stay are copied within the rank; the rest comes from the ranks that have it, or
 from whole tensors in host memory. A layer of each stage moves at a time, and what a rank no longer
@@ -34,8 +34,8 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTensor:
-    """A tensor of the whole model: its shape, the axis along which ranks split it with the blocks
-    that are split separately (None: every rank has it whole), and the layers that need it.
+    """A tensor of the whole model: its shape, the axis along which ranks split it and the sizes of
+    the matrices that are each split (None: every rank has it whole), and the layers that need it.
     """
 
     name: str
@@ -44,14 +44,14 @@ class ModelTensor:
     layers: tuple[int, ...]
 
     def local_shape(self, part: Part) -> list[int]:
-        """The shape of a rank's shard."""
+        """The shape of a rank's shard of the tensor."""
         shape = list(self.shape)
         if self.split is not None:
             shape[self.split[0]] = int(shape[self.split[0]] * width(part))
         return shape
 
     def pieces(self, local: Tensor, held: Part, part: Part) -> list[Tensor]:
-        """Views of a part of the tensor in the memory of a rank that has ``own`` of it."""
+        """Views of a part of the tensor in the shard of a rank that holds the part ``held``."""
         if self.split is None:
             return [local]
         axis, blocks = self.split
@@ -64,8 +64,8 @@ class ModelTensor:
 
 
 def model_tensors(workload: Workload, config: ModelConfig) -> list[ModelTensor]:
-    """All tensors of a model, layer by layer; a tied table belongs to the first and the last
-    one.
+    """All tensors of a model, layer by layer; a tied embedding table belongs to the first and the
+    last layer.
     """
     builder = LayerBuilder(workload, config, OneRank(), rotary_tables(config, workload, CPU, None))
     blocks, tied, tensors = workload.model.layers, workload.model.tied_embeddings, []
@@ -89,17 +89,17 @@ def model_tensors(workload: Workload, config: ModelConfig) -> list[ModelTensor]:
 
 
 def config_over(workload: Workload, layouts: Sequence[Layout]) -> ModelConfig:
-    """The sizes of a model, with its vocabulary padded for the ranks of all layouts."""
+    """The sizes of a model whose vocabulary is padded for the ranks of all layouts."""
     vocab = workload.model.padded_vocab(lcm(*(layout.tp for layout in layouts)))
     return replace(config_of(workload), vocab=vocab, unused_vocab=vocab - workload.model.vocab)
 
 
-# A parameter's whole values without padding, by its name and shape.
+# A function that returns the values of a whole parameter, without padding, by its name and shape.
 Start = Callable[[str, tuple[int, ...]], Tensor]
 
 
 def drawn_by(workload: Workload, seed: int) -> Start:
-    """Initial weights of a model, drawn by a seed and a parameter's name."""
+    """A function that draws the initial weights of a model by a seed and the parameter's name."""
     tied = workload.model.tied_embeddings
     return lambda name, shape: initial_tensor(name, shape, seed, tied=tied)
 
@@ -107,7 +107,7 @@ def drawn_by(workload: Workload, seed: int) -> Start:
 def whole_tensors(
     workload: Workload, tensors: Sequence[ModelTensor], start: Start
 ) -> Iterator[tuple[ModelTensor, Tensor]]:
-    """All tensors, whole; rows of padding are zeros."""
+    """All tensors of a model, whole; padding rows are zeros."""
     for model_tensor in tensors:
         shape = model_tensor.shape
         if model_tensor.name in (TABLE, TIED):
@@ -118,8 +118,8 @@ def whole_tensors(
 
 
 class ServedWeights:
-    """A rank's shards of all tensors under one layout at a time; ``moved_bytes`` counts the bytes
-    received in each change.
+    """A rank's shards of all tensors under the current layout; ``moved_bytes`` lists the bytes
+    received in each change of layout.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class ServedWeights:
         self.moved_bytes: list[int] = []
 
     def load(self, whole: Iterator[tuple[ModelTensor, Tensor]]) -> None:
-        """Copy this rank's shards from whole tensors."""
+        """Copy this rank's shards out of whole tensors."""
         part, ranks = self.layout.part_of(self.world.rank), self.world.rank
         for model_tensor, tensor in whole:
             if self._has(model_tensor, ranks, self.layout):
@@ -150,7 +150,7 @@ class ServedWeights:
     def _fill(
         self, model_tensor: ModelTensor, local: Tensor, held: Part, part: Part, whole: Tensor
     ) -> None:
-        """Copy a shard from a whole tensor."""
+        """Copy one shard out of a whole tensor."""
         everything = Layout().part_of(0)
         sources = model_tensor.pieces(whole, everything, part)
         for to, come in zip(model_tensor.pieces(local, held, part), sources, strict=True):
@@ -167,7 +167,9 @@ class ServedWeights:
         self.moved_bytes.append(moved)
 
     def _rounds(self) -> Iterator[list[ModelTensor]]:
-        """The tensors that move together: the first layers of all stages, then the second ones."""
+        """The tensors that are moved together: those of the first layer of each stage, then of the
+        second, and so on.
+        """
         firsts = [self.layout.ranks_of(0, stage)[0] for stage in range(self.layout.pp)]
         round_of_layer = {
             layer: number
@@ -220,7 +222,7 @@ class ServedWeights:
         return moved
 
     def _kept(self, model_tensor: ModelTensor, held: Part, part: Part) -> Tensor:
-        """Memory for a rank's new shard, with the values that it already has."""
+        """Memory for a rank's new shard, filled with the values that the rank already has."""
         old = self.parts.get(model_tensor.name)
         if old is not None and (held == part or model_tensor.split is None):
             return old
@@ -236,7 +238,9 @@ class ServedWeights:
         return local
 
     def _pieces(self, model_tensor: ModelTensor, after: Layout) -> Iterator[SentPart]:
-        """The transfers of a tensor's parts between ranks: the same list on every rank."""
+        """Which rank sends which part of a tensor to which rank; all ranks compute the same
+        list.
+        """
         before = self.layout
         for target in range(self.world.size):
             if not self._has(model_tensor, target, after):
@@ -261,7 +265,7 @@ class ServedWeights:
 
 
 class ServedLayers:
-    """The modules of a rank's layers under a layout, on the rank's own tensors."""
+    """The modules of a rank's layers under a layout, whose parameters are the rank's shards."""
 
     def __init__(
         self,
@@ -286,5 +290,5 @@ class ServedLayers:
 
 
 def dtype_of(workload: Workload) -> torch.dtype:
-    """The data type of a model."""
+    """The data type of a model's weights."""
     return TYPE_OF_PRECISION[workload.precision]

@@ -1,5 +1,5 @@
-"""A reference: all requests answered by one process, one by one, with the whole model, without
-caches, batches or other ranks.
+"""A reference for tests: one process answers all requests one after the other with the whole model,
+without caches, batches or other ranks.
 """
 
 from dataclasses import replace
@@ -28,7 +28,9 @@ def tokens_of_whole(job: PhasedJob) -> list[list[int]]:
 
 
 def whole_model(workload: Workload, start: Start) -> Transformer:
-    """A model with its initial weights and unfused attention, which every device supports."""
+    """A model on one process with its initial weights and unfused attention, which every device
+    supports.
+    """
     model = model_of(replace(workload, attention="math"))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
