@@ -538,7 +538,7 @@ def _with_work(graph: TaskGraph, plan: Plan, work: Sequence[float]) -> TaskGraph
         refuse("work", problem)
     for number, share in enumerate(work):
         if not (math.isfinite(share) and share > 0):
-            refuse(f"work[{number}]", f"{share:g} is not positive: give how much there is to do")
+            refuse(f"work[{number}]", f"{share:g} is not positive: give a factor such as 1")
     seconds = [
         alone * work[micro_batch] if kind in _OF_MICRO_BATCH else alone
         for alone, micro_batch, (kind, _, _) in zip(

@@ -38,7 +38,7 @@ def sequences_of(plan: Plan) -> int:
     """The number of sequences in a micro-batch, equal in every stage."""
     counts = {one.degree(SEQUENCES) for one in plan.stages}
     if len(counts) > 1:
-        reject(f"plan.stages: different {SEQUENCES} mean different sequences per rank: give one")
+        reject(f"plan.stages: differ in {SEQUENCES}: give all stages the same")
     return counts.pop()
 
 

@@ -323,7 +323,7 @@ class Counts:
 
 @cache
 def _counts_alike(micro_batches: int, stages: int) -> Counts:
-    """The counts of candidates that share one number of micro-batches."""
+    """The counts of candidates that all have this number of micro-batches, as plain numbers."""
     columns = Counts.of(np.array([micro_batches]), stages)
     return Counts(**{e.name: getattr(columns, e.name)[0].item() for e in fields(Counts)})
 
@@ -510,7 +510,7 @@ class _Lane(Generic[Length]):
         # Micro-batches that are in no round (a micro-batch through later stages and back) are sent
         # one after another before the first round.
         longer_s = self.there_s - stage.forward_s - stage.backward_s
-        # Their passes overlap with the sends of the micro-batches before them.
+        # The passes of these micro-batches overlap with the sends of the micro-batches before them.
         self.around = [
             self.first
             + (after.around_first + work.pairs + rounds)

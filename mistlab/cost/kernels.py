@@ -168,8 +168,8 @@ def captured(job: Job) -> Job:
     """
     if not ENGINES[job.plan.engine].runs_here:
         reject(
-            f"plan.engine: {job.plan.engine}, and --cuda-graphs is of this package's runtime: give "
-            "mistlab, or leave --cuda-graphs out"
+            f"plan.engine: {job.plan.engine}, but --cuda-graphs works only in this package's "
+            "runtime: give mistlab, or leave --cuda-graphs out"
         )
 
     def launched(hardware: Hardware) -> Hardware:

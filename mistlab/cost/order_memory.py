@@ -189,7 +189,7 @@ class OrderedStages:
         chunks: Sequence[StageBatch],
         model: StageModel,
     ) -> "OrderedStages":
-        """The stages of ``batch`` with the bytes of their chunks."""
+        """The stages of ``batch``, with the bytes that the chunks of each hold."""
         held = _Held.of(batch, chunks, model, splits_backward=moments.splits_backward)
         return cls(moments=moments, batch=batch, chunks=chunks, model=model, held=held)
 
@@ -385,7 +385,7 @@ class _Held:
         )
 
     def chosen(self, rows: Rows) -> "_Held":
-        """The bytes of the stages with these indices."""
+        """The held bytes of the stages with these indices only."""
         return _Held(**{entry.name: getattr(self, entry.name)[..., rows] for entry in fields(self)})
 
     def beyond(self, moments: HeldMoments, held: Floats, *, of_others: bool = False) -> Floats:

@@ -176,7 +176,7 @@ class SlowedBy:
         return cls(np.ascontiguousarray(np.concatenate(tables).T), first, len(tables[0]))
 
     def chosen(self, cases: Rows) -> Self:
-        """The factors of the cases with these indices."""
+        """The slowdown factors of the cases with these indices only."""
         return type(self)(self.table, self.first[cases], self.size)
 
     def place(self, begun: NDArray[np.uint8]) -> Rows:
@@ -210,7 +210,7 @@ def lowered(factors: Floats) -> Floats:
         for bit in BITS:
             without = sets[(sets & bit) == 0]
             table[without] = np.minimum(table[without], table[without + bit])
-        # Streams that are not busy have no factor.
+        # Streams that are not busy are not slowed: their factor is 1.
         tables.append(np.where(np.isfinite(table) & _is_in(sets), table, 1.0))
     return np.concatenate(tables)
 

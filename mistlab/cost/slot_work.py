@@ -596,5 +596,5 @@ def are_shared(seconds: TaskSeconds) -> Bools:
     columns = seconds.columns
     fetches = (seconds.zero >= SHARDED_WEIGHTS) | (columns["offload_weights"] > 0)
     reduces, leave = seconds.zero >= SHARDED_GRADIENTS, columns["offload_gradients"] > 0
-    # Where layers are fetched further ahead, or nothing overlaps, turns are computed separately.
+    # With layers fetched further ahead, or no overlap, the work between passes has other slots.
     return np.asarray((reduces != leave) & ~fetches & (seconds.model.template.depth == 1))

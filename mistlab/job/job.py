@@ -162,7 +162,8 @@ def space_from(plain: object, folder: Path) -> SearchSpace:
     if isinstance(plain, str):
         return space_of(plain)
     if not isinstance(plain, Mapping) or not isinstance(plain.get(LIKE), str):
-        refuse("", f"{shown(plain)} is not a space: give a name, or a mapping with {LIKE}: NAME")
+        problem = f"is not a space: give a space's name, or a mapping with {LIKE}: NAME"
+        refuse("", f"{shown(plain)} {problem}")
     changes = {key: value for key, value in plain.items() if key != LIKE}
     if "name" not in changes:
         refuse("name", "missing: give the space a name for tables")

@@ -309,9 +309,9 @@ class Measurement:
         check_fields(self)
         if self.fits != bool(self.samples_s):
             remedy = "at least one sample" if self.fits else "no samples, or fits: true"
-            problem = f"{len(self.samples_s)} samples with fits {self.fits}: give {remedy}"
+            problem = f"{len(self.samples_s)} samples, but fits is {self.fits}: give {remedy}"
             refuse("samples_s", problem)
         for name in ("iteration_s", "iteration_s_low", "iteration_s_high", "tokens_per_s", "mfu"):
             if (getattr(self, name) is None) == self.fits:
                 remedy = "give its value" if self.fits else "leave it null"
-                refuse(name, f"{getattr(self, name)} with fits {self.fits}: {remedy}")
+                refuse(name, f"{getattr(self, name)}, but fits is {self.fits}: {remedy}")

@@ -110,7 +110,7 @@ class Compute:
         needed = sorted({*given, *OPERATOR_CLASSES})
         if given != needed:
             classes = ", ".join(OPERATOR_CLASSES)
-            refuse("rates", f"of {', '.join(given) or 'nothing'}: give each of {classes} once")
+            refuse("rates", f"are of {', '.join(given) or 'nothing'}: give each of {classes} once")
 
     def rate(self, operators: OperatorClass) -> Rate:
         """The rate of one class of operators."""
@@ -197,7 +197,7 @@ class Transfers:
     def __post_init__(self) -> None:
         check_fields(self)
         if not self.groups:
-            refuse("groups", "is empty: give at least one shape of group")
+            refuse("groups", "is empty: give the transfers of at least one group of GPUs")
 
 
 # Constants fitted to whole training runs: memory outside tensors, and bounds of predicted times.

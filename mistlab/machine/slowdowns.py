@@ -78,7 +78,7 @@ class Interference:
     def __post_init__(self) -> None:
         check_fields(self)
         if not self.groups:
-            refuse("groups", "is empty: give at least one shape of group")
+            refuse("groups", "is empty: give the slowdowns of at least one group of GPUs")
 
 
 # Streams that never slow one another down.

@@ -119,7 +119,7 @@ def order_from_text(text: str, *, num_stages: int, micro_batches: int) -> Pipeli
         _check_named(parsed, chunks, before)
     if placement is not None and placement.chunks != chunks:
         reject(
-            f"line 1: gives each stage {_counted(placement.chunks, 'chunk')}, but passes have "
+            f"line 1: gives each stage {_counted(placement.chunks, 'chunk')}, but the passes name "
             f"{chunks}: name as many parts as all stages have chunks"
         )
     return PipelineOrder(

@@ -247,8 +247,8 @@ def _check_chunks(plan: Plan, order: PipelineOrder) -> None:
     for number, stage in enumerate(plan.stages):
         if stage.layers < placement.blocks_needed(number):
             reject(
-                f"has {order.chunks} chunks, plan.stages[{number}] {stage.layers} layers: give the "
-                "stage as many layers, or the order fewer chunks"
+                f"has {order.chunks} chunks, but plan.stages[{number}] {stage.layers} layers: give "
+                "the stage as many layers, or the order fewer chunks"
             )
 
 

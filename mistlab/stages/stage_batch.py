@@ -183,7 +183,7 @@ class StageBatch:
 
 
 def symbols_of_columns() -> Mapping[str, str]:
-    """The symbol of each column that has one."""
+    """The symbol that stands for each column in expressions, for those columns that have one."""
     symbols = {**{name: row.symbol for name, row in DIMENSIONS.items()}, **POSITIONS}
     return {name: symbol for name, symbol in symbols.items() if symbol}
 

@@ -43,5 +43,5 @@ def test_a_captured_iteration_takes_what_its_kernels_take() -> None:
 
 
 def test_other_engines_are_not_captured_here() -> None:
-    with pytest.raises(InputError, match=r"plan.engine: megatron, and --cuda-graphs is of"):
+    with pytest.raises(InputError, match=r"plan.engine: megatron, but --cuda-graphs works"):
         captured(job_of("megatron"))

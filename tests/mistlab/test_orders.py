@@ -239,7 +239,7 @@ def test_a_file_that_is_no_order_of_the_plan_is_refused(tmp_path: Path) -> None:
     )
     assert "line 2: is not text: write passes like F0m3" in problem(b"Fm0\n\xff\xfe\x00")
     assert "line 1: '\\x00\\x01' is not a pass" in problem(b"\x00\x01\nFm0")
-    assert "has 4 chunks, plan.stages[0] 2 layers: give the stage" in problem(
+    assert "has 4 chunks, but plan.stages[0] 2 layers: give the stage" in problem(
         interleaved(2, 2, 4).encode()
     )
     path.unlink()

@@ -130,10 +130,10 @@ def test_a_measurement_comes_back_from_json(run: Measurement) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"samples_s": ()}, "samples_s: 0 samples with fits True: give at least one sample"),
-        ({"fits": False}, "samples_s: 3 samples with fits False: give no samples"),
-        ({"mfu": None}, "mfu: None with fits True: give its value"),
-        ({**NOTHING, "iteration_s": 2.0}, "iteration_s: 2.0 with fits False: leave it null"),
+        ({"samples_s": ()}, "samples_s: 0 samples, but fits is True: give at least one sample"),
+        ({"fits": False}, "samples_s: 3 samples, but fits is False: give no samples"),
+        ({"mfu": None}, "mfu: None, but fits is True: give its value"),
+        ({**NOTHING, "iteration_s": 2.0}, "iteration_s: 2.0, but fits is False: leave it null"),
     ],
     ids=["no samples", "samples of nothing", "no utilisation", "time of nothing"],
 )

@@ -258,7 +258,7 @@ def test_a_space_is_a_name_a_mapping_or_a_file_that_keeps_what_it_does_not_list(
         ({"like": "mist"}, "own.yaml: name: missing: give the space a name"),
         ({"like": "mst", "name": "a"}, "own.yaml: like: space 'mst' is unknown: did you mean"),
         ({"like": "mist", "name": "a", "zeros": [1]}, "own.yaml: zeros: unknown key: did you"),
-        ({"name": "a"}, "is not a space: give a name, or a mapping with like: NAME"),
+        ({"name": "a"}, "is not a space: give a space's name, or a mapping with like: NAME"),
     ],
 )
 def test_a_bad_space_file_is_named_with_its_key(
