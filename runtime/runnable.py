@@ -1,5 +1,7 @@
 """Checks that the runtime can run a job, before memory is allocated or ranks are connected."""
 
+from math import prod
+
 from mistlab.core.values import reject
 from mistlab.engines.adapters import BLOCK, BLOCKS_A_SCALE
 from mistlab.engines.engine import ENGINES
@@ -122,11 +124,14 @@ def check_norms(plan: Plan, workload: Workload, asked_by: str) -> None:
                 f"{plan.data_ranks[number]} where the first stage has {first}: give all stages as "
                 "many, or leave it out"
             )
-        ranks = ranks_of("reduce", stage.degree) // ranks_of("reduce experts", stage.degree)
-        if workload.model.experts and ranks > 1:
+        tensor, *of_experts = (
+            ranks_of(group, stage.degree) for group in ("tensor", "experts", "expert tensor")
+        )
+        if workload.model.experts and prod(of_experts) != tensor:
             reject(
-                f"{asked_by}: {why}, and experts of plan.stages[{number}] have those of {ranks}: "
-                "give expert_parallel: 1, or leave it out"
+                f"{asked_by}: {why}, and each rank of plan.stages[{number}] has all experts once "
+                f"where expert_parallel times expert_tensor_parallel is {tensor}, as tensor "
+                "parallelism: give degrees with that product, or leave it out"
             )
 
 

@@ -204,6 +204,16 @@ def experts_problem(setting: Setting) -> str:
             f"{ranks} x expert_tensor_parallel {parts} does not divide the stage's {setting.gpus} "
             "GPUs: give degrees whose product does"
         )
+    if setting.workload.reduces_plainly:
+        return ""
+    how = setting.workload.reduction
+    gpus = setting.gpus // how.replicas_of(setting.degree("data_parallel"))
+    if gpus % (ranks * parts):
+        return (
+            f"{ranks} x expert_tensor_parallel {parts} does not divide the {gpus} "
+            f"GPU{'s' if gpus > 1 else ''} of a replica, which workload.reduction {how.kind} "
+            "makes: give degrees whose product does"
+        )
     return ""
 
 

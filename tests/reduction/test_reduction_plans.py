@@ -94,6 +94,30 @@ def test_plan_files_say_a_reduction_and_leave_defaults_out(text: str) -> None:
     assert "reduction" not in job_to_mapping(job_of())["workload"]
 
 
+@pytest.mark.parametrize(
+    ("reduction", "degree", "gpus"),
+    [
+        ({"kind": "gossip"}, 2, "1 GPU of"),
+        ({"kind": "local", "every": 2}, 4, "1 GPU of"),
+        ({"kind": "outer", "every": 2, "replicas": 4}, 4, "2 GPUs of"),
+        ({"kind": "outer", "every": 2, "replicas": 4}, 2, ""),
+        ({"kind": "server"}, 4, ""),
+    ],
+)
+def test_replicas_that_average_weights_divide_no_experts_among_them(
+    reduction: dict[str, Any], degree: int, gpus: str
+) -> None:
+    plain = job_to_mapping(job_of(reduction))
+    plain["workload"]["model"]["experts"] = {"count": 4, "active": 1, "ffn": 64}
+    plain["plan"]["stages"][0]["expert_parallel"] = degree
+    if not gpus:
+        job_from_mapping(plain)
+        return
+    with pytest.raises(FieldError, match=f"{degree} x .*{gpus} a replica.*give degrees") as refused:
+        job_from_mapping(plain)
+    assert refused.value.path == "plan.stages[0].expert_parallel"
+
+
 REFUSED: list[tuple[Any, dict[str, Any], str, str]] = [
     ({"kind": "gossip"}, {"zero": 3}, "plan.stages[0].zero", "ZeRO-3.*give ZeRO-0 at most"),
     ({"kind": "local", "every": 2}, {"zero": 1}, "plan.stages[0].zero", "give ZeRO-0 at most"),

@@ -115,12 +115,33 @@ def test_norms_of_ranks_without_gradients_of_their_own_are_refused() -> None:
         check_norms(unlike, work, asked_by)
     check_norms(unlike, work, "")
     check_norms(unlike, replace(work, reduction=reduction_named("server")), asked_by)
-    parts = StagePlan(**fields, data_parallel=4, expert_parallel=2)
-    mixed = Plan(micro_batches=4, stages=(parts,))
-    experts = replace(work, model=catalog.model("mixtral-8x7b"))
-    with pytest.raises(InputError, match=r"--clip-norm: .*stages\[0\] have those of 2"):
-        check_norms(mixed, experts, asked_by)
-    check_norms(mixed, work, asked_by)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "is_trained"),
+    [
+        ({"expert_parallel": 2}, False),
+        ({"tensor_parallel": 2}, False),
+        ({"tensor_parallel": 2, "expert_parallel": 2, "expert_tensor_parallel": 2}, False),
+        ({"tensor_parallel": 2, "expert_parallel": 2}, True),
+        ({"tensor_parallel": 2, "expert_tensor_parallel": 2}, True),
+        ({}, True),
+    ],
+)
+def test_norms_of_ranks_that_share_experts_are_refused(
+    degrees: dict[str, int], *, is_trained: bool
+) -> None:
+    how = reduction_named("server:asynchronous=true")
+    work = replace(workload(catalog.model("mixtral-8x7b")), reduction=how)
+    fields = {"layers": 32, "tensor_parallel": 1, "micro_batch": 1, "data_parallel": 4}
+    plan = Plan(micro_batches=4, stages=(StagePlan(**fields | degrees),))
+    if is_trained:
+        check_norms(plan, work, "--clip-norm")
+    else:
+        with pytest.raises(InputError, match=r"--clip-norm: .*plan.stages\[0\] has all exp.*give"):
+            check_norms(plan, work, "--clip-norm")
+    check_norms(plan, replace(work, model=catalog.model("llama-7b")), "--clip-norm")
+    check_norms(plan, work, "")
 
 
 def test_two_tables_are_not_stepped_by_unlike_gradients() -> None:

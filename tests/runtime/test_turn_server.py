@@ -11,10 +11,15 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
+from mistlab.core.values import InputError  # noqa: E402
+from mistlab.job.job import Job  # noqa: E402
 from mistlab.plan.plan import Plan  # noqa: E402
 from runtime.checks.collectives.calls import calls_of  # noqa: E402
 from runtime.checks.collectives.findings import findings_of  # noqa: E402
 from runtime.engine.executor import Executor  # noqa: E402
+from runtime.engine.work.stage_modules import TABLE, TIED  # noqa: E402
+from runtime.runnable import check_runnable  # noqa: E402
+from tests.runtime.drawn_runs import CLUSTER  # noqa: E402
 from tests.runtime.plain_reductions import PlainWorkers  # noqa: E402
 from tests.runtime.test_reductions_train import (  # noqa: E402
     Ran,
@@ -90,6 +95,26 @@ def test_a_rank_is_clipped_by_the_norm_of_all_of_its_stages() -> None:
     of_server = [own for own in ran.executors if own.connections.place.data == 0]
     assert_weights(whole_weights(work, of_server), workers.weights[0])
     assert findings_of(calls_of(plan, work, clips=True)) == ()
+
+
+@pytest.mark.parametrize("text", [TURNS, "server"])
+def test_copies_of_a_tied_table_on_two_stages_drift_apart_at_a_server_that_waits_for_none(
+    text: str,
+) -> None:
+    """The reason why such plans are refused; gradients of all ranks keep the copies equal."""
+    work, own = work_of(text, batch=8, tied_embeddings=True), stage(1, data_parallel=2)
+    plan = Plan(micro_batches=2, stages=(replace(own, micro_batch=2),) * 2)
+    ran = Ran(work, plan, steps=3)
+    first, last = ran.executors[0], ran.executors[2]
+    tables = [whole_weights(work, [first])[TABLE], whole_weights(work, [last])[TIED]]
+    apart = (tables[0] - tables[1]).norm() / tables[0].norm()
+    if work.reduction.asynchronous:
+        assert apart > 1e-3
+        with pytest.raises(InputError, match=r"tied_embeddings: .* give tied_embeddings: false"):
+            check_runnable(Job(workload=work, cluster=CLUSTER, plan=plan))
+    else:
+        assert apart == 0
+        check_runnable(Job(workload=work, cluster=CLUSTER, plan=plan))
 
 
 def test_scales_and_counts_of_ranks_go_on_from_a_checkpoint(
