@@ -220,8 +220,9 @@ class Executor:
         self._batches = batches
         for averages in self.averages:
             averages.step = self.steps
-        if self.weight_averages is not None:
-            self.weight_averages.begin()
+        if self.weight_averages is not None and self.weight_averages.begin():
+            # Other lanes' first work waits for none of compute's.
+            self.streams.synchronize()
         self.issued = self.programs[1 if self._events else 0]
         self._issue(self.issued)
         self.count_step()
@@ -355,6 +356,7 @@ class Executor:
         self.scaling.scale.fill_(scale)
         self.scaling.overflow.zero_()
         self.scaling.good_steps.fill_(int(good_steps))
+        self.streams.synchronize()
 
     def held_bytes(self) -> dict[str, int]:
         """Bytes currently on the device, by class of memory (weights, gradients, ..)."""

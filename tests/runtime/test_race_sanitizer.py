@@ -24,7 +24,7 @@ from runtime.checks.races.accesses import (
     Wait,
 )
 from runtime.checks.races.judge import Judge, RaceFinding
-from runtime.checks.races.recorded_rank import DEVICE, Recorder, trace_of
+from runtime.checks.races.recorded_rank import DEVICE, HostCopies, Recorder, trace_of
 from runtime.checks.sanitizer import unlike_ranks
 from runtime.engine.executor import Batches, Executor
 from runtime.engine.training import Training
@@ -80,6 +80,23 @@ def test_two_streams_that_write_the_same_bytes_race_unless_one_waits() -> None:
             with streams.driver.using(streams.other):
                 tensor[2:].fill_(2)
         assert [one.kind for one in streams.findings()] == ([] if waits else ["race"])
+
+
+def test_a_copy_to_the_host_is_waited_for_and_computed_with_there() -> None:
+    for copies in (False, True):
+        streams, tensor, rooms = Streams(), torch.zeros(8), []
+        with HostCopies(streams.memory, streams.driver), streams.recording():
+            with streams.driver.using(streams.one):
+                tensor.fill_(1)
+                if copies:
+                    assert tensor[2:].tolist() == [1.0] * 6
+                    assert (tensor.cpu() / 2).max() == 0.5
+                rooms.append(torch.empty(4))
+            with streams.driver.using(streams.other):
+                tensor.fill_(2)
+                rooms[0].fill_(2)
+        told = {one.kind for one in streams.findings()}
+        assert told == (set() if copies else {"used before allocated", "race"})
 
 
 def test_uses_of_different_bytes_and_two_reads_are_no_race() -> None:

@@ -7,19 +7,21 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 from mistlab.plan.plan import Plan
-from mistlab.plan.workload import Workload
+from mistlab.plan.workload import Experts, Workload
 from mistlab.reduction.reduction_text import reduction_named
 from runtime.checks.collectives import noted_calls
 from runtime.checks.collectives.calls import calls_of
 from runtime.checks.collectives.findings import CollectiveFinding, collective_findings
 from runtime.checks.fake.fake_device import device_findings, register
 from runtime.checks.races.judge import Judge
-from runtime.checks.races.recorded_rank import trace_of
+from runtime.checks.races.recorded_rank import HostCopies, trace_of
 from runtime.checks.sanitizer import small, unlike_ranks
 from runtime.comm import replicas
 from runtime.comm.processes import ProcessGroup
-from runtime.engine.executor import Executor
+from runtime.engine.executor import Batches, Executor
 from runtime.engine.work.gradient_averages import GradientAverages
 from runtime.engine.work.weight_averages import WeightAverages
 from tests.runtime.drawn_runs import REDUCTIONS, reducing_run
@@ -32,6 +34,8 @@ OUTER = "outer:every=4,fragments=2,replicas=2"
 DOUBLE = "server:compressor=top_k,share=0.1,feedback=double"
 MEMORY = "all_reduce:compressor=top_k,share=0.1,feedback=memory"
 TURNS = "server:asynchronous=true"
+# Of a checkpoint: steps, steps done, loss scale and steps since it grew.
+COUNTS = torch.tensor([2.0, 2.0, 1.0, 0.0], dtype=torch.float64)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -187,6 +191,66 @@ def test_an_average_before_the_iteration_has_ended_is_a_race(
         "        self._average_weights()\n",
     )
     assert any("all_reduce" in one or "report (step)" in one for one in races(LOCAL))
+
+
+def on_two_stages(how: str, **fields: Any) -> tuple[Workload, Plan]:
+    """Two stages, of which the second receives before it computes."""
+    own = stage(1, data_parallel=2, micro_batch=1)
+    work = workload("llama", layers=2, batch=4, **fields)
+    return replace(work, reduction=reduction_named(how)), Plan(micro_batches=2, stages=(own, own))
+
+
+def test_states_of_outer_steps_are_there_before_another_lane_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work, plan = on_two_stages("outer:every=2")
+    assert Judge(trace_of(work, plan, 2, TRAINING)).findings() == []
+    plant(
+        monkeypatch,
+        Executor.iterate,
+        "            # Other lanes' first work waits for none of compute's.\n"
+        "            self.streams.synchronize()\n",
+        "            pass\n\n",
+    )
+    told = Judge(trace_of(work, plan, 2, TRAINING)).findings()
+    assert {one.kind for one in told} == {"used before allocated"}
+    assert {one.second.actor for one in told} == {"NCCL's forward 0"}
+
+
+def test_states_of_a_checkpoint_are_there_before_another_lane_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def resumed(executor: Executor, batches: Batches) -> None:
+        executor.set_counts(COUNTS)
+        executor.iterate(batches)
+        executor.report()
+
+    work, plan = on_two_stages("all_reduce")
+    assert Judge(trace_of(work, plan, 2, TRAINING, run=resumed)).findings() == []
+    plant(
+        monkeypatch,
+        Executor.set_counts,
+        "fill_(int(good_steps))\n        self.streams.synchronize()\n",
+        "fill_(int(good_steps))\n\n",
+    )
+    assert Judge(trace_of(work, plan, 2, TRAINING, run=resumed)).findings()
+
+
+def test_a_report_of_lopsided_routers_is_worked_out_on_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On the CPU its copy of counts is none, and the maximum of each block would be compute's."""
+    experts = Experts(count=4, active=1, ffn=16)
+    work, plan = on_two_stages(GOSSIP, experts=experts)
+    assert Judge(trace_of(work, plan, 2, TRAINING)).findings() == []
+    plant(
+        monkeypatch,
+        HostCopies.__torch_function__,
+        "if func in _BROUGHT_TO_HOST and",
+        "if func is None and",
+    )
+    told = Judge(trace_of(work, plan, 2, TRAINING)).findings()
+    assert {one.kind for one in told} == {"used before allocated"}
 
 
 def test_a_value_that_a_compressor_reads_makes_the_host_wait(

@@ -62,7 +62,7 @@ FORBIDDEN: tuple[Kind, ...] = (
     *("memory pinned", "wait", "outside wait", "outside work", "never joined"),
 )
 # Kinds that are allowed in the first iteration, which allocates persistent memory.
-_ONCE: tuple[Kind, ...] = ("work on the CPU", "memory pinned")
+_ONCE: tuple[Kind, ...] = ("work on the CPU", "memory pinned", "wait")
 # Kinds of findings after which a run cannot go on, on any lane, the host's included.
 _ENDINGS: tuple[Kind, ...] = ("wrong device", "collective", "failure")
 MOST_SAID = 160

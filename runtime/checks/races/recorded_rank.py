@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Workload
@@ -105,6 +106,43 @@ class Recorder(TorchDispatchMode):
         if is_host and kwargs.get("device") is None:
             return self.driver.host
         return self.driver.current.name
+
+
+# On the CPU these make no copy, and call no operator.
+_BROUGHT_TO_HOST = (Tensor.cpu, Tensor.tolist)
+
+
+class HostCopies(TorchFunctionMode):
+    """A mode in which ``cpu`` and ``tolist`` copy a tensor of the device to the host, which waits
+    for the copy, as on a GPU.
+    """
+
+    def __init__(self, memory: Memory, driver: ClockedDriver) -> None:
+        super().__init__()
+        self.memory, self.driver = memory, driver
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a torch function, if it copies to the host on a copy."""
+        if func in _BROUGHT_TO_HOST and not self.memory.is_host(args[0]):
+            args = (self._copied(args[0]), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        with _disable_current_modes():
+            copy = tensor.clone()
+        self.memory.made_on_host(copy)
+        driver, trace, name = self.driver, self.driver.trace, "aten::_to_copy"
+        stretch = trace.work(driver.current.name, driver.host)
+        self.memory.touched(tensor, stretch, writes=False, operator=name)
+        self.memory.touched(copy, stretch, writes=True, operator=name)
+        trace.follow(driver.host, trace.reached(driver.current.name))
+        return copy
 
 
 def _given(
@@ -272,7 +310,7 @@ def trace_of(
         _name(executor, memory)
         trace.issuing = lambda: executor.issuing
         batches = _batches(workload, connections)
-        with Recorder(trace, memory, driver):
+        with HostCopies(memory, driver), Recorder(trace, memory, driver):
             run(executor, batches)
     return trace
 

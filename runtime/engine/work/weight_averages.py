@@ -36,18 +36,20 @@ class WeightAverages:
     sections: Sequence[Section]
     outer: dict[tuple[int, int], OuterState] = field(default_factory=dict)
 
-    def begin(self) -> None:
+    def begin(self) -> bool:
         """Record the initial weights as those shared by all replicas, unless a checkpoint was
-        read.
+        read; returns whether it did.
         """
-        if self.how.kind == "outer" and not self.outer:
-            for weights_key, weights in self._masters():
-                # Without a delay, an averaged change is applied immediately and need not be stored.
-                self.outer[weights_key] = OuterState(
-                    shared=weights.clone(),
-                    momenta=torch.zeros_like(weights),
-                    change=torch.zeros_like(weights) if self.how.delay else weights.new_empty(0),
-                )
+        if self.how.kind != "outer" or self.outer:
+            return False
+        for weights_key, weights in self._masters():
+            # Without a delay, an averaged change is applied immediately and need not be stored.
+            self.outer[weights_key] = OuterState(
+                shared=weights.clone(),
+                momenta=torch.zeros_like(weights),
+                change=torch.zeros_like(weights) if self.how.delay else weights.new_empty(0),
+            )
+        return True
 
     def is_due(self, step: int) -> bool:
         """Whether weights are read or changed after this step, counted from 1."""
