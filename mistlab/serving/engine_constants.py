@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mistlab.core.arrays import Floats
-from mistlab.serving.gpu_facts import constants_data, is_native
+from mistlab.core.units import NANOSECONDS
+from mistlab.serving.gpu_facts import constants_data, is_native, serving_data
 
 # The default of each constant, before any fit.
 DEFAULTS: Mapping[str, float] = {
@@ -44,6 +45,10 @@ DEFAULTS: Mapping[str, float] = {
     # The share of a GPU's memory that weights and caches may take.
     "memory": 0.88,
 }
+
+# Seconds to serialise and to read a token id, in versions whose driver sends those of all running
+# requests to each worker in every step. They are facts, not fitted; elsewhere they are 0.
+MESSAGES = ("written", "read")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +94,8 @@ class EngineConstants:
     def of(self, runs: Sequence[ServedRun]) -> dict[str, Floats]:
         """The constants for each of these runs, as a column for each constant."""
         known = {run: self._one(run) for run in dict.fromkeys(runs)}
-        return {name: np.array([known[run][name] for run in runs]) for name in DEFAULTS}
+        names = (*DEFAULTS, *MESSAGES)
+        return {name: np.array([known[run][name] for run in runs]) for name in names}
 
     def _one(self, run: ServedRun) -> dict[str, float]:
         values = dict(DEFAULTS)
@@ -97,7 +103,8 @@ class EngineConstants:
             for name, factor in self.factors.get(level, {}).get(key, {}).items():
                 values[name] *= factor
         values["memory"] = min(values["memory"], 0.97)
-        return values
+        facts = serving_data()["versions"].get(f"{run.engine} {run.version}", {})
+        return values | {name: facts.get(f"{name}_ns", 0.0) * NANOSECONDS for name in MESSAGES}
 
 
 def fitted_constants() -> EngineConstants:

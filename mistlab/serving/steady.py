@@ -66,7 +66,16 @@ def decode_step_s(of: LayoutColumns, by: Constants, running: Floats, context: Fl
     factors = {name: by[name] for name in PARTS}
     device_s = parts.summed(factors) * by["decode"]
     host_s = by["host"] + by["sequence"] * running / of.dp / of.pp
-    return np.asarray(of.pp * (device_s + host_s))
+    return np.asarray(of.pp * (device_s + host_s) + _message_s(of, by, running * context))
+
+
+def _message_s(of: LayoutColumns, by: Constants, tokens: Floats) -> Floats:
+    """The seconds (C) in which a driver sends these token ids to each worker, one after another,
+    and the workers read them; a single GPU needs no other process.
+    """
+    workers = of.tp * of.pp * of.dp
+    each_s = workers * by.get("written", 0.0) + by.get("read", 0.0)
+    return np.asarray(np.where(workers > 1, tokens * each_s, 0.0))
 
 
 def prompt_pass_s(of: LayoutColumns, by: Constants, tokens: Floats, looked: Floats) -> Floats:
