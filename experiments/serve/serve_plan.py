@@ -4,7 +4,7 @@ frontier.
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 
 from experiments.cli.commandline import DONE, NO_ANSWER, as_options, print_json
 from experiments.pages.tables import table
+from experiments.serve.played_plans import PlanPlayer, PlayedPlan
 from experiments.serve.served_rows import model_named
 from mistlab.core.files import read_csv
 from mistlab.core.values import (
@@ -28,9 +29,8 @@ from mistlab.plan.workload import ModelSpec
 from mistlab.serving.engine_constants import ServedRun, fitted_constants
 from mistlab.serving.gpu_facts import ServingGpu, gpu_named
 from mistlab.serving.load import Goals, Lengths, ServingLoad, drawn_load, load_of_trace
-from mistlab.serving.serving_plan import MOST_DEGREE, ServingPlan, check_layout, exported_lines
-from mistlab.serving.steady import capacity_tokens
-from mistlab.serving.step_cost import LayoutColumns, RankLayout
+from mistlab.serving.serving_plan import MOST_DEGREE, check_layout, exported_lines
+from mistlab.serving.step_cost import RankLayout
 from searchers.serving.layout_search import (
     LayoutSpace,
     ServedPlan,
@@ -39,8 +39,6 @@ from searchers.serving.layout_search import (
     pareto_of,
     timed_plans,
 )
-from simulators.serving.continuous import Batching, play_continuous
-from simulators.serving.step_clock import StepClock
 
 HOUR_S = 3600.0
 MILLION = 1e6
@@ -49,8 +47,6 @@ SIZES = (1, 2, 4, 8, 16, 32, 64)
 # Simulated requests for percentiles.
 PLAYED = 1000
 QUICK_PLAYED = 200
-# A closed loop simulates this multiple of its requests in flight.
-WAVES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +58,11 @@ class ServingQuestion:
     goals: Goals
     constants: Mapping[str, float]
     dollars: float | None
+
+    @property
+    def player(self) -> PlanPlayer:
+        """Plays plans under the question's load."""
+        return PlanPlayer(load=self.load, goals=self.goals, constants=self.constants)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +86,9 @@ def serve_plan(options: argparse.Namespace) -> int:
     GPUs for a rate, the Pareto frontier of throughput against time per token, and cost.
 
     All layouts of the GPUs are timed in closed form at loads from one request to thousands, so the
-    answer is the best of the space by that model. The best one is then played, request by request,
-    which tells percentiles. If no layout meets the goals, the nearest one is told.
+    answer is the best of the space by the means of that model. The best one is then played, request
+    by request; if its percentiles miss the goals, further ones are, until one meets them. If no
+    layout does, the nearest one is told.
     """
     with as_options():
         question = _question(options)
@@ -101,7 +103,8 @@ def serve_plan(options: argparse.Namespace) -> int:
         print_json(answer)
     else:
         _print(question, best, timed, answer, options)
-    return DONE
+    misses = answer["best_played"] is not None and answer["best_played"]["meets_goals"] is False
+    return NO_ANSWER if misses else DONE
 
 
 def served(options: argparse.Namespace, *, plays: bool = True) -> dict[str, Any]:
@@ -219,18 +222,46 @@ def _fewest(question: ServingQuestion, options: argparse.Namespace) -> int:
     if question.goals.requests_per_s is None:
         refuse("--rate", "is needed with --fewest: give requests a second")
     reached: ServedPlan | None = None
+    timed: list[ServedPlan] = []
     for gpus in SIZES:
-        best = best_of(_timed(question, gpus), question.goals)
-        if best:
-            reached = best[0]
-            if reached.requests_per_s >= question.goals.requests_per_s:
-                return _tell_fewest(question, reached, options)
-    reason = "no layout meets the latency goals"
-    if reached is not None:
-        rate = reached.requests_per_s
-        reason = f"{reached.plan.gpus} GPUs reach {rate:.2f} requests/s ({reached.plan.text})"
-    print(f"Not reached with {SIZES[-1]} GPUs: {reason}.")
+        timed = _timed(question, gpus) or timed
+        best = best_of(timed, question.goals)
+        if not best:
+            continue
+        reached = best[0]
+        if reached.requests_per_s < question.goals.requests_per_s:
+            continue
+        played, nearest = question.player.best_of(timed)
+        if played is not None or nearest is None:
+            return _tell_fewest(question, reached if played is None else played.served, options)
+        reached = None
+    if not timed:
+        problem = f"{SIZES[-1]} {question.space.gpu} hold no replica of {question.space.model.name}"
+        refuse("--fewest", f"{problem} with one request: give another GPU, or fewer bits")
+    near = reached or nearest_to(timed, question.goals)
+    assert near is not None
+    return _tell_too_few(question, near, options, is_slow=reached is None)
+
+
+def _tell_too_few(
+    question: ServingQuestion, near: ServedPlan, options: argparse.Namespace, *, is_slow: bool
+) -> int:
+    """Why no number of GPUs serves the rate: latency goals, or too many requests."""
+    reason = "no layout meets the latency goals" if is_slow else "the rate is too high"
+    error = f"not reached with {SIZES[-1]} GPUs: {reason}"
+    if options.json:
+        print_json({"error": error, "nearest": _mapping(question, near)})
+    else:
+        print(f"{error[0].upper()}{error[1:]}. The nearest is {_told(near)}.")
     return NO_ANSWER
+
+
+def _told(served_plan: ServedPlan) -> str:
+    return (
+        f"{served_plan.plan.text} on {served_plan.plan.gpus} GPUs with "
+        f"{served_plan.in_flight:.0f} in flight: first token {served_plan.first_s:.3f} s, then "
+        f"{1e3 * served_plan.token_s:.1f} ms a token, {served_plan.requests_per_s:.2f} requests/s"
+    )
 
 
 def _tell_fewest(
@@ -254,11 +285,7 @@ def _none(
     if options.json:
         print_json({"error": "no layout meets the goals", "nearest": _mapping(question, near)})
     else:
-        print(
-            f"No layout meets the goals. The nearest is {near.plan.text} with "
-            f"{near.in_flight:.0f} in flight: first token {near.first_s:.3f} s, "
-            f"then {1e3 * near.token_s:.1f} ms a token."
-        )
+        print(f"No layout meets the goals. The nearest is {_told(near)}.")
     return NO_ANSWER
 
 
@@ -300,66 +327,42 @@ def _answer(
     *,
     plays: bool = True,
 ) -> dict[str, Any]:
+    goals, player = question.goals, question.player
+    played = player.played(best[0]) if plays else None
+    meeting = played
+    if played is not None and played.distance(goals) > 1:
+        meeting, nearest = player.best_of(timed)
+        meeting = meeting or nearest
+    chosen = best[0] if meeting is None else meeting.served
+    lines: list[str] = []
+    if options.export is not None:
+        lines = exported_lines(chosen.plan, options.export, options.model, options.context)
     return {
         "best": _mapping(question, best[0]),
         "layouts": len({one.plan for one in timed}),
         "proven": True,
         "others": [_mapping(question, one) for one in best[1 : options.top]],
         "pareto": [_mapping(question, one) for one in pareto_of(timed)],
-        "played": _played(question, best[0]) if plays else None,
-        "command_lines": _lines(best[0].plan, options.export),
-        "goals": asdict(question.goals),
+        "played": _played_mapping(played, goals),
+        "best_played": _played_mapping(meeting, goals),
+        "command_lines": lines,
+        "goals": asdict(goals),
     }
 
 
-def _lines(plan: ServingPlan, engine: str | None) -> list[str]:
-    return [] if engine is None else exported_lines(plan, engine)
-
-
-def _played(question: ServingQuestion, served_plan: ServedPlan) -> dict[str, float] | None:
-    """Percentiles of the best plan from a request-by-request simulation; None for disaggregated
-    GPUs.
-    """
-    if served_plan.plan.prefill is not None:
+def _played_mapping(played: PlayedPlan | None, goals: Goals) -> dict[str, Any] | None:
+    if played is None:
         return None
-    layout = served_plan.plan.layout
-    columns = LayoutColumns.of([layout])
-    by = {name: np.array([value]) for name, value in question.constants.items()}
-    capacity = int(capacity_tokens(columns, by)[0])
-    load = question.load
-    if question.goals.requests_per_s is None and not any(load.arrivals_s):
-        in_flight = max(1, round(served_plan.in_flight))
-        load = replace(_repeated(load, WAVES * in_flight), in_flight=in_flight)
-    batching = Batching(
-        capacity=capacity,
-        budget=served_plan.plan.budget,
-        sequences=served_plan.plan.sequences * layout.dp,
-    )
-    clock = StepClock.of(layout, question.constants, most=min(1024, served_plan.plan.sequences))
-    played = play_continuous(load, clock, batching, replicas=served_plan.plan.replicas)
-    client_s = question.constants["first"]
-    first = [client_s + (done.first_s or 0.0) - done.arrival_s for done in played.requests]
-    each = [
-        ((done.end_s or 0.0) - (done.first_s or 0.0)) / max(1, done.output - 1)
-        for done in played.requests
-    ]
-    share = question.goals.share
+    has_goals = goals.first_s is not None or goals.token_s is not None
     return {
-        "share": share,
-        "ttft_s": float(np.quantile(first, share)),
-        "tpot_s": float(np.quantile(each, share)),
+        "plan": played.served.plan.text,
+        "in_flight": round(played.served.in_flight, 1),
+        "share": played.share,
+        "ttft_s": played.first_s,
+        "tpot_s": played.token_s,
         "requests_per_s": played.requests_per_s,
+        "meets_goals": played.distance(goals) <= 1 if has_goals else None,
     }
-
-
-def _repeated(load: ServingLoad, count: int) -> ServingLoad:
-    """A load of at least this number of requests, all at once, repeating the lengths."""
-    times = -(-count // len(load))
-    return ServingLoad(
-        prompts=load.prompts * times,
-        outputs=load.outputs * times,
-        arrivals_s=(0.0,) * (len(load) * times),
-    )
 
 
 def _print(
@@ -396,11 +399,31 @@ def _print(
     print(table(head, [line(one) for one in best[: options.top]]))
     print("Pareto frontier of requests a second against time per token:")
     print(table(head, [line(one) for one in pareto_of(timed)]))
-    if played := answer["played"]:
-        print(
-            f"Played: at {100 * played['share']:.0f} % of requests the first token within "
-            f"{played['ttft_s']:.3f} s, then {1e3 * played['tpot_s']:.1f} ms a token; "
-            f"{played['requests_per_s']:.2f} requests/s."
-        )
+    print("\n".join(_played_lines(best[0], answer)))
     for command in answer["command_lines"]:
         print(command)
+
+
+def _played_lines(best: ServedPlan, answer: Mapping[str, Any]) -> Iterator[str]:
+    """What the played plans tell: the best one by the closed form, and one that meets the goals."""
+    played, meeting = answer["played"], answer["best_played"]
+    if played is None:
+        yield f"Not played: {best.plan.text} has separate GPUs for prompts."
+        return
+    misses = ", which misses the goals" if played["meets_goals"] is False else ""
+    yield f"Played: {_played_words(played)}{misses}."
+    if not misses:
+        return
+    where = f"{meeting['plan']} with {meeting['in_flight']:.0f} in flight, {_played_words(meeting)}"
+    if meeting["meets_goals"]:
+        yield f"The best that meets them when played: {where}."
+    else:
+        yield f"No layout that was played meets them. The nearest: {where}."
+
+
+def _played_words(played: Mapping[str, Any]) -> str:
+    return (
+        f"at {100 * played['share']:.0f} % of requests the first token within "
+        f"{played['ttft_s']:.3f} s, then {1e3 * played['tpot_s']:.1f} ms a token; "
+        f"{played['requests_per_s']:.2f} requests/s"
+    )

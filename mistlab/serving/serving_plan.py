@@ -1,6 +1,6 @@
 """A serving plan: how GPUs share the model, the number of replicas, and the scheduler."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -112,8 +112,8 @@ def check_layout(layout: RankLayout) -> None:
 # Command lines of serving engines, with the engines' names for a plan's choices.
 
 
-def vllm_line(plan: ServingPlan, layout: RankLayout) -> str:
-    """vLLM's command line for one replica (vLLM 0.19, engine arguments)."""
+def vllm_options(plan: ServingPlan, layout: RankLayout) -> str:
+    """vLLM's options for one replica (vLLM 0.19, engine arguments)."""
     options: dict[str, object] = {
         "--tensor-parallel-size": layout.tp,
         "--pipeline-parallel-size": layout.pp,
@@ -126,11 +126,11 @@ def vllm_line(plan: ServingPlan, layout: RankLayout) -> str:
     }
     flags = ["--enable-expert-parallel"] * (layout.ep > 1)
     flags += ["--no-enable-chunked-prefill"] * (plan.scheduler == "whole prompts")
-    return _line(f"vllm serve {layout.model.name}", options, flags)
+    return _line(options, flags)
 
 
-def sglang_line(plan: ServingPlan, layout: RankLayout) -> str:
-    """SGLang's command line for one replica (SGLang 0.5, server arguments); its ``--tp-size``
+def sglang_options(plan: ServingPlan, layout: RankLayout) -> str:
+    """SGLang's options for one replica (SGLang 0.5, server arguments); its ``--tp-size``
     includes the ranks of attention data parallelism.
     """
     options: dict[str, object] = {
@@ -145,33 +145,79 @@ def sglang_line(plan: ServingPlan, layout: RankLayout) -> str:
         "--quantization": "fp8" if layout.weights == "fp8" else None,
     }
     flags = ["--enable-dp-attention"] * (layout.dp > 1)
-    return _line(f"python -m sglang.launch_server --model-path {layout.model.name}", options, flags)
+    return _line(options, flags)
 
 
-def exported_lines(plan: ServingPlan, engine: str) -> list[str]:
-    """The command lines of a plan for an engine, with comments on choices that it cannot
-    express.
+def exported_lines(
+    plan: ServingPlan, engine: str, weights: str = "", context: int | None = None
+) -> list[str]:
+    """The command lines of a plan for an engine, with comments on choices that it cannot express:
+    of ``weights`` as an engine loads them, with requests of at most ``context`` tokens.
     """
     if engine not in LINES:
         refuse("engine", f"{shown(engine)} has no command line{near_matches(engine, LINES)}")
-    line = LINES[engine]
+    weights = weights or plan.layout.model.name
     if plan.scheduler == "changing layouts":
         problem = f"{plan.scheduler}: no engine's command line says so: give another scheduler"
         refuse("scheduler", problem)
-    lines = []
-    if plan.prefill is not None:
-        lines.append(f"# {plan.prefill_replicas} of these read prompts; choose how caches move")
-        lines.append(line(plan, plan.prefill))
-    count = f"# {plan.replicas} of these behind a balancer" if plan.replicas > 1 else ""
-    lines += [*([count] if count else []), line(plan, plan.layout)]
+    line, lines = LINES[engine], list[str]()
+    if "/" not in weights:
+        lines.append(f"# {weights}: give the path of its weights, or their name at a hub")
+    if plan.prefill is None:
+        lines += [f"# {plan.replicas} of these behind a balancer"] * (plan.replicas > 1)
+        lines.append(line.of(plan, weights, context))
+    else:
+        lines.append(f"# {plan.prefill_replicas} of these prefill, behind a router of both phases")
+        lines.append(line.of(plan, weights, context, "prefill"))
+        lines.append(f"# {plan.replicas} of these decode")
+        lines.append(line.of(plan, weights, context, "decode"))
     if plan.layout.weights in ("fp8_block", "nvfp4", "mxfp4", "int4"):
         lines.append(f"# the checkpoint itself has to be in {plan.layout.weights}")
     return lines
 
 
-def _line(program: str, options: Mapping[str, object], flags: list[str]) -> str:
+def _line(options: Mapping[str, object], flags: list[str]) -> str:
     option_texts = [f"{name} {value}" for name, value in options.items() if value is not None]
-    return " ".join((program, *option_texts, *flags))
+    return " ".join((*option_texts, *flags))
 
 
-LINES = {"vllm": vllm_line, "sglang": sglang_line}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandLine:
+    """An engine's command line: the program before the weights, the options of a layout, that of
+    the context, and those of servers of one phase.
+    """
+
+    program: str
+    options: Callable[[ServingPlan, RankLayout], str]
+    context: str
+    phases: Mapping[str, str]
+
+    def of(
+        self, plan: ServingPlan, weights: str, context: int | None, phase: str | None = None
+    ) -> str:
+        """The command line of a replica, for all requests or for one phase."""
+        layout = plan.prefill if phase == "prefill" and plan.prefill else plan.layout
+        parts = [self.program, weights, self.options(plan, layout)]
+        parts += [f"{self.context} {context}"] * (context is not None)
+        return " ".join([*parts, *([self.phases[phase]] if phase else [])])
+
+
+# vLLM moves caches by a connector (NIXL), which both phases name alike.
+_NIXL = """--kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'"""
+LINES = {
+    "vllm": CommandLine(
+        program="vllm serve",
+        options=vllm_options,
+        context="--max-model-len",
+        phases={"prefill": _NIXL, "decode": _NIXL},
+    ),
+    "sglang": CommandLine(
+        program="python -m sglang.launch_server --model-path",
+        options=sglang_options,
+        context="--context-length",
+        phases={
+            "prefill": "--disaggregation-mode prefill",
+            "decode": "--disaggregation-mode decode",
+        },
+    ),
+}
