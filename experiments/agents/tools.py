@@ -303,12 +303,18 @@ def serve_load(  # noqa: PLR0913, PLR0917 (an agent names each)
             *(("--export", engine) if engine != "trtllm" else ()),
         ]
         answer = _only(ASKING.answer("serve_plan", *line))
-    best = answer["best"]
+    best, played = answer["best"], answer["best_played"]
+    percentile = ""
+    if played is not None and played["meets_goals"] is not None:
+        meets = "meets" if played["meets_goals"] else "is nearest to"
+        plan = f"{played['plan']} with {played['in_flight']:.0f} in flight"
+        percentile = f"; at {100 * played['share']:.0f} % of requests {plan} {meets} the goals"
     return ServedFigures(
         answer=(
             f"{best['plan']}: {best['requests_per_s']:.2f} requests/s, first token "
             f"{best['ttft_s']:.3f} s, then {1e3 * best['tpot_s']:.1f} ms a token; best of "
-            f"{answer['layouts']} layouts by the model; measured runs differ by 15 % or so"
+            f"{answer['layouts']} layouts by the model's means{percentile}; measured runs differ "
+            "by 15 % or so"
         ),
         best=best,
         others=answer["others"][:3],

@@ -275,7 +275,7 @@ def serving(options: argparse.Namespace) -> int:
                 Bars(
                     name="serving-gains",
                     caption="Requests a second over the best static layout, by case.",
-                    groups=[row["case"] for row in rows],
+                    groups=[_label(row) for row in rows],
                     series={
                         "best static layout, same batching": [row["gain"] for row in rows],
                         "best static layout, prompts first": [
@@ -295,6 +295,12 @@ def serving(options: argparse.Namespace) -> int:
             ],
         )
     )
+
+
+def _label(row: Row) -> str:
+    """A case on one short line, as cases lie close together."""
+    size, load = row["model"].rpartition("-")[2], row["load"].removesuffix(" prompts")
+    return f"{size}, {row['gpus']} {row['gpu']}, {load}"
 
 
 def case_row(case: SeesawCase, seed: int) -> dict[str, Any]:
