@@ -1,7 +1,7 @@
 """Prediction errors of tables with groups of runs, each group counted once."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import mean, median
 
 from experiments.pages.page_tables import IN_A_FILE
@@ -54,26 +54,36 @@ def group_lines(name: str, rows: Sequence[Judged]) -> Iterator[str]:
 
 
 def summary(rows: Sequence[Judged]) -> str:
-    """A sentence on errors with each group counted once, and on how well runs that ran are told
-    from runs that failed. Peaks that the table doubts are counted separately.
+    """Sentences: errors with each group counted once, and how well runs that ran are told from runs
+    that failed. Beside them errors without rows that their table doubts or whose time no GPU can
+    reach.
     """
-    every, errors = _of_groups(rows), _of_groups([one for one in rows if not one.is_doubted])
-    errors = replace(every, memory=errors.memory, memory_groups=errors.memory_groups)
-    doubted = sum(one.is_doubted and one.memory_error is not None for one in rows)
-    more = "" if every.memory is None else f"{every.memory:.1%} of {every.memory_groups} with them"
-    aside = f" without {doubted} rows marked SUSPECT ({more})" if doubted else ""
+    every = _of_groups(rows)
+    sure = [one for one in rows if not one.is_doubted and not one.is_impossible]
+    kept, doubted = _of_groups(sure), [one for one in rows if one not in sure]
+    times = sum(one.time_error is not None for one in doubted)
+    peaks = sum(one.memory_error is not None for one in doubted)
+    of_times = _without(times, kept.time, kept.time_groups)
+    of_peaks = _without(peaks, kept.memory, kept.memory_groups)
+    inside = "" if every.inside is None else f", {every.inside:.0%} of times within bounds"
     apart = separation(rows)
-    times = (
-        "no times" if errors.time is None else f"times {errors.time:.1%} of {errors.time_groups}"
-    )
-    peaks = "no peaks" if errors.memory is None else f"peaks {errors.memory:.1%}"
-    inside = "" if errors.inside is None else f", {errors.inside:.0%} of times within bounds"
     return (
-        f"Groups counted once: {times} groups{inside}; {peaks} of {errors.memory_groups} groups"
-        f"{aside}. "
+        f"Groups counted once: times {_mean(every.time, every.time_groups)}{of_times}{inside}; "
+        f"peaks {_mean(every.memory, every.memory_groups)}{of_peaks}. "
         f"Run and failed told apart in {apart.share:.1%} ({apart.ran_right} of {apart.ran}, "
         f"{apart.failed_right} of {apart.failed})."
     )
+
+
+def _mean(error: float | None, groups: int) -> str:
+    return "of no group" if error is None else f"{error:.1%} of {groups} groups"
+
+
+def _without(doubted: int, error: float | None, groups: int) -> str:
+    """Aside on the errors without a number of doubted rows; empty if there are none."""
+    if not doubted:
+        return ""
+    return f" ({_mean(error, groups)} without {doubted} rows marked SUSPECT or beyond their GPU)"
 
 
 def _of_groups(rows: Sequence[Judged]) -> CountedOnce:

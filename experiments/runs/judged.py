@@ -14,6 +14,10 @@ from mistlab.core.values import InputError
 # Predictions beside measurements: errors of answered rows, by group.
 
 
+# GPUs may run above the clocks of their datasheets, by up to a tenth.
+ABOVE_DATASHEET = 1.1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """A row's measurements and its answer; None where not measured."""
@@ -72,6 +76,12 @@ class Judged:
     def is_doubted(self) -> bool:
         """Whether the row's table doubts its figures."""
         return row_of(self.row.cells).doubted
+
+    @property
+    def is_impossible(self) -> bool:
+        """Whether the measured time is shorter than that of the products alone at the peak rate."""
+        least_s = self.answer.least_s / ABOVE_DATASHEET
+        return self.measured_s is not None and self.measured_s < least_s
 
     @property
     def failed(self) -> bool:

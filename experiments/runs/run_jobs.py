@@ -50,6 +50,10 @@ def host_is_ahead(run: Configuration, blocks: Sequence[int], cluster: Cluster) -
 # Recomputed blocks of a measured run's stage, whole or in part.
 
 
+# The dimension of blocks that are recomputed whole.
+WHOLE_BLOCKS = "checkpointed_layers"
+
+
 def recomputed(run: Configuration, layers: int) -> dict[str, int]:
     """Number of recomputed blocks of a stage, by the plan's field for their kind of
     recomputation.
@@ -67,10 +71,10 @@ def recomputed(run: Configuration, layers: int) -> dict[str, int]:
         # With fused attention, the core saves nothing that could be recomputed.
         way = "core" if run.attention == "math" else "cheap"
     treated = {
-        "full": ("checkpointed_layers", layers),
-        "half": ("checkpointed_layers", layers // 2),
-        "blocks": ("checkpointed_layers", min(layers, run.recompute.blocks * run.chunks)),
-        "experts": ("checkpointed_layers", _blocks_of_experts(run, layers)),
+        "full": (WHOLE_BLOCKS, layers),
+        "half": (WHOLE_BLOCKS, layers // 2),
+        "blocks": (WHOLE_BLOCKS, min(layers, run.recompute.blocks * run.chunks)),
+        "experts": (WHOLE_BLOCKS, _blocks_of_experts(run, layers)),
         "selective op": ("products_recomputed_layers", layers),
         "core": ("core_recomputed_layers", layers),
     }
@@ -232,8 +236,8 @@ class RunJob:
     """Job of a run, its assumptions, and why it cannot run, if so.
 
     A step runs the job ``times``. With ``saves_unsaid`` nothing tells what the run recomputes; with
-    ``states_stay`` its row says that no states lie on the host.
-    Bounds depend on its ``kind``.
+    ``states_stay`` its row says that no states lie on the host. It recomputes a
+    ``recomputed_share`` of its blocks whole. Bounds depend on its ``kind``.
     """
 
     job: Job
@@ -243,6 +247,7 @@ class RunJob:
     unrunnable: str = ""
     saves_unsaid: bool = False
     states_stay: bool = False
+    recomputed_share: float = 0.0
     elsewhere: KeptElsewhere = ALL_KEPT
 
 
@@ -295,8 +300,14 @@ def job_of(
         unrunnable=unrunnable(run, blocks),
         saves_unsaid=run.saves_unsaid,
         states_stay=run.states_stay,
+        recomputed_share=_recomputed_share(run, blocks),
         elsewhere=replace(run.elsewhere, leave_by_copies=_copies_inputs(run)),
     )
+
+
+def _recomputed_share(run: Configuration, blocks: Sequence[int]) -> float:
+    """The share of blocks that are recomputed whole."""
+    return sum(recomputed(run, layers).get(WHOLE_BLOCKS, 0) for layers in blocks) / sum(blocks)
 
 
 def _copies_inputs(run: Configuration) -> bool:

@@ -185,7 +185,8 @@ class RunAnswer:
     """Answer to a row; without a prediction, ``refused`` says why.
 
     ``doubt`` has the grounds of its bounds, ``sequences`` are those of the step that was predicted,
-    ``outside_bytes`` what a driver counts beside torch's memory, ``peak`` the bounds of the peak.
+    ``outside_bytes`` what a driver counts beside torch's memory, ``peak`` the bounds of the peak,
+    ``least_s`` how long a step takes if nothing but products runs, at the GPUs' peak rate.
     """
 
     prediction: Prediction | None = None
@@ -195,6 +196,7 @@ class RunAnswer:
     sequences: int = 0
     outside_bytes: float = 0.0
     peak: PeakBounds | None = None
+    least_s: float = 0.0
 
     def mapping(self, peak_of: PeakOf) -> Mapping[str, Any]:
         """The answer as plain data; memory is per rank of a stage."""
@@ -269,6 +271,7 @@ def answered(prediction: Prediction, run_job: RunJob) -> RunAnswer:
         sequences=workload.global_batch * run_job.times,
         outside_bytes=outside_bytes(run_job.job),
         peak=peak,
+        least_s=_products_s(run_job, prediction),
     )
 
 
@@ -301,6 +304,17 @@ def is_far_too_full(prediction: Prediction, run_job: RunJob) -> bool:
     """
     is_sharded = ENGINES[run_job.job.plan.engine].system == "fsdp"
     return is_sharded and prediction.peak_reserved_bytes > 2 * room_bytes(run_job.job.cluster)
+
+
+# Of products' arithmetic the share of forward passes: a third, or half where the weights' gradients
+# are those of adapters alone.
+FORWARD_SHARE = {"all": 1 / 3, "adapters": 1 / 2}
+
+
+def _products_s(run_job: RunJob, prediction: Prediction) -> float:
+    """Seconds of a step's products at the GPUs' peak rate, with those that are recomputed."""
+    forward = FORWARD_SHARE[run_job.job.workload.train]
+    return prediction.mfu * prediction.iteration_s * (1 + run_job.recomputed_share * forward)
 
 
 def _has_room(run_job: RunJob, prediction: Prediction) -> bool:

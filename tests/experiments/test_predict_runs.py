@@ -464,4 +464,22 @@ def test_peaks_that_their_table_doubts_count_apart(tmp_path: Path) -> None:
     doubted = {"group": "other", "memory_gib": str(gib / 2), "quality": "published: SUSPECT"}
     rows = [*RowPredictor().answers(table(tmp_path / "own.csv", right, doubted))]
     words = summary([judged(each.row, each.answer) for each in rows])
-    assert "peaks 0.0% of 1 groups without 1 rows marked SUSPECT (50.0% of 2 with them)." in words
+    without = "(0.0% of 1 groups without 1 rows marked SUSPECT or beyond their GPU)."
+    assert f"peaks 50.0% of 2 groups {without}" in words
+
+
+def test_times_that_no_gpu_reaches_count_apart(tmp_path: Path) -> None:
+    plan = {"group": "one", "recompute": "full"}
+    (one,) = RowPredictor().answers(table(tmp_path / "one.csv", plan))
+    prediction, least_s = one.answer.prediction, one.answer.least_s
+    assert prediction is not None
+    # Forward passes, a third of the products, run twice.
+    assert least_s == pytest.approx(prediction.mfu * prediction.iteration_s * 4 / 3)
+    (plain,) = RowPredictor().answers(table(tmp_path / "two.csv", {**plan, "recompute": "none"}))
+    assert plain.answer.least_s == pytest.approx(least_s * 3 / 4)
+    right = {**plan, "step_s": str(prediction.iteration_s)}
+    fast = {**plan, "group": "other", "step_s": str(least_s / 1.11)}
+    rows = [*RowPredictor().answers(table(tmp_path / "own.csv", right, fast))]
+    judgements = [judged(each.row, each.answer) for each in rows]
+    assert [each.is_impossible for each in judgements] == [False, True]
+    assert "(0.0% of 1 groups without 1 rows" in summary(judgements)
