@@ -83,12 +83,12 @@ def split_sequences(job: Job) -> Job:
     for index, stage in enumerate(job.plan.stages):
         ranks = stage.context_parallel * stage.tensor_parallel
         if job.workload.sequence_length % ranks:
-            problem = (
+            refuse(
+                f"plan.stages[{index}]",
                 f"context_parallel {stage.context_parallel} x tensor_parallel "
                 f"{stage.tensor_parallel} ranks with experts split sequences, but {ranks} does not "
-                f"divide sequence_length {job.workload.sequence_length}: give degrees that do"
+                f"divide sequence_length {job.workload.sequence_length}: give degrees that do",
             )
-            refuse(f"plan.stages[{index}]", problem)
         stages.append(stage.with_values({"sequence_parallel": int(stage.tensor_parallel > 1)}))
     return with_stages(job, stages)
 

@@ -79,11 +79,11 @@ def check_brought(model: ModelSpec, brought: Brought = BROUGHT) -> None:
     parts = (model.experts, model.latent, model.further_tokens, model.window, model.pattern)
     has_parts = any(parts) or model.post_norms
     if has_parts and (model.name not in brought or catalog.model(model.name) != model):
-        problem = (
+        refuse(
+            "workload.model",
             "has experts, latent attention, windows, post_norms, further tokens or a pattern of "
-            "blocks, and torchtitan brings"
+            f"blocks, and torchtitan brings no such model: give one of {', '.join(brought)}",
         )
-        refuse("workload.model", f"{problem} no such model: give one of {', '.join(brought)}")
 
 
 def without_pipeline(job: Job) -> Job:
@@ -106,8 +106,11 @@ def without_pipeline_today(job: Job) -> Job:
 
 def _check_context(job: Job, *, is_lacking: bool) -> None:
     if is_lacking and job.plan.stages[0].context_parallel > 1:
-        problem = f"{job.plan.stages[0].context_parallel}, which torchtitan has not for this model"
-        refuse("plan.stages[0].context_parallel", f"{problem}: give 1")
+        refuse(
+            "plan.stages[0].context_parallel",
+            f"{job.plan.stages[0].context_parallel}, which torchtitan has not for this model: give "
+            "1",
+        )
 
 
 def whole_experts_divided(job: Job) -> Job:
@@ -132,8 +135,10 @@ def divided_experts(job: Job, *, in_parts: bool = True) -> Job:
         if in_parts or ranks == 1 or parts == 1
     ]
     if not ways:
-        problem = f"{stage.tensor_parallel} does not divide experts' ffn {experts.ffn}: give 1"
-        refuse("plan.stages[0].tensor_parallel", problem)
+        refuse(
+            "plan.stages[0].tensor_parallel",
+            f"{stage.tensor_parallel} does not divide experts' ffn {experts.ffn}: give 1",
+        )
     ranks, parts = stage.expert_parallel, stage.expert_tensor_parallel
 
     def distance(way: tuple[int, int]) -> tuple[float, float]:
@@ -271,8 +276,10 @@ def sayable_workload(job: Job, brought: Brought = BROUGHT) -> Job:
     """The job in bf16 or fp32 with fused attention; refuses models that torchtitan cannot build."""
     model = job.workload.model
     if model.graph_file is not None:
-        problem = "is traced from code of its own: export a plan of a model of the catalogue"
-        refuse("workload.model", problem)
+        refuse(
+            "workload.model",
+            "is traced from code of its own: export a plan of a model of the catalogue",
+        )
     check_brought(model, brought)
     precision = "bf16" if job.workload.precision == "fp16" else job.workload.precision
     return with_workload(job, precision=precision, attention="flash")

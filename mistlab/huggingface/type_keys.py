@@ -147,13 +147,18 @@ class TypeKeys:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int):
-            problem = f"{shown(value)} is not a whole number: give the number that the model has"
-            refuse(self.name(key), problem)
+            refuse(
+                self.name(key),
+                f"{shown(value)} is not a whole number: give the number that the model has",
+            )
         if value < minimum:
             refuse(self.name(key), f"{value} is too small: give a number of at least {minimum}")
         if value > _MOST:
-            problem = f"{shown(value)} is too large: give the number that the model has"
-            refuse(self.name(key), f"{problem}, at most {_MOST:,}")
+            refuse(
+                self.name(key),
+                f"{shown(value)} is too large: give the number that the model has, at most "
+                f"{_MOST:,}",
+            )
         return value
 
     def needed(self, key: str, minimum: int = 1) -> int:

@@ -60,8 +60,10 @@ class Network:
     def __post_init__(self) -> None:
         check_fields(self)
         if len(self.tiers) <= NETWORK:
-            problem = f"{len(self.tiers)} alone: give that of a node and one between nodes at least"
-            refuse("tiers", problem)
+            refuse(
+                "tiers",
+                f"{len(self.tiers)} alone: give that of a node and one between nodes at least",
+            )
         for index, tier in enumerate(self.tiers):
             with within(f"tiers.{index}"):
                 self._check_name(index)
@@ -144,21 +146,26 @@ def _check_nests(below: Tier, tier: Tier) -> None:
     if tier.gpus % below.gpus:
         down = tier.gpus // below.gpus * below.gpus
         near = " or ".join(f"{one}" for one in (down, down + below.gpus) if one)
-        problem = f"{subject} do not nest: units of tier {below.name} have {below.gpus} GPUs"
-        refuse("gpus", f"{problem}, so give a multiple of that, such as {near}")
+        refuse(
+            "gpus",
+            f"{subject} do not nest: units of tier {below.name} have {below.gpus} GPUs, so give a "
+            f"multiple of that, such as {near}",
+        )
     if tier.gpus == below.gpus:
-        problem = f"{subject} are one unit of tier {below.name}"
-        refuse("gpus", f"{problem}: give several, or leave the tier out")
+        refuse(
+            "gpus",
+            f"{subject} are one unit of tier {below.name}: give several, or leave the tier out",
+        )
 
 
 def _check_latency(below: Tier, tier: Tier, index: int) -> None:
     """Refuse a latency below that of a lower tier."""
     least, stated = below.latency_us or 0.0, tier.latency_us or 0.0
     if stated < least:
-        problem = f"{stated:g} is less than the {least:g} of tier {below.name}"
         refuse(
             f"tiers.{index}.latency_us",
-            f"{problem}, through which its messages pass: give at least that",
+            f"{stated:g} is less than the {least:g} of tier {below.name}, through which its "
+            "messages pass: give at least that",
         )
 
 
@@ -166,8 +173,7 @@ def _check_place(tier: Tier, index: int) -> None:
     """Refuse fields that no tier at this index can have."""
     if index == NODE:
         if tier.gpus > MOST_GPUS_OF_NODE:
-            problem = f"{tier.gpus} is more than any node has: give the GPUs of a node first"
-            refuse("gpus", problem)
+            refuse("gpus", f"{tier.gpus} is more than any node has: give the GPUs of a node first")
         for name in ("oversubscription", "reduces", "scattered", "rails"):
             if getattr(tier, name):
                 refuse(name, f"{tier.name} is the tier inside a node: leave it out")
@@ -185,10 +191,14 @@ def _check_rate(tier: Tier, index: int) -> None:
     """Refuse a rate between units that is stated twice or not at all."""
     over, rate = tier.oversubscription, tier.gbytes_per_s
     if index == NETWORK and over is not None:
-        problem = "GPUs do not send into it themselves: give gbytes_per_s of a node"
-        refuse("oversubscription", problem)
+        refuse(
+            "oversubscription",
+            "GPUs do not send into it themselves: give gbytes_per_s of a node",
+        )
     if over is not None and rate is not None:
         refuse("oversubscription", f"{over:g}, and gbytes_per_s gives the rate too: leave one out")
     if index > NETWORK and over is None and rate is None:
-        problem = "missing: give 1 for links as fast as all below, or gbytes_per_s"
-        refuse("oversubscription", problem)
+        refuse(
+            "oversubscription",
+            "missing: give 1 for links as fast as all below, or gbytes_per_s",
+        )

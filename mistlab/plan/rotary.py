@@ -39,14 +39,16 @@ class RotaryScaling:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.kind in ("llama3", "yarn") and self.high <= self.low:
-            problem = f"{self.high:g} is not above low {self.low:g}: give more rotations than low"
-            refuse("high", problem)
+            refuse(
+                "high",
+                f"{self.high:g} is not above low {self.low:g}: give more rotations than low",
+            )
         for name in ("short", "long"):
             if bool(factors := getattr(self, name)) != (self.kind == "longrope"):
-                problem = f"{len(factors)} numbers with kind {self.kind}"
                 refuse(
                     name,
-                    f"{problem}: give one for each channel pair to longrope alone",
+                    f"{len(factors)} numbers with kind {self.kind}: give one for each channel pair "
+                    "to longrope alone",
                 )
 
     def check(self, channels: int) -> None:
@@ -55,8 +57,11 @@ class RotaryScaling:
         """
         for name in ("short", "long"):
             if (factors := getattr(self, name)) and len(factors) != channels // 2:
-                problem = f"{len(factors)} numbers for {channels // 2} pairs of rotated channels"
-                refuse(name, f"{problem}: give one for each pair")
+                refuse(
+                    name,
+                    f"{len(factors)} numbers for {channels // 2} pairs of rotated channels: give "
+                    "one for each pair",
+                )
 
 
 def frequencies(

@@ -42,11 +42,16 @@ class Router:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.active_groups > self.groups:
-            problem = f"{self.active_groups} is more than the groups: give at most {self.groups}"
-            refuse("active_groups", problem)
+            refuse(
+                "active_groups",
+                f"{self.active_groups} is more than the groups: give at most {self.groups}",
+            )
         if self.correction_rate and not self.correction:
-            problem = f"{self.correction_rate:g} without correction, which it changes"
-            refuse("correction_rate", f"{problem}: give correction: true, or leave it out")
+            refuse(
+                "correction_rate",
+                f"{self.correction_rate:g} without correction, which it changes: give correction: "
+                "true, or leave it out",
+            )
 
     @property
     def is_plain(self) -> bool:
@@ -66,15 +71,22 @@ class Router:
         ``active`` ones.
         """
         if count % self.groups:
-            problem = f"{self.groups} does not divide {count} experts: give a divisor of count"
-            refuse("groups", problem)
+            refuse(
+                "groups",
+                f"{self.groups} does not divide {count} experts: give a divisor of count",
+            )
         size = count // self.groups
         if self.groups > 1 and self.best_of_group > size:
-            problem = f"{self.best_of_group} is more than a group's {size} experts"
-            refuse("best_of_group", f"{problem}: give at most {size}")
+            refuse(
+                "best_of_group",
+                f"{self.best_of_group} is more than a group's {size} experts: give at most {size}",
+            )
         if self.active_groups * size < active:
-            problem = f"{self.active_groups} of {size} experts each are fewer than {active} active"
-            refuse("active_groups", f"{problem}: give at least {-(-active // size)}")
+            refuse(
+                "active_groups",
+                f"{self.active_groups} of {size} experts each are fewer than {active} active: give "
+                f"at least {-(-active // size)}",
+            )
 
 
 PLAIN_ROUTER = Router()

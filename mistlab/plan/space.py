@@ -47,11 +47,11 @@ class SearchSpace(dimension_fields.SpaceFields):
         check_lists(self)
         self._check_engines()
         if self.unequal_meshes and not self.unequal_stages:
-            problem = (
+            refuse(
+                "unequal_stages",
                 "False does not go with unequal_meshes: stages with unequal degrees cannot be "
-                "alike: give True, or leave both out"
+                "alike: give True, or leave both out",
             )
-            refuse("unequal_stages", problem)
 
     def _check_engines(self) -> None:
         """Refuse unknown engines, and choices that none of the engines can run."""
@@ -133,11 +133,17 @@ class SearchSpace(dimension_fields.SpaceFields):
         if how.is_plain:
             return self
         if how.delay:
-            problem = f"{how.delay} in a search, which cannot overlap exchanges with later steps"
-            refuse("reduction", f"delay {problem}: give 0, and predict the plan with it")
+            refuse(
+                "reduction",
+                f"delay {how.delay} in a search, which cannot overlap exchanges with later steps: "
+                "give 0, and predict the plan with it",
+            )
         if how.asynchronous:
-            problem = "asynchronous servers have no steps common to all ranks, which searches need"
-            refuse("reduction", f"{problem}: leave it out, and predict the plan with it")
+            refuse(
+                "reduction",
+                "asynchronous servers have no steps common to all ranks, which searches need: "
+                "leave it out, and predict the plan with it",
+            )
         most = how.most_sharded
         levels = tuple(level for level in self.zero if level <= most) or (most,)
         stays = dict.fromkeys(STAYS, (0.0,))

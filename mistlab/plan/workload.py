@@ -383,11 +383,11 @@ class ModelSpec:
         is_rotary = self.position_embedding == "rotary"
         if is_rotary != (self.rotary_fraction > 0):
             remedy = "a share above 0" if is_rotary else "0, or position_embedding: rotary"
-            problem = (
+            refuse(
+                "rotary_fraction",
                 f"{self.rotary_fraction:g} does not go with position_embedding "
-                f"{self.position_embedding}: give {remedy}"
+                f"{self.position_embedding}: give {remedy}",
             )
-            refuse("rotary_fraction", problem)
         if not is_rotary and self.rotary_scaling is not None:
             problem = (
                 f"{self.rotary_scaling.kind} with position_embedding {self.position_embedding}"
@@ -400,18 +400,18 @@ class ModelSpec:
             with within("rotary_scaling"):
                 self.rotary_scaling.check(self.rotated_channels)
         if not is_rotary and self.rotary_base != ROTARY_BASE:
-            problem = (
+            refuse(
+                "rotary_base",
                 f"{self.rotary_base:g} does not go with position_embedding "
-                f"{self.position_embedding}: leave it out, or give position_embedding: rotary"
+                f"{self.position_embedding}: leave it out, or give position_embedding: rotary",
             )
-            refuse("rotary_base", problem)
         channels = self.head_dim * self.rotary_fraction
         if self.rotated_channels % 2 or not math.isclose(channels, self.rotated_channels):
-            problem = (
+            refuse(
+                "rotary_fraction",
                 f"{self.rotary_fraction:g} of head_dim {self.head_dim} is {channels:g} channels, "
-                "which do not pair up: give a share that makes an even number"
+                "which do not pair up: give a share that makes an even number",
             )
-            refuse("rotary_fraction", problem)
 
 
 def without_dropout(model: ModelSpec) -> ModelSpec:
@@ -440,8 +440,10 @@ def _completed(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _head_dim(hidden: int, heads: int) -> int:
     if hidden % heads:
-        problem = f"{heads} does not divide hidden {hidden}: give head_dim, or a divisor of hidden"
-        refuse("heads", problem)
+        refuse(
+            "heads",
+            f"{heads} does not divide hidden {hidden}: give head_dim, or a divisor of hidden",
+        )
     return hidden // heads
 
 
@@ -513,16 +515,16 @@ class Workload:
             problem = f"{self.reduction.kind}, and train is adapters, whose gradients are small"
             refuse("reduction.kind", f"{problem}: leave reduction out, or give train: all")
         if self.states == "16bit" and self.gradients == "32bit":
-            problem = "32bit, and states have 16bit: leave one of them out"
-            refuse("gradients", problem)
+            refuse("gradients", "32bit, and states have 16bit: leave one of them out")
         if self.expert_capacity is not None and self.model.experts is None:
             problem = f"{self.expert_capacity:g}, but the model has no experts: leave it out"
             refuse("expert_capacity", problem)
         if self.expert_padding and self.expert_capacity is None:
-            problem = (
-                "True does not go without expert_capacity, to which experts' tokens are padded"
+            refuse(
+                "expert_padding",
+                "True does not go without expert_capacity, to which experts' tokens are padded: "
+                "give both, or neither",
             )
-            refuse("expert_padding", f"{problem}: give both, or neither")
 
     def _check_adapters(self) -> None:
         """Refuse settings that are incompatible with the trained weights."""
@@ -535,10 +537,10 @@ class Workload:
             problem = f"{self.base} weights are frozen, and train is all"
             refuse("base", f"{problem}: give train: adapters, or leave base out")
         if self.adapter_rank is not None:
-            problem = (
-                f"{self.adapter_rank}, and train is all: give train: adapters, or leave it out"
+            refuse(
+                "adapter_rank",
+                f"{self.adapter_rank}, and train is all: give train: adapters, or leave it out",
             )
-            refuse("adapter_rank", problem)
 
     @property
     def is_plain(self) -> bool:

@@ -20,11 +20,17 @@ class OuterSchedule:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.every % self.fragments:
-            problem = f"{self.every} steps are no multiple of {self.fragments} fragments"
-            refuse("every", f"{problem}: give one, so that fragments follow at equal distances")
+            refuse(
+                "every",
+                f"{self.every} steps are no multiple of {self.fragments} fragments: give one, so "
+                "that fragments follow at equal distances",
+            )
         if self.delay >= self.distance:
-            problem = f"{self.delay} reaches to the exchange before, {self.distance} steps earlier"
-            refuse("delay", f"{problem}: give less")
+            refuse(
+                "delay",
+                f"{self.delay} reaches to the exchange before, {self.distance} steps earlier: give "
+                "less",
+            )
 
     @property
     def distance(self) -> int:

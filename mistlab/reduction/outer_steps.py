@@ -59,8 +59,11 @@ class OuterRun:
     def __post_init__(self) -> None:
         self.weights = np.array(self.weights, dtype=float)
         if self.weights.ndim < 2 or self.weights.shape[1] != self.how.fragments:
-            problem = f"shape {self.weights.shape} has no column for each of {self.how.fragments}"
-            refuse("weights", f"{problem} fragments: give ranks x fragments")
+            refuse(
+                "weights",
+                f"shape {self.weights.shape} has no column for each of {self.how.fragments} "
+                "fragments: give ranks x fragments",
+            )
         self.shared = self.weights[0].copy()
         self.momenta = np.zeros_like(self.shared)
 

@@ -108,13 +108,17 @@ class Reduction:
         check_fields(self)
         self._check_kind()
         if self.feedback != "none" and self.compressor.kind == "none":
-            problem = f"{self.feedback}, and compressor is none, which cuts nothing off"
-            refuse("feedback", f"{problem}: give a compressor, or leave it out")
-        if self.feedback == "ef21" and self.compressor.is_unbiased:
-            problem = (
-                f"ef21 needs a compressor that cuts off, and {self.compressor.kind} is unbiased"
+            refuse(
+                "feedback",
+                f"{self.feedback}, and compressor is none, which cuts nothing off: give a "
+                "compressor, or leave it out",
             )
-            refuse("feedback", f"{problem}, so give top_k, sign or power, or feedback: memory")
+        if self.feedback == "ef21" and self.compressor.is_unbiased:
+            refuse(
+                "feedback",
+                f"ef21 needs a compressor that cuts off, and {self.compressor.kind} is unbiased, "
+                "so give top_k, sign or power, or feedback: memory",
+            )
         self._check_robust()
         if self.kind == "outer":
             _ = self.schedule
@@ -124,16 +128,23 @@ class Reduction:
         together.
         """
         if self.trimmed and self.compressor.kind != "none":
-            problem = f"{self.trimmed}, and values of compressed gradients are not compared"
-            refuse("trimmed", f"{problem}: leave the compressor out, or give 0")
-        if self.trimmed and self.asynchronous:
-            problem = f"{self.trimmed}, and an asynchronous server has no others to compare with"
-            refuse("trimmed", f"{problem}: give 0, or asynchronous: false")
-        if self.asynchronous and self.feedback != "none":
-            problem = (
-                f"{self.feedback}, and the server is asynchronous, which has no mean to correct"
+            refuse(
+                "trimmed",
+                f"{self.trimmed}, and values of compressed gradients are not compared: leave the "
+                "compressor out, or give 0",
             )
-            refuse("feedback", f"{problem}: leave it out")
+        if self.trimmed and self.asynchronous:
+            refuse(
+                "trimmed",
+                f"{self.trimmed}, and an asynchronous server has no others to compare with: give "
+                "0, or asynchronous: false",
+            )
+        if self.asynchronous and self.feedback != "none":
+            refuse(
+                "feedback",
+                f"{self.feedback}, and the server is asynchronous, which has no mean to correct: "
+                "leave it out",
+            )
         if len(set(self.liars)) < len(self.liars):
             listed = ", ".join(map(str, self.liars))
             refuse("liars", f"{listed} name a rank twice: give each once")

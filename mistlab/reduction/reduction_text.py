@@ -34,8 +34,7 @@ def reduction_named(text: str) -> Reduction:
     for part in rest.split(",") if rest else ():
         key, equals, value = part.partition("=")
         if not equals:
-            problem = f"{part!r} gives no value: give keys with values, such as every=8"
-            refuse("reduction", problem)
+            refuse("reduction", f"{part!r} gives no value: give keys with values, such as every=8")
         if key == "compressor":
             compressor["kind"] = value
         elif key in OF_COMPRESSORS:

@@ -81,14 +81,20 @@ class ChangingRun:
         check_fields(self)
         reading, decoding = self.prefill.layout.gpus, self.decode.layout.gpus
         if reading != decoding:
-            problem = f"{reading} ranks read prompts and {decoding} decode"
-            refuse("decode", f"{problem}: give two layouts of the same ranks")
+            refuse(
+                "decode",
+                f"{reading} ranks read prompts and {decoding} decode: give two layouts of the same "
+                "ranks",
+            )
         for name in ("prefill", "decode"):
             self._check_layout(name, getattr(self, name))
         for name in ("reading_tokens", "decoding_tokens"):
             if getattr(self, name) < self.block:
-                problem = f"{getattr(self, name)} are not a block of {self.block}"
-                refuse(name, f"{problem}: give at least {self.block}")
+                refuse(
+                    name,
+                    f"{getattr(self, name)} are not a block of {self.block}: give at least "
+                    f"{self.block}",
+                )
 
     def _check_layout(self, name: str, degrees: Degrees) -> None:
         model = self.model
@@ -99,8 +105,10 @@ class ChangingRun:
         if model.ffn % degrees.tp:
             refuse(f"{name}.tp", f"{degrees.tp} does not divide ffn {model.ffn}: give a divisor")
         if degrees.pp > model.layers:
-            problem = f"{degrees.pp} is more than the layers {model.layers}"
-            refuse(f"{name}.pp", f"{problem}: give at most these")
+            refuse(
+                f"{name}.pp",
+                f"{degrees.pp} is more than the layers {model.layers}: give at most these",
+            )
         unlike = {
             "experts": model.experts,
             "latent": model.latent,

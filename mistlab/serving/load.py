@@ -86,8 +86,11 @@ class ServingLoad:
             refuse("prompts", "are empty: give at least one request")
         for name in ("outputs", "arrivals_s"):
             if len(getattr(self, name)) != len(self.prompts):
-                problem = f"{len(getattr(self, name))} of {len(self.prompts)} requests have one"
-                refuse(name, f"{problem}: give one for each")
+                refuse(
+                    name,
+                    f"{len(getattr(self, name))} of {len(self.prompts)} requests have one: give "
+                    "one for each",
+                )
         if any(
             later < earlier
             for earlier, later in zip(self.arrivals_s, self.arrivals_s[1:], strict=False)
@@ -111,11 +114,11 @@ class ServingLoad:
         """Refuse requests longer than the context."""
         for number, (prompt, output) in enumerate(zip(self.prompts, self.outputs, strict=True)):
             if prompt + output > context:
-                problem = (
+                refuse(
+                    f"prompts[{number}]",
                     f"{prompt} and {output} tokens of output are more than the context of "
-                    f"{context}: give shorter requests, or a longer context"
+                    f"{context}: give shorter requests, or a longer context",
                 )
-                refuse(f"prompts[{number}]", problem)
 
     def within(self, context: int) -> "ServingLoad":
         """The load with requests that end at the context, where engines end them."""
@@ -187,10 +190,10 @@ def load_of_trace(
     if np.any(is_longer):
         longer = int(np.argmax(is_longer))
         prompt, output = (each[longer] for each in tokens)
-        problem = f"{prompt:.0f} in row {longer + 1}, with {output:.0f} of output, is more than the"
         reject(
-            f"{name}: {TRACE_COLUMNS[1]}: {problem} context of {context or MOST_TOKENS}: "
-            f"give shorter requests, or {remedy}"
+            f"{name}: {TRACE_COLUMNS[1]}: {prompt:.0f} in row {longer + 1}, with {output:.0f} of "
+            f"output, is more than the context of {context or MOST_TOKENS}: give shorter requests, "
+            f"or {remedy}",
         )
     order = np.argsort(np.array(columns["arrival_s"]), kind="stable").tolist()
     prompts, outputs = (

@@ -56,8 +56,11 @@ class PhaseLimits(Checked):
         for number, (prompt, output) in enumerate(zip(load.prompts, load.outputs, strict=True)):
             if self.blocks(prompt + output) > min(tiers):
                 held = min(tiers) * self.block
-                problem = f"{prompt} and {output} tokens of output, but a tier holds {held} tokens"
-                refuse(f"prompts[{number}]", f"{problem}: give larger tiers, or shorter requests")
+                refuse(
+                    f"prompts[{number}]",
+                    f"{prompt} and {output} tokens of output, but a tier holds {held} tokens: give "
+                    "larger tiers, or shorter requests",
+                )
 
     @property
     def has_host(self) -> bool:

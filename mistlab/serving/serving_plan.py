@@ -47,8 +47,11 @@ class ServingPlan:
             reading = self.prefill_replicas * self.prefill.gpus
             decoding = self.replicas * self.layout.gpus
             if reading != decoding:
-                problem = f"{reading} GPUs read prompts and {decoding} decode"
-                refuse("prefill_replicas", f"{problem}: give two layouts of the same GPUs")
+                refuse(
+                    "prefill_replicas",
+                    f"{reading} GPUs read prompts and {decoding} decode: give two layouts of the "
+                    "same GPUs",
+                )
 
     @property
     def gpus(self) -> int:

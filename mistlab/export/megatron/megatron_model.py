@@ -274,14 +274,16 @@ def sayable_model(job: Job) -> Job:
     """The job with the nearest model that Megatron-LM can build; refuses models without one."""
     model = job.workload.model
     if model.graph_file is not None:
-        problem = (
+        refuse(
+            "workload.model",
             "is traced from code of its own, which no option builds: export a plan of a model of "
-            "the catalogue, or of a mapping"
+            "the catalogue, or of a mapping",
         )
-        refuse("workload.model", problem)
     if model.is_encoder:
-        problem = "is an encoder, which pretrain_gpt.py does not train: export a decoder's plan"
-        refuse("workload.model", problem)
+        refuse(
+            "workload.model",
+            "is an encoder, which pretrain_gpt.py does not train: export a decoder's plan",
+        )
     if model.post_norms:
         refuse("workload.model.post_norms", "is not supported by this export: leave it out")
     check_hybrid(model)

@@ -162,11 +162,11 @@ def check_hybrid(model: ModelSpec) -> None:
 
 
 def _refuse(field: str, what: str) -> None:
-    problem = (
+    refuse(
+        f"workload.model.{field}",
         f"{what}, which the launch line cannot say, and without it the model would be another: "
-        "give --to deepspeed or accelerate, where the script brings the model"
+        "give --to deepspeed or accelerate, where the script brings the model",
     )
-    refuse(f"workload.model.{field}", problem)
 
 
 def program_of(model: ModelSpec) -> str:
@@ -256,8 +256,11 @@ def sayable_parts(model: ModelSpec) -> ModelSpec:
     if model.latent is None:
         return model
     if not model.rotated_channels:
-        problem = f"{model.position_embedding!r} with latent attention, which rotates channels here"
-        refuse("workload.model.position_embedding", f"{problem}: give rotary")
+        refuse(
+            "workload.model.position_embedding",
+            f"{model.position_embedding!r} with latent attention, which rotates channels here: "
+            "give rotary",
+        )
     fraction = round(model.rotated_channels / model.head_dim, _DIGITS)
     return replace(model, qk_norm=False, rotary_fraction=fraction)
 
