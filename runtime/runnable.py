@@ -100,13 +100,13 @@ def _check_reduction(plan: Plan, workload: Workload) -> None:
     if workload.model.head_has_table and not shares_table(plan):
         reject(
             "workload.model.tied_embeddings: the table of the first stage and that of the last "
-            "would be stepped by unlike gradients: give tied_embeddings: false, or one stage"
+            "would get different gradients: give tied_embeddings: false, or one stage"
         )
     for number, stage in enumerate(plan.stages):
         if (ranks := ranks_of("context", stage.degree)) > 1:
             reject(
                 f"plan.stages[{number}]: {ranks} ranks share a sequence, and an asynchronous "
-                "server gives them unlike weights: give 1 as the degree of context parallelism"
+                "server gives them different weights: give context_parallel: 1"
             )
 
 
@@ -121,8 +121,8 @@ def check_norms(plan: Plan, workload: Workload, asked_by: str) -> None:
         if plan.data_ranks[number] != first:
             reject(
                 f"{asked_by}: {why}, and plan.stages[{number}].data_parallel is "
-                f"{plan.data_ranks[number]} where the first stage has {first}: give all stages as "
-                "many, or leave it out"
+                f"{plan.data_ranks[number]}, but {first} in the first stage: give all stages the "
+                f"same, or leave {asked_by} out"
             )
         tensor, *of_experts = (
             ranks_of(group, stage.degree) for group in ("tensor", "experts", "expert tensor")
@@ -159,8 +159,8 @@ def _check_own_model(plan: Plan, workload: Workload) -> None:
             )
     if passes_of_plan(plan)[0].splits_backward:
         reject(
-            f"plan.order: {plan.order} with a traced model, whose products have no passes of their "
-            "own, can be predicted but not trained yet: give 1f1b"
+            f"plan.order: {plan.order} with a traced model, which has no separate weight-gradient "
+            "passes, can be predicted but not trained yet: give 1f1b"
         )
 
 
@@ -225,8 +225,8 @@ def _check_experts(plan: Plan, workload: Workload) -> None:
             ranks = ranks_of("experts", stage.degree)
             reject(
                 f"plan.stages[{number}].expert_parallel: {ranks} leaves {copies} tensor-parallel "
-                "ranks with copies of the same experts, which is trained beside data or context "
-                f"parallelism: give expert_parallel: {ranks * copies}"
+                "ranks with copies of the same experts, which is trained only with data or "
+                f"context parallelism: give expert_parallel: {ranks * copies}"
             )
 
 
@@ -239,8 +239,8 @@ def _check_further(plan: Plan, workload: Workload) -> None:
     shapes = (StageShape.of(plan, number, tied=True) for number in range(plan.num_stages))
     if any(shape.adds_table_in_b(shape.last_layer) for shape in shapes):
         reject(
-            f"plan.order: {plan.order} with further_tokens on a stage with both ends of the model "
-            "can be predicted but not trained yet: give 1f1b"
+            f"plan.order: {plan.order} with further_tokens on a stage with embedding and head can "
+            "be predicted but not trained yet: give 1f1b"
         )
 
 
@@ -278,8 +278,8 @@ def _check_chunks(plan: Plan, workload: Workload) -> None:
     """
     if workload.model.family == "custom":
         reject(
-            "workload.loss: chunked of a traced model, whose code has its loss, is not trained: "
-            "give whole"
+            "workload.loss: chunked of a traced model, whose code computes its loss, is not "
+            "trained: give whole"
         )
     if further := workload.model.further_tokens:
         reject(
@@ -288,8 +288,8 @@ def _check_chunks(plan: Plan, workload: Workload) -> None:
         )
     if passes_of_plan(plan)[0].splits_backward:
         reject(
-            f"plan.order: {plan.order} keeps gradients of all logits for passes of their own, and "
-            "workload.loss is chunked: give 1f1b, or workload.loss: whole"
+            f"plan.order: {plan.order} keeps gradients of all logits for weight-gradient passes, "
+            "and workload.loss is chunked: give 1f1b, or workload.loss: whole"
         )
 
 
@@ -304,8 +304,8 @@ def _check_packing(where: str, ranks: int, workload: Workload) -> None:
     for _, inputs in (*split_rows, *split_columns):
         if inputs % BLOCK:
             reject(
-                f"workload.base: {workload.base} weights have a scale for {BLOCK} inputs of a "
-                f"product, which has {inputs}: give base: 16bit"
+                f"workload.base: {workload.base} weights share a scale among {BLOCK} inputs of a "
+                f"GEMM, and {inputs} inputs are no multiple: give base: 16bit"
             )
     rows = [rows // ranks * (inputs // BLOCK) for rows, inputs in split_rows]
     columns = [inputs // ranks // BLOCK * rows for rows, inputs in split_columns]

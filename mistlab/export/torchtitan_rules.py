@@ -278,7 +278,7 @@ def sayable_workload(job: Job, brought: Brought = BROUGHT) -> Job:
     if model.graph_file is not None:
         refuse(
             "workload.model",
-            "is traced from code of its own: export a plan of a model of the catalogue",
+            "is traced from a user's code: export a plan of a model of the catalogue",
         )
     check_brought(model, brought)
     precision = "bf16" if job.workload.precision == "fp16" else job.workload.precision

@@ -62,7 +62,8 @@ class Network:
         if len(self.tiers) <= NETWORK:
             refuse(
                 "tiers",
-                f"{len(self.tiers)} alone: give that of a node and one between nodes at least",
+                f"{len(self.tiers)} is too few: give one inside a node and one between nodes at "
+                "least",
             )
         for index, tier in enumerate(self.tiers):
             with within(f"tiers.{index}"):
@@ -173,7 +174,10 @@ def _check_place(tier: Tier, index: int) -> None:
     """Refuse fields that no tier at this index can have."""
     if index == NODE:
         if tier.gpus > MOST_GPUS_OF_NODE:
-            refuse("gpus", f"{tier.gpus} is more than any node has: give the GPUs of a node first")
+            refuse(
+                "gpus",
+                f"{tier.gpus} is more GPUs than any node has: make the first tier that of a node",
+            )
         for name in ("oversubscription", "reduces", "scattered", "rails"):
             if getattr(tier, name):
                 refuse(name, f"{tier.name} is the tier inside a node: leave it out")
@@ -183,7 +187,7 @@ def _check_place(tier: Tier, index: int) -> None:
     if not tier.forwards and not tier.rails:
         refuse("forwards", f"{tier.name} has no rails: leave it out")
     if tier.scattered and index == NETWORK:
-        refuse("scattered", "nodes are numbered over units of a tier above: give it there")
+        refuse("scattered", "needs units of several nodes: give it to a higher tier")
     _check_rate(tier, index)
 
 
@@ -193,12 +197,12 @@ def _check_rate(tier: Tier, index: int) -> None:
     if index == NETWORK and over is not None:
         refuse(
             "oversubscription",
-            "GPUs do not send into it themselves: give gbytes_per_s of a node",
+            "is for tiers above the one between nodes: give gbytes_per_s of a node",
         )
     if over is not None and rate is not None:
         refuse("oversubscription", f"{over:g}, and gbytes_per_s gives the rate too: leave one out")
     if index > NETWORK and over is None and rate is None:
         refuse(
             "oversubscription",
-            "missing: give 1 for links as fast as all below, or gbytes_per_s",
+            "missing: give 1 for uplinks as fast as all links below, or gbytes_per_s",
         )

@@ -22,8 +22,8 @@ class OuterSchedule:
         if self.every % self.fragments:
             refuse(
                 "every",
-                f"{self.every} steps are no multiple of {self.fragments} fragments: give one, so "
-                "that fragments follow at equal distances",
+                f"{self.every} steps are no multiple of {self.fragments} fragments: give a "
+                "multiple, so that fragments follow at equal distances",
             )
         if self.delay >= self.distance:
             refuse(

@@ -110,14 +110,14 @@ class Reduction:
         if self.feedback != "none" and self.compressor.kind == "none":
             refuse(
                 "feedback",
-                f"{self.feedback}, and compressor is none, which cuts nothing off: give a "
+                f"{self.feedback}, but without a compressor there is no error to feed back: give a "
                 "compressor, or leave it out",
             )
         if self.feedback == "ef21" and self.compressor.is_unbiased:
             refuse(
                 "feedback",
-                f"ef21 needs a compressor that cuts off, and {self.compressor.kind} is unbiased, "
-                "so give top_k, sign or power, or feedback: memory",
+                f"ef21 needs a contractive compressor, and {self.compressor.kind} is unbiased, so "
+                "give top_k, sign or power, or feedback: memory",
             )
         self._check_robust()
         if self.kind == "outer":
@@ -142,8 +142,7 @@ class Reduction:
         if self.asynchronous and self.feedback != "none":
             refuse(
                 "feedback",
-                f"{self.feedback}, and the server is asynchronous, which has no mean to correct: "
-                "leave it out",
+                f"{self.feedback}, but an asynchronous server has no mean to correct: leave it out",
             )
         if len(set(self.liars)) < len(self.liars):
             listed = ", ".join(map(str, self.liars))

@@ -83,8 +83,8 @@ class ChangingRun:
         if reading != decoding:
             refuse(
                 "decode",
-                f"{reading} ranks read prompts and {decoding} decode: give two layouts of the same "
-                "ranks",
+                f"{reading} ranks prefill and {decoding} decode: give two layouts with equally "
+                "many ranks",
             )
         for name in ("prefill", "decode"):
             self._check_layout(name, getattr(self, name))
@@ -92,8 +92,8 @@ class ChangingRun:
             if getattr(self, name) < self.block:
                 refuse(
                     name,
-                    f"{getattr(self, name)} are not a block of {self.block}: give at least "
-                    f"{self.block}",
+                    f"{getattr(self, name)} tokens are less than a block of {self.block}: give at "
+                    f"least {self.block}",
                 )
 
     def _check_layout(self, name: str, degrees: Degrees) -> None:
@@ -117,7 +117,10 @@ class ChangingRun:
         }
         for what, part in unlike.items():
             if part:
-                refuse(f"model.{what}", "is not served by phases here: give a model without")
+                refuse(
+                    f"model.{what}",
+                    "is not supported by serving that switches layouts: give a model without it",
+                )
 
     @property
     def workload(self) -> Workload:

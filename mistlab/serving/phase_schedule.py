@@ -58,8 +58,8 @@ class PhaseLimits(Checked):
                 held = min(tiers) * self.block
                 refuse(
                     f"prompts[{number}]",
-                    f"{prompt} and {output} tokens of output, but a tier holds {held} tokens: give "
-                    "larger tiers, or shorter requests",
+                    f"{prompt} and {output} tokens of output, but GPUs or host hold {held} tokens: "
+                    "give them more room, or shorter requests",
                 )
 
     @property

@@ -49,8 +49,8 @@ class ServingPlan:
             if reading != decoding:
                 refuse(
                     "prefill_replicas",
-                    f"{reading} GPUs read prompts and {decoding} decode: give two layouts of the "
-                    "same GPUs",
+                    f"{reading} GPUs prefill and {decoding} decode: give two layouts with equally "
+                    "many GPUs",
                 )
 
     @property

@@ -281,7 +281,7 @@ def _check_copies(
         (whole,) = sources[source_name].tensors
         if not folder.equal(name, whole):
             reject(
-                f"{folder.option} {folder.folder}: {name} is not {whole}, of which it is a copy in "
+                f"{folder.option} {folder.folder}: {name} differs from {whole}, which it copies in "
                 f"DeepSeek's checkpoints: give workload.model: {folder.folder / CONFIG}, which "
                 "leaves blocks for tokens after the next out"
             )

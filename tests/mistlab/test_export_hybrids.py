@@ -95,7 +95,7 @@ def test_what_is_no_hybrid_of_megatron_is_sent_where_it_can_go(name: str, words:
         nearest(job, MEGATRON)
     assert "leave it out" not in str(refused.value)
     assert str(refused.value).endswith(
-        "give --to deepspeed or accelerate, where the script brings the model"
+        "give --to deepspeed or accelerate, where the training script defines the model"
     )
     for target in ("deepspeed", "accelerate"):
         assert nearest(job, TARGETS[target]).job.workload.model == job.workload.model

@@ -274,7 +274,7 @@ def test_examples_are_networks_and_plan_files_keep_them() -> None:
     [
         ([{"name": "leaf", "gpus": 100}], "tiers.1.gpus: 100 of tier leaf do not nest.* 96 or 104"),
         ([{"name": "leaf", "gpus": 8}], "one unit of tier node: give several"),
-        ([], "1 alone: give that of a node and one between nodes"),
+        ([], "1 is too few: give one inside a node and one between nodes"),
         ([{"name": "leaf", "gpus": 16, "oversubscription": 2}], "give gbytes_per_s of a node"),
         (
             [{"name": "leaf", "gpus": 16}, {"name": "spine", "gpus": 64}],

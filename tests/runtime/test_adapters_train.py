@@ -206,8 +206,8 @@ def test_frozen_weights_come_and_go_without_races(name: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "degrees", "message"),
     [
-        ({"base": "4bit", "hidden": 96}, {}, "workload.base: 4bit weights have a scale for 64"),
-        ({"base": "4bit"}, {}, "workload.base: 4bit weights have a scale for 64"),
+        ({"base": "4bit", "hidden": 96}, {}, "workload.base: 4bit weights share a scale among 64"),
+        ({"base": "4bit"}, {}, "workload.base: 4bit weights share a scale among 64"),
         (
             {"base": "4bit", "hidden": 64, "ffn": 128},
             {"tensor_parallel": 2},

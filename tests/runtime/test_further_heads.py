@@ -190,5 +190,5 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
     plan = Plan(micro_batches=1, stages=(stage(2),), order=str(path))
     work = workload("llama", layers=2, batch=2, further_tokens=1)
     cluster = Cluster(hardware=catalog.hardware("a100-80gb"), nodes=1, gpus_per_node=1)
-    with pytest.raises(InputError, match="with further_tokens on a stage with both ends"):
+    with pytest.raises(InputError, match="with further_tokens on a stage with embedding"):
         check_runnable(Job(workload=work, cluster=cluster, plan=plan))

@@ -143,10 +143,13 @@ def test_more_blocks_than_there_are_raise() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"decode": {"tp": 4}}, r"decode: 2 ranks read prompts and 4 decode: give two layouts"),
+        ({"decode": {"tp": 4}}, r"decode: 2 ranks prefill and 4 decode: give two layouts"),
         ({"prefill": {"tp": 4}, "decode": {"pp": 4}}, r"prefill.tp: 4 does not divide kv_heads 2"),
         ({"prefill": {"dp": 4}, "decode": {"pp": 4}}, r"decode.pp: 4 is more than the layers 3"),
-        ({"block": 64, "reading_tokens": 9}, r"reading_tokens: 9 are not a block of 64: give"),
+        (
+            {"block": 64, "reading_tokens": 9},
+            r"reading_tokens: 9 tokens are less than a block of 64: give",
+        ),
         ({"threshold": 2}, r"threshold: 2"),
         ({"model": {"family": "llama"}}, r"model"),
     ],
@@ -158,7 +161,7 @@ def test_runs_are_refused_by_field_and_remedy(fields: dict[str, object], said: s
 
 def test_requests_that_no_tier_holds_are_refused() -> None:
     run = made(host_tokens=16, requests={"count": 3, "prompt": 30, "output": 5, "lengths": "fixed"})
-    with pytest.raises(InputError, match=r"requests.prompts\[0\]: 30 and 5 tokens.*larger tiers"):
+    with pytest.raises(InputError, match=r"requests.prompts\[0\]: 30 and 5 tokens.*more room"):
         run.load(0, Path())
     with pytest.raises(InputError, match=r"context of 16: give shorter requests"):
         replace(run, context=16).load(0, Path())

@@ -276,7 +276,7 @@ def sayable_model(job: Job) -> Job:
     if model.graph_file is not None:
         refuse(
             "workload.model",
-            "is traced from code of its own, which no option builds: export a plan of a model of "
+            "is traced from a user's code, which no option builds: export a plan of a model of "
             "the catalogue, or of a mapping",
         )
     if model.is_encoder:
@@ -481,7 +481,7 @@ def _default_ffn(options: Options, hidden: int) -> int:
 def _needed(options: Options, name: str) -> int:
     number = options.whole(name)
     if number is None and options.strays:
-        reject(f"{name}: is missing, unless it is among what {options.strays[0].unknown}")
+        reject(f"{name}: is missing, unless an unknown word holds it: {options.strays[0].unknown}")
     if number is None:
         reject(f"{name}: is missing: give it, or the model by --model")
     return number

@@ -164,8 +164,8 @@ def check_hybrid(model: ModelSpec) -> None:
 def _refuse(field: str, what: str) -> None:
     refuse(
         f"workload.model.{field}",
-        f"{what}, which the launch line cannot say, and without it the model would be another: "
-        "give --to deepspeed or accelerate, where the script brings the model",
+        f"{what}, which the launch line cannot express, so that the model would differ: give --to "
+        "deepspeed or accelerate, where the training script defines the model",
     )
 
 
