@@ -38,11 +38,11 @@ class Sequences(Protocol):
 
     @property
     def seed(self) -> int:
-        """The seed of the tokens, or of their order."""
+        """The seed from which tokens, or the order of sequences, are drawn."""
 
     @property
     def vocab(self) -> int:
-        """The number of distinct tokens."""
+        """The number of distinct tokens that can occur."""
 
     def __call__(self, number: int) -> NDArray[np.int64]:
         """The tokens of the sequence with this number."""
@@ -50,7 +50,9 @@ class Sequences(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenFile:
-    """A file's tokens, divided into sequences that overlap by one token, in random order."""
+    """Sequences of a file of tokens, in random order; neighbouring sequences overlap by one
+    token.
+    """
 
     path: Path
     tokens: NDArray[np.generic]

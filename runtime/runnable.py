@@ -22,7 +22,7 @@ REMEDY_OWN = "and names no factory: trace package.module:factory, without --bloc
 
 
 def check_started(job: Job, stage: int | None, started: int) -> None:
-    """Refuse a job that the runtime, or the number of started ranks, cannot run.
+    """Refuse a job that the runtime cannot run, or not with this number of started ranks.
 
     With a ``stage`` this stage alone is to run.
     """

@@ -98,7 +98,7 @@ class MeasuredTask:
 
 
 class Session:
-    """One rank's part of a run."""
+    """One process's part of a run: connects, trains steps, writes checkpoints, and disconnects."""
 
     def __init__(self, job: Job, settings: Settings, world: World, device: torch.device) -> None:
         self.job, self.settings = job, settings

@@ -23,8 +23,8 @@ DEFAULT_OUTSIDE_MIB = 300.0
 
 
 def beyond_tensors(figures: StageFigures, stages: StageBatch, reserved: Floats) -> Beyond:
-    """The bytes that stages reserved beyond their predicted tensors, and the terms that explain
-    them.
+    """The bytes that a run's stages reserved beyond their predicted tensors, and the two terms that
+    are fitted to them.
     """
     shard = np.where(stages.zero >= 1, stages.data_parallel, 1)
     terms = np.stack([figures.largest_parameters / shard, stages.has_head * MIB_BYTES], axis=1)

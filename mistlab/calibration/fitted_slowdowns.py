@@ -59,7 +59,7 @@ class OverlapRows(ColumnSet):
 
     @property
     def shared(self) -> Bools:
-        """A mask of rows with more than one busy stream."""
+        """A mask of the measured rows in which more than one stream is busy."""
         return np.asarray((self.alone > 0).sum(axis=1) > 1)
 
 

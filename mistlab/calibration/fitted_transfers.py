@@ -17,7 +17,7 @@ from mistlab.machine.hardware import Line
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TransferRows:
-    """Sizes of transfers (C), and the seconds (C) that they took."""
+    """Measured transfers: their sizes (C), and the seconds that they took (C)."""
 
     size_bytes: Floats
     seconds: Floats

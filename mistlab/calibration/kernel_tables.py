@@ -109,13 +109,15 @@ def rate_of(rows: KernelRows, operators: OperatorClass) -> Rate:
 
 
 def error_of_rate(rows: KernelRows, rate: Rate) -> float:
-    """The mean absolute relative error of a rate on some rows."""
+    """The mean absolute relative error of a kernel rate on some rows."""
     seconds = rows.flop * rate.s_per_flop + rows.moved_bytes * rate.s_per_byte
     return float(np.abs(seconds / rows.seconds - 1).mean())
 
 
 def held_out_error(rows: KernelRows, operators: OperatorClass) -> float:
-    """The mean error of each half of the rows, under the rate fitted to the other half."""
+    """The mean error of a kernel rate on each half of the rows, when it is fitted to the other
+    half.
+    """
     halves = rows.every_second(0), rows.every_second(1)
     errors = [
         error_of_rate(left_out, rate_of(fitted, operators))
@@ -231,7 +233,8 @@ def _best(rows: list[Row], hardware: str, precision: str) -> float | None:
 
 
 TESTS_NEEDED = ("hardware", "operation", "group_size", "nodes", "bytes", "algorithm", "busbw_GBps")
-# The message sizes of training: tens of mebibytes in layers, gibibytes in optimizer steps.
+# Messages of training have sizes in this range: tens of mebibytes in layers, gibibytes in optimizer
+# steps.
 SMALLEST, LARGEST = 4 * MIB_BYTES, 2048 * MIB_BYTES
 FEWEST_SIZES = 4
 

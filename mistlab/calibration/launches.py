@@ -16,7 +16,7 @@ NEEDED = (HARDWARE, "kernels", "time_us")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LaunchRows:
-    """Numbers of kernels (C), and the host's seconds (C) to launch them."""
+    """Measured launches: numbers of kernels (C), and the host's seconds to launch them (C)."""
 
     origin: Origin
     kernels: Floats

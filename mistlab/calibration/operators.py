@@ -112,7 +112,7 @@ def _batched_product(where: str, row: Row) -> tuple[float, float]:
 # Axes: C rows, each the sum over one class in a block of one size.
 
 
-# The class of each operator in the profile of a block.
+# The class of operators to which each operator of a profiled block belongs.
 CLASS_OF_OPERATOR: Mapping[str, OperatorClass] = {
     "enc-attention-qkv": "matmul",
     "enc-attention-dense": "matmul",
@@ -130,7 +130,7 @@ CLASS_OF_OPERATOR: Mapping[str, OperatorClass] = {
 }
 # The profile's name for the optimizer step, which belongs to neither forward nor backward pass.
 STEP = "optimizer-step"
-# An operator that a model without dropout lacks.
+# The profile's name of attention dropout, which a model without dropout lacks.
 OPTIONAL = "enc-attention-dropout"
 OPERATORS_OF_CLASS: Mapping[OperatorClass, tuple[str, ...]] = {
     operators: tuple(name for name, one in CLASS_OF_OPERATOR.items() if one == operators)

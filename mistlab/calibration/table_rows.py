@@ -106,7 +106,9 @@ def _rows_with(
 
 
 def spread_of(samples: Iterable[Sequence[float]]) -> float | None:
-    """The range of repeated measurements as a share of their median; None without any."""
+    """How far repeated measurements scatter: their range as a share of their median; None without
+    repetition.
+    """
     spreads = [
         (max(values) - min(values)) / median(values) for values in samples if len(values) > 1
     ]
@@ -114,7 +116,7 @@ def spread_of(samples: Iterable[Sequence[float]]) -> float | None:
 
 
 def positive(where: str, row: Mapping[str, str], name: str) -> float:
-    """A number of a row, which must be above zero."""
+    """A number in a row's column, which must be above zero."""
     value = duration(where, row, name)
     if value == 0:
         refuse_row(where, name, "0 is not positive")
@@ -122,7 +124,7 @@ def positive(where: str, row: Mapping[str, str], name: str) -> float:
 
 
 def duration(where: str, row: Mapping[str, str], name: str) -> float:
-    """A number of a row, which must not be negative."""
+    """A number in a row's column, which must not be negative."""
     try:
         value = float(row[name])
     except KeyError:

@@ -91,7 +91,7 @@ def _completed(hardware: Hardware) -> Hardware:
 
 
 def _read(kind: str, folder: str, name: str) -> tuple[dict[str, Any], str]:
-    """The content of an entry's file, and the file's name; refuses an unknown entry."""
+    """The content and the name of the file of a catalogue entry; refuses an unknown entry."""
     if name not in _files(folder):
         near = near_matches(name, _files(folder), str(files(__name__) / folder))
         refuse(kind, f"{shown(name)} is unknown{near}")
@@ -101,6 +101,6 @@ def _read(kind: str, folder: str, name: str) -> tuple[dict[str, Any], str]:
 
 @cache
 def _files(folder: str) -> Mapping[str, Traversable]:
-    """The files of a folder by the name of their entry, alphabetically."""
+    """The files in a folder of the catalogue, by the name of the entry, in alphabetical order."""
     entries = sorted((files(__name__) / folder).iterdir(), key=lambda entry: entry.name)
     return {one.name.removesuffix(ENDING): one for one in entries if one.name.endswith(ENDING)}

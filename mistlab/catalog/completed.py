@@ -34,11 +34,11 @@ LINKS = ("interference", "transfers")
 # How much GEMM rate per watt a GPU generation gains: measured 1.58 from A100 to H100, and 1.16 from
 # H100 to B200.
 A_WATT = 1.36
-# Exponent of power relative to peak rate, and the largest share of its peak that a GPU sustains in
-# large GEMMs (clocks exceed the datasheet's where neither power nor memory limits them): fitted to
-# 16-bit training in C++ (llmq) on L40S, RTX 4090, 5060 Ti and PRO 6000, and limited to what L4
-# reaches. With one of the four left out the exponent is 0.51 to 0.63; the share depends on the 5060
-# Ti.
+# Two numbers fitted to 16-bit training in C++ (llmq) on L40S, RTX 4090, 5060 Ti and PRO 6000, and
+# limited to what L4 reaches: the exponent of power relative to peak rate; below, the largest share
+# of its peak that a GPU sustains in large GEMMs (clocks exceed the datasheet's where neither power
+# nor memory limits them). With one of the four left out the exponent is 0.51 to 0.63; the share
+# depends on the 5060 Ti.
 OF_POWER = 0.57
 MOST_OF_PEAK = 0.93
 # Groups of a hardware's figures that are scaled from another GPU; others are copied.
@@ -127,8 +127,8 @@ def changed_figures(then: DatasheetFigures, now: DatasheetFigures) -> list[str]:
 def nearest(
     hardware: Hardware, calibrated: Sequence[Hardware], *, by_links: bool = False
 ) -> Hardware:
-    """The calibrated hardware of the nearest architecture (if given) whose datasheet figures differ
-    by the fewest doublings.
+    """The calibrated hardware that is nearest: first by architecture, then by how many doublings
+    lie between datasheet figures.
 
     For rates of operators, the line of GPUs comes first; figures are the peak and the memory's
     bandwidth. For links, racks come first, then cards behind PCIe; figures are the rates inside a

@@ -12,7 +12,7 @@ from mistlab.stages.stage_batch import StageBatch
 
 
 def model_parameters(workload: Workload) -> int:
-    """The parameters of a workload's whole model."""
+    """The number of parameters of a workload's whole model."""
     whole = StagePlan(
         layers=workload.model.layers, data_parallel=1, tensor_parallel=1, micro_batch=1
     )
@@ -27,7 +27,8 @@ def model_parameters(workload: Workload) -> int:
 # operations per second, and sustain the share U of it.
 
 
-# Hoffmann et al. 2022 (arXiv 2203.15556): about 20 tokens per parameter are compute-optimal.
+# The compute-optimal number of training tokens per parameter (Hoffmann et al. 2022, arXiv
+# 2203.15556).
 CHINCHILLA_TOKENS_A_PARAMETER = 20.0
 OPERATIONS_RECOMPUTED = 8.0
 

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from mistlab.core.values import Checked, bounded
 from mistlab.economy.bill import gpu_hours_of
 
-# Newton iterations; each doubles the number of correct digits.
+# The number of Newton iterations, each of which doubles the number of correct digits.
 STEPS = 60
 # If more failures than this are expected during one checkpoint, the best interval is 1/L (the mean
 # time between failures) to ten digits.
 HOPELESS = 25.0
-# A larger exponent overflows a float.
+# The largest exponent whose exponential a float can hold.
 LARGEST_EXPONENT = 700.0
 
 

@@ -12,7 +12,9 @@ NEAR = 1e-4
 
 
 class TurnsTwiceError(InputError):
-    """A condition that does not change exactly once from false to true as its number grows."""
+    """Raised for a condition that does not change exactly once, from false to true, as its number
+    grows.
+    """
 
 
 def least_that(holds: Callable[[float], bool], low: float, high: float) -> float:

@@ -67,7 +67,7 @@ class PriceTable:
             for name, remedy in _NEEDED.items():
                 if plain.get(name) in (None, ""):
                     refuse(name, f"missing: give {remedy}")
-            # YAML parses a date as a date object.
+            # The date becomes a text, since YAML parses it as a date object.
             return from_mapping(cls, {**plain, "date": str(plain["date"])})
 
 

@@ -403,8 +403,8 @@ class Engine:
         return (*self.kernels_of_wide_sums, *self.kernels) if is_wide else self.kernels
 
     def summing(self, sums: Sums) -> Self:
-        """The engine with gradients accumulated in the given bits, in every precision that supports
-        them.
+        """The engine with gradients accumulated in this many bits, in each precision in which it
+        can do so.
         """
         others = {name: row for name, row in self.other_sums.items() if row.memory.sums == sums}
         return replace(

@@ -30,8 +30,8 @@ _PRODUCTS, _, _MOVED = FSDP_EAGER.shares("")
 _SHARES_ON = {
     name: (products, 1.0, moved) for name, (products, _, moved) in FSDP_EAGER.shares_on.items()
 }
-# Tokens of a chunk of the loss: an eighth of a few thousand (torchtune), as many as make logits no
-# larger than their input (Liger), 256 (TRL).
+# The number of tokens per chunk of a chunked loss, as a compromise: an eighth of a few thousand
+# (torchtune), as many as make logits no larger than their input (Liger), 256 (TRL).
 _CHUNK_TOKENS = 1024
 TRAINER = replace(
     FSDP_EAGER,
@@ -77,7 +77,8 @@ TRAINER_AUTOCAST = replace(
     ),
 )
 
-# DeepSpeed ZeRO's states, buckets and reductions around Hugging Face models and their operators.
+# DeepSpeed's ZeRO (its states, buckets and reductions) on Hugging Face's models with their
+# operators.
 DEEPSPEED_TRAINER = replace(
     DEEPSPEED,
     name="deepspeed-trainer",
@@ -112,7 +113,7 @@ TRAINER_TILED = replace(
     memory=dict.fromkeys(_PRECISIONS, replace(_FUSED, kept_by="tiled", wide_logits=1)),
 )
 
-# llm.c: 16-bit weights and gradients, 32-bit master weights and moments.
+# llm.c: 16-bit weights and gradients, with 32-bit master weights and moments.
 TRAINER_C = Engine(
     name="trainer-c",
     system="trainer",

@@ -1,4 +1,4 @@
-"""Accelerate's YAML configuration: its reader, and the export of plans to it.
+"""Imports Accelerate's YAML configurations, and exports plans to them.
 
 Model, sequences and batches are the training script's. Sharding is that of FSDP version 1 or 2, of
 DeepSpeed's ZeRO, in the file or in a JSON that it names, or of Megatron-LM's plugin. Left-out keys
@@ -34,7 +34,7 @@ from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.shell.session import LaunchFile
 
 HARMLESS = harmless_names("accelerate")
-# The precision of a run, by Accelerate's word for mixed precision.
+# The precision of a run for each word that Accelerate has for mixed precision.
 PRECISIONS: Mapping[str, Precision] = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
 KINDS = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "TP", "MULTI_GPU", "NO")
 # The ZeRO level of each of torch's FSDP sharding strategies, in the order of their numbers from 1;
@@ -66,7 +66,7 @@ def read_source(source: LaunchFile, given: Given) -> Imported:
 
 
 def read_choices(top: Section, draft: Found, source: LaunchFile, given: Given) -> tuple[str, ...]:
-    """Read a configuration's choices, and the engines that may represent what it starts."""
+    """Read a configuration's choices; returns the engines that may predict what it starts."""
     kind = top.text("distributed_type", "NO").upper()
     if kind not in KINDS:
         reject(f"distributed_type: {kind!r} is not supported: give {', '.join(KINDS)}")
@@ -290,7 +290,7 @@ def with_precision(content: Mapping[str, Any], precision: str | None) -> Mapping
 
 
 def _read_megatron(section: Section, draft: Found, layers: int) -> tuple[str, ...]:
-    """Read Megatron-LM's plugin: its degrees and memory savings."""
+    """Read the section of Accelerate's Megatron-LM plugin: parallel degrees and memory savings."""
     prefix = "megatron_lm_"
     draft.values["tensor_parallel"] = section.whole(f"{prefix}tp_degree") or 1
     draft.values["sequence_parallel"] = int(section.switch(f"{prefix}sequence_parallelism"))
@@ -357,7 +357,9 @@ ROWS = (
 
 
 def write(job: Job) -> str:
-    """The configuration as YAML, with the training script's own settings as comments."""
+    """The Accelerate configuration of a job as YAML; settings that belong to the training script
+    are comments.
+    """
     cluster, stage, workload = job.cluster, job.plan.stages[0], job.workload
     recomputes = stage.checkpointed_layers > 0
     uses_fsdp = stage.zero > 0 or recomputes or offloads(job) or stage.tensor_parallel > 1

@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON configuration: its reader, and the export of plans to it.
+"""Imports DeepSpeed's JSON configurations, and exports plans to them.
 
 The file holds batch sizes, precision, ZeRO, offloading, activation checkpointing, tensor and
 sequence parallelism and the pipeline; the model and its sequences are the training script's. Left
@@ -62,7 +62,9 @@ _ADAMS = ("adam", "adamw", "fusedadam", "cpuadam", "deepspeedcpuadam", "torch_ad
 
 
 def read(text: str, given: Given) -> Imported:
-    """The job of a configuration; the model and its sequence length are given separately."""
+    """The job of a DeepSpeed configuration; the model and its sequence length are given
+    separately.
+    """
     draft = Found()
     top = Section(parse_json(text), "", draft)
     read_configuration(top, draft, given, given.model)
@@ -305,7 +307,7 @@ ROWS = (
 
 
 def write(job: Job) -> str:
-    """The configuration as JSON."""
+    """The DeepSpeed configuration of a job, as JSON."""
     plan, stage, workload = job.plan, job.plan.stages[0], job.workload
     content: dict[str, Any] = {
         "train_batch_size": workload.global_batch,

@@ -138,7 +138,7 @@ class Found:
         return ranks
 
     def check_stages(self, model: ModelSpec) -> None:
-        """Refuse more stages than there are blocks."""
+        """Refuse an imported plan that has more stages than its model has blocks."""
         if self.layers is None and self.num_stages > model.layers:
             reject(
                 f"{self.num_stages} stages for {model.layers} blocks: give at most {model.layers}"
@@ -309,7 +309,7 @@ _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 
 
 def parse_json(text: str) -> Mapping[str, Any]:
-    """The object in a JSON text."""
+    """The object that a JSON text holds; refuses other texts."""
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
@@ -402,7 +402,7 @@ class Section:
         return value
 
     def text(self, key: str, default: str = "") -> str:
-        """A setting as text; a default if it is missing or null."""
+        """The setting as text; a default if it is missing or null."""
         value = self.get(key)
         return default if value is None else str(value)
 

@@ -78,7 +78,7 @@ def axes_without_row(target: Target) -> list[str]:
 
 
 def under_any_engine(job: Job) -> Job:
-    """A job under the engine that accepts every plan, with GEMMs of at least 16 bits."""
+    """The job under the engine that accepts every plan; GEMMs of 8 or 4 bits get 16."""
     plan = replace(job.plan, engine=ANY_PLAN, overlap_communication=True)
     return replace(job, workload=_with_wide_products(job.workload), plan=plan)
 
@@ -215,7 +215,7 @@ def _engine_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
         yield Remark(kind="noted", choice="engine", text=text)
 
 
-# The choices that PyTorch's FSDP2 can express, for the targets built on it.
+# The rules for targets built on PyTorch's FSDP2.
 #
 # FSDP2 shards weights, gradients and optimizer states. It gathers weights again for the backward
 # pass, as ZeRO-3 does, or keeps them gathered after the forward pass, as ZeRO-2 does. Without it

@@ -172,7 +172,7 @@ def without_tensor_parallel(job: Job) -> Job:
 
 
 def _as_stages(job: Job, num_stages: int) -> Job:
-    """The job with more stages, each without tensor parallelism."""
+    """The job with more pipeline stages in place of tensor-parallel ranks."""
     first = job.plan.stages[0]
     highest = {
         name: max(stage.value(name) for stage in job.plan.stages)
@@ -199,7 +199,7 @@ Rule = Callable[[Job], Job]
 
 
 def highest(job: Job, name: str) -> float:
-    """The highest value of a dimension on any stage."""
+    """The highest value of a dimension on any of the job's stages."""
     return max(stage.value(name) for stage in job.plan.stages)
 
 
@@ -316,7 +316,7 @@ def _tensor_problem(job: Job, degree: int) -> str:
 
 
 def _on_mesh(job: Job, values: Mapping[str, Any]) -> Job:
-    """The job with other degrees on all stages."""
+    """The job with these parallel degrees on all stages."""
     return with_stages(job, [_with_degrees(stage, values) for stage in job.plan.stages])
 
 

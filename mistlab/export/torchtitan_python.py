@@ -87,7 +87,7 @@ class _Registry:
         self.functions = functions
 
     def build(self, name: str, depth: int) -> dict[str, Any]:
-        """The fields of the configuration that a function returns."""
+        """The fields of the configuration that a function of the module returns."""
         if depth > _DEEPEST:
             reject(f"{name}: calls itself: give another configuration")
         values: dict[str, Any] = {}
@@ -119,7 +119,9 @@ class _Registry:
             holder[path[-1]] = value
 
     def value(self, node: ast.expr, values: Mapping[str, Any], depth: int) -> Any:
-        """An expression's value: plain data, fields of a dataclass, or ``_UNREAD``."""
+        """The value of an expression: plain data, fields of a dataclass, or ``_UNREAD`` if it is
+        not evaluated.
+        """
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name):
@@ -257,7 +259,7 @@ def _module(text: str) -> ast.Module:
 
 
 def _calls(module: ast.Module, name: str) -> Iterator[ast.Call]:
-    """Calls of a function or class of this name."""
+    """All calls of the function or class with this name in the module."""
     for node in ast.walk(module):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == name:
             yield node

@@ -40,7 +40,7 @@ _DEBUG = ModelSpec.of(
     family="llama", hidden=256, layers=6, heads=16, ffn=768, vocab=2048, rotary_base=500_000.0
 )
 _KINDS = re.compile(r"llama2|llama3|llama4|qwen3|deepseek_v3|gpt_oss")
-# Suffixes of flavours that differ only in attention kernels.
+# Matches suffixes of flavours that differ from others only in attention kernels.
 _VARIANT = re.compile(r"_(flex|varlen|irope|flex_attn|varlen_attn)$")
 _UNSAID = {
     "enable_async_tensor_parallel": "tensor communication is taken as the engine overlaps it",
@@ -202,7 +202,7 @@ def _tell_of_drained(draft: Found, given: Given, local: int, total: int | None) 
 
 
 def _read_tokens(training: Section, parallelism: Section, draft: Found) -> None:
-    """Batch sizes of 0.3, which are in tokens."""
+    """Read batch sizes of torchtitan 0.3, which count tokens instead of sequences."""
     length = training.whole("max_context_length") or 2048
     tokens = training.whole("num_tokens_per_microbatch_per_dp_rank") or 16384
     draft.sequence_length = length

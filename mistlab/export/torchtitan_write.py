@@ -1,4 +1,4 @@
-"""Exports plans to torchtitan's configurations: TOML up to 0.2.2, a Python registry from 0.3 on.
+"""Exports plans to torchtitan's configurations: TOML up to 0.2.2, a Python module from 0.3 on.
 
 Any division of blocks can be said, by module names. States are sharded by FSDP2. Recomputed are
 all blocks of a stage, or every n-th, or every second product of all. Models are chosen by a
@@ -69,7 +69,7 @@ _VERSION = "# For torchtitan up to 0.2.2 (later: --to torchtitan), on {} nodes o
 
 
 def write_toml(job: Job) -> str:
-    """The configuration as TOML."""
+    """The torchtitan configuration of a job, as TOML."""
     name, flavour = name_and_flavour(job.workload.model)
     every = blocks_apart(job)
     option = "op" if recomputes_products(job) else str(every) if every > 1 else ""
@@ -242,7 +242,7 @@ _IMPORT = "from torchtitan.distributed.activation_checkpoint import {}\n"
 
 
 def write(job: Job) -> str:
-    """The configuration as a Python module."""
+    """The torchtitan configuration of a job, as a Python module."""
     name, flavour = name_and_flavour(job.workload.model, BROUGHT_TODAY)
     kind = _recomputation(job)
     return _TEXT.format(

@@ -119,7 +119,9 @@ _GPT2: Mapping[str, tuple[int, int, int]] = {
 
 
 def model_named(path: str) -> ModelSpec | None:
-    """The model of a checkpoint's name or path; None if the name is unknown."""
+    """The model with the sizes that a checkpoint's name or path stands for; None if the name is
+    unknown.
+    """
     key = _name_of_shape(path)
     if name := _BY_WORDS.get(key):
         return catalog.model(name)

@@ -203,7 +203,7 @@ def _last(section: Section, key: str) -> str:
     return section.text(key).rpartition(".")[2]
 
 
-# A family with its version, and the rest of a builder function's name.
+# Matches the name of a torchtune builder function: a model family, its version, and the rest.
 _BUILDER = re.compile(r"([a-z]+?)([0-9]+)?(?:_([0-9]+))?_([0-9.]+b.*|mini.*)")
 
 

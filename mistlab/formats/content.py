@@ -55,7 +55,7 @@ class Content:
 
 
 def content_of(source: LaunchFile) -> Content:
-    """Classify a source's text."""
+    """Classify the text of a source, by its file name's ending and its content."""
     return _content(source.text, PurePath(source.name).suffix.lower())
 
 

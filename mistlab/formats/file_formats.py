@@ -49,7 +49,7 @@ class Format:
     target: str
 
 
-# Files that are recognised by their keys but cannot be read here, and the reasons.
+# Files of other tools that are recognised by their keys and refused, with the reasons.
 
 
 def _below(settings: Any, path: str) -> Any:

@@ -191,7 +191,7 @@ def _model(top: Section, draft: Found) -> ModelSpec:
 
 
 def _dropout(top: Section) -> dict[str, float]:
-    """The dropout rate of hidden states, and of attention probabilities if it differs."""
+    """The dropout rate of hidden states, and that of attention probabilities if it differs."""
     attention, hidden = top.number("attention_dropout", 0.0), top.number("hidden_dropout", 0.0)
     differs = hidden and attention != hidden
     return {"dropout": hidden, **({"attention_dropout": attention} if differs else {})}

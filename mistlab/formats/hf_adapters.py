@@ -19,7 +19,7 @@ _EIGHT = ("load_in_8bit", "use_8bit_quantization")
 # Parts of the names of feed-forward GEMMs, and words that stand for all GEMMs.
 _NETWORKS = ("gate", "up_proj", "down_proj", "mlp", "fc", "w1", "w2", "w3", "dense_", "experts")
 _ALL = ("all", "all-linear", "all_linear")
-# The keys that this module reads.
+# The keys of adapter settings, all of which this module reads.
 KEYS = frozenset(
     (
         *(*_RANKS, *_TARGETS, *_SWITCHES, *_FOUR, *_EIGHT),

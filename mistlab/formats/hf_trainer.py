@@ -119,7 +119,7 @@ def _recipe(command: Command) -> str | None:
 
 
 def read(source: LaunchFile, given: Given) -> Imported:
-    """The job of a recipe, or of a script with its arguments."""
+    """The job of a Trainer recipe, or of a script that passes Trainer arguments."""
     command = command_of(source)
     if command is None:
         return read_arguments(settings_of(source), TRAINER, source, given)

@@ -22,7 +22,7 @@ from mistlab.shell.shell_text import Word
 
 # Launchers that a program may start.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
-# The number of parent folders of a file that are searched for files that it names.
+# Files that a file names are searched in so many folders above it.
 _HIGHEST = 5
 
 
@@ -127,14 +127,14 @@ def _part(word: Word, text: str) -> Word:
 
 
 def known_text(word: Word, name: str) -> str:
-    """A word's text; refuses one that cannot be known without running the script."""
+    """The text of a word of the command; refuses one that only a running script knows."""
     if word.unknown is not None:
         reject(f"{name}: {word.unknown}")
     return word.text
 
 
 def take_ranks(command: Command, source: LaunchFile, draft: Found, given: Given) -> None:
-    """Record the numbers of nodes and processes that launchers are told to start."""
+    """Record how many nodes and processes the launchers' options ask for."""
 
     def beside(path: str) -> str | None:
         return _at_hand(path, command, source)
@@ -268,7 +268,7 @@ class _Resolver:
     followed: int = 0
 
     def value(self, value: Any, path: _Path, depth: int) -> Any:
-        """A value with references resolved as far as possible."""
+        """A value of any kind with references in it resolved as far as possible."""
         if depth > _DEEPEST:
             reject(f"{'.'.join(path)}: refers to itself: give a value")
         if isinstance(value, Mapping):
@@ -282,8 +282,8 @@ class _Resolver:
         return value
 
     def _text(self, text: str, path: _Path, depth: int) -> Any:
-        """A text with its references resolved from the inside out, converted to a number if it is
-        one.
+        """A text with its references resolved, inner ones first; a text that is then a number
+        becomes one.
         """
         for _ in range(_DEEPEST):
             match = _INNERMOST.search(text)

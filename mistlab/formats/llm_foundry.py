@@ -73,7 +73,9 @@ def _file(source: LaunchFile) -> str | None:
 
 
 def read(source: LaunchFile, given: Given) -> Imported:
-    """The job of a file, or of the file that a script names, with the script's overrides."""
+    """The job of a llm-foundry file, or of the file that a script names, with the script's
+    overrides.
+    """
     draft = Found()
     path, command = _file(source), command_of(source)
     settings = settings_of(source)

@@ -141,7 +141,9 @@ def _adapted_products(
 
 
 def _kept(layer: Plain, parts: tuple[str, ...]) -> Iterator[Plain]:
-    """The tensors that a layer keeps, without the inputs of frozen GEMMs that have no adapter."""
+    """The tensors that a layer keeps for its backward pass; frozen GEMMs without an adapter need
+    not keep their inputs.
+    """
     inputs = [*_inputs(layer)]
     for tensor in layer["saved"]:
         if tensor["module"].startswith(parts) or tensor not in inputs:

@@ -49,7 +49,8 @@ def without(peak: Peak, gone: sympy.Expr) -> Peak:
     return replace(peak, size_bytes=left)
 
 
-# The operators of this module are attention's core, except rotary embedding, which precedes it.
+# The module of attention's core, and how the names of rotary embedding's operators begin, which
+# precede the core.
 ATTENTION, ROTATES = "attention", "mistlab.rotate_"
 # Operators of the core and of its backward pass at which memory may peak.
 OF_CORE = frozenset(

@@ -30,7 +30,7 @@ from mistlab.graph.sums import Value, source_of_sums, sympy
 # another name, a loop) is refused, so that running the text never does more than arithmetic.
 
 
-# The NumPy functions that printed expressions use.
+# The NumPy functions that the source text of compiled expressions may call.
 FUNCTIONS = frozenset(
     (
         *("maximum", "minimum", "amax", "amin", "where", "select", "mod", "floor", "ceil"),
@@ -54,11 +54,11 @@ NAME = "compiled"
 
 
 class RefusedError(Exception):
-    """A text contains more than arithmetic on columns."""
+    """The source text of compiled expressions contains more than arithmetic on columns."""
 
 
 def function_of(source: str) -> Callable[..., tuple[Any, ...]]:
-    """The function that a source text defines."""
+    """The function that a source text defines; refuses a text with more than arithmetic."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -71,7 +71,9 @@ def function_of(source: str) -> Callable[..., tuple[Any, ...]]:
 
 
 def function_printed_here(source: str) -> Callable[..., tuple[Any, ...]]:
-    """The function that a source text defines, where this process has printed the text."""
+    """The function that a source text defines, unchecked, since this process has printed the
+    text.
+    """
     return _run(source, NAME)
 
 
@@ -83,7 +85,7 @@ def _run(source: str | ast.Module, name: str) -> Callable[..., tuple[Any, ...]]:
 
 
 def _check_all(tree: ast.AST) -> None:
-    """Refuse a syntax tree with a node that is not arithmetic.
+    """Refuse the syntax tree of a source text if a node of it is not arithmetic.
 
     Operators and contexts of names have no parts, and any of them is arithmetic. So only the fields
     of ``_CHILDREN`` are followed, which takes a third of the time of ``ast.walk``.
@@ -138,7 +140,7 @@ ROWS_AT_ONCE = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """Expressions as one function of columns, with the function's source text.
+    """Several expressions compiled to one function of NumPy columns, with its source text.
 
     ``numbers`` are whole numbers that belong to the expressions and depend on no column. Text that
     was not ``printed_here``, by this process, is checked before it is run.
@@ -172,7 +174,7 @@ class Compiled:
         )
 
     def to_mapping(self) -> dict[str, Any]:
-        """The expressions as JSON values."""
+        """The compiled expressions as JSON values, for the cache."""
         return {
             "names": self.names,
             "columns": self.columns,
@@ -260,7 +262,9 @@ PACKAGE = Path(__file__).parents[1]
 
 
 class NoRecipeError(Exception):
-    """A value has no unique text, so it cannot be part of a recipe."""
+    """An argument has no unique text, so the call that compiles expressions cannot be cached
+    between processes.
+    """
 
 
 def recipe_of(make: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
@@ -357,7 +361,7 @@ def _name_of(what: Any) -> str:
 
 
 VARIABLE = "MISTLAB_CACHE"
-# The largest number of versions whose folders are kept.
+# The cache keeps the folders of at most so many versions of the package.
 MOST_VERSIONS = 8
 MOST_BYTES = 4 * 2**20
 
@@ -368,7 +372,7 @@ class CacheWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptFolder:
-    """Caches values as JSON files by recipe, in the folder of one version."""
+    """The cache folder of one version of the package, with a JSON file for each recipe."""
 
     path: Path
 
@@ -395,7 +399,7 @@ class KeptFolder:
         return kept if kept.get("recipe") == recipe else None
 
     def write(self, recipe: str, value: Mapping[str, Any]) -> None:
-        """Cache a value, if the folder is writable."""
+        """Write a value to the cache, if its folder can be written."""
         content = json.dumps({"recipe": recipe, **value})
         try:
             if not self.path.is_dir():
@@ -412,7 +416,7 @@ class KeptFolder:
         _say(f"{self.path}: a file in it is damaged: what it held is compiled again")
 
     def _put(self, path: Path, text: str) -> None:
-        """Write a file completely or not at all; a partial file is removed."""
+        """Write a cache file completely or not at all; a partial file is removed."""
         with tempfile.NamedTemporaryFile(
             "w", encoding="utf-8", dir=self.path, suffix=".part", delete=False
         ) as file:
@@ -428,7 +432,7 @@ class KeptFolder:
         return self.path / f"{_digest(recipe)}.json"
 
     def _make(self) -> None:
-        """Create the folder, and remove folders of old versions."""
+        """Make the version's cache folder, and remove those of old versions."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         others = [one for one in self.path.parent.iterdir() if one.is_dir()]
         others.sort(key=lambda one: one.stat().st_mtime, reverse=True)
@@ -455,7 +459,7 @@ def _kept_folder(given: str | None, caches: str | None) -> KeptFolder | None:
 
 
 def _trusted_text(path: Path) -> str | None:
-    """The text of a file; None if other users may have written it."""
+    """The text of a cache file; None if other users may have written it."""
     with path.open("rb") as file:
         for status in (os.fstat(file.fileno()), path.parent.stat()):
             if not _is_ours(status):
@@ -465,7 +469,7 @@ def _trusted_text(path: Path) -> str | None:
 
 
 def _is_ours(status: os.stat_result) -> bool:
-    """Whether only this user and root can write the file or folder."""
+    """Whether only this user and root can write a cache file or folder."""
     if os.name != "posix":
         return True
     writable = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -478,7 +482,7 @@ def _digest(text: str) -> str:
 
 @cache
 def _say(text: str) -> None:
-    """Warn, once per process."""
+    """Issue a warning about the cache, at most once per process."""
     warnings.warn(text, CacheWarning, stacklevel=2)
 
 

@@ -37,7 +37,7 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """The work of one kernel: operations, bytes and shapes.
+    """The work of one kernel: floating-point operations, bytes moved and tensor shapes.
 
     In products and attention ``flop`` counts two operations for each multiply-add; causal fused
     attention counts half of the square of scores. Other operators count one operation for each
@@ -59,7 +59,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTensor:
-    """A storage that the forward pass keeps for the backward pass, counted once.
+    """A tensor storage that the forward pass keeps for the backward pass; views of it count once.
 
     ``module`` is the first module that kept it. The layer's input is marked, because a checkpointed
     layer keeps only its input.
@@ -74,7 +74,7 @@ class SavedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A rank's part of a parameter; its bytes follow from the training precision."""
+    """A rank's part of one parameter tensor; its bytes follow from the training precision."""
 
     name: str
     shape: Shape
@@ -87,7 +87,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """The bytes allocated while an operator runs; for some sizes this is the peak of the phase.
+    """The bytes allocated while one operator runs; for some sizes this is the most in the phase.
 
     They count the layer's input, its saved tensors and temporaries and, in the backward pass,
     gradients of activations. They do not count parameters, accumulated gradients of parameters and
@@ -136,7 +136,7 @@ class LayerGraph:
 
     @property
     def saved_bytes(self) -> sympy.Expr:
-        """Bytes kept for the backward pass, including the layer's input."""
+        """The bytes that a layer keeps for its backward pass, its input included."""
         return total((one.size_bytes for one in self.saved), like=self.input_bytes)
 
 
@@ -209,7 +209,7 @@ EXCHANGES: Mapping[str, Exchange] = {
     "mistlab.gather_tokens": Exchange(collective="all_gather"),
     "mistlab.gather_again": Exchange(collective="all_gather", beside="input"),
     "mistlab.scatter_tokens": Exchange(collective="reduce_scatter"),
-    # Context parallelism: keys and values go round a ring, which is timed as an all-gather.
+    # Context parallelism: ranks pass keys and values around a ring; this is timed as an all-gather.
     "mistlab.ring_keys": Exchange(collective="all_gather", group="context", beside="attention"),
     # Other forms of context parallelism: each rank gathers all keys and values, or ranks exchange
     # parts of the sequence for parts of the heads (Ulysses).
@@ -224,8 +224,8 @@ EXCHANGES: Mapping[str, Exchange] = {
     "mistlab.scatter_rows": Exchange(collective="reduce_scatter", group="expert tensor"),
 }
 
-# Kernels around attention that only context parallelism needs, and the way of exchanging keys that
-# each belongs to: combining partial outputs, reordering keys, concatenating heads.
+# Kernels around attention that combine, reorder or concatenate what context-parallel ranks
+# exchange, each with the way of exchanging keys that needs it.
 JOINS: Mapping[str, int] = {
     "mistlab.join_parts": RING,
     "mistlab.order_keys": GATHER,

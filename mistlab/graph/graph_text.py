@@ -38,7 +38,7 @@ def text_of(expression: sympy.Expr) -> str:
 
 @cache
 def expression_from(text: str) -> sympy.Expr:
-    """The expression in a text from ``text_of``.
+    """The expression that a text stands for, as ``text_of`` writes it.
 
     >>> expression_from("2*b*s*h**2/tp")
     2*b*h**2*s/tp
@@ -52,7 +52,7 @@ def expression_from(text: str) -> sympy.Expr:
 
 @cache
 def relation_from(text: str) -> sympy.Basic:
-    """The comparison in a text that SymPy has printed.
+    """The comparison that a text stands for, as SymPy prints it.
 
     >>> relation_from("s < 4096")
     s < 4096
@@ -176,13 +176,13 @@ def _instance(kind: Any, plain: Mapping[str, Any], where: str, read: Callable[[s
 
 @cache
 def _item_of(kind: Any) -> Any:
-    """The item type of a tuple type; None for other types."""
+    """The type of the items of a tuple type; None for other types."""
     return get_args(kind)[0] if get_origin(kind) is tuple else None
 
 
 @cache
 def _required(kind: Any) -> frozenset[str]:
-    """The fields of a dataclass without a default."""
+    """The fields of a dataclass that have no default."""
     fields = dataclasses.fields(kind)
     return frozenset(one.name for one in fields if one.default is dataclasses.MISSING)
 

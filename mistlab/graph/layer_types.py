@@ -64,7 +64,7 @@ def split_over_context(graph: ModelGraph, exchange: int = RING) -> ModelGraph:
 
 
 def _attends(layer: LayerGraph) -> bool:
-    """Whether a block has attention, rather than a scan or nothing in its place."""
+    """Whether a block has attention, and not a state-space scan or nothing in its place."""
     has_mixer = any(one.module.startswith("attention") for one in layer.operators)
     return has_mixer and not any(one.kind == "scan" for one in layer.operators)
 
@@ -293,7 +293,7 @@ class LayerTypes:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all layer types."""
+        """The names of all layer types: embedding, blocks by kind and treatment, head."""
         return (EMBEDDING, *self.of_blocks, HEAD)
 
     @property
@@ -304,7 +304,7 @@ class LayerTypes:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The candidate columns that determine which layers a stage has."""
+        """The columns of candidates that decide which layers a stage has."""
         counts = tuple(TREATMENTS[name].dimension for name in self.treatments)
         names = ("layers", *counts, "has_embedding", "has_head")
         return (*names, "first_block") if len(self.pattern) > 1 else names
@@ -354,7 +354,7 @@ class LayerTypes:
         return [self.of_stage(dict(zip(self.columns, row, strict=True))) for row in rows]
 
     def of_stage(self, values: Mapping[str, float]) -> list[int]:
-        """The types of a stage's layers in order, as indices into ``names``."""
+        """The type of each layer of a stage, in order, as an index into ``names``."""
         first = int(values.get("first_block", 0))
         types = [
             type_of(self.pattern[(first + number) % len(self.pattern)], way)
@@ -393,7 +393,9 @@ def graphs_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorWork:
-    """The work of one operator class in one phase, for one micro-batch on one rank."""
+    """The work of one class of operators in a layer's forward or backward pass, for one micro-batch
+    on a rank.
+    """
 
     operators: int
     flop: sympy.Expr
@@ -486,7 +488,7 @@ class LayerSums(LayerMemory):
 
     @classmethod
     def of(cls, graph: LayerGraph) -> Self:
-        """The sums of one layer."""
+        """The sums over one layer's operators and tensors."""
         layer = expressions_of(graph)
         plain = {entry.name: getattr(layer, entry.name) for entry in fields(LayerMemory)}
         phases: dict[str, sympy.Expr] = {}
@@ -500,7 +502,7 @@ class LayerSums(LayerMemory):
 
     @classmethod
     def symbols(cls, layer: str) -> Self:
-        """Symbols for the sums of a layer."""
+        """The sums over one layer as symbols, whose values are known later."""
         return cls(
             **{
                 entry.name: sympy.Symbol(sum_name(layer, entry.name), nonnegative=True)
@@ -510,7 +512,7 @@ class LayerSums(LayerMemory):
 
 
 def sum_name(layer: str, name: str) -> str:
-    """The symbol's name for one sum of one layer."""
+    """The name of the symbol for one of a layer's sums, such as its parameters."""
     return f"{layer}_{name}"
 
 
@@ -525,9 +527,9 @@ def sum_name(layer: str, name: str) -> str:
 
 Table = Mapping[str, Floats]
 
-# The prefix of the names of sums over a stage's blocks; the treatment's name follows.
+# The names of sums over a stage's blocks begin with this, and end with the way to run them.
 BLOCKS = "blocks"
-# The parameters of the largest block, which determine the size of buffers.
+# Names of the parameters of the largest block, on which the size of buffers depends.
 LARGEST_BLOCK = "largest_block_parameters"
 LARGEST_EXPERTS = "largest_block_expert_parameters"
 

@@ -230,7 +230,8 @@ def _lean_dropout(block: LayerGraph) -> LayerGraph:
     def less(peak: Peak) -> Peak:
         if not _has_all(peak, block):
             return peak
-        # The last mask is the first to be freed in the backward pass.
+        # In the backward pass the mask of the last dropout is freed first, so that the others
+        # remain.
         is_last = peak.phase == "backward" and not peak.operator.startswith(DROPOUT)
         return _less(peak, mask * (len(masks) - is_last))
 
@@ -247,14 +248,14 @@ _OF_KIND = {
 
 
 def _named(block: LayerGraph, name: str, phase: Phase, *, module: str = "") -> Operator | None:
-    """The first operator of a phase with this name, in this module if one is given."""
+    """The first operator with this name in a phase, of this module if one is given."""
     return next(
         (o for o in block.of_phase(phase) if o.name == name and module in ("", o.module)), None
     )
 
 
 def _renamed(operator: Operator, plain: str) -> Operator:
-    """An operator under the name of its lean form."""
+    """An operator with the name of its lean form instead of the usual one."""
     return replace(operator, name=operator.name.replace(plain, _LEAN[plain]))
 
 

@@ -35,7 +35,8 @@ from mistlab.plan.workload import Activation, Family, ModelSpec, Window, Workloa
 if TYPE_CHECKING:
     from mistlab.graph.graph import Condition
 
-# The kinds of blocks of a model: the parts of each kind, and the kind of each block.
+# The kinds of blocks of a model: what distinguishes each kind (experts, window, ...), and which
+# block is of which kind.
 
 
 # Parts that a block may have beyond those of its model family, in the order in which the names of
@@ -98,7 +99,7 @@ _LETTERS = {
 
 
 def _parts_of_letter(model: ModelSpec, letter: str) -> tuple[str, ...]:
-    """The parts of a hybrid model's blocks of one letter."""
+    """The parts (experts, scan, ...) that a letter of a hybrid model's pattern stands for."""
     experts, scan = model.experts, model.state_space
     has_experts = experts is not None and letter in "EGA"
     scans = scan is not None and letter in "MG"
@@ -118,7 +119,7 @@ def _parts_of_letter(model: ModelSpec, letter: str) -> tuple[str, ...]:
 
 
 def _parts_of(model: ModelSpec, block: int) -> tuple[str, ...]:
-    """The parts of a block, by its index in the model."""
+    """The parts (experts, window, ...) of a block, given its index in the model."""
     experts, window, latent = model.experts, model.window, model.latent
     has_experts = model.has_experts_in(block)
     has = {
@@ -185,7 +186,7 @@ def remainders(conditions: Sequence[Condition], columns: tuple[str, ...]) -> Com
 
 
 def divides(compiled: Compiled, columns: Mapping[str, NDArray[Any]]) -> Bools:
-    """A mask of rows in which all sizes divide, from the ``remainders`` of a graph.
+    """A mask of candidates whose sizes are multiples of all divisors that a graph requires.
 
     For example, heads that do not divide over the tensor-parallel ranks make a row infeasible.
     """
@@ -237,7 +238,8 @@ FAMILIES = ("gpt", "llama", "falcon")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """The choices besides sizes that determine a graph.
+    """What decides a layer graph besides sizes: family, attention, precision, biases, dropout,
+    parts of blocks.
 
     ``precision`` is ``half`` (two bytes) or ``single`` (four bytes). With ``sequence_parallel``
     tensor-parallel ranks split tokens wherever they do not split weights. ``parts`` are the parts
@@ -311,7 +313,7 @@ _OF_TODAY: tuple[tuple[str, str, bool, tuple[str, ...]], ...] = (
     ("llama", "flash", False, (*_LATENT, "whole_queries", *_SHARED)),
     ("gpt", "flash", False, _EXPERTS),
     ("gpt", "math", False, _EXPERTS),
-    # Nemotron-H and Nemotron 3: each block has a single part.
+    # Nemotron-H and Nemotron 3, whose blocks are each a mixer or a network alone.
     ("nemotron", "flash", False, ("state_space", "network_missing")),
     ("nemotron", "flash", False, ("network_missing",)),
     ("nemotron", "flash", False, ("mixer_missing",)),
@@ -342,12 +344,14 @@ _OF_TODAY: tuple[tuple[str, str, bool, tuple[str, ...]], ...] = (
 
 
 def shipped(variant: Variant) -> ModelGraph:
-    """The shipped graph of a variant."""
+    """The layer graph of a variant from the files shipped with the package."""
     return _stored(variant).graph
 
 
 def _of(variant: Variant) -> StoredGraph | None:
-    """The graph of a variant: shipped, or derived from a shipped one; None if there is neither."""
+    """The stored graph of a variant: shipped, or derived from a shipped one; None if there is
+    neither.
+    """
     if variant in variants():
         return _stored(variant)
     if variant.dropout:
@@ -407,8 +411,8 @@ def sequence_graph_of(
     fuses_loss: bool = False,
     quantised_inputs: int = 0,
 ) -> StoredGraph | None:
-    """The graph of a workload with sequence parallelism; None if its model was traced without
-    it.
+    """The layer graph of a workload under sequence parallelism; None for a model that was traced
+    without it.
     """
     if workload.model.family == "custom":
         return None
@@ -445,7 +449,7 @@ def as_trained(
 def _of_family(
     workload: Workload, precision: str, *, sequence_parallel: bool, kept_by: str
 ) -> StoredGraph:
-    """The graph of a model of a family, with all of its kinds of blocks."""
+    """The layer graph of a model of a known family, with all of its kinds of blocks."""
     model = _seen(workload)
     kinds = kinds_of(model)
     common = Variant(
@@ -475,7 +479,9 @@ def _of_family(
 
 @cache
 def _with_kinds(variants_of_kinds: tuple[tuple[str, Variant], ...]) -> StoredGraph:
-    """The graph of a model with several kinds of blocks, in order of appearance."""
+    """The layer graph of a model whose blocks are of several kinds, in the order in which kinds
+    first occur.
+    """
     variants = dict(variants_of_kinds)
     graph = _known(variants[BLOCK]).mapping
     others = {name: _known(variant).mapping for name, variant in variants.items() if name != BLOCK}
@@ -543,7 +549,9 @@ def _traced(workload: Workload, precision: str) -> StoredGraph:
 
 
 def _check_assumptions(graph: StoredGraph, workload: Workload) -> None:
-    """Refuse a sequence length for which the traced code would take another branch."""
+    """Refuse a sequence length at which a traced model's code would take another branch than in its
+    trace.
+    """
     broken = broken_at(graph.assumptions, workload.sequence_length) if graph.assumptions else []
     if broken:
         reject(

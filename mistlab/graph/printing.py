@@ -30,7 +30,7 @@ def source_of(
 
 
 def with_constants(expression: sympy.Expr, constants: Mapping[str, int]) -> sympy.Expr:
-    """An expression with numbers substituted for the symbols that are constants."""
+    """An expression with numbers in place of the symbols that have a constant value."""
     known = {
         symbol: sympy.Integer(constants[symbol.name])
         for symbol in expression.free_symbols
@@ -43,18 +43,18 @@ def with_constants(expression: sympy.Expr, constants: Mapping[str, int]) -> symp
 
 
 class _Maximum(sympy.Function):  # type: ignore[misc]
-    """A maximum that is never simplified."""
+    """SymPy's ``Max`` without simplification."""
 
 
 class _Minimum(sympy.Function):  # type: ignore[misc]
-    """A minimum that is never simplified."""
+    """SymPy's ``Min`` without simplification."""
 
 
 _UNEVALUATED = {sympy.Max: _Maximum, sympy.Min: _Minimum}
 
 
 def _unevaluated(expression: sympy.Basic) -> sympy.Basic:
-    """An expression whose maxima and minima stay unevaluated when it is rebuilt.
+    """An expression rebuilt such that its maxima and minima are not simplified.
 
     SymPy compares all terms of a maximum whenever it makes one, which takes most of the time of
     finding common parts.

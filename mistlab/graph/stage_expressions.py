@@ -27,7 +27,9 @@ from mistlab.plan.dimensions import AXES, DIMENSIONS, GROUPS, STATE_AXES, Axis, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
-    """The bytes of one kind of state on one rank, on the device and on the host."""
+    """The bytes of weights, gradients, optimizer states or activations on one rank: on the device
+    and on the host.
+    """
 
     device: sympy.Expr
     host: sympy.Expr
@@ -85,7 +87,7 @@ def sharded(whole: Parameters, *, level: int) -> sympy.Expr:
 
 
 def ranks_that_share() -> sympy.Expr:
-    """The number of ranks that share states: the size of the group ``gather``."""
+    """The number of ranks that shard the same states: the size of the group ``gather``."""
     others = [axis for name, axis in STATE_AXES.items() if name not in GROUPS["gather"]]
     return _degree(AXES.values()) / _degree(others)
 
@@ -115,7 +117,7 @@ ww, wg, wo, wa = (choice_symbol(name) for name in ("ww", "wg", "wo", "wa"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageExpressions:
-    """The memory and work of a stage.
+    """The memory and work of a stage's rank, as expressions in sizes and choices.
 
     ``buffers_bytes`` is room for states that are gathered from other ranks or fetched from the
     host, ``step_buffer_bytes`` the step's memory beside states and buffers. ``activations`` are
@@ -139,7 +141,7 @@ class StageExpressions:
 
     @property
     def host_bytes(self) -> sympy.Expr:
-        """Bytes in host memory."""
+        """The bytes of the rank in host memory."""
         held = (self.weights, self.gradients, self.optimizer, self.activations)
         return sympy.Add(*(states.host for states in held))
 
@@ -162,7 +164,7 @@ def stage_expressions(
     blocks = _parameters(block).times(L)
     ends = _parameters(embedding).times(e) + _parameters(head).times(t)
     if tied_embeddings:
-        # A stage with both embedding and head has their shared table only once.
+        # A stage with both embedding and head stores the table that they share once.
         table = size_symbol("V") * size_symbol("h") / size_symbol("tp")
         ends = replace(ends, every=ends.every - e * t * table)
     largest_block = replace(
@@ -219,7 +221,7 @@ class _Treated:
 
 
 def _parameters(layer: LayerSums) -> Parameters:
-    """The numbers of a layer's parameters on a rank."""
+    """The numbers of parameters of a layer on a rank, and those of its experts."""
     return Parameters(every=layer.parameters, experts=layer.expert_parameters)
 
 
@@ -249,7 +251,7 @@ def _with_gates(block: LayerSums, gates: sympy.Expr, *, keeps: bool) -> LayerSum
 
 def _share_of_tokens(tokens: int) -> sympy.Expr:
     """The share of a micro-batch's tokens in a chunk of this size."""
-    # SymPy simplifies Min(1, n / x) to 1 for an integer x.
+    # A case distinction, since SymPy would simplify Min(1, n / x) to 1 for an integer x.
     every = size_symbol("b") * size_symbol("s")
     return sympy.Piecewise((tokens / every, every > tokens), (1, True))
 
@@ -272,8 +274,8 @@ def _recomputed_in_chunks(head: LayerSums, memory: EngineMemory) -> LayerSums:
 
 
 def _in_chunks(head: LayerSums, memory: EngineMemory) -> LayerSums:
-    """A head that has the logits of one chunk or of all tokens at once; its memory beyond its input
-    shrinks in proportion.
+    """A head that has the logits of one chunk of tokens or of all tokens at once; what it holds
+    besides its input shrinks in proportion to the chunk.
     """
     if not memory.loss_tokens:
         return head
@@ -291,7 +293,7 @@ def _in_chunks(head: LayerSums, memory: EngineMemory) -> LayerSums:
 
 
 def _kept(blocks: Sequence[_Treated]) -> sympy.Expr:
-    """The bytes that blocks keep for one micro-batch."""
+    """The bytes that a stage's blocks keep for the backward pass of one micro-batch."""
     return sympy.Add(*(one.count * one.layer.saved_bytes for one in blocks))
 
 
@@ -375,7 +377,9 @@ def _wide_logits(memory: EngineMemory) -> sympy.Expr:
 
 
 def _bucket(memory: EngineMemory) -> sympy.Expr:
-    """The bytes of the bucket from which a ZeRO optimizer reduces, for any number of ranks."""
+    """The bytes of the bucket through which a ZeRO optimizer reduces gradients, for any number of
+    ranks.
+    """
     size = memory.gradient * memory.bucket_elements
     return sympy.Piecewise((size, choice_symbol("z") >= 1), (0, True))
 
@@ -402,16 +406,16 @@ def _moments(
     memory: EngineMemory,
 ) -> Mapping[Phase, tuple[sympy.Expr, ...]]:
     """The peak moments of a stage: its last block or its head runs while all blocks' activations
-    are kept; the first block of a treatment runs after one with another treatment; the embedding
-    runs while only other micro-batches are kept. With rings, blocks step in the first forward pass,
-    with one micro-batch in flight; without, with none.
+    are kept; the first block of a treatment (recomputed, ...) runs after one with another; the
+    embedding runs while only other micro-batches are kept. With ring buffers, optimizer steps run
+    in the first forward pass, with one micro-batch in flight; otherwise with none.
 
     While a block runs, all its activations are on the device, and so are its neighbour's, which are
     on their way out or in. While the embedding or the head runs, those of the nearest block are. A
     stage of one block is its own neighbour, in another micro-batch.
     """
     last = _last(blocks, "saved_bytes")
-    # Activations sent to the next stage are kept until their gradients return.
+    # The outputs that a stage sends are kept until their gradients return.
     sent = (q - 1) * (1 - t) * blocks[0].layer.output_bytes
     all_kept = _activations(embedding, blocks).device + sent
     has_neighbour = sympy.Or(L > 1, q > 1)

@@ -111,12 +111,12 @@ class StageModel:
         return _memory_of(self.workload, self.engine)
 
     def figures(self, batch: StageBatch) -> StageFigures:
-        """The memory and work of each candidate."""
+        """The memory and work of each candidate stage."""
         feasible, values = self._values(batch, _all)
         return StageFigures(feasible=feasible, **values)
 
     def layers_of(self, batch: StageBatch) -> Mapping[str, Floats]:
-        """Sums of the layers of each candidate's stage, by ``sum_name``."""
+        """The sums over layers of each candidate's stage, by the name that ``sum_name`` gives."""
         sizes, rows = self._sizes_of(batch)
         return {name: sizes.table[name][rows] for name in self.layers.names}
 
@@ -158,7 +158,7 @@ class StageModel:
         return sizes.feasible[rows], named
 
     def _with_adapters(self, batch: StageBatch, values: Mapping[str, Floats]) -> dict[str, Floats]:
-        """Figures including the adapters' own states, which are always allocated."""
+        """The memory figures with the weights, gradients and optimizer states of adapters added."""
         work = self.workload
         memory = _memory_of(
             replace(work, train="all", adapter_rank=None, base="16bit"), self.engine
@@ -183,7 +183,9 @@ class StageModel:
         return {name: value + figures.get(name, 0.0) for name, value in values.items()}
 
     def _sizes_of(self, batch: StageBatch) -> tuple[_Sizes, Ints]:
-        """The distinct sizes of the candidates, and the index of each candidate's sizes."""
+        """The distinct sizes among the candidates, and for each candidate the index of its
+        sizes.
+        """
         names = [*layer_columns().values()]
         if len(self.types.pattern) == 1:
             return self._known([batch.value(name) for name in names], self._sizes)
@@ -197,7 +199,9 @@ class StageModel:
         return _Sizes(feasible=known.feasible[rows], table=table), distinct.index
 
     def _sizes(self, degrees: Sequence[NDArray[Any]]) -> _Sizes:
-        """All sizes, and the sums of layers of these sizes, for columns of candidates' sizes."""
+        """All sizes, and the sums over layers for these sizes, given columns of the sizes that
+        candidates choose.
+        """
         columns = size_columns(self.workload, dict(zip(layer_columns(), degrees, strict=True)))
         values = by_graph(self.layers, self._other_layers, columns)
         sums = dict(zip(self.layers.names, values, strict=True))
@@ -210,15 +214,15 @@ class StageModel:
         return _Sizes(feasible=feasible, table={**sums, **of_blocks, **columns})
 
     def _splits(self, columns: Mapping[str, Floats]) -> Bools:
-        """A mask of rows whose tokens can be split as their columns say."""
+        """A mask of candidates whose tokens can be split among ranks as they ask."""
         whole = ~splits_tokens(columns)
         if self.split is None or whole.all():
             return whole
         return whole | divides(_remainders(self.split, size_names()), columns)
 
     def _exchanges(self, columns: Mapping[str, Floats]) -> Bools:
-        """A mask of rows whose ranks can exchange keys as their columns say: the ranks must divide
-        the heads.
+        """A mask of candidates whose context-parallel ranks can exchange keys as they ask: to
+        exchange heads, the ranks must divide the heads.
         """
         ranks = np.where(exchanges_of(columns) == HEADS, columns["tp"] * columns["cp"], 1)
         return np.asarray((columns["n"] % ranks == 0) & (columns["k"] % ranks == 0))

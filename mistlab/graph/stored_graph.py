@@ -66,7 +66,7 @@ class StoredGraph:
 
     @property
     def graph(self) -> ModelGraph:
-        """The graph, with its expressions parsed."""
+        """The layer graphs, with their expressions parsed by SymPy."""
         return _read(self)
 
     @property
@@ -113,7 +113,7 @@ class StoredGraph:
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """The divisibility conditions on sizes."""
+        """The divisibility conditions under which the graph is valid."""
         return self.graph.conditions
 
     @property
@@ -293,7 +293,7 @@ def _operators(operators: Sequence[Plain]) -> Iterator[Plain]:
 
 
 def _makes_weight(operator: Plain) -> bool:
-    """Whether a GEMM of a backward pass computes a weight gradient."""
+    """Whether a GEMM of a backward pass computes a weight gradient, and not an input's gradient."""
     if operator["name"].startswith("mistlab."):
         return bool(operator["name"] == _GRADIENT_OF_WEIGHT)
     return not any("b" in _symbols(size) for size in operator["outputs"][0])
@@ -326,7 +326,7 @@ def _saved(operator: Plain, size: str) -> Plain:
 
 
 def numel(shape: Sequence[str]) -> str:
-    """The number of elements of a shape, as text."""
+    """The number of elements of a shape, as the text of an expression."""
     return "*".join(f"({size})" for size in shape)
 
 
@@ -396,7 +396,7 @@ def with_window(stored: StoredGraph) -> StoredGraph:
     return StoredGraph.of(_with_further(mapping, further), stored.where)
 
 
-# PyTorch's fused attention, the kernel with a window, and the latter's operations.
+# Names of PyTorch's fused attention and of attention with a window; then the latter's operations.
 _FUSED = "aten._scaled_dot_product_flash_attention_for_cpu"
 _WIDE = "mistlab.attention"
 _SEEN_BY_PHASE = {
@@ -439,7 +439,7 @@ def _keeping(layer: Plain, kept: Sequence[Plain]) -> Plain:
 
 
 def _moving(tensor: Plain, phase: str) -> Plain:
-    """The kernel that writes (forward) or reads (backward) a kept tensor."""
+    """The kernel that writes a kept tensor (forward) or reads it (backward)."""
     is_forward, size = phase == "forward", tensor["size_bytes"]
     return {
         "name": "mistlab.keep" if is_forward else "mistlab.use_kept",
@@ -501,7 +501,7 @@ def with_fused_loss(stored: StoredGraph) -> StoredGraph:
 
 
 def _two_passes(operators: Sequence[Plain], width: int) -> list[Plain] | None:
-    """The head's operators with two passes in place of the loss's; None if it has no such loss."""
+    """The head's operators with the two-pass loss for the traced one; None without such a loss."""
     names = [(one["phase"], one["name"]) if one["module"] == "head" else None for one in operators]
     places = [
         ("forward", "aten.amax"),
@@ -571,7 +571,7 @@ def _backward(last: Plain, width: int) -> Plain:
 
 
 def _saved_by_loss(head: Plain) -> Iterator[Plain]:
-    """The tensors that the head keeps: a sum of exponentials per token, not a mask."""
+    """What a head with the two-pass loss keeps: a sum of exponentials per token, and no mask."""
     masks = [one for one in head["saved"] if one["module"] == "head" and one["dtype"] == "bool"]
     for tensor in head["saved"]:
         if masks and tensor is masks[0]:

@@ -62,7 +62,7 @@ class Sum:
 
     @classmethod
     def of(cls, value: Sum | Number) -> Sum:
-        """A number as a sum."""
+        """A sum that is a number."""
         if isinstance(value, Sum):
             return value
         return cls({_NO_FACTORS: value if isinstance(value, int) else _whole(value)})
@@ -127,7 +127,7 @@ class Sum:
         return prod([self] * power, start=Sum.of(1))
 
     def __str__(self) -> str:
-        """The sum as NumPy text."""
+        """The source text of the sum in NumPy."""
         texts = (text_of_term(powers, number) for powers, number in self.terms.items())
         return " + ".join(texts) or "0"
 
@@ -135,7 +135,7 @@ class Sum:
 
     @property
     def names(self) -> frozenset[str]:
-        """The sizes in the sum."""
+        """The names of the sizes that occur in the sum."""
         return frozenset(
             name for powers in self.terms for factor, _ in powers for name in names_of(factor)
         )
@@ -167,7 +167,7 @@ def where(condition: str) -> Sum:
 
 
 def text_of_term(powers: Powers, number: Number) -> str:
-    """A product as NumPy text."""
+    """The source text of a product in NumPy."""
     above = [_power(name, power) for name, power in powers if power > 0]
     below = [_power(name, -power) for name, power in powers if power < 0]
     if number != 1 or not above:
@@ -278,7 +278,7 @@ def _added(node: ast.expr) -> dict[Powers, Number]:
 # introduced that the sums do not contain.
 
 
-# The number of preceding sums that are tried as a start for a sum.
+# A sum may start from one of so many sums before it.
 _LOOKED_AT = 24
 
 
@@ -293,7 +293,7 @@ Value = Sum | Largest
 
 
 def source_of_sums(values: Sequence[Value], columns: Sequence[str]) -> str:
-    """The source of a function of ``columns`` that returns the values."""
+    """The source text of a function of ``columns`` that returns the values of the sums."""
     every = [one for value in values for one in _sums_of(value)]
     unknown = {name for one in dict.fromkeys(every) for name in one.names} - {*columns}
     if unknown:
@@ -398,13 +398,13 @@ def _base(whole: Sum, before: Sequence[Sum]) -> Sum | None:
 
 
 def _begins(whole: Sum, other: Sum) -> bool:
-    """Whether a sum contains all terms of another one, none of them negative."""
+    """Whether a sum contains all terms of another one, none of them with a negative coefficient."""
     terms = whole.terms
     return all(0 < number <= terms.get(powers, 0) for powers, number in other.terms.items())
 
 
 def _left(whole: Sum, base: Sum) -> Mapping[Powers, Number]:
-    """The terms of a sum that its start does not contain."""
+    """The terms of a sum beyond those of the sum from which it starts."""
     terms = {powers: number - base.terms.get(powers, 0) for powers, number in whole.terms.items()}
     return {powers: number for powers, number in terms.items() if number}
 
@@ -436,7 +436,7 @@ def expanded(expression: sympy.Expr) -> sympy.Expr:
 
 
 def undominated(items: Iterable[T], size: Callable[[T], sympy.Expr]) -> list[T]:
-    """The items that no other item dominates.
+    """The items that no other one dominates, given a test for dominance.
 
     An item is dropped if the difference to another item's size has no negative coefficient. The
     difference is a polynomial in symbols that are not negative, so the other is at least as large.

@@ -57,8 +57,8 @@ def sizes_of_candidates() -> Mapping[str, str]:
 
 
 def layer_columns() -> Mapping[str, str]:
-    """The symbols of dimensions that affect the work of single layers: sizes, and choices of a
-    graph.
+    """The symbols of dimensions that change the work of a layer: sizes, and choices between
+    graphs.
     """
     return {
         row.symbol: name for name, row in DIMENSIONS.items() if row.is_size or row.chooses_graph
@@ -123,7 +123,8 @@ def _sizes_of_parts(workload: Workload) -> Mapping[str, float]:
 
 
 def size_columns(workload: Workload, sizes: Mapping[str, Column]) -> dict[str, NDArray[Any]]:
-    """All sizes as columns; ``sizes`` has the columns of candidates, such as b and tp.
+    """The values of all sizes as columns; ``sizes`` has those that candidates choose, such as b and
+    tp.
 
     Omitted ones have the default of their dimension. Of each sequence a rank has its part: all
     tokens if there is one context-parallel rank (cp).

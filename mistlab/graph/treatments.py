@@ -27,7 +27,7 @@ from mistlab.plan.lean_sets import ALL, SETS
 # keys' is the second; or those of gate and network, of which one is recomputed.
 
 
-# Collectives that are recomputed.
+# The all-gathers of tokens, which are recomputed, too.
 _GATHERS = frozenset(("mistlab.gather_tokens", "mistlab.gather_again"))
 _JOINT, _GATE = "qkv", "mistlab.swiglu"
 # The share of a GEMM that is recomputed, for terms that contain each of these sizes; terms with
@@ -96,8 +96,8 @@ def _part(operator: Operator, shares: _Shares) -> Operator:
 
 
 def _scaled(size: Any, shares: _Shares) -> Any:
-    """A size in which each term is multiplied by the share of the first listed size that it
-    contains.
+    """A size with each of its terms multiplied by a share, that of the first listed size in the
+    term.
     """
     terms = []
     for term, factor in factors_of(expanded(size)).items():

@@ -1,1 +1,3 @@
-"""Hugging Face configurations as models: a table of model types, and the reader of files."""
+"""Reads Hugging Face configurations as models: the table of model types, and the reader of
+files.
+"""

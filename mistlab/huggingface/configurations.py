@@ -32,7 +32,7 @@ _PLAIN = "dense"
 
 
 def experts_of(keys: TypeKeys) -> Fields:
-    """The fields of a model whose blocks have experts."""
+    """The fields for experts in a model's description, if its blocks have experts."""
     row = keys.row.experts
     experts = {
         "count": keys.needed(row["count"]),
@@ -105,7 +105,7 @@ def _check_listed(keys: TypeKeys, every: int) -> None:
 
 
 def latent_of(keys: TypeKeys) -> Fields:
-    """The fields of a model with latent attention."""
+    """The fields for latent attention in a model's description, if it has such attention."""
     rotated = keys.needed("qk_rope_head_dim")
     channels = rotated + keys.needed("qk_nope_head_dim")
     heads = keys.needed("num_attention_heads")

@@ -153,7 +153,9 @@ class Collectives:
 
     @property
     def bus_factor(self) -> Floats:
-        """Bus bandwidth relative to message size over time, as nccl-tests defines it."""
+        """The factor from a message's bytes per second to its bus bandwidth, as nccl-tests defines
+        it.
+        """
         share = np.where(self.operation == "send", 1.0, (self.ranks - 1) / self.ranks)
         return np.where(self.operation == "all_reduce", 2 * share, share)
 
@@ -281,7 +283,8 @@ def ethernet_rate() -> float:
 
 
 def socket_rates(tier: str, streams: float) -> float:
-    """The GB/s that this many processes of a node send over sockets to another cloud node.
+    """The GB/s that a node of this many processes sends over sockets to another cloud node, by
+    distance of the nodes.
 
     ``tier`` says how far the other node is.
     """

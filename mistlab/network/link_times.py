@@ -19,9 +19,9 @@ from mistlab.core.arrays import Bools, Floats, Ints
 from mistlab.core.units import MICROSECONDS
 from mistlab.network.tiers import ABOVE, NETWORK, NODE, Network
 
-# The latency of a message between nodes, and the rate of a tree relative to a ring's, by the
-# constants with which NCCL chooses between rings and trees (https://github.com/NVIDIA/nccl,
-# src/graph/tuning.cc: hwLat, simple protocol).
+# The latency of a message between nodes; below, the rate of a tree all-reduce relative to a ring's.
+# Both are constants with which NCCL chooses between rings and trees
+# (https://github.com/NVIDIA/nccl, src/graph/tuning.cc: hwLat, simple protocol).
 NETWORK_HOP_S = 14.0 * MICROSECONDS
 RATE_OF_TREES = 0.9
 # The names of tiers that a file does not name.
@@ -42,8 +42,8 @@ class LinkTime:
     tier: str = ""
 
     def __call__(self, size_bytes: Floats, messages: int | Floats = 1) -> Floats:
-        """The seconds (C) of ``messages`` (C) with ``size_bytes`` (C) in total; zero bytes take no
-        time.
+        """The seconds (C) to send ``size_bytes`` (C) as this number of ``messages`` (C); zero bytes
+        take no time.
         """
         seconds = messages * self.latency_s + size_bytes * self.s_per_byte
         if self.instead is not None:

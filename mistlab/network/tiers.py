@@ -87,7 +87,7 @@ class Network:
 
     @property
     def between(self) -> Tier:
-        """The tier between nodes."""
+        """The tier that joins the nodes."""
         return self.tiers[NETWORK]
 
     @property

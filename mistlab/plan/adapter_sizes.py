@@ -24,7 +24,8 @@ def adapter_parameters(model: ModelSpec, rank: int, targets: str, tensor_paralle
     """
     inner, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
     hidden = model.hidden
-    # For each GEMM, the dimension that is whole on each rank, and the dimension that ranks split.
+    # The GEMMs with adapters: for each the side (input or output) that ranks keep whole, and the
+    # side that they split.
     products = [(hidden, inner), (hidden, keys), (hidden, keys), (hidden, inner)]
     if targets == "all":
         gates = 2 if model.mlp_type == "gated_mlp" else 1

@@ -14,7 +14,7 @@ from mistlab.schedule.context_ways import GATHER, HEADS, RING
 # The groups of a stage's choices: layers, its blocks and how each is run; mesh, its parallel
 # degrees and micro-batch; savings, its ways to save memory.
 Part = Literal["layers", "mesh", "savings"]
-# The steps in which a stage is checked against its job; each reports one problem.
+# A stage is checked against its job in these steps; each reports at most one problem.
 Step = Literal["batch", "tensors", "experts", "states", "tokens"]
 # A function from a dimension's values (numbers or a symbol) to a factor on a time or on bytes.
 Factor = Callable[[Any], Any]
@@ -39,7 +39,7 @@ Check = Callable[[Setting], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EngineLimit:
-    """The property of an engine that limits a dimension.
+    """Which values of a dimension an engine supports, with the words for a refusal.
 
     ``runs`` gives the values that an engine runs, in a pipeline of several stages or not; None
     stands for all. ``why`` says, behind the engine's name, why others do not run; ``remedy`` stands
@@ -55,7 +55,8 @@ class EngineLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Dimension:
-    """A choice of a stage; its key in ``DIMENSIONS`` is the name of its column.
+    """A dimension: one choice that a plan makes for each stage; its key in ``DIMENSIONS`` is its
+    column's name.
 
     ``path`` is its place in a stage of a plan file, if this is not its name. ``symbol`` stands for
     it in expressions, also in those of layer graphs if it ``is_size``. If it ``chooses_graph``, a
@@ -178,7 +179,9 @@ def degree_problem(model: ModelSpec, degree: int) -> str:
 
 
 def tokens_of_experts_problem(setting: Setting) -> str:
-    """The problem of blocks with experts whose tokens tensor-parallel ranks cannot split."""
+    """The problem of tensor-parallel ranks that cannot split the tokens for blocks with experts;
+    empty if they can.
+    """
     tokens, tensor = setting.workload.sequence_length, setting.degree("tensor_parallel")
     if setting.workload.model.experts is None or tokens % tensor == 0:
         return ""

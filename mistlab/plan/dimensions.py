@@ -401,8 +401,8 @@ def _blocks_words(count: int, layers: int, noun: str) -> str:
 
 
 def brief_words(name: str, value: float) -> str:
-    """A dimension's value for the one-line form of a plan; different values have different
-    words.
+    """A dimension's value as in the one-line form of a plan; different values have different
+    texts.
     """
     row = DIMENSIONS[name]
     if row.words:
@@ -428,7 +428,7 @@ def _short_amount(name: str, value: float) -> str:
 
 def states_as_changed(memory: States, value: Callable[[str], Any]) -> States:
     """The engine's bytes of weights, gradients and optimizer states per parameter, multiplied by
-    the factors of dimensions.
+    the factors that values of dimensions put on them.
 
     ``value`` gives the value of a dimension: numbers or a symbol.
     """
@@ -547,7 +547,9 @@ def ranks_of(group: str, value: Callable[[str], Degree]) -> Degree:
 
 
 def groups_of(group: str, value: Callable[[str], int]) -> Iterator[list[int]]:
-    """The ranks of each group with this name, relative to the stage's first rank."""
+    """The groups of ranks with this name in a stage's mesh, each as ranks relative to the stage's
+    first.
+    """
     axes = axes_of(group)
     of_axes, steps = degrees(axes, value), _steps(axes, value)
 

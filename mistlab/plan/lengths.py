@@ -14,7 +14,7 @@ import numpy as np
 from mistlab.core.arrays import Floats, Ints
 from mistlab.core.values import MOST_TOKENS, Checked, bounded, refuse, reject
 
-# A distribution is represented by this many quantiles, at the midpoints of equal probabilities.
+# Distributions are sampled at this many quantiles, the midpoints of equal probabilities.
 QUANTILES = 4096
 
 
@@ -64,7 +64,7 @@ class DocumentLengths(Checked):
 
 
 def lengths_from(text: str) -> DocumentLengths:
-    """Document lengths from a file's path, or from the words of a distribution."""
+    """Document lengths from a path to a file, or from a text such as ``lognormal:600:1``."""
     kind, *parts = text.split(":")
     if kind not in DISTRIBUTIONS or not parts:
         return _from_file(Path(text))

@@ -54,7 +54,7 @@ _MEGATRON = SearchSpace(
     micro_batch=(1, 2, 4, 8, 16),
     zero=(0, 1),
 )
-# Features that Megatron-LM has gained since: sequence parallelism, context parallelism,
+# The space with features that Megatron-LM has gained since: sequence and context parallelism,
 # recomputation of attention's core, interleaved stages.
 _MEGATRON_TODAY = replace(
     _MEGATRON,
@@ -76,7 +76,7 @@ _MEGATRON_CORE = replace(
     orders=(DEFAULT_ORDER,),
     core_recomputed_layers=(0,),
 )
-# Pipelines whose weight-gradient passes fill bubbles, as in Megatron-LM's fork.
+# The space of pipelines whose weight-gradient passes fill bubbles, as in a fork of Megatron-LM.
 _ZERO_BUBBLE = replace(
     _MEGATRON,
     name="zero-bubble",

@@ -87,7 +87,7 @@ class StagePlan(dimension_fields.StageFields):
         return _values_of(self)
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
-        """This stage with other values of some dimensions."""
+        """The stage with new values of some dimensions."""
         own_values, offload = _by_holder(values)
         if offload:
             own_values["offload"] = replace(self.offload, **offload)
@@ -132,7 +132,7 @@ class StagePlan(dimension_fields.StageFields):
 
     @property
     def token_parts(self) -> int:
-        """The number of equal parts into which the stage's ranks may split a sequence."""
+        """The number of equal parts into which the stage's ranks cut a sequence."""
         return self.tensor_parallel * self.context_parallel * (1 + (self.context_parallel > 1))
 
 

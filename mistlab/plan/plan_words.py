@@ -123,8 +123,8 @@ def _stage_words(stage: StagePlan) -> str:
 
 
 def _mentioned_dimensions(stage: StagePlan) -> Iterator[str]:
-    """The dimensions besides degrees, micro-batch and offloading that a stage's text mentions: some
-    always, such as ZeRO, the others if they are not the default.
+    """The dimensions, besides degrees, micro-batch and offloading, that the text of a stage
+    mentions: some always, such as ZeRO, others if not the default.
     """
     for name in (*names_of("mesh"), *names_of("savings"), *counts_of_blocks()):
         row = DIMENSIONS[name]
@@ -134,7 +134,7 @@ def _mentioned_dimensions(stage: StagePlan) -> Iterator[str]:
 
 
 def runs_of(things: Sequence[object]) -> Iterator[range]:
-    """Index ranges of consecutive equal items in a sequence."""
+    """The index ranges of consecutive equal items, such as equal stages."""
     first = 0
     for _, run in groupby(things):
         count = len([*run])

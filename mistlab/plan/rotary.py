@@ -124,7 +124,8 @@ _SLOWED = {"linear": _linear, "llama3": _llama3, "yarn": _yarn}
 
 
 def yarn_amplitude(factor: float, times: float = 1.0) -> float:
-    """The factor by which YaRN scales attention scores, for a factor of lengths.
+    """YaRN's factor on attention scores, for contexts that are ``factor`` times as long as in
+    pre-training.
 
     >>> yarn_amplitude(1.0), round(yarn_amplitude(40.0), 4)
     (1.0, 1.3689)

@@ -10,7 +10,7 @@ Scores = Literal["softmax", "sigmoid"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Router:
-    """A router's rule: the experts that a token takes, and their weights.
+    """The rule of a router: which experts a token takes, and how their outputs are weighted.
 
     An expert's score is its share in a softmax over all experts, or a sigmoid of its own number. A
     token takes the experts with the largest scores; with ``groups`` those of the ``active_groups``

@@ -113,7 +113,7 @@ class SearchSpace(dimension_fields.SpaceFields):
         return {name: read(self) for name, read in _READERS.items()}
 
     def with_lists(self, lists: Mapping[str, tuple[Any, ...] | None]) -> "SearchSpace":
-        """The space with other lists of values of some dimensions."""
+        """The space with new lists of values for some dimensions."""
         changes: dict[str, Any] = {}
         held: dict[str, Any] = {}
         for name, values in lists.items():
@@ -162,7 +162,7 @@ class SearchSpace(dimension_fields.SpaceFields):
     def choices(
         self, dimension: str, *, layers: int, degree: Callable[[str], int], in_pipeline: bool
     ) -> tuple[float, ...]:
-        """The values of a dimension that a stage may choose, in order.
+        """The values of a dimension among which a stage of the space can choose, in order.
 
         The stage has ``layers`` blocks and the degrees ``degree``. If ranks share the choice, a
         single rank takes the lowest value. Counts of blocks follow ``recomputation``.

@@ -527,7 +527,7 @@ class Workload:
             )
 
     def _check_adapters(self) -> None:
-        """Refuse settings that are incompatible with the trained weights."""
+        """Refuse settings of adapters that are incompatible with which weights are trained."""
         if self.train == "adapters":
             if self.rank > self.model.hidden:
                 problem = f"{self.rank} is above the model's width {self.model.hidden}"

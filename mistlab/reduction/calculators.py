@@ -40,7 +40,9 @@ class OuterClock(Checked):
 
     @property
     def exchange_s(self) -> float:
-        """The seconds of an all-reduce of the outer gradients, with stragglers."""
+        """The seconds of an all-reduce of the outer gradients (a whole model's change), with
+        stragglers.
+        """
         straggling = 1 + STRAGGLING * math.log2(self.nodes)
         return (2 * self.exchanged_bits / self.bits_per_s + self.latency_s) * straggling
 

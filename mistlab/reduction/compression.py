@@ -34,7 +34,7 @@ class Compressor(Checked):
         return max(1, round(self.share * size))
 
     def sent_bytes(self, size: int) -> int:
-        """The bytes of the message for a vector of this many values."""
+        """The bytes of the message that carries a compressed vector of this many values."""
         if size == 0:
             return 0
         shape = matrix_shape(size)

@@ -62,5 +62,5 @@ KINDS: Mapping[str, Callable[[Compressor, Floats, np.random.Generator], Floats]]
 
 
 def compressed(how: Compressor, vector: Floats, rng: np.random.Generator) -> Floats:
-    """A vector as the receiver of its message decodes it."""
+    """A vector after compression, as the rank that receives its message decodes it."""
     return KINDS[how.kind](how, vector, rng)

@@ -100,7 +100,7 @@ class ChangesOnly:
     estimates: Floats | float = 0.0
 
     def average(self, gradients: Floats, rng: np.random.Generator) -> Floats:
-        """The mean of all estimates after the step's changes."""
+        """The mean of all ranks' estimates, after the changes of this step."""
         changes = _compressed(self.compressor, gradients - self.estimates, rng)
         self.estimates = self.estimates + changes
         return _mean(np.asarray(self.estimates))

@@ -67,7 +67,7 @@ class Forecast:
         return row | (self._of_outer() if self.how.kind == "outer" else {})
 
     def lines(self) -> Iterator[str]:
-        """The forecast as text."""
+        """The forecast as lines of text."""
         row = self.mapping()
         yield (
             f"Convergence by bounds: {row['steps']:,.0f} steps ({row['hours']:,.3g} h) to a mean "

@@ -1,4 +1,4 @@
-"""Communication graphs of ranks that average with their neighbours.
+"""Communication graphs of data-parallel ranks that average with some neighbours only.
 
 Every graph here is the same seen from each rank: rank ``i`` hears from the ranks at fixed offsets
 from ``i``, counted round. So in round ``k`` of a step all ranks send to their ``k``-th neighbour at
@@ -42,7 +42,7 @@ def _side(ranks: int) -> int:
 
 
 def degree_of(topology: str, ranks: int) -> int:
-    """The number of messages that a rank sends in a step."""
+    """The number of messages that a rank sends to neighbours in a step."""
     return len(offsets_of(topology, ranks))
 
 

@@ -37,7 +37,7 @@ class OuterSteps:
 
     @property
     def schedule(self) -> OuterSchedule:
-        """The schedule of the fragments' outer steps."""
+        """The schedule by which fragments of the model take their outer steps."""
         return OuterSchedule(every=self.every, fragments=self.fragments, delay=self.delay)
 
 

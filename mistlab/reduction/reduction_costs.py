@@ -63,7 +63,7 @@ class RankLink(Checked):
     bytes_per_s: float = field(metadata=bounded(above=0))
 
     def message_s(self, size: float) -> float:
-        """The seconds of a message of this many bytes."""
+        """The seconds that a message of this many bytes takes over the link."""
         return self.latency_s + size / self.bytes_per_s
 
 
@@ -260,7 +260,9 @@ class Reduction:
         return most if is_whole else min(most, MOST_SHARDED_COMPRESSED)
 
     def message_bytes(self, values: int) -> float:
-        """The bytes of a whole exchange's message for this many values."""
+        """The bytes of a rank's message in one exchange of this many values; outer steps send one
+        fragment of them.
+        """
         if self.kind == "outer":
             return values / self.fragments * self.outer_bits / 8
         rounds = self.rounds if self.feedback == "neolithic" else 1
@@ -279,7 +281,7 @@ class Reduction:
         return min(VALUE_BYTES * values, ranks * sent)
 
     def exchange_s(self, values: int, ranks: int, link: RankLink) -> float:
-        """The seconds of one exchange among this many ranks."""
+        """The seconds in which this many ranks exchange their gradients or weights once."""
         if ranks == 1:
             return 0.0
         size = self.message_bytes(values)

@@ -11,7 +11,9 @@ LIE = -10.0
 
 
 def trimmed_mean(rows: Floats, trimmed: int) -> Floats:
-    """For each column the mean of its values without the ``trimmed`` smallest and largest ones."""
+    """For each value the mean over ranks (rows), without the ``trimmed`` smallest and largest
+    ones.
+    """
     kept = np.sort(rows, axis=0)[trimmed : len(rows) - trimmed]
     return np.asarray(kept.mean(axis=0), dtype=np.float64)
 

@@ -69,7 +69,7 @@ class ServedRun:
 # The levels of constants, from general to specific: each has a name, and gives a run's key at that
 # level.
 def keys_of(run: ServedRun) -> dict[str, str]:
-    """The key of a run at each level of constants."""
+    """For each level of constants, the key by which a run finds its factors there."""
     weights = run.weights if is_native(run.weights, run.gpu) else f"{run.weights} unpacked"
     return {
         "engine": run.engine,

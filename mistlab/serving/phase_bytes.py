@@ -61,7 +61,7 @@ def phase_bytes(
 
 
 def _share(layout: Layout, rank: int, model: ModelSpec) -> Fraction:
-    """The share of a request's keys and values on a rank of its replica."""
+    """The share of a request's keys and values that a rank of its replica holds."""
     blocks = len(layout.blocks_of(rank, model.layers))
     return Fraction(blocks, model.layers) * width(layout.heads_of(rank, model.kv_heads))
 

@@ -267,7 +267,7 @@ class PhaseSchedule:
         return _Residents(of, of.reading_blocks - self._passing, of.readers)
 
     def actions(self) -> Iterator[Action]:
-        """All actions in order, until no request is left."""
+        """All actions of the schedule in order, until no request is left."""
         while True:
             self._arrive()
             yield from self._read()

@@ -74,12 +74,12 @@ class Layout:
         return range(first, blocks_of_stage.stop + 1 + (stage == self.pp - 1))
 
     def part_of(self, rank: int) -> Part:
-        """A rank's part of each tensor of its layers."""
+        """The part of each split tensor of its layers that a rank holds."""
         return _part(rank % self.tp, self.tp)
 
     def heads_of(self, rank: int, kv_heads: int) -> Part:
-        """A rank's part of the key-value heads; with more ranks than heads, several have the same
-        one.
+        """The part of the key-value heads that a rank holds; if there are more ranks than heads,
+        several ranks hold the same head.
         """
         tensor_rank = rank % self.tp
         if self.tp <= kv_heads:

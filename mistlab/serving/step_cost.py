@@ -445,7 +445,8 @@ def fullest_rank(of: LayoutColumns, tokens: Floats) -> tuple[Floats, Floats]:
     reached = of.experts_on_rank * touched
     reached = reached + of.fullest * np.sqrt(reached * (1 - touched))
     rows = tokens * of.active * of.expert_share
-    # Variance from sampling of tokens, plus variance from uneven expert probabilities.
+    # The variance of a rank's tokens: from random sampling of tokens, plus from experts that are
+    # not equally likely.
     uneven = rows**2 / (EVENNESS * np.maximum(of.experts_on_rank, 1.0))
     rows = rows + of.fullest * np.sqrt(rows * (1 - share) + uneven)
     return np.minimum(reached, of.experts_on_rank), rows

@@ -1,4 +1,6 @@
-"""Parses parts of commands: braces, assignments with arrays, tests between ``[[`` and ``]]``."""
+"""Parses parts of shell commands: braces, assignments with arrays, tests between ``[[`` and
+``]]``.
+"""
 
 import re
 from collections.abc import Callable, Iterator
@@ -131,7 +133,7 @@ _START = re.compile(r"([A-Za-z_]\w*)(\[|\+?=)", re.ASCII)
 
 
 def read_assignment(lexer: Lexer, blanks: Callable[[], None]) -> Assignment | None:
-    """The assignment at a lexer's position, or None for another word."""
+    """The assignment at a lexer's position; None if the next word is none."""
     match = _START.match(lexer.text, lexer.at, lexer.end)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""The values of ``$name`` and ``${...}``, and the pieces of an expanded word."""
+"""Expands ``$name`` and ``${...}`` of a shell script, into pieces of a word."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
@@ -48,30 +48,30 @@ class Expanding(Protocol):
     state: State
 
     def text(self, word: RawWord) -> Text:
-        """A word as one text."""
+        """A shell word expanded to a single text."""
 
     def pattern(self, word: RawWord) -> Text:
-        """A word as a pattern, in which quoted characters are literal."""
+        """A shell word expanded to a pattern, in which quoted characters are literal."""
 
     def pieces(self, word: RawWord, *, splits: bool) -> list[Piece]:
         """The pieces that a word expands to."""
 
     def number(self, word: RawWord) -> int:
-        """A word's value as an arithmetic expression."""
+        """The number that a shell word gives as an arithmetic expression."""
 
     def number_in(self, text: str, line: int) -> int:
-        """A text's value as an arithmetic expression."""
+        """The number that a text gives as an arithmetic expression."""
 
 
 def separators(state: State) -> str:
-    """The characters at which fields end: ``IFS``."""
+    """The characters at which expansions are split into arguments: the value of ``IFS``."""
     variable = state.variables.get("IFS")
     text = variable.text if variable else None
     return text.chars if text is not None and text.is_known else _WHITE
 
 
 def one_text(pieces: Iterable[Piece]) -> Text:
-    """Pieces as one text, with a blank between the values of ``$@``."""
+    """Pieces joined into one text; the values of ``$@`` are separated by blanks."""
     return joined(Text(" ") if piece.ends else piece.text for piece in pieces)
 
 
@@ -181,7 +181,7 @@ def _value(expander: Expanding, dollar: Dollar) -> Value:
 
 
 def _element(expander: Expanding, dollar: Dollar, subscript: RawWord, variable: Variable) -> Value:
-    """An array's value at an index or key."""
+    """The element of an array at an index or key."""
     name = dollar.name
     key = key_of(expander, name, subscript)
     if isinstance(key, Text):
@@ -248,7 +248,8 @@ def _present(expander: Expanding, dollar: Dollar, value: Value) -> Text:
     if dollar.name.isdigit():
         return unset_argument(expander.session, int(dollar.name), dollar.source, dollar.line)
     if expander.session.assigned.get(dollar.name) == dollar.line:
-        # A variable whose first assignment refers to itself may be set by the user.
+        # The first assignment of the variable uses its own value (``X=${X:-...}``), so it counts as
+        # unset unless the user sets it.
         return Text(assumed=taken_as(expander.session, dollar.name, dollar.line, "not set"))
     return unset_text(expander.session, dollar.name, dollar.source, dollar.line)
 
@@ -328,7 +329,7 @@ def _changed(expander: Expanding, dollar: Dollar, text: Text) -> Text:
     pattern = expander.pattern(dollar.argument) if dollar.argument else Text()
     if unknown := _unknown(expander, dollar, pattern):
         return unknown
-    # Matching takes time proportional to the square of a text's length.
+    # Count steps in proportion to the work of matching: the square of the text's length.
     expander.session.spend(dollar.line, len(text) ** 2 * len(pattern) // 32)
     return _matched(expander, dollar, text, pattern)
 

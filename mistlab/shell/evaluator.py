@@ -110,7 +110,9 @@ def run_call(call: Call) -> None:
 
 
 def _past(call: Call) -> None:
-    """``command name``: bypass functions; ``command -v name`` asks for a program."""
+    """``command name`` runs a program past functions; ``command -v name`` asks whether it
+    exists.
+    """
     first = call.arguments[0].chars
     if first in ("-v", "-V"):
         text = call.session.unknown_at(call.line, call.command.source, "is not run")
@@ -164,7 +166,7 @@ class Evaluator:
             self.command(command, state)
 
     def command(self, command: Command, state: State) -> None:
-        """Evaluate a command."""
+        """Evaluate one command of any kind."""
         self.session.spend(command.line)
         self._evaluate(command, state)
         failed = isinstance(state.status, int) and state.status != 0

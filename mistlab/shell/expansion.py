@@ -1,4 +1,6 @@
-"""Expands words and redirections: variables, substitutions and arithmetic, then field splitting."""
+"""Expands words and redirections of a shell script: variables, substitutions and arithmetic, then
+splitting into arguments.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from posixpath import dirname, normpath
@@ -44,7 +46,7 @@ class WordExpander:
         self.status: Status | None = None
 
     def fields(self, words: Iterable[RawWord]) -> list[Text]:
-        """Words expanded to the arguments of a command."""
+        """The arguments that words of a command expand to."""
         ends, fields = separators(self.state), list[Text]()
         for word in words:
             fields += fields_of(self.pieces(word, splits=True), ends)
@@ -54,11 +56,11 @@ class WordExpander:
         return fields
 
     def text(self, word: RawWord) -> Text:
-        """A word expanded to one text, as in assignments."""
+        """The single text that a word expands to, as in assignments."""
         return one_text(self.pieces(word, splits=False))
 
     def pattern(self, word: RawWord) -> Text:
-        """A word as a pattern, in which quoted characters are literal."""
+        """The pattern that a word expands to; quoted characters are literal in it."""
         return one_pattern(self.pieces(word, splits=False))
 
     def pieces(self, word: RawWord, *, splits: bool) -> list[Piece]:
@@ -115,12 +117,12 @@ class WordExpander:
         return session.unknown_at(part.line, part.source, unknown.reason).assuming(text.assumed)
 
     def number(self, word: RawWord) -> int:
-        """A word's value as an arithmetic expression."""
+        """The number that a word gives as an arithmetic expression."""
         text = self.text(word)
         return self.number_in(text.chars, word.line)
 
     def number_in(self, text: str, line: int) -> int:
-        """A text's value as an arithmetic expression."""
+        """The number that a text gives as an arithmetic expression."""
         names = Names(
             read=lambda name, key: self._read(name, key, line),
             write=lambda name, key, value: self._write(name, key, value, line),
@@ -135,7 +137,9 @@ class WordExpander:
         return unknown
 
     def _read(self, name: str, key: str | None, line: int) -> str:
-        """A variable's text in arithmetic; a counter of the script starts at 0."""
+        """The text of a variable in arithmetic; a counter that the script itself increments starts
+        at 0.
+        """
         session, state = self.session, self.state
         if key is not None and name in state.variables:
             index = key_of(self, name, words_of_key(key, line))
@@ -160,7 +164,7 @@ class WordExpander:
         assign(self.session, self.state, name, text, index)
 
 
-# Applies redirections: here-documents, and files that the script writes itself.
+# Applies redirections: here-documents, and files that the script writes and reads.
 
 
 _WRITES = (">", ">>", ">|", "&>", "&>>")
@@ -169,7 +173,7 @@ _WRITES = (">", ">>", ">|", "&>", "&>>")
 def redirected(
     session: Session, state: State, redirects: Sequence[Redirect], way: Callable[[State], None]
 ) -> None:
-    """Run a continuation with its input and output redirected."""
+    """Run commands with their input and output redirected."""
     if not redirects:
         way(state)
         return
@@ -225,7 +229,7 @@ def _input(session: Session, state: State, expander: WordExpander, redirect: Red
 
 
 def text_of_file(session: Session, state: State, path: Text) -> Text | None:
-    """The text of a file that the script wrote, or that is beside it."""
+    """The text of a file that the script wrote, or that is in its folder."""
     shown = normpath(session.rendered(path))
     if shown in state.written:
         return state.written[shown]

@@ -77,7 +77,9 @@ def _map(
 def _text(
     session: Session, expression: str, pair: tuple[Text | None, Text | None], cause: Unknown
 ) -> Text:
-    """The common prefix and suffix of two texts, with one unknown part in between."""
+    """Two texts merged into one: their common prefix and suffix, with one unknown part in
+    between.
+    """
     first, second = (each or Text() for each in pair)
     if first == second and None not in pair:
         return first
@@ -121,7 +123,9 @@ def _spaced(pieces: list[Text], middles: list[Text]) -> list[Text]:
 def _sequence(
     session: Session, expression: str, first: Sequence[Text], second: Sequence[Text], cause: Unknown
 ) -> tuple[Text, ...]:
-    """The common prefix and suffix of two lists, with one unknown part in between."""
+    """Two lists of words merged into one: the common prefix and suffix, with one unknown part in
+    between.
+    """
     shorter = min(len(first), len(second))
     head = next((at for at in range(shorter) if first[at].chars != second[at].chars), shorter)
     rest = shorter - head
@@ -134,7 +138,7 @@ def _sequence(
 def _either(
     session: Session, expression: str, middles: Sequence[Sequence[Text]], cause: Unknown
 ) -> Text:
-    """An unknown part that is one of two word lists."""
+    """An unknown part that stands for either of two lists of words."""
     choices = [_choices(session, words) for words in middles]
     known = [choice for each in choices if each is not None for choice in each]
     either = tuple(dict.fromkeys(known)) if None not in choices and len(known) <= _MOST else ()
@@ -151,7 +155,9 @@ def depends(cause: Unknown) -> str:
 
 
 def _choices(session: Session, words: Sequence[Text]) -> list[str] | None:
-    """The possible texts of words; their own choices if they are one unknown part."""
+    """The possible texts of some words; if they are a single unknown part, the texts that it may
+    stand for.
+    """
     if len(words) == 1 and len(words[0]) == 1 and (unknown := session.first_unknown(*words)):
         return list(unknown.either) or None
     return [" ".join(session.rendered(word) for word in words).strip(_BLANKS)]
@@ -231,7 +237,9 @@ def _launches(session: Session, started: int) -> bool:
 
 
 def park(session: Session, state: State, cause: Unknown) -> None:
-    """Store a state that leaves a function or a loop early, until its end is reached."""
+    """Set aside the state of a flow that leaves a function or a loop early, until the end of that
+    is reached.
+    """
     kind = "function" if state.flow == RETURN else "loop"
     for name, states in reversed(session.parked):
         if name != kind:

@@ -42,7 +42,7 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ@_"
 
 
 class NotKnownError(Exception):
-    """A number that depends on an unknown part."""
+    """The value of an expression depends on an unknown part of the script."""
 
     def __init__(self, unknown: Unknown) -> None:
         super().__init__(str(unknown))
@@ -50,7 +50,9 @@ class NotKnownError(Exception):
 
 
 class Names:
-    """Reads and assigns variables in an expression, by name and index text."""
+    """How an arithmetic expression reads and assigns variables: by name, and by index for
+    arrays.
+    """
 
     def __init__(
         self,

@@ -73,7 +73,9 @@ class Candidate:
 
     @property
     def signature(self) -> tuple[str, ...]:
-        """The part of a command that affects training: everything except names, paths and ports."""
+        """What tells apart commands that train differently: the command without names, paths and
+        ports.
+        """
         kept, is_name = list[str](), False
         for word in self.words[self.parts.start :]:
             option, equals, value = word.partition("=")
@@ -135,7 +137,7 @@ def _candidates(session: Session) -> Iterable[Candidate]:
 
 
 def _may_train(started: Started) -> bool:
-    """Whether an unknown program has options like those of training programs."""
+    """Whether a program has options, and is not known to do something other than training."""
     program = name_of(started.words[0].chars)
     options = sum(word.chars.startswith("--") for word in started.words)
     return options > 0 and program not in _OTHER_PROGRAMS
@@ -202,7 +204,9 @@ def _by_loop(session: Session, candidates: Sequence[Candidate]) -> str | None:
 
 
 def _differ_by(candidates: Sequence[Candidate], name: str, line: int) -> bool:
-    """Whether commands with one value of a loop's variable differ less than all of them."""
+    """Whether a loop's variable makes the commands differ: some value of it does not give all of
+    them.
+    """
     by_value: dict[str, set[tuple[str, ...]]] = {}
     for each in candidates:
         for other, at, value in each.started.loops:
@@ -304,7 +308,7 @@ def _given(source: LaunchFile) -> dict[str, Variable]:
 
 
 def _check_settings(session: Session) -> None:
-    """Refuse settings of variables that the script never mentions."""
+    """Refuse to set variables that the script never mentions."""
     for name in session.source.settings:
         if name not in session.mentioned:
             near = near_matches(name, sorted(session.mentioned)) if session.mentioned else ""
@@ -312,7 +316,7 @@ def _check_settings(session: Session) -> None:
 
 
 def _nothing(session: Session) -> str:
-    """The reason why a script starts no training."""
+    """The reason why a script starts no training, for the refusal."""
     for each in session.started:
         notes = sorted(frozenset().union(*(word.assumed for word in each.words)))
         if is_launcher(each.words[0].chars) and notes and not each.is_captured:
@@ -367,7 +371,7 @@ def _unknown_in(session: Session, written: Mapping[str, Text]) -> dict[str, Unkn
 
 
 def _notes(session: Session, candidate: Candidate) -> tuple[str, ...]:
-    """The assumptions made up to a command, in the order of lines."""
+    """The assumptions that the evaluation made up to a command, in the order of lines."""
     started = candidate.started
     notes = {note for word in (*started.outer, *started.words) for note in word.assumed}
     notes |= {note for condition in started.conditions for note in condition.assumed}

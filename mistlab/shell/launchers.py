@@ -43,7 +43,7 @@ _MODULES = frozenset(("-m", "--module", "--module_mode"))
 # Subcommands that belong to a launcher's name, such as ``launch`` in ``accelerate launch``.
 _VERBS = {"accelerate": "launch", "colossalai": "run", "lightning": "run", "fabric": "run"}
 _VERBS |= {"coverage": "run"}
-# Programs that start other programs and have many options.
+# Programs that start another program and have many options of their own.
 _WRAPPERS = frozenset(
     (
         *("srun", "mpirun", "mpiexec", "mpiexec.hydra", "aprun", "jsrun", "prun", "orterun"),
@@ -96,7 +96,7 @@ def is_launcher(word: str) -> bool:
 
 
 class CommandParts:
-    """A command separated into the words up to its program, and those after it."""
+    """A command divided into the words up to its program, and the words after it."""
 
     def __init__(self, launcher: str, at: int, first: int, start: int = 0) -> None:
         self.launcher = launcher
@@ -124,7 +124,7 @@ def parts_of(words: Sequence[Text]) -> CommandParts | None:
 
 
 def _launchers(words: Sequence[Text]) -> list[tuple[int, str]]:
-    """The launchers among a command's words, each started by the previous one."""
+    """The launchers in a command, such as ``srun`` and ``torchrun``; each starts the next."""
     launchers, number = list[tuple[int, str]](), 0
     while number < len(words):
         chars = words[number].chars

@@ -71,7 +71,8 @@ def _subscript(lexer: "Lexer", line: int) -> RawWord | None:
     if lexer.peek() != "[":
         return None
     lexer.at += 1
-    # A key's own brackets, as in ${a[${b[0]}]}, are inside its parts.
+    # Brackets inside an array's key, as in ${a[${b[0]}]}, belong to parts of the key, so the first
+    # other bracket ends it.
     key = lexer.word("]")
     lexer.close("]", "[", line)
     return key
@@ -132,7 +133,7 @@ BLANKS = " \t"
 WORD_ENDS = " \t\n;&|<>()"
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9]|[@*#?$!-]", re.ASCII)
 _PLAIN = re.compile(r"[\w./,:=+%@^~\-\[\]*?]+")
-# A placeholder such as <Specify path>, which the user has to replace.
+# Matches a placeholder such as <Specify path>, which the user has to replace.
 BLANK = re.compile(r"<[A-Za-z](?:[^<>\n;&|$\"'()]*[^\s<>;&|$\"'()])?>(?=[\s/;)]|$)")
 _DEEPEST = 40
 _LONGEST_SUM = 20_000
@@ -158,7 +159,7 @@ class Lexer:
 
     @property
     def line(self) -> int:
-        """The line of the position."""
+        """The number of the line at the lexer's position."""
         return self.line_of(min(self.at, len(self.text) - 1))
 
     def peek(self, ahead: int = 0) -> str:
@@ -196,7 +197,9 @@ class Lexer:
             self.fail(f"is nested deeper than {_DEEPEST} levels: write it flatter")
 
     def word(self, ends: str = WORD_ENDS, *, double: bool = False) -> RawWord:
-        """A word up to an unquoted character of ``ends``, or as if in double quotes."""
+        """Read a word up to an unquoted character of ``ends``; with ``double``, as inside double
+        quotes.
+        """
         start, parts = self.at, Parts(self)
         while letter := self.peek():
             if letter not in ends:
@@ -313,7 +316,7 @@ class Lexer:
         return Arithmetic(expression=expression, line=line, source=source, quoted=quoted)
 
     def expression(self, start: int, stop: int) -> RawWord:
-        """An arithmetic expression between two offsets, as a word to expand."""
+        """The arithmetic expression between two offsets, as a word to be expanded."""
         part = self.inside(start, stop)
         part.deeper()
         parts = Parts(part)
@@ -359,7 +362,7 @@ class Lexer:
         return Substitution(script=script, line=line, source=source, quoted=quoted)
 
     def _angled(self, letter: str) -> WordPart | None:
-        """``<(...)``, or a placeholder such as ``<path to data>``."""
+        """Read ``<(...)``, or a placeholder such as ``<path to data>``."""
         if letter in "<>" and self.peek(1) == "(":
             return self._pipe()
         if match := BLANK.match(self.text, self.at, self.end):
@@ -427,7 +430,7 @@ class Parts:
         self._kind = (0, False)
 
     def add(self, letters: str, quoted: bool) -> None:
-        """Append literal characters."""
+        """Append literal characters to the word."""
         kind = (self._lexer.line, quoted)
         if kind != self._kind:
             self._flush()
@@ -437,7 +440,9 @@ class Parts:
         self._letters.append(letters)
 
     def add_lines(self, text: str, start: int) -> None:
-        """Append quoted characters, line by line; ``start`` is their offset."""
+        """Append quoted characters to the word, line by line; ``start`` is their offset in the
+        text.
+        """
         self._flush()
         if not text:
             self._parts.append(Literal(text="", line=self._lexer.line, quoted=True))
@@ -460,13 +465,13 @@ class Parts:
         self._letters = []
 
     def all(self) -> tuple[WordPart, ...]:
-        """The word's parts in order."""
+        """The word's parts so far, in order."""
         self._flush()
         return tuple(self._parts)
 
 
 def lexer_of(text: str, base: int, script: Callable[[Lexer, str], Script]) -> Lexer:
-    """A lexer of a file's text; ``base`` is added to its lines' numbers."""
+    """A lexer for the text of a file; ``base`` is added to the numbers of its lines."""
     ends = [match.start() for match in re.finditer("\n", text)]
     return Lexer(text, lambda at: base + 1 + bisect_right(ends, at - 1), script)
 

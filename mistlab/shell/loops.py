@@ -59,7 +59,7 @@ _MOST_STEPS = 3_000_000
 
 
 class Tester:
-    """Evaluates the tests on a line."""
+    """Evaluates the tests of a script that are on one line."""
 
     def __init__(self, expander: WordExpander, line: int) -> None:
         self._expander = expander
@@ -67,7 +67,7 @@ class Tester:
         self._line = line
 
     def bracketed(self, condition: Comparison) -> Maybe:
-        """A test between ``[[`` and ``]]``."""
+        """The value of a test between ``[[`` and ``]]``."""
         if isinstance(condition, Joined):
             return self._joined(condition)
         try:
@@ -104,7 +104,7 @@ class Tester:
         return self._binary(operator, left, expander.text(operand.right))
 
     def plain(self, arguments: Sequence[Text]) -> Maybe:
-        """A test of words: those of ``[`` without its ``]``, or those of ``test``."""
+        """The value of a test of words: those of ``[`` without its ``]``, or those of ``test``."""
         return _TestReader(self, list(arguments)).whole()
 
     def _unary(self, operator: str, text: Text) -> Maybe:
@@ -167,7 +167,7 @@ class Tester:
         return bool(path) and self._session.source.beside(path) is not None
 
     def _equal(self, left: Text, right: Text, *, is_pattern: bool) -> Maybe:
-        """Whether texts are equal; variables that are set nowhere are assumed empty if that makes
+        """Whether texts are equal; a variable that is set nowhere counts as empty if that makes
         them equal.
         """
         if not left.is_known and right.is_known and not right.chars.strip("*"):
@@ -321,7 +321,9 @@ class Runner(Protocol):
 
 
 def run_for_in(runner: Runner, command: ForIn, state: State) -> None:
-    """Evaluate ``for name in words``; if the user gives the variable, its value is the only one."""
+    """Evaluate ``for name in words``; if the user sets the variable, the loop runs for that value
+    only.
+    """
     session, expander = runner.session, WordExpander(runner.session, state)
     values = list(state.arguments) if command.words is None else expander.fields(command.words)
     if command.name in session.source.settings:
@@ -428,7 +430,7 @@ def _begin(session: Session) -> None:
 
 
 def _end(session: Session, state: State) -> None:
-    """Leave a loop, and merge the states that left it early."""
+    """Leave a loop, merging the states of flows that left it early."""
     collected(session, state, (BREAK, CONTINUE))
     session.parked.pop()
 

@@ -340,7 +340,7 @@ PROGRAMS: Mapping[str, Program] = {
 READERS = frozenset(("bc", "wc", "tr", "cut", "head", "tail", "xargs"))
 
 
-# ``sed`` with literal replacements, by which scripts make a configuration from a template.
+# ``sed`` with literal replacements, by which scripts fill in a template of a configuration.
 
 
 # Characters with a special meaning in regular expressions, so that a pattern is not literal text.
@@ -349,14 +349,16 @@ _MEANS_MORE = re.compile(r"[\\.\[\]*^$]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Replacement:
-    """A command ``s/old/new/g`` with a literal old text."""
+    """A ``sed`` command ``s/old/new/g`` whose old text is literal."""
 
     old: str
     new: str
     everywhere: bool
 
     def of(self, text: str) -> str:
-        """A text in which the first, or every, occurrence of the old text per line is replaced."""
+        """A text in which this command has replaced the first, or every, occurrence of the old text
+        on each line.
+        """
         count = -1 if self.everywhere else 1
         lines = text.split("\n")
         return "\n".join(line.replace(self.old, self.new, count) for line in lines)

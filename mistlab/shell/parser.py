@@ -47,7 +47,9 @@ class Cursor:
         return self.reserved() in CLOSING
 
     def reserved(self) -> str:
-        """The word at the position if it may be reserved, otherwise empty."""
+        """The word at the position if it may be a reserved word, such as ``if``; otherwise
+        empty.
+        """
         lexer = self._lexer
         match = RESERVED.match(lexer.text, lexer.at, lexer.end)
         return match[0] if match else ""
@@ -67,7 +69,7 @@ class Cursor:
                 return
 
     def lines(self) -> None:
-        """Skip blanks and line ends, with the here-documents that follow."""
+        """Skip blanks and line ends; here-documents that begin after a line end are read."""
         self.blanks()
         while self._lexer.peek() == "\n":
             self._lexer.at += 1
@@ -93,7 +95,7 @@ _REDIRECT = re.compile(
 
 
 def read_redirect(lexer: Lexer, blanks: Callable[[], None]) -> Redirect | None:
-    """The redirection at a lexer's position, or None for another word."""
+    """The redirection at a lexer's position; None if there is none."""
     match = _REDIRECT.match(lexer.text, lexer.at, lexer.end)
     if match is None or BLANK.match(lexer.text, lexer.at, lexer.end):
         return None
@@ -140,7 +142,7 @@ _LONGEST = 1 << 17
 
 
 def parsed(text: str, base: int = 0) -> Script:
-    """The commands of a file's text; ``base`` is added to line numbers."""
+    """The commands in the text of a file; ``base`` is added to the numbers of its lines."""
     if len(text) > _LONGEST:
         raise LineError(base + 1, "the file is longer than 128 KiB: give the launch line alone")
     if any(ord(letter) >= 0xF0000 for letter in text if not letter.isascii()):
@@ -175,7 +177,7 @@ class Parser:
         self._cursor = Cursor(lexer)
 
     def script(self, closing: str = "") -> Script:
-        """Commands up to a closing character, a closing word or the end."""
+        """Parse commands up to a closing character, a closing word or the end of the text."""
         lexer = self._lexer
         self._cursor.lines()
         start, commands = lexer.at, list[Command]()

@@ -23,7 +23,7 @@ _CLASSES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Token:
-    """An item of a pattern: a character, a class, any text, or a list of alternatives."""
+    """An item of a shell pattern: a character, a class, any text, or a list of alternatives."""
 
     kind: str
     letter: str = ""
@@ -46,7 +46,7 @@ def matches(pattern: str, text: str) -> bool:
 
 
 def ends_from(pattern: str, text: str, start: int) -> list[int]:
-    """The ends of a pattern's matches that begin at an offset, ascending."""
+    """The ends of all matches of a pattern that begin at an offset, in ascending order."""
     return sorted(_ends(_tokens(pattern), text, {start}))
 
 
@@ -67,7 +67,7 @@ def without(text: Text, pattern: str, operator: str) -> Text:
 
 
 def spans(pattern: str, text: str, *, every: bool) -> list[tuple[int, int]]:
-    """The spans of a pattern's longest matches: the first one, or all without overlap."""
+    """Where a pattern's longest matches begin and end: the first match, or all without overlap."""
     tokens, bounds, start = _tokens(pattern), list[tuple[int, int]](), 0
     while start < len(text):
         stop = max(_ends(tokens, text, {start}), default=start)

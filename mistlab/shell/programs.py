@@ -31,7 +31,7 @@ _SBATCH = re.compile(r"[ \t]*#SBATCH[ \t]+(?P<words>.*?)[ \t]*(?:[ \t]#.*)?$")
 # has directives of its own.
 _COMMAND = re.compile(r"[ \t]*[^#\s]")
 _BEGINNING = re.compile(r"#!|[^#]*<<")
-# A value after a space does not begin with a dash.
+# Matches an option of an ``#SBATCH`` line; a value after a space does not begin with a dash.
 _OPTION = re.compile(r"(?<!\S)(?:(--[\w-]+)(?:=|[ \t]+(?!-)|(?!\S))|(-[A-Za-z])[= \t]*)([^\s#]*)")
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "--nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
@@ -174,7 +174,7 @@ def sourced(call: Call) -> int | None:
 
 
 def _file(session: Session, text: Text, path: Text) -> Script:
-    """The commands of a file beside the script, or of one that the script wrote."""
+    """The commands of a file that the script wrote, or that is in its folder."""
     if text.is_known and len(text.marks) <= 1:
         return parsed_file(
             session, text.chars, normpath(known_path(path) or session.rendered(path))
@@ -377,7 +377,7 @@ def _named(call: Call, number: int) -> bool:
 
 
 def _is_value(words: Sequence[Text], number: int) -> bool:
-    """Whether a word looks like an option's value."""
+    """Whether a word can be the value of the option before it."""
     return (
         number > 1
         and words[number - 1].chars.startswith("--")

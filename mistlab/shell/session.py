@@ -101,12 +101,12 @@ class Variable:
         return all(text.chars == other.items[key].chars for key, text in self.items.items())
 
     def assuming(self, notes: frozenset[str]) -> "Variable":
-        """The variable with further assumptions attached to its values."""
+        """The variable with further assumptions noted on its values."""
         return replace(self, items={key: each.assuming(notes) for key, each in self.items.items()})
 
     @property
     def keys(self) -> list[Key]:
-        """All indices or keys, in order."""
+        """All indices or keys of the variable, in order."""
         return list(self.items) if self.is_map else sorted(self.items, key=int)
 
 
@@ -117,7 +117,7 @@ def scalar(text: Text, *, exported: bool = False) -> Variable:
 
 @dataclass(slots=True, kw_only=True)
 class State:
-    """Everything that a command can read and change.
+    """What commands of a script can read and change: variables, arguments, files and output.
 
     ``name`` is the script's own (``$0``). ``folder`` is the one that the script has entered by a
     path that is known, None where it is in the folder that it was started from. ``frames`` hold,
@@ -183,7 +183,7 @@ _DEEPEST = 25
 
 
 class StepsError(LineError):
-    """A script takes too many evaluation steps."""
+    """The evaluation of a script takes too many steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +200,7 @@ class Guard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A command that was evaluated and may start training.
+    """A command of the script that was evaluated, and that may start training.
 
     ``loops`` are loops around the command: their variable, their line and its value there.
     ``callers`` are lines from which the command was reached.
@@ -219,7 +219,7 @@ class Started:
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """One evaluation of a script.
+    """One evaluation of a script: what is given, what is unknown, and which commands were started.
 
     ``run`` evaluates a script in a state. ``parked`` are, for each running function or loop, states
     that left it early under a condition that is not known. ``tests`` counts the conditions that are
@@ -271,7 +271,7 @@ class Session:
             raise LineError(line, f"calls are nested deeper than {_DEEPEST} levels: call fewer")
 
     def unknown(self, unknown: Unknown) -> Text:
-        """A text of one unknown part."""
+        """A text that consists of one unknown part."""
         if unknown in self.unknowns[-20:]:
             number = self.unknowns.index(unknown)
         else:
@@ -282,7 +282,7 @@ class Session:
         return plain(chr(FIRST_PLACEHOLDER + number), unknown.line)
 
     def first_unknown(self, *texts: Text) -> Unknown | None:
-        """The first unknown part in texts; None if everything is known."""
+        """The first part of some texts whose value is unknown; None if all of it is known."""
         for text in texts:
             if not text.is_known:
                 letter = next(filter(_is_placeholder, text.chars))
@@ -314,18 +314,20 @@ class Session:
         )
 
     def word(self, text: Text) -> Word:
-        """A text as a word of a command."""
+        """A text as one word of a command, for options and messages."""
         line, file = self.place(text.line)
         unknown = self.first_unknown(text)
         return Word(text=self.rendered(text), line=line, unknown=unknown, file=file)
 
     def place(self, line: int) -> tuple[int, str]:
-        """A line's number in its file, and the file's name where it is not the first one."""
+        """The number of a line in its own file, and that file's name unless it is the script
+        itself.
+        """
         number, line = divmod(line, FILE)
         return line, self.files[number] if number else ""
 
     def at(self, line: int) -> str:
-        """A line as shown to the user."""
+        """A line as users' messages show it: its number, and the file if that is not the script."""
         number, file = self.place(line)
         return f"line {number} of {file}" if file else f"line {number}"
 
@@ -337,7 +339,7 @@ class Session:
         remedy: str = "",
         either: tuple[str, ...] = (),
     ) -> Text:
-        """A text of one unknown part, reported at its line."""
+        """A text that is one unknown part, with the line to name in messages."""
         number, file = self.place(line)
         return self.unknown(
             Unknown(
@@ -355,7 +357,7 @@ class Session:
 # are unknown.
 
 
-# Variables that every shell sets itself.
+# Variables that every shell sets, so that they are unknown but never unset.
 ALWAYS_SET = frozenset(
     (
         *("HOME", "PATH", "PWD", "OLDPWD", "USER", "LOGNAME", "HOSTNAME", "SHELL", "LANG"),
@@ -378,7 +380,7 @@ def given(text: str) -> Text:
 
 
 def value_of(session: Session, state: State, name: str, line: int) -> Text | Absence:
-    """The value of ``$name``."""
+    """The value of ``$name``, or the reason why it has none."""
     session.mentioned.add(name)
     variable = state.variables.get(name)
     if variable is not None:
@@ -443,7 +445,7 @@ def assign(session: Session, state: State, name: str, text: Text, key: Key | Non
 def assign_all(
     session: Session, state: State, name: str, items: Mapping[Key, Text], *, is_map: bool = False
 ) -> None:
-    """Give an array its values."""
+    """Give an array these values."""
     session.mentioned.add(name)
     if name in session.source.settings:
         return
@@ -513,7 +515,7 @@ def unset_argument(session: Session, number: int, source: str, line: int) -> Tex
 
 
 def without_arguments(session: Session, line: int, source: str) -> frozenset[str]:
-    """The note that a script is assumed to be started without arguments."""
+    """The note that the script is assumed to be started without arguments."""
     where = f"{session.at(line)}: {source}"
     note = f"{where}: the script is taken as started without arguments: -- ARG1 ..."
     return frozenset((note,))

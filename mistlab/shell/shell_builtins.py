@@ -54,7 +54,7 @@ def run_assignment(expander: WordExpander, item: Assignment, *, is_map: bool = F
 
 
 def _assign_number(expander: WordExpander, item: Assignment, old: Variable, text: Text) -> None:
-    """An assignment to a variable of ``declare -i``."""
+    """Assign the value of an arithmetic expression to a variable of ``declare -i``."""
     try:
         number = expander.number_in(text.chars, item.line)
         if item.appends and old.text is not None:
@@ -351,7 +351,7 @@ def _shift(call: Call) -> Status:
     text = call.arguments[0] if call.arguments else plain("1")
     number = call.expander.number_in(text.chars, call.line)
     if unknown := call.session.first_unknown(*state.arguments[:number]):
-        # An unknown shift may drop several arguments, or none.
+        # An unknown argument may stand for several, or for none, so what a shift leaves is unknown.
         reason, remedy = unknown.reason, unknown.remedy
         state.arguments = (call.session.unknown_at(call.line, '"$@"', reason, remedy),)
         return 0

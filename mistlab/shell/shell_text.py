@@ -34,7 +34,7 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
-    """One word of a command after expansion.
+    """A word of an evaluated command: its text, its line and its unknown part.
 
     Unknown parts stand in ``text`` as the script writes them; ``unknown`` explains the first of
     them. ``line`` is 0 for words that do not come from a script, and the line that wrote the word's
@@ -60,7 +60,7 @@ LONGEST = 1 << 18
 
 
 class LineError(InputError):
-    """A script cannot be evaluated at a line."""
+    """The script cannot be evaluated, because of the command on a line."""
 
     def __init__(self, line: int, problem: str) -> None:
         super().__init__(problem)
@@ -140,7 +140,7 @@ def plain(chars: str, line: int = 0) -> Text:
 
 
 def joined(parts: Iterable[Text], separator: str = "") -> Text:
-    """Concatenate texts."""
+    """Texts joined to one, with the lines of each."""
     chars: list[str] = []
     marks: list[tuple[int, int]] = []
     assumed: frozenset[str] = frozenset()

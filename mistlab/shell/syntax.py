@@ -18,7 +18,7 @@ class SyntaxNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expanded(SyntaxNode):
-    """A part of a word that expansion replaces by a value."""
+    """A part of a word, such as ``$x``, that expansion replaces by a value."""
 
     source: str
     quoted: bool = False
@@ -46,21 +46,23 @@ class Dollar(Expanded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Substitution(Expanded):
-    """``$(...)`` or backquotes."""
+    """A command substitution: ``$(...)`` or backquotes."""
 
     script: "Script"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic(Expanded):
-    """``$((...))``."""
+    """An arithmetic expansion: ``$((...))``."""
 
     expression: "RawWord"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipe(SyntaxNode):
-    """``<(...)`` or ``>(...)``, a path in a running shell; or ``<path>``, a placeholder."""
+    """A process substitution, ``<(...)`` or ``>(...)``, which is a path in a running shell; or a
+    placeholder ``<path>``.
+    """
 
     source: str
     quoted: bool = True
@@ -71,7 +73,7 @@ WordPart: TypeAlias = Literal | Dollar | Substitution | Arithmetic | Pipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawWord(SyntaxNode):
-    """A word before expansion."""
+    """A word of the script as written, before expansion."""
 
     parts: tuple[WordPart, ...]
     source: str = ""
@@ -114,7 +116,9 @@ class Redirect(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simple(SyntaxNode):
-    """Assignments, then a command's words; declarations have assignments among their words."""
+    """A simple command: assignments, then words; for declarations, assignments are among the
+    words.
+    """
 
     assignments: tuple[Assignment, ...]
     words: tuple[RawWord | Assignment, ...]
@@ -142,7 +146,7 @@ class AndOr(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """Commands in sequence."""
+    """A sequence of commands."""
 
     commands: tuple["Command", ...]
     source: str = ""
@@ -150,7 +154,9 @@ class Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class If(SyntaxNode):
-    """``if`` with its ``elif``s as pairs of condition and body, and ``else``."""
+    """An ``if`` command: pairs of condition and body for ``if`` and each ``elif``, and the body of
+    ``else``.
+    """
 
     branches: tuple[tuple[Script, Script], ...]
     otherwise: Script | None
@@ -167,7 +173,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case(SyntaxNode):
-    """``case word in ... esac``."""
+    """A ``case`` command: ``case word in ... esac``."""
 
     subject: RawWord
     arms: tuple[Arm, ...]
@@ -175,7 +181,7 @@ class Case(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForIn(SyntaxNode):
-    """``for name in words``; ``words`` is None for the script's arguments."""
+    """A loop ``for name in words``; ``words`` is None for the script's arguments."""
 
     name: str
     words: tuple[RawWord, ...] | None
@@ -184,7 +190,7 @@ class ForIn(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForCount(SyntaxNode):
-    """``for ((start; condition; step))``."""
+    """A loop ``for ((start; condition; step))``."""
 
     start: RawWord
     condition: RawWord
@@ -194,7 +200,7 @@ class ForCount(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class While(SyntaxNode):
-    """``while`` or ``until``."""
+    """A loop with ``while`` or ``until``."""
 
     condition: Script
     body: Script
@@ -203,7 +209,7 @@ class While(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function(SyntaxNode):
-    """A function's definition."""
+    """A definition of a shell function."""
 
     name: str
     body: "Command"
@@ -211,7 +217,7 @@ class Function(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group(SyntaxNode):
-    """``{ ...; }``, or ``( ... )`` with ``subshell``."""
+    """Commands in braces (``{ ...; }``), or in parentheses (with ``subshell``)."""
 
     script: Script
     subshell: bool = False
@@ -236,7 +242,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """Tests joined by ``&&``, ``||`` or negated by ``!`` inside ``[[ ]]``."""
+    """Tests inside ``[[ ]]`` that ``&&`` or ``||`` joins, or that ``!`` negates."""
 
     operator: str
     tests: tuple["Comparison", ...]
@@ -255,7 +261,7 @@ class Bracketed(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redirected(SyntaxNode):
-    """A compound command with redirections."""
+    """A compound command, such as a loop, with redirections."""
 
     command: "Command"
     redirects: tuple[Redirect, ...]
@@ -263,7 +269,7 @@ class Redirected(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Background(SyntaxNode):
-    """A command followed by ``&``."""
+    """A command in the background, followed by ``&``."""
 
     command: "Command"
 

@@ -23,8 +23,8 @@ from runtime.baselines.builds import check_installed
 
 
 def check_accepted(target: str, text: str, job: Job, *, checkout: Path | None = None) -> None:
-    """Refuse a text that its framework does not accept, at the version known here; with a
-    ``checkout`` of Megatron-LM, its option parser must accept a launch line, too.
+    """Refuse an exported file that its framework, at the version known here, does not accept; with
+    a ``checkout`` of Megatron-LM, its option parser must accept a launch line, too.
     """
     row = TARGETS[target]
     check_installed(row.package)
@@ -97,7 +97,7 @@ def _blocks_of(made: Any, text: str) -> list[int]:
 
 
 def _channels(made: Any) -> int:
-    """The channels of a head's queries and keys in a configuration of Megatron-core."""
+    """The channels of a head's queries and keys, by a configuration of Megatron-core."""
     if made.multi_latent_attention:
         return int(made.qk_head_dim + made.qk_pos_emb_head_dim)
     return int(made.kv_channels)

@@ -69,7 +69,7 @@ class FsdpRun:
         return float(total)
 
     def configuration(self) -> Configuration:
-        """The configuration of this run."""
+        """The configuration of this FSDP2 run."""
         return Configuration.of_torch(
             self._job, f"FSDP2 of torch {torch.__version__}", "32 bits", self._optimizer
         )

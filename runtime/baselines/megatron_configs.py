@@ -1,4 +1,4 @@
-"""Megatron-core's configurations and arguments from Megatron-LM's options."""
+"""Builds Megatron-core's configurations and arguments from Megatron-LM's options."""
 
 import os
 import sys

@@ -287,7 +287,7 @@ class Loader(LoadPlanner):
 
 
 _OF_TORCH = "torch.distributed.checkpoint"
-# The classes that a checkpoint's list consists of, by module.
+# The classes that may occur in a checkpoint's list of tensors, by module.
 _KNOWN: Mapping[str, frozenset[str]] = {
     f"{_OF_TORCH}.metadata": frozenset(
         (
@@ -374,7 +374,7 @@ class Reader(FileSystemReader):
     """Reads the files of a checkpoint, which another plan may have written."""
 
     def metadata(self) -> Metadata:
-        """The list of the checkpoint's tensors; raises ``UnreadableError`` if it is damaged."""
+        """The checkpoint's list of tensors; raises ``UnreadableError`` if its file is damaged."""
         try:
             metadata = self.read_metadata()
         except UnreadableError:

@@ -90,11 +90,11 @@ class TensorFolder:
         return tuple(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor; refuses a name that does not exist."""
+        """The shape of a tensor of the folder; refuses a name that no tensor has."""
         return self._place(name).shape
 
     def kind(self, name: str) -> torch.dtype:
-        """The data type of a tensor."""
+        """The data type of a tensor of the folder."""
         return self._place(name).kind
 
     def read(self, name: str) -> Tensor:
@@ -168,7 +168,7 @@ class TensorSource:
         return whole if self.order is None else whole[list(self.order)]
 
     def shape(self, folder: TensorFolder) -> tuple[int, ...]:
-        """The parameter's shape."""
+        """The shape of the parameter that these tensors make up."""
         shapes = [folder.shape(name) for name in self.tensors]
         if self.of_all:
             count, *sizes = shapes[0]

@@ -50,7 +50,8 @@ class RecordedGraph(TorchDispatchMode):
             raise RuntimeError(message)
         for tensor in _written(func, args, kwargs):
             self._keep(tensor)
-        # A tensor may move to other memory later; the graph keeps the address.
+        # The graph keeps the address that a tensor has now, since the tensor may move to other
+        # memory later.
         addresses = _addresses(args), _addresses(kwargs)
         result = func(*args, **kwargs)
         given = {storage_of(one) for one in tensors_in(addresses)}

@@ -35,7 +35,7 @@ class RecordedGroup:
     seen_by: int
 
     def size(self) -> int:
-        """Number of ranks."""
+        """The number of ranks in the group."""
         return len(self.ranks)
 
     def rank(self) -> int:
@@ -66,7 +66,7 @@ class Ranks(Protocol):
         """Send and receive tensors; ranks are global."""
 
     def aside(self, group: RecordedGroup, call: Callable[[], None]) -> Work:
-        """Make a call on NCCL's own stream of a group."""
+        """Make a call on the stream that NCCL has for a group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class RecordedLibrary:
         return group
 
     def world(self) -> RecordedGroup:
-        """The group of all ranks."""
+        """The group of all ranks of the run."""
         return self._world
 
     def link_options(self) -> LinkOptions:
@@ -148,7 +148,7 @@ class RecordedLibrary:
     def all_gather_single(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any = None, async_op: bool = False
     ) -> Work | None:
-        """Concatenate the group's tensors."""
+        """Gather the tensors of all ranks, concatenated."""
         return self._run(
             group,
             lambda of: self._others.all_gather(of, output_tensor, input_tensor),
@@ -163,7 +163,7 @@ class RecordedLibrary:
         group: Any = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Reduce-scatter over the group."""
+        """Sum over the group, and keep this rank's part."""
         assert op == distributed.ReduceOp.SUM
         return self._run(
             group, lambda of: self._others.reduce_scatter(of, output, input), async_op=async_op
@@ -178,7 +178,7 @@ class RecordedLibrary:
         group: Any = None,
         async_op: bool = False,
     ) -> Work | None:
-        """All-to-all over the group."""
+        """Send each rank its rows, and receive the rows that all ranks send to this one."""
         rows = output_split_sizes, input_split_sizes
         return self._run(
             group, lambda of: self._others.all_to_all(of, output, input, rows), async_op=async_op

@@ -49,13 +49,13 @@ class Group(Channel, Protocol):
 
     @property
     def rank(self) -> int:
-        """This rank's number in the group."""
+        """The index of this rank in the group."""
 
     def all_reduce(self, tensor: Tensor, operation: str = "sum") -> Pending | None:
         """Reduce ``tensor`` over the ranks, in place; ``operation`` is ``sum`` or ``max``."""
 
     def all_gather(self, whole: Tensor, part: Tensor) -> Pending | None:
-        """Fill ``whole`` with every rank's part in order of rank.
+        """Fill ``whole`` with the parts of all ranks, in the order of ranks.
 
         ``part`` is this rank's part; it may be a view of its place in ``whole``.
         """
@@ -185,7 +185,7 @@ class InTurn:
 
     @property
     def is_done(self) -> bool:
-        """Whether the last collective has been finished."""
+        """Whether the last one of the collectives has been finished."""
         return self._current is None
 
     def is_ready(self) -> bool:

@@ -52,7 +52,7 @@ class Library(Protocol):
     def all_gather_single(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any = None, async_op: bool = False
     ) -> Work | None:
-        """Concatenate the group's tensors."""
+        """Gather the tensors of all ranks of the group, concatenated."""
 
     def reduce_scatter_single(
         self,
@@ -62,7 +62,7 @@ class Library(Protocol):
         group: Any = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Reduce-scatter: sum over the group, and keep this rank's part."""
+        """Sum over the group, and keep this rank's part."""
 
     def all_to_all_single(
         self,
@@ -73,7 +73,9 @@ class Library(Protocol):
         group: Any = None,
         async_op: bool = False,
     ) -> Work | None:
-        """All-to-all: send each rank its rows of the input, and receive its rows in the output."""
+        """Send each rank its rows of the input, and receive in the output the rows for this
+        rank.
+        """
 
     def message(self, *, is_sent: bool, tensor: Tensor, peer: int, group: Any) -> Any:
         """A message to or from a global rank, for ``batch_isend_irecv``."""

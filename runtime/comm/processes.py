@@ -258,7 +258,7 @@ class ProcessGroup:
         return self._started(work)
 
     def all_gather(self, whole: Tensor, part: Tensor) -> Pending | None:
-        """Fill ``whole`` with every rank's part in order of rank."""
+        """Fill ``whole`` with the parts of all ranks, in the order of ranks."""
         # The part is copied for gloo, which may write other ranks' parts into ``whole`` before it
         # has read this rank's.
         part = part if self._is_ordered else part.clone()
@@ -341,7 +341,7 @@ class _PendingWorks:
         return not self._waiter.is_alive()
 
     def wait_a_moment(self) -> None:
-        """Let gloo's threads run for a moment."""
+        """Sleep a moment, in which gloo's threads can run."""
         self._waiter.join(MOMENT_S)
 
     def finish(self) -> None:
@@ -375,7 +375,7 @@ T = TypeVar("T")
 
 
 def is_distributed() -> bool:
-    """Whether this process has connected to other processes."""
+    """Whether this process is connected to others."""
     return bool(distributed.is_initialized())
 
 

@@ -223,7 +223,7 @@ class Sharers:
 
     @property
     def replica(self) -> int:
-        """The rank's index among those with the same parameters."""
+        """The rank's index among the ranks with the same parameters."""
         return self.reduce.rank
 
 
@@ -252,7 +252,7 @@ class Connections:
 
     @property
     def is_first(self) -> bool:
-        """Whether the rank is the first of its run."""
+        """Whether the rank is the first rank of the whole run."""
         return self.rank == 0 and self.peers.rank == 0
 
     @property
@@ -356,7 +356,9 @@ class Neighbour:
 
 
 def isolated(plan: Plan, stage: int, device: torch.device, seed: int) -> Connections:
-    """Connections for one stage of one rank alone; ``seed`` determines the generated messages."""
+    """Connections with which one stage runs alone on one rank; ``seed`` determines the messages
+    that stand for its neighbours'.
+    """
     assert plan.stages[stage].num_gpus == 1
     topology, alone = Topology(plan=plan), Alone()
     rank = topology.rank(stage, 0, 0)

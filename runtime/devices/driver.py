@@ -66,7 +66,7 @@ class Driver(Protocol):
 
     @property
     def version(self) -> str:
-        """The version of the software below torch, such as CUDA's."""
+        """The version of the software below torch, such as that of CUDA."""
 
     def count(self) -> int:
         """The number of devices on this node."""

@@ -45,7 +45,7 @@ def answers_of(queries: Sequence[str], gpu: str) -> list[str]:
 # The devices that a profile measures: GPUs, or shares of a CPU in place of GPUs.
 
 
-# ``cpu``, or a device kind that has a driver.
+# A kind of device: ``cpu``, or one that has a driver.
 DeviceKind = str
 
 # A CPU stands for this many devices, since communication needs at least two processes.
@@ -89,7 +89,7 @@ class Devices:
 
 
 def devices_of(kind: DeviceKind | None, count: int | None) -> Devices:
-    """The devices to measure: by default all GPUs if there are any."""
+    """The devices that a profile measures: all GPUs by default, if there are any."""
     present = DRIVERS[kind if kind in DRIVERS else "cuda"].count()
     if kind is None:
         kind = "cuda" if present else "cpu"
@@ -183,7 +183,9 @@ def device_memory_bytes(devices: Devices) -> int:
 
 
 def outside_bytes(device: torch.device) -> int:
-    """The memory used outside torch's allocator on a GPU; on a CPU, that of this process."""
+    """The memory that is used outside torch's allocator: on a GPU by all programs, on a CPU by this
+    process.
+    """
     if driver_of(device) is not None:
         return outside.outside_bytes(device)
     resident_pages = int(Path("/proc/self/statm").read_text().split()[1])

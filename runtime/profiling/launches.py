@@ -50,7 +50,9 @@ def tiny(family: Family, attention: Attention, precision: Precision, *, layers: 
 
 
 class TinyBlocks:
-    """Two models of tiny blocks, ready to run; with ``again`` all blocks are recomputed."""
+    """Two models of small blocks, ready to run on the executor; with ``again`` all blocks are
+    recomputed.
+    """
 
     def __init__(
         self,
@@ -129,7 +131,7 @@ class LaunchTiming:
 def launches(
     family: Family, attention: Attention, precision: Precision, clock: Clock, repetitions: int
 ) -> LaunchTiming:
-    """Time the host while the executor runs blocks of a family, without offloading.
+    """Time the host while the executor runs small blocks of a model family, without offloading.
 
     On a CPU, the time is that of this process alone, so that other processes do not add to it.
     """
@@ -162,7 +164,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def _kernels(workload: Workload) -> int:
-    """The number of kernels in a block's two passes, as predictions count them.
+    """The number of kernels in a block's forward and backward pass, as predictions count them.
 
     The executor's other work is charged to these kernels.
     """

@@ -73,7 +73,7 @@ class Clock(Protocol):
 
 @final
 class HostClock:
-    """Times work that has ended when its call returns, with cold caches.
+    """A clock for work that has ended when its call returns; caches are cold.
 
     ``meet`` is called when the caches are clear, so that processes that work together begin at
     once.
@@ -110,7 +110,7 @@ class HostClock:
 
 @final
 class EventClock:
-    """Times work on a GPU's current stream with two events, with a cold cache."""
+    """A clock for work on a GPU's current stream: two events around it, with a cold cache."""
 
     def __init__(self, device: torch.device, driver: Driver) -> None:
         self.device, self._driver = device, driver
@@ -144,7 +144,7 @@ def clock_of(device: torch.device, meet: Callable[[], object] = lambda: None) ->
     return HostClock(meet) if driver is None else EventClock(device, driver)
 
 
-# One of the processes that measure together, with its device and its groups.
+# One of the processes that measure at the same time, with its device and its groups.
 
 
 # The timeout after which a process that waits for another gives up, and all processes end.

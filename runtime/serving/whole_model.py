@@ -14,7 +14,9 @@ from runtime.serving.served_weights import Start
 
 
 def tokens_of_whole(job: PhasedJob) -> list[list[int]]:
-    """Each request's tokens by greedy decoding, recomputing the whole sequence for each token."""
+    """The tokens that each request gets by greedy decoding; the whole sequence is computed again
+    for each token.
+    """
     model = whole_model(job.workload, job.start)
     answers = []
     with torch.no_grad():

@@ -45,7 +45,7 @@ class StandIns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnModel:
-    """A traced model: its description and its graph.
+    """A user's model after its trace: its description and its layer graph.
 
     ``differing`` names settings that differ between its blocks; the graph is the first block's.
     """
@@ -107,7 +107,7 @@ def trace_factory(
 
 @dataclass(slots=True)
 class _Step:
-    """One training step of the model, and the sizes found during it."""
+    """One training step of a user's model, and the sizes that it reveals."""
 
     tokens: Tensor
     sizes: dict[str, int] = field(default_factory=dict)
@@ -200,7 +200,7 @@ def _default_type(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence PyTorch's log of the traceback of an error that this module will explain."""
+    """Silence PyTorch's log of an error's traceback, since this module will explain the error."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before = log.disabled
     log.disabled = True

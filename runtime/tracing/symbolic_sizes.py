@@ -63,7 +63,8 @@ class SizeSpace(ShapeEnv):
         return other + self._symbol(difference, value - value_of(other))
 
     def _symbol(self, name: sympy.Expr, value: int) -> Size:
-        # With symbols, looking up an operator in the cache takes longer than running it.
+        # With symbolic sizes, a look-up in the fake mode's cache of operators takes longer than
+        # running one.
         self.fake_mode.cache_enabled = False
         source = ConstantSource(str(name))
         symbol = self.create_symbol(
@@ -109,7 +110,7 @@ def symbols(names: str, values: Sequence[int]) -> tuple[Size, ...]:
 
 
 def expression_of(size: Size) -> sympy.Expr:
-    """A size as a SymPy expression in the names of its space."""
+    """A size as a SymPy expression, written with the names of its space."""
     if isinstance(size, int):
         return sympy.Integer(size)
     space = size.node.shape_env
@@ -130,7 +131,7 @@ _TORCH = Path(torch.__file__).resolve().parent
 
 
 def refusal(operator: str, module: str, error: Exception) -> TraceError:
-    """The error for an operator that failed inside ``module``."""
+    """The error to raise for an operator that failed inside ``module``."""
     inside = f" in module {module!r}" if module else ""
     reason = _reason(error)
     return TraceError(f"operator {operator}{inside} cannot be traced: {reason}{running_place()}")
@@ -142,7 +143,7 @@ def running_place() -> str:
 
 
 def failure(error: Exception) -> TraceError:
-    """The error for a model whose own code raised ``error``."""
+    """The error to raise for a model whose own code raised ``error``."""
     where = _place(traceback.extract_tb(error.__traceback__))
     return TraceError(f"the model cannot be traced: {_reason(error)}{where}")
 
@@ -175,7 +176,9 @@ def _place(frames: Iterable[traceback.FrameSummary]) -> str:
 
 
 def assumptions_of(space: SizeSpace) -> list[str]:
-    """The guards that do not hold for all sizes of at least two, in named symbols."""
+    """The guards on sizes that do not hold for all sizes of at least two, written with the names of
+    sizes.
+    """
     guards = {guard.expr for guard in space.guards if not always(guard.expr, at_least=2)}
     named = {space.named(guard) for guard in guards} - {sympy.true}
     return sorted(set(map(str, named)) - _stated(space))

@@ -87,7 +87,7 @@ class ModulePaths:
 
     @property
     def running(self) -> str:
-        """The path of the innermost running module."""
+        """The path of the innermost module whose forward is running."""
         return self._stack[-1]
 
     def forward_path(self) -> str:
@@ -456,7 +456,8 @@ def _refuse_unlike(path: str, blocks: nn.ModuleList) -> None:
 
 
 def differing_settings(blocks: nn.ModuleList) -> list[str]:
-    """Names of plain attributes that are not equal in all blocks, such as ``attention.window``.
+    """The names of plain attributes, such as ``attention.window``, that are not equal in all
+    blocks.
 
     A layer's number differs by design and is left out.
     """

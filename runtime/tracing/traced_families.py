@@ -138,7 +138,7 @@ def trace_spec(spec: ModelSpec, attention: str, precision: str) -> tuple[ModelSp
 
 
 def structure_with(variant: Variant) -> Structure:
-    """The structure of a variant's blocks."""
+    """The structural features (norms, biases, experts, ...) of a variant's blocks."""
     parts: dict[str, Any] = dict.fromkeys(variant.parts, True)
     for lacking, has in LACKING.items():
         parts[has] = not parts.pop(lacking, False)

@@ -173,7 +173,7 @@ KIND_OF_OPERATOR: Mapping[str, Kind] = {
     "mistlab.scatter_rows": "collective",
 }
 
-# Operators without work: they allocate, or query a tensor.
+# Operators that do no work: they allocate memory, or only look at a tensor.
 IDLE = {
     "aten.empty",
     "aten.empty_like",
@@ -192,7 +192,7 @@ ROWS_OF = {
     "aten.nll_loss_forward": "self",
 }
 
-# Collectives whose message, counted by ``read_bytes``, is their result.
+# Collectives whose message is their result; ``read_bytes`` counts it.
 GATHERS = {"mistlab.gather_tokens", "mistlab.gather_again", "mistlab.gather_rows"}
 
 # Operators that read only scores of past positions, which are half of all scores.
@@ -325,7 +325,7 @@ def written_bytes(call: TracedCall) -> Size:
 
 
 def tensors_in(values: object) -> list[Tensor]:
-    """The tensors among nested values, each once."""
+    """All tensors in nested values, each once."""
     leaves = torch.utils._pytree.tree_leaves(values)
     return list({id(x): x for x in leaves if isinstance(x, Tensor)}.values())
 
@@ -419,8 +419,8 @@ def _attention_flop(call: TracedCall) -> Size:
     backward = call.name.endswith("_backward")
     batch, heads, rows, channels = call.argument("query").shape
     columns = call.argument("key").shape[2]
-    # Forward: scores and output. Backward: scores again, then the gradients of probabilities,
-    # values, queries and keys.
+    # GEMMs of fused attention forward: scores and output. Backward: scores again, then the
+    # gradients of probabilities, values, queries and keys.
     products = 5 if backward else 2
     multiply_adds = products * batch * heads * rows * columns * channels
     # Under a causal mask half of the scores is not computed.

@@ -30,7 +30,9 @@ def tokens(batch: Size, sequence: Size) -> Tensor:
 
 
 def run_symbolically(model: nn.Module, inputs: Tensor) -> SymbolicTensor:
-    """Run the forward pass of a model on an input made by ``tokens``."""
+    """Run the forward pass of a model on an input that ``tokens`` made; returns the output's
+    symbolic shape.
+    """
     space = space_of(inputs.shape)
     if space is None:
         message = "the inputs have no symbolic size: make them with tokens(b, s) of symbols"

@@ -15,7 +15,8 @@ from mistlab.shell.programs import directives
 from mistlab.shell.session import LaunchFile
 from mistlab.shell.shell_text import Word
 
-# Parts of a program's path, and the reason why it does not pre-train a decoder.
+# Parts of a program's path by which it is recognised, each with the reason why it does not
+# pre-train a decoder.
 _OTHERS: Mapping[str, str] = {
     r"bert|biencoder|realm|\bict\b": "trains an encoder",
     r"\bt5\b|ul2": "trains an encoder beside a decoder",

@@ -37,7 +37,7 @@ class Files:
     unknown: Mapping[str, Unknown] = field(default_factory=dict)
 
     def text(self, path: str) -> str | None:
-        """The text of a file; None if it is not available."""
+        """The text of a file that the launch line names; None if it cannot be found."""
         written = self._as_written(path, self.written)
         return self.source.beside(known_part(path)) if written is None else self.written[written]
 
@@ -85,7 +85,7 @@ def read_ulysses(options: Options, draft: Found) -> None:
 
 
 def _configuration(options: Options, files: Files) -> tuple[str, str | None]:
-    """The name of DeepSpeed's configuration, and its text if it is available."""
+    """The name of DeepSpeed's configuration file, and its text if the file can be found."""
     if _CONFIG not in options:
         return "", None
     option = options.given[_CONFIG]

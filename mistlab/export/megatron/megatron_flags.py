@@ -230,12 +230,12 @@ REFUSED: Mapping[str, str] = {
     "--expert-tensor-parallel-num-weight-shards": _WEIGHT_SHARDS,
     "--output-bert-embeddings": _ENCODER,
 }
-# Values with which a refused option has no effect.
+# A refused option with one of these values has no effect, and is accepted.
 IDLE = frozenset(("0", "1", "false", "none", "null", ""))
 
 
-# Megatron-LM's options on a launch line: each with its words, its line number and its unknown
-# parts.
+# Parses Megatron-LM's options on a launch line: each has its values, its line number and its
+# unknown parts.
 #
 # Names are parsed as by Megatron-LM's ``argparse``: dashes for underscores, unique prefixes,
 # ``--no-X`` for a switch X; the last of several occurrences counts.
@@ -392,7 +392,7 @@ class _OptionReader:
         self._name = ""
 
     def take(self, word: Word) -> None:
-        """Parse the next word: an option, or a value of the last one."""
+        """Parse the next word of the line: an option, or a value of the last option."""
         name, equals, value = word.text.partition("=")
         if name.startswith("--") and len(name) > len("--") and "$" not in name:
             self._begin(name, word)
@@ -412,7 +412,9 @@ class _OptionReader:
         self._name = name
 
     def _canonical(self, spelt: str) -> tuple[str, tuple[str, ...]]:
-        """An option's usual name, and the value that its spelling implies."""
+        """The usual name of an option, and the value that its spelling implies, such as false for
+        ``--no-X``.
+        """
         name = spelt.replace("_", "-")
         for beginning in ("--no-", "--disable-"):
             positive = "--" + name.removeprefix(beginning)

@@ -1,4 +1,4 @@
-"""A model's shape and vocabulary as Megatron-LM's options, and back.
+"""A model's sizes, activation and vocabulary as Megatron-LM's options, and back.
 
 Megatron-LM takes a tokenizer's own number of tokens, special ones included, and pads it. A name is
 matched in the last parts of a path, in small letters.
@@ -27,7 +27,7 @@ from mistlab.plan.workload import ROTARY_BASE, VOCAB_MULTIPLE, Family, ModelSpec
 
 # The vocabulary sizes of tokenizer types that have a fixed vocabulary, each with its source.
 BY_TYPE: Mapping[str, int] = {
-    # OpenAI's gpt2 vocab.json: 50,000 merges, 256 bytes and the end of a text.
+    # GPT-2's vocab.json of OpenAI: 50,000 merges, 256 bytes and the end of a text.
     "GPT2BPETokenizer": 50257,
     # The released tokenizer.model of Llama and Llama 2 (SentencePiece).
     "Llama2Tokenizer": 32000,
@@ -52,40 +52,43 @@ BY_PATCH_TYPE: Mapping[str, int] = {
 }
 # Patterns of model and tokenizer names, with the number of tokens of the released tokenizer.
 _BY_NAME: Mapping[str, int] = {
-    # Meta's releases: SentencePiece models, CodeLlama's with 16 more; tiktoken of Llama 3 and 4.
+    # Tokenizers released by Meta: SentencePiece for Llama 1 and 2 (CodeLlama's has 16 more tokens),
+    # tiktoken for Llama 3 and 4.
     r"code-?llama": 32016,
     r"llama-?4(?!\d)": 202048,
     r"llama-?v?3(?!\d)|llama-?3[123]\b": 128256,
     r"llama-?v?[12](?![\db])|llama-(7b|13b|30b|33b|65b)|vicuna|tinyllama": 32000,
-    # Mistral AI's releases.
+    # Tokenizers released by Mistral AI.
     r"mistral-?nemo": 131072,
     r"mistral-7b(-instruct)?-v0\.3|mixtral-8x22b-(instruct-)?v0\.3": 32768,
     r"mi[sx]tral-(7b|8x7b)": 32000,
-    # Alibaba's releases: 151,643 merges and bytes, and the special tokens of each generation.
+    # Tokenizers released by Alibaba: 151,643 merges and bytes, and the special tokens of each
+    # generation.
     r"qwen-?3": 151669,
     r"qwen-?2\.5|qwen25|qwq": 151665,
     r"qwen-?(1\.5|2)(-|\b)": 151646,
-    # DeepSeek's releases.
+    # Tokenizers released by DeepSeek.
     r"deepseek-?(v3|r1)": 128815,
     r"deepseek-?(v2|coder-v2)": 100002,
-    # Google's Gemma and Gemma 2.
+    # The tokenizer of Google's Gemma and Gemma 2.
     r"gemma-?(2-|2b|7b)": 256000,
-    # EleutherAI's gpt-neox-20b, which Pythia shares.
+    # The tokenizer of EleutherAI's gpt-neox-20b, which Pythia shares.
     r"gpt-?neox|pythia": 50277,
-    # OpenAI's gpt2, whatever its size.
+    # OpenAI's GPT-2 tokenizer, which is the same for all sizes of the model.
     r"gpt-?2": 50257,
-    # BigScience's BLOOM, TII's Falcon, Baichuan, Shanghai AI Laboratory's InternLM 2, 01.AI's Yi.
+    # Tokenizers of BigScience's BLOOM, TII's Falcon, Baichuan, Shanghai AI Laboratory's InternLM 2,
+    # and 01.AI's Yi.
     r"bloom": 250680,
     r"falcon-?(7b|40b|180b)": 65024,
     r"baichuan-?2": 125696,
     r"baichuan": 64000,
     r"internlm-?2": 92544,
     r"\byi-": 64000,
-    # BigCode's StarCoder and StarCoder 2.
+    # The tokenizers of BigCode's StarCoder and StarCoder 2.
     r"starcoder": 49152,
     # NVIDIA's tokenizer of Nemotron-4 (SentencePiece).
     r"nemotron.*256k": 256000,
-    # OpenAI's encodings by name.
+    # OpenAI's tiktoken encodings, by their names.
     r"cl100k": 100277,
     r"o200k": 200019,
 }
@@ -109,7 +112,8 @@ _NULL = ("NullTokenizer", "NullMultimodalTokenizer")
 _GPT2 = "GPT2BPETokenizer"
 _OF_ENCODERS = "BertWordPiece"
 _LLAMA2 = "Llama2Tokenizer"
-# Names of files, and of folders that do not identify the tokenizer inside.
+# File names of the tokenizers of GPT-2 and Llama; then names of folders that say nothing about the
+# tokenizer in them.
 _GPT2_FILES, _LLAMA_FILES = ("vocab.json", "encoder.json"), ("tokenizer.model",)
 _PLAIN_FOLDERS = frozenset(
     ("", "data", "dataset", "datasets", "tokenizer", "tokenizers", "vocab", "models", "assets")
@@ -241,7 +245,7 @@ def _unknown(options: Options, kind: str | None) -> InputError:
     )
 
 
-# A model's shape as Megatron-LM's options, and back.
+# Exports and imports a model's sizes as Megatron-LM's options.
 #
 # Megatron-LM's options set norm, activation and position embedding of all blocks alike; optional
 # parts of models are in ``megatron_parts``. It pads vocabularies to a multiple, and has a dropout
@@ -447,7 +451,7 @@ def _key_heads(options: Options, draft: Found, heads: int) -> int:
 
 
 def _has_biases(options: Options, draft: Found) -> bool:
-    """Whether GEMMs have biases."""
+    """Whether the model's GEMMs have biases, by the launch line's options."""
     without = [name for name in _WITHOUT_SOME_BIASES if options.has(name)]
     if without and not options.has("--disable-bias-linear"):
         # Pai-Megatron-Patch's switches keep at least the biases of queries, keys and values.

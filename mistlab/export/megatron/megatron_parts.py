@@ -99,8 +99,8 @@ def _by_shares(options: Options, layers: int | None) -> str:
     attention = round(layers * options.number("--hybrid-attention-ratio", 0.0, maximum=1))
     networks = round(layers * options.number("--hybrid-mlp-ratio", 0.0, maximum=1))
     blocks = ["M"] * layers
-    # Attention is placed between sections of equal length; networks among the remaining blocks, the
-    # first one late.
+    # As in Megatron-LM, attention comes after runs of state-space blocks of equal length; networks
+    # are placed among the remaining blocks, the first one late.
     _spread(blocks, "*", (layers - attention) / (attention + 1))
     if networks:
         _spread(blocks, "-", (layers - attention - networks) / networks)
@@ -227,7 +227,7 @@ def _cut(letters: str, sizes: Sequence[int]) -> Iterator[str]:
 
 
 def hybrid_notes(job: Job) -> Iterator[str]:
-    """The versions of Megatron-core that a hybrid model's line requires."""
+    """Notes on the versions of Megatron-core that the launch line of a hybrid model needs."""
     if not job.workload.model.pattern:
         return
     if is_cut(job.plan):
@@ -518,7 +518,7 @@ def _shared_of(options: Options, draft: Found, width: int, ffn: int) -> int:
 
 
 def _expert_blocks(options: Options, layers: int) -> list[int]:
-    """For each block whether it has experts."""
+    """For each block, 1 if it has experts, otherwise 0."""
     first = options.whole("--first-k-dense-replace", minimum=0) or 0
     interval = options.whole("--expert-interval")
     if interval is None and is_of_deepspeed(options):

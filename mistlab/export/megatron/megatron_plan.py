@@ -309,10 +309,11 @@ def _activations_offloaded(options: Options, draft: Found, layers: int) -> None:
 # of ranks among which experts are divided.
 _PARTS, _RANKS = "--expert-tensor-parallel-size", "--expert-model-parallel-size"
 _CAPACITY = "--moe-expert-capacity-factor"
-# MindSpeed's switch by which tensor-parallel ranks divide the experts, not each expert.
+# MindSpeed's switch by which tensor-parallel ranks divide the experts among them, instead of
+# splitting each expert.
 _EXPERTS_DIVIDED = "--moe-tp-extend-ep"
-# Megatron-core's switch (0.8 to 0.9) by which ranks of both degrees divide each expert
-# (megatron/core/transformer/moe/moe_layer.py and experts.py).
+# Megatron-core's switch (0.8 to 0.9) by which tensor- and expert-parallel ranks together split each
+# expert (megatron/core/transformer/moe/moe_layer.py and experts.py).
 _EXPERT_DIVIDED = "--moe-extended-tp"
 _EXCHANGES = ("allgather", "alltoall", "alltoall_seq", "flex")
 
@@ -374,7 +375,9 @@ def _divisions(options: Options, draft: Found) -> tuple[int, int]:
 
 
 def _capacity(options: Options) -> tuple[float, bool]:
-    """The capacity factor of experts, 0 for none, and whether experts are padded to it."""
+    """The capacity factor of experts (0 for no capacity), and whether experts' tokens are padded to
+    it.
+    """
     if is_of_deepspeed(options):
         if options.has("--disable-moe-token-dropping"):
             return 0.0, False

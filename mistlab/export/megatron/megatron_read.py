@@ -68,7 +68,7 @@ class OptionRemarks:
 
     @classmethod
     def of(cls, options: Options) -> "OptionRemarks":
-        """All remarks on the options themselves."""
+        """The remarks that options give by themselves, before their values are read."""
         return cls(
             first=[_of_stray(word) for word in options.strays],
             said=[*_of_spellings(options), *_unsaid(options), *_repeated(options)],
@@ -191,7 +191,7 @@ def _distance(name: str, other: str) -> int:
     return row[-1]
 
 
-# Reads launch lines of Megatron-LM and its derivatives: options become a job.
+# Imports launch lines of Megatron-LM and its derivatives.
 #
 # ``read_launch`` takes a parsed command, ``read_options`` options alone, as in other files of
 # Megatron-LM; ``read`` takes the text of a launch line or a script.
@@ -417,7 +417,7 @@ def _workload(options: Options, draft: Found, launch: Launch) -> None:
 
 
 def _length(options: Options, draft: Found) -> int | None:
-    """The length of the decoder's sequences."""
+    """Read the length of the decoder's sequences."""
     length = options.whole("--seq-length") or options.whole("--encoder-seq-length")
     decoder = options.whole("--decoder-seq-length")
     if length is not None and decoder is not None and decoder != length:

@@ -13,7 +13,8 @@ from mistlab.export.megatron.megatron_flags import Options, is_of_deepspeed
 from mistlab.plan.routers import PLAIN_ROUTER, Router
 from mistlab.plan.workload import Experts
 
-# The auxiliary loss and its coefficient that Megatron-LM recommends as a start.
+# An auxiliary loss that balances experts, with the coefficient that Megatron-LM recommends to start
+# with.
 BALANCE = "--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.01"
 # The default update rate of the expert bias.
 _RATE = 0.001

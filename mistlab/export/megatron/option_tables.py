@@ -105,7 +105,7 @@ MANY = word_set(
     """
 )
 
-# Options that affect a step's cost or a plan; each is read.
+# Options that affect a step's cost or a plan, all of which the import reads.
 TELLING = SWITCHES | word_set(
     """
     --tensor-model-parallel-size --pipeline-model-parallel-size --context-parallel-size

@@ -141,7 +141,7 @@ class _Comparison:
                 yield _finding("first call", group, absent, made, text)
 
     def orders(self) -> Iterator[CollectiveFinding]:
-        """For each group, the first rank whose calls differ from the calls of its first rank."""
+        """For each group, the first rank whose calls are not those of the group's first rank."""
         for phase, calls in self.phases.items():
             for group, ranks in self.groups:
                 for rank in ranks[1:]:

@@ -38,7 +38,7 @@ SHAM = "sham"
 
 @cache
 def register() -> None:
-    """Register the kind of device with torch, once in a process."""
+    """Register the stand-in's kind of device with torch, once in a process."""
     setup = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
     if setup is None:
         reject(
@@ -72,7 +72,7 @@ def register() -> None:
 
 @cache
 def has_own_thread() -> bool:
-    """Whether autograd has a thread for the device.
+    """Whether autograd has a thread of its own for the stand-in device.
 
     Autograd starts its threads at a process's first backward pass, for the devices known then.
     """

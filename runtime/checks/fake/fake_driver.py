@@ -154,7 +154,7 @@ class FakeDriver:
         return self._current
 
     def stream(self, device: torch.device, *, urgent: bool = False) -> FakeStream:
-        """A new stream."""
+        """A new stream of the stand-in device."""
         self._streams.append(FakeStream(self))
         return self._streams[-1]
 
@@ -180,7 +180,7 @@ class FakeDriver:
             self.captures = 0
 
     def event(self) -> FakeEvent:
-        """A new event."""
+        """A new event of the stand-in device."""
         return FakeEvent(self)
 
     def synchronize(self, device: torch.device) -> None:

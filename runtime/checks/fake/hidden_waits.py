@@ -58,7 +58,7 @@ class HiddenWaits(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Examine an operator, then run it."""
+        """Look for a hidden wait in an operator, then run the operator."""
         kwargs = kwargs or {}
         if func.namespace == "prim":
             return func(*args, **kwargs)
@@ -130,7 +130,9 @@ def tensors_in(given: Any) -> Iterator[Tensor]:
 
 @cache
 def _consists_of_others(func: OpOverload) -> bool:
-    """Whether torch decomposes an operator on every device."""
+    """Whether torch decomposes an operator into others on every device, so that those are examined
+    instead.
+    """
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 

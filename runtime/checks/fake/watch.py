@@ -145,7 +145,7 @@ class Watch:
         return True
 
     def stop(self, kind: Kind, operator: str, error: BaseException) -> None:
-        """Record an error that ends the run."""
+        """Record an error that ends the run as a finding."""
         detail = shorten(str(error), MOST_SAID)
         if error is not self.stopped_by and self.note(kind, operator, detail):
             self.stopped_by = error

@@ -362,7 +362,7 @@ class ClockedStream:
 
 
 class ClockedEvent:
-    """A point in the work of an actor, once it is recorded."""
+    """An event: a point in the work of an actor, once it has been recorded."""
 
     def __init__(self, driver: "ClockedDriver") -> None:
         self.driver = driver

@@ -34,7 +34,7 @@ from runtime.engine.training import Training
 # Records in a trace which bytes every operator reads and writes, and on which stream.
 
 
-# Operators that access no bytes: they allocate, or make a view.
+# Operators that access no bytes, since they allocate memory or make a view.
 _UNTOUCHING = frozenset(
     f"aten::{name}"
     for name in (
