@@ -161,8 +161,11 @@ def exported_lines(
         refuse("engine", f"{shown(engine)} has no command line{near_matches(engine, LINES)}")
     weights = weights or plan.layout.model.name
     if plan.scheduler == "changing layouts":
-        problem = f"{plan.scheduler}: no engine's command line says so: give another scheduler"
-        refuse("scheduler", problem)
+        refuse(
+            "scheduler",
+            f"{plan.scheduler} has no option on the command lines of engines: give another "
+            "scheduler",
+        )
     line, lines = LINES[engine], list[str]()
     if "/" not in weights:
         lines.append(f"# {weights}: give the path of its weights, or their name at a hub")
