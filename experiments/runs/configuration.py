@@ -195,8 +195,9 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
             row,
             of_step,
             _shards(data * degrees["cp"], replicas, zero),
-            shape.model.layers,
+            shape.model,
             beside_bytes(row, shape.model, recompute, micro_batch * sequence_length),
+            micro_batch * sequence_length,
         ),
         unsaid=() if is_assumed or order else unsaid_of(row, engine, degrees["pp"]),
     )

@@ -5,9 +5,11 @@ represents it.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from experiments.runs.kept_by_llmq import kept_by_llmq
 from experiments.runs.run_row import RunRow
 from mistlab.job.prediction import Prediction, StagePrediction
 from mistlab.plan.dimensions import DIMENSIONS, OFFLOADS
+from mistlab.plan.workload import ModelSpec
 
 
 def _is_of_activations(dimension: str) -> bool:
@@ -29,7 +31,8 @@ class KeptElsewhere:
     micro-batch alone (``no_sync``), so that each rank has all of them until then.
     ``activations_share`` of activations leave beside the passes; inputs of blocks may
     ``leave_by_copies`` for which passes wait. ``beside_bytes`` are those of tensors that a run
-    keeps and its plan does not (``experiments.runs.kept_beside``).
+    keeps and its plan does not (``experiments.runs.kept_beside``), ``activation_bytes`` take the
+    place of its plan's activations.
     """
 
     weights: bool = False
@@ -44,13 +47,20 @@ class KeptElsewhere:
     activations_share: float = 0.0
     leave_by_copies: bool = False
     beside_bytes: int = 0
+    activation_bytes: int | None = None
 
     @classmethod
     def of_row(
-        cls, row: RunRow, micro_batches: int, shards: int, blocks: int, beside: int = 0
+        cls,
+        row: RunRow,
+        micro_batches: int,
+        shards: int,
+        model: ModelSpec,
+        beside: int = 0,
+        tokens: int = 0,
     ) -> "KeptElsewhere":
         """The states that a row says are offloaded or freed early, in this number of shards, and
-        ``beside`` bytes of tensors that the plan does not count.
+        ``beside`` bytes of tensors that the plan does not count, of a micro-batch's ``tokens``.
         """
         is_late = row.late_gradients and micro_batches == 1
         is_whole = shards > 1 and row.loads_whole
@@ -65,8 +75,9 @@ class KeptElsewhere:
             loads_whole=is_whole,
             whole_gradients=is_summed,
             shards=shards if is_whole or is_summed else 1,
-            activations_share=min(1.0, (row.offloaded_blocks or 0) / blocks),
+            activations_share=min(1.0, (row.offloaded_blocks or 0) / model.layers),
             beside_bytes=beside,
+            activation_bytes=kept_by_llmq(row, model, tokens),
         )
 
     @property
@@ -103,6 +114,8 @@ class KeptElsewhere:
             without = max(peak - held, peak - stage.memory.activations - stage.memory.logits)
             gone += peak - max(without, stage.memory_by_phase.step)
         gone += int((self.leave_by_copies or self.activations_share) * stage.memory.activations)
+        if self.activation_bytes is not None:
+            gone += stage.memory.activations - self.activation_bytes
         if self.pages and not self.optimizer:
             lacking = max(0, stage.peak_reserved_bytes - gone - int(room))
             gone += min(lacking, stage.memory.optimizer)

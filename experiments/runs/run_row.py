@@ -143,6 +143,14 @@ class RunRow:
     offload: bool | None = None
     states_stay: bool = False
     offload_text: str = ""
+    # Settings that say which tensors of a block are kept, and of these which are not.
+    keeps_by_settings: bool = False
+    redoes_norms: bool = False
+    redoes_queries: bool = False
+    redoes_attention: bool = False
+    redoes_network: bool = False
+    redoes_gates: bool = False
+    offloads_residuals: bool = False
     recompute: Recomputed = ""
     recomputed_blocks: int = 0
     recompute_text: str = ""

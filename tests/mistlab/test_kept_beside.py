@@ -92,3 +92,56 @@ def test_a_peak_has_what_is_kept_beside() -> None:
         for kept in (job.elsewhere, plain)
     )
     assert own - without == job.elsewhere.beside_bytes > 0
+
+
+LLMQ = {"engine": "llmq (C++/CUDA)", "method": "full", "recompute": "none"}
+
+
+def kept_by_settings(**cells: str) -> int:
+    """Bytes a token of a block that llmq keeps."""
+    kept = run(**{**LLMQ, **cells}).elsewhere.activation_bytes
+    assert kept is not None
+    return kept // (TOKENS * LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "of_16_bits", "of_8_bits"),
+    [
+        # What is no longer kept; in 8 bits inputs of products have a byte.
+        ("--recompute-norm", 2 * 2 * HIDDEN, 2 * HIDDEN),
+        ("--recompute-swiglu", 2 * FFN, FFN),
+        ("--recompute-ffn", 6 * FFN + 2 * HIDDEN, 5 * FFN),
+        ("--recompute-att", 2 * 2 * HIDDEN, 2 * HIDDEN),
+        ("--recompute-qkv --recompute-norm", 6 * HIDDEN + 4 * KEYS, 4 * HIDDEN + 4 * KEYS),
+        ("recompute swiglu, norm", 2 * FFN + 4 * HIDDEN, FFN + 2 * HIDDEN),
+    ],
+)
+def test_llmq_keeps_what_its_settings_say(recompute: str, of_16_bits: int, of_8_bits: int) -> None:
+    for precision, gone in (("bf16 products", of_16_bits), ("fp8 products", of_8_bits)):
+        whole = kept_by_settings(precision=precision)
+        assert whole - kept_by_settings(precision=precision, recompute=recompute) == gone
+        on_host = kept_by_settings(precision=precision, offload="--offload-residual")
+        assert whole - on_host == 2 * HIDDEN
+
+
+def test_llmq_s_tensors_take_the_place_of_its_plan_s_activations() -> None:
+    job = job_of(run(**LLMQ, precision="bf16 products"))
+    predictor = SymbolicPredictor(workload=job.job.workload, cluster=job.job.cluster)
+    whole = predictor.predict(job.job.plan)
+    of_plan, kept = whole.stages[0].memory.activations, job.elsewhere.activation_bytes
+    assert kept == pytest.approx(of_plan, rel=0.01)
+    less = replace(job.elsewhere, activation_bytes=kept and kept // 2)
+    peaks = [
+        one.applied(whole, lambda _: 0.0).stages[0].peak_allocated_bytes
+        for one in (job.elsewhere, less)
+    ]
+    assert kept is not None
+    assert peaks[0] - peaks[1] == kept - kept // 2
+    # Blocks that are recomputed whole, and other software, have their plan's.
+    assert run(**{**LLMQ, "recompute": "full"}).elsewhere.activation_bytes is None
+    assert run(engine="torchtune", method="full").elsewhere.activation_bytes is None
+
+
+def test_llmq_s_optimizer_states_are_in_shards() -> None:
+    cells = {**LLMQ, "gpus": "4", "zero": "none", "precision": "bf16 products"}
+    assert run(**cells).zero == 1

@@ -1,0 +1,38 @@
+"""The bytes that llmq keeps of blocks for their backward pass, by what it recomputes of them."""
+
+from experiments.runs.run_row import RunRow
+from mistlab.plan.workload import ModelSpec
+
+WIDE_BYTES, NARROW_BYTES = 2, 1
+# Ways to recompute under which its settings tell what is kept, and precisions of narrow products.
+WAYS = frozenset(("none", "cheap", "half"))
+NARROW = frozenset(("fp8", "fp4"))
+
+
+def kept_by_llmq(row: RunRow, model: ModelSpec, tokens: int) -> int | None:
+    """The bytes of all blocks' tensors of a micro-batch's ``tokens``; None for other software.
+
+    In 16 bits: norms' outputs, queries with keys and values, attention's output, the residual after
+    it, the network's gates and values, their product, and the block's residual. Inputs of products
+    of 8 bits are kept in 8 bits alone, but attention's, which its own backward pass needs.
+    """
+    if not row.keeps_by_settings or row.recompute not in WAYS:
+        return None
+    inner, hidden, ffn = model.heads * model.head_dim, model.hidden, model.ffn
+    is_narrow = row.precision in NARROW
+    of_input = NARROW_BYTES if is_narrow else WIDE_BYTES
+    first = row.redoes_norms or (row.redoes_attention and not is_narrow)
+    second = row.redoes_norms or (row.redoes_network and not is_narrow)
+    kept = WIDE_BYTES * hidden
+    kept += of_input * hidden * ((not first) + (not second))
+    if not row.redoes_queries:
+        kept += WIDE_BYTES * (inner + 2 * model.kv_heads * model.head_dim)
+    if not row.redoes_attention:
+        kept += WIDE_BYTES * inner
+    if not row.redoes_network:
+        kept += WIDE_BYTES * 2 * ffn
+    if not (row.redoes_network or row.redoes_gates):
+        kept += of_input * ffn
+    if not row.offloads_residuals:
+        kept += WIDE_BYTES * hidden
+    return tokens * model.layers * kept
