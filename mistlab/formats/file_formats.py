@@ -338,8 +338,8 @@ def format_of(source: LaunchFile) -> Format:
             return row
     if content.kind == "python":
         reject(
-            "is a Python program, and no registry of torchtitan's configurations: give the script "
-            "that starts it, or its configuration"
+            "is a Python program that builds no configuration of torchtitan: give the script that "
+            "starts the program, or its configuration"
         )
     keys = [str(key) for key in content.settings]
     shown = ", ".join(keys[:_SHOWN]) + (", ..." if len(keys) > _SHOWN else "")

@@ -49,7 +49,7 @@ class Parameters:
         return type(self)(every=self.every + other.every, experts=self.experts + other.experts)
 
     def times(self, factor: sympy.Expr) -> Self:
-        """Both numbers multiplied by a factor."""
+        """The numbers of all parameters and of experts' parameters, multiplied by a factor."""
         return type(self)(every=self.every * factor, experts=self.experts * factor)
 
 

@@ -183,7 +183,7 @@ def _check_place(tier: Tier, index: int) -> None:
                 refuse(name, f"{tier.name} is the tier inside a node: leave it out")
         return
     if tier.rails and index != NETWORK:
-        refuse("rails", "only nodes have rails: give them to the second tier")
+        refuse("rails", "only the tier between nodes has rails: give them to the second tier")
     if not tier.forwards and not tier.rails:
         refuse("forwards", f"{tier.name} has no rails: leave it out")
     if tier.scattered and index == NETWORK:

@@ -152,9 +152,7 @@ def _reader_of(names: Sequence[str]) -> Reader:
 
 
 def _by_holder(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
-    """The values of a stage's own fields, and those of its offload ratios, by the field that holds
-    them.
-    """
+    """Values of dimensions, divided into those of a stage's own fields and its offload ratios."""
     own_values: dict[str, Any] = {}
     offload: dict[str, float] = {}
     for name, value in values.items():

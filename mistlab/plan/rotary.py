@@ -48,7 +48,7 @@ class RotaryScaling:
                 refuse(
                     name,
                     f"{len(factors)} numbers with kind {self.kind}: give one for each channel pair "
-                    "to longrope alone",
+                    "with longrope, otherwise none",
                 )
 
     def check(self, channels: int) -> None:

@@ -299,7 +299,7 @@ def test_examples_are_networks_and_plan_files_keep_them() -> None:
                 {"name": "leaf", "gpus": 16},
                 {"name": "rail", "gpus": 64, "oversubscription": 1, "rails": True},
             ],
-            "only nodes have rails",
+            "only the tier between nodes has rails",
         ),
     ],
 )

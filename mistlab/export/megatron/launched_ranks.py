@@ -247,9 +247,7 @@ def _counts(launch: Launch, text: str) -> dict[str, _LauncherNumber]:
 
 
 def _starts_starters(name: str, kind: str, stated: _LauncherNumber) -> bool:
-    """Whether a number is that of one task per node, which starts the processes of the node's
-    GPUs.
-    """
+    """Whether a batch system starts one task per node, which starts the node's processes itself."""
     is_batch = name == "srun" and stated.option in _OPTIONS["srun"]
     return is_batch and kind in (_IN_NODE, _ALL) and stated.word.text == "1"
 

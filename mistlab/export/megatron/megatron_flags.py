@@ -156,13 +156,13 @@ UNSAID: Mapping[str, str] = {
 _TOWER = "trains an encoder of images beside the decoder, which plans cannot express"
 _ENCODER = "trains an encoder, not a decoder alone"
 _RETRIEVAL = "trains with retrieved text, which plans cannot express"
-_TEACHER = "trains beside a teacher, whose passes no plan says"
+_TEACHER = "trains beside a teacher, whose passes plans cannot express"
 _FROZEN = "trains a part of the weights, which plans cannot express"
-_ADAPTERS = "trains adapters alone, which no plan of this import says"
-_SPARSE = "has sparse attention, which no model here says"
-_STREAMS = "has several residual streams, which no model here says"
+_ADAPTERS = "trains adapters alone, which this import cannot express"
+_SPARSE = "has sparse attention, which models here cannot have"
+_STREAMS = "has several residual streams, which models here cannot have"
 _WEIGHT_SHARDS = "shards weights along another axis, which plans cannot express"
-_REINFORCED = "trains by preferences or rewards, whose further passes no plan says"
+_REINFORCED = "trains by preferences or rewards, with passes that plans cannot express"
 
 # Options that change the model or the task, each with the reason why an import refuses it.
 REFUSED: Mapping[str, str] = {
@@ -209,23 +209,24 @@ REFUSED: Mapping[str, str] = {
     ),
     **dict.fromkeys(("--enable-mhc", "--enable-mhc-connections", "--hc-mult"), _STREAMS),
     **dict.fromkeys(("--perform-rl-step", "--dpo-loss-type", "--pref-ftx"), _REINFORCED),
-    "--num-experts-switch": "has experts of the old SwitchMLP, which no model here says",
-    "--cla-share-factor": "shares keys among blocks, which no model here says",
-    "--share-kvstates": "shares keys among blocks, which no model here says",
+    "--num-experts-switch": "has experts of the old SwitchMLP, which models here cannot have",
+    "--cla-share-factor": "shares keys among blocks, which models here cannot have",
+    "--share-kvstates": "shares keys among blocks, which models here cannot have",
     "--heterogeneous-layers-config-path": "makes each block as a file says: give --model",
     "--heterogeneous-layers-config-encoded-json": "makes each block otherwise: give --model",
     "--moe-expert-model-parallelism": "divides experts among data-parallel ranks: give "
     "--expert-model-parallel-size N in its place",
     "--moe-weight-parallelism": "divides experts among data-parallel ranks: give "
     "--expert-model-parallel-size N in its place",
-    "--kv-compress": "compresses keys, which no model here says",
+    "--kv-compress": "compresses keys, which models here cannot have",
     "--n-hash-layers": _SPARSE,
     "--o-lora-rank": _SPARSE,
     "--skip-train": "trains nothing: leave it out",
     "--yaml-cfg": "takes all options from that file: import it in place of this one",
-    "--noop-layers": "has blocks that do nothing, which no model here says: leave them out, and "
-    "divide the blocks by --pipeline-model-parallel-layout",
-    "--mtp-hybrid-override-pattern": "has further tokens behind a hybrid model: no model here has",
+    "--noop-layers": "has blocks that do nothing, which models here cannot have: leave them out, "
+    "and divide the blocks by --pipeline-model-parallel-layout",
+    "--mtp-hybrid-override-pattern": "has further tokens behind a hybrid model, which models "
+    "here cannot have",
     "--tensor-parallel-num-weight-shards": _WEIGHT_SHARDS,
     "--expert-tensor-parallel-num-weight-shards": _WEIGHT_SHARDS,
     "--output-bert-embeddings": _ENCODER,

@@ -329,8 +329,8 @@ def _check_stage(options: Options) -> None:
     stage = options.text("--stage")
     if stage not in (None, "sft", "pretrain", "pt"):
         reject(
-            f"{options.where('--stage')}: {stage} trains by preferences or rewards, whose further "
-            "passes no plan says: give a launch line of pre-training or fine-tuning"
+            f"{options.where('--stage')}: {stage} trains by preferences or rewards, with further "
+            "passes that plans cannot express: give a launch line of pre-training or fine-tuning"
         )
 
 
