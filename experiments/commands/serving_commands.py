@@ -31,6 +31,11 @@ SERVING_COMMANDS: Mapping[str, Group] = {
                 "requests, with arrival_s, prompt_tokens and output_tokens",
                 **path("TRACE.csv"),
             ),
+            option(
+                "--histogram",
+                "prompt_tokens and output_tokens, and how many requests have them",
+                **path("HISTOGRAM.csv"),
+            ),
             option("--rate", "requests a second (default: as many as can be)", type=float),
             option("--ttft", "goal: seconds to the first token", type=float),
             option("--tpot", "goal: seconds of each further token", type=float),

@@ -16,7 +16,7 @@ from mistlab.core.files import read_csv
 from mistlab.core.values import refuse, shown
 from mistlab.serving.engine_constants import ServedRun, fitted_constants
 from mistlab.serving.gpu_facts import gpu_named
-from mistlab.serving.load import load_of_trace
+from mistlab.serving.load import LoadFile
 from mistlab.serving.serving_plan import check_layout
 from mistlab.serving.steady import capacity_tokens
 from mistlab.serving.step_cost import LayoutColumns, RankLayout
@@ -97,7 +97,8 @@ def _played(name: str, run: Mapping[str, str], rows: Sequence[Mapping[str, str]]
         sequences=(count_of(run, "max_num_seqs") or SEQUENCES) * layout.dp,
     )
     context = count_of(run, MODEL_LENGTH) or layout.model.context
-    load = load_of_trace(rows, name, context, f"{MODEL_LENGTH} of the weights that ran")
+    remedy = f"{MODEL_LENGTH} of the weights that ran"
+    load = LoadFile(rows=rows, name=name, context=context, remedy=remedy).trace()
     most = batching.sequences
     done = play_continuous(load, StepClock.of(layout, constants, most), batching)
     latencies = np.array([(one.end_s or 0.0) - one.arrival_s for one in done.requests])

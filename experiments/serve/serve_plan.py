@@ -28,7 +28,7 @@ from mistlab.core.values import (
 from mistlab.plan.workload import ModelSpec
 from mistlab.serving.engine_constants import ServedRun, fitted_constants
 from mistlab.serving.gpu_facts import ServingGpu, gpu_named
-from mistlab.serving.load import Goals, Lengths, ServingLoad, drawn_load, load_of_trace
+from mistlab.serving.load import Goals, Lengths, LoadFile, ServingLoad, drawn_load
 from mistlab.serving.serving_plan import MOST_DEGREE, check_layout, exported_lines
 from mistlab.serving.step_cost import RankLayout
 from searchers.serving.layout_search import (
@@ -186,8 +186,13 @@ def _load(options: argparse.Namespace, model: ModelSpec) -> ServingLoad:
     """Requests of a trace, or randomly drawn and ended at the context."""
     context = _context(options, model)
     remedy = "--context with the tokens that your weights were trained for"
-    if options.trace is not None:
-        return load_of_trace(read_csv(Path(options.trace)), str(options.trace), context, remedy)
+    count = QUICK_PLAYED if options.quick else PLAYED
+    draw = np.random.default_rng(options.seed)
+    if options.trace is not None and options.histogram is not None:
+        refuse("histogram", f"{options.histogram} beside a trace: give one of them")
+    if (path := options.trace or options.histogram) is not None:
+        file = LoadFile(rows=read_csv(Path(path)), name=str(path), context=context, remedy=remedy)
+        return file.histogram(count, draw, options.rate) if options.histogram else file.trace()
     if options.prompt + options.output > context:
         problem = f"{options.prompt:g}, with an output of {options.output:g}, is more than the"
         name = f" of {model.name}" if options.context is None else ""
@@ -196,8 +201,6 @@ def _load(options: argparse.Namespace, model: ModelSpec) -> ServingLoad:
         Lengths(shape=options.lengths, tokens=options.prompt),
         Lengths(shape=options.lengths, tokens=options.output),
     )
-    count = QUICK_PLAYED if options.quick else PLAYED
-    draw = np.random.default_rng(options.seed)
     return drawn_load(count, lengths, draw, rate=options.rate).within(context)
 
 

@@ -21,7 +21,7 @@ from mistlab.core.values import (
 )
 from mistlab.job.job import model_from
 from mistlab.plan.workload import ModelSpec, Workload
-from mistlab.serving.load import Lengths, ServingLoad, Shape, drawn_load, load_of_trace
+from mistlab.serving.load import Lengths, LoadFile, ServingLoad, Shape, drawn_load
 from mistlab.serving.phase_schedule import PhaseLimits
 from mistlab.serving.resharding import Layout
 
@@ -158,7 +158,7 @@ class ChangingRun:
         """
         of = self.requests
         if of.trace is not None:
-            given = load_of_trace(read_csv(folder / of.trace), of.trace)
+            given = LoadFile(rows=read_csv(folder / of.trace), name=of.trace).trace()
             load = ServingLoad(
                 prompts=given.prompts,
                 outputs=given.outputs,

@@ -139,65 +139,108 @@ def drawn_load(
     rate per second, or in a closed loop with so many in flight.
     """
     prompts, outputs = (one.drawn(count, draw) for one in lengths)
-    arrivals: Floats = np.zeros(count)
-    if rate is not None:
-        arrivals = np.cumsum(draw.exponential(1 / rate, count))
     return ServingLoad(
         prompts=tuple(prompts.tolist()),
         outputs=tuple(outputs.tolist()),
-        arrivals_s=tuple(arrivals.tolist()),
+        arrivals_s=_arrivals(count, draw, rate),
         in_flight=in_flight,
     )
 
 
-# The columns of a trace file: seconds, and tokens.
-TRACE_COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
-LIMITS = dict(zip(TRACE_COLUMNS, ((0, MOST_QUANTITY), *[(1, MOST_TOKENS)] * 2), strict=True))
+def _arrivals(count: int, draw: np.random.Generator, rate: float | None) -> tuple[float, ...]:
+    """Arrival times of a Poisson process with a rate per second, or all at once."""
+    if rate is None:
+        return (0.0,) * count
+    return tuple(np.cumsum(draw.exponential(1 / rate, count)).tolist())
 
 
-def load_of_trace(
-    rows: Sequence[Mapping[str, Any]],
-    name: str,
-    context: int | None = None,
-    remedy: str = "a longer context",
-) -> ServingLoad:
-    """The load of a trace's rows, in the order of arrivals; requests longer than the context are
-    refused, and the remedy says how to state a longer one.
+# The columns of files: seconds, tokens, and requests of these lengths; and their limits.
+TOKEN_COLUMNS = ("prompt_tokens", "output_tokens")
+TRACE_COLUMNS = ("arrival_s", *TOKEN_COLUMNS)
+HISTOGRAM_COLUMNS = (*TOKEN_COLUMNS, "requests")
+LIMITS: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(TOKEN_COLUMNS, (1, MOST_TOKENS)),
+    **dict.fromkeys(("arrival_s", "requests"), (0, MOST_QUANTITY)),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadFile:
+    """The rows of a file with requests: its name, the context that no request may exceed (None: any
+    length), and the remedy that states a longer one.
     """
-    if not rows:
-        reject(f"{name}: has no requests: give a row for each, with {', '.join(TRACE_COLUMNS)}")
-    columns: dict[str, list[float]] = {column: [] for column in TRACE_COLUMNS}
-    missing = [column for column in TRACE_COLUMNS if column not in rows[0]]
-    if missing:
-        reject(f"{name}: no column {missing[0]}: give {', '.join(TRACE_COLUMNS)}")
-    for number, row in enumerate(rows, 1):
-        for column, values in columns.items():
-            text = row.get(column)
-            where = f"{name}: {column}: {shown(text)} in row {number}"
-            try:
-                values.append(float(text if text is not None else ""))
-            except ValueError:
-                reject(f"{where}: give a number in each row")
-            if not np.isfinite(values[-1]):
-                reject(f"{where}: give a finite number in each row")
-            least, most = LIMITS[column]
-            if not least <= values[-1] <= most:
-                reject(f"{where}: give {least:g} to {most:g} in each row")
-            if column != TRACE_COLUMNS[0] and values[-1] % 1:
-                reject(f"{where}: give a whole number of tokens in each row")
-    tokens = [np.array(columns[column]) for column in TRACE_COLUMNS[1:]]
-    is_longer = sum(tokens) > (MOST_TOKENS if context is None else context)
-    if np.any(is_longer):
-        longer = int(np.argmax(is_longer))
-        prompt, output = (each[longer] for each in tokens)
-        reject(
-            f"{name}: {TRACE_COLUMNS[1]}: {prompt:.0f} in row {longer + 1}, with {output:.0f} of "
-            f"output, is more than the context of {context or MOST_TOKENS}: give shorter requests, "
-            f"or {remedy}",
+
+    rows: Sequence[Mapping[str, Any]]
+    name: str
+    context: int | None = None
+    remedy: str = "a longer context"
+
+    def trace(self) -> ServingLoad:
+        """The load of a trace, which has a row for each request, in the order of arrivals."""
+        columns = self._columns(TRACE_COLUMNS)
+        order = np.argsort(columns["arrival_s"], kind="stable")
+        prompts, outputs = (columns[name][order].astype(int) for name in TOKEN_COLUMNS)
+        return ServingLoad(
+            prompts=tuple(prompts.tolist()),
+            outputs=tuple(outputs.tolist()),
+            arrivals_s=tuple(columns["arrival_s"][order].tolist()),
         )
-    order = np.argsort(np.array(columns["arrival_s"]), kind="stable").tolist()
-    prompts, outputs = (
-        tuple(int(columns[column][place]) for place in order) for column in TRACE_COLUMNS[1:]
-    )
-    arrivals = tuple(columns["arrival_s"][place] for place in order)
-    return ServingLoad(prompts=prompts, outputs=outputs, arrivals_s=arrivals)
+
+    def histogram(
+        self, count: int, draw: np.random.Generator, rate: float | None = None
+    ) -> ServingLoad:
+        """A load of requests drawn from a histogram, whose rows say how many have such lengths."""
+        columns = self._columns(HISTOGRAM_COLUMNS)
+        weights = columns["requests"]
+        if not weights.sum():
+            reject(f"{self.name}: requests: 0 in all rows: give how many have these lengths")
+        drawn = draw.choice(len(weights), size=count, p=weights / weights.sum())
+        prompts, outputs = (columns[name][drawn].astype(int) for name in TOKEN_COLUMNS)
+        return ServingLoad(
+            prompts=tuple(prompts.tolist()),
+            outputs=tuple(outputs.tolist()),
+            arrivals_s=_arrivals(count, draw, rate),
+        )
+
+    def _columns(self, names: Sequence[str]) -> dict[str, Floats]:
+        """The numbers in these columns; refuses what is no number, or no request."""
+        if not self.rows:
+            reject(f"{self.name}: has no requests: give a row for each, with {', '.join(names)}")
+        missing = [name for name in names if name not in self.rows[0]]
+        if missing:
+            reject(f"{self.name}: no column {missing[0]}: give {', '.join(names)}")
+        columns = {
+            name: np.array([self._number(name, *numbered) for numbered in enumerate(self.rows, 1)])
+            for name in names
+        }
+        self._check_context(columns)
+        return columns
+
+    def _number(self, name: str, number: int, row: Mapping[str, Any]) -> float:
+        text = row.get(name)
+        where = f"{self.name}: {name}: {shown(text)} in row {number}"
+        try:
+            value = float(text if text is not None else "")
+        except ValueError:
+            reject(f"{where}: give a number in each row")
+        if not np.isfinite(value):
+            reject(f"{where}: give a finite number in each row")
+        least, most = LIMITS[name]
+        if not least <= value <= most:
+            reject(f"{where}: give {least:g} to {most:g} in each row")
+        if name in TOKEN_COLUMNS and value % 1:
+            reject(f"{where}: give a whole number of tokens in each row")
+        return value
+
+    def _check_context(self, columns: Mapping[str, Floats]) -> None:
+        prompts, outputs = (columns[name] for name in TOKEN_COLUMNS)
+        context = MOST_TOKENS if self.context is None else self.context
+        is_longer = prompts + outputs > context
+        if not np.any(is_longer):
+            return
+        row = int(np.argmax(is_longer))
+        problem = f"{prompts[row]:.0f} in row {row + 1}, with {outputs[row]:.0f} of output, is more"
+        reject(
+            f"{self.name}: {TOKEN_COLUMNS[0]}: {problem} than the context of {context}: give "
+            f"shorter requests, or {self.remedy}"
+        )

@@ -1,6 +1,7 @@
 """Played serving: nothing is lost or served twice, memory never overflows, tokens keep their order,
 and steady loads take what the closed form says."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from time import process_time
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.serving.changing import PhaseTimes
-from mistlab.serving.load import Lengths, ServingLoad, drawn_load, load_of_trace
+from mistlab.serving.load import Lengths, LoadFile, ServingLoad, drawn_load
 from mistlab.serving.phase_schedule import PhaseLimits
 from mistlab.serving.resharding import (
     Layout,
@@ -183,18 +184,31 @@ def test_a_request_that_no_memory_holds_is_refused(play: str) -> None:
 
 def test_loads_are_refused_by_field_and_remedy() -> None:
     with pytest.raises(InputError, match=r"trace: output_tokens.*row 2.*give a number"):
-        load_of_trace(
-            [
+        LoadFile(
+            rows=[
                 {"arrival_s": 0, "prompt_tokens": 3, "output_tokens": 4},
                 {"arrival_s": 1, "prompt_tokens": 3},
             ],
-            "trace",
-        )
+            name="trace",
+        ).trace()
     load = ServingLoad(prompts=(4000,), outputs=(200,), arrivals_s=(0.0,))
     with pytest.raises(InputError, match=r"context of 4096: give shorter requests"):
         load.check_context(4096)
     with pytest.raises(InputError, match=r"arrivals_s: decrease"):
         ServingLoad(prompts=(1, 1), outputs=(1, 1), arrivals_s=(2.0, 1.0))
+
+
+def test_a_histogram_is_drawn_in_its_shares() -> None:
+    rows = [
+        {"prompt_tokens": "100", "output_tokens": "10", "requests": "3"},
+        {"prompt_tokens": "2000", "output_tokens": "400", "requests": "1"},
+        {"prompt_tokens": "7", "output_tokens": "7", "requests": "0"},
+    ]
+    load = LoadFile(rows=rows, name="h.csv").histogram(4000, np.random.default_rng(0), 2.0)
+    pairs = Counter(zip(load.prompts, load.outputs, strict=True))
+    assert set(pairs) == {(100, 10), (2000, 400)}
+    assert pairs[100, 10] / 4000 == pytest.approx(0.75, abs=0.02)
+    assert load.arrivals_s[-1] == pytest.approx(2000, rel=0.05)
 
 
 def test_requests_end_at_the_context() -> None:

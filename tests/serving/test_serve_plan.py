@@ -247,6 +247,37 @@ def test_a_longer_context_is_stated_or_that_of_the_weights(
     assert json.loads(out)["best"]["requests_per_s"] > 0
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("prompt_tokens,output_tokens\n9,4\n", "h.csv: no column requests: give prompt_tokens"),
+        ("prompt_tokens,output_tokens,requests\n9,4,0\n", "h.csv: requests: 0 in all rows: give"),
+        ("prompt_tokens,output_tokens,requests\n9,4,-1\n", "requests: '-1' in row 1: give 0 to"),
+        ("prompt_tokens,output_tokens,requests\n9000,4,1\n", "9000 in row 1, with 4 of output"),
+    ],
+)
+def test_a_histogram_is_refused_by_file_and_column(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, told: str
+) -> None:
+    histogram = tmp_path / "h.csv"
+    histogram.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=told):
+        run(capsys, "--histogram", str(histogram))
+    with pytest.raises(InputError, match=r"--histogram: .* beside a trace: give one of them"):
+        run(capsys, "--histogram", str(histogram), "--trace", str(histogram))
+
+
+def test_a_histogram_of_one_length_is_a_load_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    histogram = tmp_path / "h.csv"
+    histogram.write_text("prompt_tokens,output_tokens,requests\n800,200,5\n", encoding="utf-8")
+    _, drawn = run(capsys, "--json", "--histogram", str(histogram))
+    lengths = ("--prompt", "800", "--output", "200", "--lengths", "fixed")
+    _, fixed = run(capsys, "--json", *lengths)
+    assert json.loads(drawn) == json.loads(fixed)
+
+
 LAYOUT = RankLayout(
     model=catalog.model("deepseek-v3"),
     gpu="B200",
