@@ -56,6 +56,7 @@ SERVING_COMMANDS: Mapping[str, Group] = {
         "serving": command(
             "experiments.serve.serving:serving",
             experiment("serving"),
+            flag("--within-context", "requests end at the context of the weights"),
             examples={"a first look": "--quick"},
         ),
         "run_serving": command(

@@ -13,6 +13,7 @@ import numpy as np
 from experiments.pages.charts import Bars, Lines
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, table
+from experiments.serve.served_rows import model_named
 from mistlab import catalog
 from mistlab.core.files import parse_yaml
 from mistlab.serving.changing import Changing, LayoutPair, batch_s, changing_of, rank_layout
@@ -45,6 +46,8 @@ class SeesawPopulation:
     budget: int
     sequences: int
     threshold: float
+    # Whether requests end at the context of the weights.
+    within_context: bool = False
 
     def cases(self) -> Iterator["SeesawCase"]:
         """All cases, in order."""
@@ -130,7 +133,11 @@ class PlayedCase:
             for tokens in (self.case.prompt, self.case.output)
         ]
         draw = np.random.default_rng(seed)
-        return drawn_load(self.case.population.requests, (lengths[0], lengths[1]), draw)
+        load = drawn_load(self.case.population.requests, (lengths[0], lengths[1]), draw)
+        context = model_named(self.case.model).context
+        if context is None or not self.case.population.within_context:
+            return load
+        return load.within(context)
 
     def static(self, *, mixes: bool) -> dict[Layout, float]:
         """Requests per second of each static layout; with mixed prefill and decode steps, or with
@@ -259,6 +266,7 @@ def serving(options: argparse.Namespace) -> int:
     of = population()
     if options.quick:
         of = replace(of, requests=QUICK_REQUESTS)
+    of = replace(of, within_context=options.within_context)
     cases = list(of.cases())[:: QUICK_EVERY if options.quick else 1]
     for case in study.counted(cases, "cases"):
         study.add(case_row(case, options.seed))

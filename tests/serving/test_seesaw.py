@@ -1,6 +1,7 @@
 """Seesaw's evaluation: pairs of layouts, what a change costs, and the command."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,16 @@ def test_pairs_that_are_left_out_are_slower(small: PlayedCase) -> None:
 def test_the_closed_form_is_near_what_is_played(small: PlayedCase) -> None:
     for pair in small.pairs():
         assert small.estimated(pair) == pytest.approx(small.played(pair).requests_per_s, rel=0.15)
+
+
+def test_requests_of_a_case_end_at_the_context_of_the_weights() -> None:
+    case = next(case for case in population().cases() if case.load == "long prompts")
+    drawn = PlayedCase(case, 0).load
+    ended = PlayedCase(replace(case, population=replace(population(), within_context=True)), 0).load
+    totals = [
+        max(map(sum, zip(load.prompts, load.outputs, strict=True))) for load in (drawn, ended)
+    ]
+    assert totals[0] > 4096 == totals[1]
 
 
 def test_the_command_tells_gains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
