@@ -194,9 +194,12 @@ def _load(options: argparse.Namespace, model: ModelSpec) -> ServingLoad:
         file = LoadFile(rows=read_csv(Path(path)), name=str(path), context=context, remedy=remedy)
         return file.histogram(count, draw, options.rate) if options.histogram else file.trace()
     if options.prompt + options.output > context:
-        problem = f"{options.prompt:g}, with an output of {options.output:g}, is more than the"
         name = f" of {model.name}" if options.context is None else ""
-        refuse("prompt", f"{problem} context of {context}{name}: give fewer tokens, or {remedy}")
+        refuse(
+            "prompt",
+            f"{options.prompt:g}, with an output of {options.output:g}, is more than the context "
+            f"of {context}{name}: give fewer tokens, or {remedy}",
+        )
     lengths = (
         Lengths(shape=options.lengths, tokens=options.prompt),
         Lengths(shape=options.lengths, tokens=options.output),
@@ -209,8 +212,11 @@ def _context(options: argparse.Namespace, model: ModelSpec) -> int:
     given: int | None = options.context
     learned = model.learned_positions
     if learned is not None and given is not None and given > learned:
-        problem = f"{given} is more than the {learned} learned positions of {model.name}"
-        refuse("context", f"{problem}: give at most {learned}")
+        refuse(
+            "context",
+            f"{given} is more than the {learned} learned positions of {model.name}: give at most "
+            f"{learned}",
+        )
     return given or model.context or MOST_TOKENS
 
 
@@ -239,8 +245,11 @@ def _fewest(question: ServingQuestion, options: argparse.Namespace) -> int:
             return _tell_fewest(question, reached if played is None else played.served, options)
         reached = None
     if not timed:
-        problem = f"{SIZES[-1]} {question.space.gpu} hold no replica of {question.space.model.name}"
-        refuse("--fewest", f"{problem} with one request: give another GPU, or fewer bits")
+        refuse(
+            "--fewest",
+            f"{SIZES[-1]} {question.space.gpu} hold no replica of {question.space.model.name} "
+            "with one request: give another GPU, or fewer bits",
+        )
     near = reached or nearest_to(timed, question.goals)
     assert near is not None
     return _tell_too_few(question, near, options, is_slow=reached is None)

@@ -88,6 +88,13 @@ class ChangingRun:
             )
         for name in ("prefill", "decode"):
             self._check_layout(name, getattr(self, name))
+        learned = self.model.learned_positions
+        if learned is not None and self.context > learned:
+            refuse(
+                "context",
+                f"{self.context} is more than the {learned} learned positions of the model: give "
+                f"at most {learned}",
+            )
         for name in ("reading_tokens", "decoding_tokens"):
             if getattr(self, name) < self.block:
                 refuse(

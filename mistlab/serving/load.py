@@ -239,8 +239,8 @@ class LoadFile:
         if not np.any(is_longer):
             return
         row = int(np.argmax(is_longer))
-        problem = f"{prompts[row]:.0f} in row {row + 1}, with {outputs[row]:.0f} of output, is more"
         reject(
-            f"{self.name}: {TOKEN_COLUMNS[0]}: {problem} than the context of {context}: give "
-            f"shorter requests, or {self.remedy}"
+            f"{self.name}: {TOKEN_COLUMNS[0]}: {prompts[row]:.0f} in row {row + 1}, with "
+            f"{outputs[row]:.0f} of output, is more than the context of {context}: give shorter "
+            f"requests, or {self.remedy}"
         )

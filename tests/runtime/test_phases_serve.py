@@ -152,6 +152,13 @@ def test_more_blocks_than_there_are_raise() -> None:
         ),
         ({"threshold": 2}, r"threshold: 2"),
         ({"model": {"family": "llama"}}, r"model"),
+        (
+            {
+                "model": {"family": "gpt", "hidden": 8, "layers": 3, "heads": 2, "context": 64},
+                "context": 65,
+            },
+            r"context: 65 is more than the 64 learned positions of the model: give at most 64",
+        ),
     ],
 )
 def test_runs_are_refused_by_field_and_remedy(fields: dict[str, object], said: str) -> None:
