@@ -184,10 +184,13 @@ def first_answers() -> list[tuple[float, float, str]]:
 
 def _first_answer(asked_of: tuple[str, int, dict[str, Any]]) -> tuple[float, float, str]:
     from experiments.live_page.questions import predict  # noqa: PLC0415 (after the folder)
+    from mistlab import catalog  # noqa: PLC0415 (after the folder)
 
     model, nodes, further = asked_of
     batch = max(BASE["global_batch"], 8 * nodes)
+    length = catalog.model(model).learned_positions or BASE["sequence_length"]
     problem = {**BASE, "model": model, "nodes": nodes, "global_batch": batch, **further}
+    problem["sequence_length"] = length
     began, began_cpu = time.perf_counter(), time.process_time()
     answer = predict({"problem": problem}, lambda event: None)
     ended, ended_cpu = time.perf_counter(), time.process_time()

@@ -144,8 +144,9 @@ def _problems(draw: np.random.Generator) -> Iterator[Problem]:
                 gpus_per_node=min(hardware.node.gpus, int(draw.choice([4, 8]))),
             )
             memory_bytes = cluster.memory_bytes * cluster.num_gpus
+            # Shapes, trained anew at any length.
             plain = [
-                model
+                replace(model, context=None)
                 for model in map(catalog.model, catalog.model_names())
                 if model.has_plain_blocks
             ]
