@@ -7,7 +7,7 @@ decide which tasks it waits for (``mistlab.stages.buffers``).
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from mistlab.schedule.slots import Action, Kind, Phase, Task
@@ -52,12 +52,17 @@ class Op:
     reads: Buffers = ()
     writes: Buffers = ()
     waits: tuple[int, ...] = ()
+    # The kind and direction of a task of the slot table, such as P<; the name of any other task.
+    name: str = field(init=False, repr=False, compare=False)
+    # Whether its pass is the first of its kind, with which sums over passes begin.
+    is_of_first: bool = field(init=False, repr=False, compare=False)
 
-    @property
-    def name(self) -> str:
-        """The kind and direction of a task of the slot table, such as P<; the name of any other
-        task.
-        """
+    def __post_init__(self) -> None:
+        # Worked out here, since hosts of runs ask for each task of every iteration.
+        object.__setattr__(self, "name", self._named())
+        object.__setattr__(self, "is_of_first", self.of is not None and self.of.is_first)
+
+    def _named(self) -> str:
         if isinstance(self.task, str):
             return self.task
         return HOST_STEP if self.lane == "host" else f"{self.task.kind}{self.task.direction or ''}"
@@ -74,11 +79,6 @@ class Op:
         """The micro-batch of a slot-table task."""
         assert isinstance(self.task, Action)
         return self.task.micro_batch
-
-    @property
-    def is_of_first(self) -> bool:
-        """Whether its pass is the first of its kind, with which sums over passes begin."""
-        return self.of is not None and self.of.is_first
 
     @property
     def turn(self) -> int:

@@ -37,6 +37,7 @@ from runtime.engine.work.optimizer import (
     Stepper,
     Swaps,
     Works,
+    later,
     works_of_sections,
 )
 from runtime.engine.work.own_layers import own_layers
@@ -384,9 +385,9 @@ class Executor:
         """For each kind of task, a function that prepares a task's work when the task is issued."""
         return {
             **self._works_of(self.state.all_sections()),
-            "F": lambda op: lambda: self._forward(op),
-            "B": lambda op: lambda: self._backward(op),
-            "W": lambda op: lambda: self._of_weights(op),
+            "F": later(self._forward),
+            "B": later(self._backward),
+            "W": later(self._of_weights),
             "open": lambda op: self.state.staging.open,
             "close": lambda op: lambda: self.state.staging.close(self.streams),
             "A>": self.passes.leave,

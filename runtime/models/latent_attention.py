@@ -202,13 +202,13 @@ class Down(nn.Module):
         self, inputs: Size, outputs: Size, dtype: torch.dtype, *, biases: bool = False
     ) -> None:
         super().__init__()
-        self.multiply: Multiply = nn.functional.linear
+        self.multiply: Multiply = product
         self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:
         """The result (B, S, outputs)."""
-        return product(x, self.weight, self.bias, self.multiply)
+        return self.multiply(x, self.weight, self.bias)
 
 
 def gathered(x: Tensor, ranks: TensorParallel) -> Tensor:

@@ -25,8 +25,8 @@ from runtime.models.ranks import CountedRanks, Size, TensorParallel, bare, carri
 
 # Parameters with a value per head, which ranks split as they split heads.
 OF_HEADS = ("sinks",)
-# Computes ``x @ weight.T + bias`` of matrices. The default is torch's function; the executor of a
-# plan substitutes its own.
+# Computes ``x @ weight.T + bias`` over the last dimension of ``x``; the result may be overwritten.
+# The default is ``product``; the executor of a plan substitutes its own.
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 # Adds an adapter's output in place: takes a GEMM's input and its result.
 Adds = Callable[[Tensor, Tensor], Tensor]
@@ -124,16 +124,19 @@ def _is_alone(ranks: TensorParallel) -> bool:
     return not isinstance(ranks, CountedRanks) and ranks.size == 1
 
 
+# A view that autograd and in-place operators take for a tensor of its own.
+unsafe_view: Callable[[Tensor, Sequence[Size]], Tensor] = torch.ops.aten._unsafe_view.default
+
+
 def product(
-    x: Tensor, weight: Tensor, bias: Tensor | None, multiply: Multiply = nn.functional.linear
+    x: Tensor, weight: Tensor, bias: Tensor | None, of_matrices: Multiply = nn.functional.linear
 ) -> Tensor:
     """``x @ weight.T + bias`` over flattened tokens; the result may be overwritten.
 
     With more than two dimensions torch 2.11 would ask for sizes as numbers, which a trace refuses.
     """
-    flat = multiply(x.flatten(0, -2), weight, bias)
-    shaped: Tensor = torch.ops.aten._unsafe_view.default(flat, (*x.shape[:-1], flat.shape[-1]))
-    return shaped
+    flat = of_matrices(x.flatten(0, -2), weight, bias)
+    return unsafe_view(flat, (*x.shape[:-1], flat.shape[-1]))
 
 
 class ColumnLinear(nn.Module):
@@ -155,7 +158,7 @@ class ColumnLinear(nn.Module):
         super().__init__()
         self.blocks = outputs
         self.ranks = ranks
-        self.multiply: Multiply = nn.functional.linear
+        self.multiply: Multiply = product
         self.multiply_gathered: MultiplyGathered = gathered_linear
         # The adapter whose output is added to the result, where the weight is frozen.
         self.adapter: Adds | None = None
@@ -170,11 +173,10 @@ class ColumnLinear(nn.Module):
 
     def _product(self, x: Tensor) -> Tensor:
         if not self.ranks.splits_tokens:
-            return product(x, self.weight, self.bias, self.multiply)
+            return self.multiply(x, self.weight, self.bias)
         flat = self.multiply_gathered(x, self.weight, self.bias, self.ranks)
         shape = (x.shape[0], x.shape[1] * self.ranks.size, flat.shape[-1])
-        shaped: Tensor = torch.ops.aten._unsafe_view.default(flat, shape)
-        return shaped
+        return unsafe_view(flat, shape)
 
 
 class RowLinear(nn.Module):
@@ -194,7 +196,7 @@ class RowLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.ranks = ranks
-        self.multiply: Multiply = nn.functional.linear
+        self.multiply: Multiply = product
         self.adapter: Adds | None = None
         columns = shard(inputs, ranks.size, "a row-split width of")
         self.weight = nn.Parameter(torch.empty(outputs, columns, dtype=dtype))
@@ -202,7 +204,7 @@ class RowLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """This rank's summand of the result, which an all-reduce completes; without the bias."""
-        made = product(x, self.weight, None, self.multiply)
+        made = self.multiply(x, self.weight, None)
         return made if self.adapter is None else self.adapter(x, made)
 
 

@@ -88,16 +88,14 @@ def operator(
 
 # The default dispatch of tensors; observers and tensor stand-ins override it.
 _OWN_DISPATCH = Tensor.__torch_dispatch__
+_observers = torch._C._len_torch_dispatch_stack
 
 
 def is_watched(tensor: Tensor) -> bool:
     """Whether operators on a tensor are observed: by a trace, a check, or because the tensor has no
     values.
     """
-    return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or type(tensor).__torch_dispatch__ is not _OWN_DISPATCH
-    )
+    return _observers() > 0 or type(tensor).__torch_dispatch__ is not _OWN_DISPATCH
 
 
 def direct(

@@ -18,6 +18,8 @@ from runtime.models.dropout import Drop, dropped, hashes_of_rows, threshold_of
 from runtime.models.operators import LayerNorm, RMSNorm, kernels_for, rms_norm, rms_norm_backward
 from runtime.models.ranks import bare, direct
 
+_layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
+
 # Columns of the widest row that a norm kernel holds; wider rows are added and normalised by
 # separate kernels.
 WIDEST = 8192
@@ -148,8 +150,8 @@ def _norm_and_add_backward(
         of_x, of_weight = rms_norm_backward(gradient, x, reciprocal, weight)
         of_shift = x.new_empty(0)
     else:
-        of_x, of_weight, of_shift = torch.ops.aten.native_layer_norm_backward(
-            *(gradient, x, (x.shape[-1],), mean, reciprocal, weight, shift), [True, True, True]
+        of_x, of_weight, of_shift = _layer_norm_backward(
+            *(gradient, x, (x.shape[-1],), mean, reciprocal, weight, shift), (True, True, True)
         )
     if residual is not None:
         of_x.add_(residual)
@@ -208,7 +210,7 @@ class NormOfSum(torch.autograd.Function):
         epsilon: float,
     ) -> tuple[Tensor, Tensor]:
         """The sum and its norm."""
-        ctx.drop, ctx.has_shift = drop, shift is not None
+        ctx.drop = drop
         drawn = _drawn(drop, part)
         whole, normal, mean, reciprocal = add_part_and_norm(
             x, part, bias, *drawn, weight, shift, epsilon
@@ -222,9 +224,9 @@ class NormOfSum(torch.autograd.Function):
         ctx: Any, of_whole: Tensor | None, of_normal: Tensor
     ) -> tuple[Tensor | None, ...]:
         """Gradients of the residual, the branch, its bias, and the norm's weight and bias."""
-        of_x, *of_norm = norm_and_add_backward(of_normal, *_kept(ctx), of_whole)
+        of_x, of_weight, of_shift = _of_norm(ctx, of_normal, of_whole)
         of_part, of_bias = _of_part(ctx, of_x)
-        return of_x, of_part, of_bias, None, *_wanted(ctx, of_norm), None
+        return of_x, of_part, of_bias, None, of_weight, of_shift, None
 
 
 class NormBeside(torch.autograd.Function):
@@ -235,7 +237,6 @@ class NormBeside(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, shift: Tensor | None, epsilon: float
     ) -> tuple[Tensor, Tensor]:
         """The residual and its norm."""
-        ctx.has_shift = shift is not None
         normal, mean, reciprocal = _norm(x, weight, shift, epsilon)
         ctx.set_materialize_grads(False)
         _keep(ctx, x, mean, reciprocal, weight, shift)
@@ -246,8 +247,7 @@ class NormBeside(torch.autograd.Function):
         ctx: Any, of_x: Tensor | None, of_normal: Tensor
     ) -> tuple[Tensor | None, ...]:
         """Gradients of the residual, and of the norm's weight and bias."""
-        of_residual, *of_norm = norm_and_add_backward(of_normal, *_kept(ctx), of_x)
-        return of_residual, *_wanted(ctx, of_norm), None
+        return *_of_norm(ctx, of_normal, of_x), None
 
 
 def _of_part(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -261,25 +261,25 @@ def _of_part(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
 def _keep(
     ctx: Any, x: Tensor, mean: Tensor, reciprocal: Tensor, weight: Tensor, shift: Tensor | None
 ) -> None:
-    ctx.save_for_backward(
-        *((x, reciprocal, weight) if shift is None else (x, mean, reciprocal, weight, shift))
+    """Keep a norm's input and numbers; its vectors are read where they are in the backward pass."""
+    ctx.weight, ctx.shift = weight, shift
+    if shift is None:
+        ctx.save_for_backward(x, reciprocal)
+    else:
+        ctx.save_for_backward(x, mean, reciprocal)
+
+
+def _of_norm(
+    ctx: Any, of_normal: Tensor, residual: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Gradients of a norm's input, with the residual's added, and of its weight and bias, where
+    there are these and they are trained."""
+    x, *mean, reciprocal = ctx.saved_tensors
+    of_x, of_weight, of_shift = norm_and_add_backward(
+        *(of_normal, x, mean[0] if mean else None, reciprocal, ctx.weight, ctx.shift, residual)
     )
-
-
-def _kept(ctx: Any) -> tuple[Tensor | None, ...]:
-    """The tensors that a norm has saved: its input, mean, reciprocal deviation, weight and bias."""
-    if ctx.has_shift:
-        kept: tuple[Tensor, ...] = ctx.saved_tensors
-        return kept
-    x, reciprocal, weight = ctx.saved_tensors
-    return x, None, reciprocal, weight, None
-
-
-def _wanted(ctx: Any, of_norm: list[Tensor]) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of a norm's weight and bias, for those that exist and are trained."""
     *_, wants_weight, wants_shift, _ = ctx.needs_input_grad
-    of_weight, of_shift = of_norm
-    return of_weight if wants_weight else None, of_shift if wants_shift else None
+    return of_x, of_weight if wants_weight else None, of_shift if wants_shift else None
 
 
 # The functions that a transformer block calls.
@@ -310,8 +310,10 @@ def normed_beside(x: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def _vectors(norm: nn.Module) -> tuple[Tensor, Tensor | None, float]:
-    assert isinstance(norm, LayerNorm | RMSNorm)
-    return norm.weight, norm.bias if isinstance(norm, LayerNorm) else None, norm.epsilon
+    if isinstance(norm, LayerNorm):
+        return norm.weight, norm.bias, norm.epsilon
+    assert isinstance(norm, RMSNorm)
+    return norm.weight, None, norm.epsilon
 
 
 def is_plain(norm: nn.Module) -> bool:

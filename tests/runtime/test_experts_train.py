@@ -201,9 +201,9 @@ def test_many_random_plans_of_mixtures_train_as_a_plain_model(seed: int) -> None
 def test_storages_of_sizes_that_vary_share_few_buffers() -> None:
     pool = HostPool(pins_for=None)
     for size in range(1000, 2000):
-        buffer = pool.take(torch.empty(size, dtype=torch.uint8), varies=True)
+        (buffer,) = pool.take([torch.empty(size, dtype=torch.uint8)], varies=True)
         assert size == buffer.copy.numel() <= buffer.memory.numel() <= size * 9 / 8
-        pool.give_back(buffer)
+        pool.give_back([buffer])
     assert pool.size_bytes <= 9 * 2048
 
 

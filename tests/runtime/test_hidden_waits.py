@@ -84,10 +84,10 @@ FAULTS = {
         right='Arena(size_bytes, torch.device("cpu"), pins_for=self._pins_for)',
         wrong='Arena(size_bytes, torch.device("cpu"))',
         kind="unpinned copy",
-        operator="aten.copy_.default",
+        operator="aten._foreach_copy_.default",
         task="1A<.3m0 (backward)",
         lane="host_to_device",
-        at=(Passes.come_back, "storage.copy_(copy, non_blocking=True)"),
+        at=(Passes.come_back, "torch._foreach_copy_(storages, copies, non_blocking=True)"),
     ),
     "a scalar assigned to an element": Fault(
         function=Squares._note,

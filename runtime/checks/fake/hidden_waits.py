@@ -28,6 +28,7 @@ _ELSEWHERE = ("cpu", "meta")
 Arguments = Mapping[str, Any]
 # Operators that neither compute nor move data.
 _IDLE = (aten.lift_fresh, aten.lift, aten.set_)
+_COPYING = (aten.copy_, aten._foreach_copy_)
 _CHOOSING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
 
 
@@ -106,10 +107,12 @@ def hidden_wait(
         return _wait_of_move(args[0], kwargs, is_pinned)
     if not any(map(is_on_device, tensors_in((args, kwargs)))):
         return None
-    if packet is aten.copy_:
-        target, source, *rest = args
+    if packet in _COPYING:
+        targets, sources, *rest = args
         by_itself = rest[0] if rest else kwargs.get("non_blocking", False)
-        return _wait_of_copy(target, source, is_pinned, by_itself=by_itself)
+        pairs = zip(tensors_in(targets), tensors_in(sources), strict=True)
+        waits = (_wait_of_copy(*pair, is_pinned, by_itself=by_itself) for pair in pairs)
+        return next((wait for wait in waits if wait is not None), None)
     if packet in _CHOOSING:
         return _wait_of_indexing(args)
     if torch.Tag.data_dependent_output in func.tags:

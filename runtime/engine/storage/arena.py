@@ -4,6 +4,7 @@ The size comes from a rehearsal: code that takes parts runs twice, first with a 
 """
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakSet
@@ -117,23 +118,27 @@ class HostPool:
         """Bytes of all host buffers."""
         return sum(arena.size_bytes for arena in self._arenas)
 
-    def take(self, storage: Tensor, *, varies: bool = False) -> HostBuffer:
-        """A buffer with room for a contiguous storage."""
-        size_bytes = storage.nbytes
-        if varies:
-            step = max(1, 1 << max(size_bytes.bit_length() - 4, 0))
-            size_bytes = -(-size_bytes // step) * step
-        free = self._free[size_bytes]
-        buffer = free.pop() if free else self._made(size_bytes)
-        copy = buffer.copy
-        if copy.shape != storage.shape or copy.dtype != storage.dtype:
-            used = buffer.memory[: storage.nbytes]
-            buffer.copy = used.view(storage.dtype).view(storage.shape)
-        return buffer
+    def take(self, storages: Sequence[Tensor], *, varies: bool = False) -> list[HostBuffer]:
+        """A buffer with room for each storage; storages are contiguous."""
+        taken = []
+        for storage in storages:
+            size_bytes = storage.nbytes
+            if varies:
+                step = max(1, 1 << max(size_bytes.bit_length() - 4, 0))
+                size_bytes = -(-size_bytes // step) * step
+            free = self._free[size_bytes]
+            buffer = free.pop() if free else self._made(size_bytes)
+            copy = buffer.copy
+            if copy.shape != storage.shape or copy.dtype != storage.dtype:
+                used = buffer.memory[: storage.nbytes]
+                buffer.copy = used.view(storage.dtype).view(storage.shape)
+            taken.append(buffer)
+        return taken
 
-    def give_back(self, buffer: HostBuffer) -> None:
-        """Return a buffer for use by other storages."""
-        self._free[buffer.memory.nbytes].append(buffer)
+    def give_back(self, buffers: Iterable[HostBuffer]) -> None:
+        """Return buffers for use by other storages."""
+        for buffer in buffers:
+            self._free[buffer.memory.nbytes].append(buffer)
 
     def release(self) -> None:
         """Free all host buffers."""

@@ -24,10 +24,12 @@ _Place = tuple[torch.dtype, torch.Size, tuple[int, ...], int]
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _KeptStorage:
     """A storage that a layer saves for its backward pass: indices of the saved tensors that are
-    views of it, and of one that covers it contiguously.
+    views of it, and of one that covers it contiguously. ``dtype`` is that of all views, or that of
+    bytes.
     """
 
     size_bytes: int
+    dtype: torch.dtype
     views: tuple[int, ...]
     whole: int | None
 
@@ -100,7 +102,14 @@ def _storage(tensors: Sequence[Tensor], views: Sequence[int]) -> _KeptStorage:
         and tensors[number].dim()
         and tensors[number].is_contiguous()
     ]
-    return _KeptStorage(size_bytes=size_bytes, views=tuple(views), whole=next(iter(whole), None))
+    dtypes = {tensors[number].dtype for number in views}
+    dtype = dtypes.pop() if len(dtypes) == 1 else torch.uint8
+    return _KeptStorage(
+        size_bytes=size_bytes,
+        dtype=dtype if size_bytes % dtype.itemsize == 0 else torch.uint8,
+        views=tuple(views),
+        whole=next(iter(whole), None),
+    )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -170,7 +179,7 @@ class Saved:
             storage = storages[number]
             tensor = tensors[storage.views[0] if storage.whole is None else storage.whole]
             assert tensor is not None
-            left.append(_bytes_of(tensor) if storage.whole is None else tensor)
+            left.append(_all_of(tensor, storage.dtype) if storage.whole is None else tensor)
             for view in storage.views:
                 tensors[view] = None
             self._away_bytes += storage.size_bytes
@@ -186,10 +195,11 @@ class Saved:
             self._away_bytes -= storage.size_bytes
 
     def _pack(self, tensor: Tensor) -> int:
-        # Detached, since a parameter's data moves, and an output that saves itself would never be
-        # freed.
-        self._tensors.append(tensor.detach())
-        return len(self._tensors) - 1
+        # Without its history, since a parameter's data moves, and an output that saves itself
+        # would never be freed. ``data`` takes the host a fifth of the time of ``detach``.
+        tensors = self._tensors
+        tensors.append(tensor.data)
+        return len(tensors) - 1
 
     def _unpack(self, number: int) -> Tensor:
         tensor, layout = self._tensors[number], self.layout or self.arranged()
@@ -214,10 +224,14 @@ def storage_of(tensor: Tensor) -> int:
     return number
 
 
-def _bytes_of(tensor: Tensor) -> Tensor:
+def _all_of(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The whole storage of a tensor, flat."""
     storage = tensor.untyped_storage()
-    empty = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return empty.set_(storage, 0, (storage.nbytes(),), (1,))
+    numel = storage.nbytes() // dtype.itemsize
+    if tensor.dtype == dtype:
+        return tensor.as_strided((numel,), (1,), 0)
+    empty = torch.empty(0, dtype=dtype, device=tensor.device)
+    return empty.set_(storage, 0, (numel,), (1,))
 
 
 def _view(

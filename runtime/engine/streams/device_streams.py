@@ -63,15 +63,17 @@ class HostLane:
 # The lanes of a GPU: a stream for each lane; compute uses the current stream.
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
 class _StreamWork:
     """Work on a CUDA stream, with the events of its start and its end.
 
     They are None once the host has waited for them.
     """
 
-    start: DeviceEvent | None
-    end: DeviceEvent | None
+    __slots__ = ("end", "start")
+
+    def __init__(self, start: DeviceEvent, end: DeviceEvent) -> None:
+        self.start: DeviceEvent | None = start
+        self.end: DeviceEvent | None = end
 
 
 class CudaStreams:
@@ -91,6 +93,8 @@ class CudaStreams:
             lane: compute if lane == "compute" else driver.stream(device, urgent=True)
             for lane in LANES
         }
+        # Never entered within itself: no work launches other work.
+        self._without_gradients = torch.no_grad()
         self._host = HostLane(driver.threads("host lane"), self._on_host_stream)
         self._last: Event | None = None
         self._log: list[_StreamWork | HostEvent] = []
@@ -128,7 +132,7 @@ class CudaStreams:
         if lane == "compute":
             self.settle(work())
         else:
-            with self._driver.using(stream), torch.no_grad():
+            with self._driver.using(stream), self._without_gradients:
                 self.settle(work())
         return _StreamWork(start=start, end=self._recorded(stream))
 
@@ -186,7 +190,7 @@ class CudaStreams:
                 event.result()
         self._driver.synchronize(self._device)
 
-    def spoil(self, tensor: Tensor) -> None:
+    def spoil(self, *tensors: Tensor) -> None:
         """Does nothing: CUDA streams do not check reads of freed memory."""
 
     def spans(self) -> list[Span]:
@@ -217,11 +221,11 @@ class CudaStreams:
             return start_s - self._born_s, end_s - self._born_s
         assert ran.start is not None
         assert ran.end is not None
-        events = (ran.start, ran.end)
+        start, end = ran.start, ran.end
         ran.start = ran.end = None
-        self._free += events
-        start_s, end_s = (self._began.elapsed_time(event) / 1e3 for event in events)
-        return self._began_s + start_s, self._began_s + end_s
+        self._free += (start, end)
+        since = self._began.elapsed_time
+        return self._began_s + since(start) / 1e3, self._began_s + since(end) / 1e3
 
     def _recorded(self, stream: Stream) -> DeviceEvent:
         event = self._free.pop() if self._free else self._driver.event()
@@ -319,9 +323,9 @@ class SimulatedStreams:
             while queue:
                 self._run_up_to(queue[-1])
 
-    def spoil(self, tensor: Tensor) -> None:
-        """Fill a tensor with bytes that are NaN in every floating-point type."""
-        if self.spoils:
+    def spoil(self, *tensors: Tensor) -> None:
+        """Fill tensors with bytes that are NaN in every floating-point type."""
+        for tensor in tensors if self.spoils else ():
             tensor.view(torch.uint8).fill_(255)
 
     def spans(self) -> list[tuple[float, float]]:

@@ -46,7 +46,7 @@ class Streams(Protocol):
     def synchronize(self) -> None:
         """Block the calling thread until all work has ended."""
 
-    def spoil(self, tensor: Tensor) -> None:
+    def spoil(self, *tensors: Tensor) -> None:
         """Overwrite memory that must not be read any more, on streams that check reads."""
 
     def spans(self) -> list[tuple[float, float]]:

@@ -16,7 +16,7 @@ from mistlab.engines.adapters import Base
 from runtime.engine.storage.packing import Packing
 from runtime.engine.streams.lanes import StreamedRanks
 from runtime.models.families import frozen_products
-from runtime.models.parallel import ColumnLinear, MultiplyGathered, RowLinear
+from runtime.models.parallel import ColumnLinear, MultiplyGathered, RowLinear, product
 
 # Dequantises a GEMM's weight from its parameter.
 Dense = Callable[[Tensor], Tensor]
@@ -62,8 +62,7 @@ class _FrozenGathered(torch.autograd.Function):
 
 def frozen(x: Tensor, weight: Tensor, bias: Tensor | None, dense: Dense) -> Tensor:
     """Multiply by a frozen weight."""
-    made: Tensor = _Frozen.apply(x, weight, bias, dense)
-    return made
+    return product(x, weight, bias, lambda *matrices: _Frozen.apply(*matrices, dense))
 
 
 def _gathered_by(dense: Dense, ranks: StreamedRanks) -> MultiplyGathered:
@@ -80,12 +79,12 @@ def multiply_frozen(
     """Replace the GEMMs of a layer's frozen weights by ones that save nothing, and dequantise
     packed weights.
     """
-    for name, product in frozen_products(layer):
+    for name, linear in frozen_products(layer):
         packing = packings.get(f"{name}.weight")
-        dense = _as_it_is if packing is None else partial(_unpacked, packing, product.weight.dtype)
-        product.multiply = partial(frozen, dense=dense)
-        if isinstance(product, ColumnLinear):
-            product.multiply_gathered = _gathered_by(dense, ranks)
+        dense = _as_it_is if packing is None else partial(_unpacked, packing, linear.weight.dtype)
+        linear.multiply = partial(frozen, dense=dense)
+        if isinstance(linear, ColumnLinear):
+            linear.multiply_gathered = _gathered_by(dense, ranks)
 
 
 def packings_of(block: nn.Module, base: Base) -> dict[str, Packing]:
@@ -95,11 +94,11 @@ def packings_of(block: nn.Module, base: Base) -> dict[str, Packing]:
     return {
         f"{name}.weight": Packing(
             base=base,
-            shape=(product.weight.shape[0], product.weight.shape[1]),
-            by_columns=isinstance(product, RowLinear),
+            shape=(linear.weight.shape[0], linear.weight.shape[1]),
+            by_columns=isinstance(linear, RowLinear),
         )
-        for name, product in frozen_products(block)
-        if isinstance(product, ColumnLinear | RowLinear)
+        for name, linear in frozen_products(block)
+        if isinstance(linear, ColumnLinear | RowLinear)
     }
 
 

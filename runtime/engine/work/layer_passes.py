@@ -47,6 +47,7 @@ class _Boundary(torch.autograd.Function):
 
 
 _enter = bare(_Boundary)
+_ENGINE: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -135,6 +136,11 @@ class Passes:
         self._layouts: dict[int, SavedLayout] = {}
         self._alike = alike - self._varying
         self._first_of_chunks = {chunk.blocks.start for chunk in state.shape.chunks}
+        offload_of = state.shape.offload_of
+        self._leaving_layers = {one for one in modules if offload_of(one).activations > 0}
+        self._lean_layers = {
+            one for one in modules if LAYER_RUNS[treatments.get(one, PLAIN)].is_lean
+        }
         # Layers already searched for lean norms with small gains, whose inputs cannot be
         # reconstructed and are saved.
         self._looked_at: set[int] = set()
@@ -228,7 +234,13 @@ class Passes:
         if kept.again is not None:
             self._plainly(layer, kept.again(), kept)
         assert kept.edge is not None
-        torch.autograd.backward([kept.edge], [gradient])
+        # ``torch.autograd.backward`` without its checks of arguments, which take the host as long
+        # as several kernels.
+        _ENGINE.run_backward(
+            *((kept.edge,), (gradient,), False, False, ()),
+            allow_unreachable=True,
+            accumulate_grad=True,
+        )
 
     def leave(self, op: Op) -> LaneWork:
         """Copy saved storages to the host, as large a share of the layers' bytes so far as the
@@ -244,18 +256,19 @@ class Passes:
         numbers, before = saved.largest(self.carried_bytes), saved.size_bytes
         storages = saved.leave(numbers)
         varies = layer in self._varying
-        buffers = [self.host.take(storage, varies=varies) for storage in storages]
+        buffers = self.host.take(storages, varies=varies)
         kept.away = (numbers, buffers)
         left_bytes = before - saved.size_bytes
         self.carried_bytes -= left_bytes
         self.held_bytes -= left_bytes
         self.leaving[entry] = storages
-        moves = [(one, buffer.copy) for one, buffer in zip(storages, buffers, strict=True)]
+        # ``leaving`` is cleared, so the work has a tuple of its own.
+        copies, sources = [buffer.copy for buffer in buffers], tuple(storages)
 
         def work() -> None:
-            for storage, copy in moves:
-                copy.copy_(storage, non_blocking=True)
-                self.streams.spoil(storage)
+            if copies:
+                torch._foreach_copy_(copies, sources, non_blocking=True)
+                self.streams.spoil(*sources)
 
         return work
 
@@ -271,20 +284,18 @@ class Passes:
         assert saved is not None
         assert kept.away is not None
         (numbers, buffers), before = kept.away, saved.size_bytes
-        moves = []
-        for buffer in buffers:
-            storage = torch.empty_like(buffer.copy, device=self.device)
-            self.streams.spoil(storage)
-            moves.append((storage, buffer.copy))
-            self.host.give_back(buffer)
-        saved.come_back(numbers, [storage for storage, _ in moves])
+        copies = [buffer.copy for buffer in buffers]
+        storages = [torch.empty_like(copy, device=self.device) for copy in copies]
+        self.streams.spoil(*storages)
+        self.host.give_back(buffers)
+        saved.come_back(numbers, storages)
         self.held_bytes += saved.size_bytes - before
         kept.away = None
 
         def work() -> None:
-            for storage, copy in moves:
-                storage.copy_(copy, non_blocking=True)
-                self.streams.spoil(copy)
+            if copies:
+                torch._foreach_copy_(storages, copies, non_blocking=True)
+                self.streams.spoil(*copies)
 
         return work
 
@@ -302,7 +313,7 @@ class Passes:
         """Whether a layer may free its input and keep other tensors; the caller must not hold the
         input then.
         """
-        return LAYER_RUNS[self.treatments.get(layer, PLAIN)].is_lean
+        return layer in self._lean_layers
 
     def _taken_apart(self, layer: int, entry: int, x: Tensor, kept: Kept) -> Tensor:
         """Run a layer forward as its treatment says (plain, recomputed or lean), and keep and count
@@ -335,10 +346,9 @@ class Passes:
                 x = _enter(x, self._anchor, kept.handed)
             y = self._run(layer, x, kept.targets)
         kept.edge = get_gradient_edge(y)
-        shape = self.state.shape
-        leaves = shape.offload_of(layer).activations > 0
+        leaves = layer in self._leaving_layers
         saved.arranged(leaves_out=None if leaves else y)
-        moves = shape.rings_weights(layer) or leaves
+        moves = leaves or self.state.shape.rings_weights(layer)
         if not moves and layer not in self._varying:
             self._sizes[layer] = saved.size_bytes
         return y
@@ -359,12 +369,17 @@ class Passes:
         """Make autograd accumulate a layer's gradients in their accumulators."""
         layer, shape = op.layer, self.state.shape
         gradients = self._places.take_gradients(layer, op.entry)
+        if shape.zero >= 2 or (op.is_of_first and self._starts_sums(layer)):
+            torch._foreach_zero_(gradients)
+        if op.is_of_first and not shape.adds_table_in_b(layer):
+            self._begin_table(op)
+
+    def _starts_sums(self, layer: int) -> bool:
+        """Whether the first backward pass of an iteration begins a layer's gradient sums."""
+        shape = self.state.shape
         adds_to_fetched = shape.zero < 2 and shape.offload_of(layer).gradients > 0
         has_begun = shape.shares_table and layer == shape.first_layer
-        if shape.zero >= 2 or (op.is_of_first and not adds_to_fetched and not has_begun):
-            torch._foreach_zero_(gradients)
-        if not shape.adds_table_in_b(layer):
-            self._begin_table(op)
+        return not adds_to_fetched and not has_begun
 
     def _begin_table(self, op: Op) -> None:
         """Initialise the gradient sum of a token table that the head shares with the embedding; the

@@ -26,6 +26,13 @@ from runtime.engine.work.turn_server import TurnServer
 # Makes a task's work when the task is issued; by the names of tasks.
 MakeWork = Callable[[Op], LaneWork]
 Works = Mapping[str, MakeWork]
+
+
+def later(run: Callable[[Op], Pending | None]) -> MakeWork:
+    """Makes the work of a task that is run when its lane comes to it, not when it is issued."""
+    return partial(partial, run)
+
+
 # Elements stepped at a time, to limit the 32-bit copies of gradients and moments.
 CHUNK = 2**24
 
@@ -131,20 +138,20 @@ class Swaps:
         self.squares = squares
         self.streams = streams
         self.works: dict[str, MakeWork] = {
-            "P<": lambda op: lambda: self._fetch_weights(op),
-            "P>": lambda op: lambda: self._keep_weights(op),
-            "G<": lambda op: lambda: self._fetch_gradients(op),
-            "G>": lambda op: lambda: self._keep_gradients(op),
+            "P<": later(self._fetch_weights),
+            "P>": later(self._keep_weights),
+            "G<": later(self._fetch_gradients),
+            "G>": later(self._keep_gradients),
             "O<": self._fetch_optimizer,
             "O>": self._keep_optimizer,
-            "U": lambda op: lambda: self._gather(op),
-            "R": lambda op: lambda: self._reduce(op),
+            "U": later(self._gather),
+            "R": later(self._reduce),
         }
         if state.shape.steps_on_host:
             # Optimizer states stay on the host: gradients are offloaded, and updated weights
             # fetched.
-            self.works["O>"] = lambda op: lambda: self._give_gradients(op)
-            self.works["O<"] = lambda op: lambda: self._take_weights(op)
+            self.works["O>"] = later(self._give_gradients)
+            self.works["O<"] = later(self._take_weights)
 
     def _fetch_weights(self, op: Op) -> None:
         self.streams.spoil(self.state.whole_weights(op.layer, op.entry))
@@ -246,7 +253,7 @@ class FrozenSwaps(Swaps):
         self, state: Section, sharers: Sharers, squares: Squares, streams: Streams
     ) -> None:
         super().__init__(state, sharers, squares, streams)
-        fetches = {"P<": self.works["P<"], "S": lambda op: lambda: self._fetch_for_step(op)}
+        fetches = {"P<": self.works["P<"], "S": later(self._fetch_for_step)}
         self.works = {**fetches, "U": self.works["U"]} if state.shape.zero >= 3 else fetches
 
     def _fetch_for_step(self, op: Op) -> None:
@@ -256,6 +263,10 @@ class FrozenSwaps(Swaps):
 
 def works_of_sections(of_each: Sequence[tuple[Section, Works]]) -> Works:
     """For each kind of task, a function that makes the work of all sections of the task's layer."""
+
+    if len(of_each) == 1:
+        # The section has all layers.
+        return of_each[0][1]
 
     def work_of(name: str, op: Op) -> LaneWork:
         of_layer = [works for section, works in of_each if op.layer in section.layers]

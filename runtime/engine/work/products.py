@@ -25,6 +25,7 @@ from runtime.models.parallel import (
     MultiplyGathered,
     RowLinear,
     parameters_of_own_tokens,
+    product,
     shared_parameters,
     token_losses,
 )
@@ -50,29 +51,48 @@ def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 class _AddingLinear(torch.autograd.Function):
-    """``x @ weight.T + bias`` of matrices; autograd gets no gradient for the weight."""
+    """``x @ weight.T + bias`` over the last dimension; autograd gets no gradient for the weight.
+
+    Tensors are flattened in here, which takes the host less time than autograd's own views.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, schedule: RunBeside
     ) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        # The saved weight may have moved by the backward pass, and the parameter's ``grad`` is the
-        # accumulator.
-        ctx.parameter, ctx.has_bias, ctx.schedule = weight, bias is not None, schedule
-        return nn.functional.linear(x, weight, bias)
+        # With its autograd history, the input would keep earlier tensors alive until the GEMM has
+        # run.
+        flat = x.data.flatten(0, -2)
+        ctx.save_for_backward(flat)
+        # The weight is read where its parameter points in the backward pass, and the accumulator is
+        # the parameter's ``grad``.
+        ctx.parameter, ctx.has_bias, ctx.schedule, ctx.shape = (
+            *(weight, bias is not None, schedule),
+            x.shape,
+        )
+        return _shaped_like(x, nn.functional.linear(flat, weight, bias))
 
     @staticmethod
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, None, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
-        of_bias = gradient.sum(0) if ctx.has_bias else None
-        # With its autograd history, the input would keep earlier tensors alive until the GEMM has
-        # run.
-        parameter, x = ctx.parameter, x.detach()
-        ctx.schedule(lambda: add_product_(parameter.grad, gradient.t(), x))
-        return gradient.mm(weight), None, of_bias, None
+        (x,), parameter = ctx.saved_tensors, ctx.parameter
+        flat = gradient.flatten(0, -2)
+        of_bias = flat.sum(0) if ctx.has_bias else None
+        ctx.schedule(partial(_add_gradient, parameter, flat, x))
+        return flat.mm(parameter).view(ctx.shape), None, of_bias, None
+
+
+def _shaped_like(x: Tensor, rows: Tensor) -> Tensor:
+    """Rows in the leading dimensions of ``x``, as a tensor that may be overwritten: no view."""
+    return rows if x.dim() == 2 else rows.view(*x.shape[:-1], -1).data
+
+
+def _add_gradient(parameter: Tensor, gradient: Tensor, x: Tensor) -> None:
+    """Add the gradient of a matrix to its parameter's ``grad``, which may have moved until now."""
+    total = parameter.grad
+    assert total is not None
+    add_product_(total, gradient.t(), x)
 
 
 class _AddingOwnTokens(torch.autograd.Function):
@@ -84,7 +104,7 @@ class _AddingOwnTokens(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, ranks: StreamedRanks
     ) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x)
         ctx.parameter, ctx.has_bias, ctx.ranks = weight, bias is not None, ranks
         return nn.functional.linear(x, weight, bias)
 
@@ -92,24 +112,23 @@ class _AddingOwnTokens(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, None, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
+        (x,) = ctx.saved_tensors
         of_bias = gradient.sum(0) if ctx.has_bias else None
         ranks, parameter, x = ctx.ranks, ctx.parameter, x.detach()
 
         def add() -> None:
-            product = torch.zeros_like(parameter.grad)
-            add_product_(product, gradient.t(), x)
-            ranks.all_reduce_(product)
-            parameter.grad.add_(product)
+            whole = torch.zeros_like(parameter.grad)
+            add_product_(whole, gradient.t(), x)
+            ranks.all_reduce_(whole)
+            parameter.grad.add_(whole)
 
         ranks.do(add)
-        return gradient.mm(weight), None, of_bias, None
+        return gradient.mm(parameter), None, of_bias, None
 
 
 def adding_up_own(x: Tensor, weight: Tensor, bias: Tensor | None, ranks: StreamedRanks) -> Tensor:
     """``adding_up`` with a matrix that all ranks hold whole, where each rank has its own tokens."""
-    made: Tensor = _AddingOwnTokens.apply(x, weight, bias, ranks)
-    return made
+    return product(x, weight, bias, lambda *matrices: _AddingOwnTokens.apply(*matrices, ranks))
 
 
 class _AddingGatheredLinear(torch.autograd.Function):
@@ -125,7 +144,7 @@ class _AddingGatheredLinear(torch.autograd.Function):
         bias: Tensor | None,
         ranks: StreamedRanks,
     ) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x)
         ctx.parameter, ctx.has_bias, ctx.ranks = weight, bias is not None, ranks
         return nn.functional.linear(ranks.gather_tokens(x).flatten(0, 1), weight, bias)
 
@@ -133,7 +152,7 @@ class _AddingGatheredLinear(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, None, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
+        (x,) = ctx.saved_tensors
         of_bias = gradient.sum(0) if ctx.has_bias else None
         ranks, parameter, x = ctx.ranks, ctx.parameter, x.detach()
 
@@ -144,10 +163,9 @@ class _AddingGatheredLinear(torch.autograd.Function):
         if ranks.keeps_products:
             ranks.do(lambda: add_product_(parameter.grad, gradient.t(), gathered()))
         else:
-            flat = gathered()
-            ranks.put_off(lambda: add_product_(parameter.grad, gradient.t(), flat))
+            ranks.put_off(partial(_add_gradient, parameter, gradient, gathered()))
         batch, tokens, width = x.shape
-        of_whole = gradient.mm(weight).view(batch, ranks.size * tokens, width)
+        of_whole = gradient.mm(parameter).view(batch, ranks.size * tokens, width)
         return ranks.scatter_tokens(of_whole, of_input=True), None, of_bias, None
 
 
