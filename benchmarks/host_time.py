@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
+from statistics import median
 from time import process_time
 from typing import Any, cast
 
@@ -156,7 +157,7 @@ def plain_blocks(family: Family, again: bool) -> Callable[[], float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTimes:
-    """CPU seconds of a block by the executor and of a plain one, each of its quickest rounds."""
+    """CPU seconds of a block by the executor and of a plain one, each of its middle rounds."""
 
     family: Family
     offloaded: str
@@ -170,8 +171,8 @@ class HostTimes:
 
 
 def measured(family: Family, offloaded: str, rounds: int) -> HostTimes:
-    """Time models of few and of many blocks in turn. What disturbs a round only adds to it, so the
-    quickest round of each model says what it takes."""
+    """Time models of few and of many blocks in turn; what disturbs a machine slows all of them, so
+    the median over rounds of each model says what it takes beside the others."""
     with undisturbed():
         plain = [PlainModel(family, layers, again=False) for layers in (FEW, MANY)]
         blocks = TinyBlocks(
@@ -181,7 +182,7 @@ def measured(family: Family, offloaded: str, rounds: int) -> HostTimes:
             (*blocks.samples_s(process_time), *(one.iteration_s() for one in plain))
             for _ in range(rounds)
         ]
-    executor_few, executor_many, few, many = map(min, zip(*seconds, strict=True))
+    executor_few, executor_many, few, many = map(median, zip(*seconds, strict=True))
     passes = (MANY - FEW) * MICRO_BATCHES
     return HostTimes(
         family=family,
@@ -200,8 +201,8 @@ def page(rows: Sequence[HostTimes], rounds: int) -> Iterator[str]:
         f"Made by `{made}`:",
         "CPU seconds of a forward and a backward pass of a tiny block by the executor, over those",
         "of a block of torch's norms, `F.gelu` or `F.silu`, and rotary embedding by slices.",
-        "A block's time is that of a model of 8 less that of one of 4, each of the quickest of",
-        f"{rounds} rounds. CUDA's own calls are not in them; no GPU has run it.",
+        "A block's time is that of a model of 8 less that of one of 4, each the median of",
+        f"{rounds} rounds in turn. CUDA's own calls are not in them; no GPU has run it.",
         "",
         f"| {' | '.join(heads)} |",
         f"|{'---|' * len(heads)}",
