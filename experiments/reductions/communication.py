@@ -4,6 +4,7 @@ less.
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from experiments.cli.commandline import DONE, as_options
@@ -14,7 +15,7 @@ from experiments.pages.tables import Row, table_of
 from experiments.reductions.image_training import WAYS, Digits, training_rows
 from experiments.reductions.published_reductions import published_rows
 from mistlab.core.units import GIB_BYTES
-from mistlab.core.values import reject
+from mistlab.core.values import Checked, bounded, quantity
 from mistlab.reduction.compression import Compressor
 from mistlab.reduction.convergence import ASSUMPTIONS, Noise
 from mistlab.reduction.neighbours import degree_of
@@ -45,8 +46,25 @@ GROWTH = "Milliseconds of an exchange as ranks grow, drawn below:"
 # form.
 MOST_PLAYED, QUICK_PLAYED = 512, 64
 MOST_RANKS = 16_384
+# The most values and ranks that costs are worked out for, and the least mean square gradient: steps
+# to a lower one are more than anybody makes.
+MOST_VALUES, MOST_ASKED, LEAST_GOAL = 10**15, 2**20, 1e-6
 SEEDS, STEPS = 5, 600
 QUICK_SEEDS, QUICK_STEPS = 1, 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked(Checked):
+    """The numbers that options give, in their units."""
+
+    values: int = field(metadata=bounded(minimum=1, most=MOST_VALUES))
+    ranks: int = field(metadata=bounded(minimum=2, most=MOST_ASKED))
+    gbytes_per_s: float = field(metadata=quantity())
+    latency_us: float = field(metadata=quantity(or_zero=True))
+    compute_ms: float = field(metadata=quantity(or_zero=True))
+    goal: float = field(metadata=bounded(minimum=LEAST_GOAL))
+    noise: float = field(metadata=quantity(or_zero=True))
+    unlike: float = field(metadata=quantity(or_zero=True))
 
 
 def communication(options: argparse.Namespace) -> int:
@@ -58,13 +76,10 @@ def communication(options: argparse.Namespace) -> int:
     Costs are those of one link a rank; the same exchanges are played message by message. None of
     them is chosen for a plan, as they change what is learned.
     """
-    if options.gbytes_per_s <= 0:
-        reject(f"--gbytes-per-s {options.gbytes_per_s:g}: give a rate above 0")
     with as_options():
-        link = RankLink(latency_s=options.latency_us * 1e-6, bytes_per_s=options.gbytes_per_s * 1e9)
-        noise = Noise(noise=options.noise, unlike=options.unlike)
-    if options.ranks < 1 or options.values < 1:
-        reject(f"--ranks {options.ranks}, --values {options.values}: give at least 1 of each")
+        Asked(**{one.name: getattr(options, one.name) for one in fields(Asked)})
+    link = RankLink(latency_s=options.latency_us * 1e-6, bytes_per_s=options.gbytes_per_s * 1e9)
+    noise = Noise(noise=options.noise, unlike=options.unlike)
     if not options.costs_alone:
         Digits.loaded()
     study = Study.begin("communication", options)
@@ -82,6 +97,8 @@ def communication(options: argparse.Namespace) -> int:
 def _cost_rows(options: argparse.Namespace, link: RankLink, noise: Noise) -> Iterator[Row]:
     values, ranks, compute_s = options.values, options.ranks, options.compute_ms * 1e-3
     for name, how in REDUCTIONS.items():
+        if how.ranks_problem(ranks):
+            continue
         step_s = how.step_s(compute_s, values, ranks, link)
         steps = noise.steps_to(options.goal, how, ranks, values)
         yield {
@@ -142,7 +159,17 @@ def _report(rows: Sequence[Row], options: argparse.Namespace, steps: int) -> Rep
         ("predicted", "{predicted:.3f}"),
         ("error", "{error:+.1%}"),
     )
-    paragraphs = [asked, _costs(costs), agreed, GROWTH, IN_A_FILE, _grown(growth), fitted, beside]
+    paragraphs = [
+        asked,
+        _costs(costs),
+        *_left_out(options.ranks),
+        agreed,
+        GROWTH,
+        IN_A_FILE,
+        _grown(growth),
+        fitted,
+        beside,
+    ]
     if training:
         paragraphs += [_trained(training, steps), *_order(training)]
     return Report(
@@ -151,6 +178,13 @@ def _report(rows: Sequence[Row], options: argparse.Namespace, steps: int) -> Rep
         summary={"largest_difference_played": apart},
         pictures=[_curves(growth)],
     )
+
+
+def _left_out(ranks: int) -> Iterator[str]:
+    """Why a reduction has no row."""
+    for name, how in REDUCTIONS.items():
+        if problem := how.ranks_problem(ranks):
+            yield f"No row of {name}: {problem}."
 
 
 def _costs(rows: Sequence[Row]) -> str:

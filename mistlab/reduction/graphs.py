@@ -42,5 +42,10 @@ def contraction_of(offsets: Sequence[int], ranks: int) -> float:
     """The factor by which differences between ranks shrink in a step with neighbours at these
     offsets; 1 if the graph is not connected.
     """
-    second = float(np.linalg.svd(matrix_of(offsets, ranks) - 1 / ranks, compute_uv=False)[0])
+    if ranks == 1:
+        return 0.0
+    # Every row of the matrix is the first one, turned: its singular values are those of a Fourier
+    # transform, the first of which is the mean's.
+    weights = np.bincount([0, *(offset % ranks for offset in offsets)], minlength=ranks)
+    second = float(np.abs(np.fft.rfft(weights / weights.sum()))[1:].max())
     return second if second > np.finfo(float).eps * ranks else 0.0

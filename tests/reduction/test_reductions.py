@@ -4,6 +4,7 @@ are those of a reference written apart."""
 import itertools
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,22 @@ def test_mixing_keeps_the_mean_and_brings_ranks_together(topology: str, ranks: i
         values = matrix @ values
     assert values == pytest.approx(np.tile(mean, (ranks, 1)), abs=1e-6)
     assert 0 <= contraction(topology, ranks) < 1
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("ranks", [2, 5, 6, 16, 30])
+def test_a_contraction_is_the_second_singular_value_of_the_matrix(
+    topology: str, ranks: int
+) -> None:
+    name = "exponential" if topology == "one_peer" else topology
+    second = np.linalg.svd(mixing_matrix(name, ranks), compute_uv=False)[1]
+    assert contraction(topology, ranks) == pytest.approx(second, abs=1e-12)
+
+
+def test_a_contraction_of_any_number_of_ranks_takes_no_matrix() -> None:
+    ranks = 2**20
+    assert contraction("ring", ranks) == pytest.approx((1 + 2 * math.cos(2 * math.pi / ranks)) / 3)
+    assert contraction("exponential", ranks) == pytest.approx(1 - 2 / 21, rel=0.01)
 
 
 def test_the_complete_graph_averages_at_once_and_one_peer_in_a_round() -> None:
@@ -420,8 +437,36 @@ def test_the_command_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert answer["largest_difference_played"] < 1e-9
     assert {row["part"] for row in answer["rows"]} == {"cost", "growth", "published"}
     assert (tmp_path / "communication.svg").exists()
-    assert run(main, ["--gbytes-per-s", "0", "--out", str(tmp_path)]) == 2
-    assert "--gbytes-per-s 0" in capsys.readouterr().err
+    assert "two trimmed" in {row.get("reduction", "").rpartition(", ")[2] for row in answer["rows"]}
+    assert run(main, [*line, "--ranks", "4"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert "ring, two trimmed" not in {row.get("reduction") for row in answer["rows"]}
+    page = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "No row of ring, two trimmed: of 4 values 2 at each end leave none" in page
+
+
+@pytest.mark.parametrize(
+    ("option", "given"),
+    [
+        ("--gbytes-per-s", "0"),
+        ("--gbytes-per-s", "nan"),
+        ("--latency-us", "-1"),
+        ("--compute-ms", "-1"),
+        ("--compute-ms", "inf"),
+        ("--goal", "0"),
+        ("--ranks", "1"),
+        ("--ranks", "100000000"),
+        ("--values", "0"),
+        ("--noise", "-1"),
+        ("--unlike", "nan"),
+    ],
+)
+def test_numbers_that_have_no_answer_are_refused_by_their_options(
+    option: str, given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = main_of("communication", COMMANDS["communication"])
+    assert run(main, ["--costs-alone", f"{option}={given}", "--out", str(tmp_path)]) == 2
+    assert re.search(rf"error: {option}: {given}.* give ", capsys.readouterr().err)
 
 
 def test_a_matrix_holds_all_values() -> None:
