@@ -47,7 +47,7 @@ NAMES = {
 ELEMENT_BYTES = {"half": 2, "float16": 2, "bfloat16": 2, "int8": 1, "fp8": 1, "float": 4}
 # Message size of rows that give none or call it large: rates no longer grow beyond a gibibyte.
 LARGE_BYTES = 2.0**30
-_CARDS = re.compile(r"(?:(\d+) ?x ?)?(\d+) ?Gb/s")
+_CARDS = re.compile(r"(?:(\d+) ?x ?)?(?<![\d.])(\d+(?:\.\d+)?) ?G(?:b/s|bps|bit/s)")
 _BY_NAME = {"hdr": 200.0, "ndr": 400.0, "edr": 100.0}
 _NAMED_CARDS = re.compile(r"(?:(\d+) ?x )?(?:one )?(hdr|ndr|edr)", re.IGNORECASE)
 
@@ -252,9 +252,13 @@ def _network(
         else:
             assert named
             cards, gbits = int(named[1] or 1), _BY_NAME[named[2].casefold()]
+        if not cards * gbits:
+            refuse("network", f"{text} moves nothing: give cards and their rate, as 8 x 400 Gb/s")
         return cards * gbits / 8, gbits / 8, ()
     rate = links.node_gbytes_per_s
-    note = f"no network: {rate:g} GB/s a node are assumed, as nodes of {hardware} often have"
+    given = text_of(cells, "network")
+    what = f"network {given} says no rate" if given else "no network"
+    note = f"{what}: {rate:g} GB/s a node are assumed, as nodes of {hardware} often have"
     return rate, rate / 8 if rate > 50 else rate, (note,)
 
 

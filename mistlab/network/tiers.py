@@ -77,7 +77,9 @@ class Network:
 
     def _check_name(self, index: int) -> None:
         names = [tier.name for tier in self.tiers]
-        if not names[index].strip() or names.index(names[index]) < index:
+        if not names[index].strip():
+            refuse("name", "is empty: give what messages are to call the tier, such as leaf")
+        if names.index(names[index]) < index:
             refuse("name", f"{names[index]!r} is not unique among the tiers: give another name")
 
     @property

@@ -38,6 +38,8 @@ OF_KINDS: Mapping[str, tuple[ReductionKind, ...]] = {
     "replicas": ("outer",),
     **dict.fromkeys(("outer_bits", "fragments", "delay", "mixed", "rate", "momentum"), ("outer",)),
 }
+# Messages of a step by ``neolithic``, unless said.
+ROUNDS = 2
 # The compressor that leaves gradients whole.
 WHOLE = Compressor()
 # How many vectors of the gradients' size each error feedback keeps on a rank, such as compression
@@ -91,7 +93,7 @@ class Reduction:
     every: int = field(default=1, metadata=bounded(minimum=1))
     compressor: Compressor = WHOLE
     feedback: Feedback = "none"
-    rounds: int = field(default=2, metadata=bounded(minimum=1))
+    rounds: int = field(default=ROUNDS, metadata=bounded(minimum=1))
     shards: int = field(default=1, metadata=bounded(minimum=1))
     trimmed: int = field(default=0, metadata=bounded(minimum=0))
     liars: tuple[int, ...] = field(default=(), metadata=bounded(minimum=0))
@@ -112,6 +114,12 @@ class Reduction:
                 "feedback",
                 f"{self.feedback}, but without a compressor there is no error to feed back: give a "
                 "compressor, or leave it out",
+            )
+        if self.rounds != ROUNDS and self.feedback != "neolithic":
+            refuse(
+                "rounds",
+                f"{self.rounds}, and feedback is {self.feedback}, which sends one message a step: "
+                "give feedback: neolithic, or leave it out",
             )
         if self.feedback == "ef21" and self.compressor.is_unbiased:
             refuse(
@@ -157,6 +165,8 @@ class Reduction:
                 continue
             if isinstance(given, Compressor):
                 given = given.kind
+            if isinstance(given, tuple):
+                given = ", ".join(map(str, given))
             problem = f"{given}, and kind is {self.kind}, which has none"
             if entry.name == "every":
                 problem = f"{given}, and kind {self.kind} exchanges in every step"

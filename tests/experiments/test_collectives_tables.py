@@ -115,6 +115,31 @@ def test_networks_are_read_from_what_rows_say(tmp_path: Path) -> None:
     assert "are assumed" in rows[4].notes[0]
 
 
+@pytest.mark.parametrize(
+    ("network", "gbytes_per_s"),
+    [("8 x 12.5 Gb/s", 12.5), ("2x400Gbps", 100.0), ("HDR", 25.0), ("100 Gbit/s", 12.5)],
+)
+def test_rates_of_cards_are_read_whole(network: str, gbytes_per_s: float, tmp_path: Path) -> None:
+    (row,) = rows_of(table(tmp_path / "t.csv", f"g,H100,all_reduce,NCCL,16,2,8,{network},1024,50"))
+    assert row.node_rate == gbytes_per_s
+    assert row.notes == ()
+
+
+def test_a_network_without_a_rate_is_noted_and_one_that_moves_nothing_refused(
+    tmp_path: Path,
+) -> None:
+    """One row without an answer takes none from the others."""
+    cells = "g,H100,all_reduce,NCCL,16,2,8,{},1024,50"
+    path = table(tmp_path / "t.csv", cells.format("dark fibre"), cells.format("8 x 0 Gb/s"))
+    noted, refused = collective_rows(path)
+    assert isinstance(noted, CollectiveRow)
+    assert noted.notes[0].startswith("network dark fibre says no rate: ")
+    assert isinstance(refused, RefusedCollective)
+    assert refused.problem == (
+        "network: 8 x 0 Gb/s moves nothing: give cards and their rate, as 8 x 400 Gb/s"
+    )
+
+
 def test_a_fit_finds_the_numbers_that_made_its_rows(tmp_path: Path) -> None:
     """And predicts a cluster that was left out, of whose kind of links there is another."""
     truth = fitted_collectives()

@@ -287,6 +287,7 @@ def test_examples_are_networks_and_plan_files_keep_them() -> None:
             ],
             "tiers.2.latency_us: 2 is less than the 20 of tier leaf",
         ),
+        ([{"name": " ", "gpus": 16}], "name: is empty: give what"),
         (
             [
                 {"name": "leaf", "gpus": 16},

@@ -146,6 +146,18 @@ REFUSED: list[tuple[Any, dict[str, Any], str, str]] = [
         "0 is too small.*above 0",
     ),
     ({"kind": "gosip"}, {}, "workload.reduction.kind", "gossip"),
+    (
+        {"compressor": {"kind": "top_k"}, "feedback": "memory", "rounds": 3},
+        {},
+        "workload.reduction.rounds",
+        "3, and feedback is memory.*give feedback: neolithic",
+    ),
+    (
+        {"kind": "gossip", "liars": [1, 2]},
+        {},
+        "workload.reduction.liars",
+        "1, 2, and kind is gossip",
+    ),
     ({"kind": "gossip", "every": 4}, {}, "workload.reduction.every", "4.*local or outer"),
     ({"feedback": "memory"}, {}, "workload.reduction.feedback", "give a compressor"),
     (
