@@ -195,6 +195,6 @@ def _megatron(index: Path) -> tuple[np.dtype[Any], int]:
     magic, _, code, count, _ = _MEGATRON_HEADER.unpack_from(content)
     begin, end = _MEGATRON_HEADER.size, _MEGATRON_HEADER.size + 4 * count
     if magic != _MEGATRON_MAGIC or code not in _MEGATRON_TYPES or len(content) < end:
-        reject(f"--data {index}: is no index of Megatron's tokens, or truncated: make it again")
+        reject(f"--data {index}: is not an index of Megatron's tokens, or truncated: make it again")
     lengths = np.frombuffer(content[begin:end], dtype="<i4")
     return _MEGATRON_TYPES[code], int(lengths.sum()) * _MEGATRON_TYPES[code].itemsize

@@ -237,7 +237,7 @@ def _tokens(options: argparse.Namespace, work: Workload, parameters: int) -> flo
         tokens = float(options.tokens)
     except ValueError:
         near = near_matches(options.tokens, ("published", "chinchilla"))
-        reject(f"--tokens: {options.tokens!r} is no number such as 300e9{near}")
+        reject(f"--tokens: {options.tokens!r} is not a number such as 300e9{near}")
     if not 0 < tokens < math.inf:
         reject(f"--tokens: {tokens:g} is not a number of tokens: give one above 0, such as 300e9")
     return tokens

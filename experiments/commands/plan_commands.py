@@ -97,7 +97,7 @@ PLAN_COMMANDS: dict[str, Group] = {
                 "(default: that of the plan's engine, or megatron)",
                 choices=("megatron", "deepspeed", "torchtitan", "torchtitan-toml", "accelerate"),
             ),
-            flag("--strict", "exit status 1 if the plan is not said exactly"),
+            flag("--strict", "exit status 1 if the framework cannot express the plan exactly"),
             flag("--check", "build the framework's own configuration from the text"),
             examples={
                 "flags of Megatron-LM": "plan.yaml --to megatron",

@@ -196,7 +196,7 @@ def broken_down(options: argparse.Namespace) -> int:
 
     GPT on 8, 16 and 32 L4 and A100. From 3D parallelism with every block recomputed, spaces get
     ZeRO-2 and 3, flexible checkpointing, offloading and uneven blocks, chosen for each stage.
-    The last step is no space: the search comes to know what the first and the last micro-batch
+    The last step is not a space: the search comes to know what the first and the last micro-batch
     take beyond the others. All of it is searched for this runtime and for the published one; on
     L4 the published search is asked too, and mechanisms of the machine are changed.
     """

@@ -195,7 +195,7 @@ def _unpack(path: Path, folder: Path) -> None:
         with zipfile.ZipFile(path) as file:
             known = {name: file.read(name) for name in file.namelist() if _is_known(name)}
     except (zipfile.BadZipFile, zipfile.LargeZipFile) as error:
-        reject(f"{path}: is no packed report ({error}): give the report.zip of a folder")
+        reject(f"{path}: is not a packed report ({error}): give the report.zip of a folder")
     except OSError as error:
         reject(f"{path}: {error.strerror}: give the report.zip of a folder")
     if not known:

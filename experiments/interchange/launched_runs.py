@@ -21,7 +21,7 @@ from mistlab.stages.stage_batch import StageBatch
 def launched_runs(runs: Sequence[PublishedRun], folder: Path) -> list[PublishedRun]:
     """The runs with files in a folder, each with its file's plan."""
     if not folder.is_dir():
-        reject(f"--launch {folder}: is no folder: give one with a launch file for each run")
+        reject(f"--launch {folder}: is not a folder: give one with a launch file for each run")
     files = {path.stem: path for path in sorted(folder.glob("*")) if path.is_file()}
     launched = list(_launched(runs, files))
     if not launched:

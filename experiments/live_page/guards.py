@@ -114,14 +114,14 @@ def body_of(content: bytes) -> Any:
     try:
         body = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        reject(f"the question is no JSON: {error}: send an object")
+        reject(f"the question is not JSON: {error}: send an object")
     if not isinstance(body, dict):
         reject(f"the question is {type(body).__name__}, not an object: send the page's fields")
     return body
 
 
 def _no_constant(name: str) -> Any:
-    message = f"{name} is no number of JSON"
+    message = f"{name} is not a number of JSON"
     raise ValueError(message)
 
 

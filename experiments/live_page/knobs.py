@@ -116,9 +116,9 @@ def _check(knobs: Mapping[str, Any]) -> None:
             if value not in names_for_plans():
                 refuse(ENGINE, f"{value!r} is unknown{near_matches(str(value), names_for_plans())}")
         elif isinstance(value, bool) or not isinstance(value, int | float):
-            refuse(f"knobs.{name}", f"{value!r} is no number: give one")
+            refuse(f"knobs.{name}", f"{value!r} is not a number: give one")
         elif name == STAGES and not (isinstance(value, int) and value > 0):
-            refuse(STAGES, f"{value!r} is no number of stages: give a whole number from 1 on")
+            refuse(STAGES, f"{value!r} is not a number of stages: give a whole number from 1 on")
 
 
 def _as_it_is(asked: AskedProblem, plan: Plan) -> Job | None:

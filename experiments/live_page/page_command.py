@@ -46,7 +46,7 @@ def page(options: argparse.Namespace) -> int:
 def check_port(port: int) -> None:
     """Refuse a port that is in use, naming the next free one."""
     if not 1 <= port <= 65535:
-        refuse("--port", f"{port} is no port: give one from 1024 to 65535")
+        refuse("--port", f"{port} is not a port: give one from 1024 to 65535")
     if _is_free(port):
         return
     free = next((p for p in range(port + 1, min(port + NEXT_PORTS, 65536)) if _is_free(p)), None)

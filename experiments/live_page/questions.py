@@ -361,5 +361,5 @@ def _seconds(body: Asked) -> float:
 def _seed(body: Asked) -> int:
     seed = body.get("seed", 0)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        refuse("seed", f"{seed!r} is no seed: give a whole number from 0 on")
+        refuse("seed", f"{seed!r} is not a seed: give a whole number from 0 on")
     return seed

@@ -164,7 +164,7 @@ def pasted(body: Mapping[str, Any]) -> dict[str, Any]:
 def mapping_of(plain: object, name: str) -> Mapping[str, Any]:
     """A part of a question that must be a mapping."""
     if not isinstance(plain, Mapping):
-        refuse(name, f"{type(plain).__name__} is no mapping: give the page's own fields")
+        refuse(name, f"{type(plain).__name__} is not a mapping: give the page's own fields")
     return plain
 
 
@@ -197,7 +197,7 @@ def _named(text: object, key: str, find: Callable[[str], Named]) -> Named:
 
 def _short(text: object, key: str) -> str:
     if not isinstance(text, str):
-        refuse(key, f"{type(text).__name__} is no text: paste a file's content")
+        refuse(key, f"{type(text).__name__} is not a text: paste a file's content")
     if len(text) > MOST_TEXT:
         refuse(key, f"has {len(text):,} characters: paste at most {MOST_TEXT:,}")
     return text

@@ -79,7 +79,7 @@ def _changed(predicted: Sequence[Judged]) -> Iterator[str]:
     if changed:
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         yield (
-            f"global_batch is no multiple of micro_batch x dp, and rounded up: {changed[0]}{more}"
+            f"global_batch is not a multiple of micro_batch x dp, rounded up: {changed[0]}{more}"
         )
 
 

@@ -167,7 +167,7 @@ def _sizes(row: TableRow) -> tuple[dict[str, float], float]:
     try:
         extra = json.loads(text) if text.startswith("{") else {}
     except ValueError:
-        refuse("extra", f"{shown(text)} is no JSON: give the other sizes as an object, or nothing")
+        refuse("extra", f"{shown(text)} is not JSON: give the other sizes as an object, or nothing")
     dtype = str(extra.get("dtype", "float32")).removeprefix("torch.")
     if dtype not in WIDTHS:
         refuse("extra", f"dtype {shown(dtype)} is unknown: give {one_of([*WIDTHS])}")

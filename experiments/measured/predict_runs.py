@@ -213,7 +213,7 @@ def _as_written(refused: str, run: Configuration, row: TableRow) -> str:
         r"^(?:workload|plan\.stages\[\d+\])\.(\w+)(?=: )",
         lambda found: _column_of(found[1]),
         refused,
-    ).replace("this GPU's arithmetic", f"the arithmetic of {run.gpus.hardware}")
+    ).replace("by this GPU:", f"by {run.gpus.hardware}:")
     written = text_of(row.cells, "engine") or run.engine
     return re.sub(
         rf"\bengine {re.escape(run.engine)}(?![\w-])", lambda _: f"engine {written}", refused

@@ -180,7 +180,7 @@ def _goal(goal: str | None, unlimited_s: float) -> tuple[float, str]:
     except ValueError:
         value = math.nan
     if not (value > 0 and math.isfinite(value)):
-        refuse("--for", f"{text!r} is no goal: give a share such as 5%, or seconds such as 12.5s")
+        refuse("--for", f"{text!r} is not a goal: give a share (5%) or seconds (12.5s)")
     if unit == SHARE:
         return unlimited_s * (1 + value / 100), f"within {value:g} % of the best"
     return value, f"of {value:g} s"

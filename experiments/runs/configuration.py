@@ -354,7 +354,7 @@ def _ranks(
         notes.append(f"gpus is empty: {gpus} assumed ({named})")
     if data is None:
         if gpus % split:
-            refuse("gpus", f"{gpus} is no multiple of {product} = {split}: correct one of them")
+            refuse("gpus", f"{gpus} is not a multiple of {product} = {split}: correct one of them")
         data = gpus // split
         notes.append(f"dp is empty: {data} assumed (gpus / (tp pp cp))")
     if split * data != gpus:
@@ -392,7 +392,7 @@ def _micro_batches(row: RunRow, micro_batch: int, data: int, notes: list[str]) -
         )
     if batch % at_once:
         notes.append(
-            f"global_batch {batch} is no multiple of micro_batch x dp = {at_once}: predicted as "
+            f"global_batch {batch} is not a multiple of micro_batch x dp = {at_once}: predicted as "
             f"{-(-batch // at_once) * at_once}"
         )
     return -(-batch // at_once)
@@ -491,7 +491,7 @@ def zero_of(row: RunRow, engine: str) -> tuple[int, str]:
         return row.zero_level, ""
     column = "zero"
     if text := row.text(column):
-        raise FieldError(column, f"{shown(text)} is no ZeRO level: give 0, 1, 2 or 3, or nothing")
+        raise FieldError(column, f"{shown(text)} is not a ZeRO level: give 0 to 3, or nothing")
     level = 3 if ENGINES[engine].system == "fsdp" else 1
     return level, f"zero is empty: level {level} assumed"
 
@@ -560,7 +560,7 @@ def recomputation_of(row: RunRow, model: ModelSpec, notes: list[str]) -> Recompu
     is_large = _weights(model) > row.recipe_recompute_above
     way = row.recipe_recompute if is_large else ""
     as_recipes = f"{way} assumed, as recipes have it" if way else "none assumed"
-    notes.append(f"recompute is not said: {as_recipes}")
+    notes.append(f"recompute is empty: {as_recipes}")
     return Recomputation(way=way or "none")
 
 

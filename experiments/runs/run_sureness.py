@@ -246,7 +246,7 @@ def answered(prediction: Prediction, run_job: RunJob) -> RunAnswer:
         )
     if run_job.saves_unsaid and not prediction.fits and _has_room(run_job, prediction):
         prediction = _capped(prediction, int(room_bytes(cluster)))
-        more.append("recompute is not said, and memory is short: all of it assumed full")
+        more.append("recompute is empty, and memory is short: all of it assumed full")
     # Runs are measured on their first stage, which holds the most micro-batches.
     fullest = prediction.stages[0].peak_allocated_bytes
     if fullest > NEARLY_FULL * cluster.memory_bytes:

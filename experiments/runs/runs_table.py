@@ -46,7 +46,7 @@ def number_of(row: Mapping[str, str], column: str) -> float | None:
     if number == 0 and column in NONE_AT_ZERO:
         return None
     if not math.isfinite(number) or number <= 0:
-        problem = f"{shown(text)} is no number above 0: give a number without a unit, or nothing"
+        problem = f"{shown(text)} is not a number above 0: give a number without a unit, or nothing"
         refuse(column, problem)
     return number
 

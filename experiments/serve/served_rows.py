@@ -285,7 +285,7 @@ def _layouts(
         replicas = 1
         gpus = _count(cells, "gpus", MOST_NODES)
         if gpus and gpus % layout.gpus:
-            problem = f"{gpus} is no multiple of the {layout.gpus} of a replica (tp x pp x dp)"
+            problem = f"{gpus} is not a multiple of the {layout.gpus} of a replica (tp x pp x dp)"
             refuse("gpus", f"{problem}: give a multiple, or nothing")
         if gpus and gpus > layout.gpus:
             if count_of(cells, "dp") is None and layout.ep > layout.tp:
@@ -377,7 +377,7 @@ def _check_context(
 
 
 def _factor(cells: Mapping[str, str]) -> float:
-    what = "is no mean length relative to isl and osl"
+    what = "is not a mean length relative to isl and osl"
     return _limited(cells, "length_factor", 0.01, 10, what) or 1.0
 
 
@@ -396,7 +396,7 @@ def _load(kind: Kind, cells: Mapping[str, str]) -> tuple[float, float | None, in
     text = text_of(cells, "request_rate").casefold()
     if text in ("inf", "infinity"):
         return float(requests), math.inf, requests
-    what = "is no rate of requests a second"
+    what = "is not a rate of requests a second"
     rate = _limited(cells, "request_rate", LEAST_RATE, MOST_REQUESTS, what)
     if rate is None:
         refuse("request_rate", "is empty: give requests a second, or INF")

@@ -44,7 +44,7 @@ class KeptRun:
     def of(cls, path: Path) -> "KeptRun":
         """The run in a folder; a folder that holds no run is refused."""
         if not path.is_dir():
-            reject(f"{path}: is no folder: give the folder of a run, such as runs/scaling")
+            reject(f"{path}: is not a folder: give the folder of a run, such as runs/scaling")
         config, report, rows = (path / name for name in ("config.json", "report.md", "rows.jsonl"))
         if not any(file.is_file() for file in (config, report, rows)):
             runs = sorted(one.parent.name for one in path.glob("*/config.json"))

@@ -1,7 +1,7 @@
 """Checks that systems train alike: losses compared with ours, and configurations side by side.
 
 All systems begin with the same weights, see the same tokens and step with the same settings, so
-their losses agree up to rounding. A run whose losses do not is no measurement of the same work.
+their losses agree up to rounding. A run whose losses do not is not a measurement of the same work.
 """
 
 from collections.abc import Mapping, Sequence

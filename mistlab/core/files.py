@@ -200,7 +200,7 @@ def text_in(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> str:
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
     except ValueError as error:
-        problem = f"is no path ({error}): give the path of a file"
+        problem = f"is not a path ({error}): give the path of a file"
     raise InputError(problem)
 
 

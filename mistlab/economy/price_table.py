@@ -49,7 +49,7 @@ class PriceTable:
         try:
             date.fromisoformat(self.date)
         except ValueError:
-            refuse("date", f"{shown(self.date)} is no day: give {_NEEDED['date']}")
+            refuse("date", f"{shown(self.date)} is not a day: give {_NEEDED['date']}")
         if not self.source.strip():
             refuse("source", f"is empty: give {_NEEDED['source']}")
         if not self.gpus:
@@ -63,7 +63,7 @@ class PriceTable:
         """The price table in a file's content; refuses one without date, source or prices."""
         with within(where):
             if not isinstance(plain, Mapping):
-                reject("is no mapping: give date, source and gpus")
+                reject("is not a mapping: give date, source and gpus")
             for name, remedy in _NEEDED.items():
                 if plain.get(name) in (None, ""):
                     refuse(name, f"missing: give {remedy}")

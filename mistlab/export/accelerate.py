@@ -102,8 +102,8 @@ def _processes(top: Section, draft: Found, kind: str) -> None:
         return
     if processes % machines:
         reject(
-            f"num_processes: {processes} is no multiple of num_machines {machines}: it counts the "
-            "processes of all machines; correct one of them"
+            f"num_processes: {processes} is not a multiple of num_machines {machines}: it counts "
+            "the processes of all machines; correct one of them"
         )
     draft.gpus_per_node = processes // machines
 

@@ -140,7 +140,7 @@ def _batch(top: Section, draft: Found, given: Given) -> None:
         data, rest = divmod(batch, micro_batch * steps)
         if rest or not data:
             reject(
-                f"train_batch_size: {batch} is no multiple of train_micro_batch_size_per_gpu "
+                f"train_batch_size: {batch} is not a multiple of train_micro_batch_size_per_gpu "
                 f"{micro_batch} x gradient_accumulation_steps {steps}: correct one of them"
             )
         draft.data_parallel = data

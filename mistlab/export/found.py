@@ -362,7 +362,7 @@ class Section:
         if content is None:
             content = {}
         if not isinstance(content, Mapping):
-            reject(f"{self.path(key)}: {content!r} is no section: give its settings")
+            reject(f"{self.path(key)}: {content!r} is not a section: give its settings")
         made = Section(content, self.path(key), self.found)
         self._asked[key] = made
         return made
@@ -387,7 +387,7 @@ class Section:
         if value is None:
             return []
         if not isinstance(value, list):
-            reject(f"{self.path(key)}: {value!r} is no list: give [NAME, ...]")
+            reject(f"{self.path(key)}: {value!r} is not a list: give [NAME, ...]")
         return [str(word) for word in value]
 
     def switch(self, key: str, *, default: bool = False) -> bool:

@@ -55,7 +55,7 @@ def sections_of(text: str, name: str, wanted: str | None) -> dict[str, Any]:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        reject(f"{name}: is no Python that can be read: {error}")
+        reject(f"{name}: cannot be read as Python: {error}")
     functions = {
         node.name: node
         for node in tree.body
@@ -275,7 +275,7 @@ def _literal(word: ast.keyword) -> object:
     try:
         return ast.literal_eval(word.value)
     except (ValueError, RecursionError):
-        reject(f"{word.arg}: {ast.unparse(word.value)} is no literal: write its value")
+        reject(f"{word.arg}: {ast.unparse(word.value)} is not a literal: write its value")
 
 
 def _model(module: ast.Module) -> dict[str, object]:

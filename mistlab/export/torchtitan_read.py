@@ -95,7 +95,7 @@ def _model(section: Section) -> ModelSpec:
     name = FLAVOURS.get((known[0] if known else kind, size), flavour)
     if name not in catalog.model_names():
         reject(
-            f"model.flavor: {flavour!r} is no model of the catalogue (model.name: {kind}): give "
+            f"model.flavor: {flavour!r} is not a model of the catalogue (model.name: {kind}): give "
             "--model"
         )
     return catalog.model(name)
@@ -186,7 +186,7 @@ def _size_in_pipeline(homes: list[Section], local: int, draft: Found) -> int:
         rest = local % size
     if rest or not size:
         reject(
-            f"training.local_batch_size: {local} is no multiple of {where} "
+            f"training.local_batch_size: {local} is not a multiple of {where} "
             f"{count or size}: correct one of them"
         )
     return size
@@ -209,7 +209,7 @@ def _read_tokens(training: Section, parallelism: Section, draft: Found) -> None:
     draft.micro_batch, rest = divmod(tokens, length)
     if rest or not draft.micro_batch:
         reject(
-            f"training.num_tokens_per_microbatch_per_dp_rank: {tokens} is no multiple of "
+            f"training.num_tokens_per_microbatch_per_dp_rank: {tokens} is not a multiple of "
             f"max_context_length {length}: correct one of them"
         )
     draft.micro_batches = 1

@@ -86,7 +86,7 @@ def read_nemo(source: LaunchFile, given: Given) -> Imported:
     settings = resolved(settings_of(source), source.settings)
     trainer, model = settings["trainer"], settings.get("model")
     if not isinstance(model, Mapping):
-        reject("model: is no section: give a file that has the model's settings")
+        reject("model: is not a section: give a file that has the model's settings")
     _refuse(model, settings)
     flags = Flags(where="model")
     _check_known(model, "model", _MODEL.split())

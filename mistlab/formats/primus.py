@@ -103,7 +103,7 @@ def read(source: LaunchFile, given: Given) -> Imported:
     framework = str(module.get("framework"))
     overrides = module.get("overrides") or {}
     if not isinstance(overrides, Mapping):
-        reject(f"{where}.overrides: {overrides!r} is no section: give settings")
+        reject(f"{where}.overrides: {overrides!r} is not a section: give settings")
     if "sft" in name or "post" in name:
         reject(f"{where}: tunes a trained model, by other sequences: only pre-training is read")
     if framework == "megatron":

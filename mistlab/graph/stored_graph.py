@@ -58,7 +58,7 @@ class StoredGraph:
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any], where: str) -> StoredGraph:
-        """The stored graph with a file's mapping; refuses a mapping that is no layer graph."""
+        """The stored graph with a file's mapping; refuses a mapping that is not a layer graph."""
         if not _has_texts(mapping):
             _from_mapping(mapping, where)
         text = json.dumps(mapping, sort_keys=True)

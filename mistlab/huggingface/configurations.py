@@ -149,7 +149,7 @@ def _windowed(keys: TypeKeys) -> list[bool]:
     kinds = keys.items("layer_types") if row.get("types") else None
     if kinds is not None:
         if len(kinds) != layers or not set(map(str, kinds)) <= {FULL, SLIDING}:
-            problem = f"{shown(kinds)} is no list of {layers} entries {FULL} or {SLIDING}"
+            problem = f"{shown(kinds)} is not a list of {layers} entries {FULL} or {SLIDING}"
             refuse("layer_types", f"{problem}: give one entry for each block")
         return [kind == SLIDING for kind in kinds]
     if "full_blocks" in row:
@@ -256,7 +256,7 @@ def _of_mamba(keys: TypeKeys) -> str:
     if text is None:
         return "ME*-"
     if not isinstance(text, str) or not text or set(text) - set("M*-E"):
-        problem = f"{shown(text)} is no pattern of blocks: give a text of M, *, - and E"
+        problem = f"{shown(text)} is not a pattern of blocks: give a text of M, *, - and E"
         refuse("hybrid_override_pattern", problem)
     return text
 
@@ -264,7 +264,8 @@ def _of_mamba(keys: TypeKeys) -> str:
 def _letters(keys: TypeKeys, key: str, kinds: list[Any], letters: Mapping[str, str]) -> str:
     for kind in kinds:
         if not isinstance(kind, str) or kind not in letters:
-            refuse(keys.name(key), f"{shown(kind)} is no kind of block: give {', '.join(letters)}")
+            known = ", ".join(letters)
+            refuse(keys.name(key), f"{shown(kind)} is not a kind of block: give {known}")
     layers = keys.whole("num_hidden_layers")
     if not kinds or (layers is not None and layers != len(kinds) and key in keys.config):
         refuse(keys.name(key), f"{len(kinds)} entries for {layers} blocks: give one for each block")

@@ -223,5 +223,5 @@ class TypeKeys:
         if isinstance(value, bool) or not isinstance(value, int | float):
             refuse(name, f"{shown(value)} is not a number: give the number that the model has")
         if not 0 < value < math.inf:
-            refuse(name, f"{shown(value)} is no positive number: give the model's own")
+            refuse(name, f"{shown(value)} is not a positive number: give the model's own")
         return float(value)

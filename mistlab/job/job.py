@@ -69,7 +69,7 @@ def model_from(plain: object, folder: Path) -> ModelSpec:
     path, part = _path_and_part(plain)
     if _is_path(path, (".json",)):
         if _OF_HUB.fullmatch(plain) and not (folder / plain).exists():
-            problem = f"{plain!r} is no file, and nothing is fetched: give a name of the catalogue"
+            problem = f"{plain!r} is not a file, and nothing is fetched: give a catalogue name"
             refuse(MODEL, f"{problem}, or the path of the {CONFIG} that Hugging Face has of it")
         return _json_model(_joined(folder, path), part)
     with within("workload"):
@@ -142,7 +142,7 @@ def network_from(plain: object, folder: Path) -> object:
     if not isinstance(plain, str):
         return plain
     if not _is_path(plain, (".yaml", ".yml")):
-        problem = f"{plain!r} is no file: give the path of a network file, or its tiers"
+        problem = f"{plain!r} is not a file: give the path of a network file, or its tiers"
         refuse("cluster.network", problem)
     path = _joined(folder, plain)
     with _in_file("cluster.network", path):

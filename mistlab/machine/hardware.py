@@ -401,7 +401,7 @@ class Gpu(Checked):
         """Peak rate in dense matrix multiplication; refuses a precision that the GPU lacks."""
         peak: float | None = getattr(self.peak_tflops, precision)
         if peak is None:
-            problem = f"{precision} is not in this GPU's arithmetic: give {self.precisions}"
+            problem = f"{precision} is not supported by this GPU: give {self.precisions}"
             refuse("precision", problem)
         return peak * TFLOP
 

@@ -202,7 +202,7 @@ class Plan:
         if self.order not in ORDERS and not is_order_path(self.order):
             no_path = "nor the path of an order file (with a slash, or ending in .txt)"
             near = near_matches(self.order, ORDERS)
-            refuse("order", f"{shown(self.order)} is no known order, {no_path}{near}")
+            refuse("order", f"{shown(self.order)} is not a known order, {no_path}{near}")
 
     @classmethod
     def of_one_gpu(

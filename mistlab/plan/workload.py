@@ -371,9 +371,7 @@ class ModelSpec:
         if self.experts is None and "E" in self.pattern:
             refuse("pattern", f"{self.pattern!r} has blocks of experts: give experts")
         if self.further_tokens and self.pattern:
-            problem = (
-                f"{self.further_tokens} with a pattern of blocks: its block needs a single kind"
-            )
+            problem = f"{self.further_tokens} with a pattern: it needs blocks of one kind"
             refuse("further_tokens", f"{problem}: leave it out")
         if strange := set(self.pattern) - set(PATTERN_LETTERS):
             problem = f"{''.join(sorted(strange))!r} is not a kind of block: give {PATTERN_LETTERS}"

@@ -150,7 +150,7 @@ def _placement(lines: Sequence[str], num_stages: int) -> Placement | None:
         return None
     for word in places_told:
         if re.fullmatch(_NUMBER, word) is None or int(word) >= num_stages:
-            problem = f"is no stage: write numbers from 0 to {num_stages - 1}"
+            problem = f"is not a stage: write numbers from 0 to {num_stages - 1}"
             refuse_word(1, repr(word[:_SHOWN]), problem)
     if {*map(int, places_told)} != {*range(num_stages)}:
         reject(

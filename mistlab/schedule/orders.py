@@ -343,7 +343,7 @@ def all_forwards_then_backwards(num_stages: int, micro_batches: int) -> str:
 
 def interleaved(num_stages: int, micro_batches: int, chunks: int) -> str:
     """The order of passes interleaved 1F1B, as the text of an order file; refuses a number of
-    micro-batches that is no multiple of the stages.
+    micro-batches that is not a multiple of the stages.
 
     >>> print(interleaved(1, 2, 2), end="")
     F0m0 F1m0 B1m0 F0m1 B0m0 F1m1 B1m1 B0m1

@@ -52,7 +52,7 @@ class Action:
             problem = (
                 f"missing for the swap {self.kind}: give < (in) or > (out)"
                 if self.direction is None
-                else f"{self.direction!r} given for {self.kind}, which is no swap: leave it out"
+                else f"{self.direction!r} given for {self.kind}, which is not a swap: leave it out"
             )
             refuse("direction", problem)
 

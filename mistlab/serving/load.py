@@ -203,7 +203,7 @@ class LoadFile:
         )
 
     def _columns(self, names: Sequence[str]) -> dict[str, Floats]:
-        """The numbers in these columns; refuses what is no number, or no request."""
+        """The numbers in these columns; refuses what is not a number, or no request."""
         if not self.rows:
             reject(f"{self.name}: has no requests: give a row for each, with {', '.join(names)}")
         missing = [name for name in names if name not in self.rows[0]]

@@ -147,7 +147,7 @@ class _Expression:
             self._refuse()
         return value
 
-    def _refuse(self, problem: str = "is no arithmetic expression: correct it") -> NoReturn:
+    def _refuse(self, problem: str = "is not an arithmetic expression: correct it") -> NoReturn:
         raise LineError(self._line, f"{self._text.strip()[:60]} {problem}")
 
     def _peek(self) -> str:

@@ -217,7 +217,7 @@ class Tester:
         try:
             match = re.search(_python(pattern.chars), text.chars)
         except re.error:
-            problem = f"{pattern.chars} is no regular expression that can be read: simplify it"
+            problem = f"{pattern.chars} is not a regular expression that can be read: simplify it"
             raise LineError(self._line, problem) from None
         groups = [match[0], *match.groups("")] if match else []
         items: dict[Key, Text] = {

@@ -97,7 +97,7 @@ def _check_stage(order: PipelineOrder, number: int, stage: StageOrder) -> None:
             have = f"the plan's micro-batches are 0 to {order.micro_batches - 1}"
             remedy = "leave it out, or give the order of a plan with more"
             refuse_word(
-                order.line(number), order.word(ordered_pass), f"is of none: {have}: {remedy}"
+                order.line(number), order.word(ordered_pass), f"does not exist: {have}: {remedy}"
             )
         if ordered_pass in places:
             problem = "is there twice: leave one of the two out"

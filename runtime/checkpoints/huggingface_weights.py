@@ -53,7 +53,7 @@ class TensorFolder:
                 "of a Hugging Face checkpoint"
             )
         if not isinstance(content, dict):
-            reject(f"{self.option} {self.folder}: {CONFIG} is no mapping: give a model's own")
+            reject(f"{self.option} {self.folder}: {CONFIG} is not a mapping: give a model's own")
         return content
 
     @cached_property

@@ -63,7 +63,7 @@ def tensors_of(file: Path) -> Iterator[tuple[str, TensorPlace]]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, InputError):
             raise
-        reject(f"{file} is no safetensors file, or damaged ({error}): copy it again")
+        reject(f"{file} is not a safetensors file, or damaged ({error}): copy it again")
 
 
 def header_of(path: Path, kinds: TensorKinds) -> tuple[bytes, dict[str, TensorPlace]]:

@@ -190,7 +190,7 @@ def test_rows_are_answered_in_order_and_what_cannot_be_says_why(
             "line 3: hardware: H1000 names no GPU whose links are known",
             "line 4: collective: moe dispatch is not predicted",
             "line 5: nodes: 2 do not divide 9 GPUs",
-            "line 6: size_bytes: '1 MB' is no number above 0",
+            "line 6: size_bytes: '1 MB' is not a number above 0",
             "line 7: gpus: 1 have nothing to exchange",
         ),
         strict=True,

@@ -235,5 +235,5 @@ def test_measured_runs_take_their_plans_from_launch_lines(tmp_path: Path) -> Non
     )
     with pytest.raises(InputError, match="holds no file named as a run, such as"):
         launched_runs(runs, tmp_path)
-    with pytest.raises(InputError, match="nosuch: is no folder"):
+    with pytest.raises(InputError, match="nosuch: is not a folder"):
         launched_runs(runs, tmp_path / "nosuch")

@@ -233,7 +233,7 @@ def test_what_disturbs_is_told_in_words(tmp_path: Path, capsys: pytest.CaptureFi
     ("variability", "status", "message"),
     [
         ("jiter=1", 2, "--variability 'jiter' is unknown: did you mean 'jitter'?"),
-        ("jitter", 2, "--variability 'jitter' is no number: write it as jitter=NUMBER"),
+        ("jitter", 2, "--variability 'jitter' is not a number: write it as jitter=NUMBER"),
         ("jitter=-1", 2, "--variability jitter: -1.0 is too small: give"),
         ("jitter=1,samples=0", 2, "--variability samples: 0 is too small: give"),
         ("slow_stage_factor=2", 2, "--variability slow_stage_factor: 2 is for no stage: give"),

@@ -387,7 +387,7 @@ def test_a_file_fitted_to_own_runs_narrows_the_bounds_of_further_ones(
             {"engine": "aceso"},
             "precision: bf16, but engine aceso does not train in it: give fp16, or engine: ",
         ),
-        ({"hardware": "V100"}, "precision: bf16 is not in the arithmetic of v100-"),
+        ({"hardware": "V100"}, "precision: bf16 is not supported by v100-"),
         ({"tp": "2", "ffn": "8191"}, "tp: 2 does not divide ffn 8191: give a divisor of 8191"),
         (
             {"sequence_length": "1000000000", "notes": "unfused attention"},
@@ -424,7 +424,7 @@ def test_a_measurement_that_is_no_number_refuses_its_row(
 ) -> None:
     path = table(tmp_path / "t.csv", {column: measured}, {})
     first, second = answers(capsys, str(path))
-    number = f"{column}: '{measured}' is no number above 0: give a number without a unit"
+    number = f"{column}: '{measured}' is not a number above 0: give a number without a unit"
     assert first["refused"].startswith(f"{path}, line 2: {number}")
     assert "refused" not in second
     if column == "step_s":
@@ -439,7 +439,7 @@ def test_a_batch_that_does_not_divide_is_told_with_what_is_predicted(
     path = table(tmp_path / "t.csv", {"global_batch": "61"}, {"global_batch": "64"})
     first, second = answers(capsys, str(path))
     assert (first["global_batch"], second["global_batch"]) == (64, 64)
-    told = "global_batch 61 is no multiple of micro_batch x dp = 4: predicted as 64"
+    told = "global_batch 61 is not a multiple of micro_batch x dp = 4: predicted as 64"
     assert told in first["notes"]
     predict_runs.main([str(path)])
     assert f"rounded up: {path}, line 2 (61 as 64)\n" in capsys.readouterr().out

@@ -77,7 +77,7 @@ def test_a_question_that_nothing_answers_says_so(
     ("changes", "problem"),
     [
         ({"date": None}, r"prices.yaml.date: missing: give the day that the prices are of"),
-        ({"date": "last week"}, r"date: 'last week' is no day: give the day"),
+        ({"date": "last week"}, r"date: 'last week' is not a day: give the day"),
         ({"source": None}, r"source: missing: give where they are from"),
         ({"gpus": []}, r"gpus: is empty: give a list of kinds"),
         ({"gpus": [KINDS[0]] * 2}, r"gpus: a100-80gb is listed twice: give each kind one"),

@@ -113,9 +113,9 @@ def test_an_answer_that_turns_twice_is_refused() -> None:
     ("name", "goal", "words"),
     [
         ("inter_node", None, "did you mean"),
-        ("gpus", "five", "is no goal"),
-        ("gpus", "-3%", "is no goal"),
-        ("gpus", "nans", "is no goal"),
+        ("gpus", "five", "is not a goal"),
+        ("gpus", "-3%", "is not a goal"),
+        ("gpus", "nans", "is not a goal"),
         ("memory_gib", "5%", "leave --for out"),
     ],
 )

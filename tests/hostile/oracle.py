@@ -65,7 +65,7 @@ def _answers(case: Case, outcome: Outcome) -> Iterator[str]:
 
 
 def _refuse_constant(text: str) -> None:
-    message = f"{text} is no number"
+    message = f"{text} is not a number"
     raise ValueError(message)
 
 

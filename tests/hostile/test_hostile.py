@@ -66,7 +66,7 @@ def test_a_good_answer_has_no_problem() -> None:
         (outcome(status=2, out="", err="x" * 3000), "a message of 3000 letters"),
         (outcome(status=1, out="", err=""), "refused without a word"),
         (outcome(out="{"), "no JSON"),
-        (outcome(out='{"iteration_s": NaN}'), "no JSON: NaN is no number"),
+        (outcome(out='{"iteration_s": NaN}'), "no JSON: NaN is not a number"),
         (said(iteration_s=0), "iteration_s is 0, not above 0"),
         (said(iteration_s=-1.5), "iteration_s is -1.5, not above 0"),
         (said(iteration_s="2"), "iteration_s is '2'"),

@@ -234,7 +234,7 @@ def test_vocabularies_are_those_of_the_tokenizer(more: str, vocab: int) -> None:
 )
 def test_an_unknown_tokenizer_is_asked_for_by_name(more: str) -> None:
     name = more.split()[1]
-    with pytest.raises(InputError, match=f"--vocab-size: is not said, and the vocab.*{name}"):
+    with pytest.raises(InputError, match=f"--vocab-size: is missing, and the vocab.*{name}"):
         model_of(more, NO_VOCAB)
     given = imported(more, shape=NO_VOCAB, vocab_size=1000).job.workload.model
     assert given.vocab == 1024

@@ -266,8 +266,8 @@ def test_settings_that_nobody_reads_are_named() -> None:
     [
         ('{"stage": 4}', "", "zero_optimization.stage: 4 is unknown"),
         ('{"stage": "x"}', "", "zero_optimization.stage: 'x' is not a whole number"),
-        ("3", "", "zero_optimization: 3 is no section"),
-        ("{}", '"train_batch_size": 30', "train_batch_size: 30 is no multiple"),
+        ("3", "", "zero_optimization: 3 is not a section"),
+        ("{}", '"train_batch_size": 30', "train_batch_size: 30 is not a multiple"),
         ("{}", '"bf16": {"enabled": 1}', "bf16.enabled: 1 is neither true nor false"),
         ("{", "", "correct the JSON"),
     ],
@@ -328,7 +328,7 @@ def test_replicas_of_a_torchtitan_configuration_are_read_and_written() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('flavor = "8B"', 'flavor = "9B"', "model.flavor: '9B' is no model of the catalogue"),
+        ('flavor = "8B"', 'flavor = "9B"', "model.flavor: '9B' is not a model of the catalogue"),
         ("seq_len = 4096", "seq_len = true", "training.seq_len: True is not a whole number"),
         ("[training]", "[training", "correct the TOML"),
     ],

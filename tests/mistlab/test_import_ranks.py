@@ -71,7 +71,7 @@ def test_one_task_a_node_is_not_one_gpu_a_node() -> None:
 
 def test_unknown_ranks_are_asked_for_unless_they_are_given() -> None:
     started = "torchrun --nnodes 2 --nproc-per-node auto"
-    with pytest.raises(InputError, match=r"--nproc-per-node: auto is no number: .*--gpus-per-node"):
+    with pytest.raises(InputError, match=r"--nproc-per-node: auto is not a number: .*--gpus-per"):
         imported(started=started)
     assert imported(started=started, gpus_per_node=4).job.cluster.gpus_per_node == 4
     with pytest.raises(InputError, match=r"-np: line 40: \$NP is set nowhere.* --gpus-per-node N"):

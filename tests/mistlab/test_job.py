@@ -117,7 +117,7 @@ BAD = {
         lambda plan_file: plan_file["workload"].pop("attention"),
         "workload.attention: missing: give one of flash, math",
     ),
-    "section that is no mapping": (
+    "section that is not a mapping": (
         lambda plan_file: plan_file.update(workload=3),
         "workload: 3 is not a mapping: give the keys model,",
     ),
@@ -132,7 +132,7 @@ BAD = {
     "bad model": (model(layers=0), "workload.model.layers: 0 is too small: give"),
     "precision that the GPU lacks": (
         both(section("workload", precision="bf16"), section("cluster", hardware="v100-16gb")),
-        "workload.precision: bf16 is not in this GPU's arithmetic: give fp16 or fp32",
+        "workload.precision: bf16 is not supported by this GPU: give fp16 or fp32",
     ),
     "offloading by a baseline": (
         both(section("plan", engine="deepspeed"), stage(offload={"weights": 0.5})),

@@ -123,7 +123,7 @@ CIRCLE = (
         ("Fm0\n0Bm0", "line 2: '0Bm0' is not a pass: write F, B or W, the chunk, m and"),
         ("Fm0\nFm00", "line 2: 'Fm00' is not a pass: write F"),
         ("Fm0\n\0\x01", "line 2: '\\x00\\x01' is not a pass: write F"),
-        ("Fm0 Fm2\nFm0", "line 1: Fm2 is of none: the plan's micro-batches are 0 to 1"),
+        ("Fm0 Fm2\nFm0", "line 1: Fm2 does not exist: the plan's micro-batches are 0 to 1"),
         ("Fm0 Bm0 Fm1 Bm1\nFm0 Bm0 Fm1", "line 2: Bm1 is missing: put it where it is to run"),
         ("Fm0 Fm0\nFm0", "line 1: Fm0 is there twice: leave one of the two out"),
         ("Bm0 Fm0 Fm1 Bm1\nFm0", "line 1: Bm0 comes before Fm0, its forward pass: put it after"),
@@ -234,7 +234,7 @@ def test_a_file_that_is_no_order_of_the_plan_is_refused(tmp_path: Path) -> None:
     assert "cannot be read (No such file or directory): give the path" in problem(None)
     fits = one_forward_one_backward(2, 2).encode()
     assert "line 1: Fm2 is missing: put it where" in problem(fits, micro_batches=3)
-    assert "line 1: Fm2 is of none: the plan's micro-batches are 0 to 1" in problem(
+    assert "line 1: Fm2 does not exist: the plan's micro-batches are 0 to 1" in problem(
         one_forward_one_backward(2, 3).encode()
     )
     assert "line 2: is not text: write passes like F0m3" in problem(b"Fm0\n\xff\xfe\x00")
@@ -273,5 +273,5 @@ def test_an_order_that_does_not_end_is_refused() -> None:
 
 
 def test_an_unknown_order_is_refused_with_near_ones() -> None:
-    with pytest.raises(FieldError, match=r"'1f1' is no known order, nor .*: did you mean '1f1b'"):
+    with pytest.raises(FieldError, match=r"'1f1' is not a known order, .*: did you mean '1f1b'"):
         plan_of("1f1")

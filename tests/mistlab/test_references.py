@@ -116,7 +116,7 @@ def test_a_hardware_file_is_written_as_its_content(folder: Path, plan_file: Plan
     [
         (
             "meta-llama/Llama-3.1-8B",
-            "nothing is fetched: give a name of the catalogue",
+            "nothing is fetched: give a catalogue name",
         ),
         ("models/none.json", "there is no such file"),
         ("./none/model", "there is no such file"),
@@ -221,7 +221,10 @@ def test_a_relative_order_is_written_relative_to_the_new_file(
     ("changes", "problem"),
     [
         ({"order": "no/such"}, r"plan.order: .*no/such: cannot be read \(No such file"),
-        ({"order": "1f1"}, r"plan.order: '1f1' is no known order, nor .*: did you mean '1f1b'\?"),
+        (
+            {"order": "1f1"},
+            r"plan.order: '1f1' is not a known order, .*: did you mean '1f1b'\?",
+        ),
         ({"order": 3}, "plan.order: 3 is not text"),
         (
             {"order": "./x.txt", "engine": "megatron"},

@@ -197,7 +197,7 @@ LLAMA = RELEASED["llama-3-8b"]["config"]
         ({"hidden_size": -1}, r"hidden_size: -1 is too small: give a number of at least 1"),
         ({"num_hidden_layers": 999_999_999}, r"num_hidden_layers: 999999999 is too large"),
         ({"rope_theta": "1e6"}, r"rope_theta: '1e6' is not a number"),
-        ({"rope_theta": 0}, r"rope_theta: 0 is no positive number"),
+        ({"rope_theta": 0}, r"rope_theta: 0 is not a positive number"),
         ({"rope_parameters": {"rope_theta": True}}, r"rope_parameters.rope_theta: True is not a n"),
         ({"rope_scaling": "yarn"}, r"rope_scaling: 'yarn' is not a mapping"),
         ({"partial_rotary_factor": 0.29}, r"partial_rotary_factor: rotates 37 of 128 channels"),
@@ -242,7 +242,7 @@ def test_a_wrong_value_is_refused_by_key_value_and_remedy(
         ),
         (
             {"model_type": "gemma2", "layer_types": ["sliding_attention"]},
-            r"layer_types: .* is no list of 26 entries full_attention or sliding_attention",
+            r"layer_types: .* is not a list of 26 entries full_attention or sliding_attention",
         ),
         (
             {"model_type": "qwen2", "use_sliding_window": True},
@@ -250,7 +250,7 @@ def test_a_wrong_value_is_refused_by_key_value_and_remedy(
         ),
         (
             {"model_type": "nemotron_h", "hybrid_override_pattern": "MX"},
-            r"hybrid_override_pattern: 'MX' is no pattern of blocks",
+            r"hybrid_override_pattern: 'MX' is not a pattern of blocks",
         ),
         (
             {"model_type": "qwen3_next", "linear_conv_kernel_dim": 8},

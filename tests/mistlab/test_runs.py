@@ -80,7 +80,7 @@ def test_stages_without_blocks_are_noted() -> None:
         ("gpus", "gpus is empty: 16 assumed (tp x pp x cp x dp)"),
         ("global_batch", "global_batch is empty: 32 assumed (8 micro-batches)"),
         ("zero", "zero is empty: level 1 assumed"),
-        ("recompute", "recompute is not said: none assumed"),
+        ("recompute", "recompute is empty: none assumed"),
         ("hardware", "hardware is empty: h100-80gb assumed"),
         ("engine", "engine is empty: predicted as engine megatron"),
         ("vocab", "vocab is empty: 128256 assumed"),
@@ -106,7 +106,7 @@ def test_without_gpus_and_dp_there_is_one_pipeline() -> None:
         ({"sequence_length": ""}, "sequence_length: is empty"),
         (
             {"hidden": "2048 wide"},
-            "hidden: '2048 wide' is no number above 0: give a number without",
+            "hidden: '2048 wide' is not a number above 0: give a number without",
         ),
         ({"tp": "1.5"}, "tp: 1.5 is not a whole number"),
         ({"grad_accumulation": "5"}, "global_batch: 64 is not micro_batch 2 x dp 2 x"),
@@ -116,7 +116,7 @@ def test_without_gpus_and_dp_there_is_one_pipeline() -> None:
             "hardware: 'A100+H100' are heterogeneous GPUs, and a row does not say",
         ),
         ({"precision": "int3"}, "precision: 'int3' is unknown"),
-        ({"zero": "much"}, "zero: 'much' is no ZeRO level"),
+        ({"zero": "much"}, "zero: 'much' is not a ZeRO level"),
     ],
 )
 def test_a_row_that_cannot_be_is_refused(changes: dict[str, str], problem: str) -> None:

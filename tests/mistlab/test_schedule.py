@@ -56,7 +56,7 @@ def test_texts_mean_what_the_design_says(text: str, action: Action) -> None:
         ("2F.7m0 ", "is not stage, kind, layer and micro-batch: write it like"),
         ("2Q.7m0", "kind: 'Q' is unknown: give one of F, B"),
         ("2O.8m0", "direction: missing for the swap O: give < (in) or > (out)"),
-        ("2F<.7m0", "direction: '<' given for F, which is no swap: leave it out"),
+        ("2F<.7m0", "direction: '<' given for F, which is not a swap: leave it out"),
     ],
 )
 def test_a_bad_text_is_refused(text: str, problem: str) -> None:

@@ -169,7 +169,7 @@ MODULE = text_of(job_of("llama3-8b", {"zero": 3}, engine="fsdp"))
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("seq_len=4096", "seq_len=LENGTH", "seq_len: LENGTH is no literal: write its value"),
+        ("seq_len=4096", "seq_len=LENGTH", "seq_len: LENGTH is not a literal: write its value"),
         ("def plan(", "def other():\n    pass\n\n\ndef plan(", "holds 2 functions"),
         ("return Trainer", "return = Trainer", "correct the Python"),
         ("import model_registry", "import other_registry", "model_registry: no flavour is named"),

@@ -161,8 +161,8 @@ LINES = "F0m0 F1m0 B1m0 B0m0\n" * 3
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("parts 0 1 2 2 1 x\n" + LINES, "line 1: 'x' is no stage: write numbers from 0 to 2"),
-        ("parts 0 1 3 3 1 0\n" + LINES, "line 1: '3' is no stage"),
+        ("parts 0 1 2 2 1 x\n" + LINES, "line 1: 'x' is not a stage: write numbers from 0 to 2"),
+        ("parts 0 1 3 3 1 0\n" + LINES, "line 1: '3' is not a stage"),
         ("parts 0 1 1 0\n" + LINES, "line 1: names parts of 2 stages of 3: name every stage"),
         ("parts 0 1 2 2 1 1\n" + LINES, "do not give every stage equally many chunks"),
         ("parts 0 2 1 1 2 0\n" + LINES, "part 0 is on stage 0 and part 1 on stage 2, which are no"),

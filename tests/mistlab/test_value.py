@@ -75,7 +75,7 @@ BAD = {
     "deep item": ({"leaves": [{}, {"share": 2}]}, "leaves[1].share: 2.0 is not a ratio: give"),
     "unknown key": ({"cuont": 3}, "cuont: unknown key: did you mean 'count'?"),
     "unknown deep key": ({"leaf": {"sahre": 1}}, "leaf.sahre: unknown key: did you mean 'share'?"),
-    "key that is no text": ({3: 3}, "3: unknown key: give one of count, speed, flag"),
+    "key that is not a text": ({3: 3}, "3: unknown key: give one of count, speed, flag"),
     "long value": ({"sizes": "1" * 500}, f"sizes: '{'1' * 27}...{'1' * 28}' is not a list"),
 }
 

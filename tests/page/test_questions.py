@@ -181,7 +181,7 @@ def test_pasted_texts_are_what_they_say() -> None:
         ("predict", {"problem": {**PROBLEM, "nodes": 0}}, "nodes"),
         ("predict", {"problem": PROBLEM, "knobs": {"zer": 1}}, "knobs.zer: is unknown"),
         ("predict", {"problem": PROBLEM, "knobs": {"tensor_parallel": 3}}, "does not divide"),
-        ("predict", {"problem": PROBLEM, "knobs": {"stages": "two"}}, "is no number"),
+        ("predict", {"problem": PROBLEM, "knobs": {"stages": "two"}}, "is not a number"),
         ("predict", {"problem": {**PROBLEM, "global_batch": 0}}, "global_batch"),
         ("predict", {"plan": "workload: [*a, &a b]"}, "plan"),
         ("paste", {"text": json.dumps({**CONFIG, "model_type": "resnet"})}, "resnet"),

@@ -158,5 +158,5 @@ def test_an_unknown_question_is_refused(running: RunningPage) -> None:
 def test_a_port_in_use_names_the_next_free_one(running: RunningPage) -> None:
     with pytest.raises(InputError, match=r"is in use.*give --port \d+"):
         check_port(running.port)
-    with pytest.raises(InputError, match="is no port"):
+    with pytest.raises(InputError, match="is not a port"):
         check_port(0)

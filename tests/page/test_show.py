@@ -118,7 +118,7 @@ def test_what_is_no_run_is_refused_with_the_runs_that_lie_in_it(
     made_run(tmp_path, "first", ROWS)
     with pytest.raises(InputError, match="runs lie in it: first"):
         KeptRun.of(tmp_path)
-    with pytest.raises(InputError, match="is no folder"):
+    with pytest.raises(InputError, match="is not a folder"):
         KeptRun.of(tmp_path / "gone")
     damaged = made_run(tmp_path, "damaged", ROWS)
     (damaged / "config.json").write_text("{", encoding="utf-8")

@@ -68,7 +68,7 @@ def test_a_space_has_no_worse_plan_than_a_part_of_it() -> None:
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("turns_s", [(), (1.0, np.inf, 1.0)])
 def test_no_blocks_take_no_time_even_where_a_block_has_no_room(turns_s: tuple[float, ...]) -> None:
-    """Else a pipeline with all blocks would be left out by a bound that is no number."""
+    """Else a pipeline with all blocks would be left out by a bound that is not a number."""
     group = Group(micro_batches=4, meshes=(MESHES[0],), num_stages=2)
     work = {MESHES[0]: LeastWork(block_s=np.inf, ends_s=0.5, turns_s=turns_s)}
     front_s = group.front_gpu_s(work, 3)

@@ -341,7 +341,7 @@ def _settle(name: str, stated: _LauncherNumber, draft: Found, given: int | None)
         setattr(draft, name, checked_whole(_where(stated), word.text))
     elif given is None:
         option = f"--{name.replace('_', '-')}"
-        reason = word.unknown or f"{word.text} is no number: give one"
+        reason = word.unknown or f"{word.text} is not a number: give one"
         reject(f"{stated.option}: {reason}, or {option} N")
 
 
@@ -352,7 +352,7 @@ def _divide(stated: _LauncherNumber, draft: Found, given: Given) -> None:
     if nodes is not None and in_node is not None:
         return
     if word.unknown is not None or not word.text.isdecimal():
-        reason = word.unknown or f"{word.text} is no number: give one"
+        reason = word.unknown or f"{word.text} is not a number: give one"
         reject(f"{stated.option}: {reason}, or --nodes N --gpus-per-node N")
     ranks = checked_whole(_where(stated), word.text)
     if nodes is None:

@@ -239,7 +239,7 @@ def _unknown(options: Options, kind: str | None) -> InputError:
     line = options.given["--tokenizer-type"].line if "--tokenizer-type" in options else 0
     where = f" (line {line})" if line else ""
     return InputError(
-        f"--vocab-size: is not said, and the vocabulary of {_tokenizer_text(options, kind)}{where} "
+        f"--vocab-size: is missing, and the vocabulary of {_tokenizer_text(options, kind)}{where} "
         "is not supported here: give --vocab-size N, or add --vocab-size or --padded-vocab-size "
         "to the line"
     )
