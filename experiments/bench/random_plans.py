@@ -157,9 +157,11 @@ def _problems(draw: np.random.Generator) -> Iterator[Problem]:
                 for model in plain
                 if LEAST_HELD <= rough_state_bytes(model) / memory_bytes <= MOST_HELD
             ] or [max(plain, key=rough_state_bytes)]
+            model = models[draw.integers(len(models))]
+            length = int(draw.choice([1024, 2048, 4096]))
             workload = Workload(
-                model=models[draw.integers(len(models))],
-                sequence_length=int(draw.choice([1024, 2048, 4096])),
+                model=model,
+                sequence_length=min(length, model.learned_positions or length),
                 global_batch=max(8, cluster.num_gpus * int(draw.choice([1, 2, 4, 8]))),
                 attention="flash" if draw.random() < 0.75 else "math",
                 precision="fp16",
