@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints
+from mistlab.core.distinct import FEW_ROWS
 from mistlab.core.values import refuse
 from mistlab.cost.confidence import PredictionBounds, bounds_of, iteration_figures, slowest_cluster
 from mistlab.cost.kernels import model_flop, stage_flop
@@ -25,7 +26,6 @@ from mistlab.cost.order_times import (
     with_late_exchanges,
 )
 from mistlab.cost.pipeline import iteration_s
-from mistlab.cost.slot_work import FEW_ROWS
 from mistlab.cost.tasks import TaskModel
 from mistlab.engines.engine import ENGINES, Engine
 from mistlab.engines.mistlab import MISTLAB

@@ -1,4 +1,4 @@
-"""Finds distinct rows among columns, so that equal rows are computed once.
+"""Finds distinct rows among columns, so that equal rows are computed once; sums over pairs of them.
 
 Axes: C rows, S distinct rows.
 """
@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.core.arrays import Floats, Ints
+from mistlab.core.arrays import Bools, Floats, Ints
 
 Table = TypeVar("Table")
 
@@ -131,3 +131,88 @@ def _sorted_distinct(
     table = np.stack([*columns], axis=1)
     _, first, index = np.unique(table, axis=0, return_index=True, return_inverse=True)
     return first, index.reshape(-1)
+
+
+# Sums over the slots of a stage: the seconds of each kind of slot, times its count in the stage.
+#
+# Axes: C candidates, S distinct strategies, J distinct sets of layers, K kinds of slots, L lengths.
+
+
+# The seconds of some kinds of per-layer slots (L, K', S), and a mask of these kinds (K). ``Sums``
+# is a function that adds such tables up to the seconds of candidates (L, C).
+Lengths = tuple[Floats, Bools]
+Sums = Callable[[Sequence[Lengths]], Floats]
+
+
+# With more pairs of strategy and layers per candidate than this, candidates are summed one by one.
+DENSE = 16
+ROWS_AT_ONCE = 8192
+# Up to this many multiplications, OpenBLAS computes a matrix product on one thread. For such small
+# products several threads mostly wait for one another: on a busy machine, thirty times as long.
+ON_ONE_THREAD = 1 << 18
+# With at most this many candidates, as for plans, each sum is the same whatever the other
+# candidates are.
+FEW_ROWS = 1024
+
+
+def summed_slots(
+    lengths: Sequence[Lengths], counts: Floats, strategies: Distinct, stages: Distinct
+) -> Floats:
+    """The seconds of candidates (L, C), sums over slots from their seconds (``lengths``) and counts
+    (K, J); a candidate is a pair of a strategy and a set of layers.
+    """
+    if len(strategies.index) <= FEW_ROWS:
+        return _summed_alike(lengths, counts, strategies, stages)
+    totals = np.empty((sum(len(of_kinds) for of_kinds, _ in lengths), len(strategies.index)))
+    sums = iter(totals)
+    for of_kinds, where in lengths:
+        for of_kind in of_kinds:
+            _sum_up(next(sums), of_kind, counts[where], strategies, stages)
+    return totals
+
+
+def _summed_alike(
+    lengths: Sequence[Lengths], counts: Floats, strategies: Distinct, stages: Distinct
+) -> Floats:
+    """The seconds of candidates (L, C), summed over kinds of per-layer slots one by one.
+
+    So a sum is the same to the last digit, whatever other candidates and kinds of slots there are.
+    """
+    ends = np.cumsum([len(of_kinds) for of_kinds, _ in lengths])
+    every = np.zeros((len(counts), ends[-1], len(strategies.columns[0])))
+    for end, (of_kinds, where) in zip(ends.tolist(), lengths, strict=True):
+        every[where, end - len(of_kinds) : end] = of_kinds.swapaxes(0, 1)
+    terms = every.take(strategies.index, axis=2)
+    terms *= counts[:, None, stages.index]
+    return np.asarray(terms.sum(axis=0))
+
+
+def _sum_up(
+    total: Floats, lengths: Floats, counts: Floats, strategies: Distinct, stages: Distinct
+) -> None:
+    """Fill in the seconds of candidates (C), from per-layer slots (K, S) and counts (K, J)."""
+    rows = len(strategies.index)
+    if lengths.shape[1] * counts.shape[1] <= DENSE * rows:
+        table = _products(lengths, counts)
+        total[:] = table.take(strategies.index * counts.shape[1] + stages.index)
+        return
+    lengths, counts = np.ascontiguousarray(lengths.T), np.ascontiguousarray(counts.T)
+    for start in range(0, rows, ROWS_AT_ONCE):
+        block = slice(start, start + ROWS_AT_ONCE)
+        of_block = lengths[strategies.index[block]] * counts[stages.index[block]]
+        total[block] = of_block.sum(axis=1)
+
+
+def _products(lengths: Floats, counts: Floats) -> Floats:
+    """For each strategy and set of layers (S, J), the sum of its slots' seconds (K, S) times counts
+    (K, J).
+    """
+    if lengths.shape[1] == 1 or counts.shape[1] == 1:
+        # OpenBLAS splits products with a single column among threads much sooner.
+        return np.asarray(np.einsum("ks,kj->sj", lengths, counts))
+    table = np.empty((lengths.shape[1], counts.shape[1]))
+    at_once = max(2, ON_ONE_THREAD // max(1, counts.size))
+    for start in range(0, len(table), at_once):
+        block = slice(min(start, len(table) - 2), start + at_once)
+        np.matmul(lengths[:, block].T, counts, out=table[block])
+    return table

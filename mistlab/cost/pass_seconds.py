@@ -10,6 +10,7 @@ from itertools import islice
 import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
+from mistlab.core.distinct import Sums
 from mistlab.cost.beside_sends import (
     STEADY,
     SUMS,
@@ -27,11 +28,11 @@ from mistlab.cost.slot_work import (
     NOTHING,
     UPPER,
     SlotWork,
-    Sums,
     ends_if_gathered,
     least_ends_if_gathered,
     shared_turns,
     slot_ends,
+    slots_of_first_layers,
     slots_of_leaving,
     slots_of_stepping,
     split_slots,
@@ -359,8 +360,8 @@ class PassSlots:
         lasting[first] = slots_of_stepping(work, lasting[first], is_least=is_least)
         if self._kept == "own":
             rows = self._rows_inside(_FORWARD, _LAST)
-            alone, usual_s = self._alone[:, rows], lasting[rows]
-            lasting[rows] = slots_of_leaving(work, alone, usual_s)
+            inside_s = slots_of_leaving(work, self._alone[:, rows], lasting[rows])
+            lasting[rows] = slots_of_first_layers(work, inside_s)
 
     def _rows_inside(self, first: int, last: int) -> slice:
         """The rows of per-layer slots inside the passes from phase ``first`` to phase ``last``."""

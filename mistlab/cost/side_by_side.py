@@ -352,15 +352,16 @@ def sets_of(busy: Bools) -> NDArray[np.uint8]:
 # reduction before it, start as soon as the layer has computed. If the slot lasts longer, because it
 # waits for copies, part of that work is done before the next slot, which may then be shorter.
 
-_AWAY = STREAMS.index("device_to_host")
+AWAY = STREAMS.index("device_to_host")
 
 
 def slots_in_turn(
     alone: Sequence[Floats], reduced: Sequence[Floats], slowed_by: SlowedBy, *, slots: int
-) -> Sequence[Floats]:
+) -> tuple[Sequence[Floats], tuple[Floats, Floats]]:
     """The seconds of each of ``slots`` consecutive per-layer slots (C), which alternate between two
-    kinds. The streams of each kind work for ``alone`` (4, C); ``reduced`` (C) of the link's work
-    reduces the data that is offloaded then.
+    kinds, and what is left over of the last one's reduction and offload (C). The streams of each
+    kind work for ``alone`` (4, C); ``reduced`` (C) of the link's work reduces the data that is
+    offloaded then.
     """
     # Many cases share all of this work, so distinct ones are computed once.
     distinct = distinct_rows([*alone[0], *alone[1], *reduced, slowed_by.first])
@@ -374,12 +375,13 @@ def slots_in_turn(
         here, after = number % 2, (number + 1) % 2
         gathered = np.maximum(alone[here][LINK] - reduced[here], 0.0)
         on_link = left[0], gathered, reduced[after]
-        lasts_s, left = _passed(alone[here], slowed_by, on_link, (left[1], alone[after][_AWAY]))
+        leaving = left[1], alone[after][AWAY]
+        lasts_s, left = slot_after(alone[here], slowed_by, on_link, leaving)
         lasts.append(lasts_s[distinct.index])
-    return lasts
+    return lasts, (left[0][distinct.index], left[1][distinct.index])
 
 
-def _passed(
+def slot_after(
     alone: Floats,
     slowed_by: SlowedBy,
     on_link: tuple[Floats, Floats, Floats],
@@ -397,7 +399,7 @@ def _passed(
         reduction = np.where(computes, 0.0, reduced)
         rest[LINK] = np.where(reduces, before, np.where(gathers, gathered, reduction))
         offloads = ~leaves & ~computes & (reduced <= 0)
-        rest[_AWAY] = np.where(leaves & ~reduces, left, np.where(offloads, offload, 0.0))
+        rest[AWAY] = np.where(leaves & ~reduces, left, np.where(offloads, offload, 0.0))
         goes_on = computes | (rest[_FROM_HOST] > 0) | reduces | gathers | leaves
         if not goes_on.any():
             return elapsed, (reduced, offload)
@@ -405,13 +407,13 @@ def _passed(
         slowed = slowed_by.table.take(slowed_by.first + sets_of(busy), axis=1)
         ahead = np.where(busy, rest * slowed, np.inf)
         step = np.where(goes_on, ahead.min(axis=0), 0.0)
-        is_link, is_away = busy[LINK], busy[_AWAY]
+        is_link, is_away = busy[LINK], busy[AWAY]
         rest = np.where(busy & (ahead <= step), 0.0, np.maximum(rest - step / slowed, 0.0))
         before = np.where(reduces, rest[LINK], before)
         gathered = np.where(is_link & ~reduces & gathers, rest[LINK], gathered)
         reduced = np.where(is_link & ~reduces & ~gathers, rest[LINK], reduced)
-        left = np.where(is_away & leaves, rest[_AWAY], left)
-        offload = np.where(is_away & ~leaves, rest[_AWAY], offload)
+        left = np.where(is_away & leaves, rest[AWAY], left)
+        offload = np.where(is_away & ~leaves, rest[AWAY], offload)
         elapsed += step
 
 

@@ -3,15 +3,15 @@
 Axes: R runs, J stages, P points, K kinds of slots.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
-from mistlab.core.distinct import Distinct
 from mistlab.cost.side_by_side import (
+    AWAY,
     LINK,
     LINK_BIT,
     NAMES,
@@ -21,6 +21,7 @@ from mistlab.cost.side_by_side import (
     least_together,
     link_after,
     sets_of,
+    slot_after,
     slots_in_turn,
     stepping_s,
     until,
@@ -118,10 +119,6 @@ def _counted(
 
 # Columns of a table of kinds of slots (K, 3): the types of the slot's three layers.
 LOWER, HERE, UPPER = range(3)
-# The seconds of some kinds of per-layer slots (L, K', S), and a mask of these kinds (K). ``Sums``
-# is a function that adds such tables up to the seconds of candidates (L, C).
-Lengths = tuple[Floats, Bools]
-Sums = Callable[[Sequence[Lengths]], Floats]
 
 
 def of_layers(of_type: Floats, layers: Ints) -> Floats:
@@ -252,85 +249,6 @@ def _neighbour(position: Place, phase: Phase, depth: int) -> int:
     """Which of a slot's three layers a task works on: LOWER, HERE or UPPER."""
     above = layers_above(position, phase, depth)
     return UPPER if above > 0 else LOWER if above < 0 else HERE
-
-
-# Sums over the slots of a stage: the seconds of each kind of slot, times its count in the stage.
-#
-# Axes: C candidates, S distinct strategies, J distinct sets of layers, K kinds of slots, L lengths.
-
-
-# With more pairs of strategy and layers per candidate than this, candidates are summed one by one.
-DENSE = 16
-ROWS_AT_ONCE = 8192
-# Up to this many multiplications, OpenBLAS computes a matrix product on one thread. For such small
-# products several threads mostly wait for one another: on a busy machine, thirty times as long.
-ON_ONE_THREAD = 1 << 18
-# With at most this many candidates, as for plans, each sum is the same whatever the other
-# candidates are.
-FEW_ROWS = 1024
-
-
-def summed_slots(
-    lengths: Sequence[Lengths], counts: Floats, strategies: Distinct, stages: Distinct
-) -> Floats:
-    """The seconds of candidates (L, C), sums over slots from their seconds (``lengths``) and counts
-    (K, J); a candidate is a pair of a strategy and a set of layers.
-    """
-    if len(strategies.index) <= FEW_ROWS:
-        return _summed_alike(lengths, counts, strategies, stages)
-    totals = np.empty((sum(len(of_kinds) for of_kinds, _ in lengths), len(strategies.index)))
-    sums = iter(totals)
-    for of_kinds, where in lengths:
-        for of_kind in of_kinds:
-            _sum_up(next(sums), of_kind, counts[where], strategies, stages)
-    return totals
-
-
-def _summed_alike(
-    lengths: Sequence[Lengths], counts: Floats, strategies: Distinct, stages: Distinct
-) -> Floats:
-    """The seconds of candidates (L, C), summed over kinds of per-layer slots one by one.
-
-    So a sum is the same to the last digit, whatever other candidates and kinds of slots there are.
-    """
-    ends = np.cumsum([len(of_kinds) for of_kinds, _ in lengths])
-    every = np.zeros((len(counts), ends[-1], len(strategies.columns[0])))
-    for end, (of_kinds, where) in zip(ends.tolist(), lengths, strict=True):
-        every[where, end - len(of_kinds) : end] = of_kinds.swapaxes(0, 1)
-    terms = every.take(strategies.index, axis=2)
-    terms *= counts[:, None, stages.index]
-    return np.asarray(terms.sum(axis=0))
-
-
-def _sum_up(
-    total: Floats, lengths: Floats, counts: Floats, strategies: Distinct, stages: Distinct
-) -> None:
-    """Fill in the seconds of candidates (C), from per-layer slots (K, S) and counts (K, J)."""
-    rows = len(strategies.index)
-    if lengths.shape[1] * counts.shape[1] <= DENSE * rows:
-        table = _products(lengths, counts)
-        total[:] = table.take(strategies.index * counts.shape[1] + stages.index)
-        return
-    lengths, counts = np.ascontiguousarray(lengths.T), np.ascontiguousarray(counts.T)
-    for start in range(0, rows, ROWS_AT_ONCE):
-        block = slice(start, start + ROWS_AT_ONCE)
-        of_block = lengths[strategies.index[block]] * counts[stages.index[block]]
-        total[block] = of_block.sum(axis=1)
-
-
-def _products(lengths: Floats, counts: Floats) -> Floats:
-    """For each strategy and set of layers (S, J), the sum of its slots' seconds (K, S) times counts
-    (K, J).
-    """
-    if lengths.shape[1] == 1 or counts.shape[1] == 1:
-        # OpenBLAS splits products with a single column among threads much sooner.
-        return np.asarray(np.einsum("ks,kj->sj", lengths, counts))
-    table = np.empty((lengths.shape[1], counts.shape[1]))
-    at_once = max(2, ON_ONE_THREAD // max(1, counts.size))
-    for start in range(0, len(table), at_once):
-        block = slice(min(start, len(table) - 2), start + at_once)
-        np.matmul(lengths[:, block].T, counts, out=table[block])
-    return table
 
 
 # The slots of backward passes that leave weight gradients to separate passes.
@@ -478,7 +396,7 @@ def slots_of_leaving(work: SlotWork, alone: Floats, usual_s: Floats) -> Floats:
     reduced = [of_layers(reduced_s, turn[:, LOWER]) for turn in turns]
     works = [one.reshape(len(one), -1) for one in slots.swapaxes(0, 1)]
     slowed = in_slots(seconds.slowed_by(), slots[:, 0], strategy)
-    lasts = slots_in_turn(works, [one.ravel() for one in reduced], slowed, slots=_SLOTS)
+    lasts, _ = slots_in_turn(works, [one.ravel() for one in reduced], slowed, slots=_SLOTS)
     both_s = np.sum(lasts[-_MEASURED:], axis=0).reshape(reduced[0].shape) * 2 / _MEASURED
     # Where the layers are equal, both slots are this one.
     barriers = until(STREAMS, slot_ends(seconds, slots, False, strategy), slots)
@@ -486,6 +404,58 @@ def slots_of_leaving(work: SlotWork, alone: Floats, usual_s: Floats) -> Floats:
     longer, both_at_once_s = usual_s.copy(), barriers.sum(axis=0)
     more_s = both_s - np.where(are_alike, 2 * usual_s[places], both_at_once_s)
     longer[places] += np.maximum(more_s, 0.0) / 2
+    return longer
+
+
+def slots_of_first_layers(work: SlotWork, usual_s: Floats) -> Floats:
+    """The seconds (N, S) of the slots of each phase of ``_LEAVING``, in which an offload starts
+    once its own layer has computed; ``usual_s`` if it starts with the next slot.
+
+    Beside its own offload, the first slot of a pass waits longer for its copies, while the turn
+    after the pass has less left to offload. Where a pass through equal layers and its turn take
+    longer together, the first slot takes all of the difference. Steady backward passes stay as
+    they are: their bounds would be loose (docs/decisions/0058-what-played-plans-have.md).
+    """
+    seconds, kinds, longer = work.seconds, work.kinds, usual_s.copy()
+    for number, (phase, kind) in enumerate(_LEAVING.items()):
+        if phase == "backward":
+            continue
+        chosen = np.flatnonzero(seconds.alone(kind, ">").any(axis=0))
+        before, after = (LOWER, UPPER) if phase == "forward" else (UPPER, LOWER)
+        rows = np.flatnonzero((kinds[:, before] == NOTHING) & (kinds[:, after] == kinds[:, HERE]))
+        if not len(rows) or not len(chosen) or seconds.model.template.depth != 1:
+            continue
+        layers = kinds[rows, HERE]
+        # Kinds of slots: the first of the pass, those inside it, its last, and the turn after it.
+        slots = np.tile(layers[:, None], (4, 1, 3))
+        slots[0, :, before] = slots[2, :, after] = slots[3, :, [HERE, after]] = NOTHING
+        alone = SlotWork(seconds, slots.reshape(-1, 3)).alone((phase, "forward", "backward"))
+        alone = alone.reshape(*alone.shape[:2], 4, len(rows), -1)[..., chosen]
+        tasks = alone[:, 0]
+        if phase == "forward":
+            tasks[:, 3] = alone[:, 1, 3] + alone[:, 2, 3]
+        reduced_s = seconds.alone("R", "") * (phase == "last_backward")
+        reduced, offloaded = (
+            of_layers(of_type, layers)[:, chosen].ravel()
+            for of_type in (reduced_s, seconds.alone(kind, ">"))
+        )
+        slowed = in_slots(seconds.slowed_by(), tasks[:, 0], chosen)
+        first, inner, last, turn = tasks.reshape(len(tasks), 4, -1).swapaxes(0, 1)
+        # The first slot is one inside the pass before which nothing is left to offload.
+        lasts, left = slots_in_turn([inner] * 2, [reduced] * 2, slowed, slots=_SLOTS)
+        on_link = left[0], np.maximum(last[LINK] - reduced, 0.0), reduced
+        last_s, left = slot_after(last, slowed, on_link, (left[1], offloaded))
+        rest = turn.copy()
+        rest[LINK] -= reduced - left[0]
+        rest[AWAY] -= offloaded - left[1]
+        barriers = np.stack([first, inner, last, turn, np.maximum(rest, 0.0)], axis=1)
+        barriers = barriers.reshape(len(tasks), 5, len(rows), -1)
+        ends = slot_ends(seconds, barriers, False, chosen)
+        first_s, inner_s, whole_last_s, turn_s, rest_s = until(STREAMS, ends, barriers)
+        mean_s = np.mean(lasts[-_MEASURED:], axis=0).reshape(first_s.shape)
+        slots_s = first_s + (_SLOTS - 1) * np.maximum(inner_s, mean_s) + whole_last_s + turn_s
+        played_s = (np.sum(lasts, axis=0) + last_s).reshape(first_s.shape) + rest_s
+        longer[number * len(kinds) + rows[:, None], chosen] += np.maximum(played_s - slots_s, 0.0)
     return longer
 
 

@@ -12,7 +12,14 @@ from typing import Self
 import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
-from mistlab.core.distinct import Distinct, distinct_rows
+from mistlab.core.distinct import (
+    FEW_ROWS,
+    ROWS_AT_ONCE,
+    Distinct,
+    Lengths,
+    distinct_rows,
+    summed_slots,
+)
 from mistlab.cost.beside_sends import (
     OutsidePasses,
     Pass,
@@ -33,13 +40,7 @@ from mistlab.cost.pass_seconds import (
     split_pass_seconds,
 )
 from mistlab.cost.side_by_side import LINK, LINK_BIT, link_behind
-from mistlab.cost.slot_work import (
-    FEW_ROWS,
-    ROWS_AT_ONCE,
-    Lengths,
-    slot_counts,
-    summed_slots,
-)
+from mistlab.cost.slot_work import slot_counts
 from mistlab.cost.tasks import Kept, TaskModel, TaskSeconds, task_columns, weight_gradients_s
 from mistlab.engines.engine import HostTime
 from mistlab.graph.treatments import TREATMENTS

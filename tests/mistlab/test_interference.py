@@ -105,7 +105,7 @@ def test_slots_whose_copies_last_longer_than_their_layers_alternate() -> None:
     )
     alone = np.array([[3.0], [0.0], [2.0], [2.0]])
     factors = SlowedBy.of_all(factors_of(slowed), 1)
-    lasts = slots_in_turn([alone] * 2, [np.zeros(1)] * 2, factors, slots=4)
+    lasts, _ = slots_in_turn([alone] * 2, [np.zeros(1)] * 2, factors, slots=4)
     # Nothing is left at first, and the slot is its arithmetic. The next copy is beside what is left
     # for 2, alone until the layer is done at 3, and beside what the layer leaves for another 2.
     assert [float(one[0]) for one in lasts] == pytest.approx([3.0, 5.0, 3.0, 5.0])
@@ -114,7 +114,7 @@ def test_slots_whose_copies_last_longer_than_their_layers_alternate() -> None:
 def test_what_leaves_waits_for_its_reduction() -> None:
     alone = np.array([[1.0], [3.0], [0.0], [2.0]])
     free = SlowedBy.of_all(np.ones((16, 4)), 1)
-    lasts = slots_in_turn([alone] * 2, [np.array([2.0])] * 2, free, slots=3)
+    lasts, _ = slots_in_turn([alone] * 2, [np.array([2.0])] * 2, free, slots=3)
     # Nothing is left at first. Then the reduction of the layer before, and what it leaves;
     # meanwhile the link gathers and reduces the slot's own layer for one of two seconds. The next
     # slot is left with the rest.
@@ -127,7 +127,7 @@ def test_slots_of_two_kinds_take_turns() -> None:
         np.array([[1.0], [0.0], [copied], [left]]) for copied, left in ((3, 1), (2, 4))
     )
     free = SlowedBy.of_all(np.ones((16, 4)), 1)
-    lasts = slots_in_turn([first, second], [np.zeros(1)] * 2, free, slots=4)
+    lasts, _ = slots_in_turn([first, second], [np.zeros(1)] * 2, free, slots=4)
     # The first slot's own layer begins to leave at 1, and 2 of 4 are over at 3; the second slot
     # waits for the other 2, and nothing of what its layer leaves keeps the first kind waiting.
     assert [float(one[0]) for one in lasts] == pytest.approx([3.0, 2.0, 3.0, 2.0])

@@ -7,9 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from mistlab.core.distinct import Distinct
-from mistlab.cost import slot_work as slot_sums
-from mistlab.cost.slot_work import FEW_ROWS, summed_slots
+from mistlab.core import distinct as slot_sums
+from mistlab.core.distinct import FEW_ROWS, Distinct, summed_slots
 
 ROWS = 3 * FEW_ROWS
 
@@ -40,8 +39,7 @@ def test_sums_are_those_of_single_candidates(
 
 SUMS = """
 import time, numpy as np
-from mistlab.cost.slot_work import summed_slots
-from mistlab.core.distinct import Distinct
+from mistlab.core.distinct import Distinct, summed_slots
 draw = np.random.default_rng(0)
 def distinct(count): return Distinct(columns=(np.arange(count),),
                                      index=draw.integers(0, count, 1 << 14))

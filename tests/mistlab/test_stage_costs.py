@@ -20,6 +20,7 @@ from tests.mistlab.slots_by_hand import (
     Slot,
     beside_endless_send,
     evicted,
+    first_longer_s,
     in_turn,
     lasting_s,
     lost_beside,
@@ -125,7 +126,34 @@ def with_slots_in_turn(
         for place in range(first + start + 1, first + end - 1):
             mean_s = in_turn(slots[place], reduced_s, factors)
             found[place] = slots[place]._replace(least=max(slots[place].least, mean_s))
+    edge = [1] * plain + [2] * (batch.layers[row] - plain)
+    edge = [0] * first + edge + [3] * batch.has_head[row]
+    place = 0 if phase == "forward" else len(edge) - 1
+    pair = edge[:2] if phase == "forward" else edge[-2:]
+    if phase != "backward" and pair in ([1, 1], [2, 2]):
+        reduced_s = float(seconds.alone("R", "")[pair[0], 0]) if reduces else 0.0
+        offloaded = "A" if phase == "forward" else "G"
+        alike = slots_of_alike(model, batch, row, phase, is_recomputed=pair[0] == 2)
+        longer_s = first_longer_s(
+            alike, reduced_s, float(seconds.alone(offloaded, ">")[pair[0], 0]), factors
+        )
+        found[place] = slots[place]._replace(least=lasting_s(slots[place], factors) + longer_s)
     return found
+
+
+def slots_of_alike(
+    model: StageTimeModel, batch: StageBatch, row: int, phase: str, *, is_recomputed: bool
+) -> list[Slot]:
+    """The first slot of a pass through alike blocks, one inside, the last and the turn after it."""
+    alike = batch.chosen(np.array([row])).with_columns(
+        layers=3, checkpointed_layers=3 * is_recomputed, has_embedding=0, has_head=0
+    )
+    slots, forward, backward = (
+        walked(model, alike, 0, name)[0] for name in (phase, "forward", "backward")
+    )
+    order, outside = ([0, 1, 2], 3) if phase == "forward" else ([2, 1, 0], -1)
+    turn = together(forward[outside], backward[outside])
+    return [*(slots[at] for at in order), slots[outside] if phase == "last_backward" else turn]
 
 
 def with_steps_in_turn(
@@ -308,7 +336,7 @@ def test_a_stage_of_one_block_does_not_depend_on_longer_ones() -> None:
 def test_dense_and_sparse_sums_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = model_of(), candidates(500)
     sparse = columns_of(model(batch))
-    monkeypatch.setattr("mistlab.cost.slot_work.DENSE", 10**9)
+    monkeypatch.setattr("mistlab.core.distinct.DENSE", 10**9)
     assert columns_of(model(batch)) == pytest.approx(sparse, rel=1e-12)
 
 
