@@ -132,7 +132,7 @@ def _as_allocated(row: Judged) -> Judged:
         for stage in row.answer.prediction.stages
     )
     prediction = replace(row.answer.prediction, stages=stages)
-    return replace(row, answer=replace(row.answer, prediction=prediction, outside_bytes=0.0))
+    return replace(row, answer=replace(row.answer, prediction=prediction, buffers_bytes=()))
 
 
 PARTS: Mapping[str, PartOff] = {

@@ -480,6 +480,8 @@ def variant_of(row: RunRow, engine: str) -> str:
             engine = f"{base}-whole-logits"
     if engine == "megatron-core" and row.fused_loss:
         return "megatron-core-fused-loss"
+    if engine == "deepspeed" and row.by_pipeline_engine:
+        return "deepspeed-pipe"
     # Only one variant of Megatron-Bridge is known to train adapters.
     is_bridge = ENGINES[engine].system == "megatron-bridge"
     return "megatron-bridge" if row.adapters and is_bridge else engine
@@ -516,12 +518,10 @@ def precision_of(row: RunRow, engine: str) -> tuple[Precision, str]:
     """Precision of a row, and a note where it is assumed."""
     column = "precision"
     text = row.text(column)
-    if not text and not row.precision and engine == "deepspeed":
+    if not text and not row.precision and engine in ("deepspeed", "deepspeed-pipe"):
         return "fp32", "precision is empty: fp32 assumed, which is Megatron-DeepSpeed's default"
     if not text and not row.precision:
         return "bf16", "precision is empty: bf16 assumed"
-    if row.precision == "fp4" and engine == "fsdp":
-        return "fp8", f"{text} is predicted as fp8"
     for name in PRECISIONS:
         if name == row.precision:
             return name, "" if text else f"precision is empty: {name} assumed, as examples have it"

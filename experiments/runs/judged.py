@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from statistics import mean, median
 
 from experiments.runs.dialects.dialect import row_of
-from experiments.runs.run_sureness import RunAnswer, stage_of
+from experiments.runs.driver_memory import context_bytes
+from experiments.runs.run_sureness import RunAnswer
 from experiments.runs.runs_table import TableRow, number_of, text_of
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError
@@ -45,9 +46,13 @@ class Judged:
         if self.answer.prediction is None:
             return None
         row = row_of(self.row.cells)
-        stage = stage_of(self.answer.prediction, row.peak_of)
+        index = self.answer.place_of(row.peak_of)
+        stage = self.answer.prediction.stages[index]
         peak = stage.peak_reserved_bytes if row.reserved else stage.peak_allocated_bytes
-        return (peak + (self.answer.outside_bytes if row.of_driver else 0.0)) / GIB_BYTES
+        outside = 0.0
+        if row.of_driver and self.answer.buffers_bytes:
+            outside = context_bytes(row) + self.answer.buffers_bytes[index]
+        return (peak + outside) / GIB_BYTES
 
     @property
     def time_error(self) -> float | None:

@@ -28,8 +28,8 @@ Recomputed = Literal[
     "",
 ]
 Lengths = Literal["exact", "other", ""]
-# Stage whose memory peak was measured.
-PeakOf = Literal["first", "last", "fullest"]
+# Stage whose memory peak was measured: the fullest of the first node, or of all nodes.
+PeakOf = Literal["first", "last", "node", "fullest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +66,8 @@ class RunRow:
     rowwise: bool = False
     whole_logits: bool = False
     fused_loss: bool = False
+    # Whether DeepSpeed's pipeline engine runs a model.
+    by_pipeline_engine: bool = False
     adapters: bool = False
     targets: AdapterTargets = "all"
     # Whether adapters have dropout; whether query, key and value are one product.

@@ -9,11 +9,12 @@ from typing import Any, Self
 
 import numpy as np
 
+from experiments.runs.driver_memory import buffers_bytes, stages_of_node
 from experiments.runs.run_jobs import RunJob
 from experiments.runs.run_row import PeakOf
 from mistlab.calibration.fitted_sureness import SourceSpreads, spreads_of_kinds
 from mistlab.core.arrays import Ints
-from mistlab.core.units import GBYTES, GIB_BYTES, MIB_BYTES
+from mistlab.core.units import GBYTES, GIB_BYTES
 from mistlab.cost.confidence import (
     SOURCES_OF_WIDER,
     TAIL,
@@ -27,9 +28,7 @@ from mistlab.cost.confidence import (
 )
 from mistlab.cost.memory import room_bytes, room_of_plan
 from mistlab.engines.engine import ENGINES
-from mistlab.job.job import Job
-from mistlab.job.prediction import Prediction, StagePrediction
-from mistlab.plan.plan import reader_of_degrees
+from mistlab.job.prediction import Prediction
 
 # Spread of measured runs around predictions, by kind of run and source.
 
@@ -185,7 +184,8 @@ class RunAnswer:
     """Answer to a row; without a prediction, ``refused`` says why.
 
     ``doubt`` has the grounds of its bounds, ``sequences`` are those of the step that was predicted,
-    ``outside_bytes`` what a driver counts beside torch's memory, ``peak`` the bounds of the peak,
+    ``buffers_bytes`` what communicators take on a GPU of each stage beside torch's memory, ``peak``
+    the bounds of the peak. ``stages_of_node`` is the number of stages in the first node,
     ``least_s`` how long a step takes if nothing but products runs, at the GPUs' peak rate.
     """
 
@@ -194,15 +194,30 @@ class RunAnswer:
     refused: str = ""
     doubt: Doubt | None = None
     sequences: int = 0
-    outside_bytes: float = 0.0
+    buffers_bytes: tuple[float, ...] = ()
+    stages_of_node: int = 0
     peak: PeakBounds | None = None
     least_s: float = 0.0
+
+    def place_of(self, peak_of: PeakOf) -> int:
+        """The stage whose memory was measured: the first, the last, or else the fullest, of the
+        first node or of all.
+        """
+        assert self.prediction is not None
+        stages = self.prediction.stages
+        if peak_of == "first":
+            return 0
+        if peak_of == "last":
+            return len(stages) - 1
+        seen = self.stages_of_node if peak_of == "node" else len(stages)
+        return max(range(seen), key=lambda place: stages[place].peak_allocated_bytes)
 
     def mapping(self, peak_of: PeakOf) -> Mapping[str, Any]:
         """The answer as plain data; memory is per rank of a stage."""
         if self.prediction is None or self.peak is None:
             return {"refused": self.refused}
-        prediction, stage = self.prediction, stage_of(self.prediction, peak_of)
+        prediction = self.prediction
+        stage = prediction.stages[self.place_of(peak_of)]
         return {
             "iteration_s": prediction.iteration_s,
             "iteration_s_low": prediction.iteration_s_low,
@@ -269,25 +284,11 @@ def answered(prediction: Prediction, run_job: RunJob) -> RunAnswer:
         notes=(*notes, *bounds.notes(gpus), *more),
         doubt=Doubt(kind=run_job.kind, gpus=gpus, range=around),
         sequences=workload.global_batch * run_job.times,
-        outside_bytes=outside_bytes(run_job.job),
+        buffers_bytes=buffers_bytes(run_job.job),
+        stages_of_node=stages_of_node(run_job.job),
         peak=peak,
         least_s=_products_s(run_job, prediction),
     )
-
-
-# MiB of a CUDA or ROCm context with torch's kernels, and of NCCL's buffers per communicator, as
-# driver tools count them beside torch's memory. Set by hand.
-CONTEXT_MIB, COMMUNICATOR_MIB = 1000, 300
-
-
-def outside_bytes(job: Job) -> float:
-    """Memory that a driver counts beside torch's: the context, and a rank's communicators, one per
-    parallel axis and one for all ranks.
-    """
-    stages = job.plan.stages
-    axes = (*reader_of_degrees()(stages[0]), len(stages), job.plan.num_gpus)
-    communicators = sum(ranks > 1 for ranks in axes)
-    return (CONTEXT_MIB + communicators * COMMUNICATOR_MIB) * MIB_BYTES
 
 
 def nearly_fills(prediction: Prediction, run_job: RunJob) -> bool:
@@ -359,12 +360,3 @@ def slowed(prediction: Prediction, around: Range, factor: float) -> tuple[Predic
         mfu=prediction.mfu / factor,
     )
     return longer, replace(around, longest_s=around.longest_s * factor * factor**0.5)
-
-
-def stage_of(prediction: Prediction, peak_of: PeakOf) -> StagePrediction:
-    """Stage whose memory was measured: first, last, or else the fullest."""
-    if peak_of == "first":
-        return prediction.stages[0]
-    if peak_of == "last":
-        return prediction.stages[-1]
-    return max(prediction.stages, key=lambda stage: stage.peak_allocated_bytes)

@@ -1,13 +1,14 @@
 """The catalogue: models, hardware and cluster profiles shipped with the package, by name."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
 
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import from_mapping, near_matches, refuse, shown
+from mistlab.core.values import did_you_mean, from_mapping, near_matches, refuse, shown
 from mistlab.machine.cluster import Profile
 from mistlab.machine.hardware import Hardware, can_lend, is_calibrated
 from mistlab.plan.workload import ModelSpec
@@ -93,7 +94,9 @@ def _completed(hardware: Hardware) -> Hardware:
 def _read(kind: str, folder: str, name: str) -> tuple[dict[str, Any], str]:
     """The content and the name of the file of a catalogue entry; refuses an unknown entry."""
     if name not in _files(folder):
-        near = near_matches(name, _files(folder), str(files(__name__) / folder))
+        is_strange = kind == "hardware" and not did_you_mean(name, _files(folder))
+        near = _of_same_words(name, _files(folder)) if is_strange else ""
+        near = near or near_matches(name, _files(folder), str(files(__name__) / folder))
         refuse(kind, f"{shown(name)} is unknown{near}")
     file = _files(folder)[name]
     return parse_yaml(file.read_text(encoding="utf-8"), file.name), file.name
@@ -104,3 +107,18 @@ def _files(folder: str) -> Mapping[str, Traversable]:
     """The files in a folder of the catalogue, by the name of the entry, in alphabetical order."""
     entries = sorted((files(__name__) / folder).iterdir(), key=lambda entry: entry.name)
     return {one.name.removesuffix(ENDING): one for one in entries if one.name.endswith(ENDING)}
+
+
+# Entries that a message suggests, and words that name a chip, a size or a version.
+_FEW, _WORD = 3, re.compile(r"[a-z]*[0-9][a-z0-9]*")
+
+
+def _of_same_words(name: str, names: Iterable[str]) -> str:
+    """The end of a message about an unknown name: entries with most of its words that have a digit
+    (``h100`` of ``NVIDIA H100 SXM``); empty if none has one.
+    """
+    parts = set(_WORD.findall(name.lower()))
+    shared = {one: len(parts & set(_WORD.findall(one))) for one in names}
+    best = max(shared.values(), default=0)
+    near = sorted((one for one in names if shared[one] == best), key=len)[:_FEW]
+    return f": did you mean {' or '.join(map(repr, near))}?" if best else ""

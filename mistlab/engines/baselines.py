@@ -1,5 +1,5 @@
-"""Engines ``megatron``, ``aceso``, ``zero-bubble`` and ``deepspeed``: the systems to which
-published evaluations compare.
+"""Engines ``megatron``, ``aceso``, ``zero-bubble``, ``deepspeed`` and ``deepspeed-pipe``: the
+systems to which published evaluations compare.
 
 Their slot tables and kernel rules are those that later engines change. The kernels are those of
 Megatron-LM's models, which all of these systems train.
@@ -239,4 +239,25 @@ DEEPSPEED = Engine(
     # asserts a level below 2 (deepspeed/runtime/pipe/engine.py; deepspeedai/DeepSpeed, issues 1110
     # and 4164).
     highest_zero_in_pipeline=1,
+)
+
+# ``deepspeed-pipe`` trains Megatron-DeepSpeed's models, which DeepSpeed's pipeline engine runs even
+# in one stage. Their last layer converts logits to 32 bits (``float16_to_fp32``); the engine keeps
+# them in its buffers, which are at least two (``num_pipe_buffers``), beside the probabilities and
+# the 16-bit gradient of the loss: 14 bytes a logit (``deepspeed/runtime/pipe/engine.py``). Full
+# precision is torch's own optimizer without ZeRO, which makes no copies.
+_OUTPUTS_OF_16_BITS = replace(DEEPSPEED.memory["fp16"], wide_logits=5)
+DEEPSPEED_PIPE = replace(
+    DEEPSPEED,
+    name="deepspeed-pipe",
+    memory={
+        "fp16": _OUTPUTS_OF_16_BITS,
+        "bf16": _OUTPUTS_OF_16_BITS,
+        "fp32": replace(DEEPSPEED.memory["fp32"], optimizer=8, step_scratch=0, wide_logits=1),
+    },
+    other_sums={
+        name: replace(row, memory=replace(row.memory, wide_logits=5))
+        for name, row in DEEPSPEED.other_sums.items()
+    },
+    highest_zero=1,
 )

@@ -491,7 +491,7 @@ _ROWS = (
     ("megatron_core", ("megatron-core", "megatron-core-fused-loss", "megatron-fsdp")),
     ("megatron_core", ("megatron-bridge", "megatron-bridge-alltoall", "megatron-bridge-eager")),
     ("megatron_core", ("megatron-bridge-graph",)),
-    ("baselines", ("zero-bubble", "zero-bubble-waiting", "deepspeed", "aceso")),
+    ("baselines", ("zero-bubble", "zero-bubble-waiting", "deepspeed", "deepspeed-pipe", "aceso")),
     ("nanotron", ("nanotron", "nanotron-whole-inputs")),
     ("fsdp", ("fsdp", "fsdp-fused-loss", "fsdp-rowwise", "fsdp-te")),
     ("fsdp", ("fsdp-eager", "fsdp-compiled", "fsdp-compiled-blocks")),

@@ -8,7 +8,7 @@ products row by row.
 from dataclasses import replace
 from typing import Any
 
-from mistlab.engines.baselines import CACHED_SHARE, LOSS_IN_32_BITS, OVERLAPPED
+from mistlab.engines.baselines import LOSS_IN_32_BITS, OVERLAPPED
 from mistlab.engines.engine import (
     Engine,
     EngineMemory,
@@ -62,7 +62,7 @@ FSDP = Engine(
     other_sums=dict.fromkeys(("bf16", "fp8", "fp4"), _REDUCED_IN_16_BITS),
     # The 8-bit AdamW is torchao's.
     optimizers=("adamw", "adamw-8bit"),
-    cached_share=CACHED_SHARE,
+    cached_share=_FITTED["cached_share"],
     products_share=_FITTED["products_share"],
     attention_share=_FITTED["attention_share"],
     memory_share=_FITTED["memory_share"],

@@ -12,6 +12,7 @@ from typing import Any
 from mistlab.graph.attention_core import core_recomputed
 from mistlab.graph.graph import LayerGraph, Operator, Peak, SavedTensor
 from mistlab.graph.lean import lean
+from mistlab.graph.stored_graph import DTYPE_OF_4
 from mistlab.graph.sums import Sum, expanded, factors_of, names_in, sympy, total
 from mistlab.plan.dimensions import RECOMPUTED
 from mistlab.plan.lean_sets import ALL, SETS
@@ -22,6 +23,8 @@ from mistlab.plan.lean_sets import ALL, SETS
 # and so on. Before its backward pass it recomputes everything else: the other GEMMs, norms, rotary
 # embeddings, gates, and gathers of tokens; results of all-reduces and reduce-scatters are kept
 # (``torchtitan/distributed/activation_checkpoint.py``). Nothing needs the result of the last GEMM.
+# The list of what is kept names ``aten.mm``, which GEMMs of 4-bit operands are not (torchao's
+# ``nvfp4_linear.py`` calls ``scaled_mm``): all of these are recomputed.
 #
 # One GEMM of a graph may be several of torch's: those of queries, keys and values, of which the
 # keys' is the second; or those of gate and network, of which one is recomputed.
@@ -69,7 +72,7 @@ def _parts(block: LayerGraph) -> Iterator[tuple[Operator, Operator | None]]:
     for operator in forward:
         if operator.kind == "attention":
             yield operator, None
-        elif operator.kind != "matmul":
+        elif operator.kind != "matmul" or operator.dtype == DTYPE_OF_4:
             yield operator, operator
         elif operator.module.endswith(_JOINT):
             count += 3

@@ -210,6 +210,13 @@ def test_an_unknown_hardware_is_refused_with_near_names() -> None:
         catalog.hardware("l4")
     with pytest.raises(InputError, match=r"'a100-80' is unknown: did you mean 'a100-80gb'"):
         catalog.hardware("a100-80")
+    for name, near in (
+        ("NVIDIA H100 SXM", "'h100-80gb' or 'h100-nvl-94gb' or 'h100-pcie-80gb'"),
+        ("NVIDIA A100-SXM4-40GB", "'a100-40gb'"),
+        ("4090", "'rtx-4090-24gb'"),
+    ):
+        with pytest.raises(InputError, match=f"'{name}' is unknown: did you mean {near}.$"):
+            catalog.hardware(name)
     with pytest.raises(
         InputError, match=r"'tpu' is unknown: give a name such as a10-24gb, a100-40gb"
     ):

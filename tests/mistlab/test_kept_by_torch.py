@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mistlab.engines.engine import ENGINES
 from mistlab.graph.library import graph_of, sequence_graph_of
 from mistlab.graph.stage_model import StageModel
 from mistlab.graph.treatments import TREATMENTS
@@ -84,6 +85,16 @@ def test_every_second_product_is_kept() -> None:
     assert not any(one.kind == "attention" for one in made.again)
 
 
+def test_products_of_4_bits_are_all_recomputed() -> None:
+    """The list of what is kept does not name the operator that runs them."""
+    block = graph_of(replace(LLAMA, precision="fp4"), "compiled").counts.block
+    made = TREATMENTS["products_recomputed"].graph(block)
+    forward = [one for one in block.of_phase("forward") if one.kind == "matmul"]
+    assert [one for one in made.again if one.kind == "matmul"] == forward
+    # A block keeps its input and attention's result.
+    assert bytes_of(made.saved_bytes) == pytest.approx(2 * 2, abs=33 * 4 / SIZES["h"])
+
+
 def test_what_ranks_scatter_is_kept_and_what_they_gather_runs_again() -> None:
     split = sequence_graph_of(LLAMA)
     assert split is not None
@@ -126,3 +137,26 @@ def peaks(engine: str, *, layers: list[int], micro_batch: list[int]) -> list[flo
     )
     found = StageModel.of(LLAMA, engine).figures(batch)
     return list(found.peak_bytes - found.held_bytes)
+
+
+def test_a_pipeline_engine_keeps_outputs_of_two_micro_batches() -> None:
+    """Of a logit 14 bytes, where 16-bit states have 6; without ZeRO, full precision has no copy."""
+
+    def of_logits(engine: str) -> float:
+        work = replace(LLAMA, precision="fp16")
+        batch = StageBatch(
+            layers=np.array([2, 2]),
+            micro_batch=np.array([1, 2]),
+            data_parallel=8,
+            tensor_parallel=1,
+            has_embedding=1,
+            has_head=1,
+            zero=1,
+        )
+        found = StageModel.of(work, engine).figures(batch)
+        one, two = found.peak_bytes
+        return float(two - one) / (LLAMA.sequence_length * LLAMA.model.vocab)
+
+    assert of_logits("deepspeed-pipe") - of_logits("deepspeed") == pytest.approx(8, rel=0.05)
+    wide = ENGINES["deepspeed-pipe"].memory["fp32"]
+    assert (wide.weight, wide.gradient, wide.optimizer) == (4, 4, 8)

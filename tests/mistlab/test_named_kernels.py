@@ -5,16 +5,17 @@ import math
 import pytest
 
 from experiments.runs.attention_kernels import OF_ATTENTION, with_kernel
+from experiments.runs.driver_memory import (
+    CONNECTION_MIB,
+    CONTEXT_MIB,
+    WHOLE_CONTEXT_MIB,
+    buffers_bytes,
+    communicator_bytes,
+    stages_of_node,
+)
 from experiments.runs.judged import judged
 from experiments.runs.run_jobs import job_of
-from experiments.runs.run_sureness import (
-    COMMUNICATOR_MIB,
-    CONTEXT_MIB,
-    Doubt,
-    Range,
-    RunAnswer,
-    answered,
-)
+from experiments.runs.run_sureness import Doubt, Range, RunAnswer, answered
 from experiments.runs.runs_table import TableRow
 from mistlab import catalog
 from mistlab.core.units import GIB_BYTES, MIB_BYTES
@@ -89,9 +90,11 @@ def test_a_network_is_what_a_row_says(cells: dict[str, str], gbytes_per_s: float
     ("engine", "more", "name"),
     [
         ("HF Transformers + DeepSpeed", {"zero": "2"}, "deepspeed-trainer"),
-        ("Megatron-DeepSpeed", {"zero": "1"}, "deepspeed"),
+        ("Megatron-DeepSpeed", {"zero": "1"}, "deepspeed-pipe"),
+        ("Megatron-DeepSpeed", {"zero": "3"}, "deepspeed"),
         ("llm.c (C/CUDA)", {}, "trainer-c"),
-        ("torchtune", {"notes": "torch.compile; compile"}, "fsdp-compiled"),
+        ("torchtune", {"notes": "torch.compile; compile"}, "fsdp-compiled-blocks"),
+        ("torchtune", {"notes": "torch.compile; chunked loss"}, "fsdp-compiled"),
         ("prime-rl (PyTorch FSDP2)", {"notes": "torch.compile; sft"}, "fsdp-compiled-blocks"),
         ("PyTorch FSDP2", {"compiled": "no"}, "fsdp-eager"),
         ("KempnerForge (PyTorch FSDP2)", {"tp": "2", "gpus": "2"}, None),
@@ -131,15 +134,31 @@ def test_a_driver_counts_the_context_and_communicators_too() -> None:
     one = SymbolicPredictor(workload=found.job.workload, cluster=found.job.cluster)
     answer = answered(one.predict(found.job.plan), found)
 
-    def gib(kind: str) -> float:
-        row = TableRow(
-            file="runs.csv", number=1, line=2, cells={**SHARDED, **cells, "memory_kind": kind}
-        )
+    def gib(kind: str, date: str = "") -> float:
+        kinds = {"memory_kind": kind, "date": date}
+        row = TableRow(file="runs.csv", number=1, line=2, cells={**SHARDED, **cells, **kinds})
         return judged(row, answer).predicted_gib or math.nan
 
-    # Of tensor ranks, data ranks and all.
-    outside = (CONTEXT_MIB + 3 * COMMUNICATOR_MIB) * MIB_BYTES / GIB_BYTES
+    # Of tensor ranks, data ranks and all: 24 channels of a ring and two neighbours in a tree.
+    mib = CONTEXT_MIB + 3 * 24 * 3 * CONNECTION_MIB
+    outside = mib * MIB_BYTES / GIB_BYTES
     assert gib("nvidia-smi, rounded") - gib("reserved") == pytest.approx(outside)
+    # Before torch 1.13 a process has all kernels on its GPU.
+    old, new = (gib("nvidia-smi", date) for date in ("2022-10", "2022-11"))
+    assert (old - new) * GIB_BYTES == pytest.approx((WHOLE_CONTEXT_MIB - CONTEXT_MIB) * MIB_BYTES)
+
+
+def test_channels_and_communicators_are_those_of_links_and_stages() -> None:
+    cells = {**SHARDED, "zero": "0", "gpus": "24", "pp": "3", "layers": "24"}
+    job = job_of(run(**{**cells, "engine": "Megatron-LM"})).job
+    each = communicator_bytes(job.cluster)
+    # All, data ranks, a replica's norm, each neighbour; and the ends, which share a table.
+    assert [size / each for size in buffers_bytes(job)] == pytest.approx([5, 5, 5])
+    assert stages_of_node(job) == 1
+    pair = job_of(run(**{**cells, "engine": "Megatron-LM", "gpus": "6"})).job
+    assert stages_of_node(pair) == 3
+    old = job_of(run(**{**SHARDED, **OLD, "zero": "0"})).job.cluster
+    assert communicator_bytes(old) == each / 2
 
 
 def test_tokens_a_second_stand_for_seconds() -> None:

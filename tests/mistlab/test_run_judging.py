@@ -10,7 +10,7 @@ from experiments.runs.configuration import configuration_of
 from experiments.runs.dialects.dialect import row_of
 from experiments.runs.judged import Judged, errors_of, ranked, separation, spreads
 from experiments.runs.run_jobs import job_of
-from experiments.runs.run_sureness import RunAnswer, answered, stage_of
+from experiments.runs.run_sureness import RunAnswer, answered
 from experiments.runs.runs_table import TableRow
 from mistlab import catalog
 from mistlab.calibration.run_constants import ConstantSetting, fitted, values_of, with_values
@@ -61,18 +61,18 @@ def prediction(seconds: float, *, fits: bool = True, gib: float = 10.0) -> Predi
         ("peak of Rank 0", 10.0),
         ("allocated on the last stage", 20.0),
         ("torch peak", 30.0),
+        ("nvidia-smi, rounded", 15.0),
         ("", 30.0),
     ],
 )
 def test_a_measured_peak_is_held_against_the_stage_that_it_names(
     memory_kind: str, gib: float
 ) -> None:
-    parts = [prediction(1.0, gib=part).stages[0] for part in (10.0, 30.0, 20.0)]
+    parts = [prediction(1.0, gib=part).stages[0] for part in (10.0, 15.0, 30.0, 20.0)]
     pipeline = replace(prediction(1.0), stages=tuple(parts))
-    assert (
-        stage_of(pipeline, row_of({"memory_kind": memory_kind}).peak_of).peak_allocated_bytes
-        == gib * GIB_BYTES
-    )
+    answer = RunAnswer(prediction=pipeline, stages_of_node=2)
+    place = answer.place_of(row_of({"memory_kind": memory_kind}).peak_of)
+    assert parts[place].peak_allocated_bytes == gib * GIB_BYTES
 
 
 def judged_row(

@@ -148,7 +148,7 @@ def test_a_model_without_a_shape_has_the_catalogue_s_experts(name: str) -> None:
         ("NeMo/Megatron-Core 24.07", "zero1 (distributed optimizer)", "megatron-core", 1),
         ("Megatron-Bridge 26.04", "zero1 (distributed optimizer)", "megatron-bridge", 1),
         ("Megatron-LM", "none", "megatron", 0),
-        ("Megatron-DeepSpeed", "none", "deepspeed", 0),
+        ("Megatron-DeepSpeed", "none", "deepspeed-pipe", 0),
         ("Megatron-Core", "megatron-fsdp optim_grads_params", "megatron-fsdp", 3),
         ("Megatron-Core", "fsdp2", "fsdp", 3),
         ("something new", "fsdp 256 (zero3)", "fsdp", 3),

@@ -1,0 +1,68 @@
+"""Memory that a driver counts beside torch's: the context of CUDA or ROCm, and NCCL's buffers."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from experiments.runs.run_row import RunRow
+from mistlab.core.units import MIB_BYTES
+from mistlab.job.job import Job
+from mistlab.machine.cluster import Cluster
+from mistlab.plan.plan import reader_of_degrees
+
+# MiB of a context with the kernels that a step runs. Set by hand.
+CONTEXT_MIB = 600
+# MiB with all of torch's kernels, which it loads at once before release 1.13 (its
+# ``CUDA_MODULE_LOADING`` is ``LAZY`` since): Hugging Face's documentation shows them after a first
+# tensor.
+WHOLE_CONTEXT_MIB = 1343
+LAZY_FROM = "2022-11"
+
+# MiB of a connection of a channel: NCCL's default buffers of its protocols Simple, LL128 and LL
+# (KiB, nccl/src/include/device.h).
+CONNECTION_MIB = (4096 + 4800 + 512) / 1024
+# A channel receives from a ring, and from both neighbours of a tree, which is a chain in a node.
+CONNECTIONS = 3
+# A channel moves about the rate of one NVLink, and each ring exists twice.
+CHANNEL_GBYTES_PER_S, COPIES = 25.0, 2
+FEWEST_CHANNELS, MOST_CHANNELS = 2, 24
+
+
+def context_bytes(row: RunRow) -> float:
+    """The bytes of a process's context, by the release of torch at the date of a row."""
+    is_whole = "" < row.date < LAZY_FROM
+    return (WHOLE_CONTEXT_MIB if is_whole else CONTEXT_MIB) * MIB_BYTES
+
+
+def communicator_bytes(cluster: Cluster) -> float:
+    """The bytes of the buffers of one communicator, whose channels are as many as links need."""
+    rate = cluster.hardware.node.intra_node_gbytes_per_s
+    channels = COPIES * int(rate / CHANNEL_GBYTES_PER_S)
+    channels = min(max(channels, FEWEST_CHANNELS), MOST_CHANNELS)
+    return channels * CONNECTIONS * CONNECTION_MIB * MIB_BYTES
+
+
+def buffers_bytes(job: Job) -> tuple[float, ...]:
+    """The bytes of communicators on a GPU of each stage."""
+    each, last = communicator_bytes(job.cluster), len(job.plan.stages) - 1
+    degrees = reader_of_degrees()
+    return tuple(
+        each * _communicators(degrees(stage), index, last, job.plan.num_gpus)
+        for index, stage in enumerate(job.plan.stages)
+    )
+
+
+def _communicators(degrees: Sequence[float], index: int, last: int, gpus: int) -> int:
+    """The communicators of a stage's GPU: one of all ranks, one for each parallel axis, one for the
+    norm of all gradients of a replica, one with each neighbouring stage (torch makes one for each
+    pair of ranks that send), and one of the ends of a pipeline, which share a table.
+    """
+    axes = sum(ranks > 1 for ranks in degrees)
+    neighbours = (index > 0) + (index < last)
+    is_end = last > 0 and index in (0, last)
+    return (gpus > 1) + axes + (last > 0) + neighbours + is_end
+
+
+def stages_of_node(job: Job) -> int:
+    """The number of stages with GPUs in the first node."""
+    ends = accumulate(stage.num_gpus for stage in job.plan.stages)
+    return 1 + sum(end < job.cluster.gpus_per_node for end in [*ends][:-1])
