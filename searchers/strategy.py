@@ -43,8 +43,8 @@ from searchers.savings import ways_listed, why_empty
 STAGES_A_PLAN = 1000
 # The numbers of plans, and of candidates for stages, that are predicted between two looks at the
 # clock. Candidates with distinct ratios take up to 50 microseconds each; with more of them per
-# batch, twice as long. Plans take as long one by one in batches of 64 as of 128.
-PLANS_AT_ONCE = 64
+# batch, twice as long. Plans in batches of 32 take a tenth longer than in batches of 64.
+PLANS_AT_ONCE = 32
 STAGES_AT_ONCE = 1 << 14
 # The ledger keeps this many plans: the best one and its rivals.
 SHORT_LIST = 5
