@@ -106,9 +106,22 @@ def moves(name: str, path: Path) -> bool:
     return False
 
 
+def _without_curves(name: str) -> set[str]:
+    """The figures of ``measured_with`` that no measured curve of a file depends on."""
+    plain = plain_of(name)
+    network = any(group["nodes"] > 1 for group in plain["transfers"]["groups"])
+    rates = {rate["operators"] for rate in plain["compute"]["rates"]}
+    narrow = {"fp8": "matmul_8bit", "fp4": "matmul_4bit"}
+    unread = {precision for precision, operators in narrow.items() if operators not in rates}
+    return unread if network else {*unread, "inter_node_gbytes_per_s"}
+
+
 def is_read(name: str, path: Path) -> bool:
     """Whether a prediction reads a figure: copies count by groups of one node, where there are
-    any."""
+    any; a figure of ``measured_with`` counts where the file has curves that were measured with it.
+    """
+    if path[0] == "measured_with":
+        return path[-1] not in _without_curves(name)
     if path[-2] not in ("host_to_device", "device_to_host") or path[1] != "groups":
         return True
     groups = plain_of(name)["transfers"]["groups"]
