@@ -162,8 +162,9 @@ class TaskModel:
             hardware = self.cluster.hardware
             if hardware.interference is None:
                 message = (
-                    f"cluster.hardware: {hardware.name} has no interference: measure streams side "
-                    "by side and run python -m experiments.calibrate --interference TABLE.csv"
+                    f"cluster.hardware: {hardware.name} has no measured slowdowns of concurrent "
+                    "streams: run python -m experiments.profile_hardware, or give a table "
+                    "to python -m experiments.calibrate --interference TABLE.csv"
                 )
                 raise UncalibratedError(message)
             group = slowdowns_of_group(

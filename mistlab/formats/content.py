@@ -150,4 +150,5 @@ def _by_look(text: str) -> Content:
             return reading
     if _COMMAND.search(text):
         return Content(kind="shell")
-    return readings[-1] if readings else Content(kind="strange", problem="is neither")
+    neither = "is neither a launch script nor a configuration: give one of these"
+    return readings[-1] if readings else Content(kind="strange", problem=neither)

@@ -530,8 +530,8 @@ def _replicas_problem(job: Job) -> FieldError | None:
     for index, count in enumerate(ranks):
         if count != ranks[0]:
             problem = (
-                f"{count}, and the first stage has {ranks[0]} ranks: workload.reduction {how.kind} "
-                "makes a replica of each: give all stages as many"
+                f"{count}, and the first stage has {ranks[0]}: replicas of workload.reduction "
+                f"{how.kind} span all stages: give every stage as many ranks"
             )
             return FieldError(f"plan.stages[{index}].data_parallel", problem)
     return None

@@ -119,8 +119,8 @@ def order_from_text(text: str, *, num_stages: int, micro_batches: int) -> Pipeli
         _check_named(parsed, chunks, before)
     if placement is not None and placement.chunks != chunks:
         reject(
-            f"line 1: gives each stage {_counted(placement.chunks, 'chunk')}, but the passes name "
-            f"{chunks}: name as many parts as all stages have chunks"
+            f"line 1: gives each stage {_counted(placement.chunks, 'chunk')}, but its passes name "
+            f"{chunks}: give {num_stages * chunks} parts in line 1, or passes of {placement.chunks}"
         )
     return PipelineOrder(
         stages=tuple(tuple(ordered for _, ordered, _ in words) for words in parsed),

@@ -217,9 +217,9 @@ def _check_neighbours(stages: Sequence[int]) -> None:
     for part, (here, there) in enumerate(pairwise(stages)):
         if abs(there - here) > 1 and (here, there) != (last, 0):
             reject(
-                f"part {part} is on stage {here} and part {part + 1} on stage {there}, which are "
-                "no neighbours: put each part on the stage of the part before, beside it, or on "
-                "the first stage after the last"
+                f"part {part} is on stage {here} and part {part + 1} on stage {there}, which do "
+                "not send to each other: put each part on the stage of the part before or on one "
+                "next to it; after the last stage comes the first"
             )
 
 

@@ -70,7 +70,7 @@ def test_every_format_reads_under_its_own_name() -> None:
         ("#!/usr/bin/perl\nprint 1;\n", "run", "is a program for perl"),
         ("import os\n\ndef main():\n    pass\n", "a.py", "is a Python program"),
         ("2025-01-01 00:00:01 start\n" * 9, "out.txt", "is a log of a run"),
-        ("hello\nthere\n", "a.txt", "is neither"),
+        ("hello\nthere\n", "a.txt", "is neither a launch script nor a configuration"),
         ("a: [1\n", "a.yaml", "line 2, column 1: .*correct the YAML"),
         ('{"a": }', "a.json", "line 1, column 7: Expecting value: correct the JSON"),
         (

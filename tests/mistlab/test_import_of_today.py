@@ -246,7 +246,7 @@ def test_the_core_of_attention_is_recomputed_beside_other_modules() -> None:
         ("--expert-model-parallel-size 2", "the model has no experts: give --num-experts, or 1"),
         (f"{EXPERTS} --expert-model-parallel-size 3", "3 does not divide experts 16"),
         (f"{EXPERTS} --moe-layer-freq '[1]*7'", "is of 7 blocks, the model has 8"),
-        (f"{EXPERTS} --moe-layer-freq '[x]*8'", "is not a list of blocks: give one such as"),
+        (f"{EXPERTS} --moe-layer-freq '[x]*8'", "is not a list of blocks: give at most"),
         (f"{EXPERTS} --moe-layer-freq '[1]*99999999'", "is not a list of blocks"),
         (f"{EXPERTS} --moe-layer-freq 0", "--moe-layer-freq: line 1: 0 is too small"),
         (f"{EXPERTS} --moe-token-dispatcher-type all", "'all' is unknown: did you mean"),

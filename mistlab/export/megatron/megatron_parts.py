@@ -548,7 +548,8 @@ def pattern_of(text: str) -> list[int]:
     try:
         blocks = _list_of(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError):
-        reject(f"{text!r} is not a list of blocks: give one such as ([0]*3+[1]*58)")
+        form = f"at most {_MOST_BLOCKS:,} of 0 and 1, such as ([0]*3+[1]*58)"
+        reject(f"{text!r} is not a list of blocks: give {form}")
     return blocks
 
 
