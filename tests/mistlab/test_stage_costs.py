@@ -426,5 +426,6 @@ def test_groups_that_were_never_measured_are_named() -> None:
         bare = replace(
             hardware, **{group: None}, provenance=replace(hardware.provenance, **{group: None})
         )
-        with pytest.raises(InputError, match=rf"l4-24gb has no {group}: .*experiments.calibrate"):
+        named = {"interference": "measured slowdowns"}.get(group, group)
+        with pytest.raises(InputError, match=rf"l4-24gb has no {named}.*experiments.calibrate"):
             model_of(cluster=replace(CLUSTER, hardware=bare))(candidates(3))
