@@ -198,7 +198,7 @@ def test_sinks_of_other_heads_show(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("function", "right", "wrong"),
     [
-        (products._AddingOwnTokens.backward, "ranks.all_reduce_(product)", "product.clone()"),
+        (products._AddingOwnTokens.backward, "ranks.all_reduce_(whole)", "whole.clone()"),
         (
             LatentAttention.forward,
             "gathered(shared, self.ranks)",

@@ -315,7 +315,7 @@ def test_what_is_left_to_be_filled_in_is_unknown() -> None:
         ("done", r"line 1: done closes nothing"),
         ("for i in 1 2\necho", r"line 1: for has no do"),
         ("echo $((1/0)); torchrun x.py", r"line 1: 1/0 divides by 0"),
-        ("A=$((1 +))\ntorchrun x.py", r"line 1: 1 \+ is no arithmetic"),
+        ("A=$((1 +))\ntorchrun x.py", r"line 1: 1 \+ is not an arithmetic"),
         ("select x in a b; do torchrun x.py; done", r"line 1: select asks"),
         (
             "\n: ${A:?is needed}\nA=;: ${A:?is needed}\ntorchrun x.py",
