@@ -198,7 +198,11 @@ def test_sinks_of_other_heads_show(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("function", "right", "wrong"),
     [
-        (products._AddingOwnTokens.backward, "ranks.all_reduce_(whole)", "whole.clone()"),
+        (
+            products._AddingOwnTokens.backward,
+            "ranks.all_reduce_(whole)\n            parameter",
+            "whole.clone()\n            parameter",
+        ),
         (
             LatentAttention.forward,
             "gathered(shared, self.ranks)",
