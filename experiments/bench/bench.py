@@ -127,7 +127,7 @@ class Entry:
 
     @property
     def faster(self) -> PlayedRival | None:
-        """The fastest rival when played, if it is faster than the plan predicted best."""
+        """The plan fastest in the event simulator, if that is not the one predicted best."""
         if self.simulated_s is None:
             return None
         played = [
@@ -139,7 +139,7 @@ class Entry:
 
     @property
     def faster_by(self) -> float:
-        """The relative amount by which a rival beats the best plan when played."""
+        """The share by which another plan is faster than the one predicted best, both simulated."""
         if self.simulated_s is None or self.faster is None or self.faster.simulated_s is None:
             return 0.0
         return 1 - self.faster.simulated_s / self.simulated_s

@@ -61,7 +61,7 @@ class Case:
 
 @cache
 def evaluation() -> Mapping[str, Any]:
-    """The grid of the evaluation, and its published figures."""
+    """The cases of Mist's published evaluation, and the figures published for them."""
     name = "evaluation.yaml"
     text = files("experiments.bench").joinpath(name).read_text(encoding="utf-8")
     content = parse_yaml(text, name)

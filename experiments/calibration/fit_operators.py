@@ -183,7 +183,7 @@ def collective_tests(path: Path, table_hardware: str | None) -> Step:
         tests = read_collective_tests(path, table_hardware or hardware.name)
         before = hardware.transfers
         if before is None:
-            reject(f"{path}: {hardware.name} has no copies to its host yet: give --borrow too")
+            reject(f"{path}: {hardware.name} has no rates of copies to its host: add --borrow")
         copies = max(before.groups, key=lambda group: group.host_to_device is not None)
         groups = tuple(
             GroupTransfers(

@@ -153,8 +153,8 @@ class Prices:
         )
 
     def weight_of(self, after: int, layers: Floats, gpus: Floats) -> Floats:
-        """The weights of the stages in front of a partial pipeline, added up; ``layers`` and
-        ``gpus`` are the shares left to them (K).
+        """The sum of the dual weights of the stages before a partial pipeline; ``layers`` and
+        ``gpus`` are the shares of blocks and GPUs that are left for these stages (K).
         """
         positions = self.positions[after:].sum()
         return np.asarray(positions + self.of_layers * layers + self.of_gpus * gpus)
