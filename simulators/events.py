@@ -204,9 +204,9 @@ def _factors(of_stages: Sequence[TaskSeconds]) -> list[Factors]:
 # The event simulator, which plays one iteration of a plan task by task.
 #
 # It shares with the closed form only the durations of single tasks and the slot table. One rank
-# stands for all ranks of a stage, which are equal. Slots are not barriers here: a task waits only
-# for the tasks that it depends on (``simulators.build``), and concurrent tasks slow one another
-# down (``simulators.play``).
+# stands for all ranks of a stage, which are equal. Time slots are not barriers here: a task waits
+# only for the tasks that it depends on (``simulators.build``), and concurrent tasks slow one
+# another down (``simulators.play``).
 
 
 NAME = "events"

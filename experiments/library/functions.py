@@ -168,7 +168,7 @@ class ExplainedPlan(TextAnswer):
     breakdown: Breakdown
 
     def text_lines(self) -> Iterator[str]:
-        """A table of the parts."""
+        """The time breakdown as a table, with a line for each part of an iteration."""
         yield from lines(self.breakdown)
 
     def to_frame(self) -> "pd.DataFrame":

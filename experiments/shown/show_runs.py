@@ -153,7 +153,7 @@ def _together(runs: Sequence[KeptRun]) -> Iterator[str]:
 
 def _section(run: KeptRun, number: int) -> str:
     """A run: its configuration, its report and pictures, its rows."""
-    # A report begins with the command itself.
+    # The report already begins with the command, so that it is not printed twice.
     is_told = not run.command or run.words
     made = "" if is_told else f'<pre tabindex="0">{html.escape(run.command)}</pre>'
     text, shown = _report_html(run)

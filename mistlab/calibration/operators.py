@@ -323,8 +323,8 @@ def _work_in_rows(
     times: Mapping[tuple[Block, str], Sequence[float]],
     counted: Mapping[tuple[Block, str], tuple[float, float]],
 ) -> Mapping[str, float]:
-    """The operations and bytes of each class, from columns of the block's rows; empty if a row
-    lacks them.
+    """The operations and bytes of each class of operators, from a table's columns about a
+    transformer block; empty where a column is missing.
     """
     if any((block, name) in times and (block, name) not in counted for name in CLASS_OF_OPERATOR):
         return {}

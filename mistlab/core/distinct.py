@@ -133,13 +133,15 @@ def _sorted_distinct(
     return first, index.reshape(-1)
 
 
-# Sums over the slots of a stage: the seconds of each kind of slot, times its count in the stage.
+# Sums over the time slots of a stage: the seconds of each kind of time slot, times its count in the
+# stage.
 #
-# Axes: C candidates, S distinct strategies, J distinct sets of layers, K kinds of slots, L lengths.
+# Axes: C candidates, S distinct strategies, J distinct sets of layers, K kinds of time slots, L
+# lengths.
 
 
-# The seconds of some kinds of per-layer slots (L, K', S), and a mask of these kinds (K). ``Sums``
-# is a function that adds such tables up to the seconds of candidates (L, C).
+# The seconds of some kinds of per-layer time slots (L, K', S), and a mask of these kinds (K).
+# ``Sums`` is a function that adds such tables up to the seconds of candidates (L, C).
 Lengths = tuple[Floats, Bools]
 Sums = Callable[[Sequence[Lengths]], Floats]
 
@@ -158,8 +160,8 @@ FEW_ROWS = 1024
 def summed_slots(
     lengths: Sequence[Lengths], counts: Floats, strategies: Distinct, stages: Distinct
 ) -> Floats:
-    """The seconds of candidates (L, C), sums over slots from their seconds (``lengths``) and counts
-    (K, J); a candidate is a pair of a strategy and a set of layers.
+    """The seconds of candidates (L, C), sums over time slots from their seconds (``lengths``) and
+    counts (K, J); a candidate is a pair of a strategy and a set of layers.
     """
     if len(strategies.index) <= FEW_ROWS:
         return _summed_alike(lengths, counts, strategies, stages)
@@ -174,7 +176,7 @@ def summed_slots(
 def _summed_alike(
     lengths: Sequence[Lengths], counts: Floats, strategies: Distinct, stages: Distinct
 ) -> Floats:
-    """The seconds of candidates (L, C), summed over kinds of per-layer slots one by one.
+    """The seconds of candidates (L, C), summed over kinds of per-layer time slots one by one.
 
     So a sum is the same to the last digit, whatever other candidates and kinds of slots there are.
     """
@@ -190,7 +192,7 @@ def _summed_alike(
 def _sum_up(
     total: Floats, lengths: Floats, counts: Floats, strategies: Distinct, stages: Distinct
 ) -> None:
-    """Fill in the seconds of candidates (C), from per-layer slots (K, S) and counts (K, J)."""
+    """Fill in the seconds of candidates (C), from per-layer time slots (K, S) and counts (K, J)."""
     rows = len(strategies.index)
     if lengths.shape[1] * counts.shape[1] <= DENSE * rows:
         table = _products(lengths, counts)
@@ -204,8 +206,8 @@ def _sum_up(
 
 
 def _products(lengths: Floats, counts: Floats) -> Floats:
-    """For each strategy and set of layers (S, J), the sum of its slots' seconds (K, S) times counts
-    (K, J).
+    """For each strategy and set of layers (S, J), the sum of its time slots' seconds (K, S) times
+    counts (K, J).
     """
     if lengths.shape[1] == 1 or counts.shape[1] == 1:
         # OpenBLAS splits products with a single column among threads much sooner.

@@ -24,7 +24,7 @@ from mistlab.schedule import placement
 from mistlab.schedule.slots import SHARDED_WEIGHTS, Phase
 from mistlab.schedule.stage_passes import PassKey, StagePass
 
-# What overlaps with a send: a steady-state pass, or the turn (the slot before a forward or a
+# What overlaps with a send: a steady-state pass, or the turn (the time slot before a forward or a
 # backward pass) in which the send starts.
 Pass = Phase | Literal["turn", "turn back"]
 TURN: Pass = "turn"
@@ -34,7 +34,7 @@ TURNS = TURN, TURN_BACK
 STEADY: tuple[Phase, ...] = ("forward", "backward")
 
 # ``BesideSend`` is made of a pass's usual time and of this many further sums over its per-layer
-# slots.
+# time slots.
 SUMS = 6
 
 _BOTH = (1 << COMPUTE) + (1 << LINK)
@@ -139,8 +139,8 @@ class BesideSend:
         busy: Floats,
         *copying: Floats,
     ) -> Self:
-        """The passes of candidates (C) from sums over their per-layer slots, of which ``busy`` have
-        host copies or collectives. If none has, only the send's interference with arithmetic
+        """The passes of candidates (C) from sums over their per-layer time slots, of which ``busy``
+        have host copies or collectives. If none has, only the send's interference with arithmetic
         counts, since the stage often stalls meanwhile.
         """
         beside = (np.where(busy > 0, one_s, 0.0) for one_s in copying)
@@ -177,7 +177,7 @@ class BesideSend:
 def sends_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats, are_single: Bools) -> Floats:
     """The seconds by which a forward and a backward send of ``send_s`` are together lengthened by
     the passes that they overlap with, for each candidate (C); with a single micro-batch, by at most
-    what the turns (slots between passes) lengthen them.
+    what the turns (time slots between passes) lengthen them.
     """
     turns = [beside[name] for name in TURNS if name in beside]
     alone_s = sum((one.late_alone_s(send_s) for one in turns), np.zeros_like(send_s))
@@ -229,9 +229,9 @@ def slots_beside_sends(
     usual_s: Floats,
     kept: Kept,
 ) -> Floats:
-    """Sums from which ``BesideSend.of_sums`` is made, for each per-layer slot and strategy (6, N,
-    S): slots usually take ``usual_s``, and their tasks would take ``alone`` (4 streams, N, S) one
-    by one.
+    """Sums from which ``BesideSend.of_sums`` is made, for each per-layer time slot and strategy (6,
+    N, S): time slots usually take ``usual_s``, and their tasks would take ``alone`` (4 streams, N,
+    S) one by one.
     """
     computing, sending = _beside_arithmetic(seconds)
     computed_s = alone[COMPUTE] * computing
@@ -258,19 +258,20 @@ def sends_beside_arithmetic(seconds: TaskSeconds) -> tuple[Floats, Floats]:
 
 
 def longest_slots(seconds: TaskSeconds, alone: Floats) -> Floats:
-    """Upper bounds of the seconds of slots that overlap with a send without end, by strategy (...,
-    S), over all slots whose streams have at most the work ``alone`` (4, ..., S).
+    """Upper bounds of the seconds of time slots that overlap with a send without end, by strategy
+    (..., S), over all time slots whose streams have at most the work ``alone`` (4, ..., S).
     """
     return _beside_endless(seconds, alone, "most")[0]
 
 
 def _beside_endless(seconds: TaskSeconds, alone: Floats, kept: Kept) -> tuple[Floats, Floats]:
-    """The seconds of slots (..., S) that overlap with a send without end, and the seconds of that
-    send that are done meanwhile.
+    """The seconds of time slots (..., S) that overlap with a send without end, and the seconds of
+    that send that are done meanwhile.
     """
     collective_s = alone[LINK]
     if seconds.model.template.depth == 0:
-        # If the tasks of a per-layer slot run one after another, no factor depends on other copies.
+        # If the tasks of a per-layer time slot run one after another, no factor depends on other
+        # copies.
         computing, sending = _beside_arithmetic(seconds)
         computed_s = alone[COMPUTE] * computing
         copied_s = alone.sum(axis=0) - alone[COMPUTE] - collective_s
@@ -348,8 +349,8 @@ def times_beside_sends(
     turned_s, turned_back_s = np.zeros_like(received), np.zeros_like(sent)
     left_s, left_back_s, not_turned_s = received, sent, times["turned_s"]
     if TURNS[0] in beside_sends:
-        # A send starts in the turn (the slot before the pass); the rest of it overlaps with the
-        # pass.
+        # A send starts in the turn (the time slot before the pass); the rest of it overlaps with
+        # the pass.
         turn, back = (beside_sends[name] for name in TURNS)
         turned_s, left_s = turn.lost_s(received), turn.left_s(received)
         turned_back_s, left_back_s = back.lost_s(sent), back.left_s(sent)
@@ -444,9 +445,9 @@ def _lost(slowed: Floats, stages: Ints) -> Floats:
 
 
 def beside_sends(seconds: TaskSeconds, alone: Floats) -> Bools:
-    """Whether sends overlap with each turn, a slot between two passes with tasks ``alone`` (4, ...,
-    S): those in which a layer computes, or waits for a collective that shares the link with the
-    send. Elsewhere sends count as overlapping with the pass after the turn.
+    """Whether sends overlap with each turn, a time slot between two passes with tasks ``alone`` (4,
+    ..., S): those in which a layer computes, or waits for a collective that shares the link with
+    the send. Elsewhere sends count as overlapping with the pass after the turn.
     """
     waits = (alone[LINK] > 0) & (seconds.zero >= SHARDED_WEIGHTS)
     return np.asarray(waits | (alone[COMPUTE] > 0))

@@ -156,7 +156,7 @@ def times_and_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
 
 def _parts_of_slots(slots: StageSlots, times: StageSeconds) -> Floats:
     """The parts of the breakdown of each candidate, a row for each of ``NAMES`` (names, C), from
-    its per-layer slots and their times.
+    its per-layer time slots and their times.
     """
     batch, seconds, of_strategy = slots.batch, slots.seconds, slots.strategies.index
     counts = slots.tasks.types.counts(batch.columns)
@@ -405,15 +405,16 @@ def _peak_s(job: Job, stage: int) -> float:
     return stage_flop(job.workload, job.plan, stage) / (gpus * peak)
 
 
-# The exposed time of a stage's slots: communication and host copies that no arithmetic hides. A
-# slot is the set of tasks that overlap while one layer computes.
+# The exposed time of a stage's time slots: communication and host copies that no arithmetic hides.
+# A time slot is the set of tasks that overlap while one layer computes.
 #
-# A slot takes at least as long as its arithmetic; the excess is exposed. It is attributed to the
-# other streams in proportion to the time for which each runs on after the arithmetic alone would
-# have ended; if all have ended by then and only interfered with the arithmetic, in proportion to
-# their busy time.
+# A time slot takes at least as long as its arithmetic; the excess is exposed. It is attributed to
+# the other streams in proportion to the time for which each runs on after the arithmetic alone
+# would have ended; if all have ended by then and only interfered with the arithmetic, in proportion
+# to their busy time.
 #
-# Axes: C candidates, S distinct strategies, K kinds of slots, P phases; the four streams first.
+# Axes: C candidates, S distinct strategies, K kinds of time slots, P phases; the four streams
+# first.
 
 _COPIES = [place for place in range(len(STREAMS)) if place not in (COMPUTE, LINK)]
 
@@ -432,8 +433,8 @@ def share_of_link(slots: StageSlots, micro_batches: Ints) -> Floats:
 
 
 def _over_all(slots: StageSlots, slots_s: Floats, micro_batches: Ints) -> Floats:
-    """The seconds over an iteration (2, C), from the seconds of each kind of per-layer slot (2, P,
-    K, S).
+    """The seconds over an iteration (2, C), from the seconds of each kind of per-layer time slot
+    (2, P, K, S).
     """
     every, total_s = np.ones(len(slots.kinds), dtype=np.bool_), np.zeros((2, len(slots.batch)))
     for number, phase in enumerate(PASS_PHASES):
@@ -445,8 +446,8 @@ def _over_all(slots: StageSlots, slots_s: Floats, micro_batches: Ints) -> Floats
 
 
 def _divided(alone: Floats, ends: Floats) -> Floats:
-    """The exposed seconds of collectives and of host copies (2, P, K, S), in per-layer slots whose
-    tasks would take ``alone`` by themselves and end at ``ends`` (4, P, K, S).
+    """The exposed seconds of collectives and of host copies (2, P, K, S), in per-layer time slots
+    whose tasks would take ``alone`` by themselves and end at ``ends`` (4, P, K, S).
     """
     arithmetic_s = alone[COMPUTE]
     exposed_s = until(STREAMS, ends, alone) - arithmetic_s

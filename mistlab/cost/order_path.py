@@ -26,7 +26,7 @@ from mistlab.stages.stage_batch import StageTimes
 # of the next pass runs, or before it where weights are fetched (``mistlab.cost.slot_work``). After
 # a forward pass there is nothing to reduce.
 #
-# Axes: C candidates, P parts of the model in order, K kinds of slots, S distinct strategies.
+# Axes: C candidates, P parts of the model in order, K kinds of time slots, S distinct strategies.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -212,7 +212,7 @@ class PassSlots:
             ((_FORWARD, _FIRST, _LAST, _TURN), self.is_below),
             ((_TURN,), self.is_above),
         )
-        # The row of each kind of per-layer slot in a table of all phases.
+        # The row of each kind of per-layer time slot in a table of all phases.
         places = [
             np.add.outer(np.array(phases) * len(kinds), np.flatnonzero(where))
             for phases, where in parts

@@ -345,12 +345,13 @@ def sets_of(busy: Bools) -> NDArray[np.uint8]:
     return np.asarray(np.bitwise_or.reduce(busy * _BIT_OF_STREAM, axis=0))
 
 
-# Offloads that start when their layer has computed, in one slot after another. A slot is the set of
-# tasks that overlap while one layer computes.
+# Offloads that start when their layer has computed, in one time slot after another. A time slot is
+# the set of tasks that overlap while one layer computes.
 #
-# A slot ends when the work that it began with has ended. The offload of its own layer, and the
-# reduction before it, start as soon as the layer has computed. If the slot lasts longer, because it
-# waits for copies, part of that work is done before the next slot, which may then be shorter.
+# A time slot ends when the work that it began with has ended. The offload of its own layer, and the
+# reduction before it, start as soon as the layer has computed. If the time slot lasts longer,
+# because it waits for copies, part of that work is done before the next time slot, which may then
+# be shorter.
 
 AWAY = STREAMS.index("device_to_host")
 
@@ -358,17 +359,17 @@ AWAY = STREAMS.index("device_to_host")
 def slots_in_turn(
     alone: Sequence[Floats], reduced: Sequence[Floats], slowed_by: SlowedBy, *, slots: int
 ) -> tuple[Sequence[Floats], tuple[Floats, Floats]]:
-    """The seconds of each of ``slots`` consecutive per-layer slots (C), which alternate between two
-    kinds, and what is left over of the last one's reduction and offload (C). The streams of each
-    kind work for ``alone`` (4, C); ``reduced`` (C) of the link's work reduces the data that is
-    offloaded then.
+    """The seconds of each of ``slots`` consecutive per-layer time slots (C), which alternate
+    between two kinds, and what is left over of the last one's reduction and offload (C). The
+    streams of each kind work for ``alone`` (4, C); ``reduced`` (C) of the link's work reduces the
+    data that is offloaded then.
     """
     # Many cases share all of this work, so distinct ones are computed once.
     distinct = distinct_rows([*alone[0], *alone[1], *reduced, slowed_by.first])
     table = np.array(distinct.columns[:-1])
     alone, reduced = (table[: len(STREAMS)], table[len(STREAMS) : -2]), (table[-2], table[-1])
     slowed_by = replace(slowed_by, first=distinct.columns[-1])
-    # Work left over from the previous per-layer slot: its reduction, then its offload. None at
+    # Work left over from the previous per-layer time slot: its reduction, then its offload. None at
     # first.
     left, lasts = (np.zeros_like(reduced[0]), np.zeros_like(reduced[0])), []
     for number in range(slots):
@@ -387,9 +388,9 @@ def slot_after(
     on_link: tuple[Floats, Floats, Floats],
     leaving: tuple[Floats, Floats],
 ) -> tuple[Floats, tuple[Floats, Floats]]:
-    """The seconds of one slot, and what is left over of its own reduction and offload (C). The link
-    finishes the previous reduction, gathers, and reduces the gradients of the slot's own layer; the
-    offload of the layer follows.
+    """The seconds of one time slot, and what is left over of its own reduction and offload (C). The
+    link finishes the previous reduction, gathers, and reduces the gradients of the time slot's own
+    layer; the offload of the layer follows.
     """
     (before, gathered, reduced), (left, offload) = on_link, leaving
     elapsed, rest = np.zeros(alone.shape[1]), alone.copy()
@@ -417,8 +418,8 @@ def slot_after(
         elapsed += step
 
 
-# Slots of the first forward pass, in which each block's optimizer states are offloaded after its
-# step.
+# Time slots of the first forward pass, in which each block's optimizer states are offloaded after
+# its step.
 #
 # The tasks of consecutive blocks are played in order of time: on each stream one after another,
 # each as soon as its dependencies have ended. Blocks are equal, or alternate between two types.

@@ -1,4 +1,5 @@
-"""Slots, the tasks that overlap while a layer computes: their kinds, counts, tasks and seconds.
+"""Time slots, the tasks that overlap while a layer computes: their kinds, counts, tasks and
+seconds.
 
 Axes: R runs, J stages, P points, K kinds of slots.
 """
@@ -41,16 +42,16 @@ from mistlab.schedule.slots import (
 )
 from mistlab.stages.stage_shape import layers_above
 
-# Counts the slots of each kind while a stage passes through its layers.
+# Counts the time slots of each kind while a stage passes through its layers.
 #
-# A stage's layers are runs of equal layers. A slot is a position of the pass: the layer that
+# A stage's layers are runs of equal layers. A time slot is a position of the pass: the layer that
 # computes there, the lower layer ``depth`` before it and the upper one ``depth`` after it; the
 # first and last ``depth`` positions lie outside, where nothing computes and neighbours are still
-# fetched or offloaded. Slots with the same three types of layers take equally long, so only counts
-# are needed. The three types change where a run ends, or ``depth`` before or after it; between two
-# such points all slots are of one kind.
+# fetched or offloaded. Time slots with the same three types of layers take equally long, so only
+# counts are needed. The three types change where a run ends, or ``depth`` before or after it;
+# between two such points all time slots are of one kind.
 #
-# Axes: R runs, J stages, P points, K kinds of slots.
+# Axes: R runs, J stages, P points, K kinds of time slots.
 
 
 # The type of an absent layer, before the first or after the last: the last row of tables by type.
@@ -58,8 +59,8 @@ NOTHING = -1
 
 
 def slot_counts(sizes: Floats, types: Ints, depth: int) -> tuple[Ints, Floats]:
-    """The kinds of slots that occur, by the types of their three layers (K, 3), and how often each
-    occurs in a pass of each stage (K, J).
+    """The kinds of time slots that occur, by the types of their three layers (K, 3), and how often
+    each occurs in a pass of each stage (K, J).
 
     ``sizes`` are how many layers the runs have (R, J), ``types`` theirs (R, J or R, 1).
     """
@@ -100,7 +101,9 @@ def _counted(
     codes: Ints,
     every: int,
 ) -> Floats:
-    """The number of per-layer slots with each code (K, J), from the lengths of their intervals."""
+    """The number of per-layer time slots with each code (K, J), from the lengths of their
+    intervals.
+    """
     stages = code.shape[1]
     row = np.full(every, len(codes))
     row[codes] = np.arange(len(codes))
@@ -111,13 +114,13 @@ def _counted(
     return np.asarray(counted.reshape(-1, stages)[: len(codes)])
 
 
-# The seconds of slots of some kinds, which all sums over a pass's slots share.
+# The seconds of time slots of some kinds, which all sums over a pass's time slots share.
 #
-# Axes: C candidates, S distinct strategies, T types of layers, K kinds of slots, L lengths of a
-# slot; the four streams first.
+# Axes: C candidates, S distinct strategies, T types of layers, K kinds of time slots, L lengths of
+# a time slot; the four streams first.
 
 
-# Columns of a table of kinds of slots (K, 3): the types of the slot's three layers.
+# Columns of a table of kinds of time slots (K, 3): the types of the time slot's three layers.
 LOWER, HERE, UPPER = range(3)
 
 
@@ -137,8 +140,8 @@ def slot_ends(
     is_least: bool,
     chosen: Rows | slice = slice(None),
 ) -> Floats:
-    """When each stream has ended, in seconds, in per-layer slots of the ``chosen`` strategies (4,
-    K, S), whose tasks take ``alone`` by themselves (4, K, S).
+    """When each stream has ended, in seconds, in per-layer time slots of the ``chosen`` strategies
+    (4, K, S), whose tasks take ``alone`` by themselves (4, K, S).
     """
     if seconds.model.template.depth == 0:
         # Without overlap, tasks run in sequence.
@@ -149,14 +152,16 @@ def slot_ends(
 
 
 def in_slots(slowed: SlowedBy, alone: Floats, chosen: Rows | slice = slice(None)) -> SlowedBy:
-    """How much streams slow one another down in per-layer slots of the ``chosen`` strategies."""
+    """How much streams slow one another down in per-layer time slots of the ``chosen``
+    strategies.
+    """
     first = np.broadcast_to(slowed.first[chosen], alone.shape[1:])
     return SlowedBy(slowed.table, first.reshape(-1), slowed.size)
 
 
-# The tasks of the streams in each kind of slot of a pass.
+# The tasks of the streams in each kind of time slot of a pass.
 #
-# Axes: S distinct strategies, T types of layers, K kinds of slots, P phases; the four streams
+# Axes: S distinct strategies, T types of layers, K kinds of time slots, P phases; the four streams
 # first.
 
 
@@ -164,7 +169,7 @@ _FETCHING = (("P", "<"), ("U", None))
 
 
 class SlotWork:
-    """The tasks of each stream in per-layer slots of some kinds (K), for each strategy (S)."""
+    """The tasks of each stream in per-layer time slots of some kinds (K), for each strategy (S)."""
 
     def __init__(self, seconds: TaskSeconds, kinds: Ints) -> None:
         self.seconds = seconds
@@ -181,8 +186,8 @@ class SlotWork:
         self.evicts = np.flatnonzero((seconds.columns["offload_gradients"] > 0) & side_by_side)
 
     def alone(self, phases: Sequence[Phase] = PHASES, without: Collection[str] = ()) -> Floats:
-        """The seconds of each stream's tasks by themselves (4, P, K, S), in the per-layer slots of
-        some phases, ``without`` tasks of some kinds.
+        """The seconds of each stream's tasks by themselves (4, P, K, S), in the per-layer time
+        slots of some phases, ``without`` tasks of some kinds.
         """
         seconds, template = self.seconds, self.seconds.model.template
         alone = np.zeros((len(STREAMS), len(phases), len(self.kinds), len(seconds.zero)))
@@ -221,8 +226,8 @@ class SlotWork:
         return fetched
 
     def evicting_s(self, alone: Floats) -> Floats:
-        """The seconds until reductions have ended (K', S') in per-layer slots of strategies that
-        offload gradients, which have tasks ``alone`` (4, K', S').
+        """The seconds until reductions have ended (K', S') in per-layer time slots of strategies
+        that offload gradients, which have tasks ``alone`` (4, K', S').
 
         A layer computes when the gradients whose buffer it takes have left.
         """
@@ -231,8 +236,8 @@ class SlotWork:
         return flat.reshape(alone.shape[1:])
 
     def _in_slots_s(self, task: Task, neighbour: int) -> Floats | None:
-        """The seconds (K, S) of a task for one of the three layers of each slot; None for a task
-        that takes no time.
+        """The seconds (K, S) of a task for one of the three layers of each time slot; None for a
+        task that takes no time.
         """
         key = task.kind, task.direction or "", task.from_zero, neighbour
         if key not in self._in_slots:
@@ -246,14 +251,14 @@ class SlotWork:
 
 @cache
 def _neighbour(position: Place, phase: Phase, depth: int) -> int:
-    """Which of a slot's three layers a task works on: LOWER, HERE or UPPER."""
+    """Which of a time slot's three layers a task works on: LOWER, HERE or UPPER."""
     above = layers_above(position, phase, depth)
     return UPPER if above > 0 else LOWER if above < 0 else HERE
 
 
-# The slots of backward passes that leave weight gradients to separate passes.
+# The time slots of backward passes that leave weight gradients to separate passes.
 #
-# Axes: S distinct strategies, T types of layers, K kinds of slots; the four streams first.
+# Axes: S distinct strategies, T types of layers, K kinds of time slots; the four streams first.
 
 
 # Kinds of tasks that belong to weight gradients.
@@ -261,8 +266,9 @@ _OF_GRADIENTS = frozenset({"R", "G"})
 
 
 def split_slots(work: SlotWork, weights_s: Floats, unhidden_s: Floats) -> Floats:
-    """The seconds of per-layer slots (4, K, S) in whole backward, input-gradient, weight-gradient
-    passes, and of the waits that the last hid; arguments as in ``split_pass_seconds``.
+    """The seconds of per-layer time slots (4, K, S) in whole backward, input-gradient,
+    weight-gradient passes, and of the waits that the last hid; arguments as in
+    ``split_pass_seconds``.
     """
     here = work.kinds[:, HERE]
     products, waits = (of_layers(one, here) for one in (weights_s, unhidden_s))
@@ -282,12 +288,12 @@ def split_slots(work: SlotWork, weights_s: Floats, unhidden_s: Floats) -> Floats
 
 
 def _lasting(work: SlotWork, alone: Floats) -> Floats:
-    """The seconds of per-layer slots (K, S) whose streams have tasks ``alone`` (4, K, S)."""
+    """The seconds of per-layer time slots (K, S) whose streams have tasks ``alone`` (4, K, S)."""
     alone = np.maximum(alone, 0.0)
     return until(STREAMS, slot_ends(work.seconds, alone, is_least=False), alone)
 
 
-# Slots in which weights are copied from the host and then gathered.
+# Time slots in which weights are copied from the host and then gathered.
 #
 # Each rank swaps in its shard of a layer's weights, and only then gathers the layer. The link
 # between GPUs therefore first does its other work, and gathers when both have ended. Until then the
@@ -360,25 +366,27 @@ def least_ends_if_gathered(
     return ends
 
 
-# The mean seconds of consecutive slots of equal layers, if offloads start once data is computed.
+# The mean seconds of consecutive time slots of equal layers, if offloads start once data is
+# computed.
 #
-# A slot that waits for copies lasts longer than its arithmetic, and the offload of its own layer
-# starts in it. It is then slowed by two layers' work, and the next slot by none; both together take
-# longer than two slots with one layer's work each.
+# A time slot that waits for copies lasts longer than its arithmetic, and the offload of its own
+# layer starts in it. It is then slowed by two layers' work, and the next time slot by none; both
+# together take longer than two time slots with one layer's work each.
 #
-# Axes: S distinct strategies, K kinds of slots; the four streams first.
+# Axes: S distinct strategies, K kinds of time slots; the four streams first.
 
 
-# This many consecutive slots are played; the last ones are measured.
+# This many consecutive time slots are played; the last ones are measured.
 _SLOTS, _MEASURED = 8, 4
 # The data offloaded in each of consecutive phases.
 _LEAVING: Mapping[Phase, str] = {"forward": "A", "backward": "G", "last_backward": "G"}
 
 
 def slots_of_leaving(work: SlotWork, alone: Floats, usual_s: Floats) -> Floats:
-    """The seconds (N, S) of the slots of each phase of ``_LEAVING`` with tasks ``alone`` (4, N, S),
-    which take ``usual_s`` if all tasks start with the slot. Slots that offload data between equal
-    layers, or two alternating types: the mean of consecutive slots, if that is longer.
+    """The seconds (N, S) of the time slots of each phase of ``_LEAVING`` with tasks ``alone`` (4,
+    N, S), which take ``usual_s`` if all tasks start with the time slot. Time slots that offload
+    data between equal layers, or two alternating types: the mean of consecutive time slots, if that
+    is longer.
     """
     seconds, kinds = work.seconds, work.kinds
     # A case is a phase of a strategy.
@@ -386,7 +394,7 @@ def slots_of_leaving(work: SlotWork, alone: Floats, usual_s: Floats) -> Floats:
     rows = np.flatnonzero((kinds[:, LOWER] == kinds[:, UPPER]) & (kinds[:, LOWER] != NOTHING))
     if not len(rows) or not len(phase) or seconds.model.template.depth != 1:
         return usual_s
-    # Each slot, and the slot that follows it.
+    # Each time slot, and the time slot that follows it.
     turns = kinds[rows], kinds[rows][:, [HERE, UPPER, HERE]]
     places = phase * len(kinds) + rows[:, None], strategy
     following = SlotWork(seconds, turns[1]).alone(tuple(_LEAVING)).swapaxes(1, 2)
@@ -398,7 +406,7 @@ def slots_of_leaving(work: SlotWork, alone: Floats, usual_s: Floats) -> Floats:
     slowed = in_slots(seconds.slowed_by(), slots[:, 0], strategy)
     lasts, _ = slots_in_turn(works, [one.ravel() for one in reduced], slowed, slots=_SLOTS)
     both_s = np.sum(lasts[-_MEASURED:], axis=0).reshape(reduced[0].shape) * 2 / _MEASURED
-    # Where the layers are equal, both slots are this one.
+    # Where the layers are equal, both time slots are this one.
     barriers = until(STREAMS, slot_ends(seconds, slots, False, strategy), slots)
     are_alike = (kinds[rows, HERE] == kinds[rows, LOWER])[:, None]
     longer, both_at_once_s = usual_s.copy(), barriers.sum(axis=0)
@@ -408,8 +416,8 @@ def slots_of_leaving(work: SlotWork, alone: Floats, usual_s: Floats) -> Floats:
 
 
 def slots_of_first_layers(work: SlotWork, usual_s: Floats) -> Floats:
-    """The seconds (N, S) of the slots of each phase of ``_LEAVING``, in which an offload starts
-    once its own layer has computed; ``usual_s`` if it starts with the next slot.
+    """The seconds (N, S) of the time slots of each phase of ``_LEAVING``, in which an offload
+    starts once its own layer has computed; ``usual_s`` if it starts with the next time slot.
 
     Beside its own offload, the first slot of a pass waits longer for its copies, while the turn
     after the pass has less left to offload. Where a pass through equal layers and its turn take
@@ -426,7 +434,8 @@ def slots_of_first_layers(work: SlotWork, usual_s: Floats) -> Floats:
         if not len(rows) or not len(chosen) or seconds.model.template.depth != 1:
             continue
         layers = kinds[rows, HERE]
-        # Kinds of slots: the first of the pass, those inside it, its last, and the turn after it.
+        # Kinds of time slots: the first of the pass, those inside it, its last, and the turn after
+        # it.
         slots = np.tile(layers[:, None], (4, 1, 3))
         slots[0, :, before] = slots[2, :, after] = slots[3, :, [HERE, after]] = NOTHING
         alone = SlotWork(seconds, slots.reshape(-1, 3)).alone((phase, "forward", "backward"))
@@ -441,7 +450,7 @@ def slots_of_first_layers(work: SlotWork, usual_s: Floats) -> Floats:
         )
         slowed = in_slots(seconds.slowed_by(), tasks[:, 0], chosen)
         first, inner, last, turn = tasks.reshape(len(tasks), 4, -1).swapaxes(0, 1)
-        # The first slot is one inside the pass before which nothing is left to offload.
+        # The first time slot is one inside the pass before which nothing is left to offload.
         lasts, left = slots_in_turn([inner] * 2, [reduced] * 2, slowed, slots=_SLOTS)
         on_link = left[0], np.maximum(last[LINK] - reduced, 0.0), reduced
         last_s, left = slot_after(last, slowed, on_link, (left[1], offloaded))
@@ -460,9 +469,9 @@ def slots_of_first_layers(work: SlotWork, usual_s: Floats) -> Floats:
 
 
 def slots_of_stepping(work: SlotWork, usual_s: Floats, *, is_least: bool) -> Floats:
-    """The seconds of slots of the first forward pass (K, S); ``usual_s`` if all tasks start with
-    the slot. Where states or weights are offloaded, the mean over consecutive blocks: between equal
-    blocks if longer, between two alternating types always.
+    """The seconds of time slots of the first forward pass (K, S); ``usual_s`` if all tasks start
+    with the time slot. Where states or weights are offloaded, the mean over consecutive blocks:
+    between equal blocks if longer, between two alternating types always.
 
     If ``is_least``, lower bounds of this work and any greater one.
     """
@@ -501,7 +510,9 @@ def slots_of_stepping(work: SlotWork, usual_s: Floats, *, is_least: bool) -> Flo
 
 
 def _take_turns(types: LayerTypes, kinds: Ints) -> Bools:
-    """Mask of slots (K, 3) between blocks of two alternating types that run in the same way."""
+    """Mask of time slots (K, 3) between blocks of two alternating types that run in the same
+    way.
+    """
     cycle, index = (*types.pattern, *types.pattern[:3]), types.names.index
     fours = (cycle[place : place + 4] for place in range(len(types.pattern)))
     turns = {four[:2] for four in fours if four[:2] == four[2:] and four[0] != four[1]}
@@ -517,17 +528,17 @@ def _take_turns(types: LayerTypes, kinds: Ints) -> Bools:
 # layer of the forward pass waits for this: the first one computes meanwhile. A send of the backward
 # pass overlaps with both, and half of the link is the reduction's.
 #
-# Some strategies have a separate slot for the turn, before the first layer computes: it waits for
-# weights to be fetched, and an offloaded gradient waits until it is reduced.
+# Some strategies have a separate time slot for the turn, before the first layer computes: it waits
+# for weights to be fetched, and an offloaded gradient waits until it is reduced.
 #
-# Axes: S distinct strategies, K kinds of slots; the four streams first.
+# Axes: S distinct strategies, K kinds of time slots; the four streams first.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedTurns:
-    """Slots that a turn (from one pass to the next) shares with the forward pass's first layer, for
-    the strategies ``rows`` (S') of all ``strategies``: all tasks ``alone`` (4, K, S'), and the
-    layer's own time (K, S').
+    """Time slots that a turn (from one pass to the next) shares with the forward pass's first
+    layer, for the strategies ``rows`` (S') of all ``strategies``: all tasks ``alone`` (4, K, S'),
+    and the layer's own time (K, S').
     """
 
     rows: Rows
@@ -545,8 +556,8 @@ class SharedTurns:
 
 
 def shared_turns(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> SharedTurns | None:
-    """The turns that share a slot with the first layer, None if there are none; ``alone`` (4, K, S)
-    are the tasks of turns.
+    """The turns that share a time slot with the first layer, None if there are none; ``alone`` (4,
+    K, S) are the tasks of turns.
     """
     rows = np.flatnonzero(are_shared(seconds))
     if len(rows):
@@ -561,10 +572,11 @@ def shared_turns(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> SharedTurn
 
 def are_shared(seconds: TaskSeconds) -> Bools:
     """Which strategies (S) fetch no weights, and either reduce or offload gradients in each pass,
-    but not both: their turns share the first layer's slot.
+    but not both: their turns share the first layer's time slot.
     """
     columns = seconds.columns
     fetches = (seconds.zero >= SHARDED_WEIGHTS) | (columns["offload_weights"] > 0)
     reduces, leave = seconds.zero >= SHARDED_GRADIENTS, columns["offload_gradients"] > 0
-    # With layers fetched further ahead, or no overlap, the work between passes has other slots.
+    # With layers fetched further ahead, or no overlap, the work between passes has other time
+    # slots.
     return np.asarray((reduces != leave) & ~fetches & (seconds.model.template.depth == 1))

@@ -272,7 +272,7 @@ class StageTimeModel:
         return self.of_slots(StageSlots.of(self.tasks, batch))
 
     def of_slots(self, slots: "StageSlots") -> StageSeconds:
-        """The times of each candidate, given its per-layer slots."""
+        """The times of each candidate, given its per-layer time slots."""
         batch, outside = slots.batch, slots.outside_passes()
         sends = self._are_beside(outside)
         if len(batch) <= FEW_ROWS:
@@ -422,7 +422,7 @@ class StageSlots:
 
     @classmethod
     def of(cls, tasks: TaskModel, batch: StageBatch) -> "StageSlots":
-        """The per-layer slots of each candidate."""
+        """The per-layer time slots of each candidate."""
         names, types = task_columns(), tasks.types
         strategies = distinct_rows([batch.value(name) for name in names])
         stages = distinct_rows([batch.value(name) for name in types.columns])
@@ -439,7 +439,7 @@ class StageSlots:
         )
 
     def sums(self, *, sends: bool, kept: Kept = "own") -> PassSums:
-        """Sums over the slots of passes, which may overlap with ``sends``."""
+        """Sums over the time slots of passes, which may overlap with ``sends``."""
         sums = pass_sums(self.seconds, self.kinds, self.summed, sends=sends, kept=kept)
         return replace(sums, queued=self.queued_reductions(kept))
 

@@ -284,8 +284,8 @@ def equal_meshes(job: Job) -> Job:
 
 
 def _equal_mesh(job: Job, num_stages: int) -> tuple[int, tuple[tuple[str, int], ...]]:
-    """The nearest degrees and micro-batch size for this many equal stages, and the GPUs that they
-    use; None if there are none.
+    """The parallel degrees and micro-batch size nearest to the plan's that give every one of this
+    many stages equally many GPUs, and the GPUs used; 0 if there are none.
     """
     stages = job.plan.stages
     sequences = job.workload.global_batch // job.plan.micro_batches

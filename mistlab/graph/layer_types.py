@@ -502,7 +502,7 @@ class LayerSums(LayerMemory):
 
     @classmethod
     def symbols(cls, layer: str) -> Self:
-        """The sums over one layer as symbols, whose values are known later."""
+        """The sums of bytes and operations over a layer, as symbols to be given values later."""
         return cls(
             **{
                 entry.name: sympy.Symbol(sum_name(layer, entry.name), nonnegative=True)

@@ -198,8 +198,8 @@ def stage_expressions(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Treated:
-    """The blocks of a stage that are run in one way (plain, recomputed, ...): the sums of one such
-    block, and their number.
+    """The blocks of a stage that run in one way (plain, recomputed, ...): sums of bytes, operations
+    and times over one such block, and the number of blocks.
     """
 
     layer: LayerSums

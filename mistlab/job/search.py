@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 # If a stage has this many recomputed blocks and at least one other, recomputing one more block
-# changes how many slots of each kind it has, but not the kinds.
+# changes how many time slots of each kind it has, but not the kinds.
 FEWEST_ALIKE = 2
 
 Status = Literal["OPTIMAL", "FEASIBLE", "INFEASIBLE", "BUDGET", "REFUSED"]

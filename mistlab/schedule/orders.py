@@ -171,32 +171,32 @@ def placed_text(num_stages: int, lines: Sequence[Sequence[str]]) -> str:
 # Orders of chunks in a V with half or a third of 1F1B's activations: V-Half and V-Min.
 #
 # Qi et al. (2024, "Pipeline Parallelism with Controllable Memory") repeat a building block: the
-# four passes of a micro-batch on a stage, F and B of both chunks, start in slots of a fixed block,
-# and each micro-batch's block starts six slots after the previous one. The fewer slots a block
-# spans on the fullest stage, the fewer micro-batches are in flight there. Two of six slots are left
-# for W, the weight gradients, which here run as soon as a slot is free. A stage runs its passes in
-# the order of their slots, each as soon as possible.
+# four passes of a micro-batch on a stage, F and B of both chunks, start in time slots of a fixed
+# block, and each micro-batch's block starts six time slots after the previous one. The fewer time
+# slots a block spans on the fullest stage, the fewer micro-batches are in flight there. Two of six
+# time slots are left for W, the weight gradients, which here run as soon as a time slot is free. A
+# stage runs its passes in the order of their time slots, each as soon as possible.
 
 
-# The number of slots (equal spans of time) that a micro-batch takes on each stage: F, B and W of
-# two chunks.
+# The number of time slots (equal spans of time) that a micro-batch takes on each stage: F, B and W
+# of two chunks.
 PERIOD = 6
-# The four passes of a building block, in the order of ``Block``'s slots.
+# The four passes of a building block, in the order of ``Block``'s time slots.
 PASSES = (("F", DOWN), ("F", UP), ("B", UP), ("B", DOWN))
 
-# A function from the number of stages and a stage's number to the slots in which the four passes of
-# its building block start.
+# A function from the number of stages and a stage's number to the time slots in which the four
+# passes of its building block start.
 Block = Callable[[int, int], tuple[int, int, int, int]]
 
 
 def half(stages: int, stage: int) -> tuple[int, int, int, int]:
-    """When a micro-batch's four passes start on a stage in the order V-Half, in slots of time: a
-    pass down takes two slots per stage, a pass up one.
+    """When a micro-batch's four passes start on a stage in the order V-Half, in time slots of time:
+    a pass down takes two time slots per stage, a pass up one.
 
     >>> [half(2, stage) for stage in range(2)]
     [(0, 4, 8, 13), (2, 3, 10, 12)]
     """
-    # Without the shift, two passes of a stage would collide in one slot.
+    # Without the shift, two passes of a stage would collide in one time slot.
     shift = 3 * (stages % 2 == 0)
     return (
         2 * stage,
@@ -207,8 +207,8 @@ def half(stages: int, stage: int) -> tuple[int, int, int, int]:
 
 
 def least(stages: int, stage: int) -> tuple[int, int, int, int]:
-    """When a micro-batch's four passes start on a stage in the order V-Min, in slots of time: every
-    pass takes one slot per stage.
+    """When a micro-batch's four passes start on a stage in the order V-Min, in time slots of time:
+    every pass takes one time slot per stage.
 
     >>> [least(2, stage) for stage in range(2)]
     [(0, 3, 4, 7), (1, 2, 5, 6)]
@@ -233,8 +233,8 @@ def controlled_text(num_stages: int, micro_batches: int, *, block: Block) -> str
 
 
 def _words(slots: tuple[int, int, int, int], micro_batches: int) -> list[str]:
-    """The words of an order file for a stage's passes, in the order of their slots of time, with W
-    in free slots.
+    """The words of an order file for a stage's passes, in the order of their time slots of time,
+    with W in free time slots.
     """
     taken = {
         slot + PERIOD * micro_batch: (kind, chunk, micro_batch)

@@ -163,7 +163,7 @@ class PassColumns:
         )
 
     def repeating(self, slot: int, times: int) -> "PassColumns":
-        """The columns of a pass in which one per-layer slot is repeated ``times`` more."""
+        """The columns of a pass in which one per-layer time slot is repeated ``times`` more."""
         begin, end = self._span(slot)
 
         def more(column: list[_Entry]) -> list[_Entry]:
@@ -311,8 +311,7 @@ def stage_of(shape: PassShape) -> StageShape:
 
 # The tasks of a pass that tasks of other passes of its stage may wait for.
 #
-# The tasks of each pass and their dependencies inside it are columns
-# (``mistlab.stages.pass_columns``).
+# A pass's tasks are rows of a table, with their dependencies as columns (``PassColumns``).
 
 
 @dataclass(slots=True)

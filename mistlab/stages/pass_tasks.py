@@ -20,10 +20,10 @@ _HOST_STEP = Task(stream="compute", kind="S", place="ahead")
 # Tasks that allocate or free memory: "open" and "close" for the buffers of optimizer states, "let
 # go" for activations that were offloaded.
 Memory = Literal["open", "close", "let go"]
-# The order in which a slot's tasks are issued: first those that free entries of ring buffers, then
-# those that fill them, last computation.
+# The order in which a time slot's tasks are issued: first those that free entries of ring buffers,
+# then those that fill them, last computation.
 _TURNS = ("R", "device_to_host", "host_to_device", "S", "U", "F", "B", "W")
-# The same if all tasks of a slot are one layer's: tasks that free entries come last.
+# The same if all tasks of a time slot are one layer's: tasks that free entries come last.
 _TURNS_ONE_AFTER_ANOTHER = ("host_to_device", "S", "U", "F", "B", "W", "R", "device_to_host")
 # The same if the host steps weights: their fetch may block the issuing thread, so computation comes
 # first.
@@ -33,7 +33,7 @@ _TURNS_ON_HOST = ("R", "device_to_host", "host_to_device", "S", "F", "O<", "U", 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTask:
     """A task of a pass: a ``row`` of the slot table, for the layer at a position of the pass, in a
-    slot.
+    time slot.
 
     ``entry`` is the place of its layer in the rings. A task of memory has no layer.
     """
@@ -77,7 +77,7 @@ class PassTasks:
             yield from self._room("close", stage_pass)
 
     def turn(self, row_and_position: tuple[Task, int]) -> int:
-        """The place of a row of the slot table in the order in which its slot's tasks are
+        """The place of a row of the slot table in the order in which its time slot's tasks are
         issued.
         """
         row, _ = row_and_position
@@ -180,19 +180,18 @@ def _stepping_on_host(template: Template) -> Template:
     return replace(template, phases=phases)
 
 
-# The dependencies of a pass's tasks in simulation: buffers, and the pace of slots.
+# The dependencies of a pass's tasks in simulation: buffers, and the pace of time slots.
 #
 # Most dependencies follow from the buffers that tasks use (``mistlab.stages.buffers``). The others
-# follow from the pace of slots:
+# follow from the pace of time slots:
 #
 # - Tasks of one kind run in order. A layer computes after the optimizer steps issued before it, but
-#   steps run ahead of a pass that waits for its micro-batch.
-# - A prefetch starts when the layer that computes in its slot starts. A prefetch for a step starts
-#   when the step ``depth`` layers before starts. A prefetch ahead of the first layer starts when
-#   the previous pass has computed. Without overlap, it starts when the previous layer ends.
-# - At most ``depth + 1`` layers are in progress: a layer computes only when the activations and
-#   gradients of the layer ``depth + 1`` before it have been offloaded and, where gradients are
-#   sharded, reduced.
+# steps run ahead of a pass that waits for its micro-batch. - A prefetch starts when the layer that
+# computes in its time slot starts. A prefetch for a step starts when the step ``depth`` layers
+# before starts. A prefetch ahead of the first layer starts when the previous pass has computed.
+# Without overlap, it starts when the previous layer ends. - At most ``depth + 1`` layers are in
+# progress: a layer computes only when the activations and gradients of the layer ``depth + 1``
+# before it have been offloaded and, where gradients are sharded, reduced.
 #
 # So the tasks of a pass start after the previous pass has computed.
 

@@ -512,8 +512,8 @@ def parts_of_stages(batch: StageBatch, placement: Placement) -> StageBatch:
 
 
 def chunk_of_loop(batch: StageBatch, chunk: int, chunks: int) -> StageBatch:
-    """The chunk with this number of each stage (C), if parts go round the stages ``chunks``
-    times.
+    """The chunk with this index of each candidate stage (C), in interleaved pipelines of ``chunks``
+    per stage, as a stage of its own.
     """
     return _chunk(batch, chunk, chunks, rest_is_last=batch.has_embedding > 0)
 

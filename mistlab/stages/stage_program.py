@@ -69,14 +69,14 @@ class Op:
 
     @property
     def layer(self) -> int:
-        """The layer of a slot-table task."""
+        """The layer of a time slot-table task."""
         assert isinstance(self.task, Action)
         assert self.task.layer is not None
         return self.task.layer
 
     @property
     def micro_batch(self) -> int:
-        """The micro-batch of a slot-table task."""
+        """The micro-batch of a time slot-table task."""
         assert isinstance(self.task, Action)
         return self.task.micro_batch
 

@@ -1,5 +1,5 @@
-"""The shape of a stage of a plan: its chunks and layers, where the tasks of a slot lie, and how its
-groups of ranks are placed on nodes and network tiers.
+"""The shape of a stage of a plan: its chunks and layers, where the tasks of a time slot lie, and
+how its groups of ranks are placed on nodes and network tiers.
 """
 
 import math
@@ -42,13 +42,14 @@ from mistlab.schedule.stage_passes import (
 )
 from mistlab.stages.plan_orders import ends_of_plan, passes_of_plan
 
-# Finds the layer of each task in a slot, and the entry of the ring buffers that it uses.
+# Finds the layer of each task in a time slot, and the entry of the ring buffers that it uses.
 #
 # A pass visits the layers of a stage in order, at positions 0, 1, 2 and so on: a forward pass from
-# the first layer up, a backward pass from the last layer down. In each slot one layer computes. The
-# slot's other tasks are for the same layer, or for the layers that compute ``depth`` slots later
-# (ahead) or earlier (behind). In the first and the last ``depth`` slots of a pass nothing computes.
-# Layers that use a ring buffer take its ``depth + 1`` entries in turn.
+# the first layer up, a backward pass from the last layer down. In each time slot one layer
+# computes. The time slot's other tasks are for the same layer, or for the layers that compute
+# ``depth`` time slots later (ahead) or earlier (behind). In the first and the last ``depth`` time
+# slots of a pass nothing computes. Layers that use a ring buffer take its ``depth + 1`` entries in
+# turn.
 
 
 _AWAY: Mapping[Place, int] = {"ahead": 1, "here": 0, "behind": -1}
@@ -65,22 +66,24 @@ def layer_at(position: int, num_layers: int, phase: Phase) -> int:
 
 
 def layers_above(at: Place, phase: Phase, depth: int) -> int:
-    """How many layers above the layer that computes in a slot a task's layer is; negative below
-    it.
+    """How many layers above the layer that computes in a time slot a task's layer is; negative
+    below it.
     """
     return _AWAY[at] * (depth if goes_up(phase) else -depth)
 
 
 def slots_of(num_layers: int, depth: int) -> range:
-    """The slots of a pass, numbered by the position of the layer that computes in them."""
+    """The per-layer time slots of a pass, numbered by the position of the layer that computes in
+    each.
+    """
     return range(-depth, num_layers + depth)
 
 
 def tasks_of_slot(
     rows: Sequence[Task], slot: int, num_layers: int, depth: int
 ) -> Iterator[tuple[Task, int]]:
-    """The rows of the slot table that have a layer in this slot of a pass, each with its layer's
-    position.
+    """The rows of the slot table that have a layer in this time slot of a pass, each with its
+    layer's position.
     """
     for row in rows:
         position = slot + _AWAY[row.place] * depth

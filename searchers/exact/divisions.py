@@ -166,8 +166,9 @@ class RangeTimes:
         )
 
     def seconds_of(self, ranges: Ints) -> Floats:
-        """The iteration time of the first candidate in each division (D), given the ranges of its
-        stages (D, S); infinite if a stage does not fit.
+        """The iteration time of a pipeline's first candidate strategy under each division of the
+        blocks (D), whose stages have costs with these indices (D, S); infinite if a stage does not
+        fit.
         """
         of_divisions = {name: getattr(self.times, name)[0][ranges] for name in TIMES}
         seconds = iteration_s(

@@ -23,10 +23,10 @@ from searchers.strategy import Ledger
 
 # The least time that stages take for one micro-batch, over all memory-saving strategies.
 #
-# A stage that recomputes, shards and offloads nothing only computes, and no slot is shorter than
-# its computation. A stage with the embedding and the head also sends nothing; sends slow the passes
-# beside them, and those of a few blocks more than those of many. Dimensions that change the passes
-# themselves are tried with every value, since some may make computation faster.
+# A stage that recomputes, shards and offloads nothing only computes, and no time slot is shorter
+# than its computation. A stage with the embedding and the head also sends nothing; sends slow the
+# passes beside them, and those of a few blocks more than those of many. Dimensions that change the
+# passes themselves are tried with every value, since some may make computation faster.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -206,8 +206,8 @@ def _alike(
 
 
 def _runs(blocks: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """Ranges of numbers of recomputed blocks, fewest and most, in which slots hold the same kinds
-    of blocks.
+    """Ranges of numbers of recomputed blocks, fewest and most, in which time slots hold the same
+    kinds of blocks.
     """
     for few in range(FEWEST_ALIKE):
         yield np.full(len(blocks), few), np.full(len(blocks), few)

@@ -306,7 +306,9 @@ def _parts_of(text: str) -> tuple[str, str | None]:
 def _places(
     counts: dict[str, _LauncherNumber], draft: Found, beside: Callable[[str], str | None]
 ) -> None:
-    """Read numbers of nodes and GPUs from host names, host files (slots) and generic resources."""
+    """Read numbers of nodes and GPUs from host names, host files (time slots) and generic
+    resources.
+    """
     if (stated := counts.get(_HOSTS)) is not None and stated.word.unknown is None:
         hosts = stated.word.text.split("@")
         draft.nodes = len(hosts)
