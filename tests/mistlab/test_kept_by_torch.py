@@ -9,6 +9,7 @@ from mistlab.engines.engine import ENGINES
 from mistlab.graph.library import graph_of, sequence_graph_of
 from mistlab.graph.stage_model import StageModel
 from mistlab.graph.treatments import TREATMENTS
+from mistlab.plan.workload import Workload
 from mistlab.stages.stage_batch import StageBatch
 from tests.workloads import workload_of
 
@@ -124,7 +125,9 @@ def test_engines_have_these_bytes_of_blocks_and_logits(
     assert of_logits / (tokens * LLAMA.model.vocab) == pytest.approx(logits, rel=0.05)
 
 
-def peaks(engine: str, *, layers: list[int], micro_batch: list[int]) -> list[float]:
+def peaks(
+    engine: str, *, layers: list[int], micro_batch: list[int], zero: int = 3, work: Workload = LLAMA
+) -> list[float]:
     """The peaks of stages with both ends, without states."""
     batch = StageBatch(
         layers=np.array(layers),
@@ -133,29 +136,19 @@ def peaks(engine: str, *, layers: list[int], micro_batch: list[int]) -> list[flo
         tensor_parallel=1,
         has_embedding=1,
         has_head=1,
-        zero=3,
+        zero=zero,
     )
-    found = StageModel.of(LLAMA, engine).figures(batch)
+    found = StageModel.of(work, engine).figures(batch)
     return list(found.peak_bytes - found.held_bytes)
 
 
 def test_a_pipeline_engine_keeps_outputs_of_two_micro_batches() -> None:
     """Of a logit 14 bytes, where 16-bit states have 6; without ZeRO, full precision has no copy."""
+    work = replace(LLAMA, precision="fp16")
 
     def of_logits(engine: str) -> float:
-        work = replace(LLAMA, precision="fp16")
-        batch = StageBatch(
-            layers=np.array([2, 2]),
-            micro_batch=np.array([1, 2]),
-            data_parallel=8,
-            tensor_parallel=1,
-            has_embedding=1,
-            has_head=1,
-            zero=1,
-        )
-        found = StageModel.of(work, engine).figures(batch)
-        one, two = found.peak_bytes
-        return float(two - one) / (LLAMA.sequence_length * LLAMA.model.vocab)
+        one, two = peaks(engine, layers=[2, 2], micro_batch=[1, 2], zero=1, work=work)
+        return (two - one) / (LLAMA.sequence_length * LLAMA.model.vocab)
 
     assert of_logits("deepspeed-pipe") - of_logits("deepspeed") == pytest.approx(8, rel=0.05)
     wide = ENGINES["deepspeed-pipe"].memory["fp32"]
