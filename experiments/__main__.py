@@ -33,14 +33,14 @@ def main(arguments: Sequence[str], program: str = "python -m experiments") -> in
 
 
 def _shell(line: Sequence[str]) -> str:
-    """The shell that a single-word line names."""
+    """The shell that a line of one word names, such as ``bash``; refuses other lines."""
     if len(line) != 1 or line[0] not in SHELLS:
         reject(f"completion: {' '.join(line) or 'no shell'}: give one of {', '.join(SHELLS)}")
     return line[0]
 
 
 def listing() -> Iterator[str]:
-    """The lines of the list of commands."""
+    """The lines that list all commands, each with its summary."""
     width = max(map(len, COMMANDS))
     yield "mistlab NAME ..., the same as python -m experiments.NAME ...; --help explains each."
     yield f"mistlab --version; mistlab completion {'|'.join(SHELLS)} prints a shell's script."
@@ -51,7 +51,7 @@ def listing() -> Iterator[str]:
 
 
 def console() -> int:
-    """The console command ``mistlab``."""
+    """The entry point of the installed console command ``mistlab``."""
     return run(lambda line: main(line, "mistlab"), sys.argv[1:])
 
 

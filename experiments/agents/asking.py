@@ -24,7 +24,8 @@ MOST_BYTES = 8 * GIB_BYTES
 # The number of questions that may be queued.
 MOST_WAITING = 100
 
-# Runs a command as its console script does, with a memory limit where the system supports one.
+# The program of the separate process: it runs a command as its console script does, with a memory
+# limit where the system supports one.
 _PROGRAM = """
 import sys
 try:
@@ -64,7 +65,7 @@ class Asking:
         self._running = BoundedSemaphore(self.at_once)
 
     def answer(self, command: str, *line: str, seconds: float | None = None) -> CommandAnswer:
-        """The answer of a command with these arguments; refused if it takes too long."""
+        """The answer of a command to these arguments; refused if the command takes too long."""
         with self._turn():
             return _run([command, *line, "--json"], seconds or self.seconds)
 

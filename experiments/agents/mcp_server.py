@@ -1,4 +1,4 @@
-"""The Model Context Protocol server, with the questions as tools."""
+"""The Model Context Protocol server, which offers this project's commands as tools."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -20,7 +20,7 @@ INSTRUCTIONS = (
 
 
 def server() -> MCPServer:
-    """The server with all tools."""
+    """The Model Context Protocol server with all tools of ``experiments.agents.tools``."""
     made = MCPServer("mistlab", instructions=INSTRUCTIONS, version=version(), log_level="WARNING")
     for tool in tools.TOOLS:
         made.tool()(_in_thread(tool))
@@ -28,8 +28,8 @@ def server() -> MCPServer:
 
 
 def _in_thread(tool: Callable[..., Any]) -> Callable[..., Any]:
-    """A tool that runs in a thread, so that the server can answer others; invalid input is reported
-    as such.
+    """Wrap a tool so that it runs in a thread and the server can answer other calls meanwhile;
+    invalid input becomes the tool's error.
     """
 
     @wraps(tool)

@@ -30,9 +30,9 @@ HardwareText = Annotated[
 Framework = Literal["megatron", "deepspeed", "torchtitan", "torchtitan-toml", "accelerate"]
 Kind = Literal["models", "hardware", "spaces"]
 Precision = Literal["fp16", "bf16", "fp32", "fp8", "fp4"]
-# Parts of a time below this share are omitted from an answer.
+# Terms of an iteration's time below this share of it are omitted from an answer.
 NEGLIGIBLE = 0.01
-# The time limit of a search in seconds, as an agent would ask.
+# The time limit of a search in seconds, given to the command as ``--budget-seconds``.
 MOST_SEARCH_S = 110.0
 # Values of a model's fields which mean that the model lacks the feature.
 UNSAID: tuple[Any, ...] = (None, False, "", [], ())
@@ -41,7 +41,9 @@ ASKING = Asking()
 
 
 class PlanFigures(TypedDict):
-    """A plan's predicted time with its 90 % bounds, the fullest GPU, and assumptions."""
+    """A plan's predicted time with its 90 % bounds, the memory of its fullest GPU, and the
+    assumptions made.
+    """
 
     answer: str
     iteration_s: float
@@ -55,7 +57,9 @@ class PlanFigures(TypedDict):
 
 
 class TunedFigures(TypedDict):
-    """A search's plan as a file's text, its time with bounds, and the state of its proof."""
+    """The plan that a search found, as a plan file's text, its time with bounds, and whether it is
+    proven fastest.
+    """
 
     answer: str
     status: str
@@ -69,8 +73,8 @@ class TunedFigures(TypedDict):
 
 
 class FitFigures(TypedDict):
-    """Whether a plan fits, the contents of the fullest GPU, and the cheapest change if it does not
-    fit.
+    """Whether a plan fits, how many bytes of the fullest GPU each kind of tensor takes, and the
+    cheapest change if it does not fit.
     """
 
     answer: str
@@ -83,7 +87,7 @@ class FitFigures(TypedDict):
 
 
 class PartSeconds(TypedDict):
-    """The breakdown of an iteration's GPU time; parts add up to the iteration."""
+    """The breakdown of an iteration's GPU time into terms that add up to the iteration."""
 
     answer: str
     iteration_s: float
@@ -91,7 +95,7 @@ class PartSeconds(TypedDict):
 
 
 class LaunchFigures(TypedDict):
-    """A plan as a framework's file, and the choices that the file loses."""
+    """A plan as a framework's file, and the choices of the plan that the file cannot express."""
 
     answer: str
     text: str
@@ -109,7 +113,7 @@ class ReadFigures(TypedDict):
 
 
 class ServedFigures(TypedDict):
-    """The best layouts for a load of requests."""
+    """The best layouts of GPUs for serving a load of requests."""
 
     answer: str
     best: dict[str, Any]
@@ -333,7 +337,7 @@ def list_names(kind: Kind) -> list[str]:
 
 
 class KnownFacts(TypedDict):
-    """The catalogue's facts about a model or a hardware."""
+    """The catalogue's facts about a model or a kind of GPU."""
 
     answer: str
     facts: dict[str, Any]
@@ -389,7 +393,7 @@ def _only(answer: CommandAnswer) -> Mapping[str, Any]:
 
 
 def _problem(messages: str) -> str:
-    """The error among the lines of a command's messages, or the last line."""
+    """The error among the lines that a command wrote to standard error, or the last line."""
     lines = messages.splitlines() or ["no answer"]
     for line_number, line in enumerate(lines):
         if line.startswith("error: "):

@@ -1,1 +1,1 @@
-"""Comparison of the closed form with the event simulator."""
+"""Comparison of iteration times of the closed-form predictor with those of the event simulator."""

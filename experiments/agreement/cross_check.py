@@ -1,5 +1,5 @@
-"""Compares the closed form with the event simulator over random plans: rows, a summary and a
-page.
+"""The command ``cross_check``: compares the closed-form predictor with the event simulator over
+random plans.
 """
 
 import argparse
@@ -36,7 +36,8 @@ from simulators.events import EventSimulator
 from simulators.memory import memory_of
 from simulators.symbolic import SymbolicPredictor, as_they_are
 
-# The text of cross-check pages: the plans compared, and why predictors differ.
+# The text of cross-check pages: which plans were compared, and why the two predictors differ on
+# some.
 
 
 # The closed form compared with the event simulator over random plans: differences and their
@@ -47,7 +48,7 @@ PLANS, QUICK_PLANS = 1000, 40
 WORST = 8
 # The fewest plans of one problem for which a rank correlation is computed.
 FEWEST_TO_RANK = 20
-# The problems for which equal numbers of plans are drawn: the default one, and those of each
+# The number of problems, for which equally many plans are drawn: the default one, and those of each
 # hardware.
 PROBLEMS = 1 + len(NODES) * len(catalog.calibrated_names())
 # The drawn number of plans may be smaller by this factor: it is rounded down, and draws may find
@@ -125,8 +126,8 @@ def cross_check(options: argparse.Namespace) -> int:
 
 
 def _plans(population: Population, number: int, seed: int, order: str) -> Iterator[RandomPlan]:
-    """Random plans; in a given order of passes, only pipelines that can run it, whether they fit or
-    not.
+    """Random plans; with ``--order``, only those of pipelines whose passes can run in that order,
+    whether they fit or not.
     """
     for drawn in population.plans(number, seed):
         if order == DEFAULT_ORDER:
@@ -180,8 +181,8 @@ def _row(number: int, plan: RandomPlan) -> dict[str, Any]:
 
 
 def _extras_s(plan: RandomPlan) -> float:
-    """Seconds that first and last micro-batches take longer than steady-state ones; maximum over
-    stages.
+    """The seconds by which a stage's first and last micro-batches together take longer than
+    steady-state ones; the maximum over stages.
     """
     return max(
         max(0.0, stage.delta_forward_s) + max(0.0, stage.delta_backward_s)
@@ -252,7 +253,9 @@ def _correlations(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _without_one(alike: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Lowest and highest rank correlation when any single plan is left out."""
+    """The lowest and the highest rank correlation of predicted and played times when any single
+    plan is left out.
+    """
     fewer = [[*alike[:place], *alike[place + 1 :]] for place in range(len(alike))]
     correlations = [_rank_correlation(rows) for rows in fewer]
     return [min(correlations), max(correlations)] if correlations else []
@@ -384,9 +387,10 @@ STRAINED = Population(
 
 
 Altered = Callable[[TaskModel], TaskModel]
-# A time that hardly counts; sends that take zero time would not be tasks.
+# Seconds that stand for a time of zero: with exactly zero, sends would no longer be tasks.
 _HARDLY_ANY = 1e-9
-# The largest remaining share of a difference for a feature to count as its reason.
+# A feature is the reason for a difference if at most this share of the difference remains without
+# it.
 HALF = 0.5
 
 
@@ -406,7 +410,7 @@ class Reason:
 
 
 def reason_of(job: Job, difference: float) -> Reason:
-    """The feature whose removal reduces a plan's difference most."""
+    """The feature of a plan without which the two predictors differ least."""
     reasons = [
         Reason(removed=name, difference=difference_of(replace(job, plan=plan), altered))
         for name, plan, altered in _altered(job.plan)
@@ -418,7 +422,9 @@ def reason_of(job: Job, difference: float) -> Reason:
 
 
 def difference_of(job: Job, altered: Altered = as_they_are) -> float:
-    """The closed form's time over the event simulator's, minus one, with modified task times."""
+    """The closed form's iteration time over the event simulator's, minus one, both with the given
+    changes to task times.
+    """
     work, cluster = job.workload, job.cluster
     closed = SymbolicPredictor(workload=work, cluster=cluster, altered=altered).predict(job.plan)
     simulator = EventSimulator(workload=work, cluster=cluster, altered=altered)
@@ -427,7 +433,9 @@ def difference_of(job: Job, altered: Altered = as_they_are) -> float:
 
 
 def _altered(plan: Plan) -> Iterator[tuple[str, Plan, Altered]]:
-    """The plan or its task times without one feature, with the feature's name."""
+    """Variants of a plan or of its task times, each without one feature, with the feature's
+    name.
+    """
     engine = ENGINES[plan.engine]
     for name in OFFLOADS:
         if any(stage.value(name) > 0 for stage in plan.stages):
@@ -464,7 +472,7 @@ def _without(offload: Offload, kind: str) -> Offload:
 
 
 def _without_tasks(kind: Kind, tasks: TaskModel) -> TaskModel:
-    """Task times from a table of time slots without one kind of task."""
+    """A table of the task times of a stage's passes, without one kind of task."""
     phases = {
         phase: tuple(row for row in rows if row.kind != kind)
         for phase, rows in tasks.template.phases.items()

@@ -1,1 +1,3 @@
-"""Problems on which plans and searches are compared, and their predictions."""
+"""Problems (a model, a batch, a cluster) on which plans and searchers are compared, and predictions
+for them.
+"""

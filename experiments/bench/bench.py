@@ -1,5 +1,5 @@
-"""A problem on which searchers are compared: all call one predictor, possibly through a view, and
-one simulator plays their plans.
+"""A benchmark problem for searchers: all of them call one predictor, possibly with some effects
+hidden, and one simulator plays their plans.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ from simulators.symbolic import SymbolicPredictor
 
 # Never reached: searches end by themselves, so that results do not depend on the machine.
 BUDGET = Budget(seconds=3600)
-# The terms of an iteration (``Terms``), as table headings.
+# The column headings for the terms that add up to an iteration's time (``Terms``).
 TERM_WORDS = {
     "computation_s": "computation",
     "exposed_communication_s": "exposed communication",
@@ -43,7 +43,8 @@ BASELINE = "megatron"
 # The relative difference between closed form and event simulator on 95 % of plans
 # (docs/results/cross-check.md): plans that differ by less may be ranked differently when played.
 TOLD_APART = 0.027
-# Rivals with more tasks in total, about five seconds' worth, are not played.
+# Plans predicted close to the best one are not played if they have more tasks in total: about five
+# seconds' worth.
 MOST_TASKS = 500_000
 # A best plan with more tasks, half a minute's worth, is not played either.
 MOST_TASKS_OF_BEST = 5_000_000
@@ -75,7 +76,9 @@ class PlayedRival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A search's plan, its result in the searcher's view, and the full predictor's prediction."""
+    """The plan that a search found, its result with the predictor that the searcher saw, and its
+    prediction by the full predictor.
+    """
 
     plan: Plan
     seen_s: float
@@ -95,7 +98,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One searcher's result, with the event simulator's times.
+    """One searcher's result, with the iteration times of its plans in the event simulator.
 
     ``front`` are the plans it asked about that no other beats in both time and memory. ``rivals``
     are those that the two predictors may see in another order. ``cpu_s`` are the seconds that the
@@ -115,19 +118,19 @@ class Entry:
 
     @property
     def answer(self) -> tuple[Plan, Prediction] | None:
-        """The best plan that fits."""
+        """The best plan that fits, or none."""
         if self.is_played and self.faster is not None:
             return self.faster.plan, self.faster.prediction
         return answer_of(self.result)
 
     @property
     def answer_simulated_s(self) -> float | None:
-        """The seconds of the answer in the event simulator."""
+        """The seconds of the best plan's iteration in the event simulator."""
         return self.faster.simulated_s if self.is_played and self.faster else self.simulated_s
 
     @property
     def faster(self) -> PlayedRival | None:
-        """The plan fastest in the event simulator, if that is not the one predicted best."""
+        """The plan fastest in the event simulator, if it is not the plan predicted fastest."""
         if self.simulated_s is None:
             return None
         played = [
@@ -139,7 +142,9 @@ class Entry:
 
     @property
     def faster_by(self) -> float:
-        """The share by which another plan is faster than the one predicted best, both simulated."""
+        """The share by which the plan fastest in the simulator is faster than the one predicted
+        fastest, both simulated.
+        """
         if self.simulated_s is None or self.faster is None or self.faster.simulated_s is None:
             return 0.0
         return 1 - self.faster.simulated_s / self.simulated_s
@@ -182,8 +187,8 @@ class Bench:
 
     @classmethod
     def of(cls, problem: Problem, predictor: str = "symbolic", view: str = FULL) -> Self:
-        """The bench of a problem, on which searchers call one of ``PREDICTORS`` through one of
-        ``VIEWS``.
+        """The bench of a problem, on which searchers call one of the predictors in ``PREDICTORS``,
+        with effects hidden as one of ``VIEWS`` says.
         """
         workload, cluster = problem.workload, problem.cluster
         maker, seen = PREDICTORS[predictor], view_of(view)
@@ -199,11 +204,13 @@ class Bench:
 
     @property
     def outside_bytes(self) -> float:
-        """The bytes of a GPU outside torch."""
+        """The bytes of a GPU that are taken outside PyTorch's allocator: by the CUDA context and
+        communicators.
+        """
         return allocator_of(self.problem.cluster).outside_bytes
 
     def room_bytes(self, plan: Plan) -> Floats:
-        """The bytes that torch's allocator may reserve on a GPU of each stage."""
+        """The bytes that PyTorch's allocator may reserve on a GPU of each stage."""
         return room_of_plan(self.problem.cluster, plan)
 
     def job(self, plan: Plan) -> Job:
@@ -227,7 +234,9 @@ class Bench:
         seed: int,
         listener: Callable[[Ledger], None],
     ) -> Entry:
-        """Run one searcher; a plan found in a view is predicted by the predictor itself."""
+        """Run one searcher; a plan found with some effects hidden is predicted again by the full
+        predictor.
+        """
         front = Front(outside_bytes=self.outside_bytes)
         searcher = StrategySearcher(
             strategy=SEARCHERS[name],
@@ -248,7 +257,9 @@ class Bench:
         )
 
     def _rescored(self, result: SearchResult) -> SearchResult:
-        """A result with the predictor's own predictions, without any proof."""
+        """A search result whose plans are predicted again by the full predictor; the result claims
+        no proof.
+        """
         if result.plan is None:
             return result
         plans = [result.plan, *(rival.plan for rival in result.rivals)]
@@ -266,8 +277,8 @@ class Bench:
         )
 
     def played(self, entry: Entry) -> Entry:
-        """An entry with the event simulator's times of its plan and of the rivals that may be
-        faster when played; equal plans are played once.
+        """A searcher's entry with the event simulator's times of its plan and of close plans that
+        may be faster when played; equal plans are played once.
         """
         plan, prediction = entry.result.plan, entry.result.prediction
         if plan is None or prediction is None or entry.simulated_s is not None:
@@ -302,8 +313,8 @@ class Bench:
         budget: Budget = BUDGET,
         seed: int = 0,
     ) -> Found | None:
-        """The best plan of a searcher in a view of the closed form or, without a view, of the
-        bench's predictor; None if none fits.
+        """The best plan of a searcher that calls the closed form with some effects hidden or,
+        without a view, the bench's predictor; None if no plan fits.
         """
         strategy = SEARCHERS[searcher] if isinstance(searcher, str) else searcher
         asked = self.predictor if view is None else self.seen(view)
@@ -321,8 +332,8 @@ class Bench:
         )
 
     def seen(self, view: str) -> Predictor:
-        """The closed form in a view. Even in the full view it predicts plans and stages only, so a
-        search may prove less than with the predictor itself.
+        """The closed form with the effects of a view hidden. Even in the full view it predicts
+        plans and stages only, so a search may prove less than with the predictor itself.
         """
         if view not in self._seen:
             work, cluster = self.problem.workload, self.problem.cluster
@@ -332,9 +343,7 @@ class Bench:
         return self._seen[view]
 
     def run_by_s(self, engine: Engine, plan: Plan) -> float:
-        """The iteration time of a plan in seconds under another engine, which the plan need not
-        name.
-        """
+        """The iteration time of a plan in seconds if another engine runs it."""
         whole = SymbolicPredictor(workload=self.problem.workload, cluster=self.problem.cluster)
         counts = np.array([plan.micro_batches])
         return float(whole.iterations(StageBatch.of_plan(plan), counts, engine=engine)[0])
@@ -355,14 +364,14 @@ def answer_of(result: SearchResult) -> tuple[Plan, Prediction] | None:
 
 
 def decided(entry: Entry) -> Entry:
-    """An entry whose answer is the rival that is fastest when played, if there is one: its
-    prediction is so near the best that the closed form cannot distinguish them.
+    """An entry whose answer is the plan fastest when played, where the closed form cannot tell it
+    from the plan predicted best.
     """
     return replace(entry, is_played=entry.faster is not None)
 
 
 def judged(entries: Sequence[Entry]) -> Entry | None:
-    """The entry with the answer; None if no plan fits.
+    """The searcher's entry with its answer decided; None if no plan fits.
 
     Of a search that proved its plan the best as predicted, the plan or the rival that is played
     fastest: so the answer depends on the problem alone. Where nothing is proven, the same of all
@@ -386,12 +395,14 @@ def _predicted_s(entry: Entry) -> float:
 
 
 def _tasks(plan: Plan) -> int:
-    """An upper estimate of an iteration's number of tasks."""
+    """An upper estimate of the number of tasks that an iteration of the plan has in the event
+    simulator.
+    """
     return TASKS_A_BLOCK * plan.micro_batches * plan.layers
 
 
 def front_of(points: Sequence[Point]) -> tuple[Point, ...]:
-    """The Pareto frontier of the points in time and memory, fastest first."""
+    """The Pareto frontier of points (time and memory of a plan), fastest first."""
     front: list[Point] = []
     for point in sorted(points):
         if not front or point.memory_bytes < front[-1].memory_bytes:

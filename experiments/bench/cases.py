@@ -1,4 +1,6 @@
-"""The published evaluation as cases: the model, the machine, and the published figures."""
+"""The grid of Mist's published evaluation, as cases: a model, a cluster, and the published
+speedups.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ ATTENTIONS: tuple[Attention, ...] = ("flash", "math")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One cell of the evaluation's grid."""
+    """One cell of the published evaluation's grid: a model on a cluster with a batch size."""
 
     hardware: str
     model: str
@@ -32,13 +34,13 @@ class Case:
 
     @property
     def name(self) -> str:
-        """A short description of the case."""
+        """A short description of the case: model and GPUs."""
         written = "" if self.attention == "flash" else ", written out"
         return f"{self.hardware.partition('-')[0].upper()} {self.model}{written}"
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of the case."""
+        """The number of GPUs of the case."""
         return self.nodes * self.gpus_per_node
 
     def problem(self, precision: Precision = "fp16") -> Problem:

@@ -1,4 +1,6 @@
-"""The problem that a command's options describe, and predictions of plans with refusals."""
+"""The workload and cluster that a command's options describe, and predictions of plans for them,
+with the reasons for refusals.
+"""
 
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -61,7 +63,7 @@ def check_equal(job: Job, path: Path) -> None:
 
 
 def numbers_of(options: argparse.Namespace) -> Mapping[str, Any]:
-    """The figures of a cluster that options override, and its network."""
+    """The hardware figures of a cluster that options override, and the network that they name."""
     given = {name: getattr(options, name, None) for name in OF_CLUSTER}
     if isinstance(given["network"], str):
         with as_options():
@@ -92,7 +94,9 @@ def check_beside_plan(line: Sequence[str], beside: Iterable[str], where: str) ->
 
 
 def on_cluster_with(job: Job, numbers: Mapping[str, Any]) -> Job:
-    """A job on a cluster with other figures, where options give them."""
+    """The job with the hardware figures and the network that options give in place of its
+    cluster's.
+    """
     if not numbers:
         return job
     changes: dict[str, Any] = {**numbers}
@@ -101,8 +105,8 @@ def on_cluster_with(job: Job, numbers: Mapping[str, Any]) -> Job:
 
 
 def room_words(cluster: Cluster) -> str:
-    """The memory of a GPU that plans may use, and why it is not all of it: GiB, for groups in
-    order.
+    """The memory of a GPU that plans may use, in GiB, and what the rest is taken by; one figure for
+    each group of nodes.
     """
     room = " and ".join(f"{room_bytes(one) / GIB_BYTES:.1f}" for one in cluster.of_groups)
     parts = []
@@ -130,7 +134,7 @@ def workload_of(options: argparse.Namespace, **instead: Any) -> Workload:
 
 
 def _trained(options: argparse.Namespace) -> dict[str, Any]:
-    """The options about which weights are trained, for commands that have them."""
+    """The options that say which weights are trained, for commands that have these options."""
     train = {"lora": "adapters"}.get(getattr(options, "train", "all"), "")
     given: dict[str, Any] = {
         "train": train or getattr(options, "train", None),
@@ -165,14 +169,14 @@ def problem_of(
 
 
 def _nodes_of(options: argparse.Namespace, *, takes_groups: bool) -> dict[str, Any]:
-    """The hardware and the nodes of the options, as fields of a ``Cluster``."""
+    """The hardware and the nodes that options name, as fields of a ``Cluster``."""
     groups = groups_named(options.hardware, Path())
     if not groups:
         return {"hardware": hardware_from(options.hardware, Path()), "nodes": options.nodes}
     if len(groups) > 1 and not takes_groups:
         refuse("hardware", f"{options.hardware}: {EQUAL_NODES}")
     fields = fields_of(groups)
-    # One node is the default of commands.
+    # Options whose nodes equal the default may come with another number of nodes in the file.
     if options.nodes not in (PROBLEM["nodes"], fields["nodes"]):
         problem = (
             f"{options.nodes}, but --hardware {options.hardware} has {fields['nodes']} nodes: "
@@ -195,7 +199,9 @@ def predicted(job: Job) -> Answer:
 
 
 def predicted_each(predictor: Predictor, plans: Sequence[Plan]) -> Sequence[Answer]:
-    """The answer to each plan: all at once, by halves where one is refused."""
+    """The prediction of each plan or its refusal: all plans are predicted at once, and halved where
+    one of them is refused.
+    """
     try:
         return predictor.predict_many(plans)
     except InputError as error:
@@ -214,7 +220,8 @@ def order_of(prediction: Prediction) -> tuple[bool, float]:
     return not prediction.fits, by
 
 
-# Which stage of a predicted plan binds memory, by how much, and what fills it.
+# A predicted plan's stage with the least free memory, how much is free, and which kind of tensor
+# takes most.
 
 
 # The approximate relative error of predicted memory peaks.
@@ -289,7 +296,7 @@ def fullest_words(job: Job, prediction: Prediction) -> Iterator[str]:
 
 
 def _held_words(stage: StagePrediction) -> str:
-    """When a stage's memory peaks, and the class with most bytes then."""
+    """When a stage's memory peaks, and which kind of tensor takes the most bytes then."""
     phase, _ = largest(stage.memory_by_phase)
     held, size = largest(stage.memory)
     return f"most in the {phase} phase, by {held} ({size / GIB_BYTES:.2f} GiB)"

@@ -38,7 +38,7 @@ from simulators.symbolic import SymbolicPredictor
 
 Choice = TypeVar("Choice")
 
-# Numbers of nodes; each hardware gets one of each group.
+# The numbers of nodes of a problem; each hardware gets one number of each group.
 NODES = ((1,), (2, 4), (8, 16, 32, 64))
 # The spaces from which plans are drawn, and whether overlap may be disabled.
 SPACES = (
@@ -52,10 +52,11 @@ PROPOSED = 0.1
 PROPOSING_BUDGET = Budget(evaluations=100)
 # The allowed share of GPU memory taken by a model's states: minimum and maximum.
 LEAST_HELD, MOST_HELD = 0.05, 0.5
-# The maximum of blocks times micro-batches, so that a plan is played within about a second.
+# The maximum of blocks times micro-batches of a plan: more would take over a second to play.
 MOST_BLOCKS = 3000
 MOST_TRIES = 2000
-# The number of draws that may miss the memory limit before any fitting plan is accepted.
+# The number of draws that must come close to the memory limit, before any plan that fits is
+# accepted.
 TRIES_TO_BE_CLOSE = 50
 # The memory share of a plan's fullest GPU from which the plan is close to the limit.
 CLOSE = 0.8
@@ -63,8 +64,8 @@ CLOSE = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomPlan:
-    """A job that fits, with the closed form's prediction, the proposer, and the number of invalid
-    or unfitting draws before it.
+    """A random plan that fits, with its prediction, the searcher that proposed it, and the number
+    of draws before it that were invalid or did not fit.
     """
 
     job: Job
@@ -75,7 +76,7 @@ class RandomPlan:
 
     @property
     def is_close(self) -> bool:
-        """Whether its fullest GPU is within a fifth of the limit."""
+        """Whether the plan's fullest GPU is within a fifth of the memory limit."""
         allocator = self.job.cluster.hardware.allocator
         assert allocator is not None
         room = self.job.cluster.memory_bytes - allocator.outside_bytes
@@ -83,7 +84,7 @@ class RandomPlan:
 
     @property
     def strata(self) -> frozenset[str]:
-        """The properties of the plan, as in reports."""
+        """The properties by which reports group the plan."""
         plan, cluster = self.job.plan, self.job.cluster
         nodes = "1 node" if cluster.nodes == 1 else "2 to 4 nodes"
         if not plan.overlap_communication:
@@ -132,7 +133,9 @@ def random_plans(count: int, seed: int) -> Iterator[RandomPlan]:
 
 
 def _problems(draw: np.random.Generator) -> Iterator[Problem]:
-    """The default problem, and one of each hardware on each group of numbers of nodes."""
+    """The problems of the draw: the default one, and for each hardware one on each group of numbers
+    of nodes.
+    """
     workload, cluster = problem_of(Namespace(**PROBLEM))
     yield Problem(workload=workload, cluster=cluster)
     for name in catalog.calibrated_names():
@@ -144,7 +147,7 @@ def _problems(draw: np.random.Generator) -> Iterator[Problem]:
                 gpus_per_node=min(hardware.node.gpus, int(draw.choice([4, 8]))),
             )
             memory_bytes = cluster.memory_bytes * cluster.num_gpus
-            # Shapes, trained anew at any length.
+            # The shapes of models that are trained from scratch, at any sequence length.
             plain = [
                 replace(model, context=None)
                 for model in map(catalog.model, catalog.model_names())
@@ -249,8 +252,8 @@ class _Drawing:
         return choices[int(self.draw.integers(len(choices)))]
 
     def _fitting(self, plan: Plan, *, close: bool) -> tuple[Plan, Prediction] | None:
-        """The plan if it fits; to be close to the limit, with as few recomputed blocks as
-        possible.
+        """The plan if it fits; where it should be close to the memory limit, with the fewest
+        recomputed blocks that fit.
         """
         if not close:
             prediction = self.predictor.predict(plan)

@@ -33,8 +33,8 @@ def answers(
     *,
     side_by_side: bool = True,
 ) -> Iterator[tuple[Item, Answer]]:
-    """Each item with its answer, in order; progress goes to standard error. In this process small
-    items cost less CPU time than with ``side_by_side``.
+    """Each item with its answer, in order, and progress on standard error. Small items are answered
+    in this process, which costs less CPU time than ``side_by_side``.
     """
     processes = min(MOST, os.cpu_count() or 1, len(items)) if side_by_side else 1
     if processes == 1 or len(items) < FEW:
@@ -73,19 +73,19 @@ class Remembered:
         return self.predictor.predict_many(plans)
 
     def stage_costs(self, batch: StageBatch, *, engine: str = "mistlab") -> StageCosts:
-        """The costs of each candidate."""
+        """The predicted costs of each candidate for a stage."""
         return self._answer(self.predictor.stage_costs, batch, engine=engine)
 
     def stage_bounds(
         self, least: StageBatch, most: StageBatch, *, engine: str = "mistlab"
     ) -> StageCosts | None:
-        """Lower bounds of the costs of all candidates between the two."""
+        """Lower bounds on the costs of all candidate stages between two given ones."""
         return self._answer(self.predictor.stage_bounds, least, most, engine=engine)
 
     def part_seconds(
         self, least: StageBatch, most: StageBatch | None = None, *, engine: str = "mistlab"
     ) -> StageSeconds:
-        """The times of parts of a model in an order of passes without a closed form."""
+        """The seconds of each part of a model, for an order of passes without a closed form."""
         batches = (least,) if most is None else (least, most)
         return self._answer(self.predictor.part_seconds, *batches, engine=engine)
 
@@ -97,7 +97,7 @@ class Remembered:
         engine: str = "mistlab",
         of_others: bool = False,
     ) -> Bools:
-        """Whether each candidate fits on its GPUs."""
+        """Whether each candidate stage fits into its GPUs' memory."""
         batches = (batch,) if in_order is None else (batch, in_order)
         return self._answer(self.predictor.stage_fits, *batches, engine=engine, of_others=of_others)
 
@@ -115,11 +115,13 @@ class Remembered:
 
 
 def _digest(batches: Sequence[StageBatch | StagesInOrder]) -> bytes:
-    """A digest of all columns, since the columns themselves would take more memory than answers."""
+    """A hash of all columns of a question, kept instead of the columns, which would take more
+    memory than the answers.
+    """
     parts = []
     for batch in batches:
-        # The type's character code, since NumPy takes longer to format its name than everything
-        # else here.
+        # The dtype's character code, because NumPy takes longer to format a dtype's name than for
+        # all other work here.
         kinds = [(name, column.dtype.char) for name, column in batch.columns.items()]
         parts.append(f"{len(batch)} {kinds}".encode())
         parts += [column.tobytes() for column in batch.columns.values()]

@@ -20,7 +20,8 @@ from searchers.savings import why_empty
 from searchers.strategy import NeedsStageCosts
 from simulators.registry import PREDICTORS
 
-# Searchers that are grids over their own spaces, whatever space the others use.
+# Searchers that are grids over spaces of their own, and ignore the space that other searchers are
+# given.
 OWN_SPACES = ("megatron", "deepspeed", "megatron:published", "deepspeed:published")
 
 
@@ -42,14 +43,14 @@ def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
 
 
 def usual_space(model: ModelSpec) -> str:
-    """The default space. Models with experts need expert parallelism, which space mist lacks:
-    without it DeepSeek-V3 fits on no cluster.
+    """The default search space. Models with experts get one with expert parallelism, which space
+    ``mist`` lacks: DeepSeek-V3 would fit on no cluster without it.
     """
     return "mist" if model.experts is None else "moe"
 
 
 def space_called(called: str, engines: str | None) -> SearchSpace:
-    """A space by name or file, restricted to the engines that are given, if any."""
+    """The search space of this name or file, restricted to the given engines, if any."""
     with about("--space"):
         space = space_from(called, Path())
     if engines is None or engines == space.engine:
@@ -62,7 +63,7 @@ def space_called(called: str, engines: str | None) -> SearchSpace:
 
 
 def space_for(searcher: str, space: SearchSpace) -> SearchSpace:
-    """The space of a searcher where others use ``space``."""
+    """The space that a searcher searches where ``--space`` says ``space``: grids have their own."""
     return space_of(searcher) if searcher in OWN_SPACES else space
 
 
@@ -83,7 +84,7 @@ def searchers_called(names: Sequence[str], predictor: str = "symbolic") -> list[
 
 
 def can_ask(searcher: str, predictor: str) -> bool:
-    """Whether a predictor provides everything that a searcher needs."""
+    """Whether a predictor offers all methods that a searcher calls."""
     if not isinstance(SEARCHERS[searcher], NeedsStageCosts):
         return True
     return issubclass(cast("type", PREDICTORS[predictor]), StageCostModel)

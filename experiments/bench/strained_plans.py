@@ -1,4 +1,5 @@
-"""Random plans of regimes in which pipelines stall, on which predictors are compared.
+"""Random plans in regimes where pipelines stall (queued sends, slow links, hosts, offloading), on
+which predictors are compared.
 
 Networks between nodes are slow, micro-batches few, hosts slower than their GPUs, GPUs unlike,
 blocks unlike, stages many. Plans of Mist's space are drawn choice by choice, with meshes and
@@ -29,13 +30,13 @@ from searchers.meshes import divisors
 from searchers.savings import Chooser, chosen_plan
 from simulators.symbolic import SymbolicPredictor
 
-# The engines of plans with equal degrees, repeated by their weight.
+# The engines of plans that shard all stages equally; an engine with more weight is repeated.
 ENGINES_DRAWN = (
     *("megatron-core", "megatron-core", "mistlab", "mistlab", "megatron", "nanotron"),
     *("megatron-bridge", "megatron-fsdp", "fsdp", "deepspeed", "zero-bubble", "aceso"),
 )
 V_ORDERS = ("zb-v", "v-half", "v-min", "dualpipe-v")
-# The maximum of blocks times micro-batches, so that a plan is played within half a second.
+# The maximum of blocks times micro-batches of a plan: more would take over half a second to play.
 MOST_BLOCKS = 640
 MOST_STAGES = 48
 MOST_TRIES = 400
@@ -160,7 +161,7 @@ class StrainedPlan(RandomPlan):
 
     @property
     def strata(self) -> frozenset[str]:
-        """The properties of the plan, as in reports."""
+        """The properties by which reports group the plan."""
         plan = self.job.plan
         has = {
             "in a V": plan.order in V_ORDERS,
@@ -173,7 +174,7 @@ class StrainedPlan(RandomPlan):
 
 
 def strained_strata() -> Mapping[str, float]:
-    """The strata of reports, with the minimum share of each."""
+    """The properties by which reports group plans, and the minimum share of plans with each."""
     names = ("several stages", "offloading", "ZeRO-2 or 3", "up to four micro-batches")
     engines = dict.fromkeys(f"engine {name}" for name in dict.fromkeys(ENGINES_DRAWN))
     return {
@@ -202,7 +203,7 @@ def strained_plans(
 
 
 class _OfRegime:
-    """Draws plans of one problem of a regime; links and batches vary from plan to plan."""
+    """Draws plans of one problem of a regime; bandwidths and batches vary from plan to plan."""
 
     def __init__(self, regime: Regime, number: int, draw: np.random.Generator) -> None:
         self.regime, self.draw = regime, draw
@@ -264,7 +265,9 @@ class _OfRegime:
         return self._equal(problem)
 
     def _by_choices(self, problem: Problem) -> Plan | None:
-        """A plan of Mist's space, with few micro-batches as likely as many."""
+        """A plan of Mist's space with independent choices for each stage; few micro-batches are as
+        likely as many.
+        """
         workload = problem.workload
         most = max(1, MOST_BLOCKS // workload.model.layers)
         counts = [count for count in divisors(workload.global_batch) if count <= most]
@@ -272,7 +275,9 @@ class _OfRegime:
         return chosen_plan(problem, space, self.chooser)
 
     def _equal(self, problem: Problem) -> Plan | None:
-        """A plan of equal degrees, or None if a draw does not divide evenly."""
+        """A plan whose stages all have the same parallel degrees, or None if a draw does not divide
+        evenly.
+        """
         regime, draw = self.regime, self.draw
         engine = str(draw.choice([*regime.engines]))
         stages = int(draw.choice(regime.stages))
@@ -282,8 +287,8 @@ class _OfRegime:
         return replace(plan, order=self._order(engine, stages))
 
     def _order(self, engine: str, stages: int) -> str:
-        """One of the regime's orders that the engine runs; the default one in two of three plans,
-        unless the regime specifies orders.
+        """One of the regime's schedule orders that the engine runs; in two of three plans the
+        default order, unless the regime names orders.
         """
         row, wanted = ENGINES[engine], self.regime.orders
         runs = [one for one in wanted if row.takes_orders or one in (DEFAULT_ORDER, *row.orders)]

@@ -1,4 +1,4 @@
-"""Random plans over all current dimensions, on which predictors are compared.
+"""Random plans over all dimensions of plans and many models, on which predictors are compared.
 
 A problem is a model of today on nodes of A100, H100, H200 or B200. Its plans are of all engines in
 turn, each in one of the orders of passes that the engine runs: with context, sequence and expert
@@ -37,7 +37,7 @@ MODELS = {
 }
 HARDWARE = ("a100-80gb", "h100-80gb", "h200-141gb", "b200-180gb")
 GPUS_OF_A_NODE = 8
-# The maximum of blocks times micro-batches, so that a plan is played within a second.
+# The maximum of blocks times micro-batches of a plan: more would take over a second to play.
 MOST_BLOCKS = 1000
 MOST_TRIES = 400
 FEWEST_OF_A_PROBLEM = 20
@@ -46,11 +46,11 @@ EIGHTHS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WidePlan(RandomPlan):
-    """A random plan over all current dimensions."""
+    """A random plan over all dimensions of plans."""
 
     @property
     def strata(self) -> frozenset[str]:
-        """The properties of the plan, as in reports."""
+        """The properties by which reports group the plan."""
         plan, stage = self.job.plan, self.job.plan.stages[0]
         experts = self.job.workload.model.experts is not None
         has = {
@@ -77,7 +77,7 @@ class WidePlan(RandomPlan):
 
 
 def wide_strata() -> dict[str, float]:
-    """The strata of reports, with minimum shares of zero."""
+    """The properties by which reports group plans; no minimum share of plans is asked for any."""
     named = (
         *("several stages", "one stage", "uneven layers"),
         *("1f1b", "interleaved", "zero bubble", "gpipe"),
@@ -156,7 +156,9 @@ def _fitting(
 
 
 def _drawn(problem: Problem, engine: str, draw: np.random.Generator) -> Plan | None:
-    """A plan of equal degrees, or None if a draw does not divide evenly."""
+    """A plan whose stages all have the same parallel degrees, or None if a draw does not divide
+    evenly.
+    """
     row, workload = ENGINES[engine], problem.workload
     layers, gpus = workload.model.layers, problem.cluster.num_gpus
     most = max(1, MOST_BLOCKS // layers)

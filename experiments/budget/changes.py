@@ -42,18 +42,18 @@ class Changed:
 
     @property
     def words(self) -> str:
-        """The descriptions of the changes."""
+        """The descriptions of the changes, joined by "and"."""
         return " and ".join(change.words for change in self.changes)
 
 
 def single(job: Job) -> Iterator[Changed]:
-    """Every single change, in fine steps."""
+    """The plan after every single change that saves memory, in steps of an eighth."""
     for change in _of_kinds(job, EIGHTHS):
         yield from _changed(job, (change,))
 
 
 def together(job: Job, number: int) -> Iterator[Changed]:
-    """Combinations of this many changes of different kinds, in coarse steps."""
+    """The plan after every combination of this many changes of different kinds, in coarse steps."""
     changes_ = _of_kinds(job, EIGHTHS if number == 2 else QUARTERS)
     by_kind = grouped(changes_, lambda change: change.kind)
     for kinds in combinations(by_kind.values(), number):
@@ -62,7 +62,7 @@ def together(job: Job, number: int) -> Iterator[Changed]:
 
 
 def spread(job: Job, cluster: Cluster, times: int) -> Iterator[Job]:
-    """The job on a cluster with this multiple of GPUs: more replicas, more stages, or more tensor
+    """The job on several times as many GPUs, used for more replicas, more stages, or more tensor
     parallelism.
     """
     plan = job.plan
@@ -102,8 +102,8 @@ def _changed(job: Job, changes: Sequence[Change]) -> Iterator[Changed]:
 
 
 def _of_kinds(job: Job, shares: Sequence[float]) -> Iterator[Change]:
-    """The changes of some kinds, those of parallel degrees first, since others depend on the
-    stages.
+    """The changes of a plan of some kinds; changes of parallel degrees come first, since the other
+    changes depend on the number of stages.
     """
     plan = job.plan
     engine = ENGINES[plan.engine]
@@ -147,7 +147,9 @@ def _stagewise(change: Callable[[StagePlan], StagePlan]) -> Callable[[Plan], Pla
 
 
 def _at_least(values: Mapping[str, float]) -> Callable[[Plan], Plan | None]:
-    """Raise dimensions of stages to at least the given values; a single rank shards nothing."""
+    """A change that raises dimensions of every stage, such as its ZeRO level, to at least the given
+    values; stages of one rank shard nothing.
+    """
 
     def change(stage: StagePlan) -> StagePlan:
         raised = {name: max(value, stage.value(name)) for name, value in values.items()}
@@ -159,7 +161,9 @@ def _at_least(values: Mapping[str, float]) -> Callable[[Plan], Plan | None]:
 
 
 def _count(name: str, share: float) -> Callable[[Plan], Plan | None]:
-    """Raise a number of blocks to at least a share of each stage's blocks."""
+    """A change that raises a number of blocks, such as recomputed ones, to at least a share of each
+    stage's blocks.
+    """
 
     def change(stage: StagePlan) -> StagePlan:
         count = max(stage.degree(name), -int(-share * stage.layers // 1))
@@ -169,7 +173,7 @@ def _count(name: str, share: float) -> Callable[[Plan], Plan | None]:
 
 
 def _micro_batch(size: int, plan: Plan) -> Plan | None:
-    """Smaller and proportionally more micro-batches."""
+    """A change to smaller and proportionally more micro-batches."""
     times, rest = divmod(max(stage.micro_batch for stage in plan.stages), size)
     if rest or any(stage.micro_batch % times for stage in plan.stages):
         return None
@@ -180,7 +184,7 @@ def _micro_batch(size: int, plan: Plan) -> Plan | None:
 
 
 def _tensor(degree: int, plan: Plan) -> Plan | None:
-    """More tensor-parallel GPUs per layer, fewer replicas, more micro-batches."""
+    """A change to more tensor-parallel GPUs, fewer replicas and more micro-batches."""
     if any(stage.data_parallel % degree for stage in plan.stages):
         return None
     stages = tuple(
@@ -196,7 +200,9 @@ def _tensor(degree: int, plan: Plan) -> Plan | None:
 
 
 def _pipeline(degree: int, plan: Plan) -> Plan | None:
-    """Each stage split into several; fewer replicas, more micro-batches of each."""
+    """A change that splits each stage into several, with fewer replicas and more micro-batches of
+    each.
+    """
     if any(stage.data_parallel % degree or stage.layers < degree for stage in plan.stages):
         return None
     stages = tuple(
@@ -208,7 +214,7 @@ def _pipeline(degree: int, plan: Plan) -> Plan | None:
 
 
 def _parts(stage: StagePlan, degree: int, replicas: int) -> Iterator[StagePlan]:
-    """A stage's blocks distributed over several stages with equal choices."""
+    """A stage's blocks distributed over several stages that otherwise equal it."""
     for layers in even_shares(stage.layers, degree):
         counts = {
             name: min(layers, -(-stage.degree(name) * layers // stage.layers))

@@ -40,12 +40,12 @@ from mistlab.plan.workload import Workload
 from searchers.methods.rule import plan_by_rule
 
 DAY_S = 86_400.0
-# In evaluations rather than seconds, so that equal runs give equal plans.
+# The search budget, in evaluations rather than seconds, so that equal runs give equal plans.
 BUDGET = Budget(evaluations=100_000)
-# The default question; runs published for it are listed too.
+# The model of the default question; the page also lists published runs of this model.
 GPT = "gpt3-175b"
 LLAMA_SEQUENCE = 2048
-# The default of a model that says nothing about its batches.
+# The tokens of a batch for models whose published training names none.
 BATCH_TOKENS = 2.0**22
 
 
@@ -61,11 +61,15 @@ class Question:
     goodput: float
 
     def formula(self) -> Row:
-        """The estimate by 8TP/(NFU)."""
+        """The training days and costs by the formula 8TP/(NFU): tokens T, parameters P, GPUs N,
+        peak rate F, utilisation U.
+        """
         return self._row("formula", training_s(**self._sizes, utilisation=self.utilisation))
 
     def predicted(self, way: str, answer: tuple[Plan, Prediction] | None) -> Row:
-        """The estimate by a plan's prediction; a row without days if there is none."""
+        """The training days and costs by a plan's predicted iteration time; without days if there
+        is no plan.
+        """
         if answer is None or not answer[1].fits:
             none = {"way": way, "days": None, "plan": answer and plan_words(answer[0])}
             return {"run": self.problem.workload.model.name, **none}
@@ -85,7 +89,7 @@ class Question:
 
     @property
     def _sizes(self) -> dict[str, Any]:
-        """The inputs of the formula: parameters, tokens, GPUs and their rate."""
+        """The inputs of the formula 8TP/(NFU): parameters, tokens, GPUs, and the rate of a GPU."""
         cluster, work = self.problem.cluster, self.problem.workload
         peak = cluster.peak_flop_per_s(work.precision)
         sizes = {"tokens": self.tokens, "parameters": self.parameters, "gpus": cluster.num_gpus}
@@ -149,7 +153,7 @@ def _rented(options: argparse.Namespace) -> int:
 
 
 def _llama(question: Question) -> Question:
-    """LLaMA 65B as published, at the prices of the question."""
+    """The estimate for LLaMA 65B as its authors trained it, at the prices of the question."""
     model = catalog.model("llama-65b")
     assert model.trained is not None
     tokens, batch_tokens = model.trained.tokens, model.trained.batch_tokens
@@ -160,7 +164,8 @@ def _llama(question: Question) -> Question:
         model=model,
         sequence_length=LLAMA_SEQUENCE,
         global_batch=batch,
-        # That training used an attention that saved no scores.
+        # LLaMA's authors trained with an attention kernel that does not store attention
+        # probabilities.
         attention="flash",
         precision="fp16",
     )
@@ -260,7 +265,7 @@ def _prices(options: argparse.Namespace, cluster: Cluster) -> Prices:
 
 
 def _billed(options: argparse.Namespace) -> int:
-    """The bill of a given number of GPU hours."""
+    """The bill for a given number of GPU hours."""
     if not 0 < options.gpu_hours < math.inf:
         reject(f"--gpu-hours: {options.gpu_hours:g} is not above 0: give hours above 0")
     options.global_batch = options.global_batch or 1
@@ -315,7 +320,7 @@ def report_of(study: Study, prices: Prices) -> Report:
 
 
 def _by_way(rows: Sequence[Row]) -> dict[str, list[float | None]]:
-    """The days of each run, by method."""
+    """The training days of each run by each method of estimation."""
     days = {(row["run"], row["way"]): row["days"] for row in rows}
     runs = [*dict.fromkeys(row["run"] for row in rows)]
     ways = dict.fromkeys(row["way"] for row in rows)
@@ -440,7 +445,9 @@ FILE = "published_bills.yaml"
 
 
 def known_rows() -> Iterator[dict[str, Any]]:
-    """A row for each published run, by the formula, and for each published bill."""
+    """Rows of the known table: each published run by the formula 8TP/(NFU), and each published
+    bill.
+    """
     text = files("experiments.budget").joinpath(FILE).read_text(encoding="utf-8")
     content = parse_yaml(text, FILE)
     for run in content["runs"]:

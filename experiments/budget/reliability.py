@@ -30,12 +30,13 @@ QUICK_RUNS = 20
 # The largest number of failures simulated for one row; if more are expected, fewer runs are
 # simulated.
 MOST_FAILURES = 1_000_000
-# Factors on the best interval and on the number of GPUs that are tried.
+# Factors applied to the best checkpoint interval and to the number of GPUs, for further rows of the
+# table.
 INTERVALS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 SIZES = (0.25, 1.0, 4.0, 16.0)
 # Factors by which checkpoints may be faster, as when they are written asynchronously.
 FASTER_CHECKPOINTS = (4, 16, 64)
-# Longer than any training, and short enough to simulate.
+# The largest accepted ``--days``: longer than any training, and short enough to simulate.
 MOST_DAYS = 10_000
 # The Llama 3 Herd of Models (2024), 3.3.4: unexpected interruptions, effective training time.
 LLAMA_GPUS, LLAMA_DAYS, LLAMA_FAILURES, LLAMA_GOODPUT = 16_384, 54, 419, 0.9
@@ -87,7 +88,9 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _asked(given: Reliability, interval_s: float, best_s: float) -> list[Row]:
-    """The cases: the given one, other intervals, numbers of GPUs, and checkpoints."""
+    """The cases of the table: the given one, then others by checkpoint interval, number of GPUs and
+    checkpoint time.
+    """
     rows: list[Row] = [{"kind": "asked", "given": given, "interval_s": interval_s}]
     rows += [{"kind": "interval", "given": given, "interval_s": by * best_s} for by in INTERVALS]
     for by in SIZES:
@@ -126,7 +129,7 @@ def _row(asked: Row, options: argparse.Namespace) -> Row:
 def _played(
     given: Reliability, interval_s: float, seconds: float, options: argparse.Namespace
 ) -> Row:
-    """The means over simulated runs, and the lowest and highest goodput."""
+    """The means over simulated runs of a case, and the lowest and highest goodput among them."""
     wanted = min(options.runs, QUICK_RUNS) if options.quick else options.runs
     runs = max(1, min(wanted, int(MOST_FAILURES / max(1.0, failures_in(given, seconds)))))
     draw = np.random.default_rng(options.seed)
@@ -223,7 +226,7 @@ def _minutes(row: Row) -> str:
 
 
 def _progress(form: Callable[[Row], str], otherwise: str = "") -> Callable[[Row], str]:
-    """A table cell of a row that makes progress."""
+    """A table cell, filled only if the case makes progress in spite of failures."""
     return lambda row: form(row) if row["makes_progress"] else otherwise
 
 
@@ -272,7 +275,7 @@ def _pictures(study: Study) -> Sequence[Lines | Bars]:
 
 
 def _beside(given: Reliability) -> Iterator[str]:
-    """A published run's goodput beside the predicted cost of its failures."""
+    """The goodput of a published run, beside the goodput predicted from its failures."""
     published = replace(given, gpus=LLAMA_GPUS, gpu_hours_between_failures=LLAMA_HOURS_PER_FAILURE)
     interval_s = best_interval_s(published)
     shares = shares_of(published, interval_s)

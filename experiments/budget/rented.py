@@ -88,7 +88,7 @@ class RentedRun:
 
 
 def rented(options: argparse.Namespace, tokens: float) -> int:
-    """The answer for every kind and number of GPUs in the table."""
+    """The training on every kind and number of GPUs in the table of prices."""
     table = PriceTable.of_file(read_yaml(options.prices), str(options.prices))
     _check_names(table, options.prices)
     now = datetime.now().astimezone() if options.starting is None else _start(options.starting)
@@ -207,7 +207,7 @@ def _paragraphs(
 
 
 def _left_out(runs: list[RentedRun]) -> Iterator[str]:
-    """The reasons why kinds of GPUs have no answer, one line each."""
+    """The reasons why some kinds of GPUs cannot run the training, one line each."""
     answered = {run.price.hardware for run in runs if run.rented is not None}
     last = {run.price.hardware: run for run in runs if run.price.hardware not in answered}
     yield from (f"No {name}: {run.why}, with {run.gpus} of them too." for name, run in last.items())

@@ -57,7 +57,7 @@ class Tried:
 
     @property
     def group(self) -> str:
-        """The kinds of its changes."""
+        """The kinds of the changes, joined."""
         return " and ".join(change.kind for change in self.changed.changes)
 
 
@@ -65,7 +65,7 @@ class Tried:
 
 
 def report_of(study: Study, asked: Tried, cheapest: Tried | None) -> Report:
-    """The report of the study."""
+    """The report of a ``will_it_fit`` study, from its rows."""
     row = study.rows[0]
     work, cluster = asked.job.workload, asked.job.cluster
     title = f"Will it fit: {work.model.name} on {cluster.num_gpus} {cluster.hardware.name}"
@@ -109,7 +109,9 @@ def _probable(row: Row) -> str:
 
 
 def _memory(row: Row) -> str:
-    """The classes of memory on the fullest GPU, largest first."""
+    """The classes of memory (weights, gradients, states, activations, ...) on the fullest GPU,
+    largest first.
+    """
     held = sorted(row["memory"].items(), key=lambda item: -item[1])
     kept = row["reserved_bytes"] - sum(row["memory"].values())
     lines = [(name, size) for name, size in held if size]
@@ -167,7 +169,7 @@ def _pictures(asked: Tried, cheapest: Tried | None) -> Iterator[Drawn]:
 # Options that are allowed with a plan file; all others are determined by the plan.
 BESIDE_A_PLAN = ("hardware", *experiment("will_it_fit"), *OF_CLUSTER)
 
-# The largest number of combined changes, and that of a quick search.
+# The largest number of changes that are combined, and the largest number in a quick search.
 MOST_CHANGES, QUICK_CHANGES = 4, 2
 # The multiples of nodes that are tried.
 MORE_NODES = (2, 4, 8, 16, 32)
@@ -194,7 +196,9 @@ def will_it_fit(options: argparse.Namespace, line: Sequence[str]) -> int:
 
 
 def _given(options: argparse.Namespace, line: Sequence[str]) -> Job:
-    """The plan of the file, on the hardware and with the figures of the options."""
+    """The job of the given plan file, on the hardware and with the hardware figures that options
+    give.
+    """
     check_beside_plan(line, BESIDE_A_PLAN, str(options.plan))
     job = load_equal(options.plan)
     if any(word.partition("=")[0] == "--hardware" for word in line):
@@ -228,7 +232,7 @@ def _check_degrees(options: argparse.Namespace) -> None:
 
 
 def _job(options: argparse.Namespace) -> Job:
-    """The plan that the options describe."""
+    """The job with the plan that the options describe."""
     workload, cluster = problem_of(options)
     _check_degrees(options)
     layers, stages = workload.model.layers, options.stages
@@ -278,8 +282,8 @@ def _predicted(changed: Sequence[Changed], kind: str) -> list[Tried]:
 
 
 def _cheapest(asked: Tried, most: int, add: Callable[[Row], None]) -> Tried | None:
-    """The change with the shortest iteration that makes a plan fit: single or combined on these
-    GPUs; else on more or other GPUs.
+    """The change with the shortest iteration that makes a plan fit, alone or combined with others
+    on these GPUs; otherwise on more or other GPUs.
     """
     changed = [*single(asked.job)]
     progress(f"{len(changed)} plans with one change")
@@ -310,7 +314,7 @@ def _price(change: Tried) -> tuple[float, float]:
 
 
 def _telling(tried: Sequence[Tried]) -> Iterator[Tried]:
-    """For each kind of change, the fastest that fits; if none fits, the one that saves most
+    """For each kind of change, the fastest plan that fits; if none fits, the plan that saves most
     memory.
     """
     for alike in grouped(tried, lambda change: change.group).values():
@@ -322,7 +326,9 @@ def _telling(tried: Sequence[Tried]) -> Iterator[Tried]:
 
 
 def _elsewhere(asked: Tried) -> Iterator[Tried]:
-    """All memory-saving attempts here, on more nodes and on GPUs with more memory."""
+    """All attempts to make a plan fit: memory-saving changes here, more nodes, and GPUs with more
+    memory.
+    """
     cluster = asked.job.cluster
     progress("more GPUs, and GPUs with more memory")
     for times in MORE_NODES:

@@ -1,1 +1,1 @@
-"""Measures machines, and fits hardware files to the measurements."""
+"""Measures GPUs and links of a machine, and fits hardware files to the measurements."""

@@ -20,13 +20,14 @@ KINDS: tuple[Collective, ...] = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 def measured(folder: Path, device: str | None, *, quick: bool) -> bool:
-    """Measure the missing network rows of the tables; returns whether this process holds the
+    """Measure the network rows that the tables lack; returns whether this process keeps the
     tables.
     """
     of = NodesOfRun.of_launcher()
     kind = device or ("cuda" if DRIVERS["cuda"].count() else "cpu")
     sizes = SIZES[kind, quick]
-    # Refused before the processes connect, since the others would wait for this one.
+    # Tables of another machine are refused before the processes connect, since the other processes
+    # would wait for this one.
     tables = _tables(folder, of) if world_of_launcher().rank == 0 else None
     with rank_of_nodes(of, kind, sizes.repetitions) as rank:
         places = {} if tables is None else _places(tables, of, sizes)
@@ -43,7 +44,7 @@ def measured(folder: Path, device: str | None, *, quick: bool) -> bool:
 
 
 def _tables(folder: Path, of: NodesOfRun) -> Tables:
-    """The tables of the first node; refuses those of another number of GPUs."""
+    """The tables of the first node; refused if they were measured with another number of GPUs."""
     machine = noted_machine(folder)
     count = machine.environment.num_devices
     if count != of.gpus:
@@ -57,7 +58,7 @@ def _tables(folder: Path, of: NodesOfRun) -> Tables:
 def _places(
     tables: Tables, of: NodesOfRun, sizes: ProfileSizes
 ) -> dict[Case, tuple[ResumedTable, Key]]:
-    """The table and the row's key of each case to measure."""
+    """For each case to measure, its table and the key of its row."""
     return dict(_listed(tables, of, sizes))
 
 

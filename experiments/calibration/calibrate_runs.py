@@ -1,5 +1,5 @@
-"""Fits constants to tables of whole runs, with the errors of groups left out, and writes a new
-file.
+"""The command ``calibrate_runs``: fits constants of a hardware file to measured training runs,
+reports errors of groups left out, and writes a new file.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from mistlab.job.job import Job
 from mistlab.machine.hardware import Hardware, OwnRuns, Source
 from simulators.symbolic import SymbolicPredictor
 
-# The MFU for which bounds are reported.
+# The MFU (model FLOPs utilisation) at which the fitted bounds are reported.
 _AT_MFU = 0.5
 
 
@@ -90,8 +90,8 @@ def calibrate_runs(options: argparse.Namespace) -> int:
 
 
 def _own_runs(setting: ConstantSetting, runs: Sequence[MeasuredRun], *, constants: int) -> OwnRuns:
-    """The common error and the scatter of runs, for bounds; each fitted constant uses up one degree
-    of freedom.
+    """The error that runs have in common and the scatter of single runs, for bounds; each fitted
+    constant uses up one degree of freedom.
     """
     kind = bounds_of(runs[0].job.workload, runs[0].job.cluster, setting.engine.name).kind
     misses: list[float] = []
@@ -151,7 +151,7 @@ def _known(names: Sequence[str], setting: ConstantSetting) -> None:
 
 
 def _runs(path: Path) -> Iterator[MeasuredRun]:
-    """The runs of a table; rows that cannot be expressed are omitted, but a measurement that is not
+    """The runs of a table; rows that no plan can express are omitted, but a measurement that is not
     a number is refused.
     """
     for row in rows_of_table(path):
@@ -178,7 +178,9 @@ def _is_wanted(run: MeasuredRun, options: argparse.Namespace) -> bool:
 
 
 def _others(runs: Sequence[MeasuredRun]) -> str:
-    """The runs that tables contain, for an error message about a selection."""
+    """The engines and machines of the runs that tables contain, for the message that a selection
+    matches none.
+    """
     kinds = {(run.job.plan.engine, run.job.cluster.hardware.name) for run in runs}
     options_told = [
         f"--engine {engine} --hardware {hardware}" for engine, hardware in sorted(kinds)
@@ -240,7 +242,9 @@ def _errors(setting: ConstantSetting, runs: Sequence[MeasuredRun]) -> Floats:
 
 
 def _error_row(name: str, errors: Floats, options: argparse.Namespace) -> Mapping[str, Any]:
-    """The errors of a group of runs as plain data; without --json they are printed at once."""
+    """The errors of a group of runs as a row of results; without ``--json`` it is printed at
+    once.
+    """
     sizes = np.abs(errors)
     row: dict[str, Any] = {
         "group": name,
@@ -262,7 +266,7 @@ def _error_row(name: str, errors: Floats, options: argparse.Namespace) -> Mappin
 def _write(
     hardware: Hardware, runs: Sequence[MeasuredRun], own_runs: OwnRuns, options: argparse.Namespace
 ) -> None:
-    """Write the hardware with its new constants and their source."""
+    """Write the hardware file with its fitted constants and where they come from."""
     gpus = sorted(run.job.plan.num_gpus for run in runs)
     names = ", ".join(sorted({path.stem for path in options.tables}))
     text = (

@@ -1,4 +1,6 @@
-"""Fits links: transfers, and the interference of streams."""
+"""Fits a hardware file's links: times of transfers and collectives, and the slowdown of streams
+that run concurrently.
+"""
 
 import hashlib
 import json
@@ -32,12 +34,14 @@ from mistlab.machine.hardware import GroupTransfers, Hardware, Line, Source, Tra
 from mistlab.machine.slowdowns import GroupSlowdowns, Interference
 
 FEWEST_ROWS = 4
-# The numbers of nodes, and of GPUs in each, for which parameters are published.
+# The numbers of nodes, and of GPUs in each, for which latencies and bandwidths are published.
 PUBLISHED_SIZES = (1, 2, 4, 8)
 
 
 def bandwidth(path: Path, campaign: str | None) -> Step:
-    """Fit the bandwidth of transfers for each shape of group, in place of the hardware's."""
+    """Fit the bandwidth of transfers for groups of each number of nodes and GPUs, in place of the
+    hardware's.
+    """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         table = read_transfer_table(path, campaign=campaign)
@@ -49,8 +53,8 @@ def bandwidth(path: Path, campaign: str | None) -> Step:
 
 
 def collectives(path: Path, table_hardware: str | None) -> Step:
-    """Fit reduce-scatters and all-reduces inside a node or across nodes, and all-gathers where they
-    are not measured.
+    """Fit times of reduce-scatters and all-reduces, inside a node or across nodes, and of
+    all-gathers where these are not measured.
     """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
@@ -64,7 +68,7 @@ def collectives(path: Path, table_hardware: str | None) -> Step:
 
 
 def point_to_point(path: Path, table_hardware: str | None) -> Step:
-    """Fit sends between GPUs inside a node and across nodes."""
+    """Fit times of sends between GPUs inside a node and across nodes."""
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         table = read_point_to_point_table(path, hardware=table_hardware)
@@ -121,7 +125,9 @@ def published_lines(path: Path, name: str) -> Step:
 
 
 def streams(path: Path, campaign: str | None, seed: int) -> Step:
-    """Fit how concurrent streams slow each other down."""
+    """Fit how concurrent streams (compute, collectives, copies to and from the host) slow each
+    other down.
+    """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         value, fitted = _interference(path, campaign, seed)
@@ -131,7 +137,9 @@ def streams(path: Path, campaign: str | None, seed: int) -> Step:
 
 
 def _lines(path: Path, table: TransferTable) -> tuple[dict[GroupShape, dict[str, Line]], Fitted]:
-    """Lines of time over bytes for each kind of message, by shape of group."""
+    """For each kind of message a straight line of time over bytes, by the nodes and GPUs of a
+    group.
+    """
     report_dropped(table.origin.duplicates, "repeat another byte for byte")
     groups: dict[GroupShape, dict[str, Line]] = {}
     residuals = []
@@ -164,7 +172,9 @@ def _with_groups(before: Transfers | None, groups: tuple[GroupTransfers, ...]) -
 def _merged(
     have: Sequence[GroupTransfers], groups: dict[GroupShape, dict[str, Line]]
 ) -> tuple[GroupTransfers, ...]:
-    """Groups with the newly fitted lines; an existing line of all-gathers is kept."""
+    """Groups of GPUs with the newly fitted lines of time over bytes; an existing line of
+    all-gathers is kept.
+    """
     merged = {GroupShape(group.gpus_in_node, group.nodes): group for group in have}
     for shape, lines in groups.items():
         before = merged.get(shape) or GroupTransfers(
@@ -183,7 +193,9 @@ def _transfers_of(hardware: Hardware, path: Path) -> Transfers:
 
 
 def _published_line(gib_per_s: float, latency_s: float, ranks: int) -> Line:
-    """A line of time over whole messages, from the rate at which each rank's part passes a link."""
+    """A line of time over bytes of whole messages, from the rate at which each rank's part of a
+    message passes a link.
+    """
     whole = gib_per_s * GIB_BYTES / GBYTES * ranks / (ranks - 1)
     return Line(
         latency_us=round(latency_s / MICROSECONDS, 2),

@@ -1,4 +1,6 @@
-"""Fits a GPU's compute rates: of operators and kernels, and the time of a launch."""
+"""Fits a GPU's compute rates (GEMMs, attention, memory-bound kernels) and its launch time, from
+measured operators.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +30,8 @@ from mistlab.machine.hardware import (
     Transfers,
 )
 
-# Fits of compute rates: of operators, and the time of a launch.
+# Fits a GPU's rates to tables of measured operators: GEMMs, attention, memory-bound kernels, and
+# the launch time.
 
 
 FUSED_ATTENTION: tuple[OperatorClass, ...] = ("attention_forward", "attention_backward")
@@ -42,7 +45,7 @@ def operator_rates(
     attention: tuple[Path, str | None] | None,
     attention_tflops: Sequence[float] | None,
 ) -> Step:
-    """Fit the rates of operators; those of attention kernels come from their own table, from
+    """Fit the rates of operators; rates of attention kernels come from a table of their own, from
     options, or stay unchanged.
     """
 
@@ -94,7 +97,7 @@ def _of_attention(
     hardware: Hardware, table: tuple[Path, str | None] | None, tflops: Sequence[float] | None
 ) -> tuple[Sequence[Rate], str]:
     """The rates of attention kernels from their table or from options, with text on their source;
-    None if there are neither.
+    None if neither is given.
     """
     if table is not None:
         path, campaign = table
@@ -108,7 +111,7 @@ def _of_attention(
 
 
 def launch_time(path: Path, table_hardware: str | None) -> Step:
-    """The host's time to launch one kernel."""
+    """Fit the host's time to launch one kernel."""
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         rows = launches.read_launch_table(path, hardware=table_hardware)
@@ -138,7 +141,7 @@ def launch_time(path: Path, table_hardware: str | None) -> Step:
 def kernel_rates(
     path: Path, table_hardware: str | None, *, launch_us: float, sustained: float
 ) -> Step:
-    """The rates of GEMMs, of experts' GEMMs, of fused attention and of memory."""
+    """Fit the rates of GEMMs, of experts' GEMMs, of fused attention and of memory-bound kernels."""
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         table = tables.read_kernel_table(path, table_hardware)
@@ -149,7 +152,7 @@ def kernel_rates(
         rates: dict[OperatorClass, Rate] = {
             name: tables.rate_of(rows, name) for name, rows in kernels.items()
         }
-        # GEMMs of unfused attention were not measured, and get the rate of others.
+        # GEMMs of unfused attention were not measured: they get the rate of other GEMMs.
         rates["batched_matmul"] = replace(rates["matmul"], operators="batched_matmul")
         residuals = [
             Residual(
@@ -177,7 +180,9 @@ def kernel_rates(
 
 
 def collective_tests(path: Path, table_hardware: str | None) -> Step:
-    """Collectives inside a node and across nodes, from their bus bandwidth by size."""
+    """Fit collectives inside a node and across nodes, from their measured bus bandwidths by message
+    size.
+    """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         tests = read_collective_tests(path, table_hardware or hardware.name)
@@ -217,7 +222,7 @@ def collective_tests(path: Path, table_hardware: str | None) -> Step:
 
 
 def best_products(path: Path, table_hardware: str | None) -> Step:
-    """The rates of 8-bit GEMMs: those of 16-bit ones, times the ratio of the best measured
+    """Fit the rates of 8-bit GEMMs: the rates of 16-bit ones, times the ratio of the best measured
     GEMMs.
     """
 

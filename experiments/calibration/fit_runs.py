@@ -1,4 +1,4 @@
-"""Fits constants to whole runs."""
+"""Fits constants of a hardware file to measured training runs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -24,8 +24,8 @@ FEWEST_RUNS = 2
 
 
 def whole_runs(path: Path) -> Step:
-    """The sustained share of the rates, the error bounds of each engine, and the allocator's
-    constants.
+    """Fit the share of its rates that a GPU sustains in whole runs, the error bounds of each
+    engine, and the allocator's constants.
     """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
@@ -70,8 +70,8 @@ def whole_runs(path: Path) -> Step:
 
 
 def megatron_runs(paths: Sequence[Path], folds: Sequence[str]) -> Step:
-    """The launch time and the sustained share from whole folds of Megatron's runs; errors on the
-    others.
+    """Fit the launch time and the sustained share to some folds of Megatron's published runs;
+    report errors on the other folds.
     """
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
@@ -109,7 +109,9 @@ def _with_runs(
 
 
 def _engine_residuals(fits: FittedRuns) -> Iterator[Residual]:
-    """For each set the runs outside the fit, and for each engine the widths left out."""
+    """The errors of runs outside the fit, for each set of runs; and for each engine the errors with
+    model widths left out.
+    """
     sets = np.array([run.set for run in fits.runs])
     for name in dict.fromkeys(sets.tolist()):
         errors = fits.left_out[(sets == name) & ~np.isnan(fits.left_out)]

@@ -41,7 +41,8 @@ class Residual:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """The fit of one table: the hardware file's group, the source of its rows, and its errors.
+    """The fit of one table: the fitted group of the hardware file, the source of its rows, and its
+    errors.
 
     ``spread`` is the relative difference between repeated measurements, at the median.
     """
@@ -54,7 +55,7 @@ class Fitted:
 
     @property
     def held_out(self) -> float:
-        """The mean of the fits' held-out errors."""
+        """The mean of the fits' errors on rows held out."""
         return float(np.mean([residual.held_out for residual in self.residuals]))
 
     @property
@@ -74,7 +75,7 @@ Step = Callable[[Hardware], tuple[Hardware, Fitted]]
 
 
 def applied(steps: Sequence[Step], hardware: Hardware) -> tuple[Hardware, list[Fitted]]:
-    """Apply calibration steps to a hardware; returns it with the report of each step."""
+    """Apply calibration steps to a hardware; returns the hardware with the report of each step."""
     reports = []
     for step in steps:
         hardware, report = step(hardware)
@@ -83,8 +84,8 @@ def applied(steps: Sequence[Step], hardware: Hardware) -> tuple[Hardware, list[F
 
 
 def sourced(hardware: Hardware, group: str, source: Source, *, more: bool = False) -> Provenance:
-    """The sources of a hardware's figures, with one group's replaced; ``more`` is appended to the
-    existing text.
+    """The sources of a hardware's figures, with the source of one group replaced; ``more`` is
+    appended to the existing text.
     """
     before: Source | None = getattr(hardware.provenance, group)
     if more and before is not None:
@@ -95,20 +96,20 @@ def sourced(hardware: Hardware, group: str, source: Source, *, more: bool = Fals
 def calibrated(
     hardware: Hardware, value: Any, fitted: Fitted, *, more: bool = False
 ) -> tuple[Hardware, Fitted]:
-    """The hardware with one fitted group, and the fit itself."""
+    """The hardware with one group of figures fitted, and the fit."""
     source = Source(kind="measured", source=fitted.source)
     provenance = sourced(hardware, fitted.group, source, more=more)
     return replace(hardware, **{fitted.group: value}, provenance=provenance), fitted
 
 
 def report_dropped(count: int, reason: str) -> None:
-    """Report the number of dropped rows, and the reason."""
+    """Report how many rows of a table were dropped, and why."""
     if count:
         progress(f"{count} rows {reason} and were dropped")
 
 
 def borrowed(lender: Hardware) -> Callable[[Hardware], Hardware]:
-    """Copy the groups that a hardware lacks from another hardware.
+    """Copy the groups of figures that a hardware lacks from another hardware.
 
     Rates of computation are scaled by the peaks and the memory's bandwidth of the two datasheets.
     The network between nodes is not borrowed: it belongs to the cluster, not to the GPU.
@@ -170,7 +171,7 @@ def write_fitted(
 
 
 def _by_group(fitted: Sequence[Fitted]) -> dict[str, Any]:
-    """A group's report; several tables of one group are listed by name."""
+    """The report of each group of figures; several tables of one group are listed by name."""
     groups: dict[str, Any] = {}
     for report in fitted:
         name = (
@@ -204,7 +205,7 @@ def _summary(fitted: Fitted) -> dict[str, Any]:
 
 
 def _text(fitted: Fitted) -> str:
-    """The report of a fit, for people."""
+    """The report of a fit as text."""
     if not fitted.residuals:
         return f"{fitted.group} from {fitted.origin.path.name}"
     lines = [f"{fitted.group}, mean error of rows that were not fitted:"]

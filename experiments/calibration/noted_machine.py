@@ -1,4 +1,4 @@
-"""Notes about a measured machine, kept beside its tables: memory, peak rates, software and
+"""Notes about a measured machine, in a file beside its tables: memory, peak rates, software and
 clocks.
 """
 

@@ -45,11 +45,11 @@ class ResumedTable:
         return [*self._rows.values()]
 
     def has(self, key: Key) -> bool:
-        """Whether a key was measured."""
+        """Whether the row with a key was measured."""
         return self._texts(key) in self._rows
 
     def add(self, key: Key, values: Mapping[str, object]) -> None:
-        """Write a measurement down."""
+        """Append a measured row to the file."""
         row = {name: str(value) for name, value in {**key, **values}.items()}
         with naming(self.path), self.path.open("a", encoding="utf-8", newline="") as file:
             cells = [row[name] for name in (*self.keys, *self.values)]

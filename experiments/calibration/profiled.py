@@ -1,4 +1,4 @@
-"""Fits a hardware file to a machine's tables, like other calibrations; needs no torch."""
+"""Fits a hardware file to the tables of a profiled machine; needs no torch."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,14 +13,15 @@ from mistlab.machine.hardware import Allocator, Gpu, Hardware, Node, Provenance,
 
 # The assumed network of a single node without a datasheet: 10 Gb/s.
 ASSUMED_NETWORK_GBYTES_PER_S = 1.25
-# The hardware whose allocator constants are used until this machine has runs.
+# The hardware whose allocator constants are used until memory peaks of training runs are measured
+# on this machine.
 ALLOCATOR_OF = "l4-24gb"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The name of a hardware, the folder of its tables, and the hardware whose datasheet has its
-    peak rates.
+    """What to fit: the hardware's name, the folder of its tables, and the hardware whose datasheet
+    gives its peak rates.
     """
 
     name: str
@@ -30,7 +31,7 @@ class Request:
 
 
 def profiled(request: Request, machine: Machine) -> tuple[Hardware, list[fits.Fitted]]:
-    """Fit the hardware to all tables."""
+    """Fit the hardware file to all tables of a profile."""
     tables = Tables.of(request.tables, machine.environment.device)
     return fits.applied(_steps(tables, machine, request.seed), _bare(request, machine, tables))
 
@@ -113,8 +114,8 @@ def _node(machine: Machine, tables: Tables, datasheet: Hardware | None) -> tuple
 
 
 def _longest(table: ResumedTable, kind: str, unit_bytes: int) -> float:
-    """The rate in GB/s of the longest transfer of one kind; keys end in kind and size, the time
-    comes next.
+    """The rate in GB/s of the longest transfer of one kind, from rows whose keys end in kind and
+    size, followed by the time.
     """
     of_kind, size = table.keys[-2:]
     rows = (row for row in table.rows if row[of_kind] == kind)

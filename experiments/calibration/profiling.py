@@ -47,8 +47,8 @@ VOCAB = 50304
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileSizes:
-    """``products`` are widths of square matrices, ``copied_bytes`` those of a copy within a
-    device.
+    """The sizes that one profile measures; ``products`` are widths of square matrices,
+    ``copied_bytes`` sizes of copies within a device.
     """
 
     repetitions: int
@@ -63,7 +63,7 @@ class ProfileSizes:
 def blocks(
     widths: tuple[tuple[int, int], ...], sequence_length: int, micro_batches: tuple[int, ...]
 ) -> tuple[BlockSizes, ...]:
-    """Blocks with these widths and heads, and a feed-forward factor of four."""
+    """Blocks with these widths and numbers of heads, whose MLP is four times as wide."""
     return tuple(
         BlockSizes(
             hidden=hidden,
@@ -79,7 +79,7 @@ def blocks(
 
 
 def attention_of(of: tuple[BlockSizes, ...]) -> tuple[AttentionSizes, ...]:
-    """The attention of blocks."""
+    """The attention shapes of these blocks."""
     return tuple(
         AttentionSizes(
             micro_batch=block.micro_batch,
@@ -140,7 +140,7 @@ QUICK_CPU = ProfileSizes(
     lengths=Lengths(levels=(0, 1, 2), unit_s=2e-3, product_size=128, chunk_bytes=4 * MIB_BYTES),
 )
 
-# By kind of device, and whether the profile is a quick one.
+# The sizes to measure, by the kind of device and whether the profile is a quick one.
 SIZES = {
     ("cuda", False): GPU,
     ("cuda", True): QUICK_GPU,
@@ -149,7 +149,7 @@ SIZES = {
 }
 
 
-# Measures a machine's memory, peak rates and clocks, which are in no table.
+# Measures a machine's memory, peak rates and clocks, which no table of times contains.
 
 
 def machine_of(
@@ -201,8 +201,9 @@ def machine_of(
 
 
 def device_outside_bytes(devices: Devices, sizes: ProfileSizes) -> tuple[int, int | None]:
-    """Bytes that a process takes outside torch's allocator, and on several GPUs those that each of
-    its communicators takes besides: one of all GPUs, and one of a group of each size."""
+    """The bytes that a process takes outside torch's allocator; on several GPUs also the bytes of
+    each communicator, of all GPUs and of a group of each size.
+    """
     alone = environment.outside_bytes(devices.first)
     if devices.kind == "cpu" or devices.count == 1:
         return alone, None
@@ -246,7 +247,9 @@ def _noted(path: Path, present: Environment, threads: int, kernel: str, date: st
 
 
 def _kind(machine: Environment) -> tuple[object, ...]:
-    """The properties that two machines must share for their measurements to be mixed."""
+    """The properties that two machines must share before their measurements may be put into one
+    table.
+    """
     return (machine.device, machine.num_devices, machine.torch, machine.cuda)
 
 
@@ -266,10 +269,10 @@ def _going_on(path: Path, noted: Machine, present: Environment, date: str) -> Ma
     return noted
 
 
-# Measures a machine into tables of the documented schema.
+# Measures a machine into tables (docs/reference/measurement-tables.md).
 #
-# Needs torch and nothing that only fits need; ``experiments.profile_hardware`` imports it on
-# demand.
+# Needs torch, and no package that only fits need; ``experiments.profile_hardware`` imports this
+# module on demand.
 
 
 FAMILIES: tuple[Family, ...] = ("gpt", "llama")
@@ -399,7 +402,7 @@ def _launches(
 
 
 def _fill_together(tables: Tables, devices: Devices, sizes: ProfileSizes) -> None:
-    """The measurements on all devices, in one run of the processes that drive them."""
+    """Measure rows on all devices together, in one run of the processes that drive the devices."""
     places = {case: _place(case, tables, devices.count) for case in _cases(devices.count, sizes)}
     missing = [case for case, (table, key) in places.items() if not table.has(key)]
     if not missing:

@@ -1,4 +1,4 @@
-"""Published measured runs: the run, and its iteration time."""
+"""Published measured runs: what was trained, and the measured iteration time."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -53,8 +53,8 @@ class PublishedRun:
 
 
 def stage_columns(*, ratios: np.ndarray, micro_batches: int, **values: np.ndarray) -> StageBatch:
-    """The columns of a pipeline's stages, whose positions determine the rest; ``ratios`` are of
-    ``OFFLOADS``.
+    """The columns of a measurement table that describe a pipeline's stages; ``ratios`` are
+    offloading ratios, in the order of ``OFFLOADS``.
     """
     num_stages = len(values["layers"])
     stages = np.arange(num_stages)
@@ -70,7 +70,7 @@ def stage_columns(*, ratios: np.ndarray, micro_batches: int, **values: np.ndarra
 
 
 def plan_of(batch: StageBatch, micro_batches: int, engine: str, overlaps: bool) -> Plan:
-    """The plan of whole layers that stage columns describe."""
+    """The plan that stage columns describe, with whole layers on each stage."""
     stages = tuple(
         StagePlan.of_values({name: batch.value(name)[i] for name in DIMENSIONS})
         for i in range(len(batch))
@@ -102,7 +102,7 @@ WEAK_SCALING_SEQUENCE = 2048
 
 
 def megatron_runs(row: Row, number: int, hardware: Hardware) -> Iterator[PublishedRun]:
-    """The run in a row of a table of Megatron runs with full recomputation."""
+    """The run in a row of a table of Megatron-LM's runs with full recomputation."""
     sizes = {name: int(row[name]) for name in MEGATRON_COLUMNS if name != "iteration_ms"}
     gpus = sizes["gpus"]
     yield _uniform(
@@ -117,7 +117,9 @@ def megatron_runs(row: Row, number: int, hardware: Hardware) -> Iterator[Publish
 
 
 def weak_scaling_runs(row: Row, hardware: Hardware) -> Iterator[PublishedRun]:
-    """A row of Megatron's weak scaling, with each micro-batch size that it may have had."""
+    """The runs of a row of Megatron-LM's weak scaling: one for each micro-batch size that the row
+    allows.
+    """
     sizes = {name: int(row[name]) for name in WEAK_SCALING if name != "tflop_per_s_per_gpu"}
     gpus = sizes["gpus"]
     sizes |= {
@@ -155,7 +157,7 @@ def _uniform(
     iteration_s: float,
     hardware: Hardware,
 ) -> PublishedRun:
-    """A Megatron run: equal stages, full recomputation, no overlapped collective."""
+    """A Megatron-LM run with equal stages, full recomputation and no overlapped collective."""
     num_stages, gpus = sizes["pipeline_parallel"], sizes["gpus"]
     layers = np.array(even_shares(sizes["layers"], num_stages))
     micro_batches = sizes["global_batch"] // (micro_batch * sizes["data_parallel"])
@@ -219,7 +221,7 @@ END_TO_END = (
     *("global_batch", "grad_accum", "num_stages", "layers", "ckpt_layers", "mbs", "dp", "tp"),
     *("zero_wgo", "offload_wgoa", "iter_s", "peak_alloc_mb", "peak_reserved_mb", "dropout"),
 )
-# The defaults of tables without these columns: fp16, and the engine's accumulation.
+# The values of tables without these columns: fp16, and the engine's own gradient accumulation.
 PRECISION, GRADIENTS = "precision", "gradients"
 # The published tables use gpt2 and gpt for the family of GPT-3's shapes, and their own names of
 # sizes.
@@ -229,7 +231,8 @@ CATALOGUE_HARDWARE = {"a10g": "a10g-24gb", "a100-sxm4-40gb": "a100-40gb"}
 # Aceso recomputes single operators, first those that keep most: attention's scores, their softmax
 # and its dropout, three of the thirteen operators of a layer. The rest is counted as whole layers.
 CORE_SHARE = 3 / 13
-# The engine of a system's plans, and whether communication overlapped.
+# The engine that stands for each system of the tables, and whether the system overlapped
+# communication.
 SYSTEMS: Mapping[str, tuple[Engine, bool]] = {
     "mistlab": (MISTLAB, True),
     "mist": (MIST, True),
@@ -266,7 +269,7 @@ README_BASE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """The runs of a table, and a digest of the file's bytes."""
+    """The runs of a measurement table, and a digest of the file's bytes."""
 
     path: Path
     sha256: str
@@ -274,7 +277,7 @@ class Table:
 
 
 def read_end_to_end(path: Path, hardware: Hardware | None = None) -> Table:
-    """Read ``end_to_end.csv``; with a given hardware, only its runs."""
+    """Read the runs of ``end_to_end.csv``; with a given hardware, only the runs on it."""
     return _read(path, END_TO_END, lambda row, _: _end_to_end(row, hardware))
 
 
@@ -284,7 +287,9 @@ def read_megatron(path: Path, hardware: Hardware) -> Table:
 
 
 def carried(text: str, megatron: Hardware) -> tuple[list[PublishedRun], list[PublishedRun]]:
-    """The runs whose published figures the project includes: a base case, and weak scaling."""
+    """The published runs that the project includes: Megatron-LM's base case and its weak
+    scaling.
+    """
     content = parse_yaml(text, "published.yaml")
     base = {**README_BASE, "iter_s": str(content["readme_base"]["iteration_s"])}
     weak_scaling = [
@@ -323,7 +328,8 @@ def _end_to_end(row: Row, hardware: Hardware | None) -> Iterator[PublishedRun]:
     nodes, gpus = int(row["nodes"]), int(row["gpus"])
     batch = _stage_columns(row)
     plan = plan_of(batch, int(row["grad_accum"]), engine, overlaps) if _is_whole(batch) else None
-    # Of several ranks of a stage, the first: that of the allocated bytes.
+    # Where several ranks of a stage were measured, the first one's peak counts, as for allocated
+    # bytes.
     peaks = {
         key: tuple(float(t) * MIB_BYTES for t in row[key].split("/")[0].split())
         for key in ("peak_alloc_mb", "peak_reserved_mb")
@@ -398,7 +404,8 @@ def _stage_columns(row: Row) -> StageBatch:
 
 
 def _recomputed(shares: np.ndarray) -> np.ndarray:
-    """The shares of layers with full recomputation, and with recomputed attention core.
+    """The shares of a stage's layers with full recomputation, and with only the attention core
+    recomputed.
 
     ``shares`` are the shares of their operators that stages recompute.
     """
@@ -407,7 +414,9 @@ def _recomputed(shares: np.ndarray) -> np.ndarray:
 
 
 def _degrees(text: str, num_stages: int) -> np.ndarray:
-    """A degree for each stage; runs that split operators write ``degree x operators``."""
+    """A parallel degree for each stage; in runs that split operators a stage is written as ``degree
+    x operators``.
+    """
     texts = text.replace("|", " ").split()
     texts = texts * num_stages if len(texts) == 1 else texts
     return np.array([int(one.split("x")[0]) for one in texts])

@@ -1,5 +1,5 @@
-"""Fits constants that only whole runs determine: sustained rates, time bounds, and memory beyond
-tensors.
+"""Fits constants that only whole training runs determine: sustained rates, bounds of times, and
+memory beyond tensors.
 """
 
 from collections import defaultdict
@@ -26,7 +26,7 @@ from simulators.symbolic import SymbolicPredictor
 # The sustained shares of operator rates that are tried.
 SUSTAINED = np.linspace(0.75, 1.0, 11)
 FINE = np.linspace(0.75, 1.0, 501)
-# The factor on bounds for other widths, where only one width was measured.
+# The factor on bounds of times at other model widths, where runs of one width only were measured.
 FAR_OF_NEAR = 2.0
 MOST_STEPS = 40
 
@@ -47,8 +47,8 @@ class FittedRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LeftOutWidth:
-    """The runs of one width left out of the fit: their errors, and the distance of each to the
-    nearest other run.
+    """The runs of one model width, left out of the fit: their errors, and the distance of each run
+    to the nearest run of another width.
     """
 
     hidden: int
@@ -65,7 +65,7 @@ def all_predicted_s(runs: Sequence[PublishedRun], hardware: Hardware) -> Floats:
     """The iteration time of each run; runs that differ only in stages are predicted together."""
     together: dict[Hashable, list[int]] = defaultdict(list)
     for number, run in enumerate(runs):
-        # Runs that differ only in the global batch are predicted together, as batch determines only
+        # Runs that differ only in the global batch are predicted together, since it determines only
         # the number of micro-batches.
         workload = replace(run.workload, global_batch=1)
         how = run.ran_by, run.overlap_communication, len(run.stages)
@@ -118,8 +118,8 @@ def fit_sustained(runs: Sequence[PublishedRun], hardware: Hardware) -> FittedRun
 def fit_launch_and_sustained(
     runs: Sequence[PublishedRun], hardware: Hardware, folds: Sequence[str]
 ) -> FittedRuns:
-    """The host's launch time and the sustained share, fitted on whole folds; errors on the other
-    runs, and on each width left out.
+    """The host's launch time and the sustained share of rates, fitted to some folds of runs; errors
+    on the other runs, and on each model width left out.
     """
     seen = np.array([run.fold in folds for run in runs])
     widths = _widths(runs)
@@ -140,7 +140,7 @@ def fit_launch_and_sustained(
         if not out.all():
             progress(f"leaving out the {out.sum()} runs of width {width:g}")
             _, width_left_out[out] = errors_by(~out, out)
-    # For widths without any fitted run, these are errors of widths left out.
+    # For widths none of whose runs was fitted, these errors are errors of widths left out.
     left_out[~np.isin(widths, widths[seen])] = np.nan
     return with_engines(
         FittedRuns(
@@ -202,7 +202,7 @@ def figures_of(run: PublishedRun) -> StageFigures:
 
 
 def is_said_to_fit(run: PublishedRun) -> bool:
-    """Whether a run, all of whose stages ran, is predicted to fit."""
+    """Whether a run is predicted to fit: each of its stages is known to have fit."""
     reserved = reserved_bytes(figures_of(run), run.stages, run.cluster, ENGINES[run.engine])
     return bool((reserved <= room_bytes(run.cluster)).all())
 
@@ -237,7 +237,7 @@ def with_engines(fits: FittedRuns) -> FittedRuns:
 
 
 def _engine(engine: str, fits: FittedRuns, places: Sequence[int]) -> EngineCalibration:
-    """An engine's time bounds near its measured runs, and away from them."""
+    """An engine's bounds of times close to its measured runs, and far from them."""
     near = _known(fits.left_out[places])
     half_width = half_width_of(near)
     far, reach = _far(half_width, _left_out_widths(fits, places))
@@ -252,7 +252,8 @@ def _engine(engine: str, fits: FittedRuns, places: Sequence[int]) -> EngineCalib
 
 
 def _far(half_width: float, widths: Sequence[LeftOutWidth]) -> tuple[float, float]:
-    """The time bounds for unmeasured widths, and the distance up to which they were tested.
+    """The bounds of times for unmeasured widths, and the largest distance at which the bounds were
+    tested.
 
     Few widths were measured, so new widths are taken to be as unsure as the worst of them.
     """
@@ -264,8 +265,8 @@ def _far(half_width: float, widths: Sequence[LeftOutWidth]) -> tuple[float, floa
 
 
 def widths_left_out(fits: FittedRuns, engine: str) -> Iterator[tuple[LeftOutWidth, float]]:
-    """Each width of an engine's runs left out, with the share of its runs inside the bounds derived
-    from the others.
+    """Each width of an engine's runs left out in turn, with the share of its runs inside the bounds
+    that other widths give.
     """
     places = [place for place, run in enumerate(fits.runs) if run.engine == engine]
     widths = _left_out_widths(fits, places)
@@ -305,7 +306,7 @@ def _widths(runs: Sequence[PublishedRun]) -> Floats:
 
 
 def place_of(run: PublishedRun) -> MeasuredAt:
-    """The width, GPUs and sequence length at which a run was measured."""
+    """The width, the number of GPUs and the sequence length at which a run was measured."""
     return MeasuredAt(
         hidden=run.workload.model.hidden,
         gpus=int(num_gpus(run.stages.value).sum()),

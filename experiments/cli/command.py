@@ -51,8 +51,8 @@ Ending = Literal["usual", "at once after a failure", "at once"]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command: the path of its function, its common options with their defaults, and its own
-    options.
+    """A command: the path of its function, the shared options with their defaults, and options of
+    its own.
 
     With ``searches`` it has those of searches, too. ``arguments`` are the names of arguments
     without an option's name, for the command line that a run's page shows. The function gets the
@@ -89,12 +89,12 @@ Group = Mapping[str, Command]
 
 
 def command(function: str, common: Mapping[str, Any], *options: Option, **settings: Any) -> Command:
-    """The row of a command; ``settings`` are fields of ``Command``."""
+    """A ``Command``; ``settings`` are its fields."""
     return Command(function, common, options, **settings)
 
 
 def option(name: str, about: str = "", default: Any = None, **settings: Any) -> Option:
-    """An option; its type is that of its default, which its help shows."""
+    """An option of a command; its type is the type of its default, which its help shows."""
     if default is not None:
         settings["default"] = default
         if isinstance(default, int | float | Path):
@@ -105,17 +105,17 @@ def option(name: str, about: str = "", default: Any = None, **settings: Any) -> 
 
 
 def flag(name: str, about: str) -> Option:
-    """An option without a value."""
+    """An option of a command that takes no value."""
     return name, {"action": "store_true", "help": about}
 
 
 def path(metavar: str) -> dict[str, Any]:
-    """The settings of an option that names a file or a folder."""
+    """The settings of an option whose value is a file or a folder."""
     return {"type": Path, "metavar": metavar}
 
 
 def experiment(name: str) -> dict[str, Any]:
-    """The common options of experiments, which keep their results in a folder."""
+    """The options that all experiments share, which keep their results in a folder."""
     return {"seed": 0, "out": Path("runs") / name, "page": None, "json": False, "quick": False}
 
 
@@ -159,7 +159,7 @@ _SEARCH = (
 
 
 def parser_for(command: Command, program: str) -> argparse.ArgumentParser:
-    """The parser of a command, called as a program of this name."""
+    """The argument parser of a command, for a program of this name."""
     common = dict(command.common)
     if command.searches:
         common = {**PROBLEM, **TRAINED, **dict.fromkeys(OF_CLUSTER), "seed": 0, **common}
@@ -173,7 +173,7 @@ def parser_for(command: Command, program: str) -> argparse.ArgumentParser:
 
 
 def _examples(command: Command, program: str) -> str | None:
-    """The examples of a command, and where terms are explained."""
+    """The examples of a command, and the path of the glossary, for the end of its help."""
     lines = [f"  # {purpose}\n  {program} {words}" for purpose, words in command.examples.items()]
     return "\n".join(["examples:", *lines, "", f"Words: {GLOSSARY}"]) if lines else None
 

@@ -155,7 +155,7 @@ PROBLEM: Mapping[str, Any] = {
     "attention": "flash",
     "precision": "fp16",
 }
-# The defaults of options about training, for commands that have them.
+# The defaults of options that say which weights are trained, for commands that have these options.
 TRAINED: Mapping[str, Any] = {
     "train": "all",
     "rank": None,
@@ -165,7 +165,7 @@ TRAINED: Mapping[str, Any] = {
     "gradients": None,
     "reduction": None,
 }
-# The cluster options of some commands: figures that override the hardware's, and the network file.
+# The options that override a cluster's figures: hardware rates and the network file.
 OF_CLUSTER = (
     *("keep_free_gib", "intra_node_gbytes_per_s", "inter_node_gbytes_per_s"),
     "network",
@@ -186,13 +186,15 @@ class _Parser(argparse.ArgumentParser):
         self.exit(WRONG_USAGE, f"error: {text}\n")
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        """An option's value; ``--option=--``, which argparse reads as an empty list, is missing."""
+        """An option's value; an option written as ``--option=--``, which argparse reads as an empty
+        list, counts as missing.
+        """
         if action.option_strings and "--" in arg_strings:
             raise argparse.ArgumentError(action, "-- is not a value: give one")
         return super()._get_values(action, arg_strings)
 
     def _meant(self, message: str) -> str:
-        """Known options similar to the first unknown one in a message, if there are any."""
+        """The known options that resemble the first unknown option in a message, if any."""
         _, _, unknown = message.partition("unrecognized arguments: ")
         known = [name for name in self._option_string_actions if name.startswith("--")]
         meant = near_matches(unknown.partition(" ")[0], known) if unknown.startswith("--") else ""
@@ -251,8 +253,8 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
     atexit.register(gc.freeze)
     os.environ.setdefault(NUMPY_THREADS, "1")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # File names may contain bytes that are not text. A stream opened for a file that now leads
-        # to a pipe is changed, too, and its position cannot be queried.
+        # File names may contain bytes that are not text. Changing the errors of a stream that now
+        # leads to a pipe is possible, but its position cannot be queried.
         with suppress(OSError):
             sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -268,7 +270,7 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO_ANSWER
     except OSError as error:
-        # A full disk, or a file without permission.
+        # A full disk, or a file that may not be written.
         return _complain(f"{_file_of(error)}{error.strerror or error}", NO_ANSWER)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -310,7 +312,7 @@ def _warnings_in_lines() -> Iterator[None]:
 
 @contextmanager
 def as_options(prefix: str = "") -> Iterator[None]:
-    """Let an error about a field name the option that set it."""
+    """Let an error about a field name the command-line option that set the field."""
     try:
         yield
     except FieldError as error:
@@ -328,7 +330,7 @@ def batch_status(files: int, unreadable: int, *, all_answered: bool) -> int:
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """One object on one line of standard output."""
+    """Print an object as JSON on one line of standard output."""
     print(as_json(value))
 
 
@@ -344,12 +346,12 @@ def as_json(value: Mapping[str, Any], indent: int | None = None) -> str:
 
 
 def progress(text: str) -> None:
-    """A line on standard error."""
+    """Print a line of progress on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def writable(path: Path, what: str, option: str = "--out") -> Path:
-    """The path of a result, with its folder created; refuses a path that is not writable."""
+    """The path of a result file, with its folder created; refuses a path that is not writable."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         problem = "it is a folder" if path.is_dir() else None
@@ -364,7 +366,7 @@ def writable(path: Path, what: str, option: str = "--out") -> Path:
 
 
 def missing(package: str) -> InputError:
-    """The error that says how to install a package."""
+    """The error for a missing package, which says how to install it."""
     what = f"'.[{EXTRAS[package]}]'" if package in EXTRAS else package
     return InputError(f"{package} is not installed, and this command needs it: pip install {what}")
 
@@ -393,7 +395,7 @@ def shortened(message: str) -> str:
     return _LONG_WORD.sub(r"\1...\2", message)
 
 
-# Longer than any file name, though a path may be longer.
+# A word longer than any file name, though a path may be as long.
 _LONG_WORD = re.compile(r"(\S{100})\S{300,}(\S{50})")
 
 
@@ -405,7 +407,7 @@ QUIET_S = 2.0
 
 @dataclass(slots=True, kw_only=True)
 class Countdown:
-    """Counts the parts of long work; reports now and then, and at the end.
+    """Counts the finished parts of long work; reports progress now and then, and at the end.
 
     The first part may have to make ready what the others use: what is left goes by the others.
     """
@@ -421,7 +423,7 @@ class Countdown:
         self._said_s = self.clock()
 
     def step(self) -> None:
-        """One part is finished."""
+        """Count one part as finished."""
         self._done += 1
         now_s = self.clock()
         if self._done == 1:

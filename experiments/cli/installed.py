@@ -47,7 +47,9 @@ complete -o default -F _mistlab mistlab
 
 
 def _cases(commands: Mapping[str, Command]) -> Iterator[str]:
-    """A shell case for each option with choices, and for each command's options."""
+    """The script's cases: one for each option with choices, and one for the options of each
+    command.
+    """
     for name, command in commands.items():
         options = []
         for action in parser_for(command, name)._actions:

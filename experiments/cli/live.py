@@ -8,7 +8,7 @@ from time import perf_counter
 from searchers.strategy import STAGES_A_PLAN, Ledger
 
 REFRESH_S = 0.25
-# In a file or a pipe every line stays, so lines are rarer while nothing better is found.
+# In a file or a pipe no line is overwritten, so lines without a better plan are rarer there.
 LINE_EVERY_S = 2.0
 NOTHING_NEW_EVERY_S = 10.0
 
@@ -28,7 +28,7 @@ class Live:
     _best_s: float = field(default=math.inf, init=False)
 
     def __call__(self, ledger: Ledger) -> None:
-        """Receive a search's state; report if it is time."""
+        """Receive a search's state, and report it unless the last report was too recent."""
         now_s = perf_counter()
         if now_s - self._told_s < self._wait_s(ledger):
             return
@@ -36,11 +36,11 @@ class Live:
         self._tell(self._state(ledger), stays=not self.is_terminal)
 
     def end(self, text: str) -> None:
-        """Report how the search ended, in a permanent line."""
+        """Report how the search ended, in a line that stays on the terminal."""
         self._tell(f"{self.searcher}: {text}", stays=True)
 
     def _wait_s(self, ledger: Ledger) -> float:
-        """The seconds between two lines."""
+        """The seconds between two progress lines."""
         if self.is_terminal:
             return REFRESH_S
         return LINE_EVERY_S if ledger.best_s < self._best_s else NOTHING_NEW_EVERY_S

@@ -62,7 +62,7 @@ class RunDirectory:
                 return
             reject(f"--out {self.path}: another run writes here: wait for it, or give another")
         except OSError:
-            # A file system without locks.
+            # The folder's file system has no locks.
             return
 
     def write_text(self, name: str, text: str) -> None:
@@ -73,7 +73,7 @@ class RunDirectory:
             unfinished.replace(self.path / name)
 
     def add_row(self, row: Mapping[str, Any]) -> None:
-        """Append to ``rows.jsonl``."""
+        """Append a row to ``rows.jsonl``."""
         path = self.path / "rows.jsonl"
         with naming(path), path.open("a", encoding="utf-8") as file:
             file.write(as_json(row) + "\n")
@@ -95,8 +95,8 @@ _HELD: weakref.WeakValueDictionary[tuple[int, int], RunDirectory] = weakref.Weak
 def earlier_rows(
     path: Path, command: str, options: Mapping[str, Any], *, aside: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The rows of an earlier run in a folder, if it had the same sources and options; options in
-    ``aside`` may differ.
+    """The rows of an earlier run in a folder, if it had the same sources and options; the options
+    named in ``aside`` may differ.
     """
     config = path / "config.json"
     if not ((path / "rows.jsonl").is_file() and config.is_file()):
@@ -114,8 +114,8 @@ def earlier_rows(
 
 
 def file_at(path: Path, what: str) -> Path:
-    """The path of a result; in a temporary folder, with a message, if its own cannot be written. A
-    folder in its place is refused.
+    """The path of a result file; in a temporary folder, with a message, if the file cannot be
+    written. A folder at that path is refused.
     """
     if path.is_dir():
         return writable(path, what)

@@ -1,4 +1,4 @@
-"""The table of commands: the commands of each group, and the row of each command.
+"""The table of all commands: for each group, its commands and their options.
 
 A new command is a function, and a row in the file of its group.
 """
@@ -13,7 +13,7 @@ from experiments.commands.serving_commands import SERVING_COMMANDS
 from experiments.commands.study_commands import STUDY_COMMANDS
 from experiments.commands.training_commands import TRAINING_COMMANDS
 
-# In the order of the list of commands.
+# The groups of commands, in the order in which they are listed.
 GROUPS: Mapping[str, Group] = {
     **PLAN_COMMANDS,
     **SEARCH_COMMANDS,

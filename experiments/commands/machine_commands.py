@@ -16,7 +16,7 @@ from experiments.cli.command import (
 )
 from mistlab.schedule.orders import ORDERS
 
-# The minutes of a call of the GPU report.
+# The default of ``--minutes``: how long one call of ``gpu_report`` may work.
 MINUTES = 9.0
 
 MACHINE_COMMANDS: dict[str, Group] = {

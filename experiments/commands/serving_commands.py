@@ -1,4 +1,4 @@
-"""Commands about serving: measured runs predicted, and fits."""
+"""Commands about serving: predictions of measured runs, and fits to them."""
 
 from collections.abc import Mapping
 from pathlib import Path

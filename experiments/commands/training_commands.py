@@ -1,4 +1,4 @@
-"""Commands about whole trainings: their costs, and running them."""
+"""Commands about whole training runs: their costs, and their execution."""
 
 from experiments.cli.command import (
     DEVICES,

@@ -1,4 +1,6 @@
-"""The published evaluation: each case searched as each system would, beside published figures."""
+"""Mist's published evaluation, predicted: each case searched with each compared system's searcher,
+beside published speedups.
+"""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +40,7 @@ BASELINES = {
 }
 # Aceso's runtime is a Megatron-LM on torch 1.12, which had no fused attention.
 UNFUSED = "aceso:unfused"
-# The published runtime's features that replace ours, one at a time.
+# The features of the published runtime that replace those of this project's runtime, one at a time.
 THEIRS = {
     "its sends": replace(MISTLAB, sends=MIST.sends),
     "its kernels": replace(MISTLAB, kernels=MIST.kernels),
@@ -49,7 +51,7 @@ ACESO_PLANS, QUICK_ACESO_PLANS = 1000, 200
 
 
 def searched(case: Case, *, quick: bool, seed: int) -> dict[str, Any]:
-    """The row of a case."""
+    """The row of a case: each system's plan and its time."""
     bench = Bench.of(case.problem())
     names = [name for name in (OURS, *BASELINES) if name != UNFUSED]
     best = {name: _found(bench, name, quick=quick, seed=seed) for name in names}
@@ -89,7 +91,7 @@ def _found(bench: Bench, name: str, *, quick: bool, seed: int) -> Found | None:
 
 
 def _ratios(seconds: Mapping[str, float | None]) -> dict[str, float | None]:
-    """The ratio of each baseline's time to ours."""
+    """The ratio of each baseline's iteration time to that of this project's plan."""
     ours = seconds[OURS]
     return {
         name: None if ours is None or (other := seconds[name]) is None else other / ours
@@ -97,7 +99,7 @@ def _ratios(seconds: Mapping[str, float | None]) -> dict[str, float | None]:
     }
 
 
-# The published evaluation: every case searched, beside published figures.
+# The published evaluation: every case searched, beside the published speedups.
 
 
 QUICK_SIZES = 2
@@ -131,7 +133,9 @@ def evaluated(options: argparse.Namespace) -> int:
 
 
 def _cases(options: argparse.Namespace) -> list[Case]:
-    """GPT with unfused attention follows each cluster's fused cases."""
+    """The cases of the evaluation: on each cluster those with fused attention, then GPT with
+    unfused attention.
+    """
     quick = options.quick
     chosen = sizes()[:QUICK_SIZES] if quick else sizes()
     families = FAMILIES[:1] if quick else FAMILIES
@@ -208,13 +212,15 @@ def _both(row: Row, name: str) -> str:
 
 
 def _there(row: Row, name: str) -> float | None:
-    """The ratio of a baseline's time to our plan's, both under the published runtime."""
+    """The ratio of a baseline's iteration time to that of this project's plan, both predicted with
+    the published runtime's features.
+    """
     seconds, ours_s = row["seconds"][name], row["by_published_runtime_s"]
     return None if seconds is None or ours_s is None else seconds / ours_s
 
 
 def _summaries(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """Averages over each cluster and attention, and over all, for each baseline."""
+    """The average speedup over each baseline, by cluster and attention, and over all."""
     published = {(p["hardware"], p["attention"]): p for p in evaluation()["averages"]}
     places = dict.fromkeys((row["hardware"], row["attention"]) for row in rows)
     for hardware, attention in (*places, (None, None)):

@@ -1,4 +1,4 @@
-"""The motivating case: two plans side by side, drawn on a common time axis."""
+"""Mist's motivating case: two plans side by side, drawn on a common time axis."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,9 @@ from simulators.events import Simulation
 
 
 def timelines(played: Mapping[str, Simulation]) -> Figure:
-    """Every stage of every iteration as four lanes; each iteration has its name and its length."""
+    """Draw every stage of every iteration as four lanes, one for each stream; each iteration has
+    its name and its length.
+    """
     rows = [
         (name, played_run, stage)
         for name, played_run in played.items()
@@ -53,12 +55,12 @@ def timelines(played: Mapping[str, Simulation]) -> Figure:
     return figure
 
 
-# The motivating case: two plans side by side, and the spaces' best plans.
+# The motivating case: its two plans side by side, and the best plan of each search space.
 
 
 SPACES = ("3d", "+zero", "+checkpointing", "+offload", "mist")
 QUICK_SPACES = ("3d", "+zero", "+checkpointing")
-# The space that should find the second plan.
+# The search space in which the search should find the second plan.
 FINDING = "+checkpointing"
 _HALF = StagePlan(
     layers=16, data_parallel=2, tensor_parallel=1, micro_batch=1, zero=1, checkpointed_layers=16

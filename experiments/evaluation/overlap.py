@@ -1,5 +1,5 @@
-"""Compares views over random plans: the order of their times, and the true times of their best
-plans.
+"""Compares predictors that ignore an effect (views) over random plans: whether their times are
+ordered as expected, and how fast the plans that they prefer really are.
 """
 
 import argparse
@@ -27,10 +27,10 @@ from mistlab.schedule.placement import spread_shares
 from searchers.methods.published import published
 from searchers.savings import Chooser, chosen_plan
 
-# Predicts random plans in every view, to verify the order of the views' times.
+# Predicts random plans with each effect hidden (a view), to verify the order of the views' times.
 
 
-# The spaces from which plans are drawn in turn: those of all engines.
+# The spaces from which plans are drawn in turn; together they have all engines.
 SPACES = ("mist", "wide", "mist", "megatron", "mist", "deepspeed", "mist", "aceso")
 # The tolerance for rounding.
 ROUNDING = 1e-9
@@ -77,14 +77,15 @@ def _spread(ratios: Sequence[float] | np.ndarray) -> dict[str, float]:
     return {"least": float(least), "median": float(median), "most": float(most)}
 
 
-# Compares views: the order of their times, and the true times of their best plans.
+# Compares views (the closed form with one effect hidden): the order of their times, and the full
+# prediction of each view's best plan.
 
 
 SIZES, QUICK_SIZES = ("1.3b", "2.7b", "7b"), ("1.3b",)
 QUICK_PLANS = 100
-# The views that omit something.
+# The views that hide some effect.
 PARTIAL = tuple(view for view in VIEWS if view != FULL)
-# The published search, and its modifications.
+# Mist's published search, and modifications of it.
 VARIANTS: Mapping[str, Mapping[str, bool]] = {
     "published": {},
     "true frontiers": {"weighted": False},
@@ -97,7 +98,7 @@ Winners = Mapping[tuple[str, str], Row]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapQuestion:
-    """A case, and the number of random plans to verify."""
+    """A case of the evaluation, and the number of random plans to verify."""
 
     case: Case
     plans: int
@@ -105,7 +106,8 @@ class OverlapQuestion:
 
 
 def overlapped(options: argparse.Namespace) -> int:
-    """The cost of ignorance: searches with views that ignore overlap or first and last passes.
+    """The cost of ignoring an effect: searches whose predictor ignores overlap or first and last
+    passes, and the slowdown of the plans that they choose.
 
     Searches see streams that take turns (serial), that do not disturb one another (ideal),
     extras of first and last micro-batches spread (average) or dropped (blind), or everything
@@ -129,8 +131,8 @@ def overlapped(options: argparse.Namespace) -> int:
 
 
 def compared(asked: OverlapQuestion) -> list[dict[str, Any]]:
-    """The rows of a case: the order over random plans, each view's best plan, each search's best
-    plan.
+    """The rows of a case: the order of times over random plans, each view's best plan, each
+    search's best plan.
     """
     bench = Bench.of(asked.case.problem())
     return [

@@ -27,7 +27,7 @@ from mistlab.plan.space import OffloadRatios, SearchSpace
 from searchers.exact.published_programme import WEIGHTS
 from searchers.methods.published import published
 
-# Averages of ratios, and of differences between iterations in their terms.
+# Averages of speedups, and of differences between two iterations' terms.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +51,8 @@ class Summary:
 def difference_in_parts(
     pairs: Sequence[tuple[Mapping[str, float], Mapping[str, float]]],
 ) -> dict[str, float]:
-    """The difference of two iterations in each of their terms, as a share of the first iteration,
-    averaged over pairs.
+    """The difference of two iterations in each of their terms, such as exposed communication, as a
+    share of the first iteration; averaged over pairs.
 
     >>> difference_in_parts([({"a_s": 3.0, "b_s": 1.0}, {"a_s": 4.0, "b_s": 1.0})])
     {'a_s': 0.25, 'b_s': 0.0}
@@ -69,13 +69,14 @@ def difference_in_parts(
 FIRST, FLEXIBLE = "3D parallelism", "+ flexible checkpointing"
 OFFLOADED, UNEVEN, AWARE = "+ offloading", "+ uneven blocks", "+ imbalance-aware"
 
-# The steps of the breakdown, and the searches in which one of them is left out.
+# The steps of the breakdown, each adding a dimension to the search space, and the searches with one
+# of them left out.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakdownStep:
-    """A space to search, the view of the search, and the number of weights at which the published
-    search samples frontiers in it (if that search is used).
+    """A space to search, the view of the predictor that is used, and the number of weights at which
+    the published search samples frontiers (if that search is used).
     """
 
     name: str
@@ -92,7 +93,7 @@ class BreakdownRuntime:
     is_published_search: bool = False
 
     def found(self, bench: Bench, step: BreakdownStep, seed: int) -> Found | None:
-        """The plan of a step, for this engine."""
+        """The plan that the search of a step finds, for this engine."""
         space = step.space.on(self.engine)
         if not self.is_published_search:
             return bench.found("mist", space, view=step.view, seed=seed)
@@ -100,8 +101,8 @@ class BreakdownRuntime:
 
 
 def steps(unaware: str) -> list[BreakdownStep]:
-    """The steps, each with one component more than the previous; all but the last are searched in
-    the view ``unaware``.
+    """The steps, each with one component of the space more than the previous; all but the last are
+    searched in the view ``unaware``, which ignores overlap.
     """
     all_recomputed = replace(space_of("3d"), name="3d, all recomputed", recomputation="all")
     sharded = replace(space_of("+zero"), name="+zero, all recomputed", recomputation="all")
@@ -116,7 +117,7 @@ def steps(unaware: str) -> list[BreakdownStep]:
 
 
 def left_out(unaware: str) -> list[BreakdownStep]:
-    """The full space with one component missing."""
+    """The full space with one component missing, for each component."""
     mist = space_of("mist")
 
     def without(name: str, **changes: object) -> BreakdownStep:
@@ -142,7 +143,7 @@ OURS, THEIRS, AS_PUBLISHED = "this runtime", "published runtime", "published run
 RUNTIMES: Mapping[str, BreakdownRuntime] = {
     OURS: BreakdownRuntime(engine="mistlab"),
     THEIRS: BreakdownRuntime(engine="mist"),
-    # It takes minutes, and is used only where a breakdown was published.
+    # The published search takes minutes, and is used only for hardware with a published breakdown.
     AS_PUBLISHED: BreakdownRuntime(engine="mist", is_published_search=True),
 }
 # The hardware with a published breakdown: the speedup of each step over an earlier one.
@@ -181,7 +182,7 @@ def _with_copies(problem: Problem, times: float) -> Problem:
     return replace(problem, cluster=replace(cluster, hardware=hardware))
 
 
-# Changes that show which gain follows from which mechanism.
+# Changed problems that show which mechanism a gain depends on.
 CHANGES: Mapping[str, Callable[[Problem], Problem]] = {
     "nothing": _as_it_is,
     "copies to and from hosts take twice as long": partial(_with_copies, times=0.5),
@@ -215,8 +216,8 @@ def broken_down(options: argparse.Namespace) -> int:
 
 
 def searched(case: Case, *, view: str, seed: int, is_quick: bool = False) -> list[dict[str, Any]]:
-    """The rows of a case: on each runtime a row per step, a row for each step left out, and a row
-    for each step with a mechanism changed.
+    """The rows of a case: on each runtime one per step, then one for each step left out, and one
+    for each step with a changed problem.
     """
     bench = Bench.of(case.problem())
     baselines = {
@@ -252,7 +253,7 @@ def _steps(
     seed: int,
     rows_of: "BreakdownRows",
 ) -> Iterator[dict[str, Any]]:
-    """A row for each step, which keeps the previous step's plan if that one is faster."""
+    """A row for each step; a step keeps the previous step's plan if that plan is faster."""
     kept: Found | None = None
     for step in each:
         best = runtime.found(bench, step, seed)
@@ -263,8 +264,8 @@ def _steps(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakdownRows:
-    """Makes the rows of a case, for a runtime or for a changed machine. Gains are played, and so
-    are steps left out on this runtime.
+    """Makes the rows of a case, for a runtime or for a changed machine. Gains are measured on
+    played plans; on this project's runtime so are the losses of steps left out.
     """
 
     case: Case
@@ -275,7 +276,9 @@ class BreakdownRows:
     def row(
         self, step: BreakdownStep, best: Found | None, kept: Found | None, bench: Bench
     ) -> dict[str, Any]:
-        """The row of a step: its own plan, and the best plan so far, which a user would keep."""
+        """The row of a step: the plan that its search found, and the fastest plan so far, which a
+        user would keep.
+        """
         kept_s = kept.seconds if kept else None
         is_played = self.chapter == "with" or self.runtime == OURS
         played_s = bench.played_s(kept.plan) if kept and is_played else None
@@ -401,7 +404,9 @@ def _mean(of_case: Sequence[tuple[float, Row]], name: str) -> float:
 
 
 def _bars_words(bars: Sequence[Mapping[str, Any]], runtime: str) -> Sequence[str]:
-    """The steps on a runtime; the page has those of this runtime, and files those of others."""
+    """The bars of the steps' gains on each runtime: on the page those of this project's runtime, in
+    files those of other runtimes.
+    """
     apart = () if runtime == OURS else (IN_A_FILE,)
     return [f"On {runtime}:", *apart, _bars_table(bars, runtime)]
 
@@ -443,7 +448,7 @@ def _cases_table(rows: Sequence[Row], runtimes: Sequence[str]) -> str:
 
 def _gains(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """The speedup of each step with a published figure over its reference step, averaged over the
-    cases of the published hardware; on each runtime, and with each change.
+    cases of the published hardware, for each runtime and each changed problem.
     """
     of_machine = [row for row in rows if row["hardware"] == PUBLISHED_FOR]
     kinds = dict.fromkeys((row["chapter"], row["runtime"]) for row in of_machine)
@@ -489,7 +494,9 @@ def _gains_words(gains: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _missing(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """The share of the full speed that is lost without each component, on this runtime."""
+    """The share of the full speed that is lost without each component, on this project's
+    runtime.
+    """
     whole = {row["case"]: row for row in _chapter(rows, "with", OURS)}
     without = [row for row in _chapter(rows, "without", OURS) if row["kept_s"]]
     for step in dict.fromkeys(row["step"] for row in without):

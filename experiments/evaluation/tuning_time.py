@@ -1,4 +1,4 @@
-"""Tuning time: every searcher on every space, in CPU time."""
+"""Tuning time: the CPU time of every searcher on every search space."""
 
 import argparse
 import time
@@ -23,18 +23,18 @@ from searchers.strategy import StrategySearcher
 
 SIZE, QUICK_SIZE = "22b", "2.7b"
 QUICK_PLANS = 500
-# The published speedups of tuning GPT-22B on 32 GPUs.
+# The published speedups of Mist's tuning over each system's, for GPT-22B on 32 GPUs.
 PUBLISHED = {"aceso": 1.97, "alpa": 9.33}
-# A plan within this share of the final one is nearly as good.
+# A plan whose time is within this share of the final plan's counts as nearly as good.
 NEARLY = 0.01
-# The searchers for this runtime, and for the published one.
+# The searchers of plans for this project's runtime, and for Mist's published runtime.
 OURS, THEIRS = "mistlab", "mist"
 SEARCHERS_ASKED = {OURS: ("mist", "aceso"), THEIRS: ("mist", "aceso", "mist:published")}
 OFFLOADED = {"+OO": "optimizer", "+AO": "activations", "+GO": "gradients", "+WO": "weights"}
 
 
 def spaces() -> dict[str, SearchSpace]:
-    """The spaces, each with one kind of saving more than the previous."""
+    """The search spaces, each with one kind of memory saving more than the previous."""
     full = space_of("mist").offload
     space = replace(space_of("3d"), unequal_stages=True, layers_off_balance=2)
     spaces_by_name = {"3D": space}
@@ -51,7 +51,7 @@ def spaces() -> dict[str, SearchSpace]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningTimeQuestion:
-    """A search: the searcher, the space, and the number of plans."""
+    """A search to time: the searcher, the space, and the number of plans that it may predict."""
 
     case: Case
     searcher: str
@@ -62,7 +62,7 @@ class TuningTimeQuestion:
 
 
 def timed(options: argparse.Namespace) -> int:
-    """The time of tuning GPT-3 22B on 32 GPUs, with one more kind of saving in each step.
+    """The time of tuning GPT-3 22B on 32 GPUs, with one kind of memory saving more in each step.
 
     The order is 3D, +CKPT, +ZeRO, then offloading of optimizer state, activations, gradients
     and weights. Aceso searches the same spaces, Alpa its own; times are to the end, to within 1
@@ -102,7 +102,7 @@ def timed(options: argparse.Namespace) -> int:
 
 
 def searched(asked: TuningTimeQuestion) -> dict[str, Any]:
-    """The row of a search. Only CPU time counts, without compiling expressions."""
+    """The row of a search. Only CPU time counts, without the time to compile expressions."""
     bench = Bench.of(asked.case.problem())
     bench.found(asked.searcher, asked.space, budget=Budget(evaluations=1))
     searcher = StrategySearcher(
@@ -132,7 +132,7 @@ def _nearly(history: Sequence[Improvement]) -> float:
 
 
 def report(rows: Sequence[Row], case: Case) -> Report:
-    """The duration of searches, and the speedup of ours."""
+    """The CPU time of searches, and the speedup of this project's search."""
     on_ours, on_theirs = (_by_step(rows, engine) for engine in (OURS, THEIRS))
     faster = {f"aceso, {step}": _faster(on_ours, step, "aceso") for step in on_ours}
     there = {
@@ -206,7 +206,9 @@ def _by_step(rows: Sequence[Row], engine: str) -> dict[str, dict[str, Row]]:
 
 
 def _faster(on_engine: Mapping[str, Mapping[str, Row]], step: str, other: str) -> float | None:
-    """The speedup of our search over another, to equal quality."""
+    """The speedup of this project's search over another, until both have found plans of equal
+    quality.
+    """
     seconds = to_equal_quality(*(_history(on_engine[step][name]) for name in ("mist", other)))
     return None if seconds is None else seconds[1] / max(seconds[0], 1e-9)
 

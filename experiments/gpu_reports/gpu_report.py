@@ -33,21 +33,23 @@ from mistlab.machine.hardware import Hardware, Line
 
 # The estimated overhead of a run on one H100 besides its iterations.
 #
-# None of the constants was measured on a GPU. They are high, since estimates must fit the time for
-# which a machine is rented.
+# None of the constants was measured on a GPU. They are set high, since a report must fit the time
+# for which a machine is rented.
 
 
-# Factors of iterations over predicted ones, and of strict mode over normal mode.
+# Factors of an iteration's time over its prediction, and of a run in strict mode over one in normal
+# mode.
 SLOWER, STRICT = 1.2, 2.0
-# The factor of serialised tasks over overlapped ones.
+# The factor of an iteration with serialised tasks over one with overlapped tasks.
 SERIALISED = 1.5
 # The start of a process: interpreter, torch, the GPU's context, libraries. With several processes,
 # one per GPU, also connecting.
 PROCESS_S, PROCESSES_S = 20.0, 35.0
-# The overhead of a run: building the model and its buffers, opening streams and groups, drawing and
-# copying weights, reading the clocks twice, and reporting.
+# The overhead of a run in seconds: building the model and its buffers, opening streams and groups,
+# drawing and copying weights, reading the clocks twice, and reporting.
 RUN_S = 4.0
-# Pages are touched and registered; pages that are already pinned are zeroed.
+# Seconds per GiB to pin host memory, whose pages are touched and registered, and to zero pages that
+# are already pinned.
 PIN_S_A_GIB, ZERO_S_A_GIB = 0.4, 0.1
 
 
@@ -60,14 +62,16 @@ def run_seconds(
 
 
 class PinnedMemory:
-    """The memory that the running process has pinned; strict runs have a separate process."""
+    """The host memory that the running process has pinned; strict runs have a separate process."""
 
     def __init__(self) -> None:
         self._gib = 0.0
         self._is_strict: bool | None = None
 
     def seconds(self, gib: float, *, is_strict: bool) -> float:
-        """The time to start a process, if this run is the first of its kind, and to pin memory."""
+        """The time to start a process, if this run is the first of its kind (strict or not), and to
+        pin the memory that it lacks.
+        """
         seconds = 0.0
         if is_strict != self._is_strict:
             self._is_strict, self._gib, seconds = is_strict, 0.0, PROCESS_S
@@ -87,10 +91,10 @@ class PinnedMemory:
 
 REFERENCE = "h100-80gb"
 LINK_SHARE, LINK_LATENCY_US = 0.5, 20.0
-# All tables: two to three thousand short measurements, and processes for copies and streams; then,
-# for each further group size, collectives and overlapped streams.
+# The seconds of a profile: all tables, with two to three thousand short measurements, and processes
+# for copies and streams; then, for each further group size, collectives and overlapped streams.
 PROFILE_S, GROUPS_S = 240.0, 120.0
-# The end of a call: fits, predictions, the page.
+# The seconds at the end of a call: fits, predictions, and the page.
 CALL_S = 20.0
 
 PROFILE = "profile"
@@ -98,14 +102,14 @@ PROFILE = "profile"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The seconds of one step of a report: a plan by its name, or the profile."""
+    """The estimated seconds of one step of a report: of a plan, by its name, or of the profile."""
 
     name: str
     seconds: float
 
 
 def estimates(plans: Sequence[PlanOfReport], *, profiles: bool = True) -> list[Estimate]:
-    """Each step in the order in which it runs."""
+    """The estimate of each step, in the order in which the steps run."""
     first = [plan for plan in plans if plan.comes_first]
     others = [plan for plan in plans if not plan.comes_first]
     hardware = reference_hardware()
@@ -171,7 +175,7 @@ MADE = ("plans/*.yaml", "*.yaml", "runs.csv", "README.md", "*.svg")
 
 
 def pack(folder: Path) -> Path:
-    """Write everything into one file of the folder, whole or not at all."""
+    """Pack the folder into one file; an interrupted write leaves no partial file."""
     path = folder / NAME
     unfinished = path.with_suffix(".part")
     with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as file:
@@ -182,7 +186,9 @@ def pack(folder: Path) -> Path:
 
 
 def begin(folder: Path, path: Path | None) -> None:
-    """Start a folder from a packed report, or from the one in it; a folder in use is continued."""
+    """Start a folder from a packed report, given or found in the folder; a folder in use is
+    continued.
+    """
     has_begun = any(True for pattern in MEASURED for _ in folder.glob(pattern))
     if has_begun and path is not None:
         progress(f"{folder}: has begun already: {path} is not read")
@@ -219,17 +225,19 @@ def _is_known(name: str) -> bool:
     )
 
 
-# Fills a report's folder in calls of some minutes: plans, profile, page and pictures.
+# Fills a report's folder in calls of some minutes: with plans, profile, page and pictures.
 
 
-# A run that would not end by then is not started: the last seconds are for the page.
+# A run that would not end this many seconds before the deadline is not started: they are reserved
+# for the page.
 RESERVE_S = 20.0
 Profiler = Callable[[Path, float], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFolder:
-    """A folder, its contents, and the deadline: ``profiler`` says whether the tables are complete.
+    """A report's folder, its contents, and the deadline; ``profiler`` tells whether the tables are
+    complete.
 
     A plan is not begun where it is ``expected`` to take longer than what is left of a call, unless
     nothing else was done in it.
@@ -244,7 +252,7 @@ class ReportFolder:
     clock: Callable[[], float] = time.monotonic
 
     def work(self) -> bool:
-        """Continue until the deadline, or until nothing is left."""
+        """Run plans and measurements until the deadline, or until none is left."""
         call = _Call(clock=self.clock, ends_s=self.clock() + self.seconds - RESERVE_S)
         runs = RunRows(path=self.folder / "runs.jsonl")
         first = [plan for plan in self.plans if plan.comes_first]
@@ -256,7 +264,9 @@ class ReportFolder:
         )
 
     def _profile(self, call: "_Call") -> bool:
-        """Measure the machine, if that was not done; returns whether it is done."""
+        """Measure the machine, unless it was measured before; returns whether the tables are
+        complete.
+        """
         if is_profiled(self.folder):
             return True
         if self.profiler(self.folder / "profile.yaml", call.left_s()):
@@ -289,7 +299,7 @@ class ReportFolder:
         return True
 
     def _tell_checks(self, runs: RunRows) -> None:
-        """Report findings of strict runs immediately, not when the call ends."""
+        """Report the findings of strict runs at once, before the call ends."""
         strict = [plan for plan in self.plans if plan.is_check]
         checks = checks_of(strict, runs.said)
         for difference in checks.differences:
@@ -300,7 +310,7 @@ class ReportFolder:
                 progress(f"{checks.layouts} strict runs in unlike layouts: losses agree")
 
     def _prepared(self, plan: PlanOfReport) -> PlanRun:
-        """A plan's file, and how to run it. Of the hardware, a run needs only the memory limit."""
+        """A plan's file, and how to run it; of the hardware a run needs only the memory limit."""
         path = writable(self.folder / "plans" / f"{plan.name}.yaml", "folder")
         dump_job(plan.job(catalog.hardware(REFERENCE)), path)
         return PlanRun(
@@ -329,7 +339,7 @@ class ReportFolder:
 
 @dataclass(slots=True, kw_only=True)
 class _Call:
-    """The deadline of a call, and whether the call has done any work."""
+    """The deadline of one call of the command, and whether the call has done any work."""
 
     clock: Callable[[], float]
     ends_s: float
@@ -341,7 +351,7 @@ class _Call:
 
 
 def work(options: argparse.Namespace) -> int:
-    """Predicted beside measured on a GPU or a node: profile it, calibrate, and run plans that were
+    """Measured beside predicted on a GPU or a node: profile it, calibrate, and run plans that were
     never fitted.
 
     Works in calls of a few minutes that go on where the last one ended, in the same folder.
@@ -372,7 +382,9 @@ def work(options: argparse.Namespace) -> int:
 
 
 def profiled_in_process(device: str, gpus: int, out: Path, seconds: float, *, quick: bool) -> bool:
-    """The profiler of this many devices; it continues existing tables."""
+    """A profiler of this many devices that runs in a process of its own and continues existing
+    tables.
+    """
     command = [sys.executable, "-m", "experiments.profile_hardware", "--out", str(out)]
     command += ["--only", "measure", "--device", device, "--gpus-per-node", str(gpus)]
     command += ["--tables", str(out.parent / "tables"), *(["--quick"] if quick else [])]
@@ -404,7 +416,9 @@ def _check_gpus(options: argparse.Namespace) -> None:
 
 
 def _work(folder: Path, plans: Sequence[PlanOfReport], options: argparse.Namespace) -> bool:
-    """Run and measure for some minutes; the folder is packed however that ends."""
+    """Run plans and measure for some minutes; the folder is packed whether or not an error ends the
+    work.
+    """
     gpus = options.gpus_per_node
     runner = NodeRunner(options.device)
     report = ReportFolder(

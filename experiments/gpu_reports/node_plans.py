@@ -1,4 +1,4 @@
-"""The plans of a report on a node of several GPUs: rows of a file, each of which is a job.
+"""The plans of a report on a node of several GPUs, read from a file with a row for each plan.
 
 Checks all train one workload, so their losses must agree, whatever the layout. Plans on one GPU go
 along, because what whole steps sustain is fitted to those.
@@ -20,14 +20,14 @@ from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Workload
 
 NODE_PLANS = Path(__file__).with_suffix(".yaml")
-# The defaults of workloads.
+# The workload settings of rows that state none.
 USUAL: Mapping[str, Any] = {"precision": "bf16", "attention": "flash"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodePlan:
-    """A row, and its workload on ``gpus`` of a node. If it ``is_check``, its losses are compared;
-    otherwise it is timed.
+    """A row of the file, and its workload on ``gpus`` GPUs of a node. With ``is_check`` the run's
+    losses are compared with others'; otherwise the run is timed.
     """
 
     workload: Mapping[str, Any]
@@ -40,7 +40,7 @@ class NodePlan:
 
     @property
     def name(self) -> str:
-        """The stem of its file and the key of its row: dimensions of the plan as short symbols."""
+        """The name of the plan's file and the key of its row: its dimensions as short symbols."""
         work, stages = self.workload, self.row.get("stages", 1)
         parts = [self.model, f"s{work['sequence_length']}", f"x{work['global_batch']}"]
         parts += [f"pp{stages}"] if stages > 1 else []
@@ -56,27 +56,29 @@ class NodePlan:
 
     @property
     def is_compared(self) -> bool:
-        """Whether the report compares its figures with a prediction."""
+        """Whether the report compares the plan's measured figures with a prediction."""
         return not self.is_check
 
     @property
     def comes_first(self) -> bool:
-        """Whether it runs before the machine is profiled."""
+        """Whether the plan runs before the machine is profiled."""
         return self.is_check
 
     @property
     def twins(self) -> tuple[object, ...]:
-        """The key of plans with the same work on the same ranks: everything except offloading."""
+        """The key of plans with equal work on equal ranks, which differ in offloading only."""
         stays = {name: of for name, of in self.row.items() if not DIMENSIONS.get(name, _AS_IS).path}
         return ("node", self.gpus, self.is_check, str(sorted(stays.items())))
 
     @property
     def trains(self) -> tuple[object, ...]:
-        """The key of plans that train alike, so that losses agree up to rounding."""
+        """The key of plans that train the same model on the same batches, so that their losses
+        agree up to rounding.
+        """
         return ("node", self.is_check, str(sorted(self.workload.items(), key=str)))
 
     def job(self, hardware: Hardware) -> Job:
-        """The plan on a node of a hardware."""
+        """The plan's job on a node of a hardware."""
         model = model_from(self.workload["model"], Path())
         stages = self.row.get("stages", 1)
         of_stage = dict.fromkeys(dimensions_of_axes(), 1) | self._values

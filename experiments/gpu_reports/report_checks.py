@@ -23,7 +23,7 @@ from mistlab.job.prediction import Clocks
 # The tolerance of losses: more than twice the effect of rounding every query gradient twice, and
 # less than the effect of a lost gradient (tests/runtime/test_equal_losses.py).
 LOSS_TOLERANCE = 1e-4
-# The tolerance of losses in another layout, where 16-bit sums have another order.
+# The tolerance of losses between layouts, in which 16-bit sums are added in another order.
 ROUNDING = same_training.ROUNDING["bf16"]
 
 
@@ -46,9 +46,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checks:
-    """The outcome of comparing runs. ``strict`` and ``timed`` count the compared groups of twins,
-    ``layouts`` the plans compared with another layout; ``failed_checks`` are checks whose run
-    failed.
+    """The outcome of comparing runs: ``strict`` and ``timed`` count the groups of plans that differ
+    in offloading or overlap only, ``layouts`` the plans compared with another parallel layout;
+    ``failed_checks`` are checks whose run failed.
     """
 
     strict: int
@@ -62,7 +62,7 @@ class Checks:
 
 
 def checks_of(plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]) -> Checks:
-    """The checks of all runs so far."""
+    """Compare the losses and the clocks of all runs so far."""
     checks = [plan for plan in plans if plan.is_check]
     timed = [plan for plan in plans if not plan.is_check]
     strict_twins, timed_twins = (_twins(some, outcomes) for some in (checks, timed))
@@ -106,7 +106,9 @@ def _twins(plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]) -> list[
 def _layouts(
     plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]
 ) -> Iterator[list[PlanOfReport]]:
-    """Groups of finished plans of one workload in different layouts, one plan per layout."""
+    """Groups of finished plans of one workload that differ in their parallel layout, one plan per
+    layout.
+    """
     groups: dict[tuple[object, ...], dict[tuple[object, ...], PlanOfReport]] = defaultdict(dict)
     for plan in plans:
         if "losses" in outcomes.get(plan.name, {}):
@@ -115,7 +117,7 @@ def _layouts(
 
 
 def _apart(plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said]) -> Difference | None:
-    """The plans of a group whose losses differ from the majority's by more than rounding."""
+    """The plans of a group whose losses differ from those of the majority by more than rounding."""
     steps = None if plans[0].is_check else 1
     losses = np.array([_numbers(outcomes[plan.name]["losses"])[:steps] for plan in plans])
     usual = np.median(losses, axis=0)
@@ -147,7 +149,7 @@ def _difference(
 
 
 def _numbers(losses: Sequence[float | None]) -> list[float]:
-    """Losses; None for a stage without the head."""
+    """The losses as numbers; None for a stage without the model's head."""
     return [loss for loss in losses if loss is not None]
 
 

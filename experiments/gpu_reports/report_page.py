@@ -47,7 +47,7 @@ def page_of(
     hardware: Hardware | None,
     left_out: Sequence[str],
 ) -> str:
-    """The report as text and tables: losses, whole plans, then single stages."""
+    """The report as text and tables: compared losses, whole plans, then stages that ran alone."""
     name = "this machine" if hardware is None else hardware.name
     lines = [f"# {name}: predicted beside measured", ""]
     lines += [f"- left out here: {one}" for one in left_out]
@@ -72,7 +72,7 @@ def page_of(
 
 
 def draw(rows: Sequence[ReportRow], folder: Path) -> None:
-    """Times and allocated memory, predicted over measured."""
+    """Draw predicted over measured iteration times, and likewise allocated memory."""
     ran = [row for row in rows if "error" not in row]
     if not ran:
         return
@@ -130,7 +130,7 @@ def _runs(rows: Sequence[ReportRow], what: str) -> str:
 
 
 def _findings(rows: Sequence[ReportRow]) -> list[str]:
-    """Mean errors, and the work of the allocator."""
+    """Mean errors of the predictions, and how often the allocator had to work."""
     summary = summary_of(rows)
     count = summary["allocator_retries"]
     times = "once" if count == 1 else f"{count} times"
@@ -175,14 +175,14 @@ def _cells(row: ReportRow) -> list[str]:
 
 # Turns a report's folder into results: fits, predicts, compares, and writes the page.
 #
-# It needs no GPU and no torch, so a folder filled on a machine without SciPy or matplotlib can be
-# evaluated on another one. Missing parts are omitted and named.
+# It needs no GPU and no torch: a folder filled on a machine without SciPy or matplotlib can be
+# evaluated elsewhere. Missing parts are omitted, and the page names them.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Rows of whole plans and of single stages beside predictions, if the machine is profiled, and
-    results of runs alone; ``left_out`` lists what this machine could not make.
+    """The measured figures of whole plans and of single stages, beside predictions if the machine
+    is profiled; ``left_out`` lists the results that this machine could not make.
     """
 
     hardware: Hardware | None
@@ -193,7 +193,7 @@ class Figures:
 
     @property
     def summary(self) -> ReportRow:
-        """All of it as JSON values."""
+        """All figures of the report as JSON values."""
         alone = {**summary_of(self.of_stages), "rows": [*self.of_stages]}
         return {
             **summary_of(self.rows),
@@ -238,8 +238,8 @@ def figures_of(
 def _hardware(
     folder: Path, plans: Sequence[PlanOfReport], outcomes: Mapping[str, Said], left_out: list[str]
 ) -> Hardware | None:
-    """The profile with constants from the fitted runs; the plain profile until all of them have
-    run.
+    """The profiled hardware with constants fitted to the report's runs; without these constants
+    until all runs are done.
     """
     try:
         profile = _profile(folder)
@@ -253,7 +253,7 @@ def _hardware(
 
 
 def _profile(folder: Path) -> Hardware | None:
-    """The profile, fitted to the tables once they are complete."""
+    """The hardware fitted to the profile's tables, once the tables are complete."""
     path, tables = folder / "profile.yaml", folder / "tables"
     if not path.exists():
         if not is_profiled(folder):
@@ -267,7 +267,7 @@ def _profile(folder: Path) -> Hardware | None:
 
 
 def is_profiled(folder: Path) -> bool:
-    """Whether the machine was completely measured."""
+    """Whether all tables of the machine's profile are complete."""
     tables = folder / "tables"
     has_tables = (tables / "machine.yaml").exists() and noted_machine(tables).is_measured
     return has_tables or (folder / "profile.yaml").exists()
@@ -298,7 +298,7 @@ def _calibrated(
 def _rows(
     plans: Sequence[PlanOfReport], hardware: Hardware, outcomes: Mapping[str, Said]
 ) -> list[ReportRow]:
-    """The rows of finished plans."""
+    """The report's rows of finished plans."""
     return [
         {
             **row_of(plan, prediction_of(job, plan.stage), outcomes[plan.name]),

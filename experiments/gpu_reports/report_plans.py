@@ -1,4 +1,5 @@
-"""The plans of a report on one GPU, in order: data, and how a row becomes a job.
+"""The plans of a report on one GPU, in the order in which they run, as rows; and how a row becomes
+a job.
 
 A row lists a model, the tokens of a sequence, the memory of the card that is imitated (GB), the
 sequences of a micro-batch, the number of micro-batches, the number of recomputed blocks, and the
@@ -47,7 +48,8 @@ CHECKED_PIPELINES: tuple[tuple[int, Row], ...] = (
     (4, ("llama-2.7b", 2048, 80, 1, 8, 4, ACTIVATIONS)),
 )
 
-# Plans to which one number is fitted, the sustained share of arithmetic, and the allocator's two.
+# Plans to which three numbers are fitted: the sustained share of arithmetic, and the allocator's
+# two constants.
 FITTED: tuple[Row, ...] = (
     ("gpt3-1.3b", 2048, 80, 2, 4, 0, NONE),
     ("gpt3-1.3b", 2048, 40, 4, 2, 24, STATES),
@@ -98,7 +100,7 @@ SERIALISED: tuple[Row, ...] = (
     ("gpt3-2.7b", 2048, 80, 2, 4, 16, STATES),
     ("gpt3-2.7b", 2048, 80, 2, 4, 16, (0, 0, 0.5, 0.25)),
 )
-# Pipelines of equal stages, of which some run alone.
+# Pipelines of equal stages; of each, some stages run alone.
 PIPELINES: tuple[tuple[int, tuple[int, ...], Row], ...] = (
     (4, (0, 2, 3), ("gpt3-7b", 2048, 24, 1, 8, 4, STATES)),
     (4, (0, 2, 3), ("gpt3-7b", 2048, 40, 2, 8, 4, (0, 0, 0.5, 0.25))),
@@ -111,11 +113,11 @@ SERIALISED_NAME = "serialised"
 
 
 class PlanOfReport(Protocol):
-    """A plan in a report: on ``gpus`` of a node, or one ``stage`` alone."""
+    """A plan in a report, on ``gpus`` GPUs of a node, or one ``stage`` of it alone."""
 
     @property
     def name(self) -> str:
-        """The stem of its file and the key of its row."""
+        """The name of the plan's file and the key of its row."""
 
     @property
     def model(self) -> str:
@@ -123,7 +125,7 @@ class PlanOfReport(Protocol):
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs that it uses."""
+        """The number of GPUs that the plan uses."""
 
     @property
     def stage(self) -> int | None:
@@ -131,41 +133,44 @@ class PlanOfReport(Protocol):
 
     @property
     def is_fitted(self) -> bool:
-        """Whether constants are fitted to it."""
+        """Whether constants are fitted to the plan's run."""
 
     @property
     def is_serialised(self) -> bool:
-        """Whether its tasks are serialised."""
+        """Whether the plan's tasks run serialised, without overlap."""
 
     @property
     def is_check(self) -> bool:
-        """Whether it runs strictly, and its losses are compared."""
+        """Whether the plan runs strictly, for a comparison of its losses."""
 
     @property
     def is_compared(self) -> bool:
-        """Whether the report compares its figures with a prediction."""
+        """Whether the report compares the plan's measured figures with a prediction."""
 
     @property
     def comes_first(self) -> bool:
-        """Whether it runs before the machine is profiled."""
+        """Whether the plan runs before the machine is profiled."""
 
     @property
     def twins(self) -> tuple[object, ...]:
-        """The key of plans whose losses must be equal: bitwise, if they are checks."""
+        """The key of plans whose losses must be equal: bitwise if they are checks."""
 
     @property
     def trains(self) -> tuple[object, ...]:
-        """The key of plans that train alike, so that losses agree up to rounding."""
+        """The key of plans that train the same model on the same batches, so that their losses
+        agree up to rounding.
+        """
 
     def job(self, hardware: Hardware) -> Job:
-        """The plan on a hardware."""
+        """The plan's job on a hardware."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportPlan:
-    """A row and how it is run: for a fit, for comparison, or compared with itself serialised; or as
-    one ``stage`` of equal ``num_stages``, alone. If it ``is_check`` it is not timed: its losses, or
-    the gradients of a stage without losses, must equal those of its twins bitwise.
+    """A row and the purpose of its run: a fit, a comparison with its prediction, or one with a
+    serialised run; or one ``stage`` of ``num_stages`` equal ones, alone. With ``is_check`` it is
+    not timed: its losses, or the gradients of a stage without losses, must equal bitwise those of
+    plans with the same twins key.
     """
 
     row: Row
@@ -177,7 +182,7 @@ class ReportPlan:
 
     @property
     def name(self) -> str:
-        """The stem of its file and the key of its row."""
+        """The name of the plan's file and the key of its row."""
         model, sequence, cap, batch, batches, again, ratios = self.row
         offload = "-".join(f"{ratio:g}" for ratio in ratios)
         parts = [f"{model}-s{sequence}-{cap}gb-b{batch}x{batches}-c{again}-o{offload}"]
@@ -193,22 +198,22 @@ class ReportPlan:
 
     @property
     def gpus(self) -> int:
-        """Always one, whatever part of a pipeline it is."""
+        """Always one GPU, also for a stage of a pipeline."""
         return 1
 
     @property
     def trains(self) -> tuple[object, ...]:
-        """The key of plans with equal losses: only twins."""
+        """The key of plans with equal losses: on one GPU the same as ``twins``."""
         return self.twins
 
     @property
     def is_compared(self) -> bool:
-        """Whether the report compares its figures with a prediction."""
+        """Whether the report compares the plan's measured figures with a prediction."""
         return not (self.is_fitted or self.is_serialised or self.is_check)
 
     @property
     def comes_first(self) -> bool:
-        """Whether it runs before the machine is profiled."""
+        """Whether the plan runs before the machine is profiled."""
         return self.is_check or self.row[-1][-1] > 0
 
     @property
@@ -218,7 +223,7 @@ class ReportPlan:
         return (model, sequence, *others, self.num_stages, self.stage, self.is_check)
 
     def job(self, hardware: Hardware) -> Job:
-        """The plan on one GPU of a hardware per stage, with limited memory."""
+        """The plan's job on one GPU of a hardware for each stage, with limited memory."""
         model, sequence, cap, batch, batches, again, ratios = self.row
         spec = catalog.model(model)
         weights, gradients, optimizer, activations = ratios
@@ -242,7 +247,7 @@ class ReportPlan:
                 global_batch=batch * batches,
                 attention="flash",
                 precision="bf16",
-                # As in the published runs that the plans imitate.
+                # 16-bit gradients, as in the published runs that these plans imitate.
                 gradients="16bit",
             ),
             cluster=Cluster(

@@ -1,4 +1,4 @@
-"""Predicted beside measured: a row for each plan, and means over them."""
+"""Predicted beside measured figures of a report: a row for each plan, and means over plans."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
@@ -13,7 +13,7 @@ from mistlab.job.prediction import Prediction
 from mistlab.stages.stage_batch import StageBatch
 
 WARM_UPS, TIMED = 2, 5
-# The steps of a check: gradients of three steps affect the last loss.
+# The steps of a check: gradients of the first three steps affect the last loss.
 CHECKED = 4
 ERRORS = {
     "time_error": "times",
@@ -25,7 +25,7 @@ ReportRow = Mapping[str, Any]
 
 
 def steps_of(plan: PlanOfReport) -> int:
-    """The number of iterations that a plan runs."""
+    """The number of iterations for which a plan runs."""
     return CHECKED if plan.is_check else WARM_UPS + TIMED
 
 
@@ -38,7 +38,9 @@ def outside_of(job: Job, stage: int | None) -> float:
 
 
 def row_of(plan: PlanOfReport, prediction: Prediction, outcome: Said) -> ReportRow:
-    """One plan as predicted and as run, on its fullest GPU; for a failed run only the reason."""
+    """The row of one plan, predicted and measured, on its fullest GPU; for a failed run only the
+    reason.
+    """
     row: dict[str, Any] = {
         "plan": plan.name,
         "predicted_s": prediction.iteration_s,
@@ -96,7 +98,7 @@ def table_row(job: Job, measured: ReportRow, model: str) -> dict[str, object]:
 
 
 def summary_of(rows: Sequence[ReportRow]) -> ReportRow:
-    """Mean absolute errors over finished plans."""
+    """Mean absolute errors of the predictions over finished plans."""
     ran = [row for row in rows if "error" not in row]
     means = {f"mean_{name}": fmean(abs(row[name]) for row in ran) for name in ERRORS if ran}
     retries = sum(row["allocator_retries"] for row in ran)
@@ -105,6 +107,6 @@ def summary_of(rows: Sequence[ReportRow]) -> ReportRow:
 
 
 def median_s(outcome: Said) -> float:
-    """The median of the iterations that count."""
+    """The median seconds of the iterations after warm-up."""
     seconds: float = median(outcome["iteration_s"][WARM_UPS:])
     return seconds

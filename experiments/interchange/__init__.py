@@ -1,1 +1,3 @@
-"""Exports to and imports from other frameworks, and improvements of plans by few changes."""
+"""Exports plans to other frameworks' files, imports such files, and improves plans by few
+changes.
+"""

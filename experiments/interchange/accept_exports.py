@@ -31,16 +31,16 @@ def problem_of(entry: dict[str, Any]) -> str:
 
 
 def _checkout(entry: dict[str, Any]) -> Path | None:
-    """The checkout that knows all options of a text, since segmented patterns need later
-    versions.
+    """The checkout of the framework's source that knows all options of a text: segmented patterns
+    need a later version.
     """
     is_later = "--hybrid-layer-pattern" in entry["text"]
     return Path(entry["checkout"]) if entry.get("checkout") and not is_later else None
 
 
 def main() -> int:
-    """Answer for all texts; frameworks write to standard output themselves, so that is
-    redirected.
+    """Answer for all texts read from standard input; frameworks write to standard output
+    themselves, so it is redirected.
     """
     warnings.filterwarnings("ignore")
     logging.disable(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""Exports random plans to all targets, and verifies the claims of each export."""
+"""Exports random plans to all frameworks, and verifies what each export says about itself."""
 
 import argparse
 import json
@@ -41,7 +41,7 @@ _RATIOS = (0.0, 0.0, 0.0, 0.5, 1.0)
 
 
 def drawn_exports(count: int, seed: int) -> Iterator[tuple[str, Job]]:
-    """This many jobs, each with its family, with families in turn."""
+    """As many random jobs, each with its model family, the families in turn."""
     draw = np.random.default_rng(seed)
     for number in range(count):
         family = [*MODELS][number % len(MODELS)]
@@ -114,7 +114,7 @@ def _savings(draw: np.random.Generator, layers: int, *, offloads: bool) -> dict[
     }
 
 
-# Exports random plans to all targets, and verifies the claims of each export.
+# Exports random plans to all frameworks, and verifies what each export says about itself.
 
 
 _QUICK, _ALL = 8, 60
@@ -136,7 +136,8 @@ Accept = Callable[[str, Sequence[tuple[str, Job]]], Sequence[str]]
 
 
 def check_exports(options: argparse.Namespace) -> int:
-    """Export random plans of all families to all targets, and verify the claims.
+    """Export random plans of all model families to all frameworks, and verify what each export says
+    about itself.
 
     Batches and processes have to come out, what is said exactly has to be predicted equally in
     every figure, what fitted has to fit or be told. A framework's own code takes its texts
@@ -182,7 +183,9 @@ def rows_of(name: str, jobs: Sequence[tuple[str, Job]], accept: Accept) -> Itera
 
 
 def _claims(job: Job, made: Export) -> Row:
-    """What an export says about its plan (exact, fits), beside what holds for the exported job."""
+    """The properties that an export states (exact, fits), beside those that hold for the exported
+    job.
+    """
     exported_job = made.found.job
     stage, plan = exported_job.plan.stages[0], exported_job.plan
     sequences = stage.micro_batch * stage.data_parallel * plan.micro_batches
@@ -201,8 +204,8 @@ def _claims(job: Job, made: Export) -> Row:
 
 
 def _is_same(made: Export) -> bool:
-    """Whether the exported text, imported again, has the plan's prediction; whether it is the same
-    plan, where none can be predicted.
+    """Whether the exported text, imported again, has the plan's prediction; or equals the plan,
+    where neither can be predicted.
     """
     try:
         back = read_back(made.target, made.text, made.found.job)
@@ -212,8 +215,8 @@ def _is_same(made: Export) -> bool:
 
 
 def accepting(pythons: Mapping[str, str], checkout: object) -> Accept:
-    """Asks frameworks in separate processes, each with the Python given for its target, or this
-    one.
+    """Asks frameworks to check texts in separate processes, each with the Python given for the
+    framework, or with this one.
     """
 
     def accept(name: str, texts: Sequence[tuple[str, Job]]) -> Sequence[str]:
@@ -285,7 +288,7 @@ def _counts(rows: Sequence[Row]) -> dict[str, int]:
 
 
 def _problems(rows: Sequence[Row]) -> Iterator[str]:
-    """Why exports were refused, by which target, and how often."""
+    """The reasons why frameworks refused exports, and how often each did."""
     seen: dict[tuple[str, str], int] = {}
     for row in rows:
         text = row["refused"] or row.get("problem", "")

@@ -172,7 +172,7 @@ def _refusals(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
 # Compares facts of launch files, as a reader recorded them, with an imported job.
 
 
-# Words in a remark that report a fact, by the fact's name.
+# For each fact its words in a remark, by which a remark is known to report it.
 _TOLD_BY: Mapping[str, tuple[str, ...]] = {
     "global_batch": ("batch",),
     "micro_batch": ("micro_batch", "micro-batch"),
@@ -227,7 +227,9 @@ def _ffn(model: ModelSpec) -> tuple[int, ...]:
 
 
 def _recomputation(job: Job) -> tuple[str, ...]:
-    """Words for the first stage's recomputation; partial recomputation has two."""
+    """The recomputation of the first stage as text; partial recomputation may be written in two
+    ways.
+    """
     stage = _first(job)
     if stage.checkpointed_layers:
         return ("full", "selective") if stage.checkpointed_layers < stage.layers else ("full",)
@@ -270,7 +272,7 @@ _READ: Mapping[str, Callable[[Job], Any]] = {
 # Imports as a user would: gives whatever a refusal asks for, until a plan results.
 
 
-# The option values that a user gives for missing settings.
+# The option values that the simulated user gives for missing settings.
 ANSWERS: Mapping[str, Any] = {
     "nodes": 2,
     "gpus_per_node": 8,
@@ -324,7 +326,7 @@ class Attempt:
     refusal: str = ""
 
     def run(self) -> None:
-        """Import, and give whatever each refusal asks for."""
+        """Import the file, and give each setting that a refusal asks for, until a plan results."""
         for _ in range(_MOST_ROUNDS):
             try:
                 settings = [f"{name}={value}" for name, value in self.settings.items()]
@@ -354,7 +356,7 @@ class Attempt:
         return "--model" in self.answered
 
     def _start_as_known(self) -> bool:
-        """Give the script the arguments and variables that its readers found."""
+        """Start with the arguments and variables that a reader recorded for the script."""
         asks = "give its arguments" in self.refusal or "--set" in self.refusal
         is_known = "arguments" in self.known or "set" in self.known
         if not asks or not is_known or "--" in self.answered:
@@ -368,7 +370,7 @@ class Attempt:
         return True
 
     def _give_more_gpus(self) -> bool:
-        """Give more nodes, if the given ones cannot hold one replica of the model."""
+        """Give more nodes, if one replica of the model does not fit on those given."""
         if match := _NODE.search(self.refusal):
             self.given = replace(self.given, nodes=-(-int(match[1]) // 8), gpus_per_node=8)
             self.answered += ["--nodes", "--gpus-per-node"]
@@ -390,7 +392,7 @@ class Attempt:
         return False
 
     def _give_a_multiple(self) -> bool:
-        """Give a batch that divides, if the given one does not."""
+        """Give a batch that the replicas divide, if the given one is not a multiple of them."""
         match = _TOGETHER.search(self.refusal)
         if match is None or "--global-batch" not in self.answered:
             return False

@@ -1,4 +1,6 @@
-"""Exports a plan file to a framework's file, with lost choices and their predicted cost."""
+"""The command ``export``: writes a plan as a framework's file, and tells which choices are lost and
+their predicted cost.
+"""
 
 import argparse
 from collections.abc import Iterator
@@ -69,7 +71,7 @@ def _form_words(made: Export) -> str:
 
 
 def _memory_words(made: Export) -> Iterator[str]:
-    """A warning about a plan that fits, but no longer fits as exported."""
+    """A warning where a plan fits but the exported plan does not."""
     if not made.no_longer_fits:
         return
     yield (

@@ -28,13 +28,15 @@ from mistlab.machine.cluster import Cluster
 from simulators.symbolic import SymbolicPredictor
 
 NEAR = 1e-9
-# The fields of a prediction other than figures.
+# The fields of a prediction that are texts, not figures.
 _WORDS = ("predictor", "notes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """An exported plan: its nearest form, the text, and predictions of plan and text."""
+    """An exported plan: the nearest plan that the framework can express, its text, and the
+    predictions of both plans.
+    """
 
     wanted: Job
     target: Target
@@ -46,20 +48,20 @@ class Export:
 
     @property
     def no_longer_fits(self) -> bool:
-        """Whether the plan fits and its nearest form does not."""
+        """Whether the original plan fits, but the exported plan does not."""
         return fits(self.given) is True and fits(self.near) is False
 
     @property
     def lacking(self) -> Sequence[str]:
-        """The stage of a form that does not fit, and the missing memory."""
+        """The stage of the exported plan that does not fit, and the missing memory."""
         if isinstance(self.near, InputError) or self.near.fits:
             return ()
         return tuple(fullest_words(self.found.job, self.near))
 
 
 def exported(job: Job, target: Target) -> Export:
-    """The export of a job: the nearest plan that the target can express, or one that fits if the
-    nearest does not.
+    """The export of a job: the nearest plan that the framework can express, or another close one
+    that fits if the nearest does not.
     """
     form, given = nearest(job, target), predicted(job)
     near = predicted(form.job)
@@ -111,8 +113,8 @@ def _figures(value: object, name: str = "") -> Iterator[tuple[str, float]]:
 
 
 def costs_as(job: Job, back: Job, given: Answer) -> bool:
-    """Whether the text's job has the same predicted cost; if neither can be predicted, whether they
-    are the same job.
+    """Whether the text, read back, gives a job of the same predicted cost; if neither job can be
+    predicted, whether they are equal.
     """
     if isinstance(given, InputError):
         return back == canonical(job)
@@ -139,18 +141,20 @@ def _misread(job: Job, back: Job | InputError) -> Remark:
     return Remark(kind="noted", choice="text", text=text)
 
 
-# Finds a form of a plan that a target can express and that fits, if the nearest one does not.
+# Finds a plan close to the original that a framework can express and that fits, if the nearest one
+# does not fit.
 
 
 # The largest number of consecutive changes.
 STEPS = 4
-# Changes that move memory between stages, or nowhere, and would be tried many times.
+# Dimensions that are not changed: a change moves memory between stages or saves none, and there
+# would be many.
 _LEFT_OUT = ("layers", "order")
 
 
 def fitting_form(form: Nearest, near: Prediction, target: Target) -> Nearest | None:
-    """The fastest form that fits, with the fewest changes of the nearest form; None if few changes
-    are not enough.
+    """The fastest plan that fits among those with the fewest changes of the nearest expressible
+    plan; None if a few changes are not enough.
     """
     job, lacks = form.job, _most_lacking(form.job, near)
     what = f"{lacks / GIB_BYTES:.2f} GiB on a GPU" if lacks > 0 else "host memory"
@@ -174,7 +178,9 @@ def _most_lacking(job: Job, prediction: Prediction) -> float:
 
 
 def _predicted_forms(job: Job, target: Target, seen: set[Job]) -> Iterator[tuple[Job, Prediction]]:
-    """Every form by a single change of a job that the target can express, with its prediction."""
+    """Every plan that differs from a job's in one choice and that the framework can express, with
+    its prediction.
+    """
     of_clusters: dict[Cluster, list[Job]] = defaultdict(list)
     for form in _forms(job, target):
         if form not in seen and form.workload == job.workload:

@@ -1,4 +1,6 @@
-"""Imports another framework's file as a plan file, with its assumptions."""
+"""The command ``import_plan``: reads another framework's file as a plan file, and lists the
+assumptions made.
+"""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -27,7 +29,7 @@ from mistlab.plan.plan_words import plan_words
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadFile:
-    """Another framework's file as a job: its format, and remarks on the import."""
+    """Another framework's file read as a job, with the file's format and remarks on the import."""
 
     format: str
     job: Job
@@ -76,7 +78,7 @@ def read_plan(options: argparse.Namespace) -> ReadFile:
 
 
 def summary(job: Job) -> Sequence[str]:
-    """The sizes of an imported job, as lines to compare with the launch file."""
+    """The degrees and batch sizes of an imported job, as lines to compare with the launch file."""
     work, model, cluster = job.workload, job.workload.model, job.cluster
     name = f"{model.name}, " if model.name else ""
     shape = f"{model.layers} layers, hidden {model.hidden}, {model.heads} heads"

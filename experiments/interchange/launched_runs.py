@@ -1,4 +1,5 @@
-"""Measured runs with launch files: a run's plan is imported from the file that starts it.
+"""Measured runs with launch files: each run's plan is imported from the launch file that started
+it.
 
 A folder holds a file for each run, named as the run: a launch script, or a DeepSpeed JSON beside
 which the run says model, sequence and attention.
@@ -19,7 +20,7 @@ from mistlab.stages.stage_batch import StageBatch
 
 
 def launched_runs(runs: Sequence[PublishedRun], folder: Path) -> list[PublishedRun]:
-    """The runs with files in a folder, each with its file's plan."""
+    """The measured runs that have a launch file in a folder, each with the plan of its file."""
     if not folder.is_dir():
         reject(f"--launch {folder}: is not a folder: give one with a launch file for each run")
     files = {path.stem: path for path in sorted(folder.glob("*")) if path.is_file()}
@@ -57,7 +58,7 @@ def _launched(runs: Sequence[PublishedRun], files: dict[str, Path]) -> Iterator[
 
 
 def _given(run: PublishedRun, *, is_whole: bool) -> Given:
-    """A run's settings besides its file: only its machine if the file says everything else."""
+    """The settings of a run that its launch file does not give: at least its machine."""
     cluster, workload = run.cluster, run.workload
     if is_whole:
         return Given(hardware=cluster.hardware)

@@ -21,7 +21,7 @@ from searchers.meshes import divisors
 
 # The shares of blocks and ratios of states that are tried.
 EIGHTHS = tuple(eighth / 8 for eighth in range(9))
-# For dimensions with more integers than this, only values next to the current one are tried.
+# For dimensions with more than this many integers, only values next to the current one are tried.
 FEW = 4
 
 
@@ -54,7 +54,9 @@ def _plans(job: Job) -> Iterator[tuple[str, str, Plan]]:
 
 
 def _choices(job: Job) -> Iterator[tuple[str, str, Plan]]:
-    """Changes of one choice of memory savings or of treated blocks, on all stages."""
+    """Changes of one memory-saving choice, such as the number of recomputed blocks, on all
+    stages.
+    """
     stages = job.plan.stages
     for name in DIMENSIONS:
         now = [stage.value(name) for stage in stages]
@@ -91,7 +93,7 @@ def _with(
 def _valid(
     stages: tuple[StagePlan, ...], name: str, values: Sequence[float]
 ) -> tuple[StagePlan, ...]:
-    """The stages with another value of a dimension; None if a stage refuses it."""
+    """The stages with another value of a dimension; None if a stage cannot have the value."""
     try:
         return tuple(
             stage.with_values({name: value}) for stage, value in zip(stages, values, strict=True)
@@ -152,8 +154,8 @@ def _batch_words(before: Plan, after: Plan) -> str:
 
 
 def _remeshed(job: Job, degrees: dict[str, int]) -> Plan | None:
-    """The plan with other degrees: evenly divided blocks, savings of the stage that saves most,
-    micro-batches no larger than before.
+    """A plan with other parallel degrees: blocks divided evenly, the memory savings of the stage
+    that saves most, and micro-batches no larger than before.
     """
     plan, batch, stages = job.plan, job.workload.global_batch, job.plan.stages
     data = degrees["data_parallel"]
@@ -184,7 +186,9 @@ def _remeshed(job: Job, degrees: dict[str, int]) -> Plan | None:
 
 
 def _moved_blocks(job: Job) -> Iterator[tuple[str, str, Plan]]:
-    """A block moved from one stage to another, with its treatment if all blocks have it."""
+    """Plans with one block moved from one stage to another; the moved block is recomputed or
+    offloaded if all others are.
+    """
     stages = job.plan.stages
     for giver, source in enumerate(stages):
         for taker in range(len(stages)):
@@ -198,7 +202,7 @@ def _moved_blocks(job: Job) -> Iterator[tuple[str, str, Plan]]:
 
 
 def _whole_plan(job: Job) -> Iterator[tuple[str, str, Plan]]:
-    """Another order of passes, or overlapped communication."""
+    """Plans with another order of passes, or with communication overlapped or not."""
     plan = job.plan
     if plan.num_stages > 1:
         for order in ORDERS:

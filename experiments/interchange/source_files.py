@@ -54,9 +54,9 @@ def _settings(texts: Sequence[str]) -> Mapping[str, str]:
 
 
 def _beside(path: Path) -> Callable[[str], str | None]:
-    """A function that returns the text of a file by the path written in the file at ``path``:
-    relative to its folder, to its parent folders, or to the working directory. Of a path on its
-    author's machine at least the last folder and the name must exist.
+    """A function that returns the text of a file that the file at ``path`` refers to. The reference
+    is relative to the folder of ``path``, to its parent folders, or to the working directory; of an
+    absolute path on the author's machine at least the last folder and the name must exist.
     """
     folders = [path.absolute().parent, *list(path.absolute().parents)[1 : _FOLDERS_ABOVE + 1]]
 
@@ -75,7 +75,9 @@ def _beside(path: Path) -> Callable[[str], str | None]:
 
 
 def _endings(reference: str) -> list[str]:
-    """A path, and the suffixes of an absolute one with at least a folder and a name."""
+    """The path itself, and for an absolute path all endings of it with at least a folder and a
+    name.
+    """
     parts = reference.split("/")
     longer = range(1, len(parts) - 1) if reference.startswith("/") else ()
     return [reference, *("/".join(parts[start:]) for start in longer)]

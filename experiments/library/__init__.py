@@ -1,1 +1,3 @@
-"""The library: questions as functions with typed answers, exported by ``mistlab``."""
+"""The Python library that ``import mistlab`` exports: functions that answer as the commands do,
+with typed answers.
+"""

@@ -1,4 +1,5 @@
-"""The ten functions of the library, which ``import mistlab`` exports: questions and typed answers.
+"""The ten functions of the Python library, which ``import mistlab`` exports, and the types of their
+answers.
 
 A plan is a path of a plan file, a mapping with its content, or a ``Job``. Wrong input raises
 ``mistlab.InputError`` with field, value and remedy; a question without an answer, such as a search
@@ -109,7 +110,7 @@ class PredictedPlan(TextAnswer):
         return {"plan": self.name, **to_mapping(self.prediction), **bounds}
 
     def to_frame(self) -> "pd.DataFrame":
-        """A pandas frame with a row for each stage."""
+        """A pandas frame with a row for each stage of the plan."""
         rows = [
             {"stage": number, **to_mapping(stage), **predicted}
             for number, (stage, predicted) in enumerate(
@@ -143,7 +144,7 @@ class PredictedPlans(TextAnswer):
         return min(fitting, key=lambda plan: plan.iteration_s, default=None)
 
     def text_lines(self) -> Iterator[str]:
-        """A line for each plan."""
+        """A line of text for each plan."""
         for plan in self.plans:
             fits_words = "" if plan.fits else ", does not fit"
             yield f"{plan.name}: {rate_words(plan.job.plan, plan.prediction)}{fits_words}"
@@ -162,7 +163,7 @@ def _plan_row(plan: PredictedPlan) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedPlan(TextAnswer):
-    """The breakdown of an iteration's GPU-seconds, by parts that add up to it."""
+    """The breakdown of an iteration's GPU-seconds into terms that add up to it."""
 
     job: Job
     breakdown: Breakdown
@@ -172,7 +173,7 @@ class ExplainedPlan(TextAnswer):
         yield from lines(self.breakdown)
 
     def to_frame(self) -> "pd.DataFrame":
-        """A pandas frame with a row for each stage and a column for each part."""
+        """A pandas frame with a row for each stage and a column for each term of the iteration."""
         rows = [
             {"stage": number, **{name: getattr(parts, name) for name in PARTS}}
             for number, parts in enumerate(self.breakdown.stages)
@@ -182,7 +183,7 @@ class ExplainedPlan(TextAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedPlan(TextAnswer):
-    """The plan that a search found, its prediction, and the state of its proof.
+    """The plan that a search found, its prediction, and whether it is proven fastest.
 
     ``lower_bound_s`` is a time below which no plan of the space is predicted, and ``gap`` the share
     of the best prediction that lies above it; both are None where nothing is known.
@@ -194,7 +195,7 @@ class TunedPlan(TextAnswer):
 
     @classmethod
     def of(cls, bench: Bench, entry: Entry, answer: tuple[Plan, Prediction]) -> "TunedPlan":
-        """The answer of a search on a bench."""
+        """The answer of a search for a bench's problem."""
         plan, prediction = answer
         return cls(job=bench.job(plan), prediction=prediction, entry=entry)
 
@@ -205,26 +206,28 @@ class TunedPlan(TextAnswer):
 
     @property
     def is_proven(self) -> bool:
-        """Whether no plan of the space is predicted to be faster than the best one found."""
+        """Whether it is proven that no plan of the space is predicted to be faster than this
+        plan.
+        """
         return self.entry.result.status == "OPTIMAL"
 
     @property
     def lower_bound_s(self) -> float | None:
-        """The lower bound in seconds of all plans of the space."""
+        """The lower bound in seconds on the iteration time of all plans of the space."""
         return self.entry.result.lower_bound_s
 
     @property
     def gap(self) -> float | None:
-        """The relative amount by which a plan of the space may be faster."""
+        """The share by which some plan of the space may be faster than this plan."""
         return self.entry.result.gap
 
     @property
     def verdict(self) -> str:
-        """The state of the proof, in one sentence."""
+        """Whether the plan is proven fastest, or by how much it may be beaten, in one sentence."""
         return verdict(self.entry)
 
     def text_lines(self) -> Iterator[str]:
-        """The proof, the prediction, and the plan."""
+        """The verdict on the proof, the prediction, and the plan, as lines of text."""
         yield self.verdict
         yield rate_words(self.job.plan, self.prediction)
         yield from plan_words(self.job.plan)
@@ -267,7 +270,7 @@ class FittingPlan(TextAnswer):
         return self.asked.fits
 
     def text_lines(self) -> Iterator[str]:
-        """The answer, and the change."""
+        """Whether the plan fits, and the cheapest change that makes it fit, as lines of text."""
         yield "Yes." if self.fits else "No."
         yield from fullest_words(self.asked.job, self.asked.prediction)
         if self.changed is not None:
@@ -279,7 +282,9 @@ class FittingPlan(TextAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchText(TextAnswer):
-    """A plan as a framework's file, lost choices, and the prediction of the file."""
+    """A plan as a framework's file, the choices that the file cannot express, and the prediction of
+    the file.
+    """
 
     framework: str
     text: str
@@ -288,20 +293,20 @@ class LaunchText(TextAnswer):
     job: Job
 
     def text_lines(self) -> Iterator[str]:
-        """The text only."""
+        """The framework's file alone."""
         yield self.text.rstrip("\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan(TextAnswer):
-    """A plan read from another framework's file, with assumptions."""
+    """A plan read from another framework's file, with the assumptions made."""
 
     framework: str
     job: Job
     remarks: tuple[str, ...]
 
     def text_lines(self) -> Iterator[str]:
-        """The plan file."""
+        """The text of the plan file."""
         yield format_yaml(job_to_mapping(self.job, Path())).rstrip("\n")
 
 
@@ -335,7 +340,7 @@ def predict(
     measured_gib: float | None = None,
     **cluster: Any,
 ) -> PredictedPlan:
-    """A plan's time with bounds, memory, and whether it fits.
+    """Predict a plan's iteration time with bounds, its memory, and whether it fits.
 
     ``cluster`` has numbers in place of the plan's own: ``keep_free_gib``,
     ``intra_node_gbytes_per_s``, ``inter_node_gbytes_per_s``, and the path of a ``network`` file. A
@@ -360,7 +365,9 @@ def predict_many(
     measured_gib: float | None = None,
     **cluster: Any,
 ) -> PredictedPlans:
-    """Predict several plans; a measured step of the first one corrects the others."""
+    """Predict several plans; if a measured step time of the first plan is given, it corrects the
+    others.
+    """
     predicted = [predict(plan, simulator=simulator, **cluster) for plan in plans]
     if not predicted:
         reject("plans: there are none: give at least one")
@@ -402,7 +409,7 @@ def tune(  # noqa: PLR0913 (all by name)
     seed: int = 0,
     **cluster: Any,
 ) -> TunedPlan:
-    """Find the fastest plan that fits, the state of its proof, and its prediction.
+    """Find the fastest plan that fits, and tell whether it is proven fastest.
 
     ``model`` and ``hardware`` are names of the catalogue or paths, as on the command line.
     """
@@ -507,7 +514,7 @@ def serve(
 
 
 def names() -> Mapping[str, Sequence[str]]:
-    """The names that questions accept: models, hardware, spaces, simulators and frameworks."""
+    """The names that functions accept: models, hardware, spaces, simulators and frameworks."""
     return {
         "models": catalog.model_names(),
         "hardware": catalog.hardware_names(),
@@ -518,7 +525,9 @@ def names() -> Mapping[str, Sequence[str]]:
 
 
 def _job(plan: PlanLike, cluster: Mapping[str, Any]) -> tuple[Job, str]:
-    """The job of a plan in any form, with the cluster's figures overridden, and its name."""
+    """The job of a plan given as a file, a name or an object, with hardware figures overridden; and
+    its name.
+    """
     if isinstance(plan, Job):
         job, name = plan, "plan"
     elif isinstance(plan, Mapping):
@@ -533,7 +542,7 @@ def _job(plan: PlanLike, cluster: Mapping[str, Any]) -> tuple[Job, str]:
 
 
 def _of_frame(row: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """An answer for a row of a frame, without the path of its temporary file."""
+    """An answer for a row of a frame, whose messages do not name the frame's temporary file."""
     texts = {key: row[key].replace(path, "frame") for key in ("file", "refused") if key in row}
     return {**row, **texts}
 
@@ -544,7 +553,7 @@ def _check_simulator(simulator: str) -> None:
 
 
 def _options(command: str, **values: Any) -> argparse.Namespace:
-    """A command's options, parsed as by its command line, with these values."""
+    """A command's options, parsed as its command line would be, with the given values."""
     row = COMMANDS[command]
     required = [
         name for name, settings in row.options if settings.get("nargs") == "+" and name[0] != "-"

@@ -1,4 +1,6 @@
-"""The page's server: static files, questions as JSON, and search progress as a stream of lines."""
+"""The server of the live page: static files, answers as JSON, and search progress as a stream of
+lines.
+"""
 
 import asyncio
 import json
@@ -23,7 +25,8 @@ Answer = TypeVar("Answer")
 # The static files of the page, and their content types.
 FILES = files("experiments.live_page") / "files"
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
-# The lane of processes for each question, since sliders must not wait for searches or traces.
+# The group of worker processes that answers each question: sliders must not wait for searches or
+# traces.
 STREAMED = ("search", "pareto")
 LANE_OF: Mapping[str, str] = {
     **dict.fromkeys(("names", "predict", "compare", "paste", "plan_file", "serving"), "quick"),
@@ -35,7 +38,9 @@ LANE_OF: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """The routes of questions, over lanes of processes."""
+    """The server's routes for questions, each answered by one of several groups of worker
+    processes.
+    """
 
     lanes: Mapping[str, Lane]
 
@@ -82,14 +87,14 @@ class Single(Response):
 
 
 class Streamed(Response):
-    """The events of an answer as lines of JSON; the last one is the answer or the error."""
+    """The events of a long answer as lines of JSON; the last line is the answer or the error."""
 
     def __init__(self, ask: Callable[..., Awaitable[Event]]) -> None:
         super().__init__(media_type="application/x-ndjson")
         self._ask = ask
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events as they occur, while the client is connected."""
+        """Send events as they occur, as long as the client is connected."""
         del scope
         headers = [(b"content-type", b"application/x-ndjson")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -140,7 +145,7 @@ def _refused(status: int, why: str) -> Response:
 
 
 async def _file(request: Request) -> Response:
-    """A file of the page."""
+    """Serve a static file of the page."""
     name = request.path_params.get("name", "page.html")
     if name not in {file.name for file in FILES.iterdir()}:
         return _refused(404, f"there is no {name[:40]!r} here: open /")
@@ -154,7 +159,9 @@ async def _icon(request: Request) -> Response:
 
 
 def page_app(port: int, seconds: float, most_waiting: int = 100) -> App:
-    """The page's application on a port; a search may take at most ``seconds``."""
+    """The web application of the page, for a server on this port; a search may take at most
+    ``seconds``.
+    """
     lanes = {
         "quick": Lane(name="quick", seconds=20.0, most_waiting=most_waiting),
         "slow": Lane(name="slow", seconds=60.0, most_waiting=most_waiting),
@@ -182,7 +189,7 @@ def page_app(port: int, seconds: float, most_waiting: int = 100) -> App:
 
 
 async def _warmed(lanes: Mapping[str, Lane]) -> None:
-    """Start all processes, those for quick answers first."""
+    """Start all worker processes, those for quick answers first."""
     for lane in lanes.values():
         try:
             await lane.warm()

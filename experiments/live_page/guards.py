@@ -33,7 +33,7 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """An application behind access checks: only pages that this server sent may ask."""
+    """Wraps the application with access checks: only pages that this server sent may ask."""
 
     app: App
     port: int
@@ -78,8 +78,8 @@ class Guard:
 
 
 async def _drained(receive: Receive, headers: dict[str, str]) -> None:
-    """Read the rest of a refused body, unless it is too large: a client that is still sending hears
-    no answer.
+    """Read the rest of a refused body, unless it is too large: a client that is still sending would
+    not receive the refusal.
     """
     length = headers.get("content-length", "")
     if length.isdecimal() and int(length) <= MOST_DRAINED:

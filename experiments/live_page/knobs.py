@@ -1,5 +1,5 @@
-"""A plan with choices set by sliders: each applies to all stages, and the rest adapts so that GPUs
-and batch are used completely.
+"""A plan whose choices sliders set: each applies to all stages, and the remaining choices adapt so
+that all GPUs and the whole batch are used.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,19 +26,19 @@ from searchers.meshes import divisors
 
 # The choices that are not dimensions of a stage.
 STAGES, ENGINE = "stages", "engine"
-# The degree that takes the remaining GPUs.
+# The parallel degree that takes the GPUs which other degrees leave.
 REPLICAS = AXES["data"].dimension
 # The micro-batch size of a replica.
 SEQUENCES = next(name for name, row in DIMENSIONS.items() if "batch" in row.checks)
-# The levels of a choice that is a share.
+# The values of a slider for a share: eighths.
 EIGHTHS = tuple(eighth / 8 for eighth in range(9))
 # The largest number of values offered for a degree.
 MOST_VALUES = 24
 
 
 def knobs_of(plan: Plan) -> dict[str, Any]:
-    """The choices that sliders set, with a plan's values: those of its first stage; for treated
-    blocks their share of all blocks.
+    """The choices that sliders set, with a plan's values: those of its first stage; for recomputed
+    and similarly changed blocks their share of all blocks.
     """
     first = plan.stages[0]
     values: dict[str, Any] = {ENGINE: plan.engine, STAGES: plan.num_stages}
@@ -95,7 +95,7 @@ def labels() -> dict[str, str]:
 
 
 def _dimension_label(name: str) -> str:
-    """The page's words for a dimension."""
+    """The page's label of a dimension."""
     row = DIMENSIONS[name]
     return row.noun or row.amount.partition("{")[0].rstrip("-") or label_of(name).replace("_", " ")
 
@@ -129,7 +129,9 @@ def _as_it_is(asked: AskedProblem, plan: Plan) -> Job | None:
 
 
 def _stages_of(asked: AskedProblem, plan: Plan, count: int, turned: Any) -> Iterator[StagePlan]:
-    """The stages before sliders apply: the plan's own, or as many copies of its first one."""
+    """The stages before sliders apply: those of the plan, or as many copies of its first stage as
+    the slider says.
+    """
     layers = asked.workload.model.layers
     if plan.num_stages == count and plan.layers == layers and STAGES not in turned:
         yield from plan.stages
@@ -207,7 +209,9 @@ MOST_SEQUENCES = 256
 
 
 def _is_valid(asked: AskedProblem, job: Job, name: str, value: Any) -> bool:
-    """Whether a choice can have a value; treated blocks of other kinds may leave too few."""
+    """Whether a choice can have a value; too few blocks may be left where others are recomputed or
+    offloaded.
+    """
     try:
         turned = adapted(asked, job, {name: value})
     except InputError:

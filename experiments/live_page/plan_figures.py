@@ -45,12 +45,12 @@ def figures_of(job: Job, prediction: Prediction) -> dict[str, Any]:
 
 
 def part_words() -> Mapping[str, str]:
-    """The page's name of each part of an iteration."""
+    """The page's name of each term of an iteration's time."""
     return WORDS
 
 
 def comparison_of(first: Job, second: Job) -> dict[str, Any]:
-    """Compare two predicted jobs, with the parts of an iteration that make one faster."""
+    """Compare two predicted jobs, with the terms of the iteration that make one of them faster."""
     pinned, other = predicted_job(first), predicted_job(second)
     if first.workload.tokens != second.workload.tokens:
         apart = [1 / prediction.tokens_per_s for prediction in (pinned, other)]

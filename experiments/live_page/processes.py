@@ -35,13 +35,13 @@ class BusyError(Exception):
 
 
 class EndedError(Exception):
-    """A question took too long, or its process died; the message says which."""
+    """The error of a question that took too long, or whose process died; the message says which."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Lane:
-    """A process and its queue: at most ``most_waiting`` questions, each at most ``seconds`` once it
-    is its turn.
+    """A worker process and its queue: at most ``most_waiting`` questions, each answered for at most
+    ``seconds``.
 
     A question that is given up does not stop what it has begun: the start of a process and the end
     of an answer are tasks of their own, which the next question waits for.
@@ -57,7 +57,9 @@ class Lane:
     _waiting: int = field(default=0, init=False)
 
     async def ask(self, question: str, body: Any, heard: Heard | None = None) -> Event:
-        """The answer to a question, as ``answer`` or ``error``; events on the way are passed on."""
+        """The answer to a question, as an object with ``answer`` or ``error``; events on the way
+        are passed on.
+        """
         if self._waiting >= self.most_waiting:
             message = f"{self._waiting} questions wait already: ask again in a few seconds"
             raise BusyError(message)
@@ -110,7 +112,7 @@ class Lane:
         return event
 
     async def _ready(self) -> Process:
-        """The process, once it is ready for a question."""
+        """The worker process, started and ready for a question."""
         if self._stopping is not None:
             await asyncio.shield(self._stopping)
             self._stopping = None
@@ -127,7 +129,7 @@ class Lane:
         return process
 
     async def _started(self) -> Process:
-        """A new process that has reported ready."""
+        """A new worker process that has reported ready."""
         paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         environment = {
             **os.environ,
@@ -166,7 +168,7 @@ class Lane:
 
 
 async def _event(process: Process) -> Event:
-    """The next line of a process."""
+    """The next event that the worker process reports."""
     assert process.stdout is not None
     line = await process.stdout.readline()
     if not line:

@@ -33,7 +33,8 @@ from simulators.symbolic import SymbolicPredictor
 
 Answer = dict[str, Any]
 Asked = Mapping[str, Any]
-# The largest number of tasks sent of a played iteration: the first half and the last half.
+# The largest number of tasks of a simulated iteration that is sent to the page: the first half and
+# the last half.
 MOST_DRAWN = 24_000
 # The number of random plans tried if Megatron's rule gives none, and their time limit in seconds.
 DRAWN, DRAWN_S = 400, 0.05
@@ -72,8 +73,8 @@ def names(body: Asked, tell: Tell) -> Answer:
 
 
 def predict(body: Asked, tell: Tell) -> Answer:
-    """A plan's prediction, adapted to the problem and the sliders; without a plan, a first one that
-    every problem has.
+    """A plan's prediction, adapted to the problem and the sliders; without a plan, the prediction
+    of a first plan that is found without a search.
     """
     del tell
     job = _job(body)
@@ -93,12 +94,12 @@ def search(body: Asked, tell: Tell) -> Answer:
 
 
 def pareto(body: Asked, tell: Tell) -> Answer:
-    """The best plans on fewer and on more nodes."""
+    """The best plans on fewer and on more nodes: their times and prices."""
     return frontier(problem_asked(body.get("problem")), _seconds(body), _seed(body), tell)
 
 
 def timeline(body: Asked, tell: Tell) -> Answer:
-    """One iteration, played task by task."""
+    """The tasks of one iteration, simulated by the event simulator."""
     del tell
     from simulators.events import EventSimulator  # noqa: PLC0415 (needs SimPy)
     from simulators.graph import LANES  # noqa: PLC0415 (needs SimPy)
@@ -153,7 +154,7 @@ def gains(body: Asked, tell: Tell) -> Answer:
 
 
 def compare(body: Asked, tell: Tell) -> Answer:
-    """Compare two plans, with the parts of an iteration that make one faster."""
+    """Compare two plans, with the terms of the iteration that make one of them faster."""
     del tell
     return comparison_of(job_in(body.get("first")), job_in(body.get("second")))
 
@@ -193,7 +194,9 @@ def serving(body: Asked, tell: Tell) -> Answer:
 
 
 def serving_played(body: Asked, tell: Tell) -> Answer:
-    """The same with its best layout played, request by request."""
+    """The layout of GPUs that serves a load best, with the best layout simulated request by
+    request.
+    """
     del tell
     return serve(**_load(body))
 
@@ -295,7 +298,9 @@ def _by_links(job: Job, before: Prediction) -> Iterator[Answer]:
 
 
 def _by_memory(job: Job, before: Prediction) -> Iterator[Answer]:
-    """The fastest single change that lacks memory, and the missing memory."""
+    """The change of one choice that would make the plan fastest but does not fit, and the missing
+    memory.
+    """
     changes = single_changes(job)
     answers = predicted_each(
         SymbolicPredictor(workload=job.workload, cluster=job.cluster),
@@ -321,7 +326,7 @@ def _by_memory(job: Job, before: Prediction) -> Iterator[Answer]:
 
 
 def _by_gpus(job: Job, before: Prediction) -> Iterator[Answer]:
-    """The same plan on other GPUs of the catalogue, as many of them."""
+    """The same plan on equally many GPUs of other kinds in the catalogue."""
     if job.cluster.others:
         return
     for name in catalog.hardware_names():

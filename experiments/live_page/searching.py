@@ -29,7 +29,9 @@ MOST_NODES = 4096
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """Reports a search at a limited rate: its best plan, its lower bound, its evaluations."""
+    """Reports a search at a limited rate: its best plan so far, its lower bound, and how many plans
+    it has predicted.
+    """
 
     bench: Bench
     tell: Tell
@@ -37,7 +39,7 @@ class Progress:
     _best_s: float = field(default=float("inf"), init=False)
 
     def __call__(self, ledger: Ledger) -> None:
-        """Receive a search's state; report if it is time."""
+        """Receive a search's state, and report it unless the last report was too recent."""
         now_s = perf_counter()
         is_first = ledger.best is not None and self._best_s == float("inf")
         if not is_first and now_s - self._told_s < EVERY_S:
@@ -60,7 +62,7 @@ class Progress:
 
 
 def searched_plan(asked: AskedProblem, seconds: float, seed: int, tell: Tell) -> dict[str, Any]:
-    """The best plan of a search, with its proof; ``tell`` receives progress."""
+    """The best plan of a search and whether it is proven; ``tell`` receives progress."""
     bench, entry = _searched(asked, seconds, seed, tell)
     result = entry.result
     end: dict[str, Any] = {
@@ -129,8 +131,8 @@ def frontier(asked: AskedProblem, seconds: float, seed: int, tell: Tell) -> dict
 
 
 def _searched(asked: AskedProblem, seconds: float, seed: int, tell: Tell) -> tuple[Bench, Entry]:
-    """A search on the asked problem: one that uses costs of stages if possible, otherwise one that
-    uses whole plans.
+    """A search for the asked problem: by a searcher that calls the predictor for single stages if
+    possible, otherwise by one that calls it for whole plans.
     """
     if reason := why_empty(asked.problem, asked.space):
         batch, gpus = asked.workload.global_batch, asked.cluster.num_gpus
@@ -148,7 +150,9 @@ def _searched(asked: AskedProblem, seconds: float, seed: int, tell: Tell) -> tup
 
 
 def _sizes(asked: AskedProblem) -> list[int]:
-    """A quarter of the nodes to four times as many, in factors of two."""
+    """The numbers of nodes to search: from a quarter of the given ones to four times as many, in
+    factors of two.
+    """
     nodes = asked.cluster.nodes
     sizes = {max(1, nodes // 4), max(1, nodes // 2), nodes, 2 * nodes, 4 * nodes}
     return sorted(size for size in sizes if size <= max(nodes, MOST_NODES))

@@ -1,4 +1,4 @@
-"""Values from a user's selections and pasted texts: catalogue names and contents of files. No file
+"""Reads what a user selects or pastes on the page: catalogue names and contents of files. No file
 of the machine is read.
 """
 
@@ -42,7 +42,8 @@ _OF_CLUSTER = (
     *("nodes", "gpus_per_node", "keep_free_gib"),
     *("intra_node_gbytes_per_s", "inter_node_gbytes_per_s"),
 )
-# Keys whose text may name a file in files of this package; here only catalogue names are allowed.
+# Keys whose text may name a file where this package reads files; on the page only catalogue names
+# are allowed.
 _MAY_NAME_FILES = ("model", "hardware", "profile", "order", "space")
 
 
@@ -162,7 +163,7 @@ def pasted(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mapping_of(plain: object, name: str) -> Mapping[str, Any]:
-    """A part of a question that must be a mapping."""
+    """The value of a field that must be a mapping."""
     if not isinstance(plain, Mapping):
         refuse(name, f"{type(plain).__name__} is not a mapping: give the page's own fields")
     return plain
@@ -186,7 +187,7 @@ def _is_content(text: object) -> TypeGuard[str]:
 
 
 def _named(text: object, key: str, find: Callable[[str], Named]) -> Named:
-    """The catalogue's value of a name."""
+    """The catalogue's entry of a name."""
     if not isinstance(text, str) or not text:
         refuse(key, "missing: pick a name, or paste a file's content")
     try:

@@ -1,4 +1,6 @@
-"""Ablation of table columns: errors by source with each group of columns left empty."""
+"""Ablation of measurement tables' columns: prediction errors by source with each group of columns
+left empty.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +13,8 @@ from experiments.pages.study import beside
 from experiments.pages.tables import narrow, number
 from experiments.runs.judged import Judged, judged
 
-# Groups of columns by subject. Without the engine column, an engine is assumed; ``quality`` stays,
-# since it selects the counted rows.
+# Groups of columns by subject. Without the engine column a usual engine is assumed; ``quality``
+# stays, since it selects the rows that count.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "engine": ("engine",),
     "attention kernel": ("attention_kernel",),

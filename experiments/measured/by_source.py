@@ -21,9 +21,9 @@ from mistlab.engines.engine import ENGINES
 OF_PAGES = ("papers_and_readmes", "moe_zoo_ablations_primus_misc", "torchtitan")
 # Values of the column of provenance that mean figures as published.
 AS_PUBLISHED = ("", "published")
-# Kinds of runs with fewer sources have no useful spread.
+# Kinds of runs with fewer sources than this have too few for a spread between sources.
 ENOUGH_SOURCES = 5
-# Sources that are reported separately, not in the mean over all sources.
+# Sources of runs that are reported separately, not in the mean over all sources.
 APART = {
     "functional tests": "tiny models of Megatron's functional tests, which time launches",
     "verification cards": "runs that train as users do, unbalanced and from checkpoints",
@@ -52,7 +52,7 @@ def apart_of(cells: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceErrors:
-    """Runs of one source, with bounds (or None) fitted to the other sources."""
+    """The measured runs of one source, with bounds (or None) fitted to the other sources."""
 
     name: str
     apart: str
@@ -61,25 +61,25 @@ class SourceErrors:
 
     @cached_property
     def published(self) -> Sequence[float]:
-        """Errors of the times of rows that nobody doubts."""
+        """The prediction errors of the times of rows that nobody doubts."""
         return [
             one.time_error for one in self.rows if one.time_error is not None and is_published(one)
         ]
 
     @cached_property
     def mean_time(self) -> float | None:
-        """Mean absolute error of published times."""
+        """The mean absolute error of predicted times, over published rows."""
         return mean(map(abs, self.published)) if self.published else None
 
     @cached_property
     def bounded(self) -> Sequence[Held]:
-        """Measurements of published rows against their bounds."""
+        """Published rows' measured times, each with the bounds of its prediction."""
         pairs = zip(self.rows, self.held, strict=True)
         return [held for one, held in pairs if held is not None and is_published(one)]
 
     @cached_property
     def peaks(self) -> Sequence[float]:
-        """Errors of memory peaks, for runs that report a comparable peak."""
+        """The prediction errors of memory peaks, for runs that report a comparable peak."""
         return [
             run.memory_error
             for run in self.rows
@@ -88,16 +88,16 @@ class SourceErrors:
 
     @cached_property
     def mean_peak(self) -> float | None:
-        """Mean absolute error of peaks."""
+        """The mean absolute error of predicted memory peaks."""
         return mean(map(abs, self.peaks)) if self.peaks else None
 
     @property
     def inside(self) -> float | None:
-        """Share of measurements inside their bounds."""
+        """The share of measurements inside the bounds of their predictions."""
         return mean(one.is_inside for one in self.bounded) if self.bounded else None
 
     def cells(self) -> list[object]:
-        """The source's row of the table."""
+        """The cells of the source's row in the page's table."""
         widths = [one.width for one in self.bounded]
         return [
             f"{self.name} ({self.apart})" if self.apart else self.name,
@@ -195,7 +195,7 @@ def _apart(name: str, sources: Sequence[SourceErrors]) -> Iterator[str]:
 
 
 def _sums(asked: Sequence[SourceErrors], every: Sequence[Judged]) -> Iterator[str]:
-    """Means over all sources except those that are reported separately."""
+    """Means of errors over all sources, except those reported separately."""
     means = [one.mean_time for one in asked if one.mean_time is not None]
     errors = [error for one in asked for error in one.published]
     if not means:
@@ -234,7 +234,9 @@ def _sums(asked: Sequence[SourceErrors], every: Sequence[Judged]) -> Iterator[st
 
 
 def _of_known_kinds(sources: Sequence[SourceErrors]) -> Iterator[Sequence[Held]]:
-    """Coverage of bounds, for runs whose narrowest kind over any software has enough sources."""
+    """Coverage of bounds, for runs whose kind, whatever the version of its software, has enough
+    sources.
+    """
     of_kind: dict[str, set[str]] = defaultdict(set)
     for source in sources:
         for run in source.rows:

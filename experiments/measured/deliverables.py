@@ -25,13 +25,14 @@ from mistlab import catalog
 from mistlab.engines.engine import ENGINES
 from mistlab.machine.hardware import Hardware
 
-# Engines that stand for common training stacks, and the engines that predicted them before.
+# Engines of this project that model common training software, and the engines that stood for it
+# before.
 BEFORE: Mapping[str, str] = {"deepspeed": "deepspeed", "trainer": "fsdp", "llmq": "fsdp"}
 
 
 def _as_before(run: Configuration) -> Configuration:
-    """A run predicted by the engine that stood for its software before the software had an engine
-    of its own.
+    """A run predicted by the engine that stood for its training software before the software had an
+    engine of its own.
     """
     engine = ENGINES[run.engine]
     name = BEFORE.get(engine.family, run.engine)
@@ -42,7 +43,9 @@ def _as_before(run: Configuration) -> Configuration:
 
 
 def _untold(run: Configuration) -> Configuration:
-    """A run without its row's columns on kernels, losses, states and offloading."""
+    """A run predicted without the columns of its row on kernels, losses, optimizer states and
+    offloading.
+    """
     return replace(
         run,
         attention_kernel="",
@@ -66,8 +69,8 @@ def _free_hosts() -> Iterator[None]:
 
 
 def _lent_as_it_is(gpu: str) -> Hardware | None:
-    """An uncalibrated GPU that uses another GPU's measured curves without scaling; None for
-    calibrated GPUs.
+    """A GPU without measurements predicted with another GPU's curves as they are, unscaled; None
+    for measured GPUs.
     """
     measured = catalog.stated_hardware(gpu).provenance.compute
     return taken_for_its_lenders(catalog.hardware(gpu)) if measured is None else None
@@ -87,7 +90,7 @@ class PartOff:
     by_rows: bool = False
 
     def again(self, rows: Sequence[Judged]) -> list[Judged]:
-        """The rows predicted with this part off."""
+        """The predictions of rows with this part of the predictor off."""
         if self.allocated:
             return [_as_allocated(row) for row in rows]
         if self.hardware is not None:
@@ -113,7 +116,7 @@ class PartOff:
 
 
 def _again(rows: Sequence[Judged], predictor: RowPredictor) -> list[Judged]:
-    """Rows predicted again, with their measurements."""
+    """Rows predicted again, each with its measurements."""
     answers = predictor.answers_of(row.row for row in rows)
     return [
         replace(judged(row.row, answered.answer), measured_s=row.measured_s)
@@ -151,7 +154,7 @@ HEAD = (
 )
 
 
-# Figures of each source that the table shows.
+# The figures of each source that the page's table shows.
 FIGURES = {"times": "mean_time", "peaks": "mean_peak", "in bounds": "inside"}
 
 

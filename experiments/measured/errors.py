@@ -1,4 +1,6 @@
-"""Tables of prediction errors: by table, model, GPUs and parallel degrees, and by row."""
+"""Tables of prediction errors: by table of runs, model, number of GPUs and parallel degrees, and by
+row.
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,7 +10,7 @@ from experiments.runs.judged import GroupErrors, Judged, errors_of, groups_of, j
 from experiments.runs.run_sureness import RunAnswer
 from experiments.runs.runs_table import TableRow, count_of
 
-# Errors of a group of runs: table heads and number formats.
+# The errors of a group of runs that a table shows: their headings and number formats.
 ERROR_FORMS = {
     "mean": ("mean_time", ".1%"),
     "median": ("median_time", ".1%"),
@@ -18,7 +20,7 @@ ERROR_FORMS = {
 }
 HEAD = ("", "rows", "refused", *ERROR_FORMS)
 COLUMNS = ("model", "gpus", "tp", "pp")
-# Tables with more runs are shown by group only.
+# Tables with more runs than this are shown by group only.
 MOST_ROWS = 40
 ROW_HEAD = (
     *("row", "model", "gpus", "tp", "pp", "measured s", "predicted s", "90 % within", "error"),
@@ -27,7 +29,7 @@ ROW_HEAD = (
 
 
 def error_lines(rows: Sequence[tuple[TableRow, RunAnswer]]) -> list[str]:
-    """The table of errors, and why rows were refused."""
+    """The tables of prediction errors, and why rows were refused."""
     every = [judged(row, answer) for row, answer in rows]
     groups = [
         (one.name, str(one.rows), str(one.refused), *error_cells(one)) for one in _groups(every)
@@ -40,7 +42,7 @@ def error_lines(rows: Sequence[tuple[TableRow, RunAnswer]]) -> list[str]:
 
 
 def _row_cells(run: Judged) -> tuple[str, ...]:
-    """A run's measurements beside its prediction."""
+    """A run's measured time and peak beside the predicted ones, as cells."""
     prediction = run.answer.prediction
     assert prediction is not None
     return (
@@ -65,7 +67,7 @@ def _groups(every: Sequence[Judged]) -> Iterator[GroupErrors]:
 
 
 def error_cells(group: GroupErrors) -> list[str]:
-    """Table cells of a group's errors; empty without measurements."""
+    """The cells for a group's prediction errors; empty without measurements."""
     return [number(getattr(group, name), form, none="") for name, form in ERROR_FORMS.values()]
 
 

@@ -1,5 +1,5 @@
-"""Errors on measured GPUs predicted as unknown ones: from the datasheet, with rates scaled from
-other GPUs.
+"""Prediction errors for measured GPUs treated as unknown: from their datasheet, with rates scaled
+from other GPUs.
 """
 
 import math
@@ -23,14 +23,14 @@ from mistlab.catalog.completed import completed
 from mistlab.cost.confidence import KnownKind, Spread
 from mistlab.machine.hardware import LENT, Hardware, Source, can_lend
 
-# An unknown GPU counts as one in the number of GPUs.
+# An unknown GPU adds one to the number of GPUs from which spreads are estimated.
 GPUS_OF_UNKNOWN = 1
 DATASHEET = "datasheet"
 
 
 def as_of_datasheet(name: str, kept: str = "") -> Hardware:
-    """Hardware of the catalogue reduced to its datasheet, then completed with rates of GPUs of
-    other architectures; the group ``kept`` stays as measured.
+    """A catalogue GPU reduced to its datasheet, then completed with rates scaled from GPUs of other
+    architectures; the group of figures ``kept`` stays as measured.
     """
     stated = catalog.stated_hardware(name)
     nothing: dict[str, Any] = {group: None for group in LENT if group != kept}
@@ -42,8 +42,8 @@ def as_of_datasheet(name: str, kept: str = "") -> Hardware:
 
 
 def taken_for_its_lenders(hardware: Hardware) -> Hardware:
-    """The hardware with another GPU's measured rates and links, unscaled: only memory and nodes are
-    its own.
+    """A GPU with the measured rates and links of the GPU nearest to it, unscaled: only its memory
+    and nodes are its own.
     """
     rates, links = (_lender(hardware, group) for group in ("compute", "transfers"))
     node = hardware.node
@@ -65,8 +65,8 @@ def _lender(hardware: Hardware, group: str) -> Hardware:
     return catalog.hardware(source.source) if is_lent and source is not None else hardware
 
 
-# Figures that a left-out GPU is given, cumulatively: none, its datasheet, then each group of its
-# own measurements.
+# The figures that a left-out GPU is given, cumulatively: none, its datasheet, then each group of
+# its own measurements.
 TOLD: Mapping[str, Callable[[str], Hardware]] = {
     "not scaled": lambda name: taken_for_its_lenders(as_of_datasheet(name)),
     "peaks and bandwidths": as_of_datasheet,
@@ -78,8 +78,8 @@ TOLD: Mapping[str, Callable[[str], Hardware]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LentRun:
-    """A run on a measured GPU predicted with another GPU's scaled rates; ``place`` is the row's
-    index.
+    """A run on a measured GPU, predicted with rates scaled from other GPUs; ``place`` is the index
+    of the run's row.
     """
 
     place: int
@@ -91,7 +91,9 @@ class LentRun:
 
     @property
     def roots(self) -> float:
-        """Ratio of the times by scaled and by own rates, in square roots of the bounds' unit."""
+        """The ratio of the time predicted with scaled rates to the time predicted with the GPU's
+        own rates, as a root that bounds are stated in.
+        """
         assert self.own.predicted_s is not None
         assert self.lent.predicted_s is not None
         doubt = self.lent.answer.doubt
@@ -131,8 +133,8 @@ def runs_from_datasheets(
 
 
 def _spreads(lent: Sequence[LentRun], *, by_gpu: bool) -> SourceSpreads:
-    """Spread of predictions with scaled rates around those with own rates, for each GPU left
-    out.
+    """How far predictions with scaled rates are from those with the GPU's own rates, for each GPU
+    left out.
     """
     _, gpus = np.unique([one.gpu for one in lent], return_inverse=True)
     folds = gpus if by_gpu else np.full(len(lent), -1)
@@ -151,7 +153,9 @@ def _of_fold(spreads: SourceSpreads, fold: int) -> Spread:
 
 
 def datasheet_kind(lent: Sequence[LentRun]) -> KnownKind | None:
-    """Spread of predictions with scaled rates around those with own rates, for the catalogue."""
+    """The kind of run for GPUs known by their datasheet: how far predictions with scaled rates are
+    from those with own rates.
+    """
     if not lent:
         return None
     spread = _of_fold(_spreads(lent, by_gpu=False), 0)
@@ -167,8 +171,8 @@ def datasheet_kind(lent: Sequence[LentRun]) -> KnownKind | None:
 
 
 def _held(known: Sequence[Known], lent: Sequence[LentRun]) -> list[Held]:
-    """Coverage of bounds for predictions with scaled rates; bounds are fitted without the run's GPU
-    and without its source.
+    """Coverage of the bounds of predictions with scaled rates; the bounds are fitted without the
+    run's GPU and without its source.
     """
     misses = [(index, miss) for index, (*_, miss) in enumerate(known) if miss is not None]
     spreads = left_out([miss for _, miss in misses], [miss.source for _, miss in misses])
@@ -190,7 +194,7 @@ HEAD = ("", "rates of", "runs", "median, own rates", "median", "bias", "in bound
 
 
 def datasheet_lines(known: Sequence[Known], lent: Sequence[LentRun]) -> Iterator[str]:
-    """The page's section: runs on each measured GPU, predicted from its datasheet alone."""
+    """The page's section on runs whose GPU is left out and predicted from its datasheet alone."""
     yield "\n\n".join(beside("report_runs-datasheets")) + "\n"
     if lent:
         held = _held(known, lent)
@@ -221,7 +225,9 @@ def _cells(name: str, lent: Sequence[LentRun], held: Sequence[Held]) -> list[obj
 
 
 def figure_lines(known: Sequence[Known]) -> Iterator[str]:
-    """The page's section: what each group of figures adds to an uncalibrated GPU."""
+    """The page's section on the errors for a GPU without measurements, as each group of its figures
+    is added.
+    """
     yield "\n\n".join(beside("report_runs-figures")) + "\n"
     every = {name: runs_from_datasheets(known, made) for name, made in TOLD.items()}
     gpus = dict.fromkeys(run.gpu for runs in every.values() for run in runs)

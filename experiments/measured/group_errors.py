@@ -1,4 +1,4 @@
-"""Prediction errors of tables with groups of runs, each group counted once."""
+"""Prediction errors of tables with a column of groups, each group of runs counted once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,9 @@ HEAD = ("group", "runs", "answered", "times", "mean", "bias", "in bounds", "peak
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedOnce:
-    """Means over groups: of mean errors of times and peaks, and of shares inside bounds."""
+    """Means over groups of runs: of the groups' mean errors of times and of peaks, and of their
+    shares inside bounds.
+    """
 
     time_groups: int
     time: float | None
@@ -29,7 +31,9 @@ class CountedOnce:
 
 
 def counted_once(groups: Sequence[GroupErrors]) -> CountedOnce:
-    """Means over the groups' means; a group without such measurements is left out."""
+    """The means over groups of each group's mean; a group without measurements of a kind does not
+    count in it.
+    """
     times = [one.mean_time for one in groups if one.mean_time is not None]
     inside = [one.inside for one in groups if one.inside is not None]
     peaks = [one.mean_memory for one in groups if one.mean_memory is not None]
@@ -43,7 +47,7 @@ def counted_once(groups: Sequence[GroupErrors]) -> CountedOnce:
 
 
 def group_lines(name: str, rows: Sequence[Judged]) -> Iterator[str]:
-    """The page's lines on a table's groups; none without the column."""
+    """The page's lines on the groups of a table's runs; none without a column of groups."""
     if not any(one.row.cells.get("group") for one in rows):
         return
     groups = [*groups_of(rows, lambda one: one.row.cells.get("group", ""))]
@@ -54,9 +58,9 @@ def group_lines(name: str, rows: Sequence[Judged]) -> Iterator[str]:
 
 
 def summary(rows: Sequence[Judged]) -> str:
-    """Sentences: errors with each group counted once, and how well runs that ran are told from runs
-    that failed. Beside them errors without rows that their table doubts or whose time no GPU can
-    reach.
+    """Sentences on a table's runs: errors with each group counted once, without rows that the table
+    doubts or whose time no GPU can reach; and how well runs that ran are told from runs that
+    failed.
     """
     every = _of_groups(rows)
     sure = [one for one in rows if not one.is_doubted and not one.is_impossible]
@@ -80,7 +84,7 @@ def _mean(error: float | None, groups: int) -> str:
 
 
 def _without(doubted: int, error: float | None, groups: int) -> str:
-    """Aside on the errors without a number of doubted rows; empty if there are none."""
+    """A remark in brackets: the errors without the doubted rows; empty if there are none."""
     if not doubted:
         return ""
     return f" ({_mean(error, groups)} without {doubted} rows marked SUSPECT or beyond their GPU)"

@@ -1,4 +1,6 @@
-"""Errors of measured kernels predicted from datasheets, each GPU left out whole."""
+"""Errors of measured kernels' predicted times, each kernel's GPU left out whole and predicted from
+its datasheet.
+"""
 
 import csv
 import math
@@ -37,7 +39,7 @@ class Kernels:
     seconds: Floats
 
     def missed(self, compute: Compute) -> Floats:
-        """Logarithms of predicted over measured seconds (C) of kernels, by the rates of a given
+        """Logarithms of predicted over measured seconds of each kernel, by the rates of a given
         GPU.
         """
         rate = compute.rate(self.operators)
@@ -55,7 +57,7 @@ def _product(row: Mapping[str, str]) -> tuple[float, float, float]:
 
 
 def _attention(row: Mapping[str, str]) -> tuple[float, float, float]:
-    """Operations and bytes of a forward pass of causal attention."""
+    """The operations and the bytes of a forward pass of causal attention."""
     batch, tokens, heads, wide = (
         float(row[name]) for name in ("batch", "isl", "heads", "head_dim")
     )
@@ -64,8 +66,8 @@ def _attention(row: Mapping[str, str]) -> tuple[float, float, float]:
     return flop, moved, float(row["latency_ms"]) * 1e-3
 
 
-# Kinds of tables by a column that only they have: operator class, column of precisions, and what
-# rows count.
+# The formats of kernel tables, each known by a column that no other format has: the class of its
+# operators, its column of precisions, and the operations and bytes of a row.
 FORMATS: Mapping[str, tuple[OperatorClass, str, Count]] = {
     "k": ("matmul", "dtype", _product),
     "isl": ("attention_forward", "attn_dtype", _attention),
@@ -118,7 +120,7 @@ def _of_profiles(path: Path, rows: Table) -> Iterator[Kernels]:
 
 
 def _gpu_of(name: str) -> str | None:
-    """The catalogue's GPU named in a table, if its rates were measured."""
+    """The catalogue's GPU that a table names; None if its rates were not measured."""
     try:
         gpu = gpus_of(name, "", None).hardware
     except InputError:
@@ -129,7 +131,9 @@ def _gpu_of(name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LentKernels:
-    """Kernels of a GPU, with errors by its own rates and by a lender's."""
+    """The kernels of a GPU, with prediction errors by its own rates and by rates scaled from
+    another GPU.
+    """
 
     kernels: Kernels
     lender: str
@@ -159,8 +163,8 @@ def _lent(kernels: Kernels) -> LentKernels:
 
 
 def inside_bounds(every: Sequence[LentKernels]) -> list[Bools]:
-    """Mask of kernels inside bounds fitted to all other GPUs' kernels of their class, or of any
-    class.
+    """A mask of the kernels inside bounds fitted to other GPUs' kernels of their class, or of all
+    classes if these are too few.
     """
     sizes = [len(group.lent) for group in every]
     _, gpus = np.unique([group.kernels.gpu for group in every], return_inverse=True)
@@ -181,7 +185,7 @@ HEAD = ("", "rates of", "kernels", "own rates", "median", "bias", "in bounds")
 
 
 def kernel_lines(paths: Sequence[Path]) -> Iterator[str]:
-    """The page's section: kernels on each measured GPU, predicted from its datasheet alone."""
+    """The page's section on measured kernels whose GPU is predicted from its datasheet alone."""
     every = from_datasheets([kernels for path in paths for kernels in kernels_of(path)])
     if not every:
         reject("--kernels: no table has a GPU whose rates were measured: give other tables")

@@ -14,7 +14,7 @@ from mistlab.calibration.fitted_sureness import SourceSpreads, spreads_of_kinds
 from mistlab.core.arrays import Ints
 from mistlab.cost.confidence import REACH, SOURCES_OF_WIDER, KnownKind, peak_kinds
 
-# Limit of the predicted probability of not fitting, for runs that ran.
+# The largest acceptable probability of not fitting for a run that ran.
 MOST_WRONG = 0.9
 
 
@@ -32,7 +32,7 @@ class PeakMiss:
 
 
 def peak_misses(known: Sequence[Known]) -> list[PeakMiss]:
-    """Errors of all peaks whose rows give the memory peak of the run."""
+    """The errors of predicted memory peaks, for all rows that give the peak of their run."""
     return [
         PeakMiss(
             names=peak_kinds(doubt.kind.engine),
@@ -49,7 +49,9 @@ def peak_misses(known: Sequence[Known]) -> list[PeakMiss]:
 
 
 def known_peaks(misses: Sequence[PeakMiss]) -> tuple[KnownKind, ...]:
-    """Spreads of memory peaks by kind of run, for the catalogue."""
+    """How far measured memory peaks are from predicted ones, by kind of run, in the form of the
+    catalogue's file.
+    """
     spreads = _spreads(misses, np.full(len(misses), -1))
     together: dict[str, list[PeakMiss]] = defaultdict(list)
     for miss in misses:
@@ -76,8 +78,8 @@ def _spreads(misses: Sequence[PeakMiss], folds: Ints) -> dict[str, SourceSpreads
 
 
 def peak_lines(known: Sequence[Known]) -> Iterator[str]:
-    """Coverage of peaks' bounds with each source left out, and predicted probabilities for runs
-    that ran.
+    """The page's lines on memory peaks: how many are inside bounds with their source left out, and
+    how probable it was for runs that ran that they would fit.
     """
     misses = peak_misses(known)
     sources = np.unique([miss.source for miss in misses], return_inverse=True)[1]

@@ -29,14 +29,14 @@ from mistlab.core.values import InputError, one_of, refuse, reject, shown
 from mistlab.graph.sums import sum_from
 from mistlab.machine.hardware import Hardware
 
-# Columns that every row needs.
+# The columns that every row of a table of kernels needs.
 NEEDED = ("kernel", "provider", "pass", "x_name", "x_value", "hardware")
 PASSES: Mapping[str, tuple[str, ...]] = {
     "forward": ("forward",),
     "backward": ("backward",),
     "full": ("forward", "backward"),
 }
-# Bytes of a number by the benchmark's name of its type; 32 bits by default.
+# The bytes of a number by the name that a benchmark gives its type; 4 by default.
 WIDTHS = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0}
 # Names of providers with fused kernels, which read and write data once or twice.
 FUSED = re.compile("liger|(?<!un)fused|tiled|compile")
@@ -184,7 +184,9 @@ def _sizes(row: TableRow) -> tuple[dict[str, float], float]:
 
 
 def _number(expression: object, sizes: Mapping[str, float]) -> float:
-    """Value of an expression of sizes; refuses one whose sizes the row does not give."""
+    """The value of an expression that contains a kernel's sizes; refused if the row does not give
+    one of them.
+    """
     terms = sum_from(str(expression)).terms
     needed = {name for powers in terms for name, _ in powers}
     if missing := sorted(needed - sizes.keys()):
@@ -231,7 +233,9 @@ def _rates(logarithms: Sequence[float]) -> KernelRates:
 
 
 def left_out(rows: Sequence[KernelRow]) -> Mapping[str, KernelRates]:
-    """Rates fitted without each GPU, by GPU; the default rates where no other GPU is measured."""
+    """For each GPU the kernel rates fitted without it; the default rates where no other GPU was
+    measured.
+    """
     measured = [one for one in rows if one.measured_s is not None]
     rates = {}
     for name in {one.hardware.name for one in rows}:

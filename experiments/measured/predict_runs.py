@@ -30,7 +30,7 @@ from mistlab.plan.dimensions import DIMENSIONS
 from mistlab.plan.plan import Plan
 from simulators.symbolic import SymbolicPredictor
 
-# Rows predicted per batch, and seconds between updates of progress.
+# The number of rows predicted in one batch, and the seconds between progress reports.
 AT_ONCE = 4096
 PATIENCE_S = 2.0
 
@@ -80,7 +80,7 @@ def predict_rows(options: argparse.Namespace) -> int:
 
 
 def mapping_of(answered: AnsweredRow) -> dict[str, object]:
-    """An answered row as plain data."""
+    """An answered row as a mapping of plain values, for JSON."""
     peak_of = row_of(answered.row.cells).peak_of
     return {
         "file": answered.row.file,
@@ -106,7 +106,7 @@ class RowPredictor:
         self._told_s = self._begun_s
 
     def answers(self, path: Path) -> Iterator[AnsweredRow]:
-        """Answers to a table's rows, in order."""
+        """The answers to the rows of one table, in order."""
         rows = rows_of_table(path)
         if (first := next(rows, None)) is None:
             reject(f"{path}: has no rows below its header: give a run a line")
@@ -183,7 +183,9 @@ class RowPredictor:
 
 
 def _otherwise(run: Configuration, run_job: RunJob, prediction: Prediction) -> Configuration | None:
-    """The configuration to predict in place of one that does not fit in memory, if there is one."""
+    """The configuration to predict in place of one that does not fit in memory; None if it is to be
+    predicted as it is.
+    """
     if run.otherwise not in ("", run_job.job.plan.engine) and nearly_fills(prediction, run_job):
         notes = (*run.notes, f"memory is short: engine {run.otherwise}")
         return replace(run, engine=run.otherwise, otherwise="", notes=notes)
@@ -199,8 +201,8 @@ TOO_MUCH = "workload: "
 
 
 def _as_written(refused: str, run: Configuration, row: TableRow) -> str:
-    """A refusal in the table's terms: columns in place of plan fields, and the row's GPU and engine
-    in place of those that predict it.
+    """A refusal in the words of the table: its columns in place of plan fields, and the row's GPU
+    and engine in place of those that stand for them.
     """
     if refused.startswith(TOO_MUCH):
         model = f"{run.shape.layers:,} layers of hidden {run.shape.hidden:,}"
@@ -237,7 +239,7 @@ def _read(row: TableRow, hardware: str) -> Configuration | RunAnswer:
 
 
 def _all(predictor: SymbolicPredictor, plans: Sequence[Plan]) -> Sequence[Prediction | RunAnswer]:
-    """Predictions of plans as one batch; one by one where a plan is refused."""
+    """The predictions of plans in one batch; one by one if a plan is refused."""
     try:
         return predictor.predict_many(plans)
     except InputError as error:

@@ -1,5 +1,5 @@
-"""Predictor error: measured runs beside predictions, a row per run's time and per stage's
-memory.
+"""The command ``predictor_error``: measured runs beside predictions, with a row for each run's time
+and each stage's memory.
 """
 
 import argparse
@@ -52,7 +52,7 @@ FITTED_TO_ALL = ("l4-24gb", "a100-40gb", "a10g-24gb")
 
 
 def errors(options: argparse.Namespace) -> int:
-    """Predictor error: predicted and measured iteration times and memory peaks of published runs.
+    """The errors of predicted iteration times and memory peaks, over published runs.
 
     Without tables, the published figures that the project carries. With --tables DIR, the runs
     of DIR/end_to_end.csv, DIR/megatron_a100_one_node.csv and DIR/megatron_a100_many_nodes.csv
@@ -63,7 +63,8 @@ def errors(options: argparse.Namespace) -> int:
     if options.launch is not None:
         runs = launched_runs(runs, options.launch)
     study = Study.begin("predictor_error", options)
-    # Runs imported from launch lines are a subset of the runs that a machine was fitted to.
+    # With launch files only some of the runs are read, but a machine's constants were fitted to all
+    # of them.
     left_out = {} if options.tables is None or options.launch else _left_out(runs)
     times = _fastest(
         [
@@ -118,7 +119,7 @@ def _report(
 
 
 def _runs(folder: Path | None, *, quick: bool = False) -> tuple[list[PublishedRun], list[Table]]:
-    """The runs and their tables; with ``quick``, without the two slowest runs."""
+    """The measured runs and their tables; in a quick call without the two slowest runs."""
     megatron = catalog.hardware("a100-80gb")
     content = (
         files("experiments.calibration").joinpath("published.yaml").read_text(encoding="utf-8")
@@ -185,7 +186,9 @@ def _played_s(run: PublishedRun, plan: Plan) -> float:
 
 
 def _fastest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Weak-scaling runs without a given micro-batch: the fastest micro-batch per run."""
+    """Weak-scaling runs whose row gives no micro-batch, each with the micro-batch that is predicted
+    fastest.
+    """
     fastest: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
         key = row["set"], row["run"]
@@ -214,15 +217,15 @@ def _memory(run: PublishedRun) -> Iterator[dict[str, Any]]:
         }
 
 
-# Summary of prediction errors per set of measured runs.
+# Summarises the prediction errors of each set of measured runs.
 
 
-# Runs whose times differ by less are not ranked.
+# Two runs whose times differ by a smaller share are not ranked.
 TELLING = 0.03
 
 
 def summary_of(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Summary figures of a set's errors."""
+    """The summary of the prediction errors of one set of runs."""
     errors = np.array([row["error"] for row in rows])
     unseen = [row for row in rows if not row["fitted"] or row["error_left_out"] is not None]
     of_unseen = np.array(
@@ -269,8 +272,8 @@ def _events_summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def _order(rows: Sequence[dict[str, Any]]) -> tuple[list[float], list[float], int]:
-    """Rankings of runs of one workload: rank correlation, regret of the run predicted fastest, and
-    misordered pairs.
+    """How well the runs of one workload are ranked: rank correlation, regret of the run predicted
+    fastest, and pairs in the wrong order.
     """
     ranks, best, disordered = [], [], 0
     for alike in grouped(rows, lambda row: row["workload"]).values():
@@ -291,7 +294,7 @@ def _order(rows: Sequence[dict[str, Any]]) -> tuple[list[float], list[float], in
 def memory_summary(
     rows: Sequence[dict[str, Any]], runs: Sequence[PublishedRun]
 ) -> dict[str, Any] | None:
-    """Summary of memory errors over all stages; none without measured peaks."""
+    """The summary of memory errors over all stages; empty without measured peaks."""
     if not rows:
         return None
     with_peaks = [one for one in runs if one.reserved_bytes and one.plan is not None]
@@ -331,7 +334,9 @@ def paragraphs_of(
     times: Sequence[Mapping[str, Any]],
     memory: Sequence[Mapping[str, Any]],
 ) -> list[str]:
-    """A table of sets, rankings, tables of runs, and memory of stages."""
+    """The page's paragraphs: tables of sets, of rankings, of single runs, and of the stages'
+    memory.
+    """
     sets = summary["times"]
     paragraphs = [
         INTRODUCTION + (PLAYED if any(map(_is_played, sets)) else ""),
@@ -429,7 +434,7 @@ def _reserved_left_out(figures: Mapping[str, Any]) -> str:
 
 
 def _order_words(figures: Mapping[str, Any]) -> str:
-    """A sentence on rankings of runs of one workload; empty where no workload has several."""
+    """A sentence on how runs of one workload are ranked; empty if no workload has several runs."""
     parts = []
     if figures["median_rank_correlation"] is not None:
         parts.append(

@@ -55,7 +55,7 @@ COLOURS, SHAPES = 10, "o^sv"
 
 
 def draw(tables: Sequence[tuple[str, Sequence[Judged]]], path: Path) -> None:
-    """Plot predicted over measured seconds of all tables on logarithmic axes."""
+    """Draw predicted over measured seconds of all tables' runs on logarithmic axes."""
     from matplotlib.figure import Figure  # noqa: PLC0415 (only where something is drawn)
 
     figure = Figure(figsize=(9, 7), layout="constrained")
@@ -94,7 +94,7 @@ def draw(tables: Sequence[tuple[str, Sequence[Judged]]], path: Path) -> None:
 
 
 def look(number: int) -> tuple[str, str]:
-    """Colour and marker of a table."""
+    """The colour and the marker of a table's points."""
     return f"C{number % COLOURS}", SHAPES[number // COLOURS % len(SHAPES)]
 
 
@@ -103,15 +103,17 @@ def look(number: int) -> tuple[str, str]:
 
 COLUMNS = ("engine", "hardware", "model", "gpus", "tp", "pp", "micro_batch", "precision")
 MOST_GROUPS = 14
-# Subsets of the engine's runs, by their most GPUs, tensor-parallel degree and stages.
+# Subsets of an engine's runs, by their largest number of GPUs, tensor-parallel degree and number of
+# stages.
 PARTS = {
     "no pipeline, tp to 8, to 128 GPUs": {"gpus": 128, "tp": 8, "pp": 1},
     "tp to 8, to 128 GPUs": {"gpus": 128, "tp": 8},
     "tp to 8, to 256 GPUs": {"gpus": 256, "tp": 8},
 }
-# A choice slower than the best measured by more than this factor is bad.
+# A configuration is a bad choice if it is slower than the best measured one by more than this
+# factor.
 BAD = 1.3
-# The engine that ran on the clusters with a profile.
+# The engine of the runs on clusters that have a machine profile.
 ENGINE_OF_PROFILES = "nanotron"
 HEAD = ("", "runs", "answered", *ERROR_FORMS)
 
@@ -175,7 +177,7 @@ def _tables(paths: Sequence[Path], predictor: RowPredictor) -> Tables:
 
 
 def _of_profiles(tables: Tables) -> list[Judged]:
-    """Rows that were run on a cluster with a profile, by the profiles' engine."""
+    """Rows of runs on clusters that have a machine profile, under the profiles' engine."""
     every = (one for _, rows in tables for one in rows)
     return [one for one in every if row_of(one.row.cells).software == ENGINE_OF_PROFILES]
 
@@ -192,13 +194,13 @@ ORDERS = (
 )
 
 
-# Number of ranking columns, without those on repeated and failed runs.
+# The number of a ranking's columns, without those on repeated and failed runs.
 ORDERED = 7
 
 
 def _each(tables: Tables) -> Iterator[str]:
-    """The page's section per table: rankings, repeats, failures, groups, subsets and refused
-    rows.
+    """The page's section for each table: rankings, repeated runs, failed runs, errors by group and
+    by subset, and refused rows.
     """
     yield "\n\n".join(beside("report_runs-each")) + "\n"
     lines = [(name, *_order_cells(rows)) for name, rows in tables]
@@ -214,7 +216,9 @@ def _each(tables: Tables) -> Iterator[str]:
 
 
 def _order_cells(rows: Sequence[Judged]) -> list[str]:
-    """A table's rankings within tasks, spread of repeated runs, and separation of failed runs."""
+    """The cells on a table's runs: how well they are ranked within tasks, how much repeated runs
+    vary, and how well failed runs are told apart.
+    """
     cells: list[str] = []
     for tasks in ([*ranked(rows)], [*ranked(rows, by=lambda one: one.longest_s)]):
         if not tasks:
@@ -235,7 +239,7 @@ def _order_cells(rows: Sequence[Judged]) -> list[str]:
 
 
 def _part_cells(rows: Sequence[Judged]) -> Iterator[Sequence[object]]:
-    """Errors of a table's runs by each column with few values."""
+    """The prediction errors of a table's runs by the value of each column with few values."""
     for column in COLUMNS:
         groups = [*groups_of(rows, _cell(column))]
         if 1 < len(groups) <= MOST_GROUPS:
@@ -244,7 +248,9 @@ def _part_cells(rows: Sequence[Judged]) -> Iterator[Sequence[object]]:
 
 
 def _orders(rows: Sequence[Judged]) -> Iterator[str]:
-    """Lines on rankings within tasks, separation of failed runs, and repeats."""
+    """Lines on how well runs are ranked within tasks, how well failed runs are told apart, and how
+    much repeated runs vary.
+    """
     yield from _ranking(rows)
     if any(one.failed for one in rows):
         runs = separation(rows)
@@ -261,7 +267,7 @@ def _orders(rows: Sequence[Judged]) -> Iterator[str]:
 
 
 def _parts(how: str, rows: Sequence[Judged]) -> Iterator[str]:
-    """Errors and rankings in subsets of the engine's runs, so that large clusters do not
+    """Prediction errors and rankings in subsets of an engine's runs, where large clusters do not
     dominate.
     """
     if not rows:
@@ -278,7 +284,9 @@ def _parts(how: str, rows: Sequence[Judged]) -> Iterator[str]:
 
 
 def _is_within(run: Judged, most: Mapping[str, int]) -> bool:
-    """Whether a run is within the limits of a subset's columns; an empty cell counts as 1."""
+    """Whether a run is within the limits of a subset on GPUs, tensor parallelism and stages; an
+    empty cell counts as 1.
+    """
     return all(float(run.row.cells.get(name) or 1) <= limit for name, limit in most.items())
 
 
@@ -307,7 +315,9 @@ def _ranks(tasks: Sequence[Ranked]) -> str:
 
 
 def _single_runs(rows: Sequence[Judged]) -> Iterator[str]:
-    """How much of the worst regret is selection noise: bad runs among those predicted best."""
+    """How much of the worst regret is due to the choice of a single run: how many of the runs
+    predicted best are bad choices.
+    """
     error = errors_of("", rows).median_time
     tasks = [] if error is None else [*ranked(rows, near=error)]
     if tasks:
@@ -330,7 +340,7 @@ def _cell(column: str) -> Callable[[Judged], str]:
 
 
 def _errors(groups: Iterable[GroupErrors]) -> list[str]:
-    """Table of errors by group."""
+    """The table of prediction errors of groups of runs."""
     return narrow(HEAD, map(_error_line, groups))
 
 
@@ -339,7 +349,7 @@ def _error_line(group: GroupErrors) -> Sequence[object]:
 
 
 def _refused(tables: Tables) -> Iterator[str]:
-    """Refused rows of tables, counted by fault."""
+    """The refused rows of tables, counted by the fault."""
     reasons = Counter(
         (name, _fault(run.answer.refused))
         for name, rows in tables
@@ -353,7 +363,7 @@ def _refused(tables: Tables) -> Iterator[str]:
 
 
 def _fault(refused: str) -> str:
-    """The fault that a refusal names, without place, suggestions and remedy."""
+    """The fault that a refusal names, without the row's place, suggestions and remedy."""
     reason = refused.partition(": ")[2]
     return re.sub(r"( \(did you mean .*?\?\))?: (give|predict) .*", "", reason).replace("|", "\\|")
 
@@ -361,22 +371,22 @@ def _fault(refused: str) -> str:
 # Coverage of bounds with groups of rows left out, and spreads of all kinds of runs.
 
 
-# What is left out at a time: all runs of one software that have the same value in a column, or a
-# whole table.
+# The groups of runs that are left out in turn: all runs of one software that have the same value in
+# a column, or a whole table.
 WAYS: Mapping[str, Callable[[TableRow, str], str]] = {
     "model": lambda row, software: f"{software} {row.cells.get('model', '')}",
     "GPUs": lambda row, software: f"{software} {row.cells.get('gpus', '')}",
     "table": lambda row, _: row.file,
 }
-# What is left out of tables with groups: one group, page or GPU.
+# The groups of runs left out of tables that name them: one group, page or GPU.
 OF_GROUPS: Mapping[str, Callable[[TableRow, str], str]] = {
     "group": lambda row, _: row.cells.get("group") or row.file
 }
 
 
 def left_out_lines(tables: Sequence[tuple[str, Sequence[Judged]]]) -> Iterator[str]:
-    """The page's section: per table, the share of measurements inside bounds fitted without their
-    group.
+    """The page's section on bounds: for each table the share of measurements inside bounds that
+    were fitted without their group.
     """
     known = [(name, row, miss) for name, rows in tables for row, miss in _misses(name, rows)]
     misses = [miss for *_, miss in known]
@@ -441,7 +451,9 @@ def _with_misses(table: str, rows: Sequence[Judged]) -> Iterator[tuple[Judged, M
 
 
 def write_sureness(tables: Tables, lent: Sequence[LentRun], path: Path) -> None:
-    """Write the spreads of all kinds of runs in tables, for the catalogue."""
+    """Write the catalogue's file on how far predictions are off, by kind of run, as fitted to these
+    tables.
+    """
     misses = [miss for name, rows in tables for _, miss in _misses(name, rows)]
     names = ", ".join(name for name, rows in tables if any(True for _ in _misses(name, rows)))
     source = f"{len(misses)} measured runs of tables {names} by experiments.report_runs"

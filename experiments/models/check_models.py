@@ -19,7 +19,8 @@ from mistlab.huggingface.configurations import KIND, model_of_config
 from mistlab.huggingface.type_keys import TypeRow, model_types, refused_types
 from mistlab.plan.workload import ModelSpec, Workload
 
-# Types that the library cannot build with its defaults, and the keys that complete them.
+# Model types that transformers cannot build with its default settings, and the settings that
+# complete them.
 COMPLETED: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {
@@ -41,8 +42,8 @@ TOLERANCE = 1e-3
 
 
 def check(options: argparse.Namespace) -> int:
-    """Check which Hugging Face model types are read, and whether parameter counts agree with
-    transformers.
+    """Check which Hugging Face model types this package reads, and whether its parameter counts
+    agree with transformers.
 
     Of every causal language model of transformers the default configuration is read and its
     parameters are counted, beside those that the library itself builds on torch's meta device.
@@ -62,7 +63,9 @@ def check(options: argparse.Namespace) -> int:
 
 
 def row_of(library: Any, kind: str) -> Row:
-    """One type: whether it is read, and its parameter count beside the library's."""
+    """The row of one model type: whether it is read, and its parameter count beside that of
+    transformers.
+    """
     given = COMPLETED.get(kind, {})
     row: Row = {"type": kind, "status": "read", "completed": ", ".join(given)}
     try:
@@ -128,7 +131,7 @@ def _report(rows: Sequence[Row]) -> Report:
 
 
 def _picture(rows: Sequence[Row]) -> Lines:
-    """Parameter counts of this package over those of the library, by type."""
+    """The picture of parameter counts of this package over those of transformers, by model type."""
     ratios = [(float(number), 1 + row["off"]) for number, row in enumerate(rows)]
     return Lines(
         name="model-types",
@@ -173,7 +176,7 @@ def write_types(page: Path) -> int:
 
 
 def types_page() -> str:
-    """The page that lists model types, from the package's data."""
+    """The page that lists model types, made from the package's data."""
     alike: dict[str, list[str]] = {}
     for kind, row in model_types().items():
         alike.setdefault(_description(row), []).append(f"`{kind}`")
@@ -189,7 +192,7 @@ def types_page() -> str:
 
 
 def _description(row: TypeRow) -> str:
-    """Fields and features of a type's models, with remarks in parentheses."""
+    """The sizes and features of a type's models, with remarks in parentheses."""
     fields = (
         key if value is True else f"{key} {_plain(value)}"
         for key, value in row.model.items()
@@ -200,7 +203,7 @@ def _description(row: TypeRow) -> str:
 
 
 def _parts(row: TypeRow) -> Iterator[str]:
-    """The parts of a model that a file's keys enable or size."""
+    """The parts of a model that keys of its configuration enable or size."""
     if row.latent:
         yield "latent attention"
     if row.experts:

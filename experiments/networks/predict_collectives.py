@@ -30,21 +30,23 @@ from mistlab.network.collective_times import (
     fitted_collectives,
 )
 
-# Standard deviations in logarithms: residual of a row, and priors of constants, of generation
-# factors and of network factors around their starting values.
+# Standard deviations of logarithms in the fit: of a row's residual, and of each kind of fitted
+# constant around its starting value (constants, factors of GPU generations, factors of networks).
 SCATTER, NUMBER_SPREAD, GENERATION_SPREAD, NETWORK_SPREAD = 0.2, 0.5, 0.3, 1.0
 # Largest factor by which chunking lengthens a transfer: twice the square root of latency times
 # transfer.
 MOST_CHUNKS = 2.0
 # A cluster's weight in the fit: its number of rows to this power.
 CLUSTER_POWER = 0.3
-# Bounds are quantiles of left-out clusters: 90 % coverage.
+# The quantiles of left-out clusters' errors that are taken as bounds: together 90 % coverage.
 QUANTILES = (0.05, 0.95)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClustersLeftOut:
-    """Ratios of measured and predicted seconds by row, from a fit without the row's cluster."""
+    """The ratios of measured to predicted seconds by row, where the fit did not see the row's
+    cluster.
+    """
 
     rows: Sequence[CollectiveRow]
     over: Floats
@@ -52,16 +54,17 @@ class ClustersLeftOut:
 
     @property
     def errors(self) -> Floats:
-        """Absolute relative errors of predictions."""
+        """The absolute relative errors of the predictions."""
         return np.abs(1 / self.over - 1)
 
     def of(self, cluster: str) -> Bools:
-        """Mask of the rows of one cluster."""
+        """A mask of the rows of one cluster."""
         return np.array([row.cluster == cluster for row in self.rows])
 
 
 def fit(rows: Sequence[CollectiveRow], start: Fitted) -> Fitted:
-    """Constants that fit measured rows best, near the starting values; bounds unchanged.
+    """The constants that fit measured rows best and are near their starting values; bounds are not
+    fitted.
 
     Exchanges over sockets have rates of their own, and count for nothing here.
     """
@@ -103,7 +106,7 @@ def fit(rows: Sequence[CollectiveRow], start: Fitted) -> Fitted:
 
 
 def left_out(rows: Sequence[CollectiveRow], start: Fitted) -> ClustersLeftOut:
-    """Each cluster predicted by a fit to all others."""
+    """The predictions of each cluster's rows by a fit to all other clusters."""
     over = np.empty(len(rows))
     for cluster in dict.fromkeys(row.cluster for row in rows):
         is_out = np.array([row.cluster == cluster for row in rows])
@@ -118,7 +121,9 @@ def left_out(rows: Sequence[CollectiveRow], start: Fitted) -> ClustersLeftOut:
 
 
 def bounds_of(apart: ClustersLeftOut) -> Mapping[str, tuple[float, float]]:
-    """Bounds of each kind of row from left-out errors, clusters weighted as in the fit."""
+    """The bounds of each kind of row, from errors of clusters left out of the fit and weighted as
+    in it.
+    """
     sizes = Counter(row.cluster for row in apart.rows)
     weights = np.array([sizes[row.cluster] ** (CLUSTER_POWER - 1) for row in apart.rows])
     kinds = np.array(apart.kinds)
@@ -261,7 +266,7 @@ def _refusal_table(rows: Sequence[CollectiveRow | RefusedCollective]) -> str:
 
 
 def _errors(apart: ClustersLeftOut, bounds: Mapping[str, tuple[float, float]]) -> str:
-    """Errors by cluster, kind of links and table, and over all rows."""
+    """The prediction errors by cluster, by kind of links and by table, and over all rows."""
     tables = np.array([row.cluster.partition(",")[0] for row in apart.rows])
     groups = [
         *((cluster, apart.of(cluster)) for cluster in dict.fromkeys(r.cluster for r in apart.rows)),

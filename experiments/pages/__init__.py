@@ -1,1 +1,3 @@
-"""Shared parts of experiments: a folder of rows, tables, charts, and a page."""
+"""Parts that experiments share: a folder of result rows, tables, charts, and the page of
+results.
+"""

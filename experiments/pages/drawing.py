@@ -17,17 +17,17 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "mistlab"}
 
 SIZE = (6.4, 3.8)
-# With more groups, or more letters in all names, names are slanted.
+# Above this number of groups, or of letters in all names, the names below a chart are slanted.
 FEW_GROUPS, FEW_LETTERS = 8, 70
-# A longer slanted name is continued on a second line.
+# A slanted name with more letters is continued on a second line.
 LETTERS_A_LINE = 24
-# A logarithmic axis over more powers of ten is labelled at powers only.
+# A logarithmic axis over more powers of ten than this is labelled at the powers only.
 FEW_POWERS = 3
 NUMBER_WIDTH = 0.34
 
 
 def drawn(picture: Picture) -> Figure:
-    """A picture, drawn."""
+    """Draw a chart as a picture."""
     match picture:
         case Lines():
             return _lines(picture)
@@ -38,7 +38,7 @@ def drawn(picture: Picture) -> Figure:
 
 
 def _lines(chart: Lines) -> Figure:
-    """Curves, each with its points."""
+    """Draw curves, each through its points."""
     figure = Figure(figsize=SIZE, layout="constrained")
     axes = figure.subplots()
     for index, (name, points) in enumerate(chart.curves.items()):
@@ -61,7 +61,7 @@ def _lines(chart: Lines) -> Figure:
 
 
 def _bars(chart: Bars) -> Figure:
-    """Bars in groups."""
+    """Draw the groups of bars."""
     many = len(chart.groups) > FEW_GROUPS or len("".join(chart.groups)) > FEW_LETTERS
     # A number above each bar needs more space than a bar.
     group_width = max(0.45, NUMBER_WIDTH * len(chart.series) if chart.number else 0)
@@ -122,7 +122,7 @@ def _finish(axes: Axes, chart: Lines | Bars, named: int) -> None:
 
 
 def save(figure: Figure, path: Path | TextIO) -> None:
-    """Write a picture with reproducible bytes; as SVG into a text."""
+    """Write a picture with reproducible bytes, or as SVG into a text."""
     form = None if isinstance(path, Path) else "svg"
     with mpl.rc_context(STYLE):
         figure.savefig(path, format=form, metadata={"Date": None})

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-# A longer table shows its first few rows on the page, and has all rows in a file.
+# A table with more rows shows its first rows on the page, and all rows in a file.
 MOST_ROWS = 16
 SHOWN_ROWS = 4
-# The paragraph before a table that the page replaces by a file.
+# The marker paragraph before a table whose rows are moved to a file.
 IN_A_FILE = "<!-- rows in a file -->"
 TABLE = re.compile(
     rf"^(?P<apart>{IN_A_FILE}\n\n)?\|.*\|\n\|[-:| ]+\|\n(?:\|.*\|(?:\n|\Z))+", re.MULTILINE

@@ -15,14 +15,14 @@ from experiments.pages.charts import Picture
 from experiments.pages.page_tables import IN_A_FILE, write_page
 from experiments.pages.tables import TIMING, Row, csv_of
 
-# The folder of experiments' packages, each of which may have paragraphs for pages of results:
-# published figures, and comments.
+# The packages of experiments, each of which may have paragraphs for its pages of results: published
+# figures, and comments.
 ROOMS = Path(__file__).parents[1]
 
 
 def beside(name: str) -> Sequence[str]:
     """The paragraphs in the file of this name in a package's folder ``beside``; empty if there is
-    none.
+    no such file.
     """
     texts = (path.read_text(encoding="utf-8") for path in ROOMS.glob(f"*/beside/{name}.md"))
     return next((text.strip().split("\n\n") for text in texts), ())
@@ -43,7 +43,7 @@ ASIDE = ("out", "json", "page")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The report of an experiment.
+    """The report of an experiment: its tables, paragraphs and pictures.
 
     ``words`` are paragraphs and tables in Markdown: they are printed, and stand on the page; after
     ``IN_A_FILE`` a table stands in a file beside the page.
@@ -61,7 +61,7 @@ class Report:
 
 @dataclass(slots=True, kw_only=True)
 class Study:
-    """A running experiment: its options, its folder, and its rows so far.
+    """A running experiment: its options, its folder, and the rows made so far.
 
     ``earlier`` are the rows that an equal run left in the folder. A study that goes on adds those
     rows again that still hold. The other rows stay in the file until the study ends, so that no row
@@ -98,14 +98,14 @@ class Study:
         return self.directory.path
 
     def counted(self, items: Sequence[Item], what: str) -> Iterator[Item]:
-        """The items in sequence; progress goes to standard error."""
+        """The items of work in sequence, with progress on standard error."""
         countdown = Countdown(what=what, total=len(items), clock=self.clock)
         for item in items:
             yield item
             countdown.step()
 
     def add(self, row: Row) -> None:
-        """Store a row at once, so that an interrupted run keeps it."""
+        """Write a row to the folder at once, so that an interrupted run keeps it."""
         self.rows.append(row)
         if not self.goes_on:
             self._keep(lambda: self.directory.add_row(row))
@@ -115,7 +115,7 @@ class Study:
         self._keep(lambda: self.directory.write_rows([*self.rows, *self._waiting]))
 
     def add_all(self, rows: Iterable[Row]) -> None:
-        """Store rows as they are produced."""
+        """Write rows to the folder as they are produced."""
         for row in rows:
             self.add(row)
 
@@ -124,7 +124,7 @@ class Study:
         self._keep(lambda: self.directory.write_text(name, text))
 
     def end(self, report: Report, status: int = DONE) -> int:
-        """Write the results, as far as that is possible, and print them; returns the exit
+        """Write the results, as far as they can be written, and print them; returns the exit
         status.
         """
         seconds = self.clock() - self._began_s
@@ -178,7 +178,7 @@ class Study:
         return {f"{picture.name}.svg": picture.caption for picture in pictures}
 
     def _keep(self, write: Callable[[], None]) -> None:
-        """Write; a failure is reported once and ignored."""
+        """Run a function that writes; a failure to write is reported once and otherwise ignored."""
         try:
             write()
         except OSError as error:
@@ -189,7 +189,7 @@ class Study:
 
 
 def _page(report: Report, config: Mapping[str, Any], pictures: Mapping[str, str]) -> str:
-    """The page: how it was made, the results, pictures, and published figures."""
+    """The text of the page: how it was made, the results, pictures, and published figures."""
     options = {
         name: _elsewhere(value) for name, value in config["options"].items() if name not in ASIDE
     }

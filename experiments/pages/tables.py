@@ -16,12 +16,12 @@ from mistlab.plan.plan import Plan
 # Numbers with their units, formatted alike by all commands: times, memory, rates and bounds.
 
 
-# A missing number.
+# The text for a missing number.
 NONE = "-"
 
 
 def number(value: float | None, form: str, unit: str = "", *, none: str = NONE) -> str:
-    """A number in a form such as ``.2f``, with its unit.
+    """A number formatted by a specification such as ``.2f``, with its unit.
 
     >>> number(1234.5, ",.1f", " s"), number(None, ".2f")
     ('1,234.5 s', '-')
@@ -35,7 +35,7 @@ def gib(size_bytes: float | None, form: str = ".2f") -> str:
 
 
 def yes_no(fact: object) -> str:
-    """Whether a fact holds, for a table."""
+    """A yes or no, as a cell of a table."""
     return "yes" if fact else "no"
 
 
@@ -152,7 +152,7 @@ def aligned(lines: Sequence[Sequence[str]], *, left: Container[int] = (0,)) -> l
 def _justified(
     lines: Sequence[Sequence[str]], to_right: Callable[[int], bool]
 ) -> Iterator[list[str]]:
-    """Lines whose columns are as wide as what they hold."""
+    """The lines of a table, with each column as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         yield [
@@ -165,11 +165,11 @@ class _Cells(Formatter):
     """Formats the fields of a row, which is a mapping or has attributes."""
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Any) -> Any:
-        """A field by its name."""
+        """The value of a field of a row by its name."""
         return kwargs[key] if isinstance(kwargs, Mapping) else getattr(kwargs, str(key))
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        """A field in its format, or a dash if it is missing."""
+        """A field's value formatted by a specification, or a dash if it is missing."""
         return number(value, format_spec)
 
 

@@ -26,7 +26,7 @@ Models = dict[tuple[Workload, str], StageModel]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """A plan's figures beside its cluster's capacities."""
+    """The predicted figures of a plan, beside its cluster's capacities."""
 
     job: Job
     figures: StageFigures
@@ -34,7 +34,9 @@ class Analysis:
 
     @property
     def tensors_fit(self) -> bool:
-        """Whether tensors fit on every GPU, and offloaded states in every node's memory."""
+        """Whether the plan's tensors fit on every GPU, and its offloaded states in every node's
+        memory.
+        """
         cluster = self.job.cluster
         return bool(
             self.figures.feasible.all()
@@ -44,7 +46,8 @@ class Analysis:
 
 
 def analyse(options: argparse.Namespace) -> int:
-    """What each stage of a plan holds and does: memory by class, peaks, host memory, work.
+    """Tell for each stage of a plan its memory by class, its peak, its host memory and its
+    operations.
 
     Bytes are those that tensors take, exact by the layer graphs; what the allocator reserves
     beyond them, what the GPU's runtime takes and times are left to predict.
@@ -73,7 +76,7 @@ def analyse(options: argparse.Namespace) -> int:
 
 
 def analysis_of(job: Job, models: Models) -> Analysis:
-    """Figures of a job's stages; ``models`` keeps each workload's compiled expressions."""
+    """The figures of a job's stages; ``models`` caches each workload's compiled expressions."""
     key = job.workload, job.plan.engine
     if key not in models:
         models[key] = StageModel.of(*key)

@@ -6,14 +6,14 @@ from experiments.pages.drawing import COLOURS
 from experiments.prediction.predict import NEGLIGIBLE, WORDS
 from mistlab.job.prediction import PARTS, Breakdown
 
-# A narrower part is drawn without its number.
+# A part of the bar narrower than this share is drawn without its number.
 NARROW = 0.04
-# There are fewer colours than parts: the others are lighter shades.
+# How much lighter the shades are that parts get when there are more parts than colours.
 LIGHTER = 0.45
 
 
 def bar(breakdown: Breakdown) -> Figure:
-    """The parts of an iteration in order, each as wide as its share of GPU time."""
+    """Draw the terms of an iteration in order, each as wide as its share of GPU time."""
     whole_s = breakdown.parts.total_s
     figure = Figure(figsize=(6.4, 2.6), layout="constrained")
     axes = figure.subplots()

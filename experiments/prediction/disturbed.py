@@ -19,22 +19,23 @@ from simulators.events import DisturbedIteration, EventSimulator
 from simulators.variability import Quantiles, Variability
 
 SAMPLES = 100
-# The total number of simulated tasks, about ten seconds' worth, and the fewest samples. Iterations
-# with many tasks are sampled less: their sums hardly vary, and each takes longer.
+# The largest total number of simulated tasks, about ten seconds' worth, and the smallest number of
+# samples. Iterations with many tasks are sampled less: their total times hardly vary, and each
+# takes longer to simulate.
 MOST_TASKS, FEWEST = 2_000_000, 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbed:
-    """The disturbance of a plan, and its simulated iterations."""
+    """The disturbance of a plan, and the simulated iterations under it."""
 
     by: Variability
     played: Quantiles
 
     @classmethod
     def of(cls, job: Job, by: Variability, samples: int | None) -> Self:
-        """A plan's iterations, each with its own jitter; by default as many as its size allows.
-        Without jitter all would be equal.
+        """Simulate iterations of a plan, each with random task times of its own; by default as many
+        as their size allows, or one if task times are not random.
         """
         simulator = EventSimulator(workload=job.workload, cluster=job.cluster)
         try:
@@ -46,11 +47,11 @@ class Disturbed:
         return cls(by=by, played=played)
 
     def mapping(self) -> Mapping[str, Any]:
-        """The quantiles, and the disturbance."""
+        """The quantiles of iteration times and the disturbance, as plain values."""
         return {"by": to_mapping(self.by, omit_defaults=True), **to_mapping(self.played)}
 
     def words(self, undisturbed_s: float) -> str:
-        """The relative increase of iteration times over the undisturbed one."""
+        """The relative increase of iteration times over the undisturbed iteration, as text."""
         played, by = self.played, to_mapping(self.by, omit_defaults=True)
         causes = ", ".join(f"{name} {value:g}" for name, value in by.items() if name != "seed")
         spread = f"; 90 % of {played.samples} take {played.q05_s:.3f} to {played.q95_s:.3f} s"

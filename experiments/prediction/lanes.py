@@ -72,7 +72,7 @@ def timeline(simulation: Simulation, path: Path, title: str) -> None:
 
 
 def _spans(tasks: Sequence[PlayedTask], end: float) -> list[tuple[float, float]]:
-    """The whole iteration, or its beginning and its end."""
+    """The drawn spans of time: the whole iteration, or its beginning and its end."""
     if len(tasks) <= MOST_TASKS // 10:
         return [(0.0, end)]
     share = max(0.02, MOST_TASKS / 20 / len(tasks))
@@ -129,11 +129,11 @@ def legend(figure: Figure, seen: Mapping[Kind, str], *, columns: int) -> None:
     )
 
 
-# One played iteration of a plan, drawn: as a trace for Perfetto and as a picture.
+# One simulated iteration of a plan, drawn: as a trace for Perfetto and as a picture.
 
 
 def draw(job: Job, simulation: Simulation, name: str, folder: Path) -> None:
-    """One iteration as a trace and as a picture."""
+    """Draw one iteration as a trace and as a picture."""
     trace, picture = folder / f"{name}.trace.json", folder / f"{name}.svg"
     with naming(trace):
         trace.write_text(trace_text(simulation, _memory(job, simulation)), encoding="utf-8")
@@ -142,7 +142,7 @@ def draw(job: Job, simulation: Simulation, name: str, folder: Path) -> None:
 
 
 def _memory(job: Job, simulation: Simulation) -> list[MemoryOverTime]:
-    """The memory of each stage over the iteration; an overflow is reported."""
+    """The memory of each stage's GPU over the iteration; an overflow is reported."""
     model = StageModel.of(job.workload, job.plan.engine)
     batch = StageBatch.of_plan(job.plan)
     figures = model.figures(batch)

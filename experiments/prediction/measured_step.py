@@ -46,8 +46,9 @@ class MeasuredStep(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCorrection:
-    """The difference of a measured step from its prediction, to be applied to other plans: a share
-    of ``way`` (from predicted time to arithmetic at peak rate), and bytes per GPU.
+    """How far a measured step is from its prediction, to be applied to other plans: as a share of
+    the distance (``way``) between the predicted time and the time of all arithmetic at peak rate,
+    and in bytes per GPU.
     """
 
     share: float
@@ -90,7 +91,7 @@ class StepCorrection:
 
 
 def _way(prediction: Prediction) -> float:
-    """The log of the predicted time over that of the model's arithmetic at peak rate."""
+    """The logarithm of the predicted time over the time of the model's arithmetic at peak rate."""
     return -math.log(min(prediction.mfu, MOST_UTILISED))
 
 

@@ -1,4 +1,4 @@
-"""A plan at a glance as an SVG: a simulated iteration, memory of the fullest GPU, and the time
+"""The picture of a plan as an SVG: a simulated iteration, memory of the fullest GPU, and the time
 breakdown.
 
 It follows the reader's light or dark theme, and its bytes depend on nothing but the plan.
@@ -31,15 +31,15 @@ FILLS = (
 )
 # With more stages, only the first and the last ones are drawn.
 MOST_STAGES = 8
-# The number of the first stage's micro-batches in the drawn part of an iteration.
+# The number of the first stage's micro-batches in the drawn first part of an iteration.
 PASSES = 4
-# The left column's share of the width.
+# The share of the picture's width that its left column, with memory, takes.
 SHARE_OF_MEMORY = 0.42
 LANE, STAGE_GAP = 12, 8
 # Pixels per letter of small text, and the smallest area that is labelled.
 LETTER = 6.6
 NAMED = (58.0, 32.0)
-# Smaller shares of the time are omitted.
+# Terms below this share of the time are omitted.
 LEAST_SHARE = 5e-3
 STYLE = """
 svg { font: 12px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif }
@@ -65,7 +65,7 @@ class Area:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A named part of a whole, with its size also as text."""
+    """A named part of a whole, such as a class of memory, with its size in numbers and as text."""
 
     name: str
     size: float
@@ -76,7 +76,7 @@ class Part:
 def write_picture(
     job: Job, prediction: Prediction, part_words: Mapping[str, str], path: Path
 ) -> None:
-    """Write the picture of a plan; ``part_words`` name the parts of its time."""
+    """Write the picture of a plan to a file; ``part_words`` are the names of the time's terms."""
     simulation = EventSimulator(workload=job.workload, cluster=job.cluster).simulate(job.plan)
     with naming(path):
         path.write_text(picture_of(job, prediction, simulation, part_words), encoding="utf-8")
@@ -85,7 +85,7 @@ def write_picture(
 def picture_of(
     job: Job, prediction: Prediction, simulation: Simulation, part_words: Mapping[str, str]
 ) -> str:
-    """A plan, its prediction and a played iteration as the text of an SVG."""
+    """The text of an SVG with a plan, its prediction and a simulated iteration."""
     plan, cluster = job.plan, job.cluster
     bounds = f"{prediction.iteration_s_low:.3f} to {prediction.iteration_s_high:.3f} s"
     fits = "fits in memory" if prediction.fits else "does not fit in memory"
@@ -123,8 +123,8 @@ def picture_of(
 
 
 def squares(sizes: Sequence[float], area: Area) -> list[Area]:
-    """Areas proportional to ``sizes``, largest first, as close to squares as rows of them can
-    be.
+    """Rectangles with areas proportional to ``sizes``, largest first, in rows that make them as
+    close to squares as possible.
     """
     scale = area.width * area.height / sum(sizes)
     rest, areas, start = area, [], 0
@@ -159,7 +159,7 @@ def squares(sizes: Sequence[float], area: Area) -> list[Area]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """Consecutive tasks of one pass of a stage."""
+    """A bar of the timeline: consecutive tasks of one pass of a stage."""
 
     stage: int
     stream: str
@@ -169,8 +169,8 @@ class Bar:
 
 
 def _timeline(simulation: Simulation, stages: int, top: float) -> tuple[list[str], float]:
-    """A lane for each stream that a stage uses, from the start of the iteration; and the end of the
-    drawn part.
+    """The bars of each stream that a stage uses, from the start of the iteration, and the time at
+    which the drawn part ends.
     """
     whole, first_passes = simulation.iteration_s, [("B", number) for number in range(PASSES)]
     returned = [
@@ -212,7 +212,7 @@ def _timeline(simulation: Simulation, stages: int, top: float) -> tuple[list[str
 
 
 def _together(tasks: Iterable[PlayedTask]) -> list[Bar]:
-    """Tasks as bars in order of time: one bar for consecutive tasks of a pass."""
+    """The tasks of a stream as bars in order of time: one bar for consecutive tasks of one pass."""
     bars: list[Bar] = []
     last: dict[tuple[int, str], int] = {}
     for task in sorted(tasks, key=lambda one: (one.start_s, one.end_s)):
@@ -236,7 +236,9 @@ def _together(tasks: Iterable[PlayedTask]) -> list[Bar]:
 
 
 def _stream(task: PlayedTask) -> str:
-    """The stream of a task; sends are drawn with the collectives whose links they share."""
+    """The stream on which a task is drawn; sends are drawn with the collectives whose links they
+    share.
+    """
     return "gpu_to_gpu" if task.lane == SENDS else task.lane
 
 
@@ -263,7 +265,7 @@ def _memory_parts(job: Job, prediction: Prediction, number: int) -> list[Part]:
 
 
 def _time_parts(job: Job, prediction: Prediction, part_words: Mapping[str, str]) -> list[Part]:
-    """The time of a GPU by cause, largest first."""
+    """The time of a GPU by term (arithmetic, exposed communication, ...), largest first."""
     parts = breakdown_of(job, prediction.iteration_s).parts
     rows = [
         Part(name=words, size=getattr(parts, name), words="") for name, words in part_words.items()
@@ -303,7 +305,7 @@ def _has_room(area: Area) -> bool:
 
 
 def _unnamed(parts: Sequence[Part], area: Area) -> str:
-    """The parts whose areas are too small for their names, as text."""
+    """A text with the parts whose areas are too small for their names."""
     places = squares([part.size for part in parts], area)
     small = [
         f"{part.name} {part.words}"
@@ -314,7 +316,7 @@ def _unnamed(parts: Sequence[Part], area: Area) -> str:
 
 
 def _bars(parts: Sequence[Part], area: Area) -> Iterator[str]:
-    """A bar for each part, beside its name."""
+    """A bar for each part of a whole, beside the part's name."""
     names, numbers = 0.6 * area.width, 94
     most = max(part.size for part in parts)
     for number, part in enumerate(parts):

@@ -11,14 +11,14 @@ from experiments.pages.drawing import COLOURS
 from experiments.pages.groups import grouped
 from mistlab.core.units import GIB_BYTES
 
-# The measured and the predicted column of rows.
+# The columns of rows that contain the measured and the predicted memory peak.
 PEAKS = ("measured_bytes", "predicted_bytes")
 TIMES = ("measured_s", "predicted_s")
 
 
 def frontiers(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
-    """The trade-off for fitting: recomputed blocks over host memory, with a panel per micro-batch
-    size.
+    """Draw which numbers of recomputed blocks and amounts of host memory make a plan fit, with a
+    panel per micro-batch size.
     """
     fitting = [row for row in rows if row["frontier"]]
     meshes = list(dict.fromkeys(map(_mesh, rows)))
@@ -53,7 +53,7 @@ def _frontier(axes: Axes, row: Mapping[str, Any], right: float, colour: str) -> 
 
 
 def memory_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Each stage's predicted over measured peak, with the diagonal."""
+    """Draw each stage's predicted over measured memory peak, with the diagonal."""
     title = "Peak allocated memory of a stage (GiB)"
     figure, axes = _axes(title, "measured", "predicted", (5.2, 5.2))
     end = 1.05 * max(max(row[key] for key in PEAKS) for row in rows) / GIB_BYTES
@@ -67,7 +67,7 @@ def memory_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def times_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Each run's predicted over measured iteration time, with lines at plus and minus ten per
+    """Draw each run's predicted over measured iteration time, with lines at plus and minus ten per
     cent.
     """
     title = "Time of an iteration (s); grey lines: 10 %"
@@ -89,7 +89,9 @@ def times_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def differences(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """The difference of closed form and event simulator, over the work done once per iteration."""
+    """Draw the difference between closed form and event simulator, over the share of work done once
+    per iteration.
+    """
     x = "first and last micro-batches' extras (% of the iteration)"
     title = "Closed form over event simulator: difference in time"
     figure, axes = _axes(title, x, "difference (%)", (7.2, 4.2))

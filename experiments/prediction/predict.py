@@ -59,13 +59,14 @@ WORDS: Mapping[str, str] = {
     "imbalance_s": "waiting for the busiest stage",
     "bubble_s": "the bubble of the pipeline",
 }
-# Parts below this share of an iteration are not shown; a sentence omits larger ones too.
+# Terms below the first share of an iteration are not shown; the sentence also omits those below the
+# second.
 NEGLIGIBLE, SMALL = 5e-4, 0.015
 
 
 def lines(breakdown: Breakdown) -> list[str]:
-    """A table with a line for each part that is not negligible: its mean over all GPUs and, with
-    several stages, on a GPU of the busiest stage.
+    """A table with a line for each term that is not negligible: its mean over all GPUs and, with
+    several stages, its time on a GPU of the busiest stage.
     """
     mean, whole_s = breakdown.parts, breakdown.parts.total_s
     busiest = breakdown.stages[breakdown.busiest_stage]
@@ -88,7 +89,9 @@ def lines(breakdown: Breakdown) -> list[str]:
 
 
 def sentence(breakdown: Breakdown) -> str:
-    """The arithmetic, then all other parts that are not small, largest first."""
+    """A sentence with the share of arithmetic, then all other terms that are not small, largest
+    first.
+    """
     whole_s = breakdown.parts.total_s
     first, *others = ((name, getattr(breakdown.parts, name) / whole_s) for name in PARTS)
     large = sorted((one for one in others if one[1] >= SMALL), key=lambda one: -one[1])
@@ -103,8 +106,8 @@ def sentence(breakdown: Breakdown) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAnswer:
-    """A plan file's prediction, or its error; optionally the iteration to draw, the disturbance,
-    the breakdown, and a measured step.
+    """The prediction of a plan file, or its error; optionally with the iteration to draw, the
+    disturbance, the breakdown, and a measured step.
     """
 
     path: Path
@@ -167,7 +170,7 @@ def predict(options: argparse.Namespace) -> int:
 
 
 def _draw_picture(answer: PlanAnswer, path: Path) -> None:
-    """Draw the first plan at a glance, if it has a prediction."""
+    """Draw the picture of the first plan, if it has a prediction."""
     from experiments.prediction.plan_picture import write_picture  # noqa: PLC0415 (needs SimPy)
 
     if answer.job is not None and answer.prediction is not None:
@@ -176,8 +179,8 @@ def _draw_picture(answer: PlanAnswer, path: Path) -> None:
 
 
 def _checked(options: argparse.Namespace) -> "tuple[Variability, int | None] | None":
-    """The disturbance of the plans, and the number of samples of each; refuses invalid or
-    incompatible options.
+    """The disturbance of the plans' task times, and the number of simulated iterations; refuses
+    invalid or incompatible options.
     """
     for name in ("timeline", "variability"):
         if getattr(options, name) is not None and options.simulator != "events":
@@ -219,7 +222,9 @@ def _with_more(
 
 
 def _solved(answer: PlanAnswer, options: argparse.Namespace) -> PlanAnswer:
-    """An answer with the figure that its plan needs for a goal."""
+    """An answer with the figure that its plan needs for a goal, such as the bandwidth of its
+    network.
+    """
     from experiments.prediction.solve import solved  # noqa: PLC0415 (seldom asked)
 
     if answer.job is None or answer.prediction is None:
@@ -228,7 +233,9 @@ def _solved(answer: PlanAnswer, options: argparse.Namespace) -> PlanAnswer:
 
 
 def _with_forecast(answer: PlanAnswer) -> PlanAnswer:
-    """An answer with the effect of its reduction on convergence, if it has one."""
+    """An answer with the effect of the plan's gradient reduction on convergence, if the workload
+    names a reduction.
+    """
     if answer.job is None or answer.prediction is None or answer.job.workload.reduces_plainly:
         return answer
     from experiments.prediction.converging import (  # noqa: PLC0415 (seldom asked)
@@ -266,7 +273,7 @@ def _broken_down(answer: PlanAnswer) -> PlanAnswer:
 def _beside_measured(
     answers: Sequence[PlanAnswer], options: argparse.Namespace
 ) -> list[PlanAnswer]:
-    """The first answer with a measured step beside it, and the others corrected by that step."""
+    """The first answer beside a measured step, and the other answers corrected by that step."""
     from experiments.prediction.measured_step import (  # noqa: PLC0415 (seldom asked)
         MeasuredStep,
         StepCorrection,
@@ -324,7 +331,7 @@ def predicted(
 
 
 def _together(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> Iterator[PlanAnswer]:
-    """The answers to jobs, predicted together unless one is refused."""
+    """The answers to jobs, predicted together; one by one if a job is refused."""
     answers = predicted_each(predictor, [job.plan for _, job in jobs])
     for (path, job), answer in zip(jobs, answers, strict=True):
         if isinstance(answer, InputError):
@@ -334,7 +341,7 @@ def _together(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> Iterato
 
 
 def _played(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> Iterator[PlanAnswer]:
-    """The answers to jobs with their iterations."""
+    """The answers to jobs, each with a simulated iteration."""
     from simulators.events import EventSimulator  # noqa: PLC0415 (needs SimPy)
 
     assert isinstance(predictor, EventSimulator)

@@ -17,15 +17,15 @@ from mistlab.job.prediction import Prediction
 from mistlab.machine.hardware import GroupTransfers, Line, Transfers
 from mistlab.plan.dimensions import AXES
 
-# The degree that more GPUs increase.
+# The parallel degree by which more GPUs are used.
 REPLICAS = AXES["data"].dimension
-# The range of link rates to try, as multiples of the current rate; the last one counts as
+# The range of link rates to try, as multiples of the current rate; the largest one counts as
 # unlimited.
 SLOWEST, FASTEST = 1e-4, 1e4
 # The range of latencies to try, in microseconds.
 LATENCIES = 1e-2, 1e7
 SHARE, SECONDS = "%", "s"
-# Answers for links that a plan does not use, by the figure that was asked for.
+# Which links a figure is about, for the answer that the plan does not use them.
 CROSSED_BY = {
     "inter_node_gbytes_per_s": "nothing crosses nodes",
     "intra_node_gbytes_per_s": "nothing passes between GPUs of a node",
@@ -34,7 +34,9 @@ CROSSED_BY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solved:
-    """The answer to an inverse question: the figure, its current value, and the compared steps."""
+    """The answer to an inverse question: the needed figure, its current value, and the step times
+    that are compared.
+    """
 
     name: str
     number: float | None
@@ -63,7 +65,7 @@ def solved(job: Job, name: str, goal: str | None) -> Solved:
 
 
 def _rate(job: Job, name: str, goal: str | None) -> Solved:
-    """The smallest rate of links."""
+    """The smallest rate of links with which a step is short enough."""
     node = job.cluster.hardware.node
     now = getattr(job.cluster, name) or getattr(node, name)
     if now is None:
@@ -94,7 +96,9 @@ def _rate(job: Job, name: str, goal: str | None) -> Solved:
 
 
 def _latency(job: Job, name: str, goal: str | None) -> Solved:
-    """The largest latency that may be added to every message."""
+    """The largest latency that may be added to every message, so that a step is still short
+    enough.
+    """
     unlimited_s = _seconds(job)
     most_s, goal_words = _goal(goal, unlimited_s)
     transfers = job.cluster.hardware.transfers
@@ -129,7 +133,7 @@ def _memory(job: Job, name: str, goal: str | None) -> Solved:
 
 
 def _gpus(job: Job, name: str, goal: str | None) -> Solved:
-    """The fewest GPUs, by replicas, with which a step is short enough."""
+    """The fewest GPUs, as multiples of the plan's replicas, with which a step is short enough."""
     least = {stage: stage.degree(REPLICAS) for stage in job.plan.stages}
     replicas = min(least.values())
     widest = replicas * job.plan.micro_batches
@@ -171,7 +175,7 @@ QUESTIONS: Mapping[str, Asked] = {
 
 
 def _goal(goal: str | None, unlimited_s: float) -> tuple[float, str]:
-    """The longest step that a goal allows, and the goal as text."""
+    """The longest step time that a goal allows, and the goal as text."""
     text = (goal or f"5{SHARE}").strip()
     unit = text[-1:]
     number = text[:-1] if unit in (SHARE, SECONDS) else text
@@ -187,8 +191,8 @@ def _goal(goal: str | None, unlimited_s: float) -> tuple[float, str]:
 
 
 def _with_replicas(job: Job, count: int, now: int) -> Job | None:
-    """A job with other numbers of replicas, on as many nodes as they need; None if stages or nodes
-    do not divide.
+    """A job with another number of replicas, on as many nodes as they need; None if the stages or
+    the nodes cannot be divided so.
     """
     stages = []
     for stage in job.plan.stages:
@@ -212,7 +216,7 @@ def _with_replicas(job: Job, count: int, now: int) -> Job | None:
 
 
 def _later(transfers: Transfers, more_us: float) -> Transfers:
-    """Transfer times with a latency added to each message between GPUs."""
+    """The hardware's transfer times with a latency added to each message between GPUs."""
 
     def later(line: Line | None) -> Line | None:
         return line and replace(line, latency_us=line.latency_us + more_us)

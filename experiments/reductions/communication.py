@@ -42,12 +42,12 @@ REDUCTIONS: Mapping[str, Reduction] = {
 }
 GROWN = ("ring all-reduce", "one server", "gossip, ring", "gossip, one peer")
 GROWTH = "Milliseconds of an exchange as ranks grow, drawn below:"
-# Largest number of ranks simulated message by message, in full and quick runs; beyond, the closed
-# form.
+# The largest number of ranks whose messages are simulated one by one, in full and in quick runs;
+# above it the closed form is used.
 MOST_PLAYED, QUICK_PLAYED = 512, 64
 MOST_RANKS = 16_384
-# The most values and ranks that costs are worked out for, and the least mean square gradient: steps
-# to a lower one are more than anybody makes.
+# Limits of options: the most values and ranks for which costs are computed, and the least target of
+# the mean square gradient.
 MOST_VALUES, MOST_ASKED, LEAST_GOAL = 10**15, 2**20, 1e-6
 SEEDS, STEPS = 5, 600
 QUICK_SEEDS, QUICK_STEPS = 1, 60
@@ -55,7 +55,7 @@ QUICK_SEEDS, QUICK_STEPS = 1, 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked(Checked):
-    """The numbers that options give, in their units."""
+    """The numbers that options give, converted to their units."""
 
     values: int = field(metadata=bounded(minimum=1, most=MOST_VALUES))
     ranks: int = field(metadata=bounded(minimum=2, most=MOST_ASKED))
@@ -181,7 +181,7 @@ def _report(rows: Sequence[Row], options: argparse.Namespace, steps: int) -> Rep
 
 
 def _left_out(ranks: int) -> Iterator[str]:
-    """Why a reduction has no row."""
+    """The reason why a gradient reduction has no row, as text."""
     for name, how in REDUCTIONS.items():
         if problem := how.ranks_problem(ranks):
             yield f"No row of {name}: {problem}."
@@ -237,7 +237,7 @@ def _trained(rows: Sequence[Row], steps: int) -> str:
 
 def _order(rows: Sequence[Row]) -> Iterator[str]:
     """Pairs of methods whose measured accuracies contradict the published order by more than the
-    spread.
+    spread over seeds.
     """
     known = [row for row in rows if row["published"]]
     ours = sorted(known, key=lambda row: -row["accuracy"])

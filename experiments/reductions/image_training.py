@@ -26,7 +26,8 @@ HIDDEN, CLASSES = 48, 10
 BATCH = 16
 RATES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 CUT_OFF = Compressor(kind="top_k", share=0.05)
-# Methods of the published comparison, with accuracies of ResNet-18 and ResNet-20 on CIFAR-10.
+# The methods of a published comparison, with the accuracies that ResNet-18 and ResNet-20 reach on
+# CIFAR-10.
 PUBLISHED: Mapping[str, tuple[float, float]] = {
     "plain": (93.99, 91.62),
     "memory": (94.35, 91.27),
@@ -34,8 +35,8 @@ PUBLISHED: Mapping[str, tuple[float, float]] = {
     "neolithic": (94.63, 91.43),
     "ef21": (87.37, 65.82),
 }
-# Further methods: compression without error feedback, gossip, local steps, an asynchronous server,
-# and a Byzantine worker under mean and trimmed mean.
+# All methods that are trained: those published, and compression without error feedback, gossip,
+# local steps, an asynchronous server, and a Byzantine worker under mean and trimmed mean.
 WAYS = (*PUBLISHED, "none", "gossip", "local", "asynchronous", "one lies", "one lies, trimmed")
 LOCAL_STEPS = 8
 LIARS = (3,)
@@ -43,7 +44,7 @@ LIARS = (3,)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digits:
-    """Images and labels of training, validation and test sets."""
+    """Images and labels of handwritten digits, in training, validation and test sets."""
 
     training: tuple[Floats, Ints]
     validation: tuple[Floats, Ints]
@@ -52,7 +53,7 @@ class Digits:
     @classmethod
     @cache
     def loaded(cls) -> "Digits":
-        """The digits set of scikit-learn, shuffled with a fixed seed."""
+        """The digits data set of scikit-learn, shuffled with a fixed seed and split."""
         try:
             from sklearn.datasets import load_digits  # noqa: PLC0415 (an extra)
         except ModuleNotFoundError:
@@ -87,7 +88,7 @@ def _forward(weights: Floats, images: Floats) -> tuple[Floats, Floats]:
 
 
 def gradient(weights: Floats, images: Floats, labels: Ints) -> Floats:
-    """Gradient of the mean cross entropy."""
+    """The gradient of a network's mean cross entropy over a batch."""
     _, second = _layers(weights, images.shape[1])
     hidden, logits = _forward(weights, images)
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -100,7 +101,7 @@ def gradient(weights: Floats, images: Floats, labels: Ints) -> Floats:
 
 
 def accuracy(weights: Floats, images: Floats, labels: Ints) -> float:
-    """Classification accuracy."""
+    """The share of images that a network classifies correctly."""
     _, logits = _forward(weights, images)
     return float((logits.argmax(axis=1) == labels).mean())
 
@@ -145,7 +146,8 @@ class ImageWorkers:
             if self.step % LOCAL_STEPS == 0:
                 self.weights[:] = self.weights.mean(axis=0)
         elif self.way == "asynchronous":
-            # Workers update in turn, each with a gradient at the weights it last received.
+            # An asynchronous server applies the workers' updates in turn, each with the gradient at
+            # the weights that the worker last received.
             for number, worker_gradient in enumerate(gradients):
                 self._served = self._served - self.rate / WORKERS * worker_gradient
                 self.weights[number] = self._served
@@ -158,7 +160,9 @@ class ImageWorkers:
 
 
 def trained(way: str, rate: float, seed: int, steps: int) -> tuple[float, float]:
-    """Accuracy of the workers' mean weights on validation and test sets after some steps."""
+    """The accuracy of the workers' mean weights on validation and test sets, after training for
+    some steps.
+    """
     digits = Digits.loaded()
     workers = ImageWorkers(way=way, rate=rate, seed=seed)
     for _ in range(steps):

@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 
 def published_rows() -> Iterator[Row]:
-    """A row per published figure that was not used in the fit."""
+    """A row for each published training time that was not used in the fit."""
     rate = fitted_rate(ALL_REDUCE_S, RESNET_VALUES, RESNET_GPUS)
     link = RankLink(latency_s=0, bytes_per_s=rate)
     partial_s = PARTIAL.exchange_s(RESNET_VALUES, RESNET_GPUS, link)
@@ -44,7 +44,7 @@ def published_rows() -> Iterator[Row]:
 
 
 def predicted_hours() -> dict[str, dict[int, float]]:
-    """Predicted hours on ImageNet for the numbers of nodes outside the fit.
+    """The predicted hours of training on ImageNet, for the numbers of nodes outside the fit.
 
     An epoch has a given number of images, so n nodes take 1/n of the steps; a step is computation
     and an exchange of the gradients. Computation, transfer and latency are fitted to all four runs
@@ -53,7 +53,7 @@ def predicted_hours() -> dict[str, dict[int, float]]:
     fitted = [(kind, nodes) for kind in HOURS for nodes in FITTED_NODES]
     matrix = np.array([_terms(kind, nodes) for kind, nodes in fitted])
     hours = np.array([HOURS[kind][nodes] for kind, nodes in fitted])
-    # Least squares of relative errors.
+    # Nonnegative least squares of the relative errors.
     terms, _ = nnls(matrix / hours[:, None], np.ones(len(hours)))
     return {
         kind: {

@@ -1,4 +1,5 @@
-"""The configuration of a measured run: what its row says, and what is assumed.
+"""The configuration of a measured run: the settings that its row of a table gives, and those that
+are assumed.
 
 Nothing that was measured is read. What texts of columns mean is the dialects' matter
 (``experiments.runs.dialects``): here a row has typed columns.
@@ -25,9 +26,9 @@ from mistlab.engines.engine import ENGINES, Optimizer, Precision
 from mistlab.plan.workload import AdapterTargets, Attention, ModelSpec
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED
 
-# Micro-batches per step where a table does not give the batch.
+# The micro-batches per step that are assumed where a table does not give the batch.
 MICRO_BATCHES = 8
-# GPUs per node where neither the table nor the hardware says otherwise.
+# The GPUs per node that are assumed where neither the table nor the hardware gives them.
 GPUS_OF_A_NODE = 8
 # The ZeRO level that also shards weights.
 WHOLE_SHARDED = 3
@@ -93,11 +94,13 @@ class Configuration:
 
     @property
     def global_batch(self) -> int:
-        """Sequences per fill and drain of the pipeline."""
+        """The sequences of one batch that fills and drains the pipeline; a step may have
+        several.
+        """
         return self.micro_batch * self.micro_batches * self.data_parallel
 
     def leaves_open(self, column: str) -> bool:
-        """Whether a row leaves a column to the fastest choice."""
+        """Whether a row leaves out a setting, for which the fastest choice counts."""
         return column in self.unsaid
 
 
@@ -204,24 +207,30 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
 
 
 def _shards(ranks: int, replicas: int, zero: int) -> int:
-    """Number of ranks that shard the weights: one except under ZeRO-3."""
+    """The number of ranks that shard a weight: one unless ZeRO-3 shards weights."""
     return ranks // replicas if zero >= WHOLE_SHARDED else 1
 
 
 def _rank(row: RunRow, shape: Shape) -> int | None:
-    """Rank of a row's adapters, at most its model's width; None if absent."""
+    """The rank of a run's LoRA adapters, at most the model's width; None if the run trains no
+    adapters.
+    """
     rank = (row.count("adapter_rank") or row.usual_rank) if row.adapters else None
     return rank and min(rank, shape.hidden)
 
 
 def _optimizer(row: RunRow, engine: str) -> Optimizer:
-    """Optimizer of a row, as far as its engine supports it; adapters have few states."""
+    """The optimizer of a run, as far as the engine that predicts it supports the optimizer;
+    adapters have few states.
+    """
     known = row.moments in ENGINES[engine].optimizers
     return row.moments if known and not row.adapters else "adamw"
 
 
 def _kind(row: RunRow, shape: Shape, gpus: Gpus, precision: Precision, engine: str) -> RunKind:
-    """The kind of run by which bounds are selected; without the engine if it was only assumed."""
+    """The kind of run by which error bounds are selected; the kind does not name an engine that was
+    only assumed.
+    """
     blocks: Blocks = "experts" if experts_of(shape, row) > 1 else "dense"
     if shape.model.is_hybrid:
         blocks = "hybrid"
@@ -243,7 +252,9 @@ def _purpose(row: RunRow) -> Purpose:
 
 
 def _at_first(engine: str, degrees: Mapping[str, int]) -> str:
-    """The engine to try first for a run, if memory allows it and its host runs ahead of the GPU."""
+    """The engine that predicts a run unless memory is too small or its host does not run ahead of
+    the GPU; another one is tried then.
+    """
     splits = degrees["tp"] > 1
     return "nanotron-whole-inputs" if engine == "nanotron" and splits else engine
 
@@ -258,14 +269,14 @@ _FUSED_ONLY = {"window", "sinks"}
 
 
 def _ends(row: RunRow) -> tuple[int, int] | None:
-    """Blocks of the first and last pipeline stage, if a row gives both."""
+    """The numbers of blocks on the first and last pipeline stage, if a row gives both."""
     first, last = row.first_blocks, row.last_blocks
     return None if first is None or last is None else (first, last)
 
 
 def _stages(row: RunRow, layers: int, stages: int, notes: list[str]) -> tuple[int, ...]:
-    """Blocks per stage, for a row that counts embedding and head as layers; None if it does not, or
-    if its counts do not add up to the model's blocks.
+    """The blocks of each stage, for a row that counts embedding and head as layers; None if it does
+    not, or if its counts do not add up to the model's blocks.
     """
     if not row.stage_layers:
         return ()
@@ -300,13 +311,15 @@ def _check_offload(row: RunRow, notes: list[str]) -> None:
 
 
 def experts_of(shape: Shape, row: RunRow) -> int:
-    """Number of experts of a model: none, or as in its shape."""
+    """The number of experts of each block: 0 for models without experts, or as in the model's
+    shape.
+    """
     experts = dict(shape.parts).get("experts")
     return experts.count if experts is not None else row.count("experts") or 0
 
 
 def _expert_degrees(row: RunRow, experts: int, tensor: int, engine: str) -> tuple[int, int]:
-    """Expert-parallel degree, and tensor-parallel degree of an expert."""
+    """The expert-parallel degree of a run, and the tensor-parallel degree of an expert."""
     if experts <= 1:
         return 1, 1
     ranks = row.count("ep") or 1
@@ -318,7 +331,7 @@ def _expert_degrees(row: RunRow, experts: int, tensor: int, engine: str) -> tupl
 
 
 def _divisor(experts: int, ranks: int, parts: int, notes: list[str]) -> int:
-    """Expert-parallel degree, limited to the ranks of a stage."""
+    """The expert-parallel degree, reduced to a divisor of the ranks of a stage."""
     shared = math.gcd(experts, ranks // parts) if ranks % parts == 0 else 0
     if not shared:
         refuse("etp", f"{parts} does not divide tp x cp x dp {ranks}: correct one of them")
@@ -333,7 +346,7 @@ def _ranks(
     of_experts: int,
     notes: list[str],
 ) -> tuple[int, int]:
-    """Number of GPUs and data-parallel degree; refuses contradictions.
+    """The number of GPUs and the data-parallel degree of a run; refuses contradictions.
 
     Where neither is said there are as many as the experts need, for Megatron's own tests a node at
     least.
@@ -366,7 +379,7 @@ def _ranks(
 
 
 def _data_of_batch(row: RunRow, notes: list[str]) -> int | None:
-    """Data-parallel degree implied by a row's batch sizes; None if they do not imply one."""
+    """The data-parallel degree that a row's batch sizes imply; None if they imply none."""
     batch, given = row.count("global_batch"), row.count("grad_accumulation")
     at_once = (given or 1) * (row.count("micro_batch") or 1)
     if batch is None or given is None or batch % at_once:
@@ -376,7 +389,7 @@ def _data_of_batch(row: RunRow, notes: list[str]) -> int | None:
 
 
 def _micro_batches(row: RunRow, micro_batch: int, data: int, notes: list[str]) -> int:
-    """Micro-batches per step; a partial last micro-batch counts as one."""
+    """The micro-batches per step; an incomplete last micro-batch counts as one."""
     batch, at_once = row.count("global_batch"), micro_batch * data
     given = row.count("grad_accumulation")
     if batch is None:
@@ -470,7 +483,7 @@ def exchange_of(row: RunRow, gpus: Gpus, *, is_hybrid: bool) -> tuple[str, str]:
 
 
 def variant_of(row: RunRow, engine: str) -> str:
-    """Variant of an engine for a row's kernels and precision."""
+    """The variant of an engine that has the kernels and the precision of a row."""
     if engine == "fsdp":
         before, earlier = row.variant_before
         variant = earlier if row.date and row.date < before else row.variant
@@ -482,13 +495,13 @@ def variant_of(row: RunRow, engine: str) -> str:
         return "megatron-core-fused-loss"
     if engine == "deepspeed" and row.by_pipeline_engine:
         return "deepspeed-pipe"
-    # Only one variant of Megatron-Bridge is known to train adapters.
+    # Only one variant of Megatron-Bridge's engine is known to train adapters.
     is_bridge = ENGINES[engine].system == "megatron-bridge"
     return "megatron-bridge" if row.adapters and is_bridge else engine
 
 
 def zero_of(row: RunRow, engine: str) -> tuple[int, str]:
-    """ZeRO level of a row, and a note where it is assumed."""
+    """The ZeRO level of a run, and a note where it is assumed."""
     if row.zero_level is not None:
         return row.zero_level, ""
     column = "zero"
@@ -499,7 +512,9 @@ def zero_of(row: RunRow, engine: str) -> tuple[int, str]:
 
 
 def replicas_of(row: RunRow, data: int, context: int, gpus_per_node: int) -> tuple[int, str]:
-    """Copies of the sharded states (hybrid sharding), and a note where assumed; 1 by default."""
+    """The number of copies of the sharded states (hybrid sharding), and a note where it is assumed;
+    1 by default.
+    """
     ranks, replicas, note = data * context, 1, ""
     if row.replicas is not None:
         replicas = row.replicas
@@ -515,7 +530,7 @@ def replicas_of(row: RunRow, data: int, context: int, gpus_per_node: int) -> tup
 
 
 def precision_of(row: RunRow, engine: str) -> tuple[Precision, str]:
-    """Precision of a row, and a note where it is assumed."""
+    """The precision of a run, and a note where it is assumed."""
     column = "precision"
     text = row.text(column)
     if not text and not row.precision and engine in ("deepspeed", "deepspeed-pipe"):
@@ -541,9 +556,9 @@ def network_of(row: RunRow, gpus_per_node: int) -> float | None:
 
 
 def unsaid_of(row: RunRow, engine: str, stages: int) -> tuple[str, ...]:
-    """Columns that a benchmark's row leaves empty although it gives its batch: micro-batch, and
-    chunks per stage where several are possible. Megatron's arguments have defaults instead, and
-    ordinary training is not tuned.
+    """The columns that a tuned benchmark's row leaves empty although it gives its batch: the
+    micro-batch, and the model chunks per stage where several are possible. Megatron's arguments
+    have defaults instead, and ordinary training runs are not tuned.
     """
     if row.arguments or not row.benchmark or row.count("global_batch") is None:
         return ()
@@ -553,7 +568,7 @@ def unsaid_of(row: RunRow, engine: str, stages: int) -> tuple[str, ...]:
 
 
 def recomputation_of(row: RunRow, model: ModelSpec, notes: list[str]) -> Recomputation:
-    """Recomputation of a row, or else of its software's recipes."""
+    """The recomputation that a row gives, or else the one that its software's recipes use."""
     if row.recompute:
         text = row.recompute_text if row.recompute == "unknown" else ""
         return Recomputation(way=row.recompute, blocks=row.recomputed_blocks, text=text)
@@ -573,8 +588,8 @@ def _weights(model: ModelSpec) -> float:
 
 
 def batches_at_once(row: RunRow, micro_batch: int, of_step: int, stages: int) -> int:
-    """Micro-batches per fill and drain of the pipeline, out of the ``of_step`` of a step; in
-    AutoModel, those of a rank's local batch.
+    """The micro-batches with which the pipeline is filled and drained once, out of the ``of_step``
+    micro-batches of a step; in AutoModel, those of a rank's local batch.
     """
     if row.local_batch is None or stages == 1:
         return of_step

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from mistlab.machine.hardware import GroupTransfers, Hardware, Line
 
-# Fraction of PCIe's rate that large copies reach, as on links of datasheets.
+# The share of PCIe's rate that large copies reach, as on links known by datasheets only.
 OF_LINK = 0.7
 # Links at least this fast connect GPUs directly, not through the host.
 NVLINK_GBYTES_PER_S = 100.0

@@ -1,4 +1,6 @@
-"""Memory that a driver counts beside torch's: the context of CUDA or ROCm, and NCCL's buffers."""
+"""The memory that a GPU's driver counts beside torch's: the context of CUDA or ROCm, and NCCL's
+buffers.
+"""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -9,18 +11,19 @@ from mistlab.job.job import Job
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import reader_of_degrees
 
-# MiB of a context with the kernels that a step runs. Set by hand.
+# MiB of a CUDA context with the kernels that a step runs; set by hand, without a measurement.
 CONTEXT_MIB = 600
-# MiB with all of torch's kernels, which it loads at once before release 1.13 (its
-# ``CUDA_MODULE_LOADING`` is ``LAZY`` since): Hugging Face's documentation shows them after a first
-# tensor.
+# MiB of a context with all of torch's kernels, which torch before release 1.13 loads at once (later
+# releases set ``CUDA_MODULE_LOADING`` to ``LAZY``): Hugging Face's documentation shows them after a
+# first tensor.
 WHOLE_CONTEXT_MIB = 1343
 LAZY_FROM = "2022-11"
 
-# MiB of a connection of a channel: NCCL's default buffers of its protocols Simple, LL128 and LL
-# (KiB, nccl/src/include/device.h).
+# MiB of a channel's connection to one neighbour: NCCL's default buffers of its protocols Simple,
+# LL128 and LL (KiB, nccl/src/include/device.h).
 CONNECTION_MIB = (4096 + 4800 + 512) / 1024
-# A channel receives from a ring, and from both neighbours of a tree, which is a chain in a node.
+# The connections of a channel: it receives from a ring, and from both neighbours of a tree, which
+# is a chain in a node.
 CONNECTIONS = 3
 # A channel moves about the rate of one NVLink, and each ring exists twice.
 CHANNEL_GBYTES_PER_S, COPIES = 25.0, 2
@@ -34,7 +37,9 @@ def context_bytes(row: RunRow) -> float:
 
 
 def communicator_bytes(cluster: Cluster) -> float:
-    """The bytes of the buffers of one communicator, whose channels are as many as links need."""
+    """The bytes of the buffers of one communicator, which has as many channels as the links' rate
+    needs.
+    """
     rate = cluster.hardware.node.intra_node_gbytes_per_s
     channels = COPIES * int(rate / CHANNEL_GBYTES_PER_S)
     channels = min(max(channels, FEWEST_CHANNELS), MOST_CHANNELS)
@@ -53,8 +58,8 @@ def buffers_bytes(job: Job) -> tuple[float, ...]:
 
 def _communicators(degrees: Sequence[float], index: int, last: int, gpus: int) -> int:
     """The communicators of a stage's GPU: one of all ranks, one for each parallel axis, one for the
-    norm of all gradients of a replica, one with each neighbouring stage (torch makes one for each
-    pair of ranks that send), and one of the ends of a pipeline, which share a table.
+    gradient norm of a replica, one with each neighbouring stage (torch makes one for each pair of
+    ranks that send), and one of the first and last stage, which share the embedding.
     """
     axes = sum(ranks > 1 for ranks in degrees)
     neighbours = (index > 0) + (index < last)

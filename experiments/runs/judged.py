@@ -15,13 +15,13 @@ from mistlab.core.values import InputError
 # Predictions beside measurements: errors of answered rows, by group.
 
 
-# GPUs may run above the clocks of their datasheets, by up to a tenth.
+# The factor by which a GPU may be faster than its datasheet's clock allows.
 ABOVE_DATASHEET = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A row's measurements and its answer; None where not measured."""
+    """A row's measurements and the answer to it; None for figures that were not measured."""
 
     row: TableRow
     answer: RunAnswer
@@ -30,19 +30,19 @@ class Judged:
 
     @property
     def predicted_s(self) -> float | None:
-        """Predicted seconds of an iteration."""
+        """The predicted seconds of an iteration."""
         prediction = self.answer.prediction
         return None if prediction is None else prediction.iteration_s
 
     @property
     def longest_s(self) -> float | None:
-        """Upper bound of the seconds of an iteration."""
+        """The upper bound on the predicted seconds of an iteration."""
         prediction = self.answer.prediction
         return None if prediction is None else prediction.iteration_s_high
 
     @property
     def predicted_gib(self) -> float | None:
-        """Predicted peak that is compared with the measured one."""
+        """The predicted memory peak, of the kind that was measured."""
         if self.answer.prediction is None:
             return None
         row = row_of(self.row.cells)
@@ -84,13 +84,15 @@ class Judged:
 
     @property
     def is_impossible(self) -> bool:
-        """Whether the measured time is shorter than that of the products alone at the peak rate."""
+        """Whether the measured time is shorter than the time of the GEMMs alone at the peak
+        rate.
+        """
         least_s = self.answer.least_s / ABOVE_DATASHEET
         return self.measured_s is not None and self.measured_s < least_s
 
     @property
     def failed(self) -> bool:
-        """Whether the row reports a failed run."""
+        """Whether the row reports that the run failed."""
         return row_of(self.row.cells).failed
 
 
@@ -98,7 +100,7 @@ def _error(predicted: float | None, measured: float | None) -> float | None:
     return None if predicted is None or measured is None else predicted / measured - 1
 
 
-# Columns of measurements, which never enter a prediction.
+# Columns of measurements, which are never used for a prediction.
 MEASURED = ("step_s", "memory_gib")
 
 
@@ -111,7 +113,7 @@ def check_measured(row: TableRow) -> None:
 
 
 def judged(row: TableRow, answer: RunAnswer) -> Judged:
-    """A row with its measurements; none for a row refused because of them."""
+    """A row with its measurements; without them if the row was refused because of them."""
     return Judged(
         row=row,
         answer=answer,
@@ -121,8 +123,8 @@ def judged(row: TableRow, answer: RunAnswer) -> Judged:
 
 
 def _seconds(cells: Mapping[str, str], answer: RunAnswer) -> float | None:
-    """Seconds of a step, possibly from a throughput or a micro-batch's time; only with lengths that
-    are given, and exact in tables that say how they are known.
+    """The measured seconds of a step, or those that a throughput or a micro-batch's time implies;
+    only for rows that give the sequence length, exactly in tables that say how lengths are known.
     """
     step_s = _measured(cells, "step_s")
     if row_of(cells).lengths not in ("", "exact") or not cells.get("sequence_length"):
@@ -147,7 +149,9 @@ def _measured(cells: Mapping[str, str], column: str) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupErrors:
-    """Errors of a group of rows: times, memory, and share inside bounds."""
+    """The prediction errors of a group of rows: of times, of memory peaks, and the share inside
+    bounds.
+    """
 
     name: str
     rows: int
@@ -184,7 +188,7 @@ def errors_of(name: str, rows: Sequence[Judged]) -> GroupErrors:
 def groups_of(
     rows: Sequence[Judged], key: Callable[[Judged], str]
 ) -> Iterator[tuple[str, list[Judged]]]:
-    """Rows grouped by key, in the key's order, numeric where it is a number."""
+    """Rows grouped by a key, in the order of the keys (as numbers where they are)."""
     groups: dict[str, list[Judged]] = defaultdict(list)
     for row in rows:
         groups[key(row)].append(row)
@@ -202,14 +206,15 @@ def _sortable(text: str) -> tuple[float, str]:
 # measurements.
 
 
-# Groups with fewer runs are not ranked.
+# Groups of fewer runs than this are not ranked.
 FEWEST = 5
-# Columns that identify a task: the training and its GPUs. Runs of one task are alternatives.
+# Columns that identify a task: what is trained, and on which GPUs. Runs of one task are
+# alternatives.
 TASK = (
     *("model", "gpus", "hardware", "gpus_per_node", "layers", "hidden", "heads", "kv_heads", "ffn"),
     *("vocab", "experts", "topk", "sequence_length", "global_batch", "precision"),
 )
-# Columns that identify a configuration.
+# Columns that identify the configuration of a run.
 CONFIGURATION = (
     *("engine", "hardware", "gpus", "gpus_per_node", "model", "layers", "hidden", "heads"),
     *("kv_heads", "ffn", "vocab", "sequence_length", "global_batch", "micro_batch", "tp", "pp"),
@@ -219,8 +224,8 @@ CONFIGURATION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranked:
-    """Ranking of a task's runs: rank correlation of predicted and measured times (-1 to 1), and
-    regret, the measured time of the run predicted fastest over the best.
+    """How well a task's runs are ranked: rank correlation of predicted and measured times (-1 to
+    1), and regret, the measured time of the run predicted fastest over the best measured time.
 
     ``near`` has such multiples of all runs that are predicted about as fast as that run.
     """
@@ -233,7 +238,7 @@ class Ranked:
 
 
 def predicted_s(run: Judged) -> float | None:
-    """Predicted seconds, by which runs are ordered."""
+    """The predicted seconds by which runs are ordered."""
     return run.predicted_s
 
 
@@ -243,7 +248,7 @@ def ranked(
     by: Callable[[Judged], float | None] = predicted_s,
     near: float = 0.0,
 ) -> Iterator[Ranked]:
-    """Ranking of each task's runs, ordered by the seconds of ``by``.
+    """How well each task's runs are ranked, if ordered by the seconds that ``by`` gives.
 
     Runs are about as fast as the best one if they take longer by a share ``near`` at most.
     """
@@ -267,7 +272,7 @@ def ranked(
 
 
 def _ranks(numbers: Sequence[float]) -> list[float]:
-    """Rank of each number; ties share their mean rank."""
+    """The rank of each number; equal numbers share their mean rank."""
     places: dict[float, list[int]] = defaultdict(list)
     for rank, number in enumerate(sorted(numbers)):
         places[number].append(rank)
@@ -283,7 +288,9 @@ def _correlation(first: Sequence[float], other: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Separation:
-    """Separation of runs that ran from runs that failed, by the predicted fit."""
+    """How many runs that ran are predicted to fit, and how many runs that failed are predicted not
+    to.
+    """
 
     ran: int
     ran_right: int
@@ -292,12 +299,14 @@ class Separation:
 
     @property
     def share(self) -> float:
-        """Share of runs classified correctly."""
+        """The share of runs that are predicted rightly to fit or not to fit."""
         return (self.ran_right + self.failed_right) / (self.ran + self.failed)
 
 
 def separation(rows: Sequence[Judged]) -> Separation:
-    """Separation by ``fits`` of runs that ran from runs that failed; a refusal counts as wrong."""
+    """How well the predictions ``fits`` tell runs that ran from runs that failed; a refused row
+    counts as wrong.
+    """
     ran = [one for one in rows if not one.failed]
     failed = [one for one in rows if one.failed]
     says = {True: [one for one in ran if _fits(one) is True]}

@@ -1,4 +1,6 @@
-"""Memory of a measured run that the plan which represents the run does not count."""
+"""Bytes of a measured run that are not in the memory predicted for the plan that stands for the
+run.
+"""
 
 from experiments.runs.run_row import Recomputation, RunRow
 from mistlab.engines.adapters import BASE_BYTES
@@ -9,8 +11,8 @@ MASK_BYTES, COPY_BYTES = 1, 2
 
 
 def beside_bytes(row: RunRow, model: ModelSpec, recompute: Recomputation, tokens: int) -> int:
-    """Bytes that a plan does not count, for a micro-batch's ``tokens``; recomputed blocks hold them
-    one block at a time.
+    """The bytes that a plan's prediction lacks, for a micro-batch's ``tokens``; recomputed blocks
+    hold them one block at a time.
     """
     blocks = 1 if recompute.way == "full" else model.layers
     dropped = _of_dropped(row, model) if row.adapters and row.drops_adapter_inputs else 0
@@ -18,13 +20,13 @@ def beside_bytes(row: RunRow, model: ModelSpec, recompute: Recomputation, tokens
     wide = _of_wide_experts(model, row) if row.adapters and row.wide_experts else 0
     wide += COPY_BYTES * row.further_tables
     if row.gathers_head:
-        # The weights, and their gradient.
+        # The weights of embedding and head in full precision, and their gradient.
         wide += 2 * COPY_BYTES * model.vocab * model.hidden
     return tokens * (dropped * blocks + (keys if row.returns_keys else 0)) + wide
 
 
 def _of_wide_experts(model: ModelSpec, row: RunRow) -> int:
-    """Bytes of 16-bit experts beyond those of a base with fewer bits."""
+    """The bytes by which 16-bit experts exceed experts stored in the base model's fewer bits."""
     experts = model.experts
     if experts is None:
         return 0

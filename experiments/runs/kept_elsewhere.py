@@ -1,5 +1,5 @@
-"""States that a measured run holds on the host, or for another part of the step than the plan that
-represents it.
+"""Memory that a measured run's GPUs hold on the host or for a shorter time than the plan that
+stands for the run.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ def _is_of_activations(dimension: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptElsewhere:
-    """Memory that a run's GPUs do not hold: states on the host, and gradients.
+    """The memory of a plan that a run's GPUs do not hold: states on the host, and gradients.
 
     With ``late_gradients`` gradients are freed after the step and come with the next backward pass,
     as torch's optimizers have it (``zero_grad``), so that they are not there while activations are
@@ -59,8 +59,9 @@ class KeptElsewhere:
         beside: int = 0,
         tokens: int = 0,
     ) -> "KeptElsewhere":
-        """The states that a row says are offloaded or freed early, in this number of shards, and
-        ``beside`` bytes of tensors that the plan does not count, of a micro-batch's ``tokens``.
+        """The states that a row says are offloaded or freed early, divided among this number of
+        shards, and ``beside``: bytes of tensors that the plan does not count, for a micro-batch's
+        ``tokens``.
         """
         is_late = row.late_gradients and micro_batches == 1
         is_whole = shards > 1 and row.loads_whole
@@ -82,7 +83,7 @@ class KeptElsewhere:
 
     @property
     def on_host(self) -> tuple[str, ...]:
-        """States on the host."""
+        """The names of the states that are on the host."""
         return tuple(name for name in ("weights", "gradients", "optimizer") if getattr(self, name))
 
     @property
@@ -92,7 +93,7 @@ class KeptElsewhere:
 
     @property
     def of_stages(self) -> Mapping[str, float]:
-        """The plan's offloading of activations that represents the run's."""
+        """The plan's offloading of activations that stands for the run's."""
         return {name: 1.0 for name in OFFLOADS if self.activations and _is_of_activations(name)}
 
     def applied(self, prediction: Prediction, room: Callable[[int], float]) -> Prediction:
@@ -109,7 +110,7 @@ class KeptElsewhere:
         gone = sum(getattr(stage.memory, name) for name in self.on_host)
         peak = stage.peak_allocated_bytes
         if self.late_gradients and not self.gradients:
-            # Held before gradients exist, or after activations are freed.
+            # These bytes are held before gradients exist, or after activations are freed.
             held = stage.memory.gradients
             without = max(peak - held, peak - stage.memory.activations - stage.memory.logits)
             gone += peak - max(without, stage.memory_by_phase.step)

@@ -1,4 +1,6 @@
-"""Jobs from configurations of measured runs: stages, recomputation, hosts that run ahead."""
+"""Turns configurations of measured runs into jobs: stages, recomputed blocks, and whether hosts run
+ahead of GPUs.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -64,8 +66,8 @@ def recomputed(run: Configuration, layers: int) -> dict[str, int]:
         problem += ": give none, full, selective, core_attn, selective:moe or block N"
         refuse("recompute", problem)
     if way == "selective":
-        # torchtitan's selective recomputation is per operator by default; Megatron's recomputes the
-        # attention core.
+        # By default torchtitan's selective recomputation recomputes single operators, Megatron's
+        # the attention core.
         way = "selective op" if ENGINES[run.engine].system == "fsdp" else "core"
     if way == "recipe":
         # With fused attention, the core saves nothing that could be recomputed.
@@ -82,14 +84,16 @@ def recomputed(run: Configuration, layers: int) -> dict[str, int]:
 
 
 def _blocks_of_experts(run: Configuration, layers: int) -> int:
-    """Mean number of a stage's blocks with experts; blocks of hybrid models are short."""
+    """The mean number of blocks with experts on a stage; in hybrid models, a block is a single
+    mixer or MLP.
+    """
     pattern = run.shape.model.pattern
     if not pattern:
         return layers
     return round(layers * sum(letter in "EGA" for letter in pattern) / len(pattern))
 
 
-# Distribution of a model's blocks over pipeline stages, by engine.
+# Distributes a model's blocks over pipeline stages as each engine does.
 
 
 LAST_PARTS = ("head", "cast", "loss")
@@ -98,7 +102,7 @@ MOST_STAGES = 1024
 
 
 def blocks_of_stages(run: Configuration, notes: list[str]) -> list[int]:
-    """Blocks per stage; an empty stage is dropped, with a note."""
+    """The number of blocks of each stage; a stage without blocks is dropped, with a note."""
     stages, layers = run.pipeline_parallel, run.shape.layers
     if stages == 1:
         return [layers]
@@ -129,7 +133,8 @@ def blocks_of_stages(run: Configuration, notes: list[str]) -> list[int]:
 
 
 def _by_cost(run: Configuration) -> list[int]:
-    """Blocks per stage as nanotron divides them: by weights of blocks and head, in order.
+    """The number of blocks of each stage as nanotron divides them: by the weights of blocks and
+    head, in order.
 
     A stage takes parts until it has passed its share of all weights (nanotron/models/base.py). The
     head may come to a stage of its own, and the stages after it have nothing. Here the head is on
@@ -149,7 +154,7 @@ def _by_cost(run: Configuration) -> list[int]:
 
 
 def unrunnable(run: Configuration, blocks: Sequence[int]) -> str:
-    """Why an engine cannot run a pipeline with these blocks; empty if it can.
+    """The reason why an engine cannot run a pipeline with these blocks; empty if it can.
 
     Nanotron's pipeline ends with the head, a cast and the loss, each on a stage of its own where
     stages are left. A stage after these has nothing, and nanotron does not start. Of its runs whose
@@ -174,13 +179,13 @@ def unrunnable(run: Configuration, blocks: Sequence[int]) -> str:
 # leave room in memory.
 
 
-# Sequences per micro-batch that are tried.
+# The numbers of sequences per micro-batch that are tried.
 SEQUENCES = (1, 2, 4, 8, 16)
 
 
 def ways_of(run: Configuration) -> tuple[Configuration, ...]:
-    """Possible configurations of a run, smaller micro-batches and fewer chunks first; only the run
-    itself if its row says all.
+    """The configurations that a run may have had, smaller micro-batches and fewer chunks first;
+    only the run's own if its row gives all settings.
     """
     if not run.unsaid:
         return (run,)
@@ -192,7 +197,7 @@ def ways_of(run: Configuration) -> tuple[Configuration, ...]:
 
 
 def _of_micro_batches(run: Configuration) -> Iterator[Configuration]:
-    """The run with each micro-batch that divides a rank's sequences per step."""
+    """The run with each micro-batch size that divides a rank's sequences per step."""
     if not run.leaves_open("micro_batch"):
         yield run
         return
@@ -203,7 +208,7 @@ def _of_micro_batches(run: Configuration) -> Iterator[Configuration]:
 
 
 def _of_chunks(run: Configuration) -> Iterator[Configuration]:
-    """The run with each number of chunks per stage."""
+    """The run with each number of model chunks per stage."""
     most = run.shape.layers // run.pipeline_parallel if run.leaves_open("vpp") else 1
     for chunks in (1, *sorted(INTERLEAVED.values())):
         if chunks <= most:
@@ -211,7 +216,7 @@ def _of_chunks(run: Configuration) -> Iterator[Configuration]:
 
 
 def _assumption_notes(way: Configuration, unsaid: tuple[str, ...]) -> tuple[str, ...]:
-    """Notes on the assumptions of an alternative configuration."""
+    """Notes on the settings that an alternative configuration assumes."""
     taken = {"micro_batch": way.micro_batch, "vpp": way.chunks}
     others = (note for note in way.notes if note != ASSUMED_MICRO_BATCH)
     return (
@@ -220,20 +225,20 @@ def _assumption_notes(way: Configuration, unsaid: tuple[str, ...]) -> tuple[str,
     )
 
 
-# A measured run's configuration as a job: workload, cluster and plan of this package.
+# Makes a job of this package (workload, cluster and plan) from a measured run's configuration.
 
 
 # Engines whose GPUs communicate within a node by copy engines.
 BY_COPY_ENGINES = ("llmq",)
-# GPUs of a rack that a run may use.
+# The number of GPUs in a rack that a run may use.
 RACK = 64
-# Nodes with less bandwidth per GPU have fewer network adapters than GPUs.
+# Nodes with less bandwidth per GPU than this have fewer network adapters than GPUs.
 ADAPTER_GBYTES_PER_S = 12.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunJob:
-    """Job of a run, its assumptions, and why it cannot run, if so.
+    """The job of a run, the assumptions made, and the reason why it cannot run, if there is one.
 
     A step runs the job ``times``. With ``saves_unsaid`` nothing tells what the run recomputes; with
     ``states_stay`` its row says that no states lie on the host. It recomputes a
@@ -254,7 +259,8 @@ class RunJob:
 def job_of(
     run: Configuration, profile: Profile | None = None, hardware: Hardware | None = None
 ) -> RunJob:
-    """Job of a run, on a cluster with a profile; refuses what no plan can express.
+    """The job of a run, on a cluster with its machine profile; refuses a run that no plan can
+    express.
 
     A ``hardware`` stands in for that of its name in the catalogue.
     """
@@ -306,7 +312,7 @@ def job_of(
 
 
 def _recomputed_share(run: Configuration, blocks: Sequence[int]) -> float:
-    """The share of blocks that are recomputed whole."""
+    """The share of a stage's blocks that are recomputed whole."""
     return sum(recomputed(run, layers).get(WHOLE_BLOCKS, 0) for layers in blocks) / sum(blocks)
 
 
@@ -317,12 +323,14 @@ def _copies_inputs(run: Configuration) -> bool:
 
 
 def _leaves_inputs_alone(run: Configuration) -> bool:
-    """Whether blocks save their inputs alone, and the engine can offload these."""
+    """Whether blocks save only their inputs for the backward pass, and the engine can offload
+    inputs.
+    """
     return run.recompute.way == "full" and ENGINES[run.engine].offloads_activations
 
 
 def _overlaps(run: Configuration) -> bool:
-    """Whether communication of gradients and weights overlaps computation.
+    """Whether communication of gradients and weights overlaps computation in a run.
 
     Those of experts, which are most of a rank's, do not where they cross nodes: gpt-oss 120B on
     eight nodes, each with all experts, takes 2.7 s a step besides its micro-batches.
@@ -340,7 +348,9 @@ def _overlaps(run: Configuration) -> bool:
 
 
 def _order(run: Configuration, blocks: Sequence[int], notes: list[str]) -> str:
-    """Order of the run's passes; an unsupported order becomes the nearest one, with a note."""
+    """The order in which a run's pipeline executes its passes; an unsupported order becomes the
+    nearest supported one, with a note.
+    """
     if run.pipeline_parallel == 1:
         return DEFAULT_ORDER
     if run.order:
@@ -370,7 +380,7 @@ def _workload(run: Configuration) -> Workload:
             attention=run.attention,
             precision=run.precision,
             optimizer=run.optimizer,
-            # Every expert takes the mean number of tokens.
+            # A capacity factor of 1: every expert takes at most the mean number of tokens.
             expert_capacity=1.0 if drops_tokens else None,
             expert_padding=drops_tokens,
             train=run.train,
@@ -390,7 +400,7 @@ def _model(shape: Shape) -> ModelSpec:
 
 @cache
 def _equal(workload: Workload) -> Workload:
-    """Make equal workloads one object, by which jobs are grouped."""
+    """Replace equal workloads by one object, so that jobs can be grouped by it."""
     return workload
 
 
@@ -427,8 +437,8 @@ def _cluster(
 
 
 def _of_smaller_nodes(hardware: Hardware, gpus_per_node: int) -> float | None:
-    """GB/s between nodes with fewer GPUs than the hardware's default and proportionally fewer
-    adapters; None for default nodes, in a rack, or where GPUs share adapters.
+    """GB/s between nodes that have fewer GPUs than the hardware's default, and proportionally fewer
+    network adapters; None for default nodes, in a rack, or where GPUs share adapters.
 
     A network slower than one adapter is a cloud machine's, which nodes with fewer GPUs are not.
     """
@@ -444,7 +454,7 @@ def _of_smaller_nodes(hardware: Hardware, gpus_per_node: int) -> float | None:
 
 
 def _with_products(hardware: Hardware, share: float) -> Hardware:
-    """Hardware whose 16-bit matrix products sustain a fraction of their rate."""
+    """Hardware whose 16-bit GEMMs sustain a given share of their rate."""
     compute = hardware.compute
     if share == 1 or compute is None:
         return hardware

@@ -1,4 +1,4 @@
-"""A row of a table of measured runs as typed columns, free of text to interpret."""
+"""A row of a table of measured runs as typed columns: its texts are already interpreted."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +28,8 @@ Recomputed = Literal[
     "",
 ]
 Lengths = Literal["exact", "other", ""]
-# Stage whose memory peak was measured: the fullest of the first node, or of all nodes.
+# The pipeline stage whose memory peak was measured; "node" is the fullest of the first node,
+# "fullest" that of all nodes.
 PeakOf = Literal["first", "last", "node", "fullest"]
 
 
@@ -43,7 +44,8 @@ class Recomputation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
-    """A row: its ``cells``, and columns that dialects derive; defaults mean not given.
+    """A row of a table: its text ``cells``, and the typed columns that dialect rules derive;
+    defaults mean that the row does not give the value.
 
     Numbers and flags are read from cells when asked for. ``text`` is for messages, and for whether
     a cell says anything.
@@ -51,7 +53,7 @@ class RunRow:
 
     cells: Mapping[str, str]
 
-    # Software that ran, and the engine that predicts it; ``sharded_engine`` predicts runs with
+    # The software that ran, and the engine that predicts it; ``sharded_engine`` predicts runs with
     # sharded weights where the software has no engine of its own.
     software: str = "other"
     engine: str = ""
@@ -60,7 +62,8 @@ class RunRow:
     year: int = 0
     month: int = 0
 
-    # Variants of engines: ``variant`` of FSDP; another one before a date.
+    # The variant of FSDP's engine; the variants of other engines, and the one for runs before a
+    # date.
     variant: str = "fsdp"
     variant_before: tuple[str, str] = ("", "")
     rowwise: bool = False
@@ -70,11 +73,11 @@ class RunRow:
     by_pipeline_engine: bool = False
     adapters: bool = False
     targets: AdapterTargets = "all"
-    # Whether adapters have dropout; whether query, key and value are one product.
+    # Whether adapters have dropout; and whether query, key and value projections are one GEMM.
     drops_adapter_inputs: bool = False
     fused_queries: bool = False
-    # Whether experts stay in 16 bits under a base of fewer bits; parameters of frozen tables that
-    # the model's shape does not have, such as embeddings of each block.
+    # Whether experts stay in 16 bits although the base model has fewer bits; and the parameters of
+    # frozen embedding tables that the model's shape does not have, such as one for each block.
     wide_experts: bool = False
     further_tables: int = 0
     # Whether the model returns its blocks' keys and values, as for generation.
@@ -97,11 +100,12 @@ class RunRow:
     # TFLOP/s of matrix products of one machine by GPU, beside those of the hardware file.
     products_tflops_on: Mapping[str, tuple[float, float]] | None = None
 
-    # Order of passes, by the engine's name or by notes.
+    # The order of the pipeline's passes, as the engine's name or the notes give it.
     order: str = ""
     noted_order: str = ""
     overlaps: bool = True
-    # Blocks at a pipeline's ends; sequences of a rank per fill of the pipeline.
+    # The blocks on a pipeline's first and last stage; and the sequences of a rank in each fill of
+    # the pipeline.
     first_blocks: int | None = None
     last_blocks: int | None = None
     short_ends: bool = False
@@ -110,7 +114,8 @@ class RunRow:
     local_batch: int | None = None
     data_ranks: int | None = None
 
-    # Sharding of states: ZeRO level, its implementation, and number of replicas, shards or nodes.
+    # The sharding of states: ZeRO level, its implementation, and the number of replicas, shards or
+    # nodes.
     zero_level: int | None = None
     by_fsdp: bool = False
     by_megatron_fsdp: bool = False
@@ -118,7 +123,8 @@ class RunRow:
     shards: int | None = None
     shards_in_node: bool = False
 
-    # States on the host; gradients freed during the backward pass; optimizer step fused into it.
+    # Whether states are on the host, gradients are freed during the backward pass, and the
+    # optimizer step is fused into the backward pass.
     weights_on_host: bool = False
     gradients_on_host: bool = False
     optimizer_on_host: bool = False
@@ -127,15 +133,18 @@ class RunRow:
     late_gradients: bool = False
     steps_in_backward: bool = False
     pages_optimizer: bool = False
-    # Weights that each GPU loads whole, and gradients that are whole until the last micro-batch.
+    # Whether each GPU loads the whole weights; and whether gradients are whole until the last
+    # micro-batch.
     loads_whole: bool = False
     whole_gradients: bool = False
     # How sequence lengths are known, in tables that say so: exactly, or otherwise.
     lengths: Lengths = ""
-    # Longest sample of common datasets, where a row gives only the truncation length.
+    # The longest sample of the data set, if it is a common one and a row gives only the length at
+    # which samples are truncated.
     longest_sample: int | None = None
-    # What a software's example files say, where a row does not: tokens of a sequence, sequences of
-    # a micro-batch, rank of adapters; whether a step's batch may be several micro-batches.
+    # The values in a software's example files, used where a row gives none: tokens of a sequence,
+    # sequences of a micro-batch, rank of adapters; and whether a step's batch may be several
+    # micro-batches.
     usual_length: int | None = None
     usual_micro_batch: int | None = None
     usual_rank: int | None = None
@@ -145,7 +154,8 @@ class RunRow:
     offload: bool | None = None
     states_stay: bool = False
     offload_text: str = ""
-    # Settings that say which tensors of a block are kept, and of these which are not.
+    # Settings of llmq on what a block keeps for its backward pass, and which of these tensors a run
+    # does not keep.
     keeps_by_settings: bool = False
     redoes_norms: bool = False
     redoes_queries: bool = False
@@ -156,18 +166,20 @@ class RunRow:
     recompute: Recomputed = ""
     recomputed_blocks: int = 0
     recompute_text: str = ""
-    # Recomputation of recipes for models above this number of parameters.
+    # The recomputation that a software's recipes use for models with more than this number of
+    # parameters.
     recipe_recompute: Recomputed = ""
     recipe_recompute_above: float = 0.0
 
-    # The model: name in lower case; hybrid model of the catalogue, or sizes of a similar one with a
-    # note; a model built alike; family by a word of the name, or by its suffix.
+    # The model: its name in lower case; a hybrid model of the catalogue, or the sizes of a similar
+    # one, with a note; a model built alike; and its family, by a word or the suffix of the name.
     model: str = ""
     hybrid: str = ""
     near_model: Mapping[str, Any] | None = None
     near_note: str = ""
     alike: str = ""
-    # Parameters in a name that says nothing else, and whether tokens take a part of them.
+    # The billions of parameters, where the name gives nothing else; and whether each token uses
+    # only some of them.
     billions: float | None = None
     millions: float | None = None
     has_experts: bool = False
@@ -184,8 +196,8 @@ class RunRow:
     shared_ffn: int | None = None
     dense_blocks: int | None = None
     attention: str = ""
-    # Whether notes list all of Megatron's arguments that are not defaults; its dropout; dropout of
-    # others, and how an engine's examples train a model.
+    # Whether the notes list all arguments of Megatron that differ from its defaults; the dropout of
+    # its models and of others; and how an engine's examples train a model.
     arguments: bool = False
     dropout: float | None = None
     noted_dropout: float | None = None
@@ -194,17 +206,19 @@ class RunRow:
     tied_as_released: bool = False
     usual_vocab: int | None = None
 
-    # Network rate in Gbit/s of a node, of one of its links, or per GPU.
+    # The network rate in Gbit/s: of a node, of one of its links, or per GPU.
     node_gbits: float | None = None
     gpu_gbits: float | None = None
     node_links: float = 1.0
 
-    # Attention kernel, where it is named.
+    # The attention kernel that the row names.
     attention_kernel: AttentionKernel = ""
-    # Whether experts run as one batched GEMM, each padded to the busiest expert's tokens.
+    # Whether experts run as one batched GEMM, where each expert is padded to the tokens of the
+    # busiest one.
     pads_experts: bool = False
 
-    # Outcome: whether the run failed, is a benchmark, and which stage's memory peak was measured.
+    # The outcome: whether the run failed, whether it is a benchmark, and the stage whose memory
+    # peak was measured.
     failed: bool = False
     doubted: bool = False
     benchmark: bool = True
@@ -213,13 +227,13 @@ class RunRow:
     of_driver: bool = False
 
     def count(self, column: str) -> int | None:
-        """Whole number in a column; None if empty."""
+        """The whole number in a typed column; None if the column is empty."""
         return count_of(self.cells, column)
 
     def flag(self, column: str) -> bool | None:
-        """Yes or no in a column; None if empty."""
+        """The yes or no in a typed column; None if the column is empty."""
         return flag_of(self.cells, column)
 
     def text(self, column: str) -> str:
-        """Text of a column, for messages."""
+        """The text of a column, as messages quote it."""
         return text_of(self.cells, column)

@@ -1,4 +1,6 @@
-"""Spread of measured runs around predictions by kind of run, and answers to rows with bounds."""
+"""How far measured runs are from predictions, by kind of run; and answers to rows with bounds made
+from it.
+"""
 
 import math
 from collections import defaultdict
@@ -30,13 +32,13 @@ from mistlab.cost.memory import room_bytes, room_of_plan
 from mistlab.engines.engine import ENGINES
 from mistlab.job.prediction import Prediction
 
-# Spread of measured runs around predictions, by kind of run and source.
+# How far measured runs are from predictions, by kind of run and by source.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Miss:
-    """Distance of a measured run outside its predicted range, in units of uncertainty; negative for
-    a faster run.
+    """How far a measured run's time is outside the predicted range, as a share of the distance to
+    the time at peak rate; negative for a faster run.
     """
 
     kind: RunKind
@@ -48,8 +50,8 @@ class Miss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Shortest and longest predicted time of a run before uncertainty; the longest is on the
-    slowest known cluster. ``way`` is the unit of uncertainty (``RunKind.way``).
+    """The shortest and the longest predicted time of a run; the longest is on the slowest known
+    cluster. ``way`` is the unit of their uncertainty (``RunKind.way``).
     """
 
     least_s: float
@@ -58,37 +60,45 @@ class Range:
 
     @classmethod
     def of(cls, prediction: Prediction, above: float, way: float) -> Self:
-        """Range of predicted times whose upper end is ``above`` times the longest time."""
+        """A range of predicted times from the predicted time to ``above`` times the longest
+        time.
+        """
         least_s = prediction.iteration_s
         longest_s = max(least_s, prediction.iteration_s_high / above)
         return cls(least_s=least_s, longest_s=longest_s, way=way)
 
     def miss(self, measured_s: float) -> float:
-        """Distance of a measurement outside the range, in units of uncertainty; negative if
+        """How far a measured time is outside the range, in units of uncertainty; negative if it is
         faster.
         """
         nearest_s = min(max(measured_s, self.least_s), self.longest_s)
         return math.log(measured_s / nearest_s) / math.sqrt(self.way)
 
     def bounds_s(self, spread: Spread) -> tuple[float, float]:
-        """Bounds around the range, as wide as the runs' spread."""
+        """The bounds of a time: the range, widened by how far runs of its kind are from
+        predictions.
+        """
         below, above = spread.around(self.way)
         return self.least_s * below, self.longest_s * above
 
     def bounded(self, prediction: Prediction, spread: Spread) -> Prediction:
-        """A prediction with bounds around its range, as wide as the runs' spread."""
+        """A prediction with bounds: its range, widened by how far runs of its kind are from
+        predictions.
+        """
         low_s, high_s = self.bounds_s(spread)
         return replace(prediction, iteration_s_low=low_s, iteration_s_high=high_s)
 
 
 def sureness_of(misses: Sequence[Miss], source: str = "") -> Sureness:
-    """Spread by kind of run, from measured runs."""
+    """How far measured runs are from predictions, by kind of run."""
     spreads = _spreads(misses, np.full(len(misses), -1))
     return Sureness(source=source, kinds=_kinds(misses, spreads, 0))
 
 
 def left_out(misses: Sequence[Miss], groups: Sequence[str]) -> Iterator[Spread | None]:
-    """For each run, the spread estimated from runs of other groups, if there are any."""
+    """For each run, how far runs of other groups are from predictions; None where there are
+    none.
+    """
     names, folds = np.unique(groups, return_inverse=True)
     if len(names) < 2:
         yield from (None for _ in misses)
@@ -116,7 +126,9 @@ def _spreads(misses: Sequence[Miss], folds: Ints) -> Mapping[str, SourceSpreads]
 def _kinds(
     misses: Sequence[Miss], spreads: Mapping[str, SourceSpreads], fold: int
 ) -> tuple[KnownKind, ...]:
-    """Spreads by kind of run, from the runs of one cross-validation fold."""
+    """The kinds of runs, with how far their runs are from predictions, in one fold of a
+    cross-validation.
+    """
     together: dict[str, list[Miss]] = defaultdict(list)
     for miss in misses:
         for name in miss.kind.names:
@@ -137,7 +149,7 @@ def _kinds(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A measurement compared with its bounds: whether it is inside, and the interval score.
+    """A measured figure compared with its bounds: whether it is inside, and its interval score.
 
     ``score`` is the interval score of the logarithms of times (Gneiting and Raftery, 2007): the
     width, and by how far the measurement lies outside, counted 20 times for bounds of 90 %. Bounds
@@ -150,7 +162,7 @@ class Held:
 
     @classmethod
     def of(cls, measured_s: float, bounds_s: tuple[float, float]) -> Self:
-        """Compare a measurement with a lower and an upper bound."""
+        """Compare a measured figure with a lower and an upper bound."""
         low_s, high_s = bounds_s
         outside = max(1.0, low_s / measured_s, measured_s / high_s)
         width = high_s / low_s
@@ -172,7 +184,7 @@ PAGEABLE = 7 / 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """What a run's bounds depend on: its kind, its GPUs, and its range."""
+    """The values on which the bounds of a run's time depend: its kind, its GPUs, and its range."""
 
     kind: RunKind
     gpus: int
@@ -181,7 +193,7 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAnswer:
-    """Answer to a row; without a prediction, ``refused`` says why.
+    """The answer to a row of a table; ``refused`` is the reason where there is no prediction.
 
     ``doubt`` has the grounds of its bounds, ``sequences`` are those of the step that was predicted,
     ``buffers_bytes`` what communicators take on a GPU of each stage beside torch's memory, ``peak``
@@ -200,8 +212,8 @@ class RunAnswer:
     least_s: float = 0.0
 
     def place_of(self, peak_of: PeakOf) -> int:
-        """The stage whose memory was measured: the first, the last, or else the fullest, of the
-        first node or of all.
+        """The stage whose memory was measured: the first, the last, or else the fullest, either of
+        the first node or of all.
         """
         assert self.prediction is not None
         stages = self.prediction.stages
@@ -213,7 +225,7 @@ class RunAnswer:
         return max(range(seen), key=lambda place: stages[place].peak_allocated_bytes)
 
     def mapping(self, peak_of: PeakOf) -> Mapping[str, Any]:
-        """The answer as plain data; memory is per rank of a stage."""
+        """The answer as plain values; memory is that of a GPU of a stage."""
         if self.prediction is None or self.peak is None:
             return {"refused": self.refused}
         prediction = self.prediction
@@ -233,12 +245,12 @@ class RunAnswer:
         }
 
 
-# States of a run, beside its activations.
+# The classes of memory that are states, not activations.
 STATES = ("weights", "gradients", "optimizer")
 
 
 def answered(prediction: Prediction, run_job: RunJob) -> RunAnswer:
-    """The answer with a run's prediction; notes a nearly full GPU."""
+    """The answer made from a run's prediction, with a note if it nearly fills a GPU."""
     workload, cluster, engine = run_job.job.workload, run_job.job.cluster, run_job.job.plan.engine
     notes, more = run_job.notes, list[str]()
     if not run_job.elsewhere.is_plain:
@@ -277,7 +289,7 @@ def answered(prediction: Prediction, run_job: RunJob) -> RunAnswer:
     if run_job.unrunnable:
         prediction = replace(prediction, fits=False)
         more.append(run_job.unrunnable)
-    # Bounds of the run's kind, not of a plan.
+    # The bounds are those of the run's kind, not those of a plan.
     bounds = replace(bounds, kind=run_job.kind)
     return RunAnswer(
         prediction=around.bounded(prediction, bounds.spread(gpus)),
@@ -292,7 +304,7 @@ def answered(prediction: Prediction, run_job: RunJob) -> RunAnswer:
 
 
 def nearly_fills(prediction: Prediction, run_job: RunJob) -> bool:
-    """Whether a run would nearly fill a GPU, or more."""
+    """Whether a run's predicted memory nearly fills a GPU, or more than fills it."""
     peak = max(stage.peak_allocated_bytes for stage in prediction.stages)
     return not prediction.fits or peak > NEARLY_FULL * run_job.job.cluster.memory_bytes
 
@@ -307,19 +319,19 @@ def is_far_too_full(prediction: Prediction, run_job: RunJob) -> bool:
     return is_sharded and prediction.peak_reserved_bytes > 2 * room_bytes(run_job.job.cluster)
 
 
-# Of products' arithmetic the share of forward passes: a third, or half where the weights' gradients
-# are those of adapters alone.
+# The share of a step's GEMM operations that forward passes have: a third, or half where weight
+# gradients are those of adapters alone.
 FORWARD_SHARE = {"all": 1 / 3, "adapters": 1 / 2}
 
 
 def _products_s(run_job: RunJob, prediction: Prediction) -> float:
-    """Seconds of a step's products at the GPUs' peak rate, with those that are recomputed."""
+    """The seconds of a step's GEMMs at the GPUs' peak rate, including those that are recomputed."""
     forward = FORWARD_SHARE[run_job.job.workload.train]
     return prediction.mfu * prediction.iteration_s * (1 + run_job.recomputed_share * forward)
 
 
 def _has_room(run_job: RunJob, prediction: Prediction) -> bool:
-    """Whether each stage has room for the states that a run says it keeps on its GPUs, which no
+    """Whether each stage's GPUs have room for the states that a run says they hold, which no
     recomputation makes smaller.
     """
     rooms: list[float] = room_of_plan(run_job.job.cluster, run_job.job.plan).tolist()
@@ -328,7 +340,7 @@ def _has_room(run_job: RunJob, prediction: Prediction) -> bool:
 
 
 def _repeated(prediction: Prediction, times: int) -> Prediction:
-    """Prediction of a step that consists of several equal iterations."""
+    """The prediction of a step that consists of several equal iterations."""
     return replace(
         prediction,
         iteration_s=prediction.iteration_s * times,
@@ -338,7 +350,9 @@ def _repeated(prediction: Prediction, times: int) -> Prediction:
 
 
 def _capped(prediction: Prediction, room: int) -> Prediction:
-    """Prediction capped at a full GPU, for a run that saved memory by unknown means."""
+    """A prediction whose memory is limited to a full GPU, for a run that saved memory in unknown
+    ways.
+    """
     stages = (
         replace(
             stage,
@@ -351,7 +365,7 @@ def _capped(prediction: Prediction, room: int) -> Prediction:
 
 
 def slowed(prediction: Prediction, around: Range, factor: float) -> tuple[Prediction, Range]:
-    """Prediction slowed by a factor, and its range, whose shortest time stays."""
+    """A prediction with its time multiplied by a factor; the shortest time of its range stays."""
     longer = replace(
         prediction,
         iteration_s=prediction.iteration_s * factor,

@@ -1,4 +1,4 @@
-"""Tables of measured runs: columns, and cells as numbers and texts."""
+"""Tables of measured runs: their columns, and their cells as numbers and texts."""
 
 import csv
 import math
@@ -16,26 +16,28 @@ NOTHING = frozenset(
     ("", "nan", "n/a", "na", "null", "-", "?", "unknown", "not stated", "not published")
 )
 
-# Columns in which 0 means absent.
+# Columns in which 0 means that a model or plan does not have the feature.
 NONE_AT_ZERO = frozenset(("experts", "topk", "ep", "etp", "vpp", "cp"))
 
-# Upper limit of any size; products of a few stay finite.
+# The largest accepted size; products of a few such numbers are still finite.
 MOST = 1e9
 
 
 def is_empty(text: str | None) -> bool:
-    """Whether a cell is empty."""
+    """Whether a cell is empty, or contains a word such as "none"."""
     return text is None or text.strip().casefold() in NOTHING
 
 
 def text_of(row: Mapping[str, str], column: str) -> str:
-    """Text of a cell; empty if the cell or its column is."""
+    """The text of a cell; empty if the cell is, or if the table lacks the column."""
     cell = row.get(column)
     return "" if cell is None or is_empty(cell) else cell.strip()
 
 
 def number_of(row: Mapping[str, str], column: str) -> float | None:
-    """Number in a cell, None if empty; refuses text, and numbers that are not positive."""
+    """The number in a cell, None if it is empty; refuses text, and numbers that are not
+    positive.
+    """
     text = text_of(row, column)
     if text in ("", "none"):
         return None
@@ -52,7 +54,7 @@ def number_of(row: Mapping[str, str], column: str) -> float | None:
 
 
 def count_of(row: Mapping[str, str], column: str) -> int | None:
-    """Whole number in a cell, from 1 to ``MOST``; None if empty."""
+    """The whole number in a cell, from 1 to ``MOST``; None if the cell is empty."""
     number = number_of(row, column)
     if number is None:
         return None
@@ -66,12 +68,12 @@ def count_of(row: Mapping[str, str], column: str) -> int | None:
 
 
 def counts_of(text: str) -> list[int]:
-    """Whole numbers in a text such as 7+9+9+9."""
+    """The whole numbers in a text such as 7+9+9+9."""
     return [int(count) for count in text.split("+")]
 
 
 def flag_of(row: Mapping[str, str], column: str) -> bool | None:
-    """Yes (1, true) or no (0, false) in a cell; None if empty."""
+    """The yes (1, true) or no (0, false) in a cell; None if the cell is empty."""
     text = text_of(row, column).casefold()
     if not text:
         return None
@@ -103,14 +105,14 @@ class TableRow:
 
     @property
     def where(self) -> str:
-        """Table and line of a row, for messages."""
+        """The table and the line of a row, for messages."""
         return f"{self.file}, line {self.line}"
 
 
 def rows_of_table(
     path: Path, needed: Sequence[str] = NEEDED, told_by: Sequence[str] = TOLD_BY
 ) -> Iterator[TableRow]:
-    """Rows of a table in order; runs and lines count from 1.
+    """The rows of a table in order; rows and lines are counted from 1.
 
     Commas part the cells; semicolons or tabs, if the header has no comma. A row that cannot be read
     comes with its problem. A file that cannot be read as a table is refused.
@@ -151,7 +153,7 @@ def _rows(
 
 
 def _header(path: Path, cells: Sequence[str], told_by: Sequence[str]) -> list[str]:
-    """Column names; refuses a table that is not one of runs."""
+    """The column names of a table; refuses a table that is not one of runs."""
     header = [name.strip().casefold() for name in cells]
     twice = sorted({name for name in header if name and header.count(name) > 1})
     problem = ""
@@ -169,7 +171,7 @@ def _header(path: Path, cells: Sequence[str], told_by: Sequence[str]) -> list[st
 
 
 def _problem(cells: Sequence[str], columns: int, missing: Sequence[str]) -> str:
-    """Why a row cannot be read; empty if it can."""
+    """The reason why a row cannot be read; empty if it can."""
     if missing:
         return f"the table has no column {', '.join(missing)}: add it"
     if len(cells) > columns:

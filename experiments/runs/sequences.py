@@ -1,4 +1,6 @@
-"""The sequences of a measured run's micro-batch, and what is assumed of them."""
+"""The sequences in a micro-batch of a measured run, and the assumptions made where its row does not
+give them.
+"""
 
 from experiments.runs.run_row import RunRow
 from mistlab.core.values import refuse
@@ -8,7 +10,9 @@ AS_USUAL = "assumed, as examples have it"
 
 
 def sequences_of(row: RunRow, given: int | None, ranks: int, notes: list[str]) -> int:
-    """Sequences per micro-batch: those ``given``, or as examples have it on a number of ranks."""
+    """The sequences per micro-batch: those ``given``, or the number in the software's example files
+    for so many ranks.
+    """
     if given is not None:
         return given
     usual = _undivided(row, ranks) or row.usual_micro_batch
@@ -19,7 +23,9 @@ def sequences_of(row: RunRow, given: int | None, ranks: int, notes: list[str]) -
 
 
 def _undivided(row: RunRow, ranks: int) -> int | None:
-    """A rank's sequences of a step, where they are one micro-batch unless told otherwise."""
+    """The sequences of a rank in a step, for software that makes them one micro-batch by
+    default.
+    """
     batch = row.count("global_batch")
     if row.accumulates or batch is None or row.count("grad_accumulation") is not None:
         return None
@@ -27,7 +33,7 @@ def _undivided(row: RunRow, ranks: int) -> int | None:
 
 
 def tokens_of(row: RunRow, context: int, notes: list[str]) -> int:
-    """Tokens per sequence, on context-parallel ranks."""
+    """The tokens of a sequence on each context-parallel rank."""
     length, longest = row.count("sequence_length"), row.longest_sample
     if length is None and row.usual_length is not None:
         length = row.usual_length

@@ -26,7 +26,9 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Shape of a model: family, sizes, and named ``parts`` beyond a plain transformer's."""
+    """The shape of a model: family, sizes, and the ``parts`` that a plain transformer does not
+    have.
+    """
 
     family: str
     layers: int
@@ -57,7 +59,7 @@ class Shape:
 
 
 def shape_of(row: RunRow) -> tuple[Shape, list[str]]:
-    """Shape of a row's model, and its assumptions."""
+    """The shape of a row's model, and the assumptions made."""
     notes = list[str]()
     known, note = named_model(row)
     given = {size: row.count(size) for size in (*NAMES, "kv_heads", "ffn", "vocab")}
@@ -103,7 +105,7 @@ def shape_of(row: RunRow) -> tuple[Shape, list[str]]:
 
 
 def named_model(row: RunRow) -> tuple[ModelSpec | None, str]:
-    """The model named by a row, and a note; None if the name is unknown."""
+    """The model that a row names, and a note; None if the name is unknown."""
     if row.near_model is not None:
         return ModelSpec.from_mapping(row.near_model), row.near_note
     if row.model in catalog.model_names():
@@ -118,7 +120,7 @@ def named_model(row: RunRow) -> tuple[ModelSpec | None, str]:
 
 
 def _unknown(row: RunRow) -> str:
-    """Refusal of a model that is not in the catalogue, with similar names."""
+    """The message for a model that is not in the catalogue, with similar names."""
     if not row.model:
         return "no model is named"
     near = did_you_mean(row.model, catalog.model_names())
@@ -138,8 +140,8 @@ def replicated(shape: Shape, ranks: int) -> tuple[Shape, str]:
 
 
 def _with_experts(row: RunRow, known: ModelSpec, given: dict[str, int | None]) -> RunRow:
-    """A row with its model's experts where it gives none; ``ffn`` becomes the width of one, as in
-    rows that do.
+    """A row with its model's experts added if it gives none; ``ffn`` becomes the width of one
+    expert, as in rows that give experts.
     """
     experts = known.experts
     if experts is None or row.text("experts"):
@@ -157,7 +159,9 @@ def _is_traced_as_llama(parts: Mapping[str, Any]) -> bool:
 
 
 def _gated(parts: Mapping[str, Any], sizes: Mapping[str, int], notes: list[str]) -> dict[str, Any]:
-    """Gated widths at two thirds of the given one, with equal parameters and activations."""
+    """Two thirds of the width of a feed-forward network, for a gated one with equally many
+    parameters and activations.
+    """
     notes.append("blocks like Llama's taken: gated networks of two thirds the width")
     widths: dict[str, Any] = {"ffn": two_thirds(parts.get("ffn", sizes["ffn"]))}
     if experts := parts.get("experts"):
@@ -182,7 +186,7 @@ def _plain(part: Any) -> Any:
 
 
 def _whole(known: ModelSpec, given: Mapping[str, int | None], notes: list[str]) -> Shape:
-    """Shape of a hybrid model of the catalogue, or of a similar one with a row's sizes."""
+    """The shape of a hybrid model of the catalogue, or of a similar one with a row's sizes."""
     model = hybrid_of_sizes(known, given) if known.pattern else known
     if name := model.name or known.name:
         notes.append(f"blocks are those of {name}")
@@ -192,7 +196,9 @@ def _whole(known: ModelSpec, given: Mapping[str, int | None], notes: list[str]) 
 def _by_pattern(
     base: ModelSpec, pattern: str, row: RunRow, given: Mapping[str, int | None], notes: list[str]
 ) -> Shape:
-    """Shape of a model with the blocks of a pattern, each as in a hybrid model."""
+    """The shape of a model whose blocks follow a pattern of letters; each kind of block is that of
+    a hybrid model.
+    """
     model = hybrid_of_sizes(base, given)
     experts = None
     if EXPERTS & {*pattern}:
@@ -218,7 +224,7 @@ def _shape_of_model(model: ModelSpec) -> Shape:
     return Shape(family=model.family, tied_embeddings=model.tied_embeddings, parts=parts, **sizes)
 
 
-# Fields of a hybrid model that its shape copies unchanged.
+# Fields of a hybrid model that its shape copies.
 _PARTS_OF_WHOLE = (
     *("head_dim", "rotary_fraction", "qk_norm", "attention_gate", "latent"),
     *("experts", "state_space", "pattern"),
@@ -226,8 +232,8 @@ _PARTS_OF_WHOLE = (
 
 
 def _vocab(row: RunRow, family: str, alike: ModelSpec | None, notes: list[str]) -> int:
-    """Padded vocabulary of a row's model: its own, that of a similar model, of Megatron's tests, or
-    of the family.
+    """The padded vocabulary size of a row's model: its own, that of a similar model, that of
+    Megatron's tests, or that of its family.
     """
     vocab = row.count("vocab")
     if vocab is None:
@@ -236,7 +242,7 @@ def _vocab(row: RunRow, family: str, alike: ModelSpec | None, notes: list[str]) 
         else:
             vocab = row.usual_vocab or (TOKENS if row.arguments else VOCAB[family])
     if row.arguments:
-        # Padded per tensor-parallel part of the embedding.
+        # The vocabulary is padded to a multiple of this number for each tensor-parallel rank.
         multiple = (row.vocab_multiple or MULTIPLE) * (row.count("tp") or 1)
         vocab = -(-vocab // multiple) * multiple
     if row.count("vocab") is None:
@@ -245,8 +251,8 @@ def _vocab(row: RunRow, family: str, alike: ModelSpec | None, notes: list[str]) 
 
 
 def _has_tokens_of(alike: ModelSpec, row: RunRow) -> bool:
-    """Whether a test has the vocabulary of the model that it resembles: tiny ones only if they pad
-    to that model's own multiple.
+    """Whether a functional test uses the vocabulary of the model that it resembles; a tiny model
+    does only if it pads to that model's own multiple.
     """
     multiple = row.vocab_multiple or MULTIPLE
     is_as_wide = alike.hidden == row.count("hidden")
@@ -254,7 +260,7 @@ def _has_tokens_of(alike: ModelSpec, row: RunRow) -> bool:
 
 
 def _dropped(row: RunRow, family: str, notes: list[str]) -> dict[str, Any]:
-    """Dropout fields of a model trained with dropout; empty otherwise."""
+    """The dropout fields of a model that is trained with dropout; empty otherwise."""
     if row.arguments:
         return {"dropout": row.dropout} if row.dropout else {}
     if family != "gpt" or row.noted_dropout is None:
@@ -276,7 +282,7 @@ def _family(row: RunRow, notes: list[str]) -> str:
 
 
 def _gated_width(ffn: int | None, hidden: int | None, row: RunRow) -> int | None:
-    """Width of a gated feed-forward network.
+    """The width of a gated feed-forward network, from the row or the model.
 
     Where it is four times the hidden size, as in other networks, it was not given: then Megatron
     takes two thirds of it.
@@ -294,14 +300,14 @@ def two_thirds(ffn: int) -> int:
 
 
 def base_of_pattern(pattern: str) -> ModelSpec:
-    """Hybrid model of the catalogue with a pattern's blocks, for a pattern without a known
-    model.
+    """The hybrid model of the catalogue whose blocks a pattern of letters has, for a model that is
+    not known by name.
     """
     return catalog.model("nemotron-3-nano" if EXPERTS & {*pattern} else "nemotron-h-56b")
 
 
 def hybrid_of_sizes(known: ModelSpec, sizes: Mapping[str, int | None]) -> ModelSpec:
-    """Hybrid model with given sizes, and another's pattern of blocks.
+    """A hybrid model with the given sizes, and with the pattern of blocks of another model.
 
     A state-space mixer is as wide as the hidden size makes it: its heads are as many times as many
     as the known model's. In models with experts a row's width is that of experts, and other
@@ -331,7 +337,7 @@ _STRUCTURE = ("qk_norm", "attention_gate", "sinks", "window", "latent", "biases"
 
 
 def _parts_of(row: RunRow, alike: ModelSpec | None, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Fields of the model's description that differ from a plain transformer's.
+    """The fields of the row's model that differ from a plain transformer's.
 
     ``sizes`` are those of the row, whose ``ffn`` is the experts' if there are experts.
     """
@@ -346,7 +352,8 @@ def _parts_of(row: RunRow, alike: ModelSpec | None, sizes: Mapping[str, int]) ->
     if (row.count("experts") or 1) > 1:
         experts = None if alike is None else alike.experts
         parts["experts"] = _experts_of_row(row, experts, sizes)
-        # The row gives the width of an expert; dense blocks keep the published ratio to it.
+        # The row gives the width of an expert; dense blocks are wider by the similar model's
+        # published ratio.
         wider = 1.0 if alike is None or experts is None else alike.ffn / experts.ffn
         parts["ffn"] = round(sizes["ffn"] * wider)
     of_alike = 0 if alike is None else alike.further_tokens
@@ -365,7 +372,9 @@ def busiest(experts: int, active: int) -> int:
 
 
 def _experts_of_row(row: RunRow, like: Experts | None, sizes: Mapping[str, int]) -> Experts:
-    """Experts of a row's blocks; omitted fields are taken from the similar model ``like``."""
+    """The experts of a row's blocks; fields that it omits are taken from the similar model
+    ``like``.
+    """
     experts = row.count("experts") or (1 if like is None else like.count)
     active = row.count("topk")
     if active is None:

@@ -1,4 +1,6 @@
-"""Models that rows name by their size alone, such as ``dense 7B``, with the catalogue's blocks."""
+"""Models that rows name by their size alone, such as ``dense 7B``, built from blocks of a catalogue
+model.
+"""
 
 import math
 from dataclasses import replace
@@ -7,7 +9,7 @@ from functools import cache
 from mistlab import catalog
 from mistlab.plan.workload import ModelSpec
 
-# Models of today's usual shape, from which blocks are taken.
+# Models of a usual current shape, from which blocks are taken.
 DENSE = (
     *("llama3.2-1b", "llama3.2-3b", "llama3-8b", "qwen2.5-14b", "qwen2.5-32b"),
     *("llama3-70b", "llama3-405b"),
@@ -16,7 +18,7 @@ OF_EXPERTS = ("moonlight-16b-a3b", "qwen3-30b-a3b", "glm-4.5-air", "qwen3-235b-a
 
 
 def model_of_size(billions: float, *, has_experts: bool) -> tuple[ModelSpec, str]:
-    """The model that a number of parameters makes, with a note.
+    """A model with about this number of parameters, and a note.
 
     It has the blocks of the catalogue's model of the nearest size, as many as the parameters need.
     """
@@ -33,7 +35,8 @@ def model_of_size(billions: float, *, has_experts: bool) -> tuple[ModelSpec, str
 
 
 def parameters_of(model: ModelSpec) -> int:
-    """The weights of a model's products and tables; norms and biases are not counted.
+    """The number of weights in a model's GEMMs and embedding tables; norms and biases are not
+    counted.
 
     >>> round(parameters_of(catalog.model("llama3-8b")) / 1e9, 2)
     8.03

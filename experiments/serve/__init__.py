@@ -1,1 +1,3 @@
-"""Commands about serving: measured runs, fits, plans for a load, and Seesaw's evaluation."""
+"""Commands about serving: predictions of measured runs, fits, plans for a load, and Seesaw's
+evaluation.
+"""

@@ -1,4 +1,6 @@
-"""Fits serving kernels and engines, and writes fits with their sources."""
+"""The command ``calibrate_serving``: fits constants of serving kernels and engines, and writes them
+with their sources.
+"""
 
 import argparse
 from collections.abc import Sequence

@@ -89,7 +89,8 @@ def _played(name: str, run: Mapping[str, str], rows: Sequence[Mapping[str, str]]
     by = {key: np.array([value]) for key, value in constants.items()}
     columns = LayoutColumns.of([layout])
     capacity = count_of(run, "kv_tokens") or int(capacity_tokens(columns, by)[0])
-    # Limits are per attention-data-parallel rank; lockstep ranks have separate batches.
+    # Limits on tokens and requests are per attention-data-parallel rank; ranks that step together
+    # have separate batches.
     together = layout.dp * layout.pp // int(columns.batches[0])
     batching = Batching(
         capacity=capacity,
@@ -111,7 +112,7 @@ def _played(name: str, run: Mapping[str, str], rows: Sequence[Mapping[str, str]]
 
 
 def _measured(rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-    """The log's measurement; None if absent."""
+    """The latency that was measured for a log of requests; None if it was not measured."""
     if any(not row.get("e2e_s") for row in rows):
         names = ("latency_mean_s", "latency_95_s", "requests_per_s")
         return {f"measured_{name}": None for name in names}

@@ -12,16 +12,16 @@ from searchers.serving.layout_search import ServedPlan
 from simulators.serving.continuous import Batching, PlayedLoad, play_continuous
 from simulators.serving.step_clock import StepClock
 
-# A closed loop plays this multiple of its requests in flight.
+# The number of simulated requests of a closed loop, as a multiple of its requests in flight.
 WAVES = 4
-# The most plans that are played in a search.
+# The largest number of plans that one search simulates.
 MOST_PLAYED = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedPlan:
-    """A played plan: the latencies that the ``share`` of requests do not exceed, and requests per
-    second while requests arrive.
+    """A simulated serving plan: the latencies that the ``share`` of requests do not exceed, and the
+    requests per second while requests arrive.
     """
 
     served: ServedPlan
@@ -38,14 +38,16 @@ class PlayedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanPlayer:
-    """Plays plans at their requests in flight, or under the arrivals of the load."""
+    """Simulates serving plans at their requests in flight, or under the arrivals of the load."""
 
     load: ServingLoad
     goals: Goals
     constants: Mapping[str, float]
 
     def played(self, served: ServedPlan) -> PlayedPlan | None:
-        """A played plan; None if prompts have GPUs of their own, which are not played."""
+        """The simulation of a plan; None if prefill and decode have separate GPUs, which are not
+        simulated.
+        """
         if served.plan.prefill is not None:
             return None
         layout = served.plan.layout
@@ -61,9 +63,9 @@ class PlanPlayer:
         return self._figures(served, load, done)
 
     def best_of(self, timed: Sequence[ServedPlan]) -> tuple[PlayedPlan | None, PlayedPlan | None]:
-        """The plan with the highest throughput whose percentiles meet the goals, and the one that
-        misses them by the smallest factor; plans are played in descending order of the closed
-        form's throughput, at most ``MOST_PLAYED``.
+        """The plan with the highest throughput whose latency percentiles meet the goals, and the
+        plan that misses them by the smallest factor; plans are simulated in descending order of
+        predicted throughput, at most ``MOST_PLAYED``.
         """
         nearest: PlayedPlan | None = None
         meeting = [one for one in timed if one.distance(self.goals) <= 1]
@@ -86,7 +88,7 @@ class PlanPlayer:
 
     def _figures(self, served: ServedPlan, load: ServingLoad, done: PlayedLoad) -> PlayedPlan:
         client_s, share = self.constants["first"], self.goals.share
-        # The first requests of a closed loop come all at once, as no others do.
+        # The first requests of a closed loop arrive together, unlike all later ones.
         steady = [request for request in done.requests if request.arrival_s > 0]
         if load.in_flight is None or not steady:
             steady = done.requests
@@ -104,8 +106,8 @@ class PlanPlayer:
 
 
 def _steady_rate(load: ServingLoad, done: PlayedLoad) -> float:
-    """Requests per second that end while others arrive: of a closed loop, after those that came all
-    at once; of all together, over the whole run.
+    """The requests per second that end while others arrive: of a closed loop, after its first
+    requests; of requests that arrive all at once, over the whole run.
     """
     ends = sorted(request.end_s or 0.0 for request in done.requests)
     last_s = max(request.arrival_s for request in done.requests)
@@ -116,7 +118,9 @@ def _steady_rate(load: ServingLoad, done: PlayedLoad) -> float:
 
 
 def _repeated(load: ServingLoad, count: int) -> ServingLoad:
-    """A load of at least this number of requests, all at once, repeating the lengths."""
+    """A load of at least this number of requests, which arrive at once and repeat the given
+    lengths.
+    """
     times = -(-count // len(load))
     return ServingLoad(
         prompts=load.prompts * times,

@@ -1,4 +1,6 @@
-"""Predicts rows of tables of measured serving runs; prints JSON or errors."""
+"""The command ``predict_serving``: predicts rows of tables of measured serving runs; prints JSON or
+errors.
+"""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +17,7 @@ from experiments.serve.serving_fit import OUTCOMES, measured_of, outcomes_of
 from mistlab.core.values import InputError
 from mistlab.serving.engine_constants import bounds_of, fitted_constants
 
-# Names of outcomes in answers.
+# The names of predicted figures in answers.
 NAMES = {
     "first_s": "ttft_s",
     "token_s": "tpot_s",
@@ -54,7 +56,7 @@ def predict_serving(options: argparse.Namespace) -> int:
 
 
 def row_times_of(rows: Sequence[ServedRow]) -> RowTimes:
-    """Times of rows under the catalogue's constants."""
+    """The predicted times of rows under the catalogue's constants."""
     if not rows:
         empty = np.zeros(0)
         return RowTimes(
@@ -70,7 +72,7 @@ def row_times_of(rows: Sequence[ServedRow]) -> RowTimes:
 def answers_of(
     path: Path, rows: Sequence[ServedRow | RefusedRow], good: Sequence[ServedRow], times: RowTimes
 ) -> Iterator[dict[str, Any]]:
-    """Answers to a table's rows, in order, as plain data."""
+    """The answers to a table's rows, in order, as plain values."""
     number_of = {row.number: index for index, row in enumerate(good)}
     outcomes = outcomes_of(times)
     for row in rows:
@@ -84,7 +86,9 @@ def answers_of(
 
 
 def answer_of(row: ServedRow, values: Mapping[str, float], *, fits: bool) -> dict[str, Any]:
-    """Answer to a row: each outcome with bounds, whether it fits, and assumptions."""
+    """The answer to a row: each predicted figure with bounds, whether the layout fits, and
+    assumptions.
+    """
     answer: dict[str, Any] = {}
     for outcome, name in NAMES.items():
         value = values[outcome] / (row.gpus if outcome == "output_per_s" else 1)
@@ -102,7 +106,7 @@ def answer_of(row: ServedRow, values: Mapping[str, float], *, fits: bool) -> dic
 def error_lines(
     path: Path, rows: Sequence[ServedRow | RefusedRow], good: Sequence[ServedRow], times: RowTimes
 ) -> Iterator[str]:
-    """Median errors of a table's rows by outcome, and why others were refused."""
+    """The median errors of a table's rows by predicted figure, and why other rows were refused."""
     refused = [row for row in rows if isinstance(row, RefusedRow)]
     yield f"{path}: {len(good)} of {len(rows)} rows answered"
     for problem in dict.fromkeys(row.problem for row in refused):

@@ -1,4 +1,4 @@
-"""Predicts rows of serving tables in columns: closed loops, offline batches, and request rates.
+"""Predicts many rows of serving tables at once: closed loops, offline batches, and request rates.
 
 Axes: C rows.
 """
@@ -22,10 +22,10 @@ from mistlab.serving.steady import (
 )
 from mistlab.serving.step_cost import LayoutColumns
 
-# A run of few requests ends with its longest answer, about twice the mean.
+# A run of few requests lasts as long as its longest answer, about twice the mean one.
 LONGEST_ANSWER = 2.0
-# Points tried per round, and rounds, of the search for requests in flight; the mean is rarely below
-# one.
+# The points tried in each round, and the number of rounds, of the search for the requests in
+# flight; their mean is rarely below one.
 TRIED, _ROUNDS = 8, 5
 FEWEST_IN_FLIGHT = 1e-3
 
@@ -44,8 +44,8 @@ class RowTimes:
 
 
 class RowModel:
-    """Predicts rows under any constants; work that does not depend on constants is computed
-    once.
+    """Predicts rows of serving tables under any constants; work that does not depend on constants
+    is done once.
     """
 
     def __init__(self, rows: Sequence[ServedRow]) -> None:
@@ -67,7 +67,7 @@ class RowModel:
         self.kinds = {kind: np.flatnonzero(kinds == kind) for kind in dict.fromkeys(kinds.tolist())}
 
     def times(self, by: Constants) -> RowTimes:
-        """Times of all rows."""
+        """The predicted times of all rows."""
         size = len(self.rows)
         names = ("first_s", "token_s", "requests_per_s", "output_per_s")
         columns = {name: np.zeros(size) for name in names}
@@ -101,7 +101,9 @@ class RowModel:
         return RowTimes(output_per_s=ordered["requests_per_s"] * self.output[index], **ordered)
 
     def _state(self, rows: Rows, by: Constants) -> SteadyState:
-        """Steady state of closed loops, all with split prefill or none; rates over all replicas."""
+        """The steady state of closed loops, either all with chunked prefill or all without; rates
+        are over all replicas.
+        """
         load = self._load(rows, self.in_flight[rows])
         if self.split[rows[0]]:
             workers = self.readers[rows], self.decoders[rows]
@@ -130,7 +132,9 @@ class RowModel:
         )
 
     def _static(self, rows: Rows, by: Constants) -> RowTimes:
-        """Batches that are prefilled together and decoded together to the end."""
+        """The times of batches whose prompts are prefilled together and whose outputs are decoded
+        together to the end.
+        """
         of, batch = self.decode.rows(rows), self.in_flight[rows]
         prompt, output = self.prompt[rows], self.output[rows]
         read_s = of.pp * prompt_pass_s(of, by, batch * prompt, prompt / 2)
@@ -145,19 +149,22 @@ class RowModel:
         )
 
     def _rate(self, rows: Rows, by: Constants) -> RowTimes:
-        """Open loop at a request rate: requests in flight such that completions match arrivals."""
+        """The times of an open loop at a request rate: with as many requests in flight that as many
+        complete as arrive.
+        """
         of, requests = self.decode.rows(rows), self.requests[rows]
         rate = np.where(np.isfinite(self.rate[rows]), self.rate[rows], np.inf)
         low = np.full(len(rows), FEWEST_IN_FLIGHT)
         high = np.minimum(requests, OFFLINE_IN_FLIGHT)
-        # Several points between the limits per call: a call costs more than its rows.
+        # Each call evaluates several points between the limits, since a call costs more than its
+        # rows do.
         again = np.repeat(np.arange(len(rows)), TRIED)
         many, by_many = of.rows(again), _at(by, again)
         for _ in range(_ROUNDS):
             tried = np.geomspace(low, high, TRIED + 1, axis=1)[:, 1:]
             state = steady_state(many, by_many, self._load(rows[again], tried.ravel()))
             is_enough = state.requests_per_s.reshape(tried.shape) >= rate[:, None]
-            # The last point stands for searches without enough.
+            # The last point counts as enough, for searches that find no smaller one.
             is_enough[:, -1] = True
             reached = np.argmax(is_enough, axis=1)[:, None]
             places = np.concatenate([low[:, None], tried], axis=1)

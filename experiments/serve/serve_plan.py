@@ -1,5 +1,5 @@
-"""Chooses the layout that serves a load: best rate, fewest GPUs, and the throughput-latency
-frontier.
+"""The command ``serve_plan``: chooses the layout that serves a load: highest rate, fewest GPUs, and
+the frontier of throughput against latency.
 """
 
 import argparse
@@ -42,16 +42,18 @@ from searchers.serving.layout_search import (
 
 HOUR_S = 3600.0
 MILLION = 1e6
-# Numbers of GPUs tried for a rate.
+# The numbers of GPUs that are tried to reach a rate.
 SIZES = (1, 2, 4, 8, 16, 32, 64)
-# Simulated requests for percentiles.
+# The number of simulated requests from which percentiles are taken.
 PLAYED = 1000
 QUICK_PLAYED = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingQuestion:
-    """A question: space without GPUs, mean lengths, goals and prices."""
+    """A question about serving: the search space without its GPUs, mean lengths, latency goals and
+    prices.
+    """
 
     space: LayoutSpace
     load: ServingLoad
@@ -61,7 +63,7 @@ class ServingQuestion:
 
     @property
     def player(self) -> PlanPlayer:
-        """Plays plans under the question's load."""
+        """The simulator of plans under the question's load."""
         return PlanPlayer(load=self.load, goals=self.goals, constants=self.constants)
 
 
@@ -108,7 +110,7 @@ def serve_plan(options: argparse.Namespace) -> int:
 
 
 def served(options: argparse.Namespace, *, plays: bool = True) -> dict[str, Any]:
-    """Answer to the options' question as plain data; refused where no layout meets the goals.
+    """The answer to the options' question as plain values; refused where no layout meets the goals.
 
     Where nobody ``plays`` the best layout, there are no percentiles: they take most of the time.
     """
@@ -183,7 +185,7 @@ def _gpu(name: str) -> ServingGpu:
 
 
 def _load(options: argparse.Namespace, model: ModelSpec) -> ServingLoad:
-    """Requests of a trace, or randomly drawn and ended at the context."""
+    """The requests of a trace, or random ones, whose outputs end at the model's context length."""
     context = _context(options, model)
     remedy = "--context with the tokens that your weights were trained for"
     count = QUICK_PLAYED if options.quick else PLAYED
@@ -208,7 +210,9 @@ def _load(options: argparse.Namespace, model: ModelSpec) -> ServingLoad:
 
 
 def _context(options: argparse.Namespace, model: ModelSpec) -> int:
-    """The tokens of the longest request: as given, or the context of the model's release."""
+    """The largest number of tokens of a request: as given, or the context length of the released
+    model.
+    """
     given: int | None = options.context
     learned = model.learned_positions
     if learned is not None and given is not None and given > learned:
@@ -227,7 +231,7 @@ def _timed(question: ServingQuestion, gpus: int) -> list[ServedPlan]:
 
 
 def _fewest(question: ServingQuestion, options: argparse.Namespace) -> int:
-    """Fewest GPUs whose best layout reaches the rate under the goals."""
+    """The fewest GPUs whose best layout reaches the request rate under the latency goals."""
     if question.goals.requests_per_s is None:
         refuse("--rate", "is needed with --fewest: give requests a second")
     reached: ServedPlan | None = None
@@ -258,7 +262,9 @@ def _fewest(question: ServingQuestion, options: argparse.Namespace) -> int:
 def _tell_too_few(
     question: ServingQuestion, near: ServedPlan, options: argparse.Namespace, *, is_slow: bool
 ) -> int:
-    """Why no number of GPUs serves the rate: latency goals, or too many requests."""
+    """Report why no number of GPUs serves the rate: latency goals cannot be met, or requests are
+    too many.
+    """
     reason = "no layout meets the latency goals" if is_slow else "the rate is too high"
     error = f"not reached with {SIZES[-1]} GPUs: {reason}"
     if options.json:
@@ -292,7 +298,9 @@ def _tell_fewest(
 def _none(
     timed: Sequence[ServedPlan], question: ServingQuestion, options: argparse.Namespace
 ) -> int:
-    """Why there is no answer: the model does not fit, or no layout meets the goals."""
+    """Report why there is no answer: the model does not fit, or no layout meets the latency
+    goals.
+    """
     near = _nearest(timed, question, options, "--gpus")
     if options.json:
         print_json({"error": "no layout meets the goals", "nearest": _mapping(question, near)})
@@ -304,7 +312,7 @@ def _none(
 def _nearest(
     timed: Sequence[ServedPlan], question: ServingQuestion, options: argparse.Namespace, field: str
 ) -> ServedPlan:
-    """The plan nearest to the goals; refused where the model does not fit."""
+    """The plan that misses the latency goals by the least; refused where the model does not fit."""
     near = nearest_to(timed, question.goals)
     if near is None:
         problem = (
@@ -417,7 +425,9 @@ def _print(
 
 
 def _played_lines(best: ServedPlan, answer: Mapping[str, Any]) -> Iterator[str]:
-    """What the played plans tell: the best one by the closed form, and one that meets the goals."""
+    """Lines on the simulated plans: the one predicted best, and one that meets the latency
+    goals.
+    """
     played, meeting = answer["played"], answer["best_played"]
     if played is None:
         yield f"Not played: {best.plan.text} has separate GPUs for prompts."

@@ -24,9 +24,9 @@ from mistlab.serving.serving_plan import MOST_DEGREE
 from mistlab.serving.step_cost import RankLayout
 
 Kind = Literal["closed loop", "offline", "static batch", "rate"]
-# Requests in flight of an offline run: more than any memory holds.
+# The requests in flight that stand for an offline run: more than any GPU's memory holds.
 OFFLINE_IN_FLIGHT = 4096.0
-# Engines' default limits: prompt tokens per pass, and running requests.
+# The default limit of serving engines on prompt tokens per pass; the limit on running requests.
 BUDGET = 8192.0
 SEQUENCES = {"vllm": 1024.0, "sglang": 1024.0, "trtllm": 2048.0}
 # Engines that prefill all waiting prompts before decoding, by default.
@@ -34,12 +34,12 @@ READS_FIRST = frozenset(("sglang",))
 DP_UNSAID = "dp unsaid"
 # The column of an engine's limit of prompt and output together, as vLLM names it.
 MODEL_LENGTH = "max_model_len"
-# Label of a version that the row does not give.
+# The label for a version that the row does not give.
 UNSAID = "unsaid"
 # Limits of loads, far beyond measured ones: tokens of a prompt or answer, requests in flight or per
 # second, and lowest rate (one request in twelve days).
 MOST_LENGTH, MOST_REQUESTS, LEAST_RATE = 10**7, 10**6, 1e-6
-# Names of weight precisions and of engines in tables.
+# The precisions of weights and the engines, by their names in tables.
 _WEIGHTS = {
     "bfloat16": "bf16",
     "float16": "fp16",
@@ -54,7 +54,7 @@ _MODES = ("aggregated", "disaggregated")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRow:
-    """A measured run: layout, load, and measurements (None if absent).
+    """A measured serving run: layout, load, and measurements (None if not measured).
 
     ``prefill`` is the layout of each of ``prefill_workers`` if prompts have GPUs of their own.
     """
@@ -74,7 +74,7 @@ class ServedRow:
     notes: tuple[str, ...]
     # Whether all requests have equal lengths, so that they finish in waves.
     has_one_length: bool
-    # Whether the row rules out speculative decoding.
+    # Whether the row states that there was no speculative decoding.
     is_sure: bool
     first_s: float | None
     token_s: float | None
@@ -82,7 +82,7 @@ class ServedRow:
 
     @property
     def gpus(self) -> int:
-        """GPUs of the run."""
+        """The number of GPUs of the run."""
         if self.prefill is None:
             return self.layout.gpus * self.workers[1]
         readers, decoders = self.workers
@@ -90,12 +90,14 @@ class ServedRow:
 
     @property
     def says_dp(self) -> bool:
-        """Whether the row gives its attention data parallelism, or its model can have none."""
+        """Whether the row gives the degree of attention data parallelism, or its model cannot have
+        it.
+        """
         return not any(note.startswith(DP_UNSAID) for note in self.notes)
 
     @property
     def configuration(self) -> str:
-        """Identity shared by runs that differ only in concurrency, version, date or attention data
+        """The key of runs that differ only in concurrency, version, date or attention data
         parallelism.
         """
         layout = self.layout
@@ -106,14 +108,14 @@ class ServedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedRow:
-    """A row that cannot be answered, and why."""
+    """A row of a serving table that cannot be answered, and why."""
 
     number: int
     problem: str
 
 
 def served_rows(path: Path) -> Iterator[ServedRow | RefusedRow]:
-    """Rows of a table of serving runs, in order."""
+    """The rows of a table of serving runs, in order."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, restval="")
@@ -226,7 +228,7 @@ def _refuse_unbuilt(cells: Mapping[str, str], notes: list[str]) -> None:
 
 
 def _short(version: str) -> str:
-    """First two numbers of a version."""
+    """The first two numbers of a version, as text."""
     match = re.match(r"v?(\d+\.\d+)", version)
     return match[1] if match else UNSAID
 
@@ -241,7 +243,7 @@ def _weights(cells: Mapping[str, str]) -> str:
 
 
 def _column(cells: Mapping[str, str], *names: str) -> str:
-    """The first non-empty column of these; else the first that the table has."""
+    """The first of these columns that is not empty; otherwise the first that the table has."""
     has = [name for name in names if name in cells]
     return next((name for name in has if text_of(cells, name)), (*has, names[0])[0])
 
@@ -249,7 +251,7 @@ def _column(cells: Mapping[str, str], *names: str) -> str:
 def _limited(
     cells: Mapping[str, str], column: str, least: float, most: float, what: str
 ) -> float | None:
-    """The number in a cell, None if empty; refuses one outside the limits."""
+    """The number in a cell, None if empty; refuses a number outside the limits."""
     number = number_of(cells, column)
     if number is not None and not least <= number <= most:
         refuse(column, f"{shown(text_of(cells, column))} {what}: give {least:g} to {most:g}")
@@ -382,7 +384,7 @@ def _factor(cells: Mapping[str, str]) -> float:
 
 
 def _load(kind: Kind, cells: Mapping[str, str]) -> tuple[float, float | None, int | None]:
-    """Requests in flight, requests per second, and total requests."""
+    """The load of a row: requests in flight, requests per second, and the number of requests."""
     if kind == "closed loop":
         in_flight = _limited(cells, "concurrency", 1, MOST_REQUESTS, "requests cannot be in flight")
         if in_flight is None:
@@ -404,7 +406,9 @@ def _load(kind: Kind, cells: Mapping[str, str]) -> tuple[float, float | None, in
 
 
 def _measured_output(kind: Kind, cells: Mapping[str, str]) -> float | None:
-    """Measured output tokens per second over all GPUs; None where derived or absent."""
+    """The measured output tokens per second over all GPUs; None where they were derived or not
+    measured.
+    """
     column = {"offline": "tokens_per_s", "rate": "output_tokens_per_s"}.get(kind)
     return None if column is None else number_of(cells, column)
 

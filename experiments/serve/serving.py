@@ -1,4 +1,6 @@
-"""Seesaw's evaluation: gains of layouts that change between phases over static layouts."""
+"""Seesaw's evaluation: the throughput of layouts that change between prefill and decode over that
+of static layouts.
+"""
 
 import argparse
 import math
@@ -28,15 +30,15 @@ from simulators.serving.continuous import Batching, play_continuous
 from simulators.serving.step_clock import StepClock
 
 LONGEST = 8
-# Tokens per block of the KV cache.
+# The tokens in a block of the KV cache.
 BLOCK = 16
-# Margin that lower bounds leave for interpolation error.
+# A factor on lower bounds that covers errors of interpolation.
 CHEAPEST = 0.98
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeesawPopulation:
-    """Population of an evaluation: models, GPUs, counts, loads, and batch limits."""
+    """The cases of an evaluation: models, GPUs, numbers of GPUs, loads, and limits of batches."""
 
     models: tuple[str, ...]
     gpus: tuple[str, ...]
@@ -46,11 +48,11 @@ class SeesawPopulation:
     budget: int
     sequences: int
     threshold: float
-    # Whether requests end at the context of the weights.
+    # Whether requests end at the model's context length.
     within_context: bool = False
 
     def cases(self) -> Iterator["SeesawCase"]:
-        """All cases, in order."""
+        """All cases of the population, in order."""
         for gpu in self.gpus:
             for count in self.counts:
                 for model in self.models:
@@ -67,7 +69,7 @@ class SeesawPopulation:
 
 
 def population() -> SeesawPopulation:
-    """Population of the package's file."""
+    """The population of cases in the package's file."""
     text = files(__package__).joinpath("seesaw_population.yaml").read_text(encoding="utf-8")
     given: dict[str, Any] = parse_yaml(text, "seesaw_population.yaml")
     for name in ("models", "gpus", "counts"):
@@ -89,12 +91,12 @@ class SeesawCase:
 
     @property
     def name(self) -> str:
-        """The case's label."""
+        """The label of the case in tables."""
         return f"{self.model} on {self.count} {self.gpu}, {self.load}"
 
 
 class PlayedCase:
-    """A case with its layouts' cost models and KV capacities."""
+    """A case with the cost model and the KV cache's capacity of each layout."""
 
     def __init__(self, case: SeesawCase, seed: int) -> None:
         self.case = case
@@ -140,8 +142,8 @@ class PlayedCase:
         return load.within(context)
 
     def static(self, *, mixes: bool) -> dict[Layout, float]:
-        """Requests per second of each static layout; with mixed prefill and decode steps, or with
-        prefill first, vLLM's default when Seesaw was published.
+        """The requests per second of each static layout: with prefill and decode in one step, or
+        with prefill first, vLLM's default when Seesaw was published.
         """
         of = self.case.population
         return {
@@ -160,7 +162,7 @@ class PlayedCase:
         }
 
     def pairs(self) -> list[LayoutPair]:
-        """All pairs of layouts that fit."""
+        """All pairs of a prefill layout and a decode layout that fit."""
         return [
             LayoutPair(reading=reading, decoding=decoding)
             for reading in self.clocks
@@ -168,13 +170,13 @@ class PlayedCase:
         ]
 
     def changing(self, pair: LayoutPair) -> Changing:
-        """Description of a pair for the simulator."""
+        """The description of a pair of layouts for the simulator."""
         if pair not in self._changing:
             self._changing[pair] = changing_of(self.plain, pair, self.constants)
         return self._changing[pair]
 
     def estimated(self, pair: LayoutPair) -> float:
-        """Closed-form requests per second of a pair."""
+        """The requests per second of a pair of layouts, by the closed form."""
         if pair in self._estimated:
             return self._estimated[pair]
         of, load = self.case.population, self.load
@@ -191,7 +193,7 @@ class PlayedCase:
     def played(
         self, pair: LayoutPair, *, threshold: float | None = None, has_host: bool = True
     ) -> PlayedPhases:
-        """Request-by-request simulation of a pair."""
+        """Simulate a pair of layouts request by request."""
         changing, of = self.changing(pair), self.case.population
         limits = PhaseLimits(
             reading_blocks=changing.reading_tokens // BLOCK,
@@ -208,8 +210,9 @@ class PlayedCase:
         return play_phases(self.load, clocks, limits, changing.times)
 
     def least_s(self, pair: LayoutPair) -> float:
-        """Lower bound on the seconds of a pair: prefill at the lowest cost per token, every decode
-        step at the cost per token of the fullest batch, with KV capacity never exceeded.
+        """A lower bound on the seconds of a pair of layouts: prefill at the lowest cost per token,
+        every decode step at the cost per token of the fullest batch, with the KV cache's capacity
+        never exceeded.
         """
         of, load = self.case.population, self.load
         reading, decoding = self.clocks[pair.reading], self.clocks[pair.decoding]
@@ -218,12 +221,14 @@ class PlayedCase:
         sizes = np.unique(np.geomspace(1, longest, 60).astype(int))
         each_s = min(reading.pass_s(int(size), 0.0) / size for size in sizes) * CHEAPEST
         read_s = float(np.sum(prompts)) * each_s / pair.reading.dp
-        # Decoded tokens of each request after the first, with their attended tokens.
+        # The decoded tokens of each request after its first one, and the tokens that they attend
+        # to.
         tokens = float(np.sum(outputs - 1))
         looked = float(np.sum((outputs - 1) * (prompts + outputs / 2)))
         counts = range(1, of.sequences + 1)
         alone = [decoding.decode_s(count, 0.0) for count in counts]
-        # Sliding windows make later tokens cheaper: the last cost the least.
+        # Sliding windows make the attention of later tokens cheaper, so the lower bound uses the
+        # cost of the last tokens.
         look_s = (decoding.decode_s(1, 65536.0) - decoding.decode_s(1, 16384.0)) / 49152
         cheapest_s = min(one / count for count, one in zip(counts, alone, strict=True))
         room = self.room[pair.decoding] * pair.decoding.dp
@@ -232,8 +237,8 @@ class PlayedCase:
         return float(read_s + max(by_steps_s, by_room_s))
 
     def best_of(self, pairs: Sequence[LayoutPair]) -> tuple[LayoutPair, dict[LayoutPair, float]]:
-        """The pair with the most simulated requests per second, and the rates of simulated pairs;
-        prunes pairs whose lower bound is slower than the incumbent.
+        """The pair of layouts with the most simulated requests per second, and the rates of all
+        simulated pairs; pairs whose lower bound is slower than the best so far are pruned.
         """
         rates: dict[LayoutPair, float] = {}
         most = 0.0
@@ -244,11 +249,11 @@ class PlayedCase:
         return max(rates, key=lambda pair: rates[pair]), rates
 
 
-# Requests and cases of a quick run.
+# The number of requests of a quick run, and of which cases it takes one.
 QUICK_REQUESTS, QUICK_EVERY = 150, 12
-# Thresholds tried for the best pair.
+# The thresholds for switching phases that are tried for the best pair.
 THRESHOLDS = (0.0, 0.05, 0.2, 0.5)
-# Case and output lengths of the study of lengths.
+# The case and the mean output length for the study of output lengths.
 VARIED = ("codellama-34b", "L4", 4, 1000)
 OUTPUTS = (25, 50, 100, 200, 400, 800)
 VARIED_REQUESTS = 400
@@ -306,13 +311,13 @@ def serving(options: argparse.Namespace) -> int:
 
 
 def _label(row: Row) -> str:
-    """A case on one short line, as cases lie close together."""
+    """The label of a case on a single short line, for a chart with many cases."""
     size, load = row["model"].rpartition("-")[2], row["load"].removesuffix(" prompts")
     return f"{size}, {row['gpus']} {row['gpu']}, {load}"
 
 
 def case_row(case: SeesawCase, seed: int) -> dict[str, Any]:
-    """All measurements of a case; ``fits`` is false where no layout holds its longest request."""
+    """All figures of a case; ``fits`` is false where no layout holds its longest request."""
     row: dict[str, Any] = {
         "case": case.name,
         "model": case.model,
@@ -358,13 +363,13 @@ def case_row(case: SeesawCase, seed: int) -> dict[str, Any]:
 
 
 def _without_tiers(played: PlayedCase, pair: LayoutPair) -> float:
-    """Requests per second with the KV cache on GPUs alone."""
+    """The requests per second without KV cache on the host."""
     runs = (played.played(pair, threshold=share, has_host=False) for share in THRESHOLDS)
     return max(run.requests_per_s for run in runs)
 
 
 def varied_outputs(of: SeesawPopulation, seed: int, *, quick: bool) -> list[tuple[int, float]]:
-    """Gain of the best pair over the best static layout, by mean output length."""
+    """The gain of the best pair of layouts over the best static layout, by mean output length."""
     model, gpu, count, prompt = VARIED
     limits = replace(of, requests=QUICK_REQUESTS if quick else VARIED_REQUESTS)
     curve = []
@@ -386,7 +391,7 @@ def varied_outputs(of: SeesawPopulation, seed: int, *, quick: bool) -> list[tupl
 
 
 def summary_of(rows: Sequence[Row]) -> dict[str, Any]:
-    """Gains over all cases, by GPU and load, and without each ingredient."""
+    """The gains over all cases, by GPU and load, and without each of Seesaw's ingredients."""
     gains = [row["gain"] for row in rows]
     first = [row["gain_over_prompts_first"] for row in rows]
     summary: dict[str, Any] = {
@@ -408,7 +413,7 @@ def summary_of(rows: Sequence[Row]) -> dict[str, Any]:
     return summary
 
 
-# Text of Seesaw's evaluation: gains of the best pairs, and where time goes.
+# The text of Seesaw's evaluation: gains of the best pairs, and how their time is spent.
 
 
 PARTS = ("without_resharding", "without_tiers", "without_thresholds")
@@ -426,7 +431,7 @@ def paragraphs_of(
     summary: dict[str, Any],
     curve: Sequence[tuple[int, float]],
 ) -> list[str]:
-    """The page's paragraphs and tables."""
+    """The paragraphs and tables of the evaluation's page."""
     lost = [row["case"] for row in rows if row["gain"] < 1]
     unfit = [row["case"] for row in every if not row["fits"]]
     means = [[name, f"{value:.3f}"] for name, value in summary.items() if isinstance(value, float)]

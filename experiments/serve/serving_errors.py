@@ -1,4 +1,4 @@
-"""Errors of serving predictions on measurements left out of the fit."""
+"""Errors of serving predictions for measured rows that were left out of the fit."""
 
 import argparse
 from collections import defaultdict
@@ -21,7 +21,7 @@ NOUNS = {
     "output_per_s": "output tokens a second",
     "requests_per_s": "requests a second",
 }
-# Layouts are ranked where their rates differ by more.
+# Two layouts are ranked only if their measured rates differ by more than this share.
 CLEARLY = 0.05
 QUICK_ROWS = 400
 
@@ -45,7 +45,7 @@ def serving_errors(options: argparse.Namespace) -> int:
 def report_of(
     errors: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], left: Sequence[str]
 ) -> Report:
-    """Report of left-out errors, by what was left out."""
+    """The report of the errors of left-out rows, by what was left out."""
     ranks = [
         [by, *("-" if one is None else one for one in summary[f"ranking, {by} left out"].values())]
         for by in left
@@ -92,8 +92,8 @@ def _shares(row: Mapping[str, Any]) -> str:
 
 
 def error_rows(by: str, apart: LeftOut) -> Iterator[dict[str, Any]]:
-    """Median errors of left-out rows by kind of run and outcome, with coverage of bounds from the
-    outcome's other groups.
+    """The median errors of left-out rows by kind of run and predicted figure, with the coverage of
+    bounds made from the figure's other groups.
     """
     kinds = np.array([row.kind for row in apart.rows])
     for kind in dict.fromkeys(kinds.tolist()):
@@ -111,9 +111,9 @@ def error_rows(by: str, apart: LeftOut) -> Iterator[dict[str, Any]]:
 
 
 def ranking(apart: LeftOut) -> dict[str, float | None]:
-    """Ranking of layouts with equal GPUs and load: groups by table cells and by layouts, clearly
-    different pairs, share of pairs ordered correctly, and mean of best rate over picked rate; also
-    pairs within one given version.
+    """How well layouts with equal GPUs and load are ranked: groups by table cells and by layouts,
+    pairs that differ clearly, the share of pairs in the right order, and the mean of the best rate
+    over the picked rate; also for pairs within one given version.
     """
     groups = list(groups_of_layouts(apart))
     regrets = [
@@ -138,8 +138,8 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def _pairs_in_order(groups: Iterable[tuple[Floats, Floats]]) -> tuple[int, int]:
-    """Number of pairs of layouts whose measured rates clearly differ, and of those ordered
-    correctly.
+    """The number of pairs of layouts whose measured rates differ clearly, and of those the number
+    in the right order.
     """
     pairs = right = 0
     for measured, predicted in groups:
@@ -154,8 +154,8 @@ def _pairs_in_order(groups: Iterable[tuple[Floats, Floats]]) -> tuple[int, int]:
 def groups_of_layouts(
     apart: LeftOut, *, is_one_version: bool = False
 ) -> Iterator[tuple[Floats, Floats]]:
-    """Measured and predicted rates of layouts with equal GPUs under one load; geometric mean over
-    dates and versions of a layout, or over dates within one given version.
+    """The measured and predicted rates of layouts with equal GPUs under one load; a geometric mean
+    over the dates and versions of a layout, or over the dates of one given version.
     """
     measured, predicted = apart.measured["requests_per_s"], apart.predicted["requests_per_s"]
     for layouts in _grouped(apart, is_one_version=is_one_version):

@@ -1,4 +1,5 @@
-"""Fits engines' constants to rows of serving tables, and predicts left-out rows.
+"""Fits constants of serving engines to rows of measured runs, and predicts rows left out of the
+fit.
 
 Axes: C rows.
 """
@@ -19,17 +20,18 @@ from mistlab.calibration.serving_constants import SPREADS, MeasuredRuns, fitted_
 from mistlab.core.arrays import Bools, Floats
 from mistlab.serving.engine_constants import EngineConstants
 
-# Folds of cross-validation where groups are configurations.
+# The number of folds of the cross-validation in which groups are configurations.
 FOLDS = 5
 OUTCOMES = ("token_s", "first_s", "output_per_s", "requests_per_s")
 # Quantiles of left-out errors that give the bounds.
 TAILS = (0.05, 0.95)
-# Repeated runs differ by less; limits from 1.2 to 1.5 drop the same runs of the given tables.
+# A fall of the time per token by more than this factor contradicts a steady state: repeated runs
+# differ by less; limits from 1.2 to 1.5 drop the same runs of the given tables.
 FALLS = 1.3
 
 
 def rows_to_fit(tables: Sequence[Path]) -> list[ServedRow]:
-    """Rows that a fit may use: measured, and certainly without speculative decoding."""
+    """The rows that a fit may use: measured, and certainly without speculative decoding."""
     return [
         row
         for table in tables
@@ -43,8 +45,8 @@ def _is_measured(row: ServedRow) -> bool:
 
 
 def measured_of(rows: Sequence[ServedRow]) -> dict[str, Floats]:
-    """Measured outcomes of rows (C each), NaN where absent; a closed loop's request rate follows
-    from both times, other rates from output tokens.
+    """The measured figures of rows, NaN where not measured; a closed loop's request rate follows
+    from its two times, other rates from output tokens.
     """
 
     def column(values: Iterator[float | None]) -> Floats:
@@ -60,8 +62,8 @@ def measured_of(rows: Sequence[ServedRow]) -> dict[str, Floats]:
 
 
 def contradicted(rows: Sequence[ServedRow]) -> set[int]:
-    """Rows of one layout and load whose time per token falls clearly with more requests in flight,
-    impossible in a steady state.
+    """Rows of one layout and load whose time per token falls clearly as more requests are in
+    flight, which is impossible in a steady state.
     """
     layouts: dict[object, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
@@ -78,7 +80,7 @@ def contradicted(rows: Sequence[ServedRow]) -> set[int]:
 
 
 def constants_of_rows(every: Sequence[ServedRow]) -> EngineConstants:
-    """Constants fitted to rows, without contradictory rows."""
+    """The constants fitted to rows, without rows that contradict others."""
     left = contradicted(every)
     rows = [row for place, row in enumerate(every) if place not in left]
     model = RowModel(rows)
@@ -93,12 +95,12 @@ def constants_of_rows(every: Sequence[ServedRow]) -> EngineConstants:
 
 
 def predicted_by(rows: Sequence[ServedRow], constants: EngineConstants) -> dict[str, Floats]:
-    """The outcomes of rows under constants (C each)."""
+    """The figures predicted for rows with given constants."""
     return outcomes_of(RowModel(rows).times(constants.of([row.run for row in rows])))
 
 
 def outcomes_of(times: RowTimes) -> dict[str, Floats]:
-    """Predicted outcomes from the times of rows."""
+    """The predicted figures (latencies and rates) that follow from the times of rows."""
     return {name: getattr(times, name) for name in OUTCOMES}
 
 
@@ -120,13 +122,13 @@ class LeftOut:
     measured: Mapping[str, Floats]
 
     def logs(self, outcome: str, mask: Bools | None = None) -> Floats:
-        """Logarithms of measured over predicted, where something was measured."""
+        """The logarithms of measured over predicted figures, where a figure was measured."""
         logs = np.log(self.measured[outcome] / self.predicted[outcome])
         keep = np.isfinite(logs) if mask is None else np.isfinite(logs) & mask
         return np.asarray(logs[keep])
 
     def quantiles(self, outcome: str) -> tuple[float, float]:
-        """Factors from a prediction to its bounds, estimated from all rows."""
+        """The factors from a prediction to its bounds, estimated from all rows."""
         return _tails(self.logs(outcome))
 
     def coverage(self, outcome: str) -> float:

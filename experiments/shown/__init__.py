@@ -1,1 +1,1 @@
-"""Shows finished runs on one page."""
+"""The command ``show``: finished runs of commands on one page."""

@@ -1,4 +1,6 @@
-"""The command ``show``: one page of any runs, with interactive plots and tables."""
+"""The command ``show``: one page with the reports of finished runs, interactive plots and
+tables.
+"""
 
 import argparse
 import base64
@@ -20,7 +22,7 @@ from experiments.pages.tables import flat_row
 from mistlab.core.files import naming, read_json, text_in
 from mistlab.core.values import reject
 
-# Further rows are omitted from a page, with a note.
+# The largest number of rows on a page; a note tells that further rows are omitted.
 MOST_ROWS = 5_000
 # The largest picture that is embedded in a page.
 MOST_PICTURE = 1 << 23
@@ -64,7 +66,7 @@ class KeptRun:
 
     @property
     def name(self) -> str:
-        """The folder's name."""
+        """The name of the run's folder."""
         return self.path.resolve().name
 
     @property
@@ -111,7 +113,7 @@ def show(options: argparse.Namespace) -> int:
 
 
 def page_of(runs: Sequence[KeptRun]) -> str:
-    """The page, as the text of a file."""
+    """The page as the text of an HTML file."""
     folder = files("experiments.shown")
     script = folder.joinpath("show.js").read_text(encoding="utf-8")
     style = folder.joinpath("show.css").read_text(encoding="utf-8")
@@ -139,7 +141,7 @@ def _contents(runs: Sequence[KeptRun]) -> Iterator[str]:
 
 
 def _together(runs: Sequence[KeptRun]) -> Iterator[str]:
-    """Runs of one command, their rows side by side."""
+    """The section that shows the rows of several runs of one command side by side."""
     by_command: dict[str, list[KeptRun]] = {}
     for run in runs:
         by_command.setdefault(str(run.made.get("command", "")), []).append(run)
@@ -152,7 +154,7 @@ def _together(runs: Sequence[KeptRun]) -> Iterator[str]:
 
 
 def _section(run: KeptRun, number: int) -> str:
-    """A run: its configuration, its report and pictures, its rows."""
+    """The section of a run: its configuration, its report and pictures, and its rows."""
     # The report already begins with the command, so that it is not printed twice.
     is_told = not run.command or run.words
     made = "" if is_told else f'<pre tabindex="0">{html.escape(run.command)}</pre>'
@@ -207,7 +209,7 @@ def _figure(name: str, address: str, caption: str) -> str:
 
 
 def _data(rows: Sequence[Mapping[str, Any]], caption: str) -> str:
-    """Rows for the page's script, which makes plots and a table."""
+    """The rows of a run as JSON for the page's script, which makes plots and a table of them."""
     columns = [*dict.fromkeys(name for row in rows for name in row)]
     cells = [[row.get(name) for name in columns] for row in rows]
     plain = json.dumps({"columns": columns, "rows": cells}, separators=(",", ":"))

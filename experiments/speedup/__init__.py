@@ -1,1 +1,3 @@
-"""Systems measured side by side: their grids, trials and results."""
+"""Training systems measured on the same machine: the plans that each system tries, its trials and
+results.
+"""

@@ -54,7 +54,9 @@ class Contender:
 def contenders(
     system: str, workload: Workload, cluster: Cluster, count: int, seed: int
 ) -> list[Contender]:
-    """This many plans of a system: those predicted to fit first, fastest first."""
+    """The first plans that a system should try, this many: those predicted to fit first, fastest
+    first.
+    """
     if system == OURS:
         return _searched(workload, cluster, count, seed)
     jobs = dict.fromkeys(_of_grid(system, workload, cluster))
@@ -69,14 +71,14 @@ def contenders(
 
 
 def _order(contender: Contender) -> tuple[bool, float]:
-    """Sort key: best plans first, those without a prediction last."""
+    """The sort key of a system's plans: best first, those without a prediction last."""
     prediction = contender.prediction
     return (True, float("inf")) if prediction is None else order_of(prediction)
 
 
 def _searched(workload: Workload, cluster: Cluster, count: int, seed: int) -> list[Contender]:
-    """The best plan of the search over this package's own space, then the fastest others seen by it
-    and by a local search.
+    """The best plan that this package's search finds in its own space, then the fastest other plans
+    predicted by that search or by a local search.
     """
     problem = Problem(workload=workload, cluster=cluster)
     predictor = SymbolicPredictor(workload=workload, cluster=cluster)
@@ -112,7 +114,7 @@ def _of_megatron(workload: Workload, cluster: Cluster) -> list[Contender]:
 
 
 def _of_grid(system: str, workload: Workload, cluster: Cluster) -> Iterator[Job]:
-    """The grid of a system, with each plan as its framework expresses it."""
+    """The plans of a system's grid, each as the system's framework can express it."""
     if system in ("deepspeed", "deepcompile") and workload.precision == "bf16":
         # All other systems accumulate in 32 bits, too.
         workload = replace(workload, gradients="32bit")

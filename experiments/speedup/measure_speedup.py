@@ -1,5 +1,5 @@
-"""Measured speedups: trials of every system, then its best plan repeatedly, in turn with the
-others'.
+"""The command ``measure_speedup``: trials of every system, then each system's best plan repeatedly,
+in turn with the others'.
 """
 
 import argparse
@@ -35,7 +35,7 @@ HEAD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedupCase:
-    """A model, a memory limit and a batch, measured separately."""
+    """A model, a memory limit and a batch, for which all systems are measured."""
 
     model: str
     cap_gib: float
@@ -43,14 +43,14 @@ class SpeedupCase:
 
     @property
     def words(self) -> str:
-        """The case in words."""
+        """The model, memory limit and batch as text."""
         return f"{self.model}, {self.cap_gib:g} GiB, batch {self.batch}"
 
 
 def report_of(
     cases: Sequence[SpeedupCase], rows: Sequence[Row], systems: Sequence[str], left: int
 ) -> Report:
-    """The table of all cases; ``left`` of them are unfinished."""
+    """The table of all cases, of which ``left`` are unfinished."""
     lines: list[Sequence[object]] = []
     gains: dict[str, list[float]] = {system: [] for system in systems if system != OURS}
     for case in cases:
@@ -93,7 +93,7 @@ def _name(rows: Sequence[Row], system: str) -> str:
 
 
 def _tried(rows: Sequence[Row], case: SpeedupCase, system: str) -> str:
-    """The outcomes of all trials of a system, if none of its plans ran."""
+    """The outcomes of a system's trials as text, if none of its plans ran."""
     outcomes = dict.fromkeys(
         row["outcome"] for row in _rows_of(rows, case, system) if row["phase"] == "trial"
     )
@@ -110,7 +110,9 @@ def _rows_of(rows: Sequence[Row], case: SpeedupCase, system: str) -> list[Row]:
 def _best_s(
     rows: Sequence[Row], case: SpeedupCase, system: str
 ) -> tuple[float, float, float | None] | None:
-    """The median over the repeats of a system's best plan, their spread, and its prediction."""
+    """The median time over the repeats of a system's best plan, their spread, and the predicted
+    time.
+    """
     of_system = [row for row in _rows_of(rows, case, system) if TIMING in row]
     last = [row for row in of_system if row["phase"] == "repeat"] or of_system[:1]
     if not last:
@@ -121,10 +123,10 @@ def _best_s(
 
 
 SYSTEMS = (OURS, *TARGET)
-# No run starts with less time left. A run cut off by the end of a call is repeated in the next
-# call.
+# No run starts if less than this is left of a call's time. A run that the call's end interrupts is
+# repeated in the next call.
 SHORTEST_S = 30.0
-# The settings of --quick: one plan of each system, once.
+# The settings of ``--quick``: one plan of each system, run once.
 QUICK = {"trials": 1, "repeats": 1, "steps": 3}
 
 
@@ -237,7 +239,7 @@ def _key(row: Row) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _UnderWay:
-    """The measurements of this and earlier calls, and the deadline of the call."""
+    """The measurements of this call and of earlier ones, and the deadline of the call."""
 
     options: argparse.Namespace
     systems: Sequence[str]
@@ -246,7 +248,7 @@ class _UnderWay:
     nodes: Nodes
 
     def rows(self, case: SpeedupCase) -> Iterator[Row | None]:
-        """The rows of a case, measured before or now; None once the time is over."""
+        """The measured rows of a case; None once the call's time is over."""
         options, best = self.options, dict[str, tuple[Contender, float]]()
         ours: Sequence[float] | None = None
         tried = {system: _contenders(case, system, options) for system in self.systems}
@@ -263,7 +265,7 @@ class _UnderWay:
             seconds = row.get(TIMING, {}).get("median_s")
             if seconds is not None and (system not in best or seconds < best[system][1]):
                 best[system] = contender, seconds
-        # In turn, so that a slowing machine affects all systems equally.
+        # Systems run in turn, so that a machine that slows down affects all of them equally.
         for turn, system in product(range(options.repeats), best):
             row = self._row(case, system, best[system][0], ("repeat", turn), ours)
             yield row
@@ -278,7 +280,9 @@ class _UnderWay:
         run: tuple[str, int],
         ours: Sequence[float] | None,
     ) -> Row | None:
-        """One run, measured before or now; its losses are compared with ``ours``."""
+        """The row of one run, measured before or now; its losses are compared with this package's
+        (``ours``).
+        """
         prediction, options = contender.prediction, self.options
         row: dict[str, Any] = {
             "model": case.model,

@@ -71,7 +71,7 @@ class Nodes:
         ]
 
     def announce(self, run: Mapping[str, Any]) -> int | None:
-        """Announce a run to the other nodes; returns the port at which its first process
+        """Announce a run to the other nodes; returns the port at which the run's first process
         listens.
         """
         self.number += 1
@@ -85,7 +85,7 @@ class Nodes:
         return port
 
     def announced(self) -> Iterator[dict[str, Any]]:
-        """The runs that the first node announces, until it has finished."""
+        """The runs that the first node announces, until it announces the end."""
         while True:
             self.number += 1
             self._over_since = None
@@ -116,7 +116,7 @@ class Nodes:
         return time.monotonic() - self._over_since > PARTING_S
 
     def outcomes(self) -> list[str]:
-        """The outcomes of other nodes' parts that have ended."""
+        """The outcomes of the parts of a run that have ended on other nodes."""
         keys = map(self._key, self._others)
         return [self.store.get(key).decode() for key in keys if self.store.check([key])]
 

@@ -1,4 +1,5 @@
-"""Checks that systems train alike: losses compared with ours, and configurations side by side.
+"""Checks that systems train alike: their losses are compared with this package's, and their
+configurations are shown side by side.
 
 All systems begin with the same weights, see the same tokens and step with the same settings, so
 their losses agree up to rounding. A run whose losses do not is not a measurement of the same work.
@@ -9,8 +10,9 @@ from typing import Any
 
 from experiments.pages.tables import TIMING, Row, table
 
-# For each precision, the largest accepted relative difference from our loss in the same step. The
-# first three losses of systems on CPUs differ by at most 1.3e-6 in 32 bits and 3e-5 in bf16.
+# For each precision, the largest accepted relative difference from this package's loss in the same
+# step. The first three losses of systems on CPUs differ by at most 1.3e-6 in 32 bits and 3e-5 in
+# bf16.
 ROUNDING: Mapping[str, float] = {"fp32": 1e-5, "bf16": 5e-4, "fp16": 5e-4}
 CONFIGURATION = "configuration"
 
@@ -24,7 +26,7 @@ def held_against(
     if losses is None or "losses" not in trial:
         return trial
     for step, (theirs, ours) in enumerate(zip(trial["losses"], losses, strict=False), start=1):
-        # A NaN loss differs too.
+        # A loss that is NaN counts as different, too.
         if not abs(theirs - ours) <= ROUNDING[precision] * abs(ours):
             kept = {name: value for name, value in trial.items() if name != TIMING}
             outcome = f"trains something else: loss {theirs:.6g} in step {step}, ours is {ours:.6g}"

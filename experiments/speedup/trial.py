@@ -44,7 +44,8 @@ def run_trial(
     longest_s: float = LONGEST_S,
     nodes: Nodes | None = None,
 ) -> dict[str, Any] | None:
-    """``median_s``, ``seconds``, ``losses`` and ``configuration`` of a run, or its ``outcome``.
+    """Run a plan in a system: the ``median_s``, ``seconds``, ``losses`` and ``configuration`` of
+    the run, or its ``outcome`` if it failed.
 
     None where a run had less time than the longest may take, and did not end in it. If several
     nodes take part, the other leaders are told of the run.
@@ -75,7 +76,7 @@ def take_part(nodes: Nodes) -> None:
 
 
 def _own_part(run: Mapping[str, Any], job: Job, nodes: Nodes) -> dict[str, Any]:
-    """The result of this node's processes; only the first node's report losses."""
+    """The result of the processes on this node; only those of the first node report losses."""
     with TemporaryDirectory() as folder:
         plan, out = Path(folder) / "plan.yaml", Path(folder) / "out.json"
         dump_job(job, plan)
@@ -122,7 +123,7 @@ def _command_of_run(
 
 
 def _of_ours(printed: Mapping[str, Any], job: Job) -> dict[str, Any]:
-    """The result of this package's run, in the form of other systems' results."""
+    """The result of this package's own run, in the form of other systems' results."""
     from runtime.baselines.baseline import Configuration  # noqa: PLC0415 (needs torch)
 
     configuration = asdict(Configuration.of_ours(job))

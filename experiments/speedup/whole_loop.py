@@ -1,4 +1,6 @@
-"""Runs plans and baselines in turn on a profiled machine, and compares predictions with them."""
+"""The command ``whole_loop``: profiles this machine, runs plans and baselines in turn, and compares
+them with predictions.
+"""
 
 import argparse
 import os
@@ -35,7 +37,7 @@ from searchers.savings import Chooser, chosen_plan
 from simulators.symbolic import SymbolicPredictor
 
 # A model whose step of eight sequences takes one to four seconds on a core, so that arithmetic
-# dominates Python.
+# takes much longer than Python.
 MODEL = ModelSpec.of(family="gpt", hidden=512, layers=8, heads=8, vocab=4096)
 SPACE = "wide"
 MOST_DRAWN = 1000
@@ -44,7 +46,7 @@ QUICK = {"plans": 3, "trials": 1, "repeats": 1, "steps": 3}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopEntry:
-    """A run: a plan of this package or a baseline's, on as many ranks as it needs.
+    """A run of the loop: a plan of this package or of a baseline, on as many ranks as the plan has.
 
     ``is_trial`` says that the system tries the plan to be fast; other plans are drawn at random.
     """
@@ -56,7 +58,8 @@ class LoopEntry:
 
 
 def whole_loop(options: argparse.Namespace) -> int:
-    """The whole loop on one machine: profile it, search, run a dozen plans and the baselines.
+    """The whole loop on one machine: profile it, search, run a dozen plans and the baselines'
+    plans.
 
     The machine is profiled, unless --hardware names its file. The best plans of a search and
     plans drawn at random then run in turn, several times, with as many plans of each baseline
@@ -83,7 +86,7 @@ def whole_loop(options: argparse.Namespace) -> int:
             ]
     earlier = {_key(row): row for row in study.earlier}
     ours: Sequence[float] | None = None
-    # In turn, so that a slowing machine affects every plan equally.
+    # Plans run in turn, so that a machine that slows down affects all of them equally.
     for number, entry in study.counted([*product(range(options.repeats), entries)], "runs"):
         row = _described(entry, number)
         outcome = earlier.get(_key(row))
@@ -129,7 +132,7 @@ def _hardware(options: argparse.Namespace, folder: Path) -> Hardware:
 def _own(
     workload: Workload, hardware: Hardware, options: argparse.Namespace
 ) -> Iterator[LoopEntry]:
-    """The best plans of a search on all devices, then random plans on one and on all."""
+    """The best plans of a search on all devices, then random plans on one device and on all."""
     devices = hardware.node.gpus
     clusters = [Cluster(hardware=hardware, nodes=1, gpus_per_node=n) for n in sorted({1, devices})]
     count, seed = min(options.trials, options.plans), options.seed
@@ -146,7 +149,9 @@ def _own(
 
 
 def _drawn(workload: Workload, clusters: Sequence[Cluster], seed: int) -> Iterator[Contender]:
-    """Random plans that fit: first a cluster, then a pipeline of it, then memory savings."""
+    """Random plans that fit: first a cluster is drawn, then a pipeline on it, then memory
+    savings.
+    """
     draw = np.random.default_rng(seed)
     chooser = Chooser(lambda _, options: int(draw.integers(options)))
     space = space_of(SPACE)
@@ -205,7 +210,7 @@ PRIORITY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A plan and the median step of each of its runs."""
+    """A plan with its prediction, and the median step time of each of its runs."""
 
     name: str
     system: str
@@ -224,22 +229,22 @@ class Measured:
 
     @property
     def seconds(self) -> float:
-        """The median of the runs."""
+        """The median of the runs' step times in seconds."""
         return median(self.runs_s)
 
     @property
     def spread(self) -> float:
-        """The range of the runs as a share of their median."""
+        """The range of the runs' step times as a share of their median."""
         return (max(self.runs_s) - min(self.runs_s)) / self.seconds
 
     @property
     def error(self) -> float:
-        """Predicted over measured, minus one."""
+        """The predicted over the measured step time, minus one."""
         return self.predicted_s / self.seconds - 1
 
     @property
     def line(self) -> tuple[object, ...]:
-        """The measurement's line in the table."""
+        """The plan's line in the table of measurements."""
         stages = self.plan["stages"]
         first = stages[0]
         degrees = (first["data_parallel"], first["tensor_parallel"], len(stages))
@@ -260,9 +265,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speedup:
-    """The speedup of our best plan over a baseline's; ``low`` and ``high`` compare the slowest run
-    of one with the fastest of the other. ``trials`` are the numbers of plans tried, ours and
-    theirs.
+    """The speedup of this package's best plan over a baseline's; ``low`` and ``high`` compare the
+    slowest run of one with the fastest of the other. ``trials`` are the numbers of plans tried,
+    this package's and the baseline's.
     """
 
     over: str
@@ -284,7 +289,9 @@ class Speedup:
 
 
 def report(rows: Sequence[Row], hardware: Hardware, *, has_priority: bool) -> Report:
-    """The table, the error of predictions, whether their order is right, and speedups."""
+    """The report: a table of runs, the error of predictions, whether plans are ranked rightly, and
+    speedups.
+    """
     by_name = grouped(rows, lambda row: row["name"])
     ran = [Measured.of(own) for own in by_name.values() if any(TIMING in row for row in own)]
     paragraphs = [f"Measured on {hardware.description or hardware.name}."]
@@ -324,7 +331,9 @@ def report(rows: Sequence[Row], hardware: Hardware, *, has_priority: bool) -> Re
 
 
 def _judged(ours: Sequence[Measured]) -> dict[str, Any]:
-    """The errors of predictions, and the share of distinguishable pairs in the right order."""
+    """The errors of predictions, and the share of pairs of plans in the right order, among those
+    that runs distinguish.
+    """
     errors = [abs(one.error) for one in ours]
     pairs = [
         (first, other) if first.seconds < other.seconds else (other, first)
@@ -342,7 +351,9 @@ def _judged(ours: Sequence[Measured]) -> dict[str, Any]:
 
 
 def _speedups(ran: Sequence[Measured]) -> list[Speedup]:
-    """The measured speedup of our fastest searched plan over each baseline's fastest."""
+    """The measured speedup of the fastest plan that this package's search found over each
+    baseline's fastest plan.
+    """
     tried = grouped((run for run in ran if run.is_trial), lambda run: run.system)
     best = {system: min(own, key=lambda run: run.seconds) for system, own in tried.items()}
     ours = best.pop(OURS, None)

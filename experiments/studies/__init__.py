@@ -1,1 +1,1 @@
-"""Studies that answer one question each, with a table, a picture and a page."""
+"""Studies: commands that answer one question each, with a table, a picture and a page."""

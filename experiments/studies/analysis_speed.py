@@ -1,4 +1,6 @@
-"""The speed of analysis: columns of candidates, whole plans, and concrete traces one by one."""
+"""The speed of predictions: many candidates at once, whole plans, and one configuration after
+another without symbols.
+"""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -31,7 +33,7 @@ from simulators.symbolic import SymbolicPredictor
 RATIOS = (0.0, 0.25, 0.5, 0.75, 1.0)
 ROUNDS, MESHES, PLANS = 5, 6, 2000
 QUICK_ROUNDS, QUICK_MESHES, QUICK_PLANS = 3, 2, 200
-# The published rate, in configurations per second.
+# Mist's published rate of analysis, in configurations per second.
 PUBLISHED_RATE = 1e5
 MEMORY, COSTS, WHOLE, CONCRETE, EVERY_BLOCK = (
     "stage candidates, memory",
@@ -40,7 +42,7 @@ MEMORY, COSTS, WHOLE, CONCRETE, EVERY_BLOCK = (
     "concrete traces of one block",
     "concrete runs of every block",
 )
-# Two rounds, since a run of every block takes a second or two.
+# A run of every block takes a second or two, so only two rounds are timed.
 FEW_ROUNDS = 2
 
 
@@ -79,7 +81,9 @@ def speeds(options: argparse.Namespace) -> int:
 
 
 def _batches(problem: Problem, number: int) -> list[StageBatch]:
-    """Batches of all memory-saving strategies of a pipeline's first stage, for some meshes."""
+    """Batches of the candidates of a pipeline's first stage: all combinations of memory savings, on
+    some meshes.
+    """
     layers = problem.workload.model.layers
     return [
         rows_of_mesh(
@@ -93,7 +97,7 @@ def _batches(problem: Problem, number: int) -> list[StageBatch]:
 
 
 def _plans(problem: Problem, number: int, seed: int) -> list[Plan]:
-    """Random plans of space mist."""
+    """Random plans of space ``mist``."""
     draw = np.random.default_rng(seed)
     chooser = Chooser(lambda _, count: int(draw.integers(count)))
     drawn = (chosen_plan(problem, space_of("mist"), chooser) for _ in range(2 * number))

@@ -1,5 +1,5 @@
-"""The command ``document_lengths``: steps of documents of different lengths, by their
-arrangement.
+"""The command ``document_lengths``: times of training steps whose documents have different lengths,
+by how documents are arranged in micro-batches.
 """
 
 import argparse
@@ -27,8 +27,9 @@ from simulators.lengths import (
 )
 
 QUICK_SAMPLES = 8
-# The CPU measurement: a block, its documents, and numbers of steps and micro-batches. Documents are
-# heavy-tailed: a ninth of them have half of the tokens.
+# The measurement on a CPU: the distribution of its documents' lengths, a block, and the numbers of
+# steps and micro-batches. Lengths are heavy-tailed: a ninth of the documents have half of the
+# tokens.
 MEASURED = "lognormal:80:1.2"
 CONTEXT, RANKS, MICRO_BATCHES, STEPS, CALIBRATING, REPETITIONS = 1024, 4, 4, 16, 4, 2
 QUICK_STEPS = 4

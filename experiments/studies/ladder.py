@@ -1,4 +1,6 @@
-"""The ladder between two plans, one choice at a time: first save memory, then spend it."""
+"""The steps between two plans that differ in many choices, one choice at a time: those that save
+memory first, then those that spend it.
+"""
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,7 +51,7 @@ Predict = Callable[[Sequence[Plan]], Sequence[Prediction]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """A plan of the ladder: its changed choice, and the resulting gain or loss.
+    """A plan between the two: its changed choice, and the change of the iteration time.
 
     ``terms`` is what an iteration takes longer than on the rung before, term by term.
     ``freed_bytes`` is what the fullest GPU need no longer hold. ``bought`` are the changes that did
@@ -67,7 +69,7 @@ class Rung:
 
 
 def ladder(problem: Problem, first: Plan, last: Plan, predict: Predict) -> list[Rung]:
-    """The rungs from the first plan, which has a rung of its own, to the last."""
+    """The plans from the first one, which has a rung of its own, to the last."""
     here, end = choices_of(first), choices_of(last)
     prediction = predict([first])[0]
     rungs = [_rung("", "", first, prediction, None, ())]
@@ -94,7 +96,9 @@ def ladder(problem: Problem, first: Plan, last: Plan, predict: Predict) -> list[
 
 
 def choices_of(plan: Plan) -> dict[str, float]:
-    """The choices of a plan of equal stages; counts of blocks as shares of a stage's blocks."""
+    """The choices of a plan whose stages are equal; numbers of blocks are shares of a stage's
+    blocks.
+    """
     stage = plan.stages[0]
     choices: dict[str, float] = {name: stage.value(name) for name in DIMENSIONS}
     choices |= {name: stage.value(name) / stage.layers for name in counts_of_blocks()}
@@ -103,7 +107,9 @@ def choices_of(plan: Plan) -> dict[str, float]:
 
 
 def plan_with(problem: Problem, like: Plan, choices: Choices) -> Plan | None:
-    """The plan of equal stages with these choices; None if they do not divide GPUs or batch."""
+    """The plan with equal stages that has these choices; None if they do not divide GPUs or
+    batch.
+    """
     layers, num_stages = problem.workload.model.layers, int(choices[STAGES])
     degrees = [int(choices[name]) for name in dimensions_of_axes() if name != SHARED]
     data, rest = divmod(problem.cluster.num_gpus, num_stages * prod(degrees))
@@ -126,7 +132,7 @@ def plan_with(problem: Problem, like: Plan, choices: Choices) -> Plan | None:
 
 
 def _in_order() -> Iterator[str]:
-    """The names of choices: those that save memory, then those that spend it."""
+    """The names of choices: first those that save memory, then those that spend it."""
     yield from (name for name in DIMENSIONS if _saves(name))
     yield from (name for name in names_of("mesh") if name != SHARED)
     yield STAGES
@@ -158,8 +164,8 @@ def _tried(
 
 
 def _chosen(tried: Mapping[str, tuple[Plan, Prediction]], now: Prediction) -> str | None:
-    """The next choice: the fastest of those that spend memory, fit and gain time; otherwise the
-    first that frees memory; otherwise the first that fits; otherwise the first.
+    """The next choice to adopt: the fastest of those that spend memory, fit and gain time;
+    otherwise the first that frees memory; otherwise the first that fits; otherwise the first.
     """
     gains = [
         (prediction.iteration_s, name)
@@ -210,7 +216,7 @@ def _change_text(name: str, before: Plan, after: Plan) -> str:
     return f"{noun} {amounts[0]} to {amounts[1]}".strip()
 
 
-# The ladder from the best plan without savings to the best plan of equal stages.
+# The ladder from the best plan without memory savings to the best plan of equal stages.
 
 
 TERMS = {**TERM_WORDS, "other_stages_s": "other stages"}
@@ -218,8 +224,8 @@ COARSE = (0.0, 0.5, 1.0)
 
 
 def climbed(options: argparse.Namespace) -> int:
-    """The cost of each way to save memory, and the gain from the memory: from the best plan without
-    savings to the best one.
+    """The cost of each way to save memory, and the gain from the memory that it frees: from the
+    best plan without savings to the best plan of all.
 
     The ladder begins at the best plan that saves nothing: no ZeRO, no recomputation, no
     offloading. Each rung takes one choice over from the best plan of equal stages that saves
@@ -239,7 +245,7 @@ def climbed(options: argparse.Namespace) -> int:
 
 
 def _bare(bench: Bench) -> Plan:
-    """The best plan without memory savings; if none fits, the one that needs least memory."""
+    """The best plan without memory savings; if none fits, the plan that needs least memory."""
     space = replace(space_of("3d"), zero=(0,))
     plans = [
         plan
@@ -260,7 +266,7 @@ def _bare(bench: Bench) -> Plan:
 
 
 def _saving(bench: Bench, options: argparse.Namespace) -> Plan:
-    """The best plan of equal stages that recomputes, shards or offloads."""
+    """The best plan of equal stages among those that recompute, shard or offload."""
     space = saving_space(quick=options.quick)
     entry = bench.search("mist", space, BUDGET, options.seed, Live(searcher="mist"))
     if entry.answer is None:
@@ -270,7 +276,9 @@ def _saving(bench: Bench, options: argparse.Namespace) -> Plan:
 
 
 def saving_space(*, quick: bool) -> SearchSpace:
-    """Plans of uniform stages with any memory savings; in a quick run with coarse ratios."""
+    """The space of plans with equal stages and any memory savings; in a quick run with few offload
+    ratios.
+    """
     space = replace(
         space_of("+offload"), name="equal stages", unequal_stages=False, zero=(0, 1, 2, 3)
     )
@@ -330,7 +338,9 @@ def _report(rungs: Sequence[Rung], rows: Sequence[Row], where: str) -> Report:
 
 
 def _longer_s(rows: Sequence[Row], kind: str) -> float:
-    """The total change of the iteration time over all rungs of a kind."""
+    """The total change of the iteration time over all steps of one kind: those that save memory, or
+    those that spend it.
+    """
     longer: list[float] = [row[name] for row in rows for name in TERMS if row["kind"] == kind]
     return sum(longer)
 
@@ -348,7 +358,7 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def _picture(rungs: Sequence[Rung], rows: Sequence[Row]) -> Bars:
-    """The terms of each rung's iteration, stacked."""
+    """The picture of the terms of each step's iteration time, stacked."""
     terms: list[Any] = [Terms.of(rung.plan, rung.prediction) for rung in rungs]
     assert {entry.name for entry in fields(Terms)} == set(TERMS)
     return Bars(

@@ -1,5 +1,5 @@
-"""Partitions of a chain of three GEMMs and of a transformer block, with their communication
-costs.
+"""Tensor-parallel partitions of a chain of GEMMs and of a transformer block, with their
+communication costs.
 """
 
 import argparse
@@ -26,11 +26,11 @@ LAYOUTS: tuple[Layout, ...] = ("whole", "split", "tokens", "partial")
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
 COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter")
-# How many times an activation's bytes pass a rank's link.
+# For each collective, how many times the bytes of an activation pass the link of a rank.
 PASSES: Mapping[Collective, float] = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 
-# Changes of a tensor's layout by one collective, or by none where a rank that has the whole drops a
-# part.
+# The changes of a tensor's layout that one collective makes, or none where a rank that has the
+# whole tensor drops a part.
 CHANGES: Mapping[tuple[Layout, Layout], Collective | None] = {
     ("whole", "split"): None,
     ("whole", "tokens"): None,
@@ -44,7 +44,9 @@ CHANGES: Mapping[tuple[Layout, Layout], Collective | None] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A way to run an operator: the required input layout, and the output layout."""
+    """A way to partition an operator: the layout of its input that it requires, and the layout of
+    its output.
+    """
 
     name: str
     needs: Layout
@@ -58,7 +60,9 @@ _TRANSPOSED = {BY_ROWS: BY_COLUMNS, BY_COLUMNS: BY_ROWS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """An operator of a chain: its ways to run, and the size of its output relative to M."""
+    """An operator of a chain: the ways to partition it, and the size of its output relative to M,
+    the bytes of an activation.
+    """
 
     name: str
     ways: tuple[Way, ...]
@@ -84,7 +88,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """How each operator of a chain runs, and the messages between them."""
+    """The way in which each operator of a chain is partitioned, and the messages between
+    operators.
+    """
 
     ways: tuple[str, ...]
     layouts: tuple[Layout, ...]
@@ -92,7 +98,7 @@ class Partition:
 
     @property
     def cost(self) -> float:
-        """The cost of all messages, in passes of M bytes."""
+        """The cost of all messages, in passes of M bytes over a rank's link."""
         return sum(message.cost for message in self.messages)
 
     @property
@@ -102,7 +108,7 @@ class Partition:
 
 
 def weight(name: str, output: float = 1.0) -> Operator:
-    """A GEMM with a weight, which is split by rows or by columns."""
+    """The operator of a GEMM with a weight, which is split by rows or by columns."""
     return Operator(name=name, ways=(BY_ROWS, BY_COLUMNS), output=output)
 
 
@@ -113,12 +119,12 @@ def elementwise(name: str, layouts: Sequence[Layout], output: float = 1.0) -> Op
 
 
 def chain(products: int) -> tuple[Operator, ...]:
-    """A chain of GEMMs of equal widths: y = W_n ... W_2 W_1 x."""
+    """A chain of GEMMs with equally wide weights: y = W_n ... W_2 W_1 x."""
     return tuple(weight(f"W{number + 1}") for number in range(products))
 
 
 def block(stream: Sequence[Layout] = ("whole", "tokens")) -> tuple[Operator, ...]:
-    """The operators of GPT's block, with their outputs' widths relative to the residual.
+    """The operators of a GPT block, with the widths of their outputs relative to the residual's.
 
     ``stream`` are layouts that norms and residual sums may have. A norm needs all features of a
     token, attention all tokens of a head.
@@ -196,7 +202,7 @@ def all_partitions(
 
 
 def forced_to(operators: Sequence[Operator], ways: Mapping[str, str]) -> tuple[Operator, ...]:
-    """A chain in which some operators, by name, are restricted to one way."""
+    """A chain in which the operators of some names are restricted to one way of partitioning."""
     return tuple(
         Operator(
             name=operator.name,
@@ -225,7 +231,7 @@ def mirrored(operators: Sequence[Operator]) -> tuple[Operator, ...]:
 
 
 def weight_ways(operators: Sequence[Operator], partition: Partition) -> tuple[str, ...]:
-    """How a partition splits the weights of a chain, in order."""
+    """How a partition splits the weights of a chain, in order, as text."""
     return tuple(
         way
         for operator, way in zip(operators, partition.ways, strict=True)
@@ -236,8 +242,8 @@ def weight_ways(operators: Sequence[Operator], partition: Partition) -> tuple[st
 def _moved(
     before: Partition, change: tuple[Collective, ...] | None, size: float, name: str
 ) -> Partition | None:
-    """A partition with the collectives that change the layout before an operator, if there is such
-    a change.
+    """A partition extended by the collectives that change the layout before an operator; None if no
+    collectives can.
     """
     if change is None:
         return None
@@ -272,14 +278,14 @@ def _changes(
     return cheapest
 
 
-# Libraries without reduce-scatter.
+# The collectives of libraries without reduce-scatter.
 WITHOUT_SCATTER: tuple[Collective, ...] = ("all_reduce", "all_gather")
 PUBLISHED = ("rows", "columns", "rows", "columns")
 BYTES_A_NUMBER = 2
 MICROSECONDS_A_SECOND = 1e6
 SHORT = {"rows": "r", "columns": "c"}
 
-# The chains: operators, the layout of both ends, and the library's collectives.
+# A chain of operators with its name, the layout at both ends, and the available collectives.
 Chain = tuple[str, Sequence[Operator], Layout, Sequence[Collective]]
 CHAINS: tuple[Chain, ...] = (
     ("three products", chain(3), "whole", WITHOUT_SCATTER),
@@ -344,7 +350,7 @@ def _rows(row_of_chain: Chain, links: LinkTimes, ranks: int, message_bytes: floa
 def _microseconds(
     partition: Partition, links: LinkTimes, ranks: int, message_bytes: float
 ) -> float:
-    """The time of a partition's messages on a machine, in sequence."""
+    """The time of a partition's messages on a machine, one after another, in microseconds."""
     seconds = 0.0
     for each in partition.messages:
         link = links.collective(each.collective, gpus_in_node=ranks, nodes=1)

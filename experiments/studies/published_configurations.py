@@ -1,4 +1,6 @@
-"""Megatron-Bridge's published configurations, compared with better ones on the same GPUs."""
+"""The published configurations of Megatron-Bridge, compared with the best ones that a search finds
+on the same GPUs.
+"""
 
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,10 +38,11 @@ MICRO_BATCH = (1, 2, 4)
 EXPERT = (4, 8, 16, 32, 64)
 # Shares of a stage's blocks that are recomputed, in addition to the run's own recomputation.
 RECOMPUTED = (0.25, 0.5, 1.0)
-# Peaks of memory are predicted to within about a tenth: configurations that leave as much free will
+# Memory peaks are predicted to within about a tenth: configurations with so much free memory will
 # fit.
 LEFT = 0.1
-# For each number of stages, how many configurations are tried with chunks, and how many are played.
+# For each number of stages, how many configurations are tried with several model chunks per stage,
+# and how many are simulated.
 CHUNKED, PLAYED = 4, 3
 
 
@@ -53,7 +56,7 @@ class TriedConfiguration:
 
     @property
     def full(self) -> float:
-        """The predicted share of its memory that the fullest GPU uses."""
+        """The share of its memory that the fullest GPU is predicted to use."""
         room = room_of_plan(self.job.cluster, self.job.plan)
         peaks = [stage.peak_reserved_bytes for stage in self.prediction.stages]
         return float(max(peak / own for peak, own in zip(peaks, room, strict=True)))
@@ -61,8 +64,9 @@ class TriedConfiguration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """The best configurations of a run's GPUs: the number predicted, and the fastest few that fit,
-    with played seconds. The ``roomy`` ones leave a tenth of the memory free.
+    """The result of a search on a run's GPUs: how many configurations were predicted, and the
+    fastest few that fit, with simulated seconds. The ``roomy`` ones leave a tenth of the memory
+    free.
     """
 
     predicted: int
@@ -71,8 +75,8 @@ class Search:
 
 
 def search(run: Configuration) -> Search:
-    """Predict other configurations of a run, the run itself included, and play the fastest ones
-    that fit.
+    """Predict other configurations on a run's GPUs, including the published one, and simulate the
+    fastest ones that fit.
     """
     plain = tried(_stages_of_run(run))
     by_stages = grouped(_by_time(plain), lambda one: one.run.pipeline_parallel)
@@ -95,7 +99,9 @@ def search(run: Configuration) -> Search:
 
 
 def tried(runs: Iterable[Configuration]) -> list[TriedConfiguration]:
-    """Predictions of the configurations that plans can express; equal plans are predicted once."""
+    """The predictions of the configurations that plans can express; equal plans are predicted
+    once.
+    """
     jobs: dict[Job, Configuration] = {}
     for run in runs:
         try:
@@ -125,8 +131,8 @@ def _by_time(every: Sequence[TriedConfiguration]) -> list[TriedConfiguration]:
 
 
 def _stages_of_run(run: Configuration) -> Iterator[Configuration]:
-    """The run with one chunk per stage, and all other numbers of stages for its engine, GPUs, batch
-    and arithmetic.
+    """The run with one chunk per stage, and with all other numbers of stages that its engine, GPUs,
+    batch and operations per step allow.
     """
     yield replace(run, saves_unsaid=False)
     experts = run.shape.model.experts
@@ -154,8 +160,8 @@ def _stages_of_run(run: Configuration) -> Iterator[Configuration]:
 
 
 def _recomputed(run: Configuration) -> Iterator[Recomputation]:
-    """Recomputation to try: that of the run, unless it is a number of blocks, which depends on the
-    stages; none; and three shares of each stage's blocks.
+    """The recomputation to try: the run's own, unless it is a number of blocks, which depends on
+    the stages; none; and three shares of each stage's blocks.
     """
     if run.recompute.way not in ("full", "blocks"):
         yield run.recompute
@@ -167,8 +173,8 @@ def _recomputed(run: Configuration) -> Iterator[Recomputation]:
 
 
 def _sharded(run: Configuration) -> Iterator[tuple[int, int]]:
-    """ZeRO levels and state replicas: sharded optimizer states; without a pipeline also weights,
-    over all ranks or inside nodes.
+    """The ZeRO levels and numbers of state replicas to try: sharded optimizer states; without a
+    pipeline also sharded weights, over all ranks or inside nodes.
     """
     yield 1, 1
     if run.pipeline_parallel > 1 or ENGINES[run.engine].highest_zero < 3:
@@ -185,7 +191,8 @@ QUICK_GPUS = 8
 
 
 def published_configurations(options: argparse.Namespace) -> int:
-    """Published configurations beside what we would run: Llama 3 8B and 70B, DeepSeek V3.
+    """Published configurations of Llama 3 8B and 70B and of DeepSeek V3, beside the fastest that a
+    search finds on the same GPUs.
 
     Megatron-Bridge publishes a configuration and a step's seconds for each release. Each is
     predicted and played; then other configurations of the same engine, GPUs, batch and
@@ -202,7 +209,7 @@ def published_configurations(options: argparse.Namespace) -> int:
 
 
 def cases_of_file() -> Iterator[Mapping[str, str]]:
-    """The published configurations, as cells of a table of runs."""
+    """The published configurations in the package's file, as cells of a table of runs."""
     text = files("experiments.studies").joinpath(FILE).read_text(encoding="utf-8")
     content = parse_yaml(text, FILE)
     assert isinstance(content, Mapping)
@@ -237,7 +244,9 @@ def _row(cells: Mapping[str, str]) -> dict[str, Any]:
 def _fastest(
     played: Sequence[tuple[TriedConfiguration, float]],
 ) -> tuple[TriedConfiguration, float]:
-    """The fastest when played; ties go to the last, which is the published one."""
+    """The configuration with the fastest simulated iteration; of equal ones the last, which is the
+    published one.
+    """
     return min(reversed(played), key=lambda one: one[1])
 
 
@@ -253,7 +262,7 @@ def _figures(tried_run: TriedConfiguration, seconds: float) -> dict[str, Any]:
 
 
 def configuration_text(run: Configuration, tried_run: TriedConfiguration) -> str:
-    """A configuration in a few words."""
+    """A configuration as text of a few words."""
     stage, plan = tried_run.job.plan.stages[0], tried_run.job.plan
     parts = [f"tp {stage.tensor_parallel}, pp {plan.num_stages}, dp {stage.data_parallel}"]
     if plan.order != "1f1b":
@@ -320,8 +329,8 @@ def _report(rows: Sequence[Row]) -> Report:
 
 
 def _roomy(row: Row) -> tuple[str, str]:
-    """The seconds of the best configuration that leaves a tenth of the memory free, and its
-    gain.
+    """The seconds of the best configuration that leaves a tenth of the memory free, and its gain
+    over the published one.
     """
     if row["roomy"] is None:
         return "-", "-"
@@ -346,7 +355,7 @@ def _configurations(rows: Sequence[Row]) -> Iterator[Sequence[object]]:
 
 
 def _as_last(roomy: Row, theirs: Row, ours: Row) -> tuple[str, str]:
-    """The configuration that leaves a tenth of the memory free in words, and its peak in GiB."""
+    """The text of the configuration that leaves a tenth of the memory free, and its peak in GiB."""
     same = {theirs["words"]: "the published one", ours["words"]: "ours"}
     return str(same.get(roomy["words"], roomy["words"])), f"{roomy['memory_gib']:.0f}"
 

@@ -1,4 +1,6 @@
-"""Weak and strong scaling: published runs beside predictions, and searched plans."""
+"""Weak and strong scaling with the number of GPUs: published runs beside predictions, and searched
+plans.
+"""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,9 +47,10 @@ QUICK_NODES = (1, 16, 512)
 STRONG_BATCH, BATCH_A_GPU = 1536, 4
 # The factors by which the network is slower than its datasheet.
 SLOWER, QUICK_SLOWER = (1, 2, 4), (1, 4)
-# Uniform stages: quick to search, and proven best in the space.
+# The space of plans with equal stages: quick to search, with a proof of the best plan.
 SPACE = replace(space_of("+checkpointing"), name="equal stages", unequal_stages=False)
-# The largest search, in the whole space; a quick run uses a smaller one, in the space above.
+# The model and nodes of the largest search, in the whole space; and the nodes of a quick run, in
+# the space above.
 LARGE_MODEL, LARGE_NODES, QUICK_LARGE_NODES = "gpt3-175b", 1280, 32
 LARGE_SPACE, QUICK_LARGE_SPACE = space_of("mist"), SPACE
 # Seconds that are never reached: searches end by themselves, so every run gives the same plan.
@@ -57,7 +60,7 @@ TERA = 1e12
 
 
 def scaling(options: argparse.Namespace) -> int:
-    """How training scales from 8 to 12,288 GPUs: published weak scaling, and searched plans.
+    """Study how training scales from 8 to 12,288 GPUs: published weak scaling, and searched plans.
 
     Megatron-LM's published table of weak scaling, 1.7 billion to a trillion parameters, stands
     beside predictions of its plans. Then plans are searched: the batch grows with the GPUs
@@ -115,7 +118,7 @@ def _searched(
     options: argparse.Namespace,
     space: SearchSpace = SPACE,
 ) -> Row:
-    """The best plan on a cluster: its rate, and the time to find it."""
+    """The best plan on a cluster: its training rate, and the time to find it."""
     predictor = SymbolicPredictor(workload=workload, cluster=cluster)
     searcher = StrategySearcher(strategy=SEARCHERS["mist"], predictor=predictor)
     began_s, began_cpu_s = perf_counter(), process_time()
@@ -207,12 +210,13 @@ def _report(rows: Sequence[Row], options: argparse.Namespace) -> Report:
     )
 
 
-# Curves by the slowdown of the network: GPUs, and the rate relative to one node.
+# Curves of strong scaling, by the slowdown of the network: numbers of GPUs, and the training rate
+# of a GPU relative to one node.
 Curves = Mapping[int, Sequence[tuple[int, float]]]
 
 
 def efficiencies(rows: Sequence[Row]) -> Curves:
-    """A GPU's rate relative to its rate in one node."""
+    """The training rate of a GPU relative to its rate in one node, for each number of GPUs."""
     curves: dict[int, list[tuple[int, float]]] = {}
     for factor in dict.fromkeys(row["slower_network"] for row in rows):
         mine = [row for row in rows if row["slower_network"] == factor and row["iteration_s"]]
@@ -275,11 +279,11 @@ def _pictures(
     )
 
 
-# Published runs with known plans, as predicted: weak scaling, and a trained model.
+# Predictions of published runs with known plans: weak scaling, and Llama 3 405B.
 
 
 PETA_IN_TERA = 1000
-# The numbers of interleaved chunks per stage.
+# The numbers of model chunks per stage of an interleaved pipeline.
 CHUNKS = (1, 2, 4)
 
 
@@ -326,7 +330,7 @@ def _weak_scaling_row(name: str, run: PublishedRun, seconds: float) -> Row:
         **{f"{key}tflop_per_s_per_gpu": rate for key, rate in tflop.items()},
         **{f"{key}share_of_peak": rate / peak for key, rate in tflop.items()},
         **{f"{key}pflop_per_s": rate * gpus / PETA_IN_TERA for key, rate in tflop.items()},
-        # The error of the time, as elsewhere.
+        # The relative error of the predicted time.
         "error": seconds / run.iteration_s - 1,
     }
 
@@ -392,7 +396,7 @@ MICROSECONDS_A_SECOND = 1e6
 def scaling_words(
     chapters: Mapping[str, Sequence[Row]], weak: Curves, strong: Curves, options: argparse.Namespace
 ) -> list[str]:
-    """All chapters, one after another."""
+    """The sections of the page, one after another."""
     return [
         *_published(chapters["published"]),
         *_searched_words(chapters, weak, strong, options),
@@ -471,7 +475,7 @@ def _searched_words(
 
 
 def _within(row: Row) -> str:
-    """The bounds of a searched plan's rate."""
+    """The bounds of the training rate of a searched plan, as text."""
     if row["iteration_s"] is None:
         return ""
     return f"{row['tflop_per_s_low']:.0f} to {row['tflop_per_s_high']:.0f}"

@@ -1,4 +1,6 @@
-"""The growth of a proving search's time, and the value of each of its ideas by ablation."""
+"""How the time of a search with proof grows, and how much each of the search's ideas saves, by
+leaving it out.
+"""
 
 import argparse
 import time
@@ -31,7 +33,7 @@ from simulators.symbolic import SymbolicPredictor
 
 # Runs a search with one of its ideas replaced by a weaker component.
 #
-# The answer is unchanged: ideas affect only how soon it is proven.
+# The answer is unchanged: the ideas only make its proof faster.
 
 
 # A replacement for an idea: a module or class, a name in it, and the weaker component.
@@ -43,12 +45,12 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 def _all_rows(columns: Sequence[Floats]) -> Rows:
-    """Every candidate, without pruning dominated ones."""
+    """Every candidate, also those that another candidate dominates."""
     return np.arange(len(columns[0]))
 
 
-# The replacement of each idea. Without boxes another search runs: one that enumerates all
-# strategies.
+# The weaker components that replace each idea. Without bounds on boxes (sets of candidates between
+# two given ones), a search that enumerates all strategies runs instead.
 REMOVED: Mapping[str, Sequence[Weaker]] = {
     "nothing": (),
     "plans found before and on the way": (
@@ -66,7 +68,7 @@ IDEAS = (*REMOVED, BOXES)
 
 @contextmanager
 def without(idea: str) -> Iterator[Strategy]:
-    """Remove an idea from a search within the ``with`` block."""
+    """Replace an idea of a search within the ``with`` block."""
     if idea == BOXES:
         yield SEARCHERS["exact"]
         return
@@ -79,13 +81,15 @@ def without(idea: str) -> Iterator[Strategy]:
 def _proven(
     problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
 ) -> Ending:
-    """The proof by bounds on boxes of candidates, even for few memory-saving strategies."""
+    """The search with bounds on boxes (sets of candidates between two given ones), even where few
+    memory-saving strategies exist.
+    """
     return Hierarchy.of(problem, space, ledger).proven(tolerance=0.0, seconds=inf)
 
 
 @contextmanager
 def _replaced(where: Any, name: str, weaker: Any) -> Iterator[None]:
-    """Replace a name temporarily."""
+    """Replace a name of a module or class within the ``with`` block."""
     original: Callable[..., Any] = vars(where)[name]
     setattr(where, name, weaker)
     try:
@@ -94,12 +98,12 @@ def _replaced(where: Any, name: str, weaker: Any) -> Iterator[None]:
         setattr(where, name, original)
 
 
-# The growth of search time, and the value of each idea of the search: problems, rows, page.
+# How the time of the search grows, and how much each idea saves: problems, rows, page.
 
 
 SECONDS, QUICK_SECONDS = 8.0, 1.0
-# The values of each axis, and fewer in a quick run; for spaces and ratios, the values from which
-# they grow.
+# The numbers of blocks, GPUs and sequences of a batch of the searched problems, and fewer in a
+# quick run; for spaces and ratios, the values from which they grow.
 LAYERS, GPUS, BATCHES = (8, 16, 32, 64), (1, 2, 4, 8, 16), (8, 16, 32, 64, 128)
 SPACES = ("3d", "+zero", "+checkpointing", "+offload", "mist", "wide")
 PARTS = (1, 2, 4, 8, 16)
@@ -119,7 +123,7 @@ AXES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthQuestion:
-    """A search: the growing quantity, its value, and the problem."""
+    """A search to time: the quantity that grows, its value, and the problem."""
 
     axis: str
     value: int | str
@@ -128,7 +132,7 @@ class GrowthQuestion:
 
 
 def grown(options: argparse.Namespace) -> int:
-    """Measure how the time of a proving search grows, and the value of each of its ideas.
+    """Measure how the time of a search with proof grows, and how much each of its ideas saves.
 
     One thing of a problem grows at a time: blocks, GPUs, batch, the space, the fineness of its
     ratios. Then each idea of the search is removed alone, on GPT-3 22B on 32 GPUs. Times are of
@@ -171,7 +175,7 @@ def _problem_text(problem: Problem) -> str:
 
 
 def _asked(problem: Problem, space: SearchSpace, *, count: int | None) -> Iterator[GrowthQuestion]:
-    """The searches of each growing quantity, at most this many per quantity."""
+    """The searches to time for each growing quantity, at most this many of each."""
     work, cluster = problem.workload, problem.cluster
     for layers in LAYERS[:count]:
         model = replace(work.model, name="", layers=layers)
@@ -193,7 +197,7 @@ def _asked(problem: Problem, space: SearchSpace, *, count: int | None) -> Iterat
 
 
 def in_parts(space: SearchSpace, parts: int) -> SearchSpace:
-    """The space with each of its free ratios divided into this many equal parts."""
+    """The space whose continuous ratios may take this many equidistant steps."""
     ratios = tuple(part / parts for part in range(parts + 1))
     kinds = {entry.name: getattr(space.offload, entry.name) for entry in fields(OffloadRatios)}
     finer = {kind: ratios if len(own) > 1 else own for kind, own in kinds.items()}
@@ -203,7 +207,7 @@ def in_parts(space: SearchSpace, parts: int) -> SearchSpace:
 def searched(
     strategy: Strategy, problem: Problem, space: SearchSpace, seconds: float
 ) -> dict[str, Any]:
-    """The row of a search in CPU time, without compiling expressions."""
+    """The row of a search, with its CPU time; compiling expressions is not counted."""
     predictor = SymbolicPredictor(workload=problem.workload, cluster=problem.cluster)
     first = StrategySearcher(strategy=SEARCHERS["random"], predictor=predictor)
     first.search(problem, space, Budget(evaluations=1), 0)
@@ -260,7 +264,7 @@ COLUMNS = (
 
 
 def _slowest(rows: Sequence[Row]) -> str:
-    """The ratio of the last value's time to the first's, for each axis."""
+    """For each growing quantity, the ratio of the last value's time to the first's."""
     growths = []
     for axis, axis_words in AXES.items():
         first, *_, last = (row for row in rows if row["axis"] == axis)

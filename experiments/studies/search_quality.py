@@ -59,7 +59,8 @@ def _on_l4(model: str, nodes: int, gpus: int, batch: int, space: str) -> Quality
     )
 
 
-# Problems by the names of the option; the first is the default problem of other commands.
+# The problems by the names that ``--problems`` takes; the first is the default problem of other
+# commands.
 PROBLEMS: Mapping[str, QualityProblem] = {
     "default": replace(_on_l4("gpt3-2.7b", 1, 4, 8, "mist"), sequence_length=4096),
     "7b-l4": _on_l4("gpt3-7b", 1, 8, 128, "mist"),
@@ -84,13 +85,13 @@ PROBLEMS: Mapping[str, QualityProblem] = {
         space="megatron-core",
     ),
 }
-# The problems, seeds and evaluations of a quick run.
+# The number of problems, seeds and evaluations of a quick run.
 QUICK_PROBLEMS, QUICK_SEEDS, QUICK_EVALUATIONS = 2, 2, 100
 # Randomised searchers run once for each seed, the others once.
 DRAWING = ("optuna", "optuna:cmaes", "optuna:nsgaii", "optuna:random", "rl", "random")
-# The search that proves the optimum, and its CPU seconds.
+# The search that proves the best plan of a problem, and its budget in CPU seconds.
 REFERENCE, REFERENCE_S = "mist", 120.0
-# For the picture: the number of budgets, and the largest gap that is shown.
+# The number of budgets in the picture, and the largest gap that it shows.
 PLACES = 60
 LARGEST_GAP = 0.5
 
@@ -116,7 +117,8 @@ class QualityQuestion:
 
 
 def compared(options: argparse.Namespace) -> int:
-    """Which searcher finds how good a plan within which budget, on several problems and seeds.
+    """Compare how good a plan each searcher finds within each budget, on several problems with
+    several seeds.
 
     All ask the closed form, with one budget: evaluations (1,000 stage candidates count as one) or
     seconds of the processor. Each problem's optimum is proven apart; the gap to it is told as
@@ -164,7 +166,7 @@ def _asked(options: argparse.Namespace, names: Sequence[str]) -> Iterator[Qualit
 
 
 def searched(asked: QualityQuestion) -> dict[str, Any]:
-    """The row of a search, in CPU time."""
+    """The row of a search, with its CPU time."""
     of = PROBLEMS[asked.name]
     bench, space = Bench.of(of.problem(of.precision)), space_of(of.space)
     bench.warm_up(space)
@@ -199,7 +201,7 @@ def _evaluations(plans: int, stages: int) -> float:
 
 
 def report(rows: Sequence[Row], names: Sequence[str]) -> Report:
-    """Who found what, and how fast."""
+    """The report: which searcher found how good a plan, and how fast."""
     proven = {row["problem"]: row for row in rows if row["is_reference"]}
     best_s = {problem: _best_s(rows, problem) for problem in proven}
     searched_rows = [row for row in rows if not row["is_reference"]]
@@ -262,7 +264,7 @@ def report(rows: Sequence[Row], names: Sequence[str]) -> Report:
 
 
 def _best_s(rows: Sequence[Row], problem: str) -> float | None:
-    """The time of the best known plan: the optimum, if it is proven."""
+    """The iteration time of the best known plan; the optimum where it is proven."""
     every = [row["iteration_s"] for row in rows if row["problem"] == problem]
     return min((seconds for seconds in every if seconds), default=None)
 
@@ -274,7 +276,7 @@ def _key(row: Row) -> tuple[str, str]:
 def _searcher_row(
     problem: str, name: str, rows: Sequence[Row], best_s: float | None
 ) -> dict[str, Any]:
-    """A searcher's results on a problem over seeds."""
+    """The results of a searcher on one problem, over seeds."""
     gaps = sorted(_gap(row["iteration_s"], best_s) for row in rows)
     plans = [gap for gap in gaps if gap < inf]
     median = float(np.median(gaps))
@@ -292,7 +294,7 @@ def _searcher_row(
 
 
 def _gap(seconds: float | None, best_s: float | None) -> float:
-    """The relative excess of a time over the best known one."""
+    """The share by which a time exceeds the best known one."""
     if seconds is None or best_s is None:
         return inf
     return max(0.0, seconds / best_s - 1)
@@ -328,7 +330,9 @@ def _picture(
     *,
     by_clock: bool,
 ) -> Lines:
-    """The median over problems of the medians over seeds of gaps, at every budget."""
+    """The picture of gaps to the best known plan at every budget: medians over seeds, then over
+    problems.
+    """
 
     def history(row: Row) -> Sequence[Sequence[float]]:
         points: Sequence[Sequence[float]] = (row["timing"] if by_clock else row)["history"]
@@ -367,6 +371,6 @@ def _picture(
 
 
 def _gap_at(history: Sequence[Sequence[float]], budget: float, best_s: float | None) -> float:
-    """The gap of the best plan that a search had after spending this much."""
+    """The gap of the best plan that a search had found when it had spent this budget."""
     reached = [seconds for at, seconds in history if at <= budget]
     return _gap(min(reached), best_s) if reached else inf

@@ -1,4 +1,6 @@
-"""Sensitivity: the best plans when one figure of a problem changes."""
+"""The command ``sensitivity``: how the best plan and its speed change with one figure of a
+problem.
+"""
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +29,7 @@ from mistlab.plan.workload import Workload
 BATCHES = (64, 128, 256, 512, 1024, 2048)
 DEPTHS = (48, 64, 80, 96)
 SEQUENCES = (1024, 2048, 4096, 8192)
-# Multiples of the machine's figures.
+# Factors by which the machine's figures are increased: rates, and memory.
 FASTER, LARGER = (4.0,), (1.5, 2.0)
 SPACE = space_of("mist")
 # In a quick run all stages are uniform, and offload all or none of the optimizer states and halves
@@ -38,14 +40,15 @@ QUICK_SPACE = replace(
     unequal_stages=False,
     offload=OffloadRatios(optimizer=(0.0, 1.0), activations=(0.0, 0.5, 1.0)),
 )
-# The grid of a user who tunes, and of one who recomputes every block, as published.
+# The searchers of the baselines: the grid of a user who tunes Megatron-LM, and the grid of one who
+# recomputes every block, as published.
 BASELINES = {"tuned": "megatron", "published": "megatron:published"}
 OVER = {f"over_{key}": f"over {key}" for key in BASELINES}
 BASELINE_WORDS = (
     "Speedups are over Megatron-LM's grid as a user tunes it, and as published, with every block "
     "recomputed."
 )
-# Improvements of a machine, which make no best plan slower.
+# Changes that improve the machine, none of which may make the best plan slower.
 MACHINE = ("links between nodes", "links in a node", "memory", "interference")
 UNCHANGED = "as it is"
 # A search without proof may miss the best plan by about this much.
@@ -138,14 +141,14 @@ def _case(
 
 
 def _ends(every: Sequence[ChangedProblem]) -> Iterator[ChangedProblem]:
-    """The first and the last case of each changed figure."""
+    """The problems with the first and with the last value of each changed figure."""
     for aspect in dict.fromkeys(case.aspect for case in every):
         first, *_, last = (case for case in every if case.aspect == aspect)
         yield from (first, last)
 
 
 def _searched(problem: Problem, space: SearchSpace, seed: int) -> Row:
-    """The best plans of a problem, of this engine and of Megatron-LM's grids."""
+    """The best plans of a problem: of this package's engine, and of Megatron-LM's grids."""
     began_s = perf_counter()
     bench = Bench.of(problem)
     ours = bench.found("mist", space, view=None, seed=seed)
@@ -207,8 +210,8 @@ def _report(rows: Sequence[Row], where: str) -> Report:
 
 
 def _overview(rows: Sequence[Row]) -> str:
-    """For each changed figure, from its first to its last value: the training rate, and the speedup
-    over the grid.
+    """For each changed figure, from its first to its last value: the training rate of the best
+    plan, and its speedup over the grid.
     """
     lines = []
     for aspect in dict.fromkeys(row["aspect"] for row in rows):
@@ -228,7 +231,7 @@ def _overview(rows: Sequence[Row]) -> str:
 
 
 def worse(rows: Sequence[Row]) -> list[str]:
-    """The cases where a better machine makes the best plan slower, by more than a search may
+    """The changes that improve the machine and make the best plan slower, by more than a search may
     miss.
     """
     return [

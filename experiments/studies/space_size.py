@@ -1,4 +1,4 @@
-"""The number of plans in spaces, counted feature by feature without listing them."""
+"""The number of plans in search spaces, counted without listing the plans."""
 
 import argparse
 from collections import defaultdict
@@ -29,7 +29,7 @@ from searchers.savings import counts_choices, savings_choices
 # continuations, so they are counted together.
 
 
-# Integers of any size, by number of blocks.
+# Arrays of integers of any size, with an element for each number of blocks.
 Counts = NDArray[np.object_]
 
 
@@ -69,7 +69,9 @@ def _of_several_stages(problem: Problem, space: SearchSpace, micro_batches: int)
 
 
 def _ways_by_size(problem: Problem, space: SearchSpace, micro_batches: int) -> dict[int, Counts]:
-    """For each number of GPUs of a stage, the number of stages with each number of blocks."""
+    """For each number of GPUs of a stage, the number of possible stages with each number of
+    blocks.
+    """
     layers = problem.workload.model.layers
     of_blocks = _no_counts(layers)
     of_blocks[1:] = [len({*counts_choices(space, own)}) for own in range(1, layers + 1)]
@@ -84,7 +86,7 @@ def _no_counts(layers: int) -> Counts:
     return np.zeros(layers + 1, dtype=object)
 
 
-# The number of plans in spaces: feature by feature, over the number of blocks.
+# The number of plans in search spaces as features are added one by one, over the number of blocks.
 
 
 DEPTHS = (16, 32, 48, 64, 80)
@@ -97,7 +99,8 @@ ATOMS_POWER = 80
 
 
 def sizes(options: argparse.Namespace) -> int:
-    """Count the plans to choose from, dimension by dimension, over the number of blocks.
+    """Count the plans of spaces to which one dimension after another is added, over the number of
+    blocks.
 
     First data and tensor parallelism alone, then pipelines of stages of any number of blocks
     and GPUs, then ZeRO levels, recomputed blocks and the four offload ratios, chosen for each
@@ -199,7 +202,7 @@ def _report(rows: Sequence[Row], where: str) -> Report:
 
 
 def _size_text(power: float | None, digits: int = 1) -> str:
-    """The number of a space's plans as text; a dash if no plan fits blocks and GPUs."""
+    """The number of a space's plans as text; a dash if no plan divides the blocks and the GPUs."""
     return "none" if power is None else f"1e{power:.{digits}f}"
 
 

@@ -1,4 +1,6 @@
-"""Searches one problem in nested spaces, within equal budgets."""
+"""The command ``spaces``: searches one problem in spaces of which each contains the previous one,
+within equal budgets.
+"""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,8 +36,8 @@ FAMILIES = ("gpt3", "llama", "falcon")
 
 
 def spaces(options: argparse.Namespace) -> int:
-    """Compare nested spaces: whether the search of a larger space ends with a worse plan within the
-    same budget.
+    """Compare search spaces of which each contains the previous one: whether a search in a larger
+    space ends with a worse plan within the same budget.
 
     Each problem of the published evaluation is searched in spaces that contain one another, by
     the default searcher within equal budgets of evaluations. A larger space has every plan of a
@@ -59,7 +61,7 @@ def spaces(options: argparse.Namespace) -> int:
 def _searched(
     asked: tuple[Case, Budget], *, names: Sequence[str], seed: int
 ) -> Sequence[dict[str, Any]]:
-    """A problem's answer in each space, within a budget."""
+    """The best plan of a problem in each space, within a budget."""
     case, budget = asked
     problem = case.problem()
     predictor = SymbolicPredictor(workload=problem.workload, cluster=problem.cluster)
@@ -93,8 +95,8 @@ def _cases(options: argparse.Namespace) -> Iterator[Case]:
 
 
 def worse(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The cases where a space's answer is worse than a smaller one's within the same budget: the
-    best of the smaller ones, and the factor.
+    """The cases where the plan found in a space is worse than the one found in a smaller space
+    within the same budget, and by which factor.
     """
     worse_rows = []
     for (problem, budget), times in _by_problem(rows).items():
@@ -110,7 +112,7 @@ def worse(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _by_problem(rows: Sequence[Row]) -> Mapping[tuple[str, int], Mapping[str, float | None]]:
-    """The seconds of each space's answer, by problem and budget."""
+    """The seconds of the plan found in each space, by problem and budget."""
     by_problem: dict[tuple[str, int], dict[str, float | None]] = {}
     for row in rows:
         by_problem.setdefault((row["problem"], row["budget"]), {})[row["space"]] = row[
@@ -170,7 +172,7 @@ def _plans(rows: Sequence[Row], budget: int) -> str:
 def _pictures(
     asked: Mapping[tuple[str, int], Mapping[str, float | None]], budget: int
 ) -> Iterator[Bars]:
-    """A picture of each machine's problems."""
+    """A picture for each machine, with its problems."""
     times = {problem: own for (problem, count), own in asked.items() if count == budget}
     for machine in dict.fromkeys(problem.partition(" ")[0] for problem in times):
         groups = {

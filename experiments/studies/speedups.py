@@ -1,4 +1,6 @@
-"""Speedups of mist over the grids of Megatron-LM and DeepSpeed, problem by problem."""
+"""Predicted speedups of space ``mist`` over the grids of Megatron-LM and DeepSpeed, problem by
+problem.
+"""
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +28,7 @@ from mistlab.plan.plan_words import plan_words
 from searchers.savings import contains
 
 GRIDS = ("megatron", "deepspeed")
-# The number of sizes in a quick run.
+# The number of model sizes in a quick run.
 QUICK = 2
 
 
@@ -96,8 +98,8 @@ def _row(case: Case, seed: int) -> Row:
 
 
 def _is_outside(problem: Problem, grid: Entry) -> bool:
-    """Whether a grid's best plan, as mistlab's engine would run it, lies outside space mist. A
-    single rank shards nothing, whatever its ZeRO level.
+    """Whether a grid's best plan is not in space ``mist``, if this package's engine runs it. On a
+    single rank nothing is sharded, whatever the ZeRO level.
     """
     if grid.answer is None:
         return False
@@ -130,7 +132,9 @@ def _over(
 
 
 def _averages(rows: Sequence[Row], published: Sequence[Row]) -> Iterator[Row]:
-    """The ratios over the Megatron grid, for each published average and for the rest."""
+    """The average speedup over the Megatron grid, for each average that was published and for all
+    other cases.
+    """
     for hardware in dict.fromkeys([*(row["hardware"] for row in rows), None]):
         for attention in (*ATTENTIONS, None):
             chosen = [
@@ -158,7 +162,7 @@ def _averages(rows: Sequence[Row], published: Sequence[Row]) -> Iterator[Row]:
                 }
 
 
-# The columns of ratios: heading, and name in a row.
+# The columns of speedups: their heading, and their name in a row.
 RATIOS = (
     ("over Megatron", "over_megatron"),
     ("played", "over_megatron_played"),

@@ -1,5 +1,5 @@
-"""Enumerates all pipelines of equal stages of a space: those that fit, and the memory savings that
-make them fit.
+"""Enumerates all plans with equal stages in a space: which fit, and which memory savings make
+others fit.
 """
 
 import argparse
@@ -40,7 +40,9 @@ LARGEST_MICRO_BATCH = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """A division of the GPUs and the batch, without memory savings."""
+    """A division of GPUs and batch among stages, replicas and tensor-parallel ranks, without memory
+    savings.
+    """
 
     stages: int
     data_parallel: int
@@ -59,7 +61,8 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surveyed:
-    """The result for one mesh: the number of candidates, the number that fit, and the frontier.
+    """The result for one mesh: how many candidates there are, how many fit, and the frontier of
+    recomputation over host memory.
 
     A row of ``frontier`` has host bytes for each GPU, the recomputed share of blocks, and peak
     bytes. No candidate with as few host bytes recomputes less.
@@ -92,7 +95,7 @@ def meshes(workload: Workload, cluster: Cluster) -> Iterator[Mesh]:
 
 
 def survey(model: StageModel, cluster: Cluster, mesh: Mesh, ratios: Sequence[float]) -> Surveyed:
-    """Evaluate all memory-saving strategies on one mesh."""
+    """Evaluate all combinations of memory savings on one mesh."""
     layers = model.workload.model.layers // mesh.stages
     grid = candidates_of(model.workload.model, mesh, ratios)
     fits, ends = np.ones(len(grid), dtype=bool), []
@@ -116,7 +119,7 @@ def survey(model: StageModel, cluster: Cluster, mesh: Mesh, ratios: Sequence[flo
 
 
 def _first_node_bytes(mesh: Mesh, cluster: Cluster, ends: Sequence[StageFigures]) -> Floats:
-    """The host bytes of the first node, which is the fullest.
+    """The host memory that is used on the first node, which is the fullest.
 
     Its stages have most micro-batches in flight. A stage's bytes lie between those of the first and
     of the last stage, in proportion to its micro-batches in flight.
@@ -133,7 +136,9 @@ def _first_node_bytes(mesh: Mesh, cluster: Cluster, ends: Sequence[StageFigures]
 
 
 def candidates_of(model: ModelSpec, mesh: Mesh, ratios: Sequence[float]) -> Floats:
-    """Rows of a ZeRO level, a number of recomputed blocks and four ratios."""
+    """The candidates of a mesh: all combinations of ZeRO level, number of recomputed blocks and
+    four offload ratios.
+    """
     levels = (1, 2, 3) if mesh.data_parallel > 1 else (0,)
     checkpointed = np.arange(model.layers // mesh.stages + 1)
     axes = np.meshgrid(levels, checkpointed, *([ratios] * len(KINDS)), indexing="ij")
@@ -141,7 +146,7 @@ def candidates_of(model: ModelSpec, mesh: Mesh, ratios: Sequence[float]) -> Floa
 
 
 def rows_of_mesh(mesh: Mesh, layers: int, grid: Floats, *, first: bool) -> StageBatch:
-    """The first or the last stage of a mesh, for each row of ``candidates_of``."""
+    """The first or the last stage of a mesh, for each combination of ``candidates_of``."""
     rows = len(grid)
     stage = 0 if first else mesh.stages - 1
     return StageBatch(
@@ -172,14 +177,15 @@ def _divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-# A survey of a space: every mesh's candidates evaluated, as rows, a table and a picture.
+# Surveys a space: evaluates every mesh's candidates, and gives rows, a table and a picture.
 
 
 EIGHTHS = tuple(i / 8 for i in range(9))
 
 
 def surveyed(options: argparse.Namespace) -> int:
-    """Enumerate every candidate of a space: which fit, and the cost of making the others fit.
+    """Enumerate every candidate plan of a space: which fit, and what it costs to make the others
+    fit.
 
     A candidate is a pipeline of equal stages: its depth, data and tensor parallel degrees,
     micro-batch, ZeRO level, checkpointed blocks and the four offload ratios. The survey

@@ -22,8 +22,9 @@ from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Attention, Workload
 from simulators.symbolic import SymbolicPredictor
 
-# The setting of every plan, fixed before any prediction: torch's separate operators, which Tempo
-# replaced, in 16 bits; unfused attention, as at the time; a step of one micro-batch.
+# The setting of every plan, fixed before any prediction was made: eager PyTorch with separate
+# operators, which Tempo replaced, in 16 bits; unfused attention, as was usual then; a step of one
+# micro-batch.
 ENGINE = "fsdp-eager"
 PRECISION: Precision = "bf16"
 ATTENTIONS: tuple[Attention, ...] = ("math", "flash")
@@ -35,22 +36,22 @@ MODELS: Mapping[str, tuple[int, Sequence[int], float]] = {
     "gpt2-medium": (1024, (256, 512, 1024), 0.19),
     "roberta-large": (512, (128, 256, 512), 0.26),
 }
-# The tolerance around a published gain, in percentage points.
+# The accepted distance of a predicted gain from the published one, in percentage points.
 POINTS = 6
 PLAIN, LEAN, AGAIN = "plain", "lean", "recomputed"
 RECOMPUTED, IS_LEAN = (TREATMENTS[name].dimension for name in ("recomputed", "lean"))
 # The shares of a model's blocks that are recomputed.
 SHARES = tuple(part / 12 for part in range(13))
 MOST = 1 << 14
-# The reduced GPU memories in GiB.
+# The sizes in GiB to which GPU memory is reduced in further cases.
 LESS_GIB = (10.0, 12.0, 16.0, 24.0)
-# Divisors of the largest plain batch.
+# Divisors of the largest batch of plain operators, at which steps are predicted too.
 PARTS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneGpu:
-    """A model on one GPU."""
+    """A model trained on one GPU: predicts its steps at any batch."""
 
     model: str
     hardware: str
@@ -128,7 +129,7 @@ def tempo(options: argparse.Namespace) -> int:
 
 
 def _cases(models: Sequence[str], *, quick: bool) -> Iterator[tuple[OneGpu, str]]:
-    """Each case, and its chapter."""
+    """Each case, with the section of the page to which it belongs."""
     for model in models:
         length, lengths, _ = MODELS[model]
         yield OneGpu(model=model, hardware=HARDWARE, length=length), "ways"
@@ -142,7 +143,7 @@ def _cases(models: Sequence[str], *, quick: bool) -> Iterator[tuple[OneGpu, str]
 
 
 def _lean(case: OneGpu, number: int = ALL, share: float = 0.0) -> dict[str, float]:
-    """All blocks lean, except those that are recomputed."""
+    """Stage values by which all blocks use lean operators, except those that are recomputed."""
     again = round(share * case.layers)
     return {IS_LEAN: case.layers - again, RECOMPUTED: again, CHOICE: number}
 
@@ -151,16 +152,16 @@ def _again(case: OneGpu, share: float) -> dict[str, float]:
     return {RECOMPUTED: round(share * case.layers)}
 
 
-# The key of a case; below, the chapters whose cases are compared.
+# The fields that identify a case; below, the sections whose cases are compared.
 CASE = ("model", "hardware", "length", "attention", "memory_gib")
 COMPARED = ("ways", "fused", "less memory", "map")
-# Each way, with the stage values among which it takes the fastest.
+# The ways to save memory, each with the stage values among which the fastest counts.
 SOME_AGAIN, LEAN_AND_AGAIN = "some recomputed", "lean and recomputed"
 WAYS = (PLAIN, LEAN, AGAIN, SOME_AGAIN, LEAN_AND_AGAIN)
 
 
 def _of_way(case: OneGpu, way: str) -> Row:
-    """The fastest step of a way at its largest batch."""
+    """The fastest step of a way to save memory, at its largest batch."""
     tried = {
         PLAIN: [_again(case, 0.0)],
         LEAN: [_lean(case)],
@@ -172,8 +173,8 @@ def _of_way(case: OneGpu, way: str) -> Row:
 
 
 def _at_parts(case: OneGpu) -> Iterator[Row]:
-    """Plain steps at the largest batch and at parts of it, which show the gain of a larger
-    batch.
+    """Steps of plain operators at the largest batch and at parts of it, which show the gain of a
+    larger batch alone.
     """
     most, _ = largest(case, _again(case, 0.0))
     for part in PARTS:
@@ -208,8 +209,8 @@ def _row(case: OneGpu, way: str, values: Mapping[str, float]) -> Row:
 
 
 def gains(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """For each case, lean relative to plain and to the better of plain and recomputed: the ratios
-    of batch and of throughput.
+    """For each case, the batch and the throughput of lean operators relative to plain ones, and to
+    the better of plain operators and recomputation.
     """
     rows_of_gains = []
     compared = [row for row in rows if row["chapter"] in COMPARED]
@@ -234,7 +235,9 @@ def _case_of(row: Row) -> tuple[object, ...]:
 
 
 def beside_published(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Predicted gains of the cases fixed beforehand, beside published ones, in points."""
+    """The predicted gains of the cases that were fixed beforehand, beside the published gains, in
+    percentage points.
+    """
     with_published = []
     for row in gains(rows):
         if row["chapter"] == "ways":
@@ -311,7 +314,7 @@ def _report(rows: Sequence[Row]) -> Report:
 
 
 def _of_parts(rows: Sequence[Row]) -> str:
-    """Plain throughput at parts of the largest batch, relative to the whole."""
+    """The throughput of plain operators at parts of the largest batch, relative to the largest."""
     of_parts = [row for row in rows if row["chapter"] == "parts"]
     rates = {(row["model"], row["part"]): row["rate"] for row in of_parts}
     lines = [

@@ -1,4 +1,4 @@
-"""A cell of a sweep: one tuning problem, and the row with a searcher's answer.
+"""A cell of a sweep: one tuning problem, and the row with the plan that a searcher found.
 
 Cells and answers are plain values, so that any process of any machine may solve a cell.
 """
@@ -25,7 +25,7 @@ from mistlab.plan.plan_words import plan_line
 from mistlab.plan.space import SearchSpace
 from searchers.savings import why_empty
 
-# The columns about the search, named as in rows of compare_searchers.
+# The columns about the search, named as in the rows of ``compare_searchers``.
 SAID = (
     *("status", "reason", "predicted_s", "predicted_s_low", "predicted_s_high", "simulated_s"),
     *("headroom_bytes", "plan_evaluations", "stage_evaluations", "lower_bound_s", "gap"),
@@ -39,7 +39,7 @@ OVERRIDES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A problem, the space, the searcher, and its budget."""
+    """A tuning problem, the space to search, the searcher, and its budget."""
 
     problem: Problem
     space: SearchSpace
@@ -82,14 +82,16 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellAnswer:
-    """A cell's row, and the content of its plan file where a plan fits."""
+    """The row of a cell, and the content of its plan file if a plan fits."""
 
     row: Row
     job: Mapping[str, Any] | None = None
 
 
 def solved(cell: Cell) -> CellAnswer:
-    """Search, play, and return the row; an invalid problem is a row as well."""
+    """Search for a plan, simulate it, and return the row; an invalid problem gives a row as
+    well.
+    """
     began_s, began_cpu_s = perf_counter(), process_time()
     try:
         # A cell is one job: searches that would start further jobs leave the cores to other cells.

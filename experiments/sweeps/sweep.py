@@ -1,4 +1,6 @@
-"""A sweep from its file to its table: solves the cells that no earlier run has stored."""
+"""The command ``sweep``: solves the tuning problems that a file lists, except those that an earlier
+run solved, and writes a table.
+"""
 
 import argparse
 import json
@@ -39,7 +41,7 @@ from mistlab.plan.space import SearchSpace
 from mistlab.plan.workload import Attention, ModelSpec, Workload
 from searchers.registry import SEARCHERS
 
-# A quick run: the first few cells, with a small budget.
+# The number of problems in a quick run, each with a small budget.
 QUICK_CELLS = 4
 QUICK = Budget(evaluations=200)
 # Subfolders of the run folder: one file per answer, one file per plan.
@@ -92,7 +94,7 @@ class Answers:
     def fill(
         self, cells: Sequence[Cell], pool: Workers, call: Callable[[Cell], CellAnswer] = solved
     ) -> bool:
-        """Solve the cells without an answer; returns whether that was interrupted."""
+        """Solve the cells that have no answer yet; returns whether the work was interrupted."""
         missing = [place for place in range(len(cells)) if place not in self._answers]
         if self._answers:
             progress(f"cells: {len(self._answers)} of {len(cells)} are kept from before")
@@ -145,10 +147,11 @@ def _kept(path: Path) -> CellAnswer | None:
         return None
 
 
-# The page of a sweep: how its cells ended, a table, and a picture.
+# The page of a sweep: how each cell's search ended, a table, and a picture.
 
 
-# The columns of the question, with their headings; columns with a single value are omitted.
+# The columns that describe the problem, with their headings; columns with a single value are
+# omitted.
 ASKED = {
     "model": "model",
     "hardware": "hardware",
@@ -166,14 +169,14 @@ ASKED = {
     "space": "space",
     "searcher": "searcher",
 }
-# Candidates for the horizontal axis; the one with most distinct values is used.
+# The columns that may be the horizontal axis; the one with most distinct values is chosen.
 AXES = ("global_batch", "gpus", "sequence_length")
 # The largest number of curves that a picture can distinguish.
 MOST_CURVES = 16
 
 
 def report(rows: Sequence[Row], cells: int, *, is_interrupted: bool = False) -> Report:
-    """The page of the existing rows, out of a number of cells."""
+    """The page of the rows made so far, of the given number of cells."""
     varied = [name for name in ASKED if len({row.get(name) for row in rows}) > 1]
     return Report(
         title="Sweep",
@@ -227,8 +230,8 @@ def _plan_or_reason(row: Row) -> str:
 
 
 def _pictures(rows: Sequence[Row], varied: Sequence[str]) -> list[Lines]:
-    """Tokens per second and GPU against the figure that varies most, with a curve for each
-    combination of the others.
+    """Pictures of the tokens per second of a GPU against the column that varies most, with a curve
+    for each combination of the others.
     """
     points = [(_numbers(row), row) for row in rows if row.get("tokens_per_s_per_gpu")]
     if not points:
@@ -307,7 +310,8 @@ class SweepCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepFile:
-    """The content of a sweep file: every combination of the lists, and the single ``cases``.
+    """The content of a sweep file: lists, each combination of which is a problem, and the single
+    ``cases``.
 
     Without ``spaces`` each model is searched in its usual one, as ``tune`` has it. Each searcher of
     each combination may spend ``budget``. With ``play`` the event simulator plays
@@ -341,7 +345,7 @@ class SweepFile:
             refuse(missing[0], "missing: give a list, or problems under cases and no lists")
 
     def combinations(self) -> Iterator[tuple[Any, ...]]:
-        """Every combination of the lists."""
+        """Every combination of items of the lists."""
         if self.models is None:
             return
         yield from product(
@@ -351,7 +355,7 @@ class SweepFile:
         )
 
     def singles(self) -> Iterator[tuple[Any, ...]]:
-        """The cases, in the same order of parts."""
+        """The single cases, each with its parts in the same order as combinations."""
         for index, case in enumerate(self.cases or ()):
             with within(f"cases[{index}]"):
                 yield (

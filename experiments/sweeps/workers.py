@@ -26,7 +26,7 @@ Version = Mapping[str, str]
 
 
 class OtherVersionError(InputError):
-    """A worker has another version than the process that gives it work."""
+    """The error that a worker has another version than the process that gives it work."""
 
 
 def versions_here() -> dict[str, str]:
@@ -77,7 +77,7 @@ def check_equal(worker: str, theirs: Version, ours: Version) -> None:
         raise OtherVersionError(message)
 
 
-# Calls a function for many items in worker processes, of joblib's context or of a Ray cluster.
+# Calls a function for many items in worker processes: joblib's own, or those of a Ray cluster.
 #
 # Answers arrive in any order. The items of a killed worker are repeated.
 
@@ -86,12 +86,14 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 Call = Callable[[Item], Answer]
 
-# Consecutive rounds in which workers are lost and no item ends, after which the rest is abandoned.
+# After this many consecutive rounds in which workers are lost and no item ends, the remaining items
+# are abandoned.
 VAIN_ROUNDS = 3
-# The number of items per worker and call, for a backend that returns only when all are done.
+# The number of items per worker and call, for a joblib backend that returns only when all items are
+# done.
 AT_ONCE = 4
 RAY = "ray"
-# The seconds within which a cluster's head must answer a call.
+# The seconds within which the head of a Ray cluster must answer a call.
 LISTENS_S = 10.0
 
 
@@ -123,7 +125,7 @@ class _OnRay(Generic[Item, Answer]):
 
 @dataclass(frozen=True, slots=True)
 class _Checked(Generic[Item, Answer]):
-    """A call that a worker with another version refuses."""
+    """A call that a worker refuses if its version differs."""
 
     call: Call[Item, Answer]
     version: Version
@@ -135,15 +137,15 @@ class _Checked(Generic[Item, Answer]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
-    """Worker processes: of joblib's context, or with ``remote`` of a Ray cluster."""
+    """Worker processes: joblib's own, or with ``remote`` those of a Ray cluster."""
 
     remote: Any = None
 
     def answers(
         self, call: Call[Item, Answer], items: Sequence[Item]
     ) -> Iterator[tuple[int, Answer]]:
-        """The index of each item with its answer, as they arrive. Items whose workers are killed
-        repeatedly have none.
+        """The index of each item with its answer, as answers arrive. An item whose worker is killed
+        repeatedly gets none.
         """
         checked: Call[Item, Answer | _Lost] = _Checked(call, here())
         if self.remote is not None:
@@ -163,7 +165,7 @@ class Workers:
             vain = 0 if len(left) < before else vain + 1
             if left:
                 progress(f"a worker was lost ({lost}): {len(left)} are left, and done again")
-                # The item that killed the worker was among the first.
+                # The item that killed the worker was among the first ones, one for each worker.
                 first = effective_n_jobs(None)
                 left = left[first:] + left[:first]
 
@@ -171,12 +173,13 @@ class Workers:
 def _round(
     call: Call[Item, Answer], items: Sequence[Item], places: Sequence[int]
 ) -> Iterator[tuple[int, Answer]]:
-    """One attempt of the items with some indices, in joblib's context."""
+    """Try once to call the function for the items of some indices, in joblib's workers."""
     tasks = [delayed(_with_place)(call, place, items[place]) for place in places]
     try:
         parallel = Parallel(return_as="generator_unordered", batch_size=1)
     except ValueError:
-        # For a backend, such as Ray's own, that returns all answers together.
+        # Several items per call, for a backend, such as Ray's own, that returns all answers
+        # together.
         several = AT_ONCE * effective_n_jobs(None)
         for start in range(0, len(tasks), several):
             yield from Parallel(batch_size=1)(tasks[start : start + several])

@@ -2,7 +2,7 @@
 
 from mistlab.job.prediction import Clocks
 
-# Larger changes of clocks make times incomparable.
+# If clocks change by more than this share, times cannot be compared.
 MOST_MOVED = 0.03
 
 

@@ -1,4 +1,6 @@
-"""Runs plans in other processes, stores their results, and extracts the message of a failed run."""
+"""Runs plans in other processes, stores their results, and finds the error message of a failed
+run.
+"""
 
 import json
 import re
@@ -19,7 +21,7 @@ from experiments.cli.commandline import WRONG_USAGE
 from mistlab.core.files import naming
 from mistlab.core.values import reject
 
-# Extracts the message of a failed run: the line of its standard error that names the error.
+# Finds the error message of a failed run: the line of its standard error that names the error.
 
 
 ERROR = "error: "
@@ -43,10 +45,10 @@ def last_words(errors: str, otherwise: str) -> str:
 Said = Mapping[str, Any]
 
 PARTING_S = 10.0
-# The interval at which a running command is checked for a hang.
+# The interval in seconds at which a running command is checked for a hang.
 LOOK_S = 0.5
-# Far above the gradient norms of models at the start of training, so that clipping has little
-# effect.
+# A limit far above the gradient norms of models at the start of training, so that clipping changes
+# little.
 CLIP_NORM = "1000"
 WORKER = (sys.executable, "-m", "experiments.training.plan_worker")
 
@@ -71,7 +73,7 @@ class PlanRun:
 
     @property
     def words(self) -> list[str]:
-        """The arguments of ``run_plan``."""
+        """The arguments of ``run_plan`` for this run."""
         arguments = [str(self.plan), "--json", "--steps", str(self.steps), "--draw-on-device"]
         arguments += ["--seed", str(self.seed)] if self.seed else []
         arguments += ["--serialise"] if self.serialises else []
@@ -86,7 +88,7 @@ PlanRunner = Callable[[PlanRun, float], Said | None]
 
 
 class WorkerRunner:
-    """``python -m experiments.run_plan`` on a device, with one process for all plans.
+    """Runs plans by ``python -m experiments.run_plan`` on a device, in one process for all plans.
 
     Starting a process and a device, and pinning memory, take longer than many a run. After a run
     that fails, and where runs begin to be strict or end being so, there is a new one.
@@ -98,8 +100,8 @@ class WorkerRunner:
         self._is_strict = False
 
     def __call__(self, run: PlanRun, seconds: float) -> Said | None:
-        """Run; a failure is reported by its last line on standard error, wrong usage ends the
-        caller too.
+        """Run a plan; a failed run returns its last line on standard error as the error, and wrong
+        usage ends the caller too.
         """
         if run.strict != self._is_strict:
             self.close()
@@ -127,7 +129,8 @@ RUN_PLAN = ("-m", "experiments.run_plan")
 
 
 class NodeRunner:
-    """Single-GPU runs share a process; each run of several GPUs has a torchrun of its own.
+    """Runs plans on a node: those of one GPU in a shared process, each other one under a torchrun
+    of its own.
 
     The process ends before a torchrun starts, as it holds memory of the first GPU.
     """
@@ -137,7 +140,7 @@ class NodeRunner:
         self._alone = WorkerRunner(device)
 
     def __call__(self, run: PlanRun, seconds: float) -> Said | None:
-        """Run a plan; a failure is reported by the line in which a rank names its error."""
+        """Run a plan; a failed run returns the line in which a rank names its error."""
         if run.gpus == 1:
             return self._alone(run, seconds)
         self.close()
@@ -156,7 +159,7 @@ class NodeRunner:
 
 
 def silent(status: int) -> str:
-    """The error of a run that ended without output."""
+    """The error of a run that ended without printing a result."""
     return f"it ended with status {status}, without a word"
 
 
@@ -179,7 +182,7 @@ class _Worker:
         self._listener.start()
 
     def ask(self, arguments: Sequence[str], seconds: float) -> Said | None:
-        """The status, and the output or the error; None once the time is over."""
+        """The worker's exit status, and its output or error; None once the time is over."""
         # An ended process is recognised by an empty line.
         with suppress(BrokenPipeError):
             self._input.write(json.dumps(arguments) + "\n")
@@ -206,7 +209,7 @@ class _Worker:
         self._errors.close()
 
     def _listen(self) -> None:
-        """Each line, and an empty one at the end."""
+        """Pass on each line of the worker's output, and an empty one at its end."""
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
@@ -251,7 +254,7 @@ def ended_within(
 
 @dataclass(slots=True, kw_only=True)
 class RunRows:
-    """A file with one JSON object per run, by its plan; a truncated line is dropped."""
+    """A file of runs with one JSON object per line, by plan; a truncated last line is dropped."""
 
     path: Path
     said: dict[str, Said] = field(default_factory=dict, init=False)

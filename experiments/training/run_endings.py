@@ -20,7 +20,7 @@ def last_checkpoint(options: argparse.Namespace) -> str:
 
 
 def in_words(error: RuntimeError, job: Job, options: argparse.Namespace) -> NoAnswerError | None:
-    """The message for an error that ended a run; None for errors without a message of their own."""
+    """The message for an error that ended a run; None for errors that have no message here."""
     from runtime.checkpoints.checkpoint import UnsavedError  # noqa: PLC0415 (needs torch)
     from runtime.comm.group import (  # noqa: PLC0415 (needs torch)
         RankLostError,

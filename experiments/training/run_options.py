@@ -1,4 +1,4 @@
-"""Checks of the options of a run of a plan."""
+"""Checks the options of ``run_plan`` before a plan runs."""
 
 import argparse
 import math
@@ -37,7 +37,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def check_places(options: argparse.Namespace) -> None:
-    """Check before training that checkpoints and results can be written."""
+    """Check before training that checkpoints and results can be written where options say."""
     if options.out is not None:
         writable(options.out / "measurement.yaml", "folder")
     if options.export is not None:
@@ -76,7 +76,7 @@ def check_every(job: Job, steps: int) -> None:
 
 
 def goes_on(options: argparse.Namespace) -> bool:
-    """Whether the results folder belongs to the same run, which is then continued."""
+    """Whether the results folder is that of the same run, which is then continued."""
     return bool(options.resume == LATEST)
 
 

@@ -1,4 +1,6 @@
-"""Trains by a plan for some steps, from initial weights or a checkpoint, and writes the results."""
+"""The command ``run_plan``: trains by a plan for some steps, from initial weights or a checkpoint,
+and writes the results.
+"""
 
 import argparse
 import math
@@ -129,7 +131,7 @@ def _settings(options: argparse.Namespace, job: Job) -> "Settings":
 
 
 def _warn(options: argparse.Namespace) -> None:
-    """Warn once of environment settings that may make a run hang or a node slow."""
+    """Warn once of environment settings that may make a run hang, or a node slow."""
     from runtime.devices.cuda import peers_apart, shared_connections  # noqa: PLC0415 (needs torch)
 
     if options.device == "cuda" and os.environ.get("RANK", "0") == "0":
@@ -256,10 +258,10 @@ def _finish(
 
 # Writes a measured iteration beside the predicted one, in the simulators' trace format.
 #
-# Each stage that ran is two processes of the trace: one as the event simulator played it, one as
-# its first rank ran. Names and units are the same, and both begin at zero. The simulators' one
-# stream between GPUs is several lanes of the runtime, each a track, since tasks of different lanes
-# overlap.
+# Each stage that ran is shown as two processes of the trace: as the event simulator plays the
+# stage, and as its first rank ran it. Names and units are the same, and both begin at zero. Where
+# the simulator has one stream between GPUs, the runtime has several lanes, each shown as a track,
+# since their tasks overlap.
 
 
 def write_trace(job: Job, stage: int | None, tasks: Sequence["MeasuredTask"], path: Path) -> None:
@@ -344,7 +346,7 @@ _ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 def restarted(arguments: Sequence[str], options: argparse.Namespace) -> int:
     """Run in a child process, and again after each crash, at most ``options.restarts`` times."""
     _check(options)
-    # Of options that are given twice, the later one counts.
+    # If an option is given twice, the later one counts.
     command = [*COMMAND, *arguments, "--restarts", "0", "--resume", LATEST]
     for left in range(options.restarts, -1, -1):
         status = _status_of(command)

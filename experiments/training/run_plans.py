@@ -106,7 +106,7 @@ def _launcher(options: argparse.Namespace) -> Launcher:
 
 
 def _found(folder: Path, *, quick: bool) -> list[Path | Row]:
-    """The plan files of a folder, only the first ones in a quick run; of a results folder, the
+    """The plan files of a folder, in a quick run only the first ones; for a results folder, the
     plans of its rows.
     """
     if not folder.is_dir():

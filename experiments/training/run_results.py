@@ -1,4 +1,6 @@
-"""The results of a plan's run: as JSON, as a measurement with times of stages, as rows, as text."""
+"""The results of a plan's run: as JSON, as a measurement with the times of stages, as rows, and as
+text.
+"""
 
 import argparse
 import math
@@ -22,13 +24,14 @@ if TYPE_CHECKING:
     from runtime.engine.executor import Report
     from runtime.session import MeasuredTask, RankMemory
 
-# The times of a stage's passes in a measured iteration, named as in a prediction.
+# The measured times of a stage's passes in an iteration, named as in a prediction.
 #
-# As in a prediction, the times of a micro-batch in several chunks are summed, and weight gradients
-# count in its backward pass.
+# As in a prediction, the times of a micro-batch in several model chunks are summed, and weight
+# gradients count in its backward pass.
 
 
-# A layer's optimizer step counts in the first forward pass.
+# The kind of pass in which each kind of task counts; a layer's optimizer step counts in the first
+# forward pass.
 _PASSES = {"F": "F", "S": "F", "B": "B", "W": "W"}
 
 
@@ -96,8 +99,8 @@ WARM_UP = 2
 
 @dataclass(slots=True, kw_only=True)
 class History:
-    """The results of steps, one row each, in order; ``earlier`` rows come from previous processes
-    of a resumed run.
+    """The results of training steps, a row for each, in order; ``earlier`` rows come from previous
+    processes of a resumed run.
 
     Also the first GPU's clocks after warming up and at the end, and seconds until the first step.
     """
@@ -108,11 +111,11 @@ class History:
     start_s: float = 0.0
 
     def go_on_from(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Start with the rows of previous processes."""
+        """Begin with the rows that previous processes of the run wrote."""
         self.rows, self.earlier = [*rows], len(rows)
 
     def add(self, step: int, report: "Report", seconds: float) -> dict[str, Any]:
-        """Record a step; returns its row."""
+        """Record the results of a step; returns its row."""
         self.rows.append({"step": step, **to_mapping(report), "iteration_s": seconds})
         return self.rows[-1]
 
@@ -130,8 +133,8 @@ class History:
 
     @property
     def timed_s(self) -> list[float]:
-        """This process's samples after warm-up; if it had no step to do, those of previous
-        processes.
+        """The seconds of this process's steps after warm-up; if it had no step to do, those of
+        previous processes.
         """
         samples = self._column("iteration_s")
         samples_after = samples[self.earlier :] or samples
@@ -157,7 +160,7 @@ def result_of(
     memory: Sequence["RankMemory"],
     environment: Environment,
 ) -> dict[str, Any]:
-    """The output of ``--json``."""
+    """The object that ``run_plan --json`` prints."""
     median = statistics.median(history.timed_s)
     return {
         "plan": str(options.plan),
@@ -188,7 +191,7 @@ def measurement_of(
     tasks: Sequence["MeasuredTask"],
     environment: Environment,
 ) -> Measurement:
-    """The run with the names and units of a prediction."""
+    """The measured iteration, with the names and units of a prediction."""
     samples = history.timed_s
     median = statistics.median(samples)
     stages, first = [], 0
@@ -221,7 +224,7 @@ def measurement_of(
 
 
 def summary_of(result: dict[str, Any]) -> str:
-    """The result as text."""
+    """The results of the run as text."""
     predicted = result["predicted_iteration_s"]
     losses = [f"{loss:.6f}" for loss in result["losses"] if loss is not None]
     lines = [] if result["stage"] is None else [f"stage {result['stage']} by itself"]
@@ -243,8 +246,8 @@ def summary_of(result: dict[str, Any]) -> str:
 
 
 def shortage_words(shortage: "Shortage", job: Job, stage: int | None) -> str:
-    """The stage and the task that ran out of memory, with its allocated and its predicted bytes by
-    class.
+    """The message for a run out of memory: the stage and the task, with allocated and predicted
+    bytes by class of memory.
     """
     held = shortage.held_bytes
     text = f"stage {shortage.stage} is out of memory at {shortage.doing} ({shortage.reason})"
@@ -275,7 +278,9 @@ def stages_run(job: Job, stage: int | None) -> Sequence[int]:
 
 
 def prediction_of(job: Job, stage: int | None) -> Prediction:
-    """The closed form's prediction of the plan, or of one of its stages on a GPU alone."""
+    """The closed form's prediction of the plan, or of one of its stages that runs alone on a
+    GPU.
+    """
     if stage is None:
         return SymbolicPredictor(workload=job.workload, cluster=job.cluster).predict(job.plan)
     alone = SymbolicPredictor(workload=job.workload, cluster=job.cluster.alone)
@@ -283,7 +288,7 @@ def prediction_of(job: Job, stage: int | None) -> Prediction:
 
 
 def _predicted(job: Job, stage: int | None) -> dict[str, Any]:
-    """The predicted figures of a run, with peaks by rank; null if there is no prediction."""
+    """The predicted figures of a run, with memory peaks by rank; null if there is no prediction."""
     prediction = _prediction(job, stage)
     pairs = zip(
         stages_run(job, stage), prediction.stages if prediction else (), strict=bool(prediction)
@@ -297,7 +302,7 @@ def _predicted(job: Job, stage: int | None) -> dict[str, Any]:
 
 
 def _prediction(job: Job, stage: int | None) -> Prediction | None:
-    """The prediction; None if the hardware is not calibrated."""
+    """The prediction of a run; None if the hardware is not calibrated."""
     try:
         return prediction_of(job, stage)
     except UncalibratedError:

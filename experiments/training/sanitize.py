@@ -1,4 +1,6 @@
-"""Checks plans without a GPU, and reports and counts the findings."""
+"""The command ``sanitize``: checks without a GPU that plans would run correctly on GPUs, and counts
+the findings.
+"""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -67,7 +69,7 @@ def _gpus(gpus: int, unlike: int) -> str:
 
 
 def _checked(path: Path, gpus: int, sanitizer: "Sanitizer", options: argparse.Namespace) -> int:
-    """Check a plan, and report; returns the number of findings."""
+    """Check one plan and report the findings; returns their number."""
     ranks = sanitizer.ranks
     left_out = "".join(f"; {words}" for words in sanitizer.small.left_out)
     progress(f"{path}: {_gpus(gpus, len(ranks))}{left_out}; about {sanitizer.expected_s:.0f} s")

@@ -1,4 +1,6 @@
-"""Compares searchers on one problem; stores, prints and draws their results."""
+"""The command ``compare_searchers``: runs searchers on one problem, and stores, prints and draws
+their results.
+"""
 
 import argparse
 import io
@@ -105,7 +107,7 @@ class Comparison:
         live.end(f"{entry.result.status}, {best}, {came}")
 
     def _keep(self) -> None:
-        """Store the current results, so that none are lost."""
+        """Store the results so far, so that an interruption loses none."""
         self.directory.write_rows(self.rows())
         for entry in self.entries:
             if entry.answer is not None:
@@ -175,7 +177,7 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def _wanted(options: argparse.Namespace) -> list[str]:
-    """The requested searchers; by default all that can use the predictor."""
+    """The searchers that options name; by default all that the predictor has methods for."""
     if options.searchers is not None:
         wanted: list[str] = options.searchers.split(",")
         return wanted
@@ -190,7 +192,7 @@ def _default_budget(searchers: int, *, quick: bool) -> Budget:
 
 
 def _conclude(comparison: Comparison, options: argparse.Namespace, started: float) -> int:
-    """Explain, write the page, print; returns the exit status."""
+    """Explain the best plan, write the page, and print; returns the exit status."""
     best, why = judged(comparison.entries), None
     if best is not None:
         others = [entry for entry in comparison.entries if entry.searcher != best.searcher]
@@ -199,7 +201,7 @@ def _conclude(comparison: Comparison, options: argparse.Namespace, started: floa
     if best is None and not comparison.is_interrupted:
         nothing = smallest(comparison.bench, comparison.space)
     free = free_words(comparison.bench.problem.cluster)
-    # Searchers with their own space prove nothing about the others'.
+    # Searchers with a space of their own prove nothing about the space of other searchers.
     is_proven = any(
         entry.result.status == "INFEASIBLE" and entry.space == comparison.space
         for entry in comparison.entries
@@ -242,7 +244,7 @@ def _mapping(
 
 
 def _played_mapping(comparison: Comparison, best: Entry | None) -> dict[str, Any] | None:
-    """The plan that is fastest when played, and whether it is the one predicted best."""
+    """The plan fastest in the event simulator, and whether it is also the one predicted best."""
     fastest = fastest_played(comparison.entries)
     if fastest is None or best is None:
         return None
@@ -274,15 +276,15 @@ def _text(
 
 
 def _proven(comparison: Comparison) -> Iterator[str]:
-    """The proof of the search whose plan is predicted best, and the searcher's name."""
+    """The proof of the search whose plan is predicted best, with the searcher's name."""
     if (prover := best_of(comparison.entries)) is not None:
         judge = decided(bounded_by_all(prover, comparison.entries))
         yield f"{verdict(judge)} ({prover.searcher})"
 
 
 def fastest_played(entries: Sequence[Entry]) -> tuple[str, Plan, float] | None:
-    """The fastest when played, among the best plans of all searchers and their nearest rivals:
-    searcher, plan and seconds.
+    """The plan fastest in the event simulator, among the best plans of all searchers and plans
+    predicted nearly as fast, with its searcher and seconds.
     """
     played = [
         (seconds, number, plan)
@@ -304,7 +306,7 @@ def _played_plans(entry: Entry) -> Iterator[tuple[Plan, float]]:
 
 
 def _played(entries: Sequence[Entry], best: Entry) -> Iterator[str]:
-    """Whether the order of plans changes when they are played."""
+    """A sentence on whether the order of plans changes when they are simulated."""
     fastest = fastest_played(entries)
     if fastest is not None and best.simulated_s is not None:
         searcher, plan, seconds = fastest
@@ -402,7 +404,7 @@ class ComparisonPage:
     config: Mapping[str, Any]
 
     def html(self) -> str:
-        """The page."""
+        """The page as the text of an HTML file."""
         template = Template(
             files("experiments.tuning").joinpath("page.html").read_text(encoding="utf-8")
         )
@@ -458,7 +460,7 @@ class ComparisonPage:
 
 
 def _time(breakdown: Breakdown | None) -> list[str]:
-    """The section about the GPUs' time, if there is one."""
+    """The section of the page about how GPUs spend their time; empty without a breakdown."""
     if breakdown is None:
         return []
     caption = "What a GPU does in an iteration; of communication, what no arithmetic hides."

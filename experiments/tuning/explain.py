@@ -1,5 +1,5 @@
-"""Explains why a plan won: the limits of its stages, and why its neighbours and the next best plan
-lost.
+"""Explains why a plan is best: what limits its stages, and why similar plans and the next best plan
+are slower.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,11 +22,11 @@ from mistlab.plan.space import SearchSpace
 from searchers.meshes import mesh_of, meshes, micro_batch_counts
 from simulators.symbolic import NAME as CLOSED_FORM
 
-# The neighbours of a plan in a space that save less memory by one step.
+# Plans of a space that differ from a plan in one choice and save less memory.
 #
-# A step lowers one choice of a stage to its next value: the number of recomputed blocks, the ZeRO
-# level, or an offload ratio. If the space has uniform stages, it lowers this choice of all stages.
-# A step may also make micro-batches twice as large and half as many.
+# One choice of a stage is lowered to its next value: the number of recomputed blocks, the ZeRO
+# level, or an offload ratio. If the space has uniform stages, the choice is lowered on all stages.
+# Or micro-batches become twice as large and half as many.
 
 
 Step = Callable[[StagePlan], StagePlan]
@@ -41,7 +41,7 @@ class Neighbour:
 
 
 def neighbours(plan: Plan, problem: Problem, space: SearchSpace) -> list[Neighbour]:
-    """All neighbours."""
+    """All plans that differ in one choice and save less memory."""
     return [*_less_saving(plan, space), *_larger_micro_batches(plan, problem, space)]
 
 
@@ -64,7 +64,7 @@ def _less_saving(plan: Plan, space: SearchSpace) -> Iterator[Neighbour]:
 
 
 def _steps(stage: StagePlan, num_stages: int, space: SearchSpace) -> Iterator[tuple[str, Step]]:
-    # Block treatments come first.
+    # Numbers of recomputed, offloaded or otherwise changed blocks come first.
     for name in (*counts_of_blocks(), *names_of("savings")):
         now = stage.value(name)
         choices = space.choices(
@@ -93,9 +93,10 @@ def _larger_micro_batches(plan: Plan, problem: Problem, space: SearchSpace) -> I
         )
 
 
-# Why a plan won: the limits of its stages, why the next one lost, which faster plans did not fit.
+# Why a plan is best: the limits of its stages, why the next best plan is slower, and which faster
+# plans do not fit.
 #
-# An iteration is split into terms that sum to it: the slowest stage's computation and exposed
+# An iteration is split into terms that add up to it: the slowest stage's computation and exposed
 # communication over all micro-batches, the other stages that a micro-batch passes through, and the
 # rest (first and last micro-batches, the optimizer step, sends, costs of the iteration as a whole).
 
@@ -108,7 +109,7 @@ Limit = Literal["compute", "exposed communication", "memory"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLimit:
-    """The resource that limits a stage.
+    """What limits the speed of a stage: computation, communication or memory.
 
     ``memory`` where saving less would make the plan faster, and the stage has no room for it.
     """
@@ -123,7 +124,8 @@ class StageLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loser:
-    """A slower plan: by how much, whether bounds distinguish the two, and in which terms.
+    """A slower plan: by how much it is slower, in which terms of the iteration, and whether error
+    bounds distinguish the two plans.
 
     ``slowest_stage`` is its own slowest stage; ``longer_by`` says how much longer each of its terms
     is.
@@ -136,7 +138,7 @@ class Loser:
 
     @classmethod
     def of(cls, best: Entry, other: Entry) -> Self:
-        """Compare an entry with the best one; both have answers."""
+        """Compare a search result with the best one; both have plans."""
         assert best.answer is not None
         assert other.answer is not None
         return cls(
@@ -149,7 +151,7 @@ class Loser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """A neighbour of the best plan that would be faster and does not fit.
+    """A plan that differs from the best one in one choice, would be faster, and does not fit.
 
     ``stage`` and ``phase`` are where most is missing, ``memory_class`` what takes more room there
     than in the best plan; of host memory there is neither phase nor stage.
@@ -165,7 +167,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
-    """All reasons for the best plan; None where there is nothing to report.
+    """All reasons why the best plan is best; None where there is nothing to report.
 
     ``baseline`` is the Megatron grid's plan beside it, ``same`` who else found it.
     ``missed`` is a change that would make the plan faster and fit: no search proved it best.
@@ -183,13 +185,13 @@ class Why:
 
 
 def best_of(entries: Sequence[Entry]) -> Entry | None:
-    """The entry whose plan is fastest; the first of several."""
+    """The result whose plan is fastest; the first of several."""
     answered = [entry for entry in entries if entry.answer is not None]
     return min(answered, key=_predicted_s, default=None)
 
 
 def explain(best: Entry, entries: Sequence[Entry], bench: Bench) -> Why:
-    """Why the best plan of all entries is the best."""
+    """Explain why the best plan of all search results is the best."""
     assert best.answer is not None
     plan, prediction = best.answer
     around = neighbours(plan, bench.problem, best.space)
@@ -227,7 +229,7 @@ def explain(best: Entry, entries: Sequence[Entry], bench: Bench) -> Why:
 
 
 def _runner_up(best: Entry, others: Sequence[Entry]) -> Loser | None:
-    """The next best plan that differs, from the same space if there is one."""
+    """The next best plan that differs from the best one, from the same space if there is one."""
     losers = [entry for entry in others if entry.result.plan != best.result.plan]
     alike = [entry for entry in losers if entry.space == best.space]
     runner_up = min(alike or losers, key=_predicted_s, default=None)

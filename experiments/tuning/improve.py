@@ -1,4 +1,6 @@
-"""The few changes of a plan with the largest predicted gains: each alone, then cumulatively."""
+"""The command ``improve``: the few changes of a plan with the largest predicted gains, each alone,
+then one added to another.
+"""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -14,7 +16,8 @@ from mistlab.job.job import Job, dump_job, load_job
 from mistlab.job.prediction import Prediction, compared
 from simulators.symbolic import SymbolicPredictor
 
-# The number of changes reported alone, the number made cumulatively, and the smallest gain of each.
+# The number of changes that are reported alone, the number that are made together, and the smallest
+# gain of each.
 ALONE = 5
 STEPS = 6
 LEAST_GAIN = 0.005
@@ -29,7 +32,9 @@ class Improved:
 
 
 def improve(options: argparse.Namespace) -> int:
-    """Report the changes with the largest gains, and write the plan with them."""
+    """Report the single changes of a plan with the largest gains, and write the plan with several
+    of them.
+    """
     out = file_at(options.out, "plan file")
     job = on_cluster_with(load_job(options.start), numbers_of(options))
     predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
@@ -64,7 +69,7 @@ def ranked(job: Job, before: Prediction, predictor: SymbolicPredictor) -> list[I
 
 
 def best_of_choices(steps: Sequence[Improved]) -> list[Improved]:
-    """The best step for each choice, in order, up to a few."""
+    """The best change of each choice (such as ZeRO level), in the order of gains, at most a few."""
     best: dict[str, Improved] = {}
     for step in steps:
         best.setdefault(step.change.choice, step)
@@ -74,7 +79,9 @@ def best_of_choices(steps: Sequence[Improved]) -> list[Improved]:
 def walked(
     before: Prediction, predictor: SymbolicPredictor, first: Sequence[Improved]
 ) -> list[Improved]:
-    """The best change, then the best one after it, until none gains enough."""
+    """The best change, then the best one of the changed plan, and so on, until no change gains
+    enough.
+    """
     steps: list[Improved] = []
     choices = list(first)
     now = before

@@ -1,4 +1,4 @@
-"""Pictures of searches: convergence, time against memory, and memory by class."""
+"""Pictures of search results: convergence, time against memory, and memory by class."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -29,7 +29,8 @@ def convergence(rows: Rows, *, over_seconds: bool) -> Figure:
         axes.step(spent, best_s, where="post", label=row["searcher"], **style)
         axes.plot(spent[-1], best_s[-1], "o", color=style["color"], markersize=4)
     ends_s = [row["history"][-1]["iteration_s"] for _, row in styled]
-    # The first plans of a search would leave no room for the others.
+    # The limits of the axis leave out the first plans of a search, which are so slow that the
+    # others would be hard to tell apart.
     axes.set_ylim(0.97 * min(ends_s), 1.5 * max(ends_s))
     axes.set_xlabel("seconds" if over_seconds else "evaluations of plans (1,000 stages as one)")
     axes.set_ylabel("best iteration so far (s)")
@@ -39,8 +40,8 @@ def convergence(rows: Rows, *, over_seconds: bool) -> Figure:
 
 
 def _spent(row: Mapping[str, Any], *, over_seconds: bool) -> list[float]:
-    """The cost until each plan was found, and until the end of the search; positive for a log
-    scale.
+    """What a search had spent when each plan was found, and at its end; positive for a logarithmic
+    axis.
     """
     if over_seconds:
         spent = [*row["timing"]["history_wall_s"], row["wall_s"]]

@@ -1,4 +1,4 @@
-"""Search results as rows of JSON, and back: each searcher's, beside the others.
+"""Turns search results into rows of JSON, and back.
 
 A gap is the share of a plan's time by which a better one could be faster: by the searcher's own
 proof, else by the highest bound that any searcher of equal engine and space has proven.
@@ -67,7 +67,7 @@ def _row(
 
 
 def _answer(entry: Entry, bench: Bench) -> dict[str, Any]:
-    """The columns of the best plan, all null if there is none."""
+    """The columns of a row about the best plan, all null if there is none."""
     names = ("predicted_s", "predicted_s_low", "predicted_s_high", "simulated_s")
     if entry.answer is None:
         return dict.fromkeys((*names, "headroom_bytes"))
@@ -86,7 +86,7 @@ def _improvement(improvement: Improvement) -> dict[str, Any]:
 
 
 def bounded_by_all(entry: Entry, entries: Sequence[Entry]) -> Entry:
-    """An entry with the highest lower bound that any search of its space has proven."""
+    """A search result with the highest lower bound that any search of its space has proven."""
     result, gap = entry.result, _gap(entry, entries)
     if result.gap is not None or gap is None or result.prediction is None:
         return entry
@@ -116,7 +116,7 @@ def _rival(rival: Mapping[str, Any], bench: Bench) -> PlayedRival:
 
 
 def entry_of(row: Mapping[str, Any], space: SearchSpace, bench: Bench, seed: int) -> Entry:
-    """The entry that a row was written for."""
+    """The search result from which a row was written."""
     plan = None if row["plan"] is None else job_from_mapping(row["plan"]).plan
     prediction = None if plan is None else bench.predictor.predict(plan)
     history = zip(row["history"], row["timing"]["history_wall_s"], strict=True)

@@ -45,18 +45,18 @@ def _limit(limit: StageLimit) -> str:
 # Search results as text and tables.
 
 
-# A smaller difference in seconds is not mentioned.
+# A difference of fewer seconds than this is not mentioned.
 NEGLIGIBLE_S = 5e-4
 
-# A search that had a core for a smaller share of its seconds gets a note, if it took at least this
-# long.
+# A search whose process had less than this share of a core gets a note, if it took at least so many
+# seconds.
 BUSY, LEAST_BUSY_S = 0.75, 1.0
 
 HEAD = (
     *("searcher", "engine", "space", "predicted s", "simulated s", "over Megatron"),
     *("plans", "stages", "wall s", "headroom GiB", "status", "gap"),
 )
-# The columns of text; the others are numbers.
+# The table's columns of text; all others are numbers.
 WORDS = (0, 1, 2, 10, 11)
 
 TERMS: Mapping[str, str] = {
@@ -68,7 +68,7 @@ TERMS: Mapping[str, str] = {
 
 
 def cells_of(row: Mapping[str, Any]) -> list[str]:
-    """A row's cells, under ``HEAD``."""
+    """The cells of a row of the table, in the order of ``HEAD``."""
     return [
         row["searcher"],
         row["engine"],
@@ -107,8 +107,8 @@ def prediction_words(plan: Plan, prediction: Prediction, simulated_s: float | No
 
 
 def verdict(entry: Entry) -> str:
-    """The first line of an answer: a proof, a gap, or the lack of a bound, and the plans that it
-    covers.
+    """The first line of an answer: whether the plan is proven best, within which gap, or that there
+    is no bound; and which plans this covers.
     """
     result = entry.result
     assert result.prediction is not None, "an answer has a prediction"
@@ -155,7 +155,9 @@ def busy_words(entry: Entry) -> list[str]:
 
 
 def rival_words(entry: Entry) -> list[str]:
-    """The result of playing the best plan's rivals."""
+    """A sentence on the plans predicted nearly as fast as the best one, which were simulated
+    too.
+    """
     if not entry.rivals or entry.simulated_s is None:
         return []
     count = count_words(len(entry.rivals), "plan")
@@ -176,7 +178,7 @@ def rival_words(entry: Entry) -> list[str]:
 
 
 def why_words(why: Why) -> list[str]:
-    """All reasons, a line each."""
+    """All reasons why the plan is best, a line each."""
     lines = [] if why.breakdown is None else [sentence(why.breakdown)]
     lines += limits_in_words(why.stages)
     if why.same:
@@ -251,7 +253,7 @@ def smallest_words(smallest: Smallest, space: str, *, is_proven: bool) -> list[s
 
 
 def need_words(smallest: Smallest) -> str:
-    """Why nothing fits, in a line: the memory of the plan that comes nearest to fitting."""
+    """A line that says why nothing fits: the memory of the plan that comes nearest to fitting."""
     if smallest.prediction.fits:
         return f"the searcher found no plan that fits, but there is one, of {_needs(smallest)}"
     return (

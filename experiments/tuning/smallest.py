@@ -38,7 +38,7 @@ from searchers.meshes import (
 )
 from searchers.savings import stage_of, why_empty
 
-# The number of pipelines of unequal meshes that are tried.
+# The number of pipelines with different parallel degrees per stage that are tried.
 SOME = 100
 # The largest number of doublings of GPUs or host memory, and of halvings of the batch.
 DOUBLINGS = 5
@@ -46,7 +46,7 @@ DOUBLINGS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smallest:
-    """The plan that comes nearest to fitting.
+    """The plan that comes nearest to fitting, and how much memory it needs.
 
     ``memory_class`` holds most of the fullest GPU's peak; host bytes are of the fullest node.
     ``remedies`` are changes with which a plan fits, ``limits`` what the space does not do to save
@@ -121,8 +121,8 @@ def _nearest_of_one(bench: Bench, space: SearchSpace) -> tuple[Plan, Prediction]
 
 
 def _smallest_pipelines(problem: Problem, space: SearchSpace) -> list[Pipeline]:
-    """For each mesh, with its choices such as expert parallelism, the pipeline with most
-    micro-batches; a few other pipelines if none has equal meshes.
+    """For each mesh and choices such as expert parallelism, the pipeline with the most
+    micro-batches; if no mesh has equal stages, a few other pipelines.
     """
     smallest: dict[Mesh, Pipeline] = {}
     for pipeline in equal_pipelines(problem, space):
@@ -140,7 +140,9 @@ def _best(plans: Sequence[Plan], bench: Bench) -> tuple[Plan, Prediction]:
 
 
 def _fullness(candidate: tuple[Plan, Prediction], bench: Bench) -> tuple[bool, float]:
-    """The used shares of capacity, as a sort key with fitting plans first."""
+    """The used shares of each capacity (GPU and host memory), as a sort key by which plans that fit
+    come first.
+    """
     plan, prediction = candidate
     host = (
         host_bytes_of(plan, prediction, bench.problem.cluster)
@@ -150,20 +152,20 @@ def _fullness(candidate: tuple[Plan, Prediction], bench: Bench) -> tuple[bool, f
 
 
 def _shares(plan: Plan, prediction: Prediction, bench: Bench) -> list[float]:
-    """The share of its GPUs' capacity that each stage uses."""
+    """The share of its GPUs' memory that each stage uses."""
     room = bench.room_bytes(plan).tolist()
     both = zip(prediction.stages, room, strict=True)
     return [stage.peak_reserved_bytes / own for stage, own in both]
 
 
 def _group_of(plan: Plan, stage: int, cluster: Cluster) -> Cluster:
-    """The cluster as if all nodes belonged to a stage's group."""
+    """The cluster as it would be if all its nodes were like those of a stage's group."""
     first_rank = sum(before.num_gpus for before in plan.stages[:stage])
     return cluster.of_groups[cluster.group_of(first_rank)]
 
 
 def _saving(pipeline: Pipeline, layers: int, space: SearchSpace) -> Iterator[Plan]:
-    """The strategies that save as much memory as possible."""
+    """The combinations of memory savings that save the most memory."""
     in_pipeline = pipeline.num_stages > 1
     shares = even_layers(layers, pipeline.num_stages)
     largest = max(pipeline.meshes, key=lambda mesh: mesh.data_parallel)
@@ -202,7 +204,7 @@ def _moved(plan: Plan, prediction: Prediction, space: SearchSpace) -> Iterator[P
 
 
 def _offloading(plan: Plan, space: SearchSpace) -> Iterator[Plan]:
-    """The plan with another offload ratio of one kind on every stage."""
+    """The plan with another offload ratio of one kind of tensor on every stage."""
     for kind in (entry.name for entry in fields(Offload)):
         for ratio in getattr(space.offload, kind):
             stages = tuple(
@@ -232,15 +234,15 @@ def _remedies(problem: Problem, space: SearchSpace) -> Iterator[str]:
     yield from _in_another_space(problem, space)
 
 
-# Leaner ways to train, smallest change first: the changed workload fields, and the command-line
-# options.
+# Ways to train with less memory, smallest change first: the changed fields of the workload, and the
+# command-line options that set them.
 LEANER: tuple[tuple[dict[str, Any], str], ...] = (
     ({"loss": "chunked"}, "a loss in chunks (--loss chunked)"),
     ({"states": "16bit"}, "weights and states of 16 bits (--states 16bit)"),
     ({"train": "adapters"}, "adapters alone (--train lora)"),
     ({"train": "adapters", "base": "4bit"}, "adapters on 4 bits (--train lora --base 4bit)"),
 )
-# Spaces whose plans can offload more: activations, and also states.
+# Spaces whose plans can offload: activations, and in the second also states.
 OFFLOADING = ("fsdp", "mist")
 IN_CHUNKS = LEANER[0]
 

@@ -1,4 +1,6 @@
-"""Tunes a problem with one searcher: searched, played, explained and written."""
+"""The command ``tune``: searches for the fastest plan of a problem, simulates it, explains it, and
+writes its file.
+"""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -36,9 +38,10 @@ from mistlab.job.search import Budget
 from mistlab.plan.plan_words import count_words, plan_words
 from mistlab.plan.space import SearchSpace
 
-# The default searcher, and the one for problems that it refuses, which uses whole plans only.
+# The default searcher, and the one for problems that the default refuses, which predicts whole
+# plans only.
 SEARCHER, OF_WHOLE_PLANS = "mist", "aceso"
-# The budget for each engine of the space.
+# The default budget of a search, for each engine of the space.
 BUDGET = Budget(evaluations=100_000, seconds=60)
 QUICK = Budget(evaluations=1_000, seconds=2, clock="cpu")
 
@@ -78,8 +81,8 @@ def tune(options: argparse.Namespace, line: Sequence[str]) -> int:
 
 
 def tuned(options: argparse.Namespace, *, writes: bool = False) -> tuple[Bench, Entry, Path]:
-    """The search that the options request: its bench, its result, and the plan file's path, which
-    is checked before the search if the command ``writes`` it.
+    """The search that the options request: its bench, its result, and the plan file's path. If the
+    command ``writes`` the file, the path is checked before the search.
     """
     (name,) = searchers_called([options.searcher or SEARCHER], options.predictor)
     problem, space = searched(options)
@@ -107,7 +110,7 @@ def budget_for(budget: Budget, space: SearchSpace) -> Budget:
 
 
 def _searched(bench: Bench, name: str, space: SearchSpace, budget: Budget, seed: int) -> Entry:
-    """A searcher's plan, played together with its rivals."""
+    """The plan that a searcher finds, simulated together with plans predicted nearly as fast."""
     live = Live(searcher=name)
     entry = bench.played(bench.search(name, space, budget, seed, live))
     entry = judged([entry]) or entry

@@ -27,13 +27,14 @@ LAST = "common.yaml"
 
 @lru_cache(maxsize=4096)
 def words_of(name: str) -> tuple[str, ...]:
-    """Words of a name in lower case, split between letters and digits."""
+    """The words of a name in lower case, where letters and digits are separate words."""
     return tuple(word.replace("_", ".") for word in _WORD.findall(name.casefold()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialectRule:
-    """A rule: patterns of columns' texts, and the typed columns that they set.
+    """A rule of a dialect: patterns of texts in columns of a table, and the typed columns that they
+    set.
 
     It counts if each pattern of ``when`` is found in its column, in small letters, and if each
     column of ``named`` has the words, one after another.
@@ -44,7 +45,9 @@ class DialectRule:
     named: Mapping[str, tuple[str, ...]]
 
     def columns(self, texts: Mapping[str, str]) -> Mapping[str, Any]:
-        """Typed columns that the rule sets for these texts; none if it does not match."""
+        """The typed columns that the rule sets for a row's texts; none if the texts do not
+        match.
+        """
         if not all(_has(words_of(texts[name]), words) for name, words in self.named.items()):
             return {}
         matches = [pattern.search(texts[name]) for name, pattern in self.when.items()]
@@ -55,7 +58,7 @@ class DialectRule:
 
 
 def _value(column: str, value: Any, groups: Sequence[str]) -> Any:
-    """Value of a typed column: a constant, or a group of the pattern's match."""
+    """The value of a typed column: a constant, or a group of the pattern's match."""
     if not isinstance(value, str) or not value.startswith(GROUP):
         return value
     return _kind(column)(groups[int(value.removeprefix(GROUP)) - 1])
@@ -68,14 +71,14 @@ def _has(given: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
 
 @cache
 def _kind(column: str) -> type:
-    """Type of a typed column."""
+    """The type of a typed column, by its name."""
     hint = get_type_hints(RunRow)[column]
     return next(kind for kind in (int, float, str) if kind in (hint, *get_args(hint)))
 
 
 @cache
 def rules() -> tuple[DialectRule, ...]:
-    """Rules of all dialects by name, with shared rules last."""
+    """The rules of all dialects by name; those that all tables share come last."""
     room = files("experiments.runs.dialects")
     named = {file.name: file for file in room.iterdir() if file.name.endswith(".yaml")}
     ordered = sorted(named, key=lambda name: (name == LAST, name))

@@ -91,7 +91,7 @@ CHIPS: Mapping[str, Mapping[int, Gpus]] = {
     "mi355x": _sized("mi355x-288gb", 288),
 }
 DEFAULT_CHIP = "h100"
-# GPUs that people mean who name them by their memory in GB alone.
+# The GPUs that are meant where a text gives only the memory size in GB.
 BY_MEMORY: Mapping[int, str] = {
     16: "t4-16gb",
     24: "rtx-4090-24gb",
@@ -150,7 +150,7 @@ _MAKERS = frozenset(("nvidia", "amd", "tesla", "instinct", "geforce", "quadro", 
 _SAME = re.compile(
     r"sxm[2-6]?|hbm[23]e?|oam|gpus?|tensor|core|class|superchip|nvl72|nvlink|dgx|hgx|a3|[0-9]+w"
 )
-# Words that make it another chip, with other rates.
+# Words that make a chip another one, with other rates.
 _OTHERS = frozenset(("pcie", "nvl"))
 _MEMORY = re.compile(r"(?<![a-z0-9])([0-9]+) ?g(?:i?b)?(?![a-z0-9])")
 
@@ -211,8 +211,8 @@ def _named_gpu(text: str) -> Gpus:
 
 
 def _machine(given: str) -> str:
-    """The hardware of a cloud's machine name, with the hardware's network; empty if it is not
-    one.
+    """The hardware that a cloud's machine type has, with the machine's network; empty if the text
+    does not name a machine type.
     """
     machine = re.sub(r"^(?:aws|gcp|azure|oci)[ :]+|(?:^|\b)standard[_ ]", "", given)
     machine = re.sub(r"[_ ]+", " ", machine)
