@@ -20,7 +20,9 @@ Made = Callable[[int], Sequence[tuple[Tensor, Tensor]]]
 
 
 class BatchesAhead:
-    """The batches of consecutive steps; ``made`` makes those of a step, given its number."""
+    """The batches of consecutive steps, copied to the device in advance; ``made`` makes the batches
+    of a step, given its number.
+    """
 
     def __init__(self, made: Made, device: torch.device) -> None:
         self._made, self._device = made, device
@@ -38,7 +40,7 @@ class BatchesAhead:
         self._ready = (step, self._copied(step))
 
     def release(self) -> None:
-        """Return the pinned memory after its last use."""
+        """Unpin the host memory of the batches, after its last use."""
         if self._memory is not None:
             self._memory.release()
 

@@ -42,7 +42,7 @@ class Sequences(Protocol):
 
     @property
     def vocab(self) -> int:
-        """The number of distinct tokens that can occur."""
+        """The vocabulary size: tokens are numbers below it."""
 
     def __call__(self, number: int) -> NDArray[np.int64]:
         """The tokens of the sequence with this number."""
@@ -122,8 +122,8 @@ def open_tokens(path: Path, *, length: int, vocab: int, seed: int) -> TokenFile:
 def batch_of(
     sequences: Sequences, first: int, count: int, *, hides: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Tokens and targets (count, length) of ``count`` sequences from number ``first`` on; with
-    ``hides`` the data set's masked tokens are the targets.
+    """Tokens and targets (count, length) of ``count`` sequences from number ``first`` on; if the
+    data set ``hides`` tokens, the masked tokens are the targets.
     """
     numbers = range(first, first + count)
     if hides:

@@ -204,7 +204,7 @@ class Session:
             report = executor.report()
         seconds = perf_counter() - start
         if self._is_new:
-            # Measure memory after the first step, in which libraries load kernels and NCCL
+            # Memory is measured after the first step, in which libraries load kernels and NCCL
             # allocates for each algorithm.
             self._cap.measure()
             self._is_new = False

@@ -76,8 +76,8 @@ def allowed_cores(process: int = 0) -> set[int]:
 def share(
     environment: Mapping[str, str], *, is_given: bool, own_cores: int, node_cores: int
 ) -> int | None:
-    """A rank's share of the cores that the launcher may use; at most the cores that this process
-    may use.
+    """The number of CPU cores of a rank: its share of those that the launcher may use, at most
+    those that this process may use.
 
     None leaves the number to torch: for the only rank of a node, and where the user has set it.
     """

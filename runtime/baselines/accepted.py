@@ -97,7 +97,7 @@ def _blocks_of(made: Any, text: str) -> list[int]:
 
 
 def _channels(made: Any) -> int:
-    """The channels of a head's queries and keys, by a configuration of Megatron-core."""
+    """The number of channels of a head's queries and keys, by a configuration of Megatron-core."""
     if made.multi_latent_attention:
         return int(made.qk_head_dim + made.qk_pos_emb_head_dim)
     return int(made.kv_channels)
@@ -131,7 +131,7 @@ def _with_transformer_engine() -> Iterator[None]:
 
 
 class _FusedAdam:
-    """Stands for TransformerEngine's optimizer; has the attributes for which Megatron-core
+    """A stand-in for TransformerEngine's optimizer, with the attributes for which Megatron-core
     checks.
     """
 
@@ -172,7 +172,9 @@ def _deepspeed(text: str, job: Job) -> None:
 
 
 class _Ranks:
-    """Stands for a script's groups of ranks, which DeepSpeed asks for the number of replicas."""
+    """A stand-in for a script's groups of ranks, from which DeepSpeed takes the number of
+    replicas.
+    """
 
     def __init__(self, replicas: int) -> None:
         self._replicas = replicas
@@ -227,8 +229,8 @@ def _with_flavour(text: str) -> None:
 
 
 def _same_blocks(parts: list[list[str]] | None, job: Job, head: str) -> None:
-    """Refuse parts of a model whose blocks are not those of the stages, or that lack embedding or
-    head.
+    """Refuse parts of a model whose blocks are not those of the plan's stages, or that lack the
+    embedding or the head.
     """
     if parts is None:
         _same("stages", job.plan.num_stages, 1)

@@ -94,7 +94,7 @@ def decay_of(optimizer: Any) -> str:
 
 
 def sequences_of(job: Job, seed: int) -> Sequences:
-    """The sequences on which all systems train."""
+    """The sequences of tokens on which all systems train."""
     workload = job.workload
     return Synthetic(length=workload.sequence_length, vocab=workload.model.vocab, seed=seed)
 
@@ -122,7 +122,7 @@ class FirstWeights:
         self._seed, self._tied = seed, workload.model.tied_embeddings
 
     def __getitem__(self, name: str) -> Tensor:
-        """The whole tensor with this name."""
+        """The whole initial tensor with this name."""
         return initial_tensor(name, self.shapes[name], self._seed, tied=self._tied)
 
     def all(self) -> dict[str, Tensor]:
@@ -130,8 +130,8 @@ class FirstWeights:
         return {name: self[name] for name in self.shapes}
 
 
-# Prefixes of a block's norms in Megatron-core: those of separate modules; below, those of norms
-# inside Transformer Engine's GEMMs.
+# Prefixes of the names of a block's norms in Megatron-core: for norms that are modules of their
+# own; below, for norms inside Transformer Engine's GEMMs.
 LOCAL_NORMS = {"attention_norm": "input_layernorm.", "mlp_norm": "pre_mlp_layernorm."}
 ENGINE_NORMS = {
     "attention_norm": "self_attention.linear_qkv.layer_norm_",
@@ -184,8 +184,8 @@ def megatron_weights(
 
 
 def _by_groups(qkv: Tensor, model: ModelSpec) -> Tensor:
-    """The rows of queries, keys and values in Megatron-core's order: grouped by heads that share
-    keys and values.
+    """The rows of a projection of queries, keys and values in Megatron-core's order: grouped by
+    heads that share keys and values.
     """
     channels, groups = model.head_dim, model.kv_heads
     sizes = [model.heads * channels, groups * channels, groups * channels]

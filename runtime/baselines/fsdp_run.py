@@ -79,8 +79,9 @@ class FsdpRun:
         torch.distributed.destroy_process_group()
 
     def _exchange_after(self, *, is_last: bool) -> None:
-        """Reduce gradients only after the last micro-batch, while whole gradients accumulate and
-        gathered weights are kept; under ZeRO-3, which has room for shards only, reduce after each.
+        """Reduce gradients only after the last micro-batch: until then whole gradients accumulate
+        and gathered weights are kept. Under ZeRO-3, which has room for shards only, reduce after
+        each micro-batch.
         """
         if self._job.plan.stages[0].zero < 3:
             self._model.set_requires_gradient_sync(is_last)
@@ -88,8 +89,8 @@ class FsdpRun:
 
     def _sharded(self, settings: BaselineSettings) -> nn.Module:
         workload, stage = self._job.workload, self._job.plan.stages[0]
-        # Master weights have 32 bits, as in the other systems; passes use copies in the run's
-        # precision.
+        # Master weights have 32 bits, as in the other systems; forward and backward passes use
+        # copies in the run's precision.
         model = model_of(workload).float()
         model.load_state_dict(FirstWeights(workload, settings.seed).all())
         model.to(self._device)

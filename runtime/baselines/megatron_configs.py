@@ -252,7 +252,8 @@ def _others(launch: Launch, options: Options) -> dict[str, Any]:
 # about GPUs and TransformerEngine are answered as on a machine that has both.
 
 
-# Options that an exported launch line leaves to the user, with values that let it be parsed.
+# Options that an exported launch line leaves to the user, with values that make the line complete
+# for the parser.
 _BESIDE = "--mock-data --tokenizer-type NullTokenizer --lr 1e-4 --train-iters 10 --no-rope-fusion"
 _HOPPER, _BLACKWELL = 9, 10
 

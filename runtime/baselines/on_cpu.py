@@ -17,14 +17,14 @@ _CPU = torch.device("cpu")
 
 
 def _device(value: Any) -> Any:
-    """The CPU if the value is a CUDA device; other values unchanged."""
+    """The CPU in place of a CUDA device; other values unchanged."""
     if isinstance(value, torch.device) and value.type == "cuda":
         return _CPU
     return _CPU if isinstance(value, str) and value.startswith("cuda") else value
 
 
 def _sent_to_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A torch function changed so that CUDA devices among its arguments become the CPU."""
+    """A version of a torch function that replaces CUDA devices among its arguments by the CPU."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

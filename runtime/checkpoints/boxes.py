@@ -1,5 +1,5 @@
-"""Boxes: rectangular slices of a model's tensors, which a checkpoint writes from a rank's memory
-and reads into it.
+"""Boxes: rectangular slices of a model's tensors, in which a checkpoint writes and reads the parts
+that a rank holds.
 
 A box is a view of the flat vectors that a rank's optimizer steps, so a checkpoint needs no second
 copy of them. A box on the host is written from where it is. Boxes on a device pass one after
@@ -78,7 +78,7 @@ class Box:
 
     @property
     def index(self) -> MetadataIndex:
-        """The key of this slice in torch.distributed.checkpoint."""
+        """The key under which torch.distributed.checkpoint stores this slice."""
         return MetadataIndex(self.name, torch.Size(self.offsets))
 
     @property
@@ -131,10 +131,11 @@ def boxes_of_averages(executor: Executor) -> Iterator[Box]:
 
 
 def _cut(piece: Piece) -> Iterator[Piece]:
-    """Divide a rank's piece of a tensor into slices of rows (or of elements) with at most
-    ``MOST_BYTES`` each.
+    """Divide the part of a tensor that a rank holds into slices of rows (or of elements) with at
+    most ``MOST_BYTES`` each.
     """
-    # The axis along which a piece is divided; for a piece of a single expert, that expert's rows.
+    # The axis along which a rank's part of a tensor is divided; for a part of a single expert,
+    # along that expert's rows.
     axis = next((at for at, size in enumerate(piece.sizes) if size > 1), 0)
     width, size = prod(piece.sizes[axis + 1 :]), piece.sizes[axis]
     most = max(1, MOST_BYTES // (width * torch.float32.itemsize))
@@ -206,7 +207,7 @@ class Saver(SavePlanner):
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
-        """The values of a slice, on the host."""
+        """The values of a slice of a tensor, on the host."""
         values = self._boxes[write_item.index].values
         if is_away(values):
             values = self._buffer[: values.numel()].view(values.shape).copy_(values)
@@ -234,7 +235,7 @@ class Loader(LoadPlanner):
         self._metadata = metadata
 
     def create_local_plan(self) -> LoadPlan:
-        """List the parts of the checkpoint that fill this rank's slices."""
+        """List the parts of the checkpoint that fill this rank's slices of tensors."""
         return LoadPlan([item for box in self._boxes.values() for item in self._items(box)])
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
@@ -250,7 +251,7 @@ class Loader(LoadPlanner):
         raise AssertionError
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        """The memory for the next part of a slice that is read."""
+        """The memory into which the next part of a slice is read."""
         target = self._boxes[read_item.dest_index].values
         lengths = zip(read_item.dest_offsets, read_item.lengths, strict=True)
         for axis, (begin, length) in enumerate(lengths):
@@ -349,8 +350,8 @@ METADATA = ".metadata"
 
 
 class Writer(FileSystemWriter):
-    """Writes one file per rank in a single thread, and asks for a slice only when the last one is
-    written.
+    """Writes one file of slices for each rank in a single thread, and asks for a slice only when
+    the previous one is written.
 
     Copying ahead would need many boxes at once, but ``Saver`` gives one at a time.
     """

@@ -92,7 +92,7 @@ class DamagedError(InputError):
 
 
 def save(executor: Executor, folder: Path) -> Path:
-    """Finish the work that is running, and write the checkpoint ``folder/step-N``."""
+    """Finish all work that is running on the rank, and write the checkpoint ``folder/step-N``."""
     executor.flush()
     path = checkpoint_path(folder, executor.steps)
     try:
@@ -251,7 +251,7 @@ def _hearing_all_errors(of_files: Kinds) -> Iterator[None]:
 def failure_of(
     own_rank: int, failures: Mapping[int, BaseException], of_files: Kinds
 ) -> BaseException:
-    """The error that rank ``own`` raises, given the errors of all ranks.
+    """The error that this rank (``own``) raises, given the errors of all ranks.
 
     If all errors are ``of_files``, every rank raises the first of them. Otherwise a rank with
     another error raises its own, and the other ranks say that this rank is lost.

@@ -86,7 +86,7 @@ class TensorFolder:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all tensors in the folder."""
+        """The names of all tensors in the folder's files."""
         return tuple(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -133,10 +133,11 @@ def _mapped(tensor_place: TensorPlace) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSource:
-    """The tensors that make up a parameter: their rows are concatenated (with ``stacked``, so many
-    tensors for each expert), and row i of the parameter is row ``order[i]`` of theirs. A single
-    tensor may be ``transposed``; one ``of_all`` experts is reordered and transposed expert by
-    expert. In a ``turned`` tensor the second half of the columns comes first.
+    """The tensors of a checkpoint that make up a parameter: their rows are concatenated (with
+    ``stacked``, so many tensors for each expert), and row i of the parameter is row ``order[i]`` of
+    the result. A single tensor may be ``transposed``; one with the weights ``of_all`` experts is
+    reordered and transposed expert by expert. In a ``turned`` tensor the second half of the columns
+    comes first.
     """
 
     tensors: tuple[str, ...]
@@ -181,7 +182,7 @@ class TensorSource:
         return (count, *stacked_shape) if self.stacked else stacked_shape
 
     def taken_apart(self, whole: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """The parameter divided into the checkpoint's tensors again, which have ``sizes`` rows."""
+        """A trained parameter divided into the checkpoint's tensors, which have ``sizes`` rows."""
         if self.of_all:
             if self.order is not None:
                 back = torch.empty_like(whole)
@@ -239,7 +240,7 @@ def sources_of(spec: ModelSpec, folder: TensorFolder) -> dict[str, TensorSource]
 
 
 TABLE_OF_HEAD = "head.table.weight"
-# Tensors of a multi-token prediction block that copy a tensor of the model, each with that tensor.
+# Tensors of a multi-token prediction block that copy others of the model, with the originals.
 COPIES: Mapping[str, str] = {
     "embed_tokens.weight": "embedding.tokens.weight",
     "shared_head.head.weight": "head.projection.weight",
@@ -487,7 +488,7 @@ def check_checkpoint(workload: Workload, folder: TensorFolder) -> None:
 
 
 def _of_structure(value: Any) -> Any:
-    """A part of a model in words, without routers' losses, which only training uses."""
+    """A part of a model's description, without routers' losses, which only training uses."""
     if isinstance(value, Experts):
         value = replace(value, router=replace(value.router, **_OF_TRAINING))
     return repr(value)

@@ -67,7 +67,9 @@ class RecordedGraph(TorchDispatchMode):
             self._before[key] = (whole, whole.clone())
 
     def put_back(self) -> None:
-        """Restore the memory that existed before the capture to its contents then."""
+        """Restore memory that existed before the capture to the contents that it had before the
+        capture.
+        """
         for whole, before in self._before.values():
             whole.copy_(before)
         self._before.clear()
@@ -89,12 +91,12 @@ class RecordedGraph(TorchDispatchMode):
 
 
 def _addresses(given: Any) -> Any:
-    """Nested arguments or results with each tensor replaced by a view of its memory."""
+    """Nested arguments or results, with each tensor replaced by a view of the tensor's memory."""
     return tree_map(lambda one: one.detach() if isinstance(one, Tensor) else one, given)
 
 
 def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors that an operator writes."""
+    """The tensors to which an operator writes."""
     arguments = func._schema.arguments
     named = {one.name: value for one, value in zip(arguments, args, strict=False)} | kwargs
     return [

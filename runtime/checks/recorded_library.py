@@ -20,7 +20,8 @@ from runtime.comm.processes import World, maker
 # The timeout of ranks, which is never reached, since no rank waits here.
 PATIENCE_S = 1.0
 Messages = list[tuple[Tensor, int]]
-# Numbers of rows: those received from each rank of a group, and those sent to each.
+# Numbers of rows in an all-to-all: those received from each rank of a group, and those sent to
+# each.
 RowsOfEach = tuple[list[int], list[int]]
 
 
@@ -44,26 +45,26 @@ class RecordedGroup:
 
 
 class Ranks(Protocol):
-    """Stand-ins for the other ranks of a rank's groups: what each call does to this rank's
-    tensors.
+    """Stand-ins for the other ranks of a rank's groups: the effect of each collective on this
+    rank's tensors.
     """
 
     def all_reduce(self, group: RecordedGroup, tensor: Tensor, operation: str) -> None:
         """Reduce a tensor over the group, in place."""
 
     def all_gather(self, group: RecordedGroup, whole: Tensor, part: Tensor) -> None:
-        """Fill ``whole`` with the parts of all ranks."""
+        """Fill ``whole``, the result of an all-gather, with the parts of all ranks."""
 
     def reduce_scatter(self, group: RecordedGroup, result: Tensor, whole: Tensor) -> None:
-        """Fill ``result`` with this rank's part of the sum."""
+        """Fill ``result`` with this rank's part of the sum of a reduce-scatter."""
 
     def all_to_all(
         self, group: RecordedGroup, received: Tensor, sent: Tensor, rows: RowsOfEach
     ) -> None:
-        """Fill ``received`` with the rows that all ranks send to this rank."""
+        """Fill ``received`` with the rows that all ranks send to this rank in an all-to-all."""
 
     def exchange(self, group: RecordedGroup, sends: Messages, receives: Messages) -> None:
-        """Send and receive tensors; ranks are global."""
+        """Send tensors to other ranks and receive tensors from them, by global ranks."""
 
     def aside(self, group: RecordedGroup, call: Callable[[], None]) -> Work:
         """Make a call on the stream that NCCL has for a group."""
@@ -117,7 +118,7 @@ class RecordedLibrary:
         return group
 
     def world(self) -> RecordedGroup:
-        """The group of all ranks of the run."""
+        """The group of all ranks in the run."""
         return self._world
 
     def link_options(self) -> LinkOptions:
@@ -178,14 +179,16 @@ class RecordedLibrary:
         group: Any = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Send each rank its rows, and receive the rows that all ranks send to this one."""
+        """Send each rank of a group its rows, and receive the rows that all ranks send to this
+        one.
+        """
         rows = output_split_sizes, input_split_sizes
         return self._run(
             group, lambda of: self._others.all_to_all(of, output, input, rows), async_op=async_op
         )
 
     def message(self, *, is_sent: bool, tensor: Tensor, peer: int, group: Any) -> _Message:
-        """A message for a batch of messages."""
+        """A message (a send or a receive), to be passed to ``batch_isend_irecv``."""
         return _Message(is_sent=is_sent, tensor=tensor, peer=peer, group=group)
 
     def batch_isend_irecv(self, p2p_op_list: list[_Message]) -> Sequence[Work]:

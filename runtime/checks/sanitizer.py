@@ -117,7 +117,8 @@ def _small_stage(stage: StagePlan, shared: int, chunks: int) -> StagePlan:
     layers = _at_most(stage.layers, most, 2 * chunks)
     counts = stage.counts
     if layers < stage.layers:
-        # Keep some blocks of each way to run them (recomputed, ...), and some plain ones.
+        # Some blocks of each kind of memory saving (such as recomputed ones) are kept, and some
+        # without any.
         treated = layers // (1 + sum(count > 0 for count in counts.values()))
         counts = {
             name: {0: 0, stage.layers: layers}.get(count, treated) for name, count in counts.items()
@@ -144,8 +145,8 @@ def _small_model(model: ModelSpec, degrees: int, layers: int) -> ModelSpec:
         ffn=2 * hidden,
         # Without longrope, which has a factor for each pair of channels and affects no cost.
         rotary_scaling=None,
-        # If the vocabulary is padded for the ranks, one more token makes the small one need padding
-        # too.
+        # If the vocabulary is padded for the ranks, the small vocabulary gets one more token, so
+        # that it is padded too.
         vocab=vocab + (model.vocab % degrees > 0),
     )
 

@@ -28,7 +28,9 @@ class Pending(Protocol):
         """Block until the collective may have ended, or until a moment has passed."""
 
     def finish(self) -> None:
-        """Put the result in its place; called once, when the collective has ended."""
+        """Copy the result of the collective to its place; called once, when the collective has
+        ended.
+        """
 
 
 class Channel(Protocol):
@@ -55,7 +57,7 @@ class Group(Channel, Protocol):
         """Reduce ``tensor`` over the ranks, in place; ``operation`` is ``sum`` or ``max``."""
 
     def all_gather(self, whole: Tensor, part: Tensor) -> Pending | None:
-        """Fill ``whole`` with the parts of all ranks, in the order of ranks.
+        """Fill ``whole`` with the tensors ``part`` of all ranks, in the order of ranks.
 
         ``part`` is this rank's part; it may be a view of its place in ``whole``.
         """
@@ -115,12 +117,14 @@ GroupMaker = Callable[[str, Sequence[int]], Group | None]
 
 
 def own_part(whole: Tensor, group: Group) -> Tensor:
-    """This rank's part of a flat tensor that the ranks divide evenly."""
+    """The part of a flat tensor that belongs to this rank, if the ranks divide the tensor
+    evenly.
+    """
     return whole.chunk(group.size)[group.rank]
 
 
 class Then:
-    """A running collective, with a function to call once it has ended."""
+    """A running collective, with a function to call when it has ended."""
 
     def __init__(self, pending: Pending, follow: Callable[[], object]) -> None:
         self._pending = pending
@@ -141,8 +145,8 @@ class Then:
 
 
 def finished(pending: Pending | None) -> None:
-    """Wait for a collective and finish it; None stands for one that streams order, and needs
-    nothing.
+    """Wait for a collective and finish it; None, for a collective that streams order, needs no
+    wait.
     """
     if pending is not None:
         while not pending.is_ready():
@@ -207,7 +211,7 @@ class InTurn:
         assert self.is_done
 
     def _next(self) -> Pending | None:
-        """Start collectives up to the next one that must be waited for, and return it."""
+        """Start collectives until one has to be waited for, and return that one."""
         return next((one for one in self._steps if one is not None), None)
 
 

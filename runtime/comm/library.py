@@ -78,7 +78,9 @@ class Library(Protocol):
         """
 
     def message(self, *, is_sent: bool, tensor: Tensor, peer: int, group: Any) -> Any:
-        """A message to or from a global rank, for ``batch_isend_irecv``."""
+        """A message (a send or a receive) with a global rank, to be passed to
+        ``batch_isend_irecv``.
+        """
 
     def batch_isend_irecv(self, p2p_op_list: list[Any]) -> Sequence[Work]:
         """Send and receive messages as one batch; NCCL does so on its own stream."""
@@ -119,13 +121,15 @@ class TorchLibrary:
     def message(
         self, *, is_sent: bool, tensor: Tensor, peer: int, group: distributed.ProcessGroup
     ) -> distributed.P2POp:
-        """A message for a batch of messages."""
+        """A message (a send or a receive), to be passed to ``batch_isend_irecv``."""
         call = distributed.isend if is_sent else distributed.irecv
         return distributed.P2POp(call, tensor, peer, group)
 
 
 def with_timeout(options: Any, timeout: timedelta) -> Any:
-    """NCCL's options with the timeout of the group, without which torch warns; None stays None."""
+    """Options of NCCL for a group, with the group's timeout, without which torch warns; None, for
+    other backends, stays None.
+    """
     if options is not None:
         options._timeout = timeout
     return options

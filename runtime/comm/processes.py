@@ -173,7 +173,7 @@ def join(world: World, device: torch.device, timeout_s: float) -> None:
 
 
 def leave(world: World) -> None:
-    """Disconnect this process from the others."""
+    """Disconnect this process from the other processes."""
     if world.size > 1:
         distributed.destroy_process_group()
 
@@ -190,7 +190,7 @@ def abandon() -> None:
 
 
 def meet() -> None:
-    """Wait until all processes have arrived here."""
+    """Wait until all processes have reached this call."""
     if distributed.is_initialized():
         with heard_from(range(distributed.get_world_size())):
             distributed.barrier()
@@ -208,7 +208,7 @@ def maker(world: World, timeout_s: float, library: Library = TORCH) -> GroupMake
         if len(ranks) == 1:
             return Alone()
         if name == "world":
-            # Use the existing communicator of all processes, since a second one would take memory
+            # The communicator of all processes is used again, since a second one would take memory
             # on every device.
             return everybody(library)
         is_link = name.startswith(("forward", "backward"))

@@ -56,8 +56,8 @@ class ReplicaRanks:
         raise AssertionError
 
     def sequences_of(self, replica: int, stage: int, data: int) -> int:
-        """The global data-parallel index of a replica's data-parallel rank, which decides its
-        sequences.
+        """The index of a replica's data-parallel rank among those of all replicas, which decides
+        the rank's sequences.
         """
         return replica * self.plan.data_ranks[stage] + data
 

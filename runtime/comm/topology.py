@@ -142,8 +142,8 @@ class Topology:
             low = max(begin, data * other.micro_batch)
             high = min(begin + stage_plan.micro_batch, (data + 1) * other.micro_batch)
             for tensor in range(other.tensor_parallel):
-                # Each receiver has one sender, since all ranks of a tensor-parallel group hold the
-                # same activations.
+                # Each receiver needs a single sender, since all ranks of a tensor-parallel group
+                # hold the same activations.
                 if receives:
                     matches = tensor == position.tensor % other.tensor_parallel
                 else:
@@ -171,8 +171,8 @@ class Topology:
         return (peers, peers) if way == HEADS else (peers[:1], peers[1:])
 
     def traffic(self, rank: int, link: str) -> tuple[list[Transfer], list[Transfer]]:
-        """The sequences that a rank sends over a link for each micro-batch, and those that it
-        receives.
+        """The number of sequences that a rank sends over a link for each micro-batch, and the
+        number that it receives.
         """
         sender, receiver = ends_of_link(link)
         receives = self.place(rank).stage == receiver
@@ -196,7 +196,7 @@ def link_of(kind: PassKind, sender: int, receiver: int) -> str:
 
 
 def ends_of_link(link: str) -> tuple[int, int]:
-    """The sending and the receiving stage of a link, from its name.
+    """The sending and the receiving stage of a link, as its name gives them.
 
     >>> ends_of_link("backward 1"), ends_of_link("forward 2 to 0")
     ((2, 1), (2, 0))

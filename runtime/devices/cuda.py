@@ -23,8 +23,8 @@ from runtime.devices.driver import DevicePeaks, Driver, Event, Graph, Stream
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 # Environment variables: CUDA reads the first when it starts, torch the second when it makes a
 # communicator; a value set by the user is kept. Streams that share one of CUDA's connections wait
-# for one another. Messages run on a stream of NCCL's own, which the second variable makes as urgent
-# as the lanes of messages (docs/decisions/0011-communicators.md).
+# for one another. NCCL sends messages on a stream of its own, to which the second variable gives
+# the priority of the runtime's streams for messages (docs/decisions/0011-communicators.md).
 SETTINGS = {CONNECTIONS: "32", "TORCH_NCCL_HIGH_PRIORITY": "1"}
 
 # For each major version of CUDA: the driver that it needs, and a build of ``TESTED_TORCH`` for it

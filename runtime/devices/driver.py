@@ -124,10 +124,10 @@ class Driver(Protocol):
         """
 
     def unpin(self, memory: Tensor) -> None:
-        """The free and the total bytes of a device's memory."""
+        """Unpin host memory that ``pin`` has pinned."""
 
     def free_and_total_bytes(self, device: torch.device) -> tuple[int, int]:
-        """Free memory and all memory of a device."""
+        """The free and the total bytes of a device's memory."""
 
     def reserved_bytes(self, device: torch.device) -> int:
         """The bytes that torch's allocator currently reserves."""
@@ -154,7 +154,8 @@ PAGE_BYTES = 4096
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Block:
-    """A block of pinned memory, lent in parts from its beginning; ``used_bytes`` are lent already.
+    """A block of pinned memory, lent in parts from its beginning; its first ``used_bytes`` are lent
+    already.
 
     ``lent`` counts the parts that are not given back yet. The first ``written_bytes`` may hold
     values of earlier runs.
@@ -195,14 +196,14 @@ class _Block:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Lent:
-    """A borrowed part of pinned host memory, filled with zeros at first."""
+    """A part of pinned host memory that was lent, filled with zeros at first."""
 
     memory: Tensor
     _block: _Block
     _keeper: "_Keeper | None"
 
     def give_back(self) -> None:
-        """Return the memory, which is not used any more."""
+        """Return the memory to the process that keeps it pinned."""
         if self._keeper is None:
             self._block.unpin()
         else:

@@ -65,7 +65,9 @@ def own_compute(device: torch.device, *, captures: bool) -> AbstractContextManag
 
 
 class CapturedSteps:
-    """The iterations of an executor; each one's report is read before the next."""
+    """The training iterations of an executor as a CUDA graph; the report of each is read before the
+    next is launched.
+    """
 
     def __init__(self, executor: Executor, lanes: CapturableLanes) -> None:
         self.executor, self._lanes = executor, lanes

@@ -68,8 +68,8 @@ Batches = Sequence[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Results of an iteration, equal on all ranks; replicas that average weights, and ranks of an
-    asynchronous server, scale losses independently.
+    """The results of an iteration, equal on all ranks; but replicas that average weights, and ranks
+    of an asynchronous server, scale their losses independently.
 
     The norm is missing where it was not asked for, or where gradients overflowed and the step is
     left out. The loss is missing where a stage without the head ran by itself. Routers' losses,
@@ -179,7 +179,7 @@ class Executor:
         return own_layers(workload, drawn, self.own.micro_batch, self.shape.layers, device)
 
     def _squares_of(self, workload: Workload, section: Section, sharers: Sharers) -> Squares:
-        """Sums of squared gradients, for clipping; with an asynchronous server, each rank's
+        """The sums of squared gradients, for clipping; with an asynchronous server, each rank's
         gradients are clipped separately.
         """
         each = workload.reduction.asynchronous
@@ -187,7 +187,7 @@ class Executor:
         return Squares(counted, self.device, wanted=self.training.needs_norm)
 
     def _passes(self, ranks: StreamedRanks) -> Passes:
-        """Bind the layers' parameters, and substitute the runtime's operators."""
+        """Give the layers their parameters, and replace their operators by the runtime's."""
         treatments = layer_treatments(self.own, self.shape.blocks)
         modules = {layer: one.module for layer, one in self.layers.items()}
         self.routers = RouterNotes(self.model, modules, self._share, self.device)
@@ -222,7 +222,7 @@ class Executor:
         for averages in self.averages:
             averages.step = self.steps
         if self.weight_averages is not None and self.weight_averages.begin():
-            # Other lanes' first work waits for none of compute's.
+            # The first work of other lanes does not wait for earlier work of the compute lane.
             self.streams.synchronize()
         self.issued = self.programs[1 if self._events else 0]
         self._issue(self.issued)
@@ -230,12 +230,12 @@ class Executor:
 
     @property
     def follows(self) -> bool:
-        """Whether the next iteration begins with a deferred optimizer step."""
+        """Whether the next iteration begins with the optimizer step that this one deferred."""
         return bool(self._events)
 
     @property
     def learning_rate(self) -> Rate | None:
-        """Learning rate of the deferred optimizer step."""
+        """The learning rate of the deferred optimizer step."""
         return self.steppers[0].learning_rate
 
     def learn_at(self, rate: Rate) -> None:
@@ -281,7 +281,7 @@ class Executor:
             self._learn_at(None)
 
     def kept_by_averages(self) -> Iterator[tuple[str, Tensor]]:
-        """The states of averages that persist between steps, by their names in a checkpoint."""
+        """The states of averages over replicas that persist between steps, by checkpoint name."""
         for section, averages in enumerate(self.averages):
             averages.settle()
             for name, vector in averages.named():
@@ -299,7 +299,7 @@ class Executor:
         averages, peers = self.weight_averages, self.connections.peers
         if averages is None:
             return
-        # The mean over replicas whose step is not skipped, of losses and of gradient norms.
+        # The means of losses and of gradient norms over the replicas whose step is not skipped.
         steps = 1 - self.scaling.overflow
         norm = torch.where(steps > 0, self.scaling.norm, 0.0)
         sums = torch.stack([self._reported[0], norm, steps])
@@ -314,7 +314,7 @@ class Executor:
 
     @property
     def cycle(self) -> int:
-        """Number of iterations after which the schedule of weight averages repeats; 0 without
+        """The number of iterations after which the schedule of weight averages repeats; 0 without
         weight averages.
         """
         if self.weight_averages is not None:
@@ -360,7 +360,7 @@ class Executor:
         self.streams.synchronize()
 
     def held_bytes(self) -> dict[str, int]:
-        """Bytes currently on the device, by class of memory (weights, gradients, ..)."""
+        """The bytes currently on the device, by class of memory (weights, gradients, ..)."""
         held = {**self.state.held_bytes(), "activations": self.passes.held_bytes}
         held["buffers"] += sum(one.nbytes for one in self.averages)
         if self.weight_averages is not None:
@@ -369,13 +369,13 @@ class Executor:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of offloaded states and activations on the host."""
+        """The bytes of offloaded states and activations on the host."""
         return self.state.host.size_bytes + self.passes.host.size_bytes
 
     @property
     def peak_bytes(self) -> int:
-        """The peak bytes of states, rings and saved activations so far, without temporaries of
-        layers.
+        """The peak bytes of states, ring buffers and saved activations so far, without temporary
+        tensors of layers.
         """
         remembered = sum(one.nbytes for one in self.averages)
         outer = 0 if self.weight_averages is None else self.weight_averages.nbytes
@@ -432,7 +432,7 @@ class Executor:
         return torch.stack([self.own_tokens(one) for one in with_further(whole, further)])
 
     def _draw_for(self, op: Op) -> None:
-        """Select the dropout masks of a pass's micro-batch in this step."""
+        """Select the dropout masks of the micro-batch that a pass computes in this step."""
         if not (self.model.dropout or self.model.attention_dropout):
             return
         connections = self.connections
@@ -468,7 +468,7 @@ class Executor:
         self._square(op)
 
     def _square(self, op: Op) -> None:
-        """Sum the squares of gradients that are not reduced over other ranks."""
+        """Sum the squares of gradients that no collective reduces over other ranks."""
         if op.phase == "last_backward" and self.shape.replicas == 1:
             for section, squares in zip(self.state.sections, self.squares, strict=True):
                 if op.layer in section.layers:
@@ -507,7 +507,7 @@ class Executor:
         return then(self.connections.world.all_reduce(mine), take)
 
     def _layouts(self) -> list[dict[int, Layout]]:
-        """The layouts of all layers' sections: those of experts, preceded by the others."""
+        """Each layer's layouts, one per set of ranks that shards parameters: experts' last."""
         zero, layouts = self.shape.zero, []
         for is_of_experts, sharers in enumerate(self.connections.sharers):
             parts = sharers.reduce.size if zero else 1
@@ -530,7 +530,7 @@ class Executor:
         return layouts
 
     def _frozen_layouts(self) -> dict[int, Layout]:
-        """The layouts of all layers' frozen weights; None where all weights are trained."""
+        """The layouts of each layer's frozen weights; None where all weights are trained."""
         ranks = self.connections.sharers[0].reduce
         sharded = self.shape.zero >= 3
         shapes = {layer: one.frozen_shapes for layer, one in self.layers.items()}
@@ -547,7 +547,7 @@ class Executor:
 
     def _learn_at(self, rate: Rate | None) -> None:
         if any(isinstance(one, TurnServer) for one in self.averages):
-            # The server has stepped the weights that it sent; here they are only rounded.
+            # The server has already stepped the weights that it sent: they are only rounded.
             rate = None
         for stepper in self.steppers:
             stepper.learning_rate = rate
@@ -572,7 +572,7 @@ class Executor:
         return swaps
 
     def _works_of(self, sections: Sequence[Section]) -> Works:
-        """Functions that make the copies, collectives and optimizer steps of all parameters."""
+        """The functions that make copies, collectives and optimizer steps, by set of ranks."""
         steps = [stepper.works for stepper in self.steppers] + [{}]
         works = zip([swaps.works for swaps in self.swaps], steps, strict=False)
         return works_of_sections(

@@ -11,13 +11,14 @@ from mistlab.core.values import Checked, bounded
 Decay = Literal["constant", "linear", "cosine"]
 # The loss scale for fp16 gradients, whose 5 exponent bits would round small values to zero.
 FP16_LOSS_SCALE = 2.0**16
-# An upper limit far above any sensible factor: torch multiplies 32-bit numbers by these.
+# An upper limit for factors such as the learning rate and the clipping norm, far above any sensible
+# value: torch multiplies 32-bit numbers by them.
 MOST_FACTOR = 1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training(Checked):
-    """Training settings, independent of the plan.
+    """The settings of training, independent of the plan.
 
     The learning rate rises over ``warmup_steps``. Then it stays, or falls to a tenth of
     ``learning_rate`` at ``total_steps``. Gradients are clipped to the norm ``clip_norm`` if it is

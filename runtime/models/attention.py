@@ -68,8 +68,8 @@ class OutputGate(torch.autograd.Function):
 # head.
 
 
-# Computes attention (B, S, H, D) of queries, keys and values (B, S, H + 2 K, D). A model has a
-# default function; the executor of a plan may substitute another.
+# A function that computes attention (B, S, H, D) of queries, keys and values (B, S, H + 2 K, D). A
+# model has a default one; the executor of a plan may substitute another.
 Attend = Callable[[Tensor, "Attention"], Tensor]
 # The sizes of a tensor by heads: B, S, its number of heads, D.
 HeadsShape = tuple[Size, Size, Size, Size]
@@ -83,7 +83,9 @@ class KeptKeys(Protocol):
 
 
 class RotaryTables(nn.Module):
-    """Cosines and sines (positions, rotary channels / 2), shared by all blocks of a model."""
+    """Cosines and sines of rotary embedding (positions, rotary channels / 2), shared by all blocks
+    of a model.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -106,7 +108,8 @@ class RotaryTables(nn.Module):
 
 
 class Attention(nn.Module):
-    """Query, key and value in one GEMM, attention over heads, and the output GEMM.
+    """Attention of a transformer block: a GEMM for queries, keys and values, attention over heads,
+    and the output GEMM.
 
     Works between ``enter`` and ``leave`` of ``runtime.models.parallel``: its output is this rank's
     summand, and the sum over the ranks is the result. With ``gates`` the first product makes as
@@ -151,8 +154,8 @@ class Attention(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attend; input and output are (B, S, hidden), the input with this rank's tokens only under
-        sequence parallelism.
+        """The attention output (B, S, hidden) of an input of this shape; under sequence parallelism
+        the input has only this rank's tokens.
         """
         qkv, shape = self._projected(x)
         qkv = self._rotated(qkv, shape, self.heads + self.kv_heads)
@@ -260,7 +263,9 @@ class PartedAttention(Attention):
         return self.output(mixed.reshape(batch, sequence, self.heads * channels))
 
     def mixed_here(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention of tokens on the same tokens, with sinks and a window where there are any."""
+        """Attention of tokens on the same tokens, with attention sinks and a sliding window where
+        the model has them.
+        """
         if self.sinks is None and not self.sees_window:
             return super().mixed_here(query, key, value)
         window = self.config.window if self.sees_window else 0
@@ -272,14 +277,18 @@ class PartedAttention(Attention):
 
 
 def _attend_to_parts(qkv: Tensor, of: Attention) -> Tensor:
-    """Split (B, S, H + 2 K, D) into queries, keys and values, and attend (B, S, H, D)."""
+    """Split a tensor (B, S, H + 2 K, D) into queries, keys and values, and attend; the output is
+    (B, S, H, D).
+    """
     return of.mixed(*qkv.split([of.heads, of.kv_heads, of.kv_heads], dim=2))
 
 
 def fused(
     query: Tensor, key: Tensor, value: Tensor, dropout: float, *, is_causal: bool = True
 ) -> Tensor:
-    """Attention of (B, S, H, D) on (B, S, K, D) in one kernel, which never stores the scores."""
+    """Attention of queries (B, S, H, D) on keys and values (B, S, K, D) in one kernel, which never
+    stores the scores.
+    """
     of_package = settled_kernel() == "flash-attn"
     return (_by_package if of_package else _by_torch)(query, key, value, dropout, is_causal)
 
@@ -293,7 +302,7 @@ def written_out(
     *,
     is_causal: bool = True,
 ) -> Tensor:
-    """Attention like ``fused``, by two GEMMs around a softmax of the scores (B K, H/K S, S);
+    """Attention like ``fused``, but by two GEMMs around a softmax of the scores (B K, H/K S, S);
     dropout uses the row numbers ``rows`` if they are given.
 
     Copies are made with ``clone``, not left to ``contiguous``, so that the same operators run even

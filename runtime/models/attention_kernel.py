@@ -24,7 +24,7 @@ _settled: AttentionKernel = "flash"
 def check_kernel(
     kernel: AttentionKernel, *, device: str, precision: Precision, attention: Attention
 ) -> None:
-    """Refuse a kernel that is not available; ``flash`` always is."""
+    """Refuse an attention kernel that is not available; ``flash`` always is."""
     if kernel == "flash":
         return
     if attention != "flash":

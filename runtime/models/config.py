@@ -63,7 +63,7 @@ class Structure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertRanks:
-    """The ranks that share the experts of a block, as counted in a trace.
+    """The numbers of ranks that divide and split the experts of a block, as a trace counts them.
 
     ``parallel`` ranks have different experts, ``tensor`` ranks parts of the same ones; this rank is
     ``rank`` and ``tensor_rank`` among them. The experts of the busiest rank take ``taken`` copies
@@ -196,7 +196,9 @@ def config_of(
 
 
 def _sizes_of_parts(spec: ModelSpec) -> dict[str, Any]:
-    """The sizes of optional parts of a model: experts, latent attention, state-space layers."""
+    """The sizes of optional parts of a model, from its description: experts, latent attention,
+    state-space layers.
+    """
     sizes: dict[str, Any] = {}
     if spec.window is not None:
         sizes["window"] = spec.window.size

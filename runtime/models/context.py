@@ -23,9 +23,9 @@ from runtime.models.ranks import Carried
 
 # Attention of some queries on some keys.
 #
-# ``mixed`` (B, S, H, C) is the output, ``sums`` (B, H, S) each query's log-sum-exp. With both,
-# partial attention over several sets of keys can be combined, and each part's gradients follow from
-# the whole's ``mixed`` and ``sums``.
+# ``mixed`` (B, S, H, C) is the output, ``sums`` (B, H, S) the log-sum-exp of each query's scores.
+# With both, partial attention over several sets of keys can be combined, and the gradients of each
+# part follow from the ``mixed`` and ``sums`` of the whole.
 
 
 def attended(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
@@ -141,7 +141,7 @@ def _written_out_backward(
 
 
 def _scores(query: Tensor, key: Tensor, *, causal: bool) -> Tensor:
-    """Scaled scores (B, H, S, S) in 32 bits."""
+    """The scaled scores (B, H, S, S) of attention, in 32 bits."""
     scores = torch.einsum("bshd,bthd->bhst", query.float(), _repeated(key, query))
     scores = scores / math.sqrt(query.shape[-1])
     if not causal:
@@ -167,11 +167,11 @@ class ContextRanks(Protocol):
 
     @property
     def size(self) -> int:
-        """Number of context-parallel ranks."""
+        """The number of context-parallel ranks."""
 
     @property
     def rank(self) -> int:
-        """This rank's index."""
+        """The index of this rank among the context-parallel ranks."""
 
     def pass_on(
         self, given: Sequence[Tensor], taken: Sequence[Tensor], work: Callable[[], object]
@@ -215,14 +215,16 @@ def own_positions(tokens: int, rank: int, ranks: int) -> Tensor:
 
 
 def in_order(parts: Tensor) -> Tensor:
-    """Ranks' parts (N, B, S, ..) as whole sequences (B, N S, ..)."""
+    """The parts of sequences that ranks have (N, B, S, ..), as whole sequences in order (B, N S,
+    ..).
+    """
     half = parts.shape[2] // 2
     chunks = torch.cat([parts[:, :, :half], parts[:, :, half:].flip(0)])
     return chunks.transpose(0, 1).flatten(1, 2)
 
 
 def by_rank(whole: Tensor, ranks: int) -> Tensor:
-    """Whole sequences (B, N S, ..) as ranks' parts (N, B, S, ..)."""
+    """Whole sequences (B, N S, ..), as the parts that ranks have (N, B, S, ..)."""
     chunks = whole.unflatten(1, (2 * ranks, -1)).transpose(0, 1)
     return torch.cat([chunks[:ranks], chunks[ranks:].flip(0)], 2)
 
@@ -308,7 +310,7 @@ class RingAttention(torch.autograd.Function):
 
 
 def _nothing() -> None:
-    """Takes the place of work to overlap with the last messages, which have none."""
+    """A function that does nothing, where no work can overlap with the last messages."""
 
 
 class _SoFar:
@@ -362,7 +364,7 @@ class _Part:
         )
 
 
-# Gathered attention: each rank gathers all keys and values, and keeps only its own.
+# Gathered attention: each rank gathers all keys and values for a pass, and saves only its own.
 
 
 class GatheredAttention(torch.autograd.Function):

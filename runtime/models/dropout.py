@@ -107,7 +107,7 @@ class MaskRows:
     all_heads: int = 1
 
     def numbers(self, batch: int) -> Tensor:
-        """The number of each row (B, S), or of each row in heads (B, H, S)."""
+        """The number of each token's row (B, S), or of each token's row in each head (B, H, S)."""
         device = self.positions.device
         row = torch.arange(self.sequence, self.sequence + batch, device=device)[:, None]
         if self.heads:
@@ -118,7 +118,8 @@ class MaskRows:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Draws:
-    """What a rank's masks depend on besides the layer: seed, step, micro-batch and tokens.
+    """The numbers from which a rank's dropout masks follow, besides the layer: seed, step,
+    micro-batch and tokens.
 
     The micro-batch that is computed begins with the sequence of number ``sequence`` of the
     ``step``. Of its tokens the rank has those at ``positions``, of which tensor-parallel ranks may
@@ -141,8 +142,8 @@ class Draws:
         context: ContextRanks,
         device: torch.device,
     ) -> Self:
-        """What the masks depend on, on a rank that has its part of sequences of ``length``
-        tokens.
+        """The numbers from which masks follow, on a rank that has its part of sequences of
+        ``length`` tokens.
         """
         if context.size > 1:
             positions = own_positions(length, context.rank, context.size).to(device)
@@ -169,7 +170,7 @@ class Draws:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerDraws:
-    """What the masks of one layer depend on."""
+    """The numbers from which the dropout masks of one layer follow."""
 
     draws: Draws
     layer: int
@@ -204,7 +205,9 @@ class MixedByDropped(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, shares: Tensor, value: Tensor, rows: MaskRows, share: float) -> Tensor:
-        """Attention probabilities (B K, H/K S, T), after dropout, times values (B K, T, D)."""
+        """The product of attention probabilities (B K, H/K S, T), after dropout, with values (B K,
+        T, D).
+        """
         ctx.rows, ctx.share = rows, share
         ctx.save_for_backward(shares, value)
         return torch.bmm(dropped_shares(shares, rows, share), value)
@@ -228,14 +231,14 @@ def dropped_shares(shares: Tensor, rows: MaskRows, share: float) -> Tensor:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Drop:
     """Dropout of a branch (B, S, columns) with probability ``share``, by a mask that follows from
-    its rows' positions.
+    the positions of its rows.
     """
 
     rows: MaskRows
     share: float
 
     def of(self, x: Tensor) -> Tensor:
-        """A branch after dropout, or its gradient."""
+        """The dropped values of a branch, or of its gradient."""
         return dropped(x, self.rows.numbers(x.shape[0]), self.share, self.rows.key)
 
 
@@ -249,16 +252,16 @@ class Dropout(nn.Module):
 
     @property
     def drops(self) -> bool:
-        """Whether values are dropped."""
+        """Whether any values are dropped."""
         return self.training and self.probability != 0.0
 
     @property
     def is_drawn(self) -> bool:
-        """Whether masks follow from position, or nothing is dropped."""
+        """Whether dropout masks follow from position, or no values are dropped."""
         return not self.drops or self.draws is not None
 
     def drawn(self, mask: int) -> Drop | None:
-        """Dropout with a mask that follows from position; None where nothing is dropped."""
+        """Dropout with a mask that follows from position; None where no values are dropped."""
         if not self.drops:
             return None
         assert self.draws is not None

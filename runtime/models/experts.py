@@ -50,13 +50,15 @@ def _(logits: Tensor, active: int) -> tuple[Tensor, Tensor]:
 
 @operator("like")
 def route_backward(gradient: Tensor, weights: Tensor, chosen: Tensor, like: Tensor) -> Tensor:
-    """Gradient of the logits, which are shaped ``like`` another tensor."""
+    """The gradient of the logits, which are shaped ``like`` another tensor."""
     inner = weights * (gradient - (gradient * weights).sum(-1, keepdim=True))
     return torch.zeros_like(like).scatter_(-1, chosen, inner.to(like.dtype))
 
 
 class Route(torch.autograd.Function):
-    """Chooses experts; keeps the chosen experts and their weights."""
+    """Chooses experts for tokens; saves the chosen experts and their weights for the backward
+    pass.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, active: int) -> tuple[Tensor, Tensor]:
@@ -68,7 +70,7 @@ class Route(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        """The softmax's derivative, at the chosen experts."""
+        """The gradient of logits: the softmax's derivative, at the chosen experts."""
         return route_backward(gradient, *ctx.saved_tensors), None
 
 
@@ -111,7 +113,7 @@ def weights_in_place(gradient: Tensor, order: Tensor, like: Tensor) -> Tensor:
 
 
 class Permute(torch.autograd.Function):
-    """Copies tokens for their experts; keeps only the copies' indices."""
+    """Copies tokens for their experts; saves only the copies' indices for the backward pass."""
 
     @staticmethod
     def forward(
@@ -149,7 +151,9 @@ def _(tokens: Tensor, order: Tensor) -> Tensor:
 
 
 class WeightedRows(torch.autograd.Function):
-    """Copies times their weights; keeps only the results, which the next GEMM keeps too."""
+    """Copies of tokens times their routing weights; saves only the results, which the next GEMM
+    saves too.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weights: Tensor) -> Tensor:
@@ -168,7 +172,7 @@ class WeightedRows(torch.autograd.Function):
 
 
 class Unpermute(torch.autograd.Function):
-    """Sums the experts' outputs over a token's copies; keeps only the copies' indices."""
+    """Sums the experts' outputs over the copies of a token; saves only the copies' indices."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, order: Tensor, tokens: int) -> Tensor:
@@ -178,15 +182,15 @@ class Unpermute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        """A token's gradient is that of each copy."""
+        """The gradient of each copy: that of its token."""
         return copies(gradient, *ctx.saved_tensors), None, None
 
 
-# Dispatch with dropped copies: ``rows`` are the number of copies that are kept.
+# Dispatch in which copies of tokens are dropped: ``rows`` is the number of copies that are kept.
 
 
 class PermuteKept(torch.autograd.Function):
-    """Like ``Permute``, with dropped copies, which are chosen for no expert and come last."""
+    """Like ``Permute``, but some copies are dropped: they belong to no expert, and come last."""
 
     @staticmethod
     def forward(
@@ -221,7 +225,7 @@ class UnpermuteKept(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        """A token's gradient is that of each copy."""
+        """The gradient of each kept copy: that of its token."""
         (order,) = ctx.saved_tensors
         return gradient[order // ctx.each], None, None
 
@@ -398,7 +402,7 @@ class Experts(nn.Module):
 
 
 class Trip(Protocol):
-    """The route of a micro-batch's copies to their experts and back."""
+    """The route of a micro-batch's copies of tokens to their experts and back."""
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -427,7 +431,9 @@ class Trips(Protocol):
 
 
 def own_tokens(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """This rank's part (T, channels) of tokens (B, S, channels) that all ranks have."""
+    """This rank's part (T, channels) of tokens (B, S, channels) that all ranks of the group
+    have.
+    """
     flat = x.flatten(0, 1)
     each = shard(flat.shape[0], ranks.size, "a number of tokens of")
     return carried(flat, partial(_of_rank, ranks, each), partial(_of_ranks, ranks))
@@ -447,7 +453,7 @@ def _of_ranks(ranks: TensorParallel, tokens: Tensor) -> Tensor:
 
 
 def exchanged(x: Tensor, rows: Size, ranks: ExpertRanks) -> Tensor:
-    """All-to-all: each row goes to the rank that has its expert, or back."""
+    """Exchange rows by all-to-all: each goes to the rank that has its expert, or back."""
     there, back = (partial(_all_to_all, rows=r, ranks=ranks.parallel) for r in (rows, x.shape[0]))
     return carried(x, there, back)
 

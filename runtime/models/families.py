@@ -27,7 +27,7 @@ from runtime.models.transformer import MLP, Embedding, Transformer
 
 
 STRUCTURES: Mapping[str, Structure] = {
-    # Brown et al. 2020.
+    # The structure of GPT-3 (Brown et al. 2020).
     "gpt": Structure(
         norm="layernorm",
         gated_mlp=False,
@@ -35,7 +35,7 @@ STRUCTURES: Mapping[str, Structure] = {
         position="absolute",
         parallel_block=False,
     ),
-    # Touvron et al. 2023; grouped key-value heads from Llama 2 on.
+    # The structure of Llama (Touvron et al. 2023); grouped key-value heads from Llama 2 on.
     "llama": Structure(
         norm="rmsnorm",
         gated_mlp=True,
@@ -43,7 +43,7 @@ STRUCTURES: Mapping[str, Structure] = {
         position="rotary",
         parallel_block=False,
     ),
-    # Almazrouei et al. 2023.
+    # The structure of Falcon (Almazrouei et al. 2023).
     "falcon": Structure(
         norm="layernorm",
         gated_mlp=False,
@@ -51,7 +51,7 @@ STRUCTURES: Mapping[str, Structure] = {
         position="rotary",
         parallel_block=True,
     ),
-    # Devlin et al. 2018; RoBERTa alike.
+    # The structure of BERT (Devlin et al. 2018) and RoBERTa.
     "bert": Structure(
         norm="layernorm",
         gated_mlp=False,
@@ -60,7 +60,8 @@ STRUCTURES: Mapping[str, Structure] = {
         parallel_block=False,
         encoder=True,
     ),
-    # NVIDIA 2025 (arXiv 2504.03624): hybrid models without position embedding.
+    # The structure of Nemotron-H (NVIDIA 2025, arXiv 2504.03624): hybrid models without position
+    # embedding.
     "nemotron": Structure(
         norm="rmsnorm",
         gated_mlp=False,
@@ -122,7 +123,7 @@ def shapes_of_model(workload: Workload) -> dict[str, tuple[int, ...]]:
     return {name: tuple(one.shape) for name, one in named}
 
 
-# Layers with frozen weights and adapters on the GEMMs of blocks.
+# Layers with frozen weights, and adapters on the GEMMs of their blocks.
 
 
 # The infix and the suffix in the names of adapters' parameters. Those of ``up`` start as zeros, so
@@ -146,7 +147,7 @@ def freeze(layer: nn.Module, *, rank: int, targets: str) -> None:
 
 
 def frozen_products(layer: nn.Module) -> Iterator[tuple[str, "ColumnLinear | RowLinear | Down"]]:
-    """A layer's frozen GEMMs, by name."""
+    """The GEMMs with frozen weights in a layer, by name."""
     for name, product in layer.named_modules():
         if (
             isinstance(product, ColumnLinear | RowLinear | Down)
@@ -161,7 +162,7 @@ def is_adapter(name: str) -> bool:
 
 
 def begins_as_zeros(name: str) -> bool:
-    """Whether an adapter's parameter with this name starts as zeros."""
+    """Whether the adapter's parameter with this name starts as zeros."""
     return name.partition(ADAPTER)[2].startswith(UP)
 
 

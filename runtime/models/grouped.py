@@ -37,7 +37,7 @@ def _(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 
 @torch.library.custom_op("mistlab::grouped_product_of_rows", mutates_args=())
 def grouped_product_of_rows(gradient: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """The gradient of a grouped GEMM's rows."""
+    """The gradient of the rows that a grouped GEMM takes."""
     groups = gradient.split(counts.tolist())
     return torch.cat([group @ own for group, own in zip(groups, weight, strict=True)])
 
@@ -49,7 +49,7 @@ def _(gradient: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 
 @torch.library.custom_op("mistlab::grouped_product_of_weight", mutates_args=())
 def grouped_product_of_weight(gradient: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
-    """The gradient of a grouped GEMM's matrices."""
+    """The gradient of the matrices of a grouped GEMM."""
     sizes = counts.tolist()
     pairs = zip(gradient.split(sizes), rows.split(sizes), strict=True)
     return torch.stack([of_group.t() @ group for of_group, group in pairs])
@@ -61,7 +61,7 @@ def _(gradient: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
 
 
 class GroupedProduct(torch.autograd.Function):
-    """A grouped GEMM; keeps its rows."""
+    """A grouped GEMM as an autograd function; saves its rows."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class GroupedProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-        """Gradients of rows and matrices."""
+        """The gradients of rows and matrices."""
         rows, weight, counts = ctx.saved_tensors
         of_rows = grouped_product_of_rows(gradient, weight, counts)
         return of_rows, grouped_product_of_weight(gradient, rows, counts), None
@@ -129,7 +129,7 @@ def _(gate_and_up: Tensor, weights: Tensor) -> Tensor:
 def weighted_swiglu_backward(
     gradient: Tensor, gate_and_up: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of ``weighted_swiglu``."""
+    """The gradients of the rows and weights of ``weighted_swiglu``."""
     gate, up = gate_and_up.float().chunk(2, dim=-1)
     share = torch.sigmoid(gate)
     of_weights = (gradient.float() * gate * share * up).sum(-1)
@@ -140,7 +140,7 @@ def weighted_swiglu_backward(
 
 
 class WeightedSwiglu(torch.autograd.Function):
-    """SwiGLU of each row times the row's weight; keeps its input."""
+    """SwiGLU of each row times the row's weight, as an autograd function; saves its input."""
 
     @staticmethod
     def forward(ctx: Any, gate_and_up: Tensor, weights: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ class WeightedSwiglu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Gradients of the rows and of their weights."""
+        """The gradients of the rows and of their weights."""
         return weighted_swiglu_backward(gradient, *ctx.saved_tensors)
 
 
@@ -193,7 +193,7 @@ def limited_swiglu_backward(
 
 
 class LimitedSwiglu(torch.autograd.Function):
-    """Gated rows times their weights, where gates and values are clamped at a limit; keeps its
+    """Gated rows times their weights, where gates and values are clamped at a limit; saves its
     input.
     """
 

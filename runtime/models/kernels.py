@@ -13,14 +13,17 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-# Columns that a program loads at a time when it loops over a row.
+# The number of columns that a kernel's program loads at a time when it loops over a row.
 PART = 1024
-# Logits that a program loads at a time when it loops over a token's vocabulary.
+# The number of logits that a kernel's program loads at a time when it loops over a token's
+# vocabulary.
 PART_OF_ROW = 4096
-# Columns of the widest row that one program holds in registers, and programs that share the rows of
-# a norm's backward pass: about two per multiprocessor of a large GPU.
+# The number of columns of the widest row that one program holds in registers; and the number of
+# programs that share the rows of a norm's backward pass, about two per multiprocessor of a large
+# GPU.
 WIDEST, PROGRAMS = 8192, 256
-# Heads per program of the rotary embedding: all heads of a large model would spill registers.
+# The number of heads per program of the rotary embedding: all heads of a large model would spill
+# registers.
 HEADS = 8
 
 
@@ -88,7 +91,7 @@ def _signed(key: int, threshold: int) -> tuple[int, int]:
     return key - (key >> 31 << 32), threshold - (threshold >> 31 << 32)
 
 
-# Dropout's row hashes, column key, threshold and scale.
+# The arguments of dropout in a kernel: row hashes, column key, threshold and scale.
 Drop = tuple[Tensor, int, int, float]
 
 
@@ -111,8 +114,8 @@ def added_and_normed(
     shift: Tensor | None,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``added``, its norm, and each row's statistics: mean and reciprocal standard deviation, or
-    reciprocal root mean square.
+    """The sum of ``added``, its norm, and each row's statistics: mean and reciprocal standard
+    deviation, or reciprocal root mean square.
     """
     x, part = x.contiguous(), part.contiguous()
     *rows, columns = x.shape
@@ -138,8 +141,8 @@ def norm_backward(
     *,
     centers: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of a norm's input (with that of the ``residual`` added), weight and bias; only a
-    norm that ``centers`` has a bias.
+    """The gradients of a norm's input (with that of the ``residual`` added), weight and bias; only
+    a norm that ``centers`` has a bias.
     """
     gradient, x = gradient.contiguous(), x.contiguous()
     rows, columns = reciprocal.numel(), x.shape[-1]
@@ -158,7 +161,9 @@ def norm_backward(
 
 
 def _of_part(part: Tensor, bias: Tensor | None, drop: Drop | None) -> tuple[object, ...]:
-    """A branch's bias and dropout as kernel arguments; unused tensor arguments are placeholders."""
+    """The bias and the dropout of a branch as kernel arguments; unused tensor arguments are
+    placeholders.
+    """
     hashes, key, threshold, factor = (part, 0, 0, 1.0) if drop is None else drop
     signed = _signed(key, threshold)
     summand = part if bias is None else bias
@@ -166,7 +171,7 @@ def _of_part(part: Tensor, bias: Tensor | None, drop: Drop | None) -> tuple[obje
 
 
 def _warps(width: int) -> int:
-    """Warps per program such that a row fits in their registers."""
+    """The number of warps per program with which a row fits in their registers."""
     return 32 if width == WIDEST else max(1, width // 512)
 
 
@@ -437,14 +442,15 @@ def _norm_backward(
 def _sum_rows(sums, logits, targets, rows, columns, first, used, part: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * columns
-    # Running maximum per lane; lanes are merged after the last part.
+    # Each lane of the program keeps a running maximum; these are merged after the last part of the
+    # row.
     largest = tl.full((part,), -float("inf"), tl.float32)
     total = tl.zeros((part,), tl.float32)
     for begin in range(0, used, part):
         column = begin + tl.arange(0, part)
         logit = tl.load(start + column, mask=column < used, other=-float("inf")).to(tl.float32)
         top = tl.maximum(largest, logit)
-        # A lane that has seen no value would subtract infinity from infinity.
+        # A lane of the program that has seen no value would subtract infinity from infinity.
         known = tl.where(top == -float("inf"), 0.0, top)
         total = total * tl.exp(largest - known) + tl.exp(logit - known)
         largest = top

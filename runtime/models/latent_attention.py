@@ -71,7 +71,7 @@ def _(of_keys: Tensor, of_values: Tensor, cosine: Tensor, sine: Tensor) -> tuple
 
 
 class KeysAndValues(torch.autograd.Function):
-    """Keys and values of all heads from the up-projected latent vectors; keeps nothing."""
+    """Makes keys and values of all heads from the up-projected latent vectors; saves nothing."""
 
     @staticmethod
     def forward(
@@ -85,7 +85,7 @@ class KeysAndValues(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, of_keys: Tensor, of_values: Tensor
     ) -> tuple[Tensor, Tensor, None, None, None]:
-        """Gradients of the up-projected latents and of the shared channels."""
+        """The gradients of the up-projected latents and of the shared channels."""
         made = keys_and_values_backward(of_keys, of_values, *ctx.saved_tensors)
         return *made, None, None, None
 
@@ -142,8 +142,8 @@ class LatentAttention(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attend; input and output are (B, S, hidden), the input with this rank's tokens only under
-        sequence parallelism.
+        """The attention output (B, S, hidden) of an input of this shape; under sequence parallelism
+        the input has only this rank's tokens.
         """
         config, batch, sequence = self.config, x.shape[0], x.shape[1]
         if self.ranks.splits_tokens:
@@ -187,16 +187,16 @@ class LatentAttention(nn.Module):
         return latent
 
     def _up(self, product_up: ColumnLinear, latent: Tensor) -> Tensor:
-        """Heads from latent vectors; the latent vectors may be overwritten."""
+        """Heads made from latent vectors by the up-projection; the latent vectors may be
+        overwritten.
+        """
         if self.ranks.splits_tokens:
             return product_up(latent)
         return product_up(enter(latent, self.ranks).flatten(0, 1))
 
 
 class Down(nn.Module):
-    """A GEMM of all tokens with a weight that every rank has whole, as it has the weight's
-    gradient.
-    """
+    """A GEMM of all tokens with a weight that every rank holds whole, with the whole gradient."""
 
     def __init__(
         self, inputs: Size, outputs: Size, dtype: torch.dtype, *, biases: bool = False

@@ -39,7 +39,7 @@ def _slope(x: Tensor, approximate: str) -> Tensor:
 
 @cache
 def _minimum(approximate: str) -> tuple[float, float]:
-    """The position of GELU's minimum, and the minimum."""
+    """The input at which GELU is smallest, and its value there."""
     low = torch.tensor(-1.5, dtype=torch.float64)
     high = torch.tensor(0.0, dtype=torch.float64)
     for _ in range(80):
@@ -102,11 +102,13 @@ def lean_gelu_backward(gradient: Tensor, y: Tensor, is_right: Tensor, approximat
 
 
 class LeanGelu(torch.autograd.Function):
-    """GELU that keeps its output, and the side of the minimum on which its input is."""
+    """GELU that saves its output, and for each value on which side of GELU's minimum the input
+    is.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, approximate: str) -> Tensor:
-        """The output; a byte per value records the side."""
+        """The output of GELU; a byte per value records the side of the minimum."""
         y, is_right = gelu_and_side(x, approximate)
         ctx.approximate = approximate
         ctx.save_for_backward(y, is_right)
@@ -114,7 +116,7 @@ class LeanGelu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """The gradient times the slope."""
+        """The gradient of GELU's input: the output's gradient times the slope."""
         y, is_right = ctx.saved_tensors
         return lean_gelu_backward(gradients[0], y, is_right, ctx.approximate), None
 
@@ -157,13 +159,13 @@ def _(
 def lean_layer_norm_backward(
     gradient: Tensor, y: Tensor, reciprocal: Tensor, kept: Tensor, gain: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of input, gain and bias."""
+    """The gradients of input, gain and bias of a LayerNorm."""
     smallest = _smallest(gain, kept.shape[-1])
     is_lost = gain.abs() <= LEAST_GAIN * gain.abs().max()
     divisor = torch.where(is_lost, math.nan, gain.float()).index_fill_(0, smallest, 1.0)
     normal = ((y.float() - bias.float()) / divisor).to(y.dtype)
     normal.index_copy_(-1, smallest, kept)
-    # The gradient of a LayerNorm whose input already has mean 0 and deviation 1.
+    # The gradient is that of a LayerNorm whose input already has mean 0 and deviation 1.
     zeros, ones = torch.zeros_like(reciprocal), torch.ones_like(reciprocal)
     of_x, of_gain, of_bias = torch.ops.aten.native_layer_norm_backward(
         *(gradient.contiguous(), normal, (y.shape[-1],), zeros, ones, gain, bias),
@@ -185,7 +187,7 @@ def lost_channels(gain: Tensor) -> int:
 
 
 class LeanLayerNorm(torch.autograd.Function):
-    """LayerNorm that keeps its output, a deviation per row and the normalised values of a few
+    """LayerNorm that saves its output, a deviation per row and the normalised values of a few
     channels.
     """
 
@@ -193,14 +195,14 @@ class LeanLayerNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, gain: Tensor, bias: Tensor, epsilon: float, channels: int
     ) -> Tensor:
-        """The output."""
+        """The output of LayerNorm."""
         y, reciprocal, kept = norm_and_kept(x, gain, bias, epsilon, channels)
         ctx.save_for_backward(y, reciprocal, kept, gain, bias)
         return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        """Gradients of input, gain and bias."""
+        """The gradients of input, gain and bias."""
         return *lean_layer_norm_backward(gradients[0], *ctx.saved_tensors), None, None
 
 
@@ -236,7 +238,7 @@ class LeanCore(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """Gradients of scores and values."""
+        """The gradients of scores and values."""
         shares, value, kept = ctx.saved_tensors
         of_value = LeanCore._dropped(shares, kept, ctx.share).transpose(-1, -2) @ gradients[0]
         of_shares = LeanCore._dropped(gradients[0] @ value.transpose(-1, -2), kept, ctx.share)

@@ -24,10 +24,10 @@ from runtime.models.ranks import Size, direct, is_watched, operator
 # (``runtime.models.kernels``); elsewhere torch runs several.
 
 
-# Recursion depth of ``_hide_future``: squares at the diagonal are halved this often before the rest
-# is masked.
+# The recursion depth of ``_hide_future``: square blocks at the diagonal are halved this often
+# before the rest is masked.
 HALVINGS = 4
-# Longest row of scores that Triton holds in a GPU's registers.
+# The longest row of scores that a Triton kernel holds in a GPU's registers.
 LONGEST_ROW = 32_768
 
 
@@ -90,7 +90,7 @@ def rms_norm_backward(
 
 
 class RMSNormed(torch.autograd.Function):
-    """Autograd function of ``rms_norm``; saves its input and each row's reciprocal root mean
+    """RMSNorm as an autograd function; saves its input and each row's reciprocal root mean
     square.
     """
 
@@ -109,7 +109,7 @@ class RMSNormed(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor, _of_reciprocal: Tensor | None
     ) -> tuple[Tensor, Tensor, None]:
-        """Gradients of the input and of the weight."""
+        """The gradients of the input and of the weight."""
         x, reciprocal, weight = ctx.saved_tensors
         of_x, of_weight = rms_norm_backward(gradient, x, reciprocal, weight)
         return of_x, of_weight, None
@@ -149,7 +149,7 @@ def swiglu_backward(gradient: Tensor, gate_and_up: Tensor) -> Tensor:
 
 
 class SwiGLU(torch.autograd.Function):
-    """Autograd function of ``swiglu``; saves its input."""
+    """SwiGLU as an autograd function; saves its input."""
 
     @staticmethod
     def forward(ctx: Any, gate_and_up: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ class SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        """Gradients of gate and up."""
+        """The gradients of gate and up."""
         return swiglu_backward(gradient, *ctx.saved_tensors)
 
 
@@ -243,7 +243,7 @@ def _hide_future(scores: Tensor) -> None:
 
 
 def _squares(scores: Tensor, count: int, size: int, rows: int) -> Tensor:
-    """View of the first ``rows`` of each of ``count`` square blocks on the diagonal (.., count,
+    """A view of the first ``rows`` of each of ``count`` square blocks on the diagonal (.., count,
     rows, size).
     """
     whole = scores.shape[-1]
@@ -259,7 +259,7 @@ def causal_softmax_backward(gradient: Tensor, shares: Tensor) -> Tensor:
 
 
 class CausalSoftmax(torch.autograd.Function):
-    """Autograd function of ``causal_softmax``; saves only its output."""
+    """Causal softmax as an autograd function; saves only its output."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, sequence: Any) -> Tensor:
@@ -272,7 +272,7 @@ class CausalSoftmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        """Gradient of the scores."""
+        """The gradient of the scores."""
         (shares,) = ctx.saved_tensors
         return causal_softmax_backward(gradient, shares), None
 
@@ -286,15 +286,17 @@ class CausalSoftmax(torch.autograd.Function):
 # gradient over the logits. Accumulation is in 32 bits. With Triton each pass is one kernel.
 
 
-# Logits that torch processes at a time where there is no kernel: about a CPU cache.
+# The number of logits that torch processes at a time where there is no kernel: about as many as a
+# CPU cache holds.
 LOGITS_TOGETHER = 2**18
-# Rows of the first pass's result, per token.
+# The rows of the result of the first pass, for each token.
 LARGEST, TOTAL, AT_TARGET = range(3)
 
 
 @operator(changes=("sums",))
 def sum_rows(sums: Tensor, logits: Tensor, targets: Tensor, first: int, used: int) -> None:
-    """Each row's largest logit, sum of exponentials of differences to it, and the target's logit.
+    """Each row's largest logit, the sum of exponentials of the differences to it, and the target's
+    logit.
 
     ``sums`` is (3, rows), of 32 bits; ``logits`` (rows, columns) are those of tokens from
     ``first`` on, of which ``used`` are in the vocabulary. A target that is elsewhere gives 0.
@@ -384,7 +386,7 @@ class HeadNorm(RMSNorm):
 
 
 def add_in_norms(module: nn.Module, epsilon: float) -> None:
-    """Set ``epsilon`` of all norms inside a module."""
+    """Set ``epsilon`` of all norms in a module."""
     for norm in module.modules():
         if isinstance(norm, LayerNorm | RMSNorm):
             norm.epsilon = epsilon

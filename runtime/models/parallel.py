@@ -25,17 +25,18 @@ from runtime.models.ranks import CountedRanks, Size, TensorParallel, bare, carri
 
 # Parameters with a value per head, which ranks split as they split heads.
 OF_HEADS = ("sinks",)
-# Computes ``x @ weight.T + bias`` over the last dimension of ``x``; the result may be overwritten.
-# The default is ``product``; the executor of a plan substitutes its own.
+# A function that computes ``x @ weight.T + bias`` over the last dimension of ``x``; the result may
+# be overwritten. The default is ``product``; the executor of a plan substitutes its own.
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-# Adds an adapter's output in place: takes a GEMM's input and its result.
+# A function that adds an adapter's output in place, given the input of a GEMM and its result.
 Adds = Callable[[Tensor, Tensor], Tensor]
-# Multiplies whole sequences by a weight, where each rank passes its part of the sequences.
+# A function that multiplies whole sequences by a weight, where each rank passes its part of the
+# sequences.
 MultiplyGathered = Callable[[Tensor, Tensor, Tensor | None, TensorParallel], Tensor]
-# Looks up the rows of tokens in a table.
+# A function that looks up the rows of tokens in a table.
 LookUp = Callable[[Tensor, Tensor], Tensor]
-# Computes each token's loss, from logits (tokens, rank's vocabulary), targets (tokens), ranks, and
-# the number of padding tokens at the end of the vocabulary.
+# A function that computes each token's loss, from logits (tokens, rank's vocabulary), targets
+# (tokens), ranks, and the number of padding tokens at the end of the vocabulary.
 LossOfTokens = Callable[[Tensor, Tensor, TensorParallel, Size], Tensor]
 
 
@@ -124,7 +125,7 @@ def _is_alone(ranks: TensorParallel) -> bool:
     return not isinstance(ranks, CountedRanks) and ranks.size == 1
 
 
-# A view that autograd and in-place operators take for a tensor of its own.
+# A view which autograd and in-place operators treat as a separate tensor.
 unsafe_view: Callable[[Tensor, Sequence[Size]], Tensor] = torch.ops.aten._unsafe_view.default
 
 
@@ -261,7 +262,7 @@ class SmallMatrix(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The result (T, outputs)."""
+        """The result (T, outputs) of the GEMM."""
         return product(x, self.weight, self.bias)
 
 
@@ -293,7 +294,9 @@ class _AddParts(torch.autograd.Function):
 
 
 class ColumnAdapter(nn.Module):
-    """The adapters of a GEMM whose rows ranks split: one for each block of its outputs."""
+    """The adapters of a GEMM whose weight has its rows split over ranks: one for each block of its
+    outputs.
+    """
 
     def __init__(self, of: ColumnLinear, rank: int) -> None:
         super().__init__()
@@ -313,7 +316,9 @@ class ColumnAdapter(nn.Module):
 
 
 class RowAdapter(nn.Module):
-    """The adapter of a GEMM whose columns ranks split; its result is a rank's summand."""
+    """The adapter of a GEMM whose weight has its columns split over ranks; the result on each rank
+    is a summand of the whole.
+    """
 
     def __init__(self, of: RowLinear, rank: int) -> None:
         super().__init__()

@@ -135,7 +135,7 @@ def counted(
     return made
 
 
-# Linear maps of tensors over ranks, such as gathers, and their transposes for gradients.
+# Linear maps of tensors over ranks, such as gathers, and the transposed maps for gradients.
 
 
 def bare(function: type[torch.autograd.Function]) -> Callable[..., Any]:
@@ -151,7 +151,7 @@ class Carried(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, there: Callable[..., Any], back: Callable[..., Any], *x: Tensor) -> Any:
-        """The mapped tensors."""
+        """The tensors after the linear map."""
         ctx.back = back
         return there(*x)
 
@@ -183,11 +183,11 @@ class TensorParallel(Protocol):
 
     @property
     def size(self) -> Size:
-        """Number of ranks."""
+        """The number of tensor-parallel ranks."""
 
     @property
     def rank(self) -> int:
-        """This rank's number."""
+        """The number of this rank among them."""
 
     @property
     def splits_tokens(self) -> bool:
@@ -220,18 +220,18 @@ class OneRank:
     splits_tokens = False
 
     def all_reduce_(self, tensor: Tensor, operation: str = "sum") -> None:
-        """Does nothing."""
+        """Does nothing, since there is one rank."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """The tensor itself."""
+        """The tensor itself, since there is one rank."""
         return tensor
 
     def gather_tokens(self, tensor: Tensor, *, again: bool = False) -> Tensor:
-        """The tensor itself."""
+        """The tensor itself, since the one rank has all tokens."""
         return tensor
 
     def scatter_tokens(self, tensor: Tensor, *, of_input: bool = False) -> Tensor:
-        """The tensor itself."""
+        """The tensor itself, since the one rank has all tokens."""
         return tensor
 
 

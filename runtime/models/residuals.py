@@ -20,12 +20,12 @@ from runtime.models.ranks import bare, direct
 
 _layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
 
-# Columns of the widest row that a norm kernel holds; wider rows are added and normalised by
-# separate kernels.
+# The number of columns of the widest row that a norm kernel holds; wider rows are added and
+# normalised by separate kernels.
 WIDEST = 8192
 
 
-# Dropout's arguments of an operator: row numbers, probability, and the keys of rows and columns.
+# The dropout arguments of an operator: row numbers, probability, and the keys of rows and columns.
 _Drawn = tuple[Tensor | None, float, int, int]
 
 
@@ -171,7 +171,7 @@ def _(gradient: Tensor, x: Tensor, mean: Tensor | None, *others: Any) -> tuple[T
     return x.new_empty(x.shape), weight.new_empty(weight.shape), of_shift
 
 
-# The same operators as autograd functions.
+# The same additions and norms as autograd functions.
 
 
 class AddedPart(torch.autograd.Function):
@@ -187,7 +187,7 @@ class AddedPart(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the residual, the branch and the bias."""
+        """The gradients of the residual, the branch and the bias."""
         (gradient,) = gradients
         of_part, of_bias = _of_part(ctx, gradient)
         return gradient, of_part, of_bias, None
@@ -251,7 +251,7 @@ class NormBeside(torch.autograd.Function):
 
 
 def _of_part(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Gradients of a branch and of its bias, from the gradient of the sum."""
+    """The gradients of a branch and of its bias, from the gradient of the sum."""
     of_part = gradient if ctx.drop is None else ctx.drop.of(gradient)
     if not ctx.needs_input_grad[2]:
         return of_part, None
@@ -261,7 +261,9 @@ def _of_part(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
 def _keep(
     ctx: Any, x: Tensor, mean: Tensor, reciprocal: Tensor, weight: Tensor, shift: Tensor | None
 ) -> None:
-    """Keep a norm's input and numbers; its vectors are read where they are in the backward pass."""
+    """Save a norm's input and its numbers per row; the norm's weight and bias are read in the
+    backward pass, where they are then.
+    """
     ctx.weight, ctx.shift = weight, shift
     if shift is None:
         ctx.save_for_backward(x, reciprocal)
@@ -272,8 +274,9 @@ def _keep(
 def _of_norm(
     ctx: Any, of_normal: Tensor, residual: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradients of a norm's input, with the residual's added, and of its weight and bias, where
-    there are these and they are trained."""
+    """The gradients of a norm's input, with the residual's added, and of its weight and bias, if it
+    has them and they are trained.
+    """
     x, *mean, reciprocal = ctx.saved_tensors
     of_x, of_weight, of_shift = norm_and_add_backward(
         *(of_normal, x, mean[0] if mean else None, reciprocal, ctx.weight, ctx.shift, residual)
@@ -298,7 +301,7 @@ def added(x: Tensor, part: Tensor, bias: Tensor | None, drop: Drop | None) -> Te
 def added_and_normed(
     x: Tensor, part: Tensor, bias: Tensor | None, drop: Drop | None, norm: nn.Module
 ) -> tuple[Tensor, Tensor]:
-    """``added``, and the norm of its result."""
+    """The result of ``added``, and its norm."""
     made: tuple[Tensor, Tensor] = _add_and_norm(x, part, bias, drop, *_vectors(norm))
     return made
 

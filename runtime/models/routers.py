@@ -17,7 +17,7 @@ from mistlab.plan.routers import Router
 from runtime.models.context import ContextRanks, by_rank, in_order
 from runtime.models.ranks import TensorParallel
 
-# Added to the sum by which weights are normalised, as in DeepSeek's code.
+# A number added to the sum by which weights are normalised, as in DeepSeek's code.
 TINY = 1e-20
 
 
@@ -81,7 +81,7 @@ def of_logits(of_scores: Tensor, scores: Tensor, router: Router) -> Tensor:
     return scores * (of_scores - (of_scores * scores).sum(-1, keepdim=True))
 
 
-# Values of the tokens of whole sequences, which ranks split.
+# Values of all tokens of sequences, of which each rank has a part.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -142,8 +142,8 @@ def shares_of_choices(chosen: Tensor, experts: int) -> Tensor:
 
 
 def within_capacity(weights: Tensor, chosen: Tensor, experts: int, most: int) -> Tensor:
-    """The choices (B, S, A) that experts accept, where each accepts at most ``most`` per sequence:
-    those with the largest weights, ties in order.
+    """The choices of experts (B, S, A) that are accepted, where each expert accepts at most
+    ``most`` tokens per sequence: those with the largest weights, ties in order.
     """
     batch = chosen.shape[0]
     places = torch.arange(batch, device=chosen.device)[:, None]
@@ -159,11 +159,14 @@ def within_capacity(weights: Tensor, chosen: Tensor, experts: int, most: int) ->
     return kept.view(chosen.shape)
 
 
-# Auxiliary losses of routers: their gradients are added where the router's are computed.
+# The auxiliary losses of routers: their gradients are added where the gradients of router logits
+# are computed.
 
 
 class RouterWatch(Protocol):
-    """What a training run does with a block's router: scales its losses and counts its choices."""
+    """The observer of a block's router in a training run: it scales the router's losses and counts
+    its choices.
+    """
 
     def share(self) -> Tensor:
         """The factor of a micro-batch's mean loss on this rank, by which gradients are scaled."""

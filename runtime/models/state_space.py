@@ -247,7 +247,7 @@ class SquaredRelu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
-        """Gradients of the rows and of their weights."""
+        """The gradients of the rows and of their weights."""
         x, weights = ctx.saved_tensors
         of_x, of_weights = squared_relu_backward(gradient, x, weights)
         return of_x, None if weights is None else of_weights
@@ -302,7 +302,7 @@ class StateSpace(nn.Module):
         self.output = RowLinear(inner, config.hidden, ranks, biases=False, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mix tokens; input and output are (B, S, hidden)."""
+        """The output (B, S, hidden) of an input of this shape, whose tokens are mixed."""
         made = _Core.apply(
             self.enter(x),
             *(self.convolution, self.convolution_bias, self.decay, self.shift, self.skip),

@@ -34,15 +34,15 @@ from runtime.models.ranks import CountedRanks, OneRank, TensorParallel, bare, co
 from runtime.models.residuals import added, added_and_normed, is_plain, normed_beside
 from runtime.models.state_space import SquaredRelu, StateSpace
 
-# Weight of the mean multi-token prediction loss: DeepSeek V3's for two thirds of its training
+# The weight of the mean multi-token prediction loss: DeepSeek V3's for two thirds of its training
 # (arXiv 2412.19437, section 4.2).
 FURTHER_SHARE = 0.3
 _gate = bare(SwiGLU)
 
 
 class MLP(nn.Module):
-    """Feed-forward network: two products around an activation; if gated, the first product computes
-    gate and value.
+    """The feed-forward network of a block: two GEMMs around an activation; if gated, the first GEMM
+    computes gate and value.
     """
 
     def __init__(self, config: ModelConfig, structure: Structure, ranks: TensorParallel) -> None:
@@ -62,7 +62,7 @@ class MLP(nn.Module):
         return self.down(self._activated(self.up(x)))
 
     def _activated(self, inner: Tensor) -> Tensor:
-        """Input of the second product. No variable references the first product's output while the
+        """The input of the second GEMM. No variable references the first GEMM's output while the
         second runs.
         """
         if self.structure.gated_mlp:
@@ -91,8 +91,7 @@ class Embedding(nn.Module):
         if structure.position == "absolute":
             shape = (config.positions, config.hidden)
             self.positions = nn.Parameter(torch.empty(*shape, dtype=config.dtype))
-        # Positions of this rank's tokens, where ranks split sequences in another way than
-        # contiguously.
+        # The positions of this rank's tokens, where its part of a sequence is not contiguous.
         self.places: Tensor | None = None
         self.norm: nn.Module | None = None
         if structure.encoder:
@@ -137,7 +136,8 @@ class Block(nn.Module):
         self.encodes = structure.encoder
         self.attention: Attention | LatentAttention | StateSpace | None = None
         self.mlp_norm: nn.Module | None = None
-        # Norms applied to the outputs of attention and of the network.
+        # Norms that are applied to the outputs of attention and of the network, if the model has
+        # them.
         self.attention_post_norm: nn.Module | None = None
         self.mlp_post_norm: nn.Module | None = None
         self.mlp: MLP | None = None
@@ -313,7 +313,7 @@ def with_further(targets: Tensor, tokens: int) -> Tensor:
 
 
 class FurtherHead(nn.Module):
-    """Head that predicts one token further (multi-token prediction, as in DeepSeek V3, arXiv
+    """A head that predicts one token further (multi-token prediction, as in DeepSeek V3, arXiv
     2412.19437).
 
     What made the token before is normalised, as is this token's own vector. A product joins both,
@@ -371,7 +371,7 @@ class RunAgain(torch.autograd.Function):
 
 
 class Head(nn.Module):
-    """Head: final norm, output projection to the vocabulary, and loss.
+    """The head of a model: final norm, output projection to the vocabulary, and loss.
 
     The head predicts further tokens by ``further`` heads, which use its product, and the table of
     token vectors: ``table``, or with tied embeddings the product's matrix. Their mean loss counts
@@ -397,7 +397,7 @@ class Head(nn.Module):
         self.ranks = ranks
         self.unused, self.length = config.unused_vocab, config.positions
         self.look_up: LookUp = nn.functional.embedding
-        # Tokens per chunk of logits; None for all tokens at once.
+        # The number of tokens per chunk of logits; None for all tokens at once.
         self.chunk_tokens: int | None = None
         self.loss: LossOfTokens = eager_losses
         self.further = nn.ModuleList(further)

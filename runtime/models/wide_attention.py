@@ -69,7 +69,7 @@ def attention_backward(
 
 @operator("sinks")
 def sinks_backward(gradient: Tensor, mixed: Tensor, sinks: Tensor, total: Tensor) -> Tensor:
-    """Gradient of the sinks (H)."""
+    """The gradient of the attention sinks (H)."""
     of_total = (gradient.float() * mixed.float()).sum(-1).transpose(1, 2)
     shares = (sinks.float()[:, None] - total).exp()
     return -(shares * of_total).sum((0, 2)).to(sinks.dtype)
@@ -94,7 +94,7 @@ class WideAttention(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, None]:
-        """Gradients of all operands."""
+        """The gradients of queries, keys, values and sinks."""
         query, key, value, sinks, mixed, total = ctx.saved_tensors
         made = attention_backward(gradient, query, key, value, mixed, total, ctx.window)
         of_sinks = None if sinks is None else sinks_backward(gradient, mixed, sinks, total)
@@ -102,7 +102,7 @@ class WideAttention(torch.autograd.Function):
 
 
 def _scores(query: Tensor, key: Tensor, window: int) -> Tensor:
-    """Scaled scores (B, H, S, S) in 32 bits; masked ones are -inf."""
+    """The scaled scores (B, H, S, S) of attention in 32 bits; masked ones are -inf."""
     sequence, channels = query.shape[1], query.shape[-1]
     scores = torch.einsum("bshd,bthd->bhst", query.float(), _repeated(key, query).float())
     positions = torch.arange(sequence, device=query.device)

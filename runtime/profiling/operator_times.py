@@ -76,7 +76,8 @@ def memory_bytes_per_s(size_bytes: int, clock: Clock, repetitions: int) -> float
 
 DROPOUT = 0.1
 STEP = "optimizer-step"
-# The magnitude of random values, small enough that sums of a few thousand products fit in 16 bits.
+# The magnitude of random values: so small that sums of a few thousand products are finite in 16
+# bits.
 SCALE = 0.1
 
 Shape = tuple[int, ...]

@@ -48,7 +48,7 @@ class Timing:
 
     @classmethod
     def of(cls, samples_s: Sequence[float]) -> "Timing":
-        """The timing of samples: their median and spread."""
+        """The median and the spread of samples."""
         middle = median(samples_s)
         spread = 0.0
         if len(samples_s) > 1:
@@ -105,7 +105,7 @@ class HostClock:
             torch.mm(self._small, self._small).add_(self._small)
 
     def wait(self) -> None:
-        """Returns at once, since all work has ended."""
+        """Returns at once, since the work has already ended."""
 
 
 @final
@@ -218,7 +218,7 @@ class Rank:
         return seconds.tolist()
 
     def together(self) -> None:
-        """Wait until every process has arrived."""
+        """Wait until every measuring process has reached this call."""
         together(self.talk)
 
     def timed(self, work: TimedWork) -> Timing:
@@ -228,7 +228,7 @@ class Rank:
 
 
 def together(talk: ProcessGroup | None) -> None:
-    """Wait until all communicating processes have arrived; a single process continues."""
+    """Wait until all communicating processes have reached this call; a single process continues."""
     if talk is not None:
         distributed.barrier(talk)
 

@@ -75,7 +75,7 @@ class CopyLane:
         self._copies: list[Future[None]] = []
 
     def submit(self, copy: Callable[[], None]) -> "Future[None]":
-        """Start a copy once those submitted before have ended."""
+        """Start a copy, after those that were submitted earlier have ended."""
         started = self._thread.submit(copy)
         self._copies.append(started)
         return started

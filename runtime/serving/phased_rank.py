@@ -60,8 +60,8 @@ Layouts = tuple[Layout, Layout]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PhasedJob:
-    """What all ranks need: requests with prompt tokens, a model with its initial weights, both
-    layouts, and limits; at a change of layout weights come from other ranks, or from host memory.
+    """The inputs of all ranks: requests with prompt tokens, a model with its initial weights, both
+    layouts, and limits; at a change of layout, weights come from other ranks or from host memory.
     """
 
     workload: Workload
@@ -75,9 +75,9 @@ class PhasedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRun:
-    """What a rank did: its actions, the tokens of all requests, bytes received in each change (of
-    weights, and of keys and values on the device), bytes copied to host memory and back, and
-    seconds by cause.
+    """The record of a rank's run: its actions, the tokens of all requests, bytes received in each
+    change of layout (of weights, and of keys and values on the device), bytes copied to host memory
+    and back, and seconds by cause.
     """
 
     actions: list[Action]
@@ -122,8 +122,8 @@ class GroupedRanks:
 
 @dataclass(slots=True, eq=False)
 class _PhaseStage:
-    """What a rank has under one layout: its layers, the cache blocks of its replica's requests, its
-    heads, and the rotary tables.
+    """A rank's part of the model under one layout: its layers, the cache blocks of its replica's
+    requests, its heads, and the rotary tables.
     """
 
     layout: Layout
@@ -416,7 +416,7 @@ class PhasedRank:
     # Messages between pipeline stages, and between all ranks.
 
     def _send(self, tensor: Tensor, stages: int) -> None:
-        """Send a tensor so many stages ahead, to the rank with the same tensor-parallel index."""
+        """Send a tensor to the rank with this tensor-parallel index in a later stage."""
         peer = self.rank + stages * self.stage.layout.tp
         pending = self.world.exchange([(tensor.contiguous(), peer)], [])
         if pending is not None:
@@ -546,8 +546,8 @@ class PhasedRank:
         return read_tokens(stage.pool.memory, stage.pool.tables[move.request], move.tokens)
 
     def _cut(self, values: Tensor, stage: _PhaseStage, blocks: range, part: Part) -> Tensor:
-        """The slice of keys and values (tokens, layers, 2, K, D) for some transformer blocks and
-        heads of a stage.
+        """A slice of keys and values (tokens, layers, 2, K, D): those of some transformer blocks
+        and heads of a stage.
         """
         count = self.workload.model.kv_heads
         first, last = (int((heads - stage.heads[0]) * count) for heads in part)

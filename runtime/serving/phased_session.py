@@ -1,4 +1,6 @@
-"""The processes that serve by turns under two layouts, from connecting to what each process did."""
+"""Processes that serve by turns under two layouts: they connect, serve, and return a record of each
+process's run.
+"""
 
 import os
 import shutil
@@ -44,7 +46,7 @@ def drawn_prompts(run: ChangingRun, load: ServingLoad, seed: int) -> list[list[i
 
 
 def job_of(run: ChangingRun, load: ServingLoad, seed: int) -> PhasedJob:
-    """What all ranks need to serve: prompts and weights are drawn with a seed."""
+    """The inputs of all ranks for serving; prompts and weights are drawn with a seed."""
     return PhasedJob(
         workload=run.workload,
         layouts=(run.prefill.layout, run.decode.layout),
@@ -57,8 +59,8 @@ def job_of(run: ChangingRun, load: ServingLoad, seed: int) -> PhasedJob:
 
 
 def serve(run: ChangingRun, job: PhasedJob, timeout_s: float) -> tuple[World, list[ServedRun]]:
-    """Serve a job on all processes that were started; returns this process's rank, and what each
-    process did.
+    """Serve a job on all processes that were started; returns this process's rank, and the record
+    of each process's run.
     """
     world = world_of_launcher()
     _check_started(run, world)
@@ -78,7 +80,7 @@ def serve(run: ChangingRun, job: PhasedJob, timeout_s: float) -> tuple[World, li
 
 
 def serve_joined(job: PhasedJob, world: World, timeout_s: float) -> ServedRun:
-    """Serve a job on processes that are connected; returns what this process did."""
+    """Serve a job on processes that are connected; returns the record of this process's run."""
     with _host_memory(world) as host_memory:
         rank = PhasedRank(
             job,

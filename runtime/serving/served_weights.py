@@ -51,7 +51,7 @@ class ModelTensor:
         return shape
 
     def pieces(self, local: Tensor, held: Part, part: Part) -> list[Tensor]:
-        """Views of a part of the tensor in the shard of a rank that holds the part ``held``."""
+        """The views of a part of the tensor in the shard of a rank that holds the part ``held``."""
         if self.split is None:
             return [local]
         axis, blocks = self.split
@@ -89,7 +89,7 @@ def model_tensors(workload: Workload, config: ModelConfig) -> list[ModelTensor]:
 
 
 def config_over(workload: Workload, layouts: Sequence[Layout]) -> ModelConfig:
-    """The sizes of a model whose vocabulary is padded for the ranks of all layouts."""
+    """The sizes of a model, with its vocabulary padded for the ranks of all layouts."""
     vocab = workload.model.padded_vocab(lcm(*(layout.tp for layout in layouts)))
     return replace(config_of(workload), vocab=vocab, unused_vocab=vocab - workload.model.vocab)
 
@@ -119,7 +119,7 @@ def whole_tensors(
 
 class ServedWeights:
     """A rank's shards of all tensors under the current layout; ``moved_bytes`` lists the bytes
-    received in each change of layout.
+    received at each change of layout.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ LARGEST_DEGREE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandIns:
-    """Numbers that stand for the symbolic sizes where the model's code branches on them."""
+    """Numbers that stand for the symbolic sizes where the model's code branches on sizes."""
 
     batch: int = 4
     sequence_length: int = 128

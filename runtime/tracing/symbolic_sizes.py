@@ -138,7 +138,7 @@ def refusal(operator: str, module: str, error: Exception) -> TraceError:
 
 
 def running_place() -> str:
-    """The innermost line of the user's code that is running."""
+    """The innermost running line of the user's code."""
     return _place(traceback.extract_stack())
 
 
@@ -209,7 +209,8 @@ def always(guard: sympy.Basic, *, at_least: int) -> bool:
     if difference == 0:
         return isinstance(guard, sympy.Eq | sympy.Ge | sympy.Le)
     signs = {sympy.sign(c) for c in difference.as_coefficients_dict().values()}
-    # If all terms have the same sign and one of them is a constant, the difference is never zero.
+    # If all terms of the difference have the same sign and one of them is a constant, it is never
+    # zero.
     apart = len(signs) == 1 and difference.subs(dict.fromkeys(difference.free_symbols, 0)) != 0
     if isinstance(guard, sympy.Ne):
         return apart

@@ -174,13 +174,13 @@ class OperatorRecorder(TorchDispatchMode):
         self.storages: dict[int, Storage] = {}
         self._space = space
         self._paths = paths
-        # Storages of constants, whose weak references also keep their addresses from being reused.
+        # The storages of constants; weak references to them also prevent reuse of their addresses.
         self._constants = {
             key_of(tensor): StorageWeakRef(tensor.untyped_storage()) for tensor in constants
         }
 
     def adopt(self, tensor: Tensor) -> None:
-        """Count a tensor, made by another layer, for this layer.
+        """Count a tensor that another layer made as one of this layer.
 
         It is the layer's input in the forward pass, its output's gradient in the backward pass.
         """

@@ -38,8 +38,8 @@ class Sizes:
     f: Size
     V: Size
     tp: Size
-    # Below: sizes of parts that only some models have: windows, latent attention, experts and state
-    # spaces.
+    # Below: the sizes of parts that only some models have: windows, latent attention, experts and
+    # state spaces.
     w: Size = 1
     u: Size = 1
     m: Size = 1
@@ -147,7 +147,7 @@ def structure_with(variant: Variant) -> Structure:
     return replace(STRUCTURES[variant.family], **parts)
 
 
-# For each optional part of blocks, the fields of the structure that it sets.
+# For each optional part of blocks, the fields of the structure that the part sets.
 _OTHERWISE: Mapping[str, Mapping[str, Any]] = {
     "rotary": {"position": "rotary"},
     "positionless": {"position": "none"},

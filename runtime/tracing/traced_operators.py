@@ -26,8 +26,9 @@ from runtime.models.ranks import Size, value_of
 # The number of tokens in a chunk of a scan, as in Nemotron's configurations and in kernels of the
 # delta rule.
 CHUNK, CHUNK_OF_DELTA_RULE = 128, 64
-# How often kernels pass over the states of all chunks, in 32 bits: forward, states are computed,
-# passed on (read and written) and queried; backward likewise, and gradients are read twice.
+# The number of times that kernels pass over the states of all chunks, in 32 bits: forward, states
+# are computed, passed on (read and written) and queried; backward the same, and gradients are read
+# twice.
 READ: dict[Phase, int] = {"forward": 2, "backward": 5}
 WRITTEN: dict[Phase, int] = {"forward": 2, "backward": 4}
 # GEMMs of a pass per GEMM of the forward pass: backward, the forward GEMM runs again, and two
@@ -184,7 +185,7 @@ IDLE = {
     "aten._local_scalar_dense",
 }
 
-# Operators that fetch rows of a table, each with the argument that is the table.
+# Operators that fetch rows of a table, each with the name of the argument that is the table.
 ROWS_OF = {
     "aten.embedding": "weight",
     "aten.gather": "self",
@@ -198,7 +199,7 @@ GATHERS = {"mistlab.gather_tokens", "mistlab.gather_again", "mistlab.gather_rows
 # Operators that read only scores of past positions, which are half of all scores.
 READ_HALVES = {"mistlab.causal_softmax", "mistlab.causal_softmax_backward"}
 
-# Operators that overwrite an argument without reading it, each with the argument.
+# Operators that overwrite an argument without reading it, each with the name of the argument.
 OVERWRITES = {
     "aten.copy_": "self",
     "aten.scatter_": "self",
@@ -378,7 +379,9 @@ def _phase(call: TracedCall) -> Phase:
 
 
 def _of_scan(call: TracedCall) -> tuple[Size, Size, list[Size], bool]:
-    """The tokens, heads and sizes of a scan operator, and whether it follows the delta rule."""
+    """The tokens, heads and sizes of a scan operator, and whether it follows the gated delta
+    rule.
+    """
     mixed, heads = call.argument("mixed").shape, call.argument("shift").shape[0]
     by_delta_rule = call.name.startswith("mistlab.delta_rule")
     return mixed[0] * mixed[1], heads, call.argument("sizes"), by_delta_rule

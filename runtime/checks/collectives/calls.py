@@ -38,9 +38,9 @@ from runtime.engine.work.router_notes import routers_of
 
 # Calls are listed for the first iteration, and for a second one, which equals all later ones.
 ITERATIONS = 2
-# The number of all-reduces over tensor-parallel ranks in a block, and in one whose attention and
-# network run side by side, forward or backward. Below, the number of a block's GEMMs that take
-# whole sequences.
+# The number of all-reduces over tensor-parallel ranks in the forward or the backward pass of a
+# block, and in that of a block whose attention and network run side by side. Below, the number of a
+# block's GEMMs that take whole sequences.
 SUMS_OF_BLOCK, SUMS_OF_PARALLEL_BLOCK = 2, 1
 GATHERS_OF_BLOCK = 2
 # Names of the tensors that tensor-parallel ranks reduce. Below, names of the tensors of the loss.
@@ -49,8 +49,9 @@ ACTIVATIONS, THEIR_GRADIENTS = "activations", "gradients of activations"
 # tensor-parallel ranks split the columns of their GEMM.
 JOINED, OF_JOINED, COLUMNS = "joined vectors", "gradients of joined vectors", "columns of products"
 LOSS = ("largest logits", "sums of powers and logits at targets")
-# The name of the experts that tokens choose. Below, that of the gradients of parameters that all
-# tensor-parallel ranks hold whole: each rank has the gradients of its own tokens.
+# The name of the tensor that lists the experts chosen for each token. Below, the name of the
+# gradients of parameters that all tensor-parallel ranks hold whole: each rank has the gradients of
+# its own tokens.
 CHOICES = "choices of tokens"
 OF_VECTORS, OF_POSITIONS = "gradients of shared vectors, layer", "gradients of positions"
 
@@ -227,7 +228,7 @@ class _Stage:
         return (Call(group=link, kind="exchange", what=what),)
 
     def _above(self, op: Op) -> int:
-        """The layer from which a message comes: its output, or its output's gradient."""
+        """The name of the layer whose output, or whose output's gradient, a message contains."""
         assert op.of is not None
         is_output = (op.of.kind == "F") == (op.name == "X")
         return op.layer if is_output else op.layer - 1
@@ -296,7 +297,7 @@ class _Stage:
 
     def of_weights(self, op: Op) -> tuple[Call, ...]:
         """Calls of task W, a separate weight-gradient pass: under sequence parallelism GEMMs gather
-        their inputs again, and vectors' gradients are reduced.
+        their inputs again, and gradients of norms and biases are reduced.
         """
         if op.layer == EMBEDDING:
             return self._of_embedding(op)
@@ -393,7 +394,7 @@ class _Stage:
         return (*ways, *gathered)
 
     def _keys(self, phase: "Passes") -> tuple[Call, ...]:
-        """The calls of context-parallel ranks inside a block's attention."""
+        """The calls of context-parallel ranks for the keys and values of a block's attention."""
         ranks, way = self._own.token_split
         return () if ranks == 1 else _KEYS[way](ranks)[phase]
 
@@ -407,9 +408,10 @@ class _Stage:
         return (*of_positions, *self._gathers(THEIR_GRADIENTS))
 
     def _of_vectors(self, op: Op) -> tuple[Call, ...]:
-        """The reduction of gradients of a layer's vectors, once per iteration: under sequence
-        parallelism those of all vectors that ranks hold whole; otherwise those of head norms, and
-        of routers, of which each rank computes the gradients of its own tokens.
+        """The reduction of gradients of a layer's norms and biases, once per iteration: under
+        sequence parallelism those of all vectors that each rank holds whole; otherwise those of
+        head norms, and those of routers, of which each rank computes the gradients of its own
+        tokens.
         """
         of_heads = self.has_head_norms and self._has_blocks(op)
         has_any = self._splits_tokens or of_heads or self._has_experts(op)
@@ -472,8 +474,8 @@ Passes = Literal["forward", "backward"]
 
 
 def _ring_calls(ranks: int) -> Mapping[Passes, tuple[Call, ...]]:
-    """Ring exchange of keys: a message to the next rank in each step except the last. Backward,
-    gradients of keys follow one step behind, and then return to their rank.
+    """Ring exchange of keys: each rank sends to the next one in every step except the last.
+    Backward, gradients of keys follow one step behind, and then return to their own rank.
     """
     keys = Call(group="context", kind="exchange", what=KEYS, beside=True)
     return {
@@ -490,14 +492,15 @@ def _gathering_calls(_: int) -> Mapping[Passes, tuple[Call, ...]]:
 
 
 def _exchanging_calls(_: int) -> Mapping[Passes, tuple[Call, ...]]:
-    """Exchange of heads: tokens are exchanged for heads before attention, and heads for tokens
-    after it.
+    """Exchange of heads: before attention, ranks exchange parts of sequences for parts of heads,
+    and after it the reverse.
     """
     heads = Call(group="context", kind="exchange", what=OF_HEADS)
     return {"forward": (heads,) * 2, "backward": (heads,) * 2}
 
 
-# The calls inside attention for so many context-parallel ranks, by ``context_exchange``.
+# The calls inside attention by the way in which context-parallel ranks exchange keys
+# (``context_exchange``), for a given number of ranks.
 _KEYS: Mapping[int, Callable[[int], Mapping[Passes, tuple[Call, ...]]]] = {
     RING: _ring_calls,
     GATHER: _gathering_calls,

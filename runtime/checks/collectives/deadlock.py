@@ -105,8 +105,8 @@ class _Moments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CallMoments:
-    """The moments of one call: when it begins and ends, when it is issued, and when its host
-    continues.
+    """The moments of one call: when it begins and ends, when it is issued, and when the issuing
+    host continues.
     """
 
     begins: int
@@ -132,8 +132,8 @@ class _LaidProgram:
         self._at = 0
 
     def begin(self, step: Step, queue: int) -> None:
-        """Begin a task: after earlier work of its lane and its queue, its host, and the tasks it
-        waits for.
+        """Begin a task: after earlier work of its lane and its queue, of its host, and of the tasks
+        it waits for.
         """
         number = len(self._ends_of_tasks)
         named = [self._ends_of_tasks[number - wait] for wait in step.waits if wait <= number]
@@ -141,7 +141,9 @@ class _LaidProgram:
         self._at = self.of_queue[queue] = self._new(step, None, *before, *named)
 
     def step_aside(self, step: Step, queue: int) -> None:
-        """Move the task to another queue for its next call: after that queue's work so far."""
+        """Move the task to another queue for its next call, after the work that this queue already
+        has.
+        """
         self._at = self.of_queue[queue] = self._new(step, None, self._at, self.of_queue.get(queue))
 
     def call(self, step: Step, call: Call, *, holds: bool) -> _CallMoments:

@@ -20,10 +20,10 @@ from runtime.checks.collectives.deadlock import Waiting, deadlock
 from runtime.checks.collectives.world_calls import Call, RankCalls, WorldCalls
 
 Trouble = Literal["groups", "first call", "order", "messages", "deadlock"]
-# So many micro-batches beyond those that fill a pipeline are checked; more would repeat the same
+# Check this many micro-batches beyond those that fill the pipeline: more would repeat the same
 # passes.
 MOST_STEADY = 4
-# A message about a long cycle names at most so many of its tasks.
+# The largest number of tasks that a message about a long cycle names.
 MOST_TOLD = 8
 
 
@@ -107,8 +107,8 @@ class _Comparison:
                 return
 
     def parts(self) -> Iterator[CollectiveFinding]:
-        """Groups that should join the ranks with one shard of gradients or weights, but omit one of
-        them or include a rank with another shard.
+        """Groups that should consist of the ranks with one shard of gradients or weights, but omit
+        one of these or include a rank with another shard.
         """
         holders: dict[tuple[str, str], list[int]] = defaultdict(list)
         for calls in self.phases["training"]:
@@ -175,8 +175,8 @@ class _Comparison:
         connecting, training = self.phases.values()
         phases = (("connecting", connecting, ()), ("training", training, connecting))
         for phase, calls, greeted in phases:
-            # The queues are to blame only if all ranks finish when every lane has a queue of its
-            # own.
+            # Limited queues are reported as the cause only if all ranks finish when every lane has
+            # a queue of its own.
             for given in dict.fromkeys((len(LANES), min(queues, len(LANES)))):
                 waiting = deadlock(calls, self.groups, greeted, queues=given)
                 if waiting:
@@ -251,8 +251,8 @@ def _kinds(calls: Calls) -> list[tuple[str, str]]:
 
 
 def _pairs(ranks: Sequence[RankCalls], link: str) -> dict[tuple[int, int], None]:
-    """The pairs of sender and receiver that the ranks of a link list, as senders or as
-    receivers.
+    """The pairs of sender and receiver on a link, as its ranks list the messages that they send or
+    receive.
     """
     sent = [(one.rank, peer) for one in ranks for peer in one.sends.get(link, ())]
     due = [(peer, one.rank) for one in ranks for peer in one.receives.get(link, ())]

@@ -1,5 +1,5 @@
-"""Records the communication calls by which a rank averages gradients or weights, made by the
-runtime's own code.
+"""Records the calls of collectives by which a rank averages gradients or weights; the calls are
+made by the runtime's own code.
 
 Layers of a section are averaged alike, so a vector of a few values stands for each of them, and a
 layer of each fragment for all of its layers. What is averaged with whom is held against parts that
@@ -28,7 +28,7 @@ from runtime.engine.work.scaling import Scaling
 from runtime.engine.work.turn_server import TurnServer
 
 PEERS, REDUCERS = "peers", "reduce"
-# The recorded vectors have this many values per server, and the last server has fewer.
+# The number of values for each server in recorded vectors; the last server has fewer.
 VALUES_OF_PART = 64
 # The number of vectors of a layer: master weights and two moments.
 VECTORS = 3
@@ -87,8 +87,8 @@ def reduction_calls(
 def parts_of(
     calls: ReductionCalls, connections: Connections, replica: int, replicas: int
 ) -> Mapping[str, str]:
-    """What a rank averages, by the name of the group: gradients of its shard within a replica, and
-    weights of the shard over all replicas.
+    """The tensors that a rank averages, by the name of the group: gradients of its shard within a
+    replica, and weights of the shard over all replicas.
     """
     position, averaged = connections.place, {}
     whose = f"replica {replica}, " if replicas > 1 else ""

@@ -47,9 +47,9 @@ class Step:
     calls: tuple[Call, ...] = ()
 
 
-# The name and the global ranks of each group.
+# The groups of a run: the name and the global ranks of each.
 Groups = tuple[tuple[str, tuple[int, ...]], ...]
-# The size of the messages to, or from, each rank: by link, then by global rank.
+# The sizes of messages to, or from, each rank: by link, then by global rank.
 Messages = Mapping[str, Mapping[int, int]]
 
 

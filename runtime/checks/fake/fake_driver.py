@@ -131,7 +131,7 @@ class FakeDriver:
         return self._ticks
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        """Whether a tensor is in pinned host memory."""
+        """Whether the host memory of a tensor is pinned."""
         return storage_of(tensor) in self._pinned
 
     def count(self) -> int:
@@ -142,7 +142,7 @@ class FakeDriver:
         """Choosing a device does nothing, since all are equal."""
 
     def name(self, device: torch.device) -> str:
-        """A name that no device has."""
+        """A device name that no real device has."""
         return "a device that is not there"
 
     def has_bf16(self) -> bool:
@@ -159,7 +159,7 @@ class FakeDriver:
         return self._streams[-1]
 
     def using(self, stream: FakeStream) -> AbstractContextManager[object]:
-        """Make a stream current in the ``with`` block, and record that it receives work."""
+        """Make a stream current in the ``with`` block, and record that it is given work."""
         stream.goes_on()
         return nullcontext()
 
@@ -207,13 +207,13 @@ class FakeDriver:
         return torch.zeros(size_bytes, dtype=torch.uint8)
 
     def pin(self, memory: Tensor) -> int:
-        """Record that memory is pinned."""
+        """Record that the host memory of a tensor is pinned."""
         self.watch.note("memory pinned", "pin")
         self._pinned[storage_of(memory)] = memory
         return 0
 
     def unpin(self, memory: Tensor) -> None:
-        """Record that memory is no longer pinned."""
+        """Record that the host memory of a tensor is no longer pinned."""
         del self._pinned[storage_of(memory)]
 
     def free_and_total_bytes(self, device: torch.device) -> tuple[int, int]:
@@ -225,10 +225,10 @@ class FakeDriver:
         return 0
 
     def cap(self, device: torch.device, share: float) -> None:
-        """A limit of the allocator does nothing on a stand-in device."""
+        """Does nothing: a stand-in device has no allocator to limit."""
 
     def count_anew(self, device: torch.device) -> None:
-        """Resetting peaks does nothing on a stand-in device."""
+        """Does nothing: a stand-in device measures no peaks."""
 
     def peaks(self, device: torch.device) -> DevicePeaks:
         """Invented peaks, the same for every run."""

@@ -87,8 +87,8 @@ class HiddenWaits(TorchDispatchMode):
         if func is aten._local_scalar_dense.default:
             return 0.0 if args[0].is_floating_point() else 0
         if func is aten._fused_adamw_.tensor_lr:
-            # A stand-in tensor cannot be the learning rate of a fused optimizer step, so it is not
-            # accepted.
+            # torch would not accept a stand-in tensor as the learning rate of a fused optimizer
+            # step.
             assert is_on_device(kwargs["lr"])
             return aten._fused_adamw_.default(*args, **{**kwargs, "lr": 0.0})
         if not kwargs.get("pin_memory"):
@@ -101,7 +101,7 @@ class HiddenWaits(TorchDispatchMode):
 def hidden_wait(
     func: OpOverload, args: Sequence[Any], kwargs: Arguments, is_pinned: Callable[[Tensor], bool]
 ) -> Kind | None:
-    """How an operator makes the host wait for the GPU; None if it does not."""
+    """A description of how an operator makes the host wait for the GPU; None if it does not."""
     packet = func.overloadpacket
     if packet is aten._to_copy:
         return _wait_of_move(args[0], kwargs, is_pinned)

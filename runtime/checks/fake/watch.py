@@ -37,7 +37,7 @@ Kind = Literal[
     "collective",
     "failure",
 ]
-# For each kind of finding: what it would do on a GPU, and the remedy.
+# For each kind of finding, the effect that it would have on a GPU, and the remedy.
 REMEDIES: Mapping[Kind, str] = {
     "value read": "the host waits for a number of the device: keep it in a tensor there",
     "size from values": "the host waits to learn a size: mask values instead of choosing some",
@@ -55,15 +55,16 @@ REMEDIES: Mapping[Kind, str] = {
     "failure": "it cannot run, or cannot be judged",
 }
 
-# Kinds of findings that would break the capture of a CUDA graph, on any lane (queue of the
-# runtime's work).
+# Kinds of findings that would break the capture of a CUDA graph, whichever queue of the runtime's
+# work they occur on.
 FORBIDDEN: tuple[Kind, ...] = (
     *("value read", "size from values", "blocking copy", "unpinned copy", "scalar copied"),
     *("memory pinned", "wait", "outside wait", "outside work", "never joined"),
 )
 # Kinds that are allowed in the first iteration, which allocates persistent memory.
 _ONCE: tuple[Kind, ...] = ("work on the CPU", "memory pinned", "wait")
-# Kinds of findings after which a run cannot go on, on any lane, the host's included.
+# Kinds of findings after which a run cannot go on, whichever queue they occur on, the host's
+# included.
 _ENDINGS: tuple[Kind, ...] = ("wrong device", "collective", "failure")
 MOST_SAID = 160
 _ROOT = Path(runtime.__file__).parent

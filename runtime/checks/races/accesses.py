@@ -20,7 +20,7 @@ from runtime.devices.driver import DevicePeaks
 # which the actor waits for others, or others wait for it.
 
 
-# Names of two actors: the host's issuing thread, and the host's lane
+# Names of two actors: the host's thread that issues work, and the host's own lane
 # (``mistlab.schedule.stage_passes.LANES``).
 HOST, HOST_LANE = "issuing thread", "host"
 
@@ -76,7 +76,7 @@ Kind = Literal["race", "used before allocated", "freed while used"]
 
 
 class Deed(NamedTuple):
-    """What a task did on an actor, as text for messages."""
+    """An action of a task on an actor, as text for messages."""
 
     task: str
     actor: str
@@ -115,8 +115,8 @@ class Trace:
     # Actors whose last stretch can take more work; below, actors whose last stretch has some.
     _open: set[str] = field(default_factory=set)
     _busy: set[str] = field(default_factory=set)
-    # For each pair of an actor and a host actor: the host's last stretch that the actor already
-    # comes after.
+    # For each pair of an actor and a host actor, the host's last stretch of work that the actor's
+    # work already follows.
     _heard: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @property
@@ -162,7 +162,9 @@ class Trace:
             self.stretches[self._last[actor]].sources.append(Source(source, wait))
 
     def work(self, actor: str, host: str) -> int:
-        """The stretch that takes the work which the host actor ``host`` now gives to ``actor``."""
+        """The stretch of work to which operators that the host actor ``host`` now issues to
+        ``actor`` belong.
+        """
         if actor != host:
             heard = self.reached(host)
             if heard is not None and self._heard.get((actor, host)) != heard:

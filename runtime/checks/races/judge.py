@@ -66,7 +66,8 @@ class Judge:
         return any(True for _ in self._unmet(frozenset(waits)))
 
     def detours(self, wait: Wait) -> list[list[str]]:
-        """Why a wait is redundant: paths between the stretches that it orders, which do not use it.
+        """The reason why a wait is redundant: paths between the two stretches of work that it
+        orders, which do not use the wait.
 
         If a path leads from the work that the wait waits for to the waiting work, it is the only
         one. Otherwise there is a path for each pair of uses that the wait orders, from the first
@@ -116,7 +117,7 @@ class Judge:
         return next(one.stretch for one in sources if one.wait is wait)
 
     def _unmet(self, without: Waits) -> Iterator[Need]:
-        """The pairs of accesses that would be unordered without some waits.
+        """The pairs of accesses that must be ordered, and would not be without the given waits.
 
         Only stretches from the first left-out wait on can be affected.
         """

@@ -108,7 +108,7 @@ class Recorder(TorchDispatchMode):
         return self.driver.current.name
 
 
-# On the CPU these make no copy, and call no operator.
+# On the CPU these methods copy nothing and call no operator.
 _BROUGHT_TO_HOST = (Tensor.cpu, Tensor.tolist)
 
 
@@ -128,7 +128,7 @@ class HostCopies(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call a torch function, if it copies to the host on a copy."""
+        """Call a torch function; one that copies to the host gets a copy of its tensor."""
         if func in _BROUGHT_TO_HOST and not self.memory.is_host(args[0]):
             args = (self._copied(args[0]), *args[1:])
         return func(*args, **(kwargs or {}))
@@ -173,7 +173,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 class EqualRanks:
-    """Stand-ins for other ranks with this rank's values; calls run on the driver's current
+    """Stand-ins for other ranks, which have this rank's values; calls run on the driver's current
     stream.
     """
 
@@ -191,7 +191,7 @@ class EqualRanks:
         whole[: rank * size].view(-1, size).copy_(part)
         whole[(rank + 1) * size :].view(-1, size).copy_(part)
         mine = whole[rank * size : (rank + 1) * size]
-        # A part that is already in its place of the result is only read.
+        # A part that is already in its place in the result is only read.
         if mine.data_ptr() == part.data_ptr():
             part.sum()
         else:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from runtime.devices.driver import Driver, lend
 
-# Alignment of each tensor in bytes, which suits every data type and vector instruction.
+# The alignment of each tensor in bytes, which suits every data type and vector instruction.
 PLACE_BYTES = 256
 
 
@@ -115,11 +115,11 @@ class HostPool:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all host buffers."""
+        """The bytes of all host buffers."""
         return sum(arena.size_bytes for arena in self._arenas)
 
     def take(self, storages: Sequence[Tensor], *, varies: bool = False) -> list[HostBuffer]:
-        """A buffer with room for each storage; storages are contiguous."""
+        """A host buffer with room for each offloaded storage; these are contiguous."""
         taken = []
         for storage in storages:
             size_bytes = storage.nbytes
@@ -136,7 +136,7 @@ class HostPool:
         return taken
 
     def give_back(self, buffers: Iterable[HostBuffer]) -> None:
-        """Return buffers for use by other storages."""
+        """Return host buffers, so that other storages can use them."""
         for buffer in buffers:
             self._free[buffer.memory.nbytes].append(buffer)
 

@@ -15,8 +15,8 @@ from runtime.engine.streams.lanes import LaneWork, Streams
 
 
 class Boundary:
-    """Tensors from and to neighbouring stages, in as many receive buffers as the order of passes
-    needs.
+    """Activations and gradients from and to neighbouring stages, in as many receive buffers as the
+    order of passes needs.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Boundary:
         self.streams = streams
         self.inbox: list[Tensor | None] = [None] * rooms
         self.outbox: list[Tensor | None] = [None] * RING
-        # Outputs that another chunk of this stage will take as input, by the passes that produced
+        # Outputs that another model chunk of this stage takes as input, by the passes that produced
         # them.
         self._kept: dict[PassKey, Tensor] = {}
 
@@ -53,8 +53,8 @@ class Boundary:
         return lambda: self._exchange(op, tensor, receives=False)
 
     def leave(self, op: Op, outcome: Tensor) -> None:
-        """Store a pass's output until it is sent to another stage, or read by another chunk of this
-        stage.
+        """Store a pass's output until it is sent to another stage, or read by another model chunk
+        of this stage.
         """
         stage_pass = _pass(op)
         if stage_pass.is_sent:
@@ -63,8 +63,8 @@ class Boundary:
             self._kept[stage_pass.key] = outcome
 
     def taken(self, op: Op) -> Tensor:
-        """Remove and return a pass's input, which was received or produced by another chunk of this
-        stage.
+        """Remove and return a pass's input, which was received or was produced by another model
+        chunk of this stage.
         """
         stage_pass = _pass(op)
         if not stage_pass.is_received:
@@ -86,7 +86,7 @@ class Boundary:
 
 
 def link_of_message(op: Op) -> str:
-    """The link over which a task X sends, or a task Y receives."""
+    """The link over which a task X sends a message, or a task Y receives one."""
     stage_pass = _pass(op)
     other = stage_pass.goes_to if op.name == "X" else stage_pass.comes_from
     assert other is not None

@@ -25,7 +25,7 @@ class Entry:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
+        """The number of the parameter's elements."""
         return prod(self.shape)
 
 
@@ -56,7 +56,7 @@ class Layout:
 
     @property
     def part_numel(self) -> int:
-        """Number of elements in each rank's part."""
+        """The number of elements in each rank's part of the vector."""
         return self.numel // self.parts
 
     @property

@@ -48,7 +48,7 @@ class Packing:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the packed matrix."""
+        """The bytes of the packed matrix."""
         values = self.blocks * BLOCK
         small = values // 2 + self.blocks if self.base == "4bit" else values
         return _SCALE_BYTES * self._groups + small
@@ -119,7 +119,7 @@ def _table(device: torch.device) -> Tensor:
 
 
 def _divisor(scales: Tensor) -> Tensor:
-    """Scales as divisors: 0 is replaced by 1, for blocks whose values are all 0."""
+    """Quantisation scales as divisors: 0 becomes 1, for blocks whose values are all 0."""
     return scales.masked_fill(scales == 0, 1.0)
 
 

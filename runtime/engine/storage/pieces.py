@@ -33,14 +33,14 @@ class Piece:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
+        """The number of elements in the slice."""
         return prod(self.sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Rows ``begin`` to ``end`` of a rank's tensor, which are the rows of the whole tensor from
-    ``first`` on.
+    """Rows ``begin`` to ``end`` of a rank's tensor; ``first`` is the row of the whole tensor at
+    which they begin.
     """
 
     begin: int
@@ -50,8 +50,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """The position of a rank's part in a whole tensor, or in each expert's tensor; ``expert`` is
-    the index of the rank's first expert.
+    """Where a rank's part is in a whole tensor, or in each expert's tensor; ``expert`` is the index
+    of the rank's first expert.
     """
 
     rows: tuple[Rows, ...]

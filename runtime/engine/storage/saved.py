@@ -23,9 +23,9 @@ _Place = tuple[torch.dtype, torch.Size, tuple[int, ...], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _KeptStorage:
-    """A storage that a layer saves for its backward pass: indices of the saved tensors that are
-    views of it, and of one that covers it contiguously. ``dtype`` is that of all views, or that of
-    bytes.
+    """A storage that a layer saves for its backward pass: the indices of the saved tensors that are
+    views of it, and of one that covers it contiguously. ``dtype`` is the data type of all views, or
+    that of bytes.
     """
 
     size_bytes: int
@@ -36,7 +36,7 @@ class _KeptStorage:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SavedLayout:
-    """Layout of a layer's saved tensors in storages, equal for all of its micro-batches.
+    """The arrangement of a layer's saved tensors in storages, equal for all of its micro-batches.
 
     ``places`` are the type, size, strides and offset of each tensor. Tensors ``at_home`` are views
     of the layer's weights; these, constants and empty tensors are ``staying``. ``by_size`` are the
@@ -58,8 +58,8 @@ class SavedLayout:
         constants: frozenset[int],
         left_out: int | None = None,
     ) -> Self:
-        """Layout of saved tensors: ``home`` is the storage of weights, and ``left_out`` that of a
-        tensor that the next layer counts as its input.
+        """The arrangement of saved tensors: ``home`` is the storage of weights, and ``left_out``
+        that of a tensor that the next layer counts as its input.
         """
         views_of: dict[int, list[int]] = {}
         for number, tensor in enumerate(tensors):
@@ -114,7 +114,7 @@ def _storage(tensors: Sequence[Tensor], views: Sequence[int]) -> _KeptStorage:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Saved:
-    """Tensors that one layer saves for one micro-batch.
+    """The tensors that one layer saves for one micro-batch.
 
     ``size_bytes`` counts their storages that are on the device. ``weights`` is the layer's flat
     vector of weights in the forward pass. ``constants`` are numbers of storages that stay in any
@@ -126,12 +126,13 @@ class Saved:
     layout: SavedLayout | None = None
     _away_bytes: int = 0
     _moved: int = 0
-    # Saved tensors by the index that autograd holds in place of each; None once used or offloaded.
+    # The saved tensors by the index that autograd holds in place of each; None once used or
+    # offloaded.
     _tensors: list[Tensor | None] = field(default_factory=list)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of this layer's saved storages on the device."""
+        """The bytes of this layer's saved storages on the device."""
         return self.arranged().size_bytes - self._away_bytes
 
     def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
@@ -143,8 +144,8 @@ class Saved:
         return partial(self._unpack, self._pack(tensor))
 
     def arranged(self, leaves_out: Tensor | None = None) -> SavedLayout:
-        """Layout of all saved tensors, known after the layer has run; ``leaves_out`` is a tensor
-        that the next layer counts as its input.
+        """The arrangement of all saved tensors, known after the layer has run; ``leaves_out`` is a
+        tensor that the next layer counts as its input.
         """
         known = self.layout
         if known is None or len(known.places) != len(self._tensors):
@@ -161,8 +162,8 @@ class Saved:
         self._moved = int(weights.storage_offset() - self.weights.storage_offset())
 
     def largest(self, most_bytes: float) -> list[int]:
-        """Indices of storages of at most ``most_bytes`` in total, largest first; omits storages too
-        small to be worth a copy.
+        """The indices of the largest saved storages, of at most ``most_bytes`` in total, largest
+        first; storages too small to be worth a copy are omitted.
         """
         chosen, left, layout = [], most_bytes, self.arranged()
         for number in layout.by_size:
@@ -173,7 +174,9 @@ class Saved:
         return chosen
 
     def leave(self, numbers: Sequence[int]) -> list[Tensor]:
-        """Release storages; returns contiguous tensors of their bytes, for copies to the host."""
+        """Release saved storages; returns contiguous tensors of their bytes, for copies to the
+        host.
+        """
         tensors, storages, left = self._tensors, self.arranged().storages, []
         for number in numbers:
             storage = storages[number]
@@ -186,7 +189,9 @@ class Saved:
         return left
 
     def come_back(self, numbers: Sequence[int], new: Sequence[Tensor]) -> None:
-        """Replace offloaded storages by new ones, whose bytes may still be in transfer."""
+        """Replace offloaded storages by new ones, into which the bytes may still be being
+        copied.
+        """
         tensors, layout = self._tensors, self.arranged()
         for number, flat in zip(numbers, new, strict=True):
             storage = layout.storages[number]
@@ -195,8 +200,9 @@ class Saved:
             self._away_bytes -= storage.size_bytes
 
     def _pack(self, tensor: Tensor) -> int:
-        # Without its history, since a parameter's data moves, and an output that saves itself
-        # would never be freed. ``data`` takes the host a fifth of the time of ``detach``.
+        # A tensor without its autograd history is kept, since a parameter's data moves, and an
+        # output that saves itself would never be freed. ``data`` takes the host a fifth of the time
+        # of ``detach``.
         tensors = self._tensors
         tensors.append(tensor.data)
         return len(tensors) - 1
@@ -209,8 +215,8 @@ class Saved:
                 offset = tensor.storage_offset() + self._moved
                 return tensor.as_strided(tensor.shape, tensor.stride(), offset)
             return tensor
-        # Dropped when the one operator that needs the tensor takes it, so that its memory is freed
-        # after the operator, as without saved-tensor hooks.
+        # The reference is dropped when the one operator that needs the tensor takes it, so that its
+        # memory is freed after the operator, as without saved-tensor hooks.
         self._tensors[number] = None
         return tensor
 
@@ -237,7 +243,7 @@ def _all_of(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def _view(
     flat: Tensor, dtype: torch.dtype, size: torch.Size, stride: tuple[int, ...], offset: int
 ) -> Tensor:
-    """A tensor view at a position of a storage covered by ``flat``."""
+    """A view of a storage, which ``flat`` covers, with a tensor's shape and position in it."""
     if flat.dtype == dtype:
         return flat.as_strided(size, stride, offset)
     empty = torch.empty(0, dtype=dtype, device=flat.device)

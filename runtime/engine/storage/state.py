@@ -40,7 +40,7 @@ class Staging:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that the staging buffers occupy now."""
+        """The bytes that the staging buffers occupy now."""
         return sum(slot.nbytes for slots in self._slots.values() for slot in slots)
 
     def open(self) -> None:
@@ -82,22 +82,22 @@ class Split:
 
     @classmethod
     def of(cls, numel: int, ratio: float, dtype: torch.dtype, device: Room, host: Room) -> Self:
-        """Allocate ``numel`` elements, with the share ``ratio`` of them on the host."""
+        """Allocate a vector of ``numel`` elements, of which the share ``ratio`` is on the host."""
         kept = kept_elements(numel, ratio)
         return cls(resident=device.take(kept, dtype), tail=host.take(numel - kept, dtype))
 
     @property
     def kept(self) -> int:
-        """Number of elements on the device."""
+        """The number of elements on the device."""
         return self.resident.numel()
 
     def load(self, whole: Tensor) -> None:
-        """Copy the resident and the offloaded part into ``whole``."""
+        """Copy the resident and the offloaded part of the vector into ``whole``."""
         whole[: self.kept].copy_(self.resident)
         whole[self.kept :].copy_(self.tail, non_blocking=True)
 
     def store(self, whole: Tensor) -> None:
-        """Copy ``whole`` into the resident and the offloaded part."""
+        """Copy ``whole`` into the resident and the offloaded part of the vector."""
         self.resident.copy_(whole[: self.kept])
         self.tail.copy_(whole[self.kept :], non_blocking=True)
 
@@ -139,7 +139,7 @@ class LayerState:
 
 
 class Types(NamedTuple):
-    """Data types of weights, accumulated gradients, and moments."""
+    """The data types of weights, accumulated gradients, and moments."""
 
     weights: torch.dtype
     gradients: torch.dtype
@@ -147,7 +147,7 @@ class Types(NamedTuple):
 
     @property
     def stepped(self) -> tuple[torch.dtype, ...]:
-        """Data types of master weights and two moments."""
+        """The data types that the optimizer steps: of master weights and of two moments."""
         return torch.float32, self.moments, self.moments
 
 
@@ -164,7 +164,7 @@ class Rings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Section:
-    """The parameters that one set of ranks shards, by layer index."""
+    """The states of the parameters that one set of ranks shards, by layer index."""
 
     shape: StageShape
     layers: Mapping[int, LayerState]
@@ -277,7 +277,7 @@ class StageState:
 
     @property
     def layers(self) -> Mapping[int, LayerState]:
-        """The section that every layer has."""
+        """The section (parameters that the same ranks shard) that every layer has."""
         return self.sections[0].layers
 
     def sections_of(self, layer: int) -> list[Section]:
@@ -285,11 +285,11 @@ class StageState:
         return [section for section in self.sections if layer in section.layers]
 
     def all_sections(self) -> list[Section]:
-        """All sections, with that of frozen weights last."""
+        """All sections, with the section of frozen weights last."""
         return [*self.sections, *([] if self.frozen is None else [self.frozen])]
 
     def held_bytes(self) -> dict[str, int]:
-        """Bytes on the device by class of memory, named as in predictions: weights, gradients,
+        """The bytes on the device by class of memory, named as in predictions: weights, gradients,
         optimizer states.
         """
         layers = [layer for section in self.all_sections() for layer in section.layers.values()]
@@ -464,7 +464,7 @@ class _FlatVector:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Layer:
-    """A layer's parameters, with their location for each ring buffer entry, and now."""
+    """A layer's parameters: their location for each ring buffer entry, and the current one."""
 
     parameters: tuple[nn.Parameter, ...]
     is_vector: tuple[bool, ...]
@@ -534,7 +534,7 @@ class ParameterPlaces:
     def add_vectors(
         self, layer: int, gradients: list[Tensor], of: Sequence[bool] | None = None
     ) -> None:
-        """Accumulate gradients of a layer's vectors; with ``of``, of the marked ones."""
+        """Accumulate gradients of a layer's vector parameters; with ``of``, of the marked ones."""
         of_layer = self._layers[layer]
         if gradients:
             assert of_layer.gradients_now is not None
@@ -549,7 +549,7 @@ class ParameterPlaces:
 
 
 def _adopt(state: StageState, layer: int, module: nn.Module) -> _Layer:
-    """Replace the parameters of a module without storage by parameters with memory."""
+    """Give the parameters of a module that was built without memory their memory."""
     shape = state.shape
     sections = [section for section in state.all_sections() if layer in section.layers]
     layouts = [section.layers[layer].layout for section in sections]

@@ -1,4 +1,6 @@
-"""Context-parallel ranks of an executed model: messages inside attention."""
+"""Communication of context-parallel ranks inside attention, on the lanes (queues of work) of the
+executor.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -53,7 +55,9 @@ class StreamedContext:
         return flat.view(self.size, -1)[self.rank].clone()
 
     def trade(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> None:
-        """All-to-all: send each rank its row of all tensors, and receive the others' rows."""
+        """All-to-all: send each rank its row of all tensors, and receive this rank's row from
+        each.
+        """
         others = [rank for rank in range(self.size) if rank != self.rank]
         sends = [(one[rank], rank) for one in given for rank in others]
         receives = [(one[rank], rank) for one in taken for rank in others]

@@ -93,13 +93,14 @@ class CudaStreams:
             lane: compute if lane == "compute" else driver.stream(device, urgent=True)
             for lane in LANES
         }
-        # Never entered within itself: no work launches other work.
+        # The context is never entered within itself, since no work launches other work.
         self._without_gradients = torch.no_grad()
         self._host = HostLane(driver.threads("host lane"), self._on_host_stream)
         self._last: Event | None = None
         self._log: list[_StreamWork | HostEvent] = []
         self._free: list[DeviceEvent] = []
-        # The events of ``beside``: the collective waits for the first, compute for the second.
+        # The events that ``beside`` uses: the collective waits for the first, the compute lane for
+        # the second.
         self._made, self._reduced = driver.event(), driver.event()
         self._born_s = perf_counter()
         self._began = driver.event()
@@ -194,7 +195,9 @@ class CudaStreams:
         """Does nothing: CUDA streams do not check reads of freed memory."""
 
     def spans(self) -> list[Span]:
-        """Start and end of each work in order of submission, in seconds since the lanes began."""
+        """The start and the end of each work in order of submission, in seconds since the lanes
+        began.
+        """
         self.synchronize()
         spans = [self._span(ran) for ran in self._log]
         self._log.clear()
@@ -329,7 +332,7 @@ class SimulatedStreams:
             tensor.view(torch.uint8).fill_(255)
 
     def spans(self) -> list[tuple[float, float]]:
-        """Start and end of each work, in order of submission."""
+        """The start and the end of each work, in order of submission."""
         self.synchronize()
         spans = []
         for item in self._log:

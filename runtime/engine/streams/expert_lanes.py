@@ -72,8 +72,8 @@ class StreamedTrip:
 
 
 class StreamedExperts:
-    """This rank's groups: the ranks with different ``experts``, and the ranks that split the same
-    experts.
+    """The groups of this rank for experts: the ranks with different ``experts``, and the ranks that
+    split the same experts.
     """
 
     def __init__(self, experts: Group, tensor: Group, streams: Streams) -> None:
@@ -127,7 +127,7 @@ class StreamedExperts:
     def exchanged(
         self, group: Group, rows: Tensor, from_each: Sequence[int], to_each: Sequence[int]
     ) -> Tensor:
-        """All-to-all of rows over a group."""
+        """Exchange rows with the other ranks of a group by all-to-all."""
         received = rows.new_empty((sum(from_each), *rows.shape[1:]))
         self._streams.settle(group.all_to_all(received, rows.contiguous(), from_each, to_each))
         return received

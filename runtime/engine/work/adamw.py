@@ -9,7 +9,7 @@ from runtime.engine.training import Training
 
 # A learning rate: a number, or a scalar tensor on the device, which captured steps read.
 Rate = float | Tensor
-# Data types of moments by optimizer.
+# The data types of the moments, by optimizer.
 MOMENTS: Mapping[str, torch.dtype] = {"adamw": torch.float32, "adamw-bf16": torch.bfloat16}
 
 

@@ -15,7 +15,8 @@ from runtime.engine.work.scaling import Scaling
 from runtime.engine.work.turn_server import TurnServer
 from runtime.engine.work.weight_averages import WeightAverages
 
-# Gradient averages, one for each section of parameters; and the weight average.
+# The averages of a rank: those of gradients, one for each section of parameters, and that of
+# weights.
 Averages = tuple[Sequence[GradientAverages | TurnServer], WeightAverages | None]
 
 

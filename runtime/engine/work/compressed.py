@@ -93,7 +93,7 @@ def unpacked(message: Tensor, bits: int, size: int) -> Tensor:
 
 
 def _steps(how: Compressor, vector: Tensor, scale: Tensor, draw: torch.Generator) -> Tensor:
-    """Quantise values with stochastic rounding to integers, counted from the most negative
+    """Quantise values with stochastic rounding to integers; 0 stands for the most negative
     level.
     """
     steps = how.levels - 1

@@ -18,7 +18,7 @@ from runtime.engine.streams.lanes import StreamedRanks
 from runtime.models.families import frozen_products
 from runtime.models.parallel import ColumnLinear, MultiplyGathered, RowLinear, product
 
-# Dequantises a GEMM's weight from its parameter.
+# A function that dequantises a GEMM's weight from its packed parameter.
 Dense = Callable[[Tensor], Tensor]
 
 
@@ -36,7 +36,9 @@ class _Frozen(torch.autograd.Function):
 
 
 class _FrozenGathered(torch.autograd.Function):
-    """``_Frozen`` of whole sequences, of which each rank has its part of the tokens."""
+    """``_Frozen`` where each rank has its part of the tokens: the GEMM is on the whole
+    sequences.
+    """
 
     @staticmethod
     def forward(
@@ -61,7 +63,7 @@ class _FrozenGathered(torch.autograd.Function):
 
 
 def frozen(x: Tensor, weight: Tensor, bias: Tensor | None, dense: Dense) -> Tensor:
-    """Multiply by a frozen weight."""
+    """Multiply an input by a frozen weight, and add the bias."""
     return product(x, weight, bias, lambda *matrices: _Frozen.apply(*matrices, dense))
 
 
@@ -88,7 +90,7 @@ def multiply_frozen(
 
 
 def packings_of(block: nn.Module, base: Base) -> dict[str, Packing]:
-    """How each frozen weight of a block is packed, by name."""
+    """The quantisation and packing of each frozen weight of a block, by name."""
     if base == "16bit":
         return {}
     return {

@@ -24,7 +24,8 @@ from runtime.engine.work.compressed import (
 from runtime.engine.work.scaling import Scaling
 
 Answer = TypeVar("Answer")
-# A generator that yields each collective it waits for, and then returns its result.
+# An exchange with other ranks: a generator that yields each collective it waits for, and then
+# returns its result.
 Exchange = Generator[Pending | None, None, Answer]
 # Multipliers that combine step, layer and rank into a seed; servers count as one rank.
 _STEPS, _LAYERS = 1_000_003, 1_009
@@ -39,7 +40,7 @@ def drawing(device: torch.device, step: int, layer: int, rank: int) -> torch.Gen
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Remembered:
-    """Compression errors of a layer's section that a rank carries over to the next step: its
+    """The compression errors of a layer's section that a rank carries over to the next step: its
     ``own``, and that of the ``mean`` on a server; empty where none are kept. ``before`` has their
     values before the last step, where steps can be skipped.
     """
@@ -52,7 +53,7 @@ class Remembered:
     def of(
         cls, how: Reduction, group: Group, size: int, device: torch.device, *, skips: bool
     ) -> "Remembered":
-        """Compression errors of zero, for the first step."""
+        """Compression errors that are zero, for the first step."""
         kept_size = size if VECTORS_KEPT[how.feedback] and group.size > 1 else 0
         mean = size if OF_THE_MEAN[how.feedback] and group.size > 1 else 0
         if how.kind == "server":
@@ -79,13 +80,13 @@ class Remembered:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the compression errors."""
+        """The bytes of the compression errors."""
         nbytes = sum(vector.nbytes for _, vector in self.named())
         return nbytes if self.before is None else 2 * nbytes
 
 
 def _part(size: int, shards: int, shard: int) -> slice:
-    """The slice of a vector that a server averages; empty for ranks that are not servers."""
+    """The slice of a vector that a server averages; empty for ranks that do not serve."""
     each = -(-size // shards)
     begin = min(size, shard * each) if shard < shards else size
     return slice(begin, min(size, begin + each) if shard < shards else size)
@@ -284,7 +285,9 @@ class GradientAverages:
         mean: Tensor,
         messages: list[Tensor],
     ) -> Exchange[None]:
-        """Exchange the slices of the mean, compressed as ``messages`` or uncompressed."""
+        """Exchange the slices of the mean among servers and ranks, as compressed ``messages`` or
+        uncompressed.
+        """
         group, rounds = self.group, self._rounds
         compresses = self.how.feedback in ("double", "neolithic")
         others = [rank for rank in range(group.size) if rank != group.rank]
@@ -316,5 +319,5 @@ class GradientAverages:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all compression errors that ranks carry over."""
+        """The bytes of all compression errors that ranks carry over."""
         return sum(one.nbytes for one in self.remembered.values())

@@ -31,7 +31,7 @@ from runtime.models.ranks import bare
 
 
 class _Boundary(torch.autograd.Function):
-    """The gradient of a layer's input without an autograd leaf, which would keep the input
+    """Receives the gradient of a layer's input; unlike an autograd leaf, it does not keep the input
     alive.
     """
 
@@ -52,8 +52,8 @@ _ENGINE: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-de
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Kept:
-    """A layer's saved tensors for a micro-batch, between its forward and backward pass; ``again``
-    returns the input for recomputation.
+    """The tensors that a layer saves for a micro-batch, between its forward and backward pass;
+    ``again`` returns the input for recomputation.
 
     Its tensors are in ``saved``, or autograd keeps them and they are only counted. The gradient of
     its input is in ``handed``, or is the gradient of ``entered``.
@@ -70,7 +70,7 @@ class Kept:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the saved tensors on the device."""
+        """The bytes of the saved tensors on the device."""
         return self.counted_bytes if self.saved is None else self.saved.size_bytes
 
 
@@ -113,7 +113,7 @@ class Passes:
         self.leaving: list[list[Tensor]] = [[], []]
         self.host = HostPool(pins_for=driver_of(device))
         self.carried_bytes = 0.0
-        # Bytes kept on the device for later backward passes: the current value, and the peak.
+        # The bytes kept on the device for later backward passes: the current value, and the peak.
         self.held_bytes = 0
         self.peak_bytes = 0
         self._anchor = torch.zeros((), device=device, requires_grad=True)
@@ -123,16 +123,16 @@ class Passes:
         }
         self._places = ParameterPlaces(state, modules)
         self.shared = SharedVectors(state, modules, self._places, ranks, device)
-        # Bytes that a layer keeps for a micro-batch, counted once for layers that offload none of
-        # them.
+        # The bytes that a layer keeps for a micro-batch, counted once for layers that offload none
+        # of them.
         self._sizes: dict[int, int] = {}
-        # Layers whose saved bytes depend on values: on the tokens routed to experts.
+        # Layers whose saved bytes depend on values: on which experts tokens are routed to.
         self._varying = {
             layer
             for layer, module in modules.items()
             if any(isinstance(one, Experts) for one in module.modules())
         }
-        # Layouts of saved tensors, for layers whose layout is equal for each micro-batch.
+        # The layouts of saved tensors, for layers whose layout is equal for each micro-batch.
         self._layouts: dict[int, SavedLayout] = {}
         self._alike = alike - self._varying
         self._first_of_chunks = {chunk.blocks.start for chunk in state.shape.chunks}
@@ -262,7 +262,8 @@ class Passes:
         self.carried_bytes -= left_bytes
         self.held_bytes -= left_bytes
         self.leaving[entry] = storages
-        # ``leaving`` is cleared, so the work has a tuple of its own.
+        # Copies to the host run later, while ``leaving`` is cleared, so they get a tuple of their
+        # own.
         copies, sources = [buffer.copy for buffer in buffers], tuple(storages)
 
         def work() -> None:
@@ -300,7 +301,7 @@ class Passes:
         return work
 
     def _plainly(self, layer: int, x: Tensor, kept: Kept) -> Tensor:
-        """Run a layer forward, saving tensors as autograd does."""
+        """Run a layer forward, saving the tensors that autograd saves by default."""
         if self._drops_input(layer):
             x = _enter(x, self._anchor, kept.handed)
         elif x.is_floating_point():
@@ -316,8 +317,8 @@ class Passes:
         return layer in self._lean_layers
 
     def _taken_apart(self, layer: int, entry: int, x: Tensor, kept: Kept) -> Tensor:
-        """Run a layer forward as its treatment says (plain, recomputed or lean), and keep and count
-        its saved tensors.
+        """Run a layer forward as its treatment says (plain, recomputed or lean); keep its saved
+        tensors and count their bytes.
         """
         weights = self._places.take_weights(layer, entry)
         kept.saved = Saved(
@@ -329,7 +330,7 @@ class Passes:
         return y
 
     def keeping_input(self, layer: int, x: Tensor, kept: Kept) -> Tensor:
-        """Run a layer forward and keep only its input; it is recomputed before its backward
+        """Run a layer forward and keep only its input: the layer is recomputed before its backward
         pass.
         """
         assert kept.saved is not None
@@ -354,7 +355,9 @@ class Passes:
         return y
 
     def keeping_less(self, layer: int, x: Tensor, kept: Kept) -> Tensor:
-        """Run a layer with lean operators forward, and keep what these need."""
+        """Run a layer with lean operators forward, and keep the tensors that these operators
+        need.
+        """
         if layer not in self._looked_at:
             self._looked_at.add(layer)
             keep_lost_channels(self.modules[layer])
@@ -401,7 +404,7 @@ class LayerRun:
     is_lean: bool = False
 
 
-# By names of treatments, the ways to run a block (``mistlab.graph.treatments.TREATMENTS``).
+# The ways to run a block, by names of treatments (``mistlab.graph.treatments.TREATMENTS``).
 LAYER_RUNS: dict[str, LayerRun] = {
     PLAIN: LayerRun(forward=Passes.keeping_all),
     "recomputed": LayerRun(forward=Passes.keeping_input, runs_again=True),

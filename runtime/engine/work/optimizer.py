@@ -23,17 +23,18 @@ from runtime.engine.work.turn_server import TurnServer
 # tensors on the device.
 
 
-# Makes a task's work when the task is issued; by the names of tasks.
+# A function that makes a task's work when the task is issued.
 MakeWork = Callable[[Op], LaneWork]
 Works = Mapping[str, MakeWork]
 
 
 def later(run: Callable[[Op], Pending | None]) -> MakeWork:
-    """Makes the work of a task that is run when its lane comes to it, not when it is issued."""
+    """Make the work of a task when its lane (queue) comes to it, not when the task is issued."""
     return partial(partial, run)
 
 
-# Elements stepped at a time, to limit the 32-bit copies of gradients and moments.
+# The number of elements stepped at a time, which limits the memory for 32-bit copies of gradients
+# and moments.
 CHUNK = 2**24
 
 
@@ -265,7 +266,7 @@ def works_of_sections(of_each: Sequence[tuple[Section, Works]]) -> Works:
     """For each kind of task, a function that makes the work of all sections of the task's layer."""
 
     if len(of_each) == 1:
-        # The section has all layers.
+        # This section (parameters that the same ranks shard) has all layers.
         return of_each[0][1]
 
     def work_of(name: str, op: Op) -> LaneWork:

@@ -47,7 +47,9 @@ class OwnLayer(LayerModule):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class BlockCall:
-    """How the model's code calls a block, and what the block returns besides hidden states."""
+    """How the code of a user's model calls a block, and the results that the block returns besides
+    hidden states.
+    """
 
     arguments: tuple[Any, ...]
     named: dict[str, Any]
@@ -96,7 +98,9 @@ class _ReachedError(BaseException):
 
 
 class PartedModel:
-    """A user's model, run in three parts: before its blocks, the blocks, and after them."""
+    """A user's model, run in three parts: before its blocks, the blocks themselves, and after the
+    blocks.
+    """
 
     def __init__(self, model: nn.Module, path: str) -> None:
         self.model, self.path = model, path
@@ -127,8 +131,8 @@ class PartedModel:
 
         def hand_on(number: int, _: tuple[Any, ...], __: dict[str, Any]) -> Any:
             if number == last:
-                # The part before the blocks runs again for its shapes, without gradients; they are
-                # recorded from here on.
+                # The part before the blocks runs again without gradients, for its shapes only;
+                # gradients are recorded from here on.
                 torch.set_grad_enabled(learns)
             return self.calls[number].returning(x)
 
@@ -227,7 +231,7 @@ def _called(number: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> B
 
 
 def own_shapes_of(workload: Workload) -> dict[str, tuple[int, ...]]:
-    """Parameter shapes of a user's own model, by name."""
+    """The shapes of the parameters of a user's own model, by name."""
     parameters = built(workload, 0).model.named_parameters()
     return {name: tuple(one.shape) for name, one in parameters}
 
@@ -356,7 +360,7 @@ def _learning(parameters: Mapping[str, nn.Parameter], run: Callable[[], Tensor])
 
 
 def _results_of(parted: PartedModel, names: set[str], tokens: Tensor) -> dict[str, torch.Size]:
-    """Output shapes of the modules that own certain parameters."""
+    """The shapes of the outputs of the modules that own certain parameters."""
     modules, shapes = dict(parted.model.named_modules()), {}
     hooks = []
     for name in {one.rpartition(".")[0] for one in names} - {""}:
@@ -412,7 +416,7 @@ class _Delegating(nn.Module):
         self.__dict__["own"], self.__dict__["whole"] = parted, whole
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
-        """Buffers of the whole model, and the blocks' further tensor arguments."""
+        """The buffers of the whole model, and the blocks' further tensor arguments."""
         del recurse
         parted: PartedModel = self.__dict__["own"]
         yield from parted.model.buffers()
@@ -437,7 +441,9 @@ class _OwnEnds(_Delegating):
         self.after = after
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Hidden states of tokens, or the loss."""
+        """The hidden states of tokens, for the part before the blocks; the loss, for the part after
+        them.
+        """
         parted: PartedModel = self.__dict__["own"]
         return parted.before_blocks(x) if targets is None else parted.after_blocks(x, targets)
 

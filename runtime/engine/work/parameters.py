@@ -26,7 +26,7 @@ ROW = 1024
 
 
 class Squares:
-    """Sums of squared gradients on a rank: one for each layer, and one for a tied token table.
+    """The sums of squared gradients on a rank: one for each layer, and one for a tied token table.
 
     ``counted`` has, for each layer, the ranges of the stepped vector that count on this rank. If no
     norm is ``wanted``, nothing is computed. Gradients are not copied, because compute cannot reuse
@@ -69,9 +69,8 @@ class Squares:
                     total.add_(norms.square_().sum())
 
 
-# Relates a rank's flat vectors to the model's tensors.
-#
-# Initial weights, checkpoints, the norm of gradients and tied tables need this.
+# Relates a rank's flat vectors to the model's whole tensors, for initial weights, checkpoints, the
+# norm of gradients and tied tables.
 
 
 class Parameters:
@@ -201,7 +200,7 @@ class Parameters:
         return work
 
     def drop_table(self) -> None:
-        """Free the whole table, after compute has waited for its use."""
+        """Free the memory of the whole table, after the compute lane has waited for its use."""
         self._table = None
 
     def _counted(self, section: Section, sharers: Sharers, layer: int) -> list[slice]:

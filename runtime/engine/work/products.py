@@ -32,8 +32,8 @@ from runtime.models.parallel import (
 from runtime.models.ranks import bare
 from runtime.models.transformer import Head
 
-# Takes a function without arguments, and calls it now or later in the same backward pass of the
-# layer.
+# A scheduler for part of the backward work: it takes a function without arguments, and calls it now
+# or later in the same backward pass of the layer.
 RunBeside = Callable[[Callable[[], object]], None]
 
 
@@ -84,19 +84,23 @@ class _AddingLinear(torch.autograd.Function):
 
 
 def _shaped_like(x: Tensor, rows: Tensor) -> Tensor:
-    """Rows in the leading dimensions of ``x``, as a tensor that may be overwritten: no view."""
+    """Copy rows into a tensor with the leading dimensions of ``x``, which may be overwritten, since
+    it is no view.
+    """
     return rows if x.dim() == 2 else rows.view(*x.shape[:-1], -1).data
 
 
 def _add_gradient(parameter: Tensor, gradient: Tensor, x: Tensor) -> None:
-    """Add the gradient of a matrix to its parameter's ``grad``, which may have moved until now."""
+    """Add the gradient of a matrix to its parameter's ``grad``, which may be elsewhere in memory by
+    now.
+    """
     total = parameter.grad
     assert total is not None
     add_product_(total, gradient.t(), x)
 
 
 class _AddingOwnTokens(torch.autograd.Function):
-    """``x @ weight.T + bias`` of this rank's tokens with a matrix that all ranks have whole. The
+    """``x @ weight.T + bias`` on this rank's tokens, with a matrix that each rank holds whole. The
     ranks' gradients are reduced before they are accumulated, so that accumulators stay equal.
     """
 
@@ -132,8 +136,8 @@ def adding_up_own(x: Tensor, weight: Tensor, bias: Tensor | None, ranks: Streame
 
 
 class _AddingGatheredLinear(torch.autograd.Function):
-    """``_AddingLinear`` of whole sequences: each rank saves its part of the tokens, and gathers the
-    others' again.
+    """``_AddingLinear`` on whole sequences, of which each rank saves its own tokens only and
+    gathers the others again for its backward pass.
     """
 
     @staticmethod
@@ -172,7 +176,7 @@ class _AddingGatheredLinear(torch.autograd.Function):
 def adding_up_gathered(
     x: Tensor, weight: Tensor, bias: Tensor | None, ranks: StreamedRanks
 ) -> Tensor:
-    """``adding_up`` over the tokens of all ranks, gathered from each rank's ``x``."""
+    """``adding_up`` on the tokens of all ranks, gathered from each rank's ``x``."""
     made: Tensor = _AddingGatheredLinear.apply(x, weight, bias, ranks)
     return made
 
@@ -189,7 +193,7 @@ def adding_up(x: Tensor, weight: Tensor, bias: Tensor | None, schedule: RunBesid
 
 
 class _AddingRows(torch.autograd.Function):
-    """Table lookup whose weight gradient is accumulated directly; autograd gets none for the
+    """A table lookup whose weight gradient is accumulated directly; autograd gets none for the
     table.
     """
 
@@ -251,7 +255,7 @@ class _AddingGroups(torch.autograd.Function):
 
 
 def _by_groups(rows: Tensor, matrices: Tensor, counts: tuple[int, ...]) -> Tensor:
-    """Multiply each group of rows by the group's own matrix; a group may be empty."""
+    """Multiply each group of rows by the group's own matrix; a group may have no rows."""
     made = rows.new_empty((len(rows), matrices.shape[2]))
     groups = zip(rows.split(counts), matrices, made.split(counts), strict=True)
     for group, matrix, output in groups:
@@ -268,7 +272,9 @@ def adding_up_groups(rows: Tensor, weight: Tensor, counts: Counts, schedule: Run
 
 
 def _gathered_by(ranks: StreamedRanks) -> MultiplyGathered:
-    """``adding_up_gathered`` over these ranks, in place of the layer's tensor-parallel ranks."""
+    """``adding_up_gathered`` for a given group of ranks, in place of the layer's tensor-parallel
+    ranks.
+    """
     return lambda x, weight, bias, _: adding_up_gathered(x, weight, bias, ranks)
 
 
@@ -297,8 +303,8 @@ def add_up_inside(module: nn.Module, ranks: StreamedRanks) -> None:
 
 
 def add_up_shared(module: nn.Module, ranks: StreamedRanks) -> None:
-    """Make backward passes reduce the gradients of matrices that all ranks hold, where each rank
-    has only its own tokens; gradients of vectors are accumulated first (``SharedVectors``).
+    """Make backward passes reduce the gradients of matrices that each rank holds whole, where a
+    rank has only its own tokens; gradients of vectors are accumulated first (``SharedVectors``).
     """
 
     def summed(gradient: Tensor) -> Tensor:

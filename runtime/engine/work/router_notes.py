@@ -26,8 +26,8 @@ MOST_TOKENS, TIMES_THE_MEAN = 0.9, 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lopsided:
-    """A block whose router sends most tokens to one expert: the block's index, and the ``share`` of
-    tokens.
+    """A block whose router sends most tokens to one expert: the block's index, and that expert's
+    ``share`` of the tokens.
     """
 
     block: int
@@ -44,7 +44,7 @@ class Lopsided:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _WatchedBlock:
-    """The router of one block, with the model's name for the block."""
+    """The router of one block, with the block's name in the model."""
 
     notes: "RouterNotes"
     counts: Tensor
@@ -126,7 +126,7 @@ class RouterNotes:
         }
 
     def _name(self, block: int) -> str:
-        """A block's name; multi-token prediction blocks are numbered after the others."""
+        """The name of a block; multi-token prediction blocks are numbered after the others."""
         further = block - self._layers
         return f"blocks.{block}" if further < 0 else f"head.further.{further}.block"
 
@@ -147,7 +147,7 @@ class RouterNotes:
 
 
 def routers_of(spec: ModelSpec) -> Routers:
-    """What each kind of task does with the routers of its blocks."""
+    """The functions by which each kind of task updates and reads the routers of its blocks."""
     if spec.experts is None:
         return "none"
     return "corrected" if spec.experts.router.correction_rate else "noted"

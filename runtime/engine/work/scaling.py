@@ -21,7 +21,9 @@ class Scaling:
         self.norm = torch.zeros((), device=device)
 
     def judge(self, squares: Tensor) -> None:
-        """Set divisor, overflow and loss scale from the sum of squares of all scaled gradients."""
+        """Set the divisor of gradients, the overflow flag and the loss scale from the sum of
+        squares of all scaled gradients.
+        """
         training = self._training
         self.norm.copy_(squares.sqrt() / self.scale)
         self.overflow.copy_(~squares.isfinite())

@@ -1,5 +1,5 @@
-"""Gradients of vectors that all tensor-parallel ranks hold, where each rank has those of its own
-tokens only.
+"""Sums of gradients of norms and biases that each tensor-parallel rank holds whole, where a rank
+has gradients of its own tokens only.
 
 Norms and biases of row-split products have a few gradients each, in every block and micro-batch.
 They add up here, on each rank; a layer's last backward pass of an iteration sums them over the
@@ -20,7 +20,7 @@ from runtime.models.parallel import parameters_of_own_tokens
 
 
 class SharedVectors:
-    """Sums of a stage's gradients of shared vectors, by layer; empty unless tensor parallelism
+    """The sums of a stage's gradients of shared vectors, by layer; empty unless tensor parallelism
     splits tokens or experts' tokens, or heads have norms.
     """
 
@@ -33,7 +33,8 @@ class SharedVectors:
         device: torch.device,
     ) -> None:
         self._places, self._ranks = places, ranks
-        # By layer: which of its vectors are shared, and their sums as one tensor and separately.
+        # By layer: which of its vectors are shared, and their gradient sums as one tensor and
+        # separately.
         self._is_shared: dict[int, list[bool]] = {}
         self._sums: dict[int, Tensor] = {}
         self._each: dict[int, list[Tensor]] = {}
@@ -53,7 +54,7 @@ class SharedVectors:
 
     @property
     def sizes(self) -> dict[int, int]:
-        """The number of elements in each layer's sum."""
+        """The number of elements in the gradient sum of each layer."""
         return {layer: one.numel() for layer, one in self._sums.items()}
 
     def add(

@@ -143,8 +143,8 @@ COPIED = "head.table.weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerModule:
-    """A layer on one tensor-parallel rank; its parameters' full names begin with ``prefix``. Frozen
-    weights may be packed.
+    """A layer on one tensor-parallel rank; the full names of its parameters begin with ``prefix``.
+    Frozen weights may be packed.
     """
 
     prefix: str
@@ -154,7 +154,9 @@ class LayerModule:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the rank's parts of the layer's own parameters, without a borrowed table."""
+        """The shapes of the rank's parts of the layer's own parameters, without a table that it
+        borrows.
+        """
         shapes = shapes_of(self.module)
         return {name: shape for name, shape in shapes.items() if name in self.whole_shapes}
 
@@ -195,7 +197,7 @@ class LayerModule:
         return (-(-self.packings[name].size_bytes // itemsize),)
 
     def whole_shape(self, name: str) -> tuple[int, ...]:
-        """The unsplit shape of a parameter, by the parameter's full name."""
+        """The shape of a parameter before it is split over ranks, by the parameter's full name."""
         return self.whole_shapes[name.removeprefix(self.prefix)]
 
     def is_of_experts(self, name: str) -> bool:
@@ -215,7 +217,7 @@ class LayerModule:
         return self.module.get_submodule(name.rpartition(".")[0])
 
     def part_of(self, tensors: Mapping[str, Tensor], ranks: Group) -> dict[str, Tensor]:
-        """The rank's part of the layer's unsplit tensors; padding of the vocabulary is zeros."""
+        """The rank's parts of the layer's whole tensors; padding of the vocabulary is zeros."""
         padded = {
             name: _padded(tensor, ranks.size * self.module.get_parameter(name).shape[0])
             if self.prefix + name in (TABLE, TIED, COPIED)
@@ -225,7 +227,7 @@ class LayerModule:
         return shard_of(self.module, padded, rank=ranks.rank, ranks=ranks.size)
 
     def initial(self, seed: int, *, tied: bool, device: torch.device = HOST) -> dict[str, Tensor]:
-        """The layer's initial weights, unsplit."""
+        """The initial weights of the layer, not split over ranks."""
         return {
             name: initial_tensor(self.prefix + name, shape, seed, tied=tied, device=device)
             for name, shape in self.whole_shapes.items()
@@ -314,7 +316,7 @@ def twin_of(model: ModelSpec) -> str:
 
 
 def own_shapes(module: nn.Module, *, without: str = "") -> dict[str, tuple[int, ...]]:
-    """Shapes of a layer's parameters, ``without`` the table that a head borrows."""
+    """The shapes of a layer's parameters, ``without`` the table that a head borrows."""
     shapes = shapes_of(module)
     if without:
         del shapes[without.removeprefix("head.")]
@@ -343,7 +345,7 @@ class LayerBuilder:
         self.config, self.ranks, self.rotary = config, ranks, rotary
 
     def with_norms(self, layer: int) -> nn.Module:
-        """A layer whose norms use the model's epsilon."""
+        """A layer whose norms use the epsilon of the model."""
         module = self.layer(layer)
         add_in_norms(module, self.spec.norm_epsilon)
         return module

@@ -1,5 +1,5 @@
-"""A server that waits for no rank: it steps with each rank's gradients as they come, and sends the
-rank the weights of then.
+"""A server that waits for no rank: it steps with each rank's gradients as they arrive, and sends
+the rank the weights after that step.
 
 In which order ranks come would decide what is learned, and no run could be repeated. So they come
 in turn, the server's own rank last: after each step that rank has the server's weights, every other
@@ -124,7 +124,7 @@ class TurnServer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes between steps beyond those of the optimizer: none."""
+        """Zero bytes: between steps a server keeps nothing beside optimizer states."""
         return 0
 
 
@@ -155,7 +155,9 @@ class LateServers:
         return of_ranks
 
     def judge(self, squares: Tensor) -> None:
-        """Set this rank's divisor, overflow and loss scale from the squared norms of all."""
+        """Set this rank's divisor of gradients, overflow flag and loss scale from the squared norms
+        of all ranks.
+        """
         self.norms.copy_(squares.sqrt())
         self.scaling.judge(squares[self._rank] * self.scaling.scale**2)
 

@@ -60,7 +60,7 @@ class WeightAverages:
 
     @property
     def cycle(self) -> int:
-        """Number of steps after which the schedule of averages repeats."""
+        """The number of steps after which the schedule of averages repeats."""
         if self.how.kind == "gossip":
             return len(self.how.rounds_of_neighbours(self.peers.size))
         return self.how.every
@@ -90,11 +90,11 @@ class WeightAverages:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all states of outer steps."""
+        """The bytes of all states of outer steps."""
         return sum(vector.nbytes for _, vector in self.named())
 
     def with_peers(self, peers: Group) -> None:
-        """Continue with these peers only, while others are away."""
+        """Continue to average with these peers only, while other peers are away."""
         self.peers = peers
 
     def rejoin(self, peers: Group, newcomer: int) -> None:
