@@ -1,4 +1,5 @@
-"""Predicts and tunes the distributed training of language models: values, costs and Protocols.
+"""Predicts and tunes the distributed training of language models: descriptions of jobs, cost
+models, and the Protocols of predictors and searchers.
 
 A name is imported when it is first used, so that importing the package takes no time.
 """
@@ -9,9 +10,11 @@ from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
 
-# The functions belong to a higher layer, so they are named here and imported on demand.
+# The package's public functions are defined in ``experiments``, a higher layer, so they are named
+# here and imported on demand.
 _LIBRARY = "experiments.library.functions"
-# The names, for type checkers; ``make stubs`` writes their types.
+# The package's public names by the module that defines them; ``make stubs`` writes their types for
+# type checkers.
 NAMES = {
     _LIBRARY: (
         "explain",
@@ -55,7 +58,7 @@ NAMES = {
 _MODULE_OF_NAME = {name: module for module, names in NAMES.items() for name in names}
 __all__ = sorted(_MODULE_OF_NAME)  # noqa: PLE0605 (a list all the same)
 
-# Sibling packages, whose names a user's own folders may also have.
+# Packages that are installed beside this one; a user's own folders may have the same names.
 _BESIDE = ("experiments", "runtime", "searchers", "simulators")
 
 

@@ -1,3 +1,3 @@
-"""Fits the numbers of a hardware file to measurements, and evaluates the fits on rows that they did
-not use.
+"""Fits the numbers of a hardware file to measurements, and evaluates each fit on measurements that
+it did not use.
 """

@@ -1,5 +1,5 @@
-"""Fits how many bytes torch's allocator reserves beyond the peak of tensors, to runs whose peaks
-were measured.
+"""Fits how many bytes torch's allocator reserves beyond the peak bytes of tensors, to training runs
+whose reserved peaks were measured.
 
 Two terms: bytes for each parameter of a rank's part of the largest layer, for the optimizer's step,
 and bytes that a stage with the head takes besides.
@@ -15,16 +15,17 @@ from mistlab.core.units import MIB_BYTES
 from mistlab.machine.hardware import Allocator
 from mistlab.stages.stage_batch import StageBatch, StageFigures
 
-# For the stages of a run: the two terms of the fitted model, the bytes reserved beyond tensors, and
-# all reserved bytes.
+# Three arrays with an entry for each pipeline stage of a run: the model's two terms (a rank's
+# parameters of the largest layer, and whether the stage has the head), the bytes reserved beyond
+# tensors, and all reserved bytes.
 Beyond = tuple[Floats, Floats, Floats]
 
 DEFAULT_OUTSIDE_MIB = 300.0
 
 
 def beyond_tensors(figures: StageFigures, stages: StageBatch, reserved: Floats) -> Beyond:
-    """The bytes that a run's stages reserved beyond their predicted tensors, and the two terms that
-    are fitted to them.
+    """The bytes that torch's allocator reserved beyond predicted tensors on each stage of a run,
+    and the two terms of the model that is fitted to these bytes.
     """
     shard = np.where(stages.zero >= 1, stages.data_parallel, 1)
     terms = np.stack([figures.largest_parameters / shard, stages.has_head * MIB_BYTES], axis=1)
@@ -32,16 +33,16 @@ def beyond_tensors(figures: StageFigures, stages: StageBatch, reserved: Floats) 
 
 
 def errors_of(run: Beyond, others: Sequence[Beyond]) -> Floats:
-    """Relative errors of a run's reserved bytes, predicted with the terms that were fitted to the
-    other runs.
+    """The relative errors of a run's reserved bytes, predicted by a model that was fitted to the
+    ``others`` only.
     """
     terms, beyond, reserved = run
     return np.asarray((terms @ _solved(others) - beyond) / reserved)
 
 
 def fitted_allocator(rows: Sequence[Beyond], heads: Floats) -> Allocator:
-    """The allocator's constants fitted to all runs; for a head smaller than all measured ``heads``
-    the bytes shrink in proportion.
+    """The constants of torch's allocator fitted to all runs; ``heads`` are the parameters of
+    measured heads, and a head smaller than all of them is taken to need proportionally fewer bytes.
     """
     step, head = _solved(rows)
     smallest = heads[heads > 0].min()

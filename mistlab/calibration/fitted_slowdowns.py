@@ -30,25 +30,27 @@ from mistlab.machine.slowdowns import (
 
 TRANSFERS = tuple(STREAMS.index(stream) for stream in STREAMS if stream != "compute")
 
-# Several starting points of the minimisation, since its error has flat regions.
+# Starting values of the fitted parameters: the fit is minimised from several, since its error has
+# flat regions.
 COMPUTE_STARTS = (0.15, 0.8)
 TAKEN_STARTS = (0.02, 0.5)
 CAPACITY_STARTS = (0.1, 0.6)
 SHARE_STARTS = (-0.4, 0.4)
 
-# The speeds of streams that take turns sum to one. The closed form raises a lower sum to one, so
-# rows of such streams determine no factors. No measured GPU has a lower sum.
+# When streams take turns, the speeds of all of them sum to one. The closed form raises a lower sum
+# to one, so measurements of such streams determine no slowdown factors. No GPU was measured with a
+# lower sum than this.
 LEAST_SPEED = 0.8
 SMOOTH = 1e-3
-# The weight of a prior for factors that rows hardly determine: streams share equally, and compute
-# does not slow them.
+# The weight of a prior for slowdown factors that measurements hardly determine: transfers share the
+# link equally, and compute does not slow them.
 PRIOR = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OverlapRows(ColumnSet):
-    """Measured seconds of each stream's work alone (C, 4), and of all four streams overlapping
-    (C).
+    """Measured seconds, one row for each measurement (C): of each of the four streams' work alone
+    (C, 4), and of all four overlapping (C).
     """
 
     alone: Floats
@@ -59,13 +61,13 @@ class OverlapRows(ColumnSet):
 
     @property
     def shared(self) -> Bools:
-        """A mask of the measured rows in which more than one stream is busy."""
+        """A mask of the measurements in which more than one stream has work."""
         return np.asarray((self.alone > 0).sum(axis=1) > 1)
 
 
 def fit(rows: OverlapRows, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
-    """The interference factors of one group shape (GPUs in a node, nodes), for each set of streams
-    that is busy in the rows.
+    """The slowdown factors of streams on groups of one shape (GPUs in a node, nodes), for each set
+    of streams that occurs in the measurements.
     """
     factors = np.ones((16, len(STREAMS)))
     sets = (rows.alone > 0) @ BITS
@@ -86,14 +88,15 @@ def fit(rows: OverlapRows, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
 
 
 def errors(rows: OverlapRows, group: GroupSlowdowns) -> Floats:
-    """Signed relative errors (C) of predicted slowdowns: predicted over measured seconds, minus
-    one.
+    """The signed relative errors (C) of predicted overlapped times: predicted over measured
+    seconds, minus one.
     """
     return np.asarray(overlapped(rows.alone, factors_of(group)) / rows.together - 1)
 
 
 def combined(groups: Sequence[GroupSlowdowns], rows: Sequence[OverlapRows]) -> Interference:
-    """The interference factors of a machine, from those of all its group shapes.
+    """The slowdown factors of a machine's streams, from those of all shapes of groups that were
+    measured on it.
 
     ``shared_links`` is chosen so that shapes predict one another's rows best.
     """
@@ -118,14 +121,18 @@ def combined(groups: Sequence[GroupSlowdowns], rows: Sequence[OverlapRows]) -> I
 
 
 def left_out(machine: Interference, group: GroupSlowdowns) -> GroupSlowdowns:
-    """The interference factors of a group shape, derived from the other shapes of the machine."""
+    """The slowdown factors of streams on groups of one shape, derived from the machine's other
+    shapes only.
+    """
     others = tuple(other for other in machine.groups if other is not group)
     without = Interference(shared_links=machine.shared_links, groups=others)
     return slowdowns_of_group(without, gpus_in_node=group.gpus_in_node, nodes=group.nodes)
 
 
 def _with_fitted_factors(rows: OverlapRows, factors: Floats, transfers: tuple[int, ...]) -> Floats:
-    """The table of factors with newly fitted ones for these transfers, alone and beside compute."""
+    """The table of slowdown factors, refitted for one set of transfers, alone and beside
+    compute.
+    """
 
     def loss(parameters: Floats) -> float:
         error = (
@@ -149,8 +156,8 @@ def _with_fitted_factors(rows: OverlapRows, factors: Floats, transfers: tuple[in
 
 
 def _in_turn_at_worst(factors: Floats, transfers: tuple[int, ...]) -> Floats:
-    """The table of factors with the speed of taking turns for streams whose fit is slower than
-    that.
+    """The table of slowdown factors, changed such that streams which the fit makes slower than
+    taking turns are as fast as taking turns.
     """
     table = factors.copy()
     index = int(BITS[list(transfers)].sum())
@@ -172,7 +179,8 @@ def _starting_points(transfers: int) -> list[tuple[float, ...]]:
 
 
 def _with_factors(factors: Floats, transfers: tuple[int, ...], parameters: Floats) -> Floats:
-    """The table of factors with those of some transfers computed from a fit's parameters.
+    """The table of slowdown factors, with those of one set of transfers computed from the
+    parameters of a fit.
 
     The first parameter is compute's factor, less one. The second is the logarithm of the transfers'
     factor by compute. With several transfers there follow the logarithm of the sum of their speeds,

@@ -1,5 +1,6 @@
-"""How far predictions miss measurements: errors of runs that were left out of a fit, and how far
-sources of runs are off as a whole, beside how far their rows scatter."""
+"""Estimates how far measurements lie from predictions: the errors of runs that a fit did not use,
+the common error of all runs of one source, and the scatter of its runs around that.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,17 +10,18 @@ import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints
 
-# With fewer runs the 90th percentile of errors is taken from a normal distribution: the mean
-# absolute error times this.
+# With fewer runs than this, the 90th percentile of errors is that of a normal distribution: the
+# mean absolute error times ``WIDTH_OF_MEAN``.
 FEW_RUNS = 20
 WIDTH_OF_MEAN = 2.06
-# Repeated measurements of equal runs differ by this share of their time.
+# The smallest half-width of a band around predictions: equal runs that are measured again differ by
+# this share of their time.
 LEAST_WIDTH = 0.001
 
 
 def half_width_of(errors: Floats) -> float:
-    """The half-width of a band around predictions, as a share of them, that contains 90 % of
-    measurements, given their relative errors.
+    """The half-width of a band around predictions, as a share of the prediction, that contains 90 %
+    of measurements, given the relative errors of predictions.
     """
     missed = misses(errors)
     width = np.quantile(missed, 0.9) if len(missed) >= FEW_RUNS else WIDTH_OF_MEAN * missed.mean()
@@ -27,42 +29,45 @@ def half_width_of(errors: Floats) -> float:
 
 
 def misses(errors: Floats) -> Floats:
-    """The relative distances of measurements from predictions."""
+    """The absolute differences of measurements from predictions, as a share of the prediction,
+    given the relative errors of predictions.
+    """
     return np.asarray(np.abs(1 / (1 + errors) - 1))
 
 
 def trimmed_mean(errors: Floats) -> float:
-    """The mean without the largest eighth of the values, which come from runs with problems of
-    their own.
+    """The mean of errors without the largest eighth, which come from runs with problems of their
+    own.
     """
     kept = np.sort(errors)[: len(errors) - len(errors) // 8]
     return float(kept.mean())
 
 
-# How far the runs of a source (a paper, a repository) are off as a whole, and how far they scatter,
-# by kind of run.
+# Estimates, for each kind of run, the common error of all runs of a source (a paper, a repository),
+# and how far single runs scatter around it.
 #
-# A source's offset is normal around its kind's, a row's miss around its source's. Both are told by
-# Student's t with few degrees of freedom, so that a few sources unlike all others widen no bound:
-# expectation and maximisation weigh a source by how far it lies out. The wider kind counts as some
-# sources more.
+# The error of a source is distributed around the mean of its kind of run, and the error of a run
+# around that of its source. Both distributions are Student's t with few degrees of freedom, so that
+# a few unusual sources do not widen bounds: expectation maximisation gives a source less weight the
+# farther out it lies. The next wider kind of run counts as a few more sources.
 #
 # Axes: F folds, each of which leaves some runs out, S sources.
 
 FREEDOM = 3.0
-# Steps of expectation and maximisation, after which numbers move by less than a thousandth.
+# The number of steps of expectation maximisation; further steps change results by less than a
+# thousandth.
 STEPS = 40
-# The offset and the standard deviations between and within sources that are assumed for a kind of
-# run that was never measured.
+# For a kind of run that was never measured: the assumed mean error, and the assumed standard
+# deviations between sources and within a source.
 UNKNOWN_OFFSET, UNKNOWN_BETWEEN, UNKNOWN_WITHIN = 0.0, 0.25, 0.15
-# The smallest variance: equal runs that are measured again differ by about a percent.
+# The smallest variance of runs: equal runs that are measured again differ by about a percent.
 LEAST_VARIANCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SourceSpreads:
-    """For one kind of run in each fold (F): the mean offset of its sources, and the variances
-    between and within sources.
+    """For one kind of run in each fold (F): the mean error of its sources, and the variances
+    between sources and within a source.
     """
 
     offset: Floats
@@ -71,7 +76,9 @@ class SourceSpreads:
 
     @classmethod
     def unknown(cls, folds: int) -> Self:
-        """The spreads that are assumed where nothing was measured."""
+        """The mean error and variances that are assumed for a kind of run that was never
+        measured.
+        """
         return cls(
             offset=np.full(folds, UNKNOWN_OFFSET),
             between=np.full(folds, UNKNOWN_BETWEEN**2),
@@ -81,8 +88,8 @@ class SourceSpreads:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SourceSums:
-    """For each fold and source (F, S): the number of runs, and the sums of their misses and of
-    squared misses.
+    """For each fold and source (F, S): the number of runs, and the sums of their errors and of
+    their squared errors.
     """
 
     runs: Floats
@@ -93,8 +100,8 @@ class SourceSums:
     def without_folds(
         cls, missed: Floats, sources: Ints, folds: Ints, shape: tuple[int, int]
     ) -> Self:
-        """For each fold, the sums over the runs of all other folds, from each run's source and
-        fold. A run with fold -1 always counts.
+        """For each fold, the sums over the runs of all other folds, given the error, source and
+        fold of each run; a run of fold -1 is in the sums of every fold.
         """
         powers = (np.ones_like(missed), missed, missed**2)
         of_fold, sums = folds >= 0, list[Floats]()
@@ -106,8 +113,8 @@ class SourceSums:
         return cls(runs=runs, total=total, squares=squares)
 
     def spreads(self, wider: SourceSpreads, count: float) -> SourceSpreads:
-        """The offset and variances of a kind of run from its sources; those of the ``wider`` kind
-        count as ``count`` more sources.
+        """The mean error and the variances of a kind of run from its sources; the ``wider`` kind of
+        run counts as ``count`` more sources.
         """
         is_there: Bools = self.runs > 0.5
         scatters: Bools = self.runs > 1.5
@@ -139,9 +146,9 @@ def spreads_of_kinds(
     folds: Ints,
     count: float,
 ) -> dict[str, SourceSpreads]:
-    """The offsets and variances of all kinds of runs in each fold, from the runs outside the fold;
-    ``kinds`` are those of each run, the narrowest first. Without folds there is one fold, which
-    leaves no run out.
+    """The mean errors and variances of all kinds of runs in each fold, from the runs outside the
+    fold; ``kinds`` names the kinds of each run, the narrowest first. Without folds there is a
+    single one, which leaves no run out.
     """
     shape = max(1, folds.max(initial=-1) + 1), sources.max(initial=-1) + 1
     wider = {own: of for names in kinds for own, of in zip(names, (*names[1:], ""), strict=True)}

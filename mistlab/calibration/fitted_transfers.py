@@ -17,7 +17,7 @@ from mistlab.machine.hardware import Line
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TransferRows:
-    """Measured transfers: their sizes (C), and the seconds that they took (C)."""
+    """Measured transfers, one row for each (C): their sizes in bytes and their seconds."""
 
     size_bytes: Floats
     seconds: Floats
@@ -26,22 +26,25 @@ class TransferRows:
         return len(self.seconds)
 
     def every_second(self, start: int) -> "TransferRows":
-        """Every second transfer by size, starting with the smallest (``start`` 0) or the next
-        (1).
+        """Half of the transfers: every second one in order of size, starting with the smallest
+        (``start`` 0) or the second smallest (1).
         """
         order = np.argsort(self.size_bytes, kind="stable")[start::2]
         return TransferRows(size_bytes=self.size_bytes[order], seconds=self.seconds[order])
 
 
 def fit(rows: TransferRows) -> Line:
-    """Fit latency and bandwidth to some transfers; refuses transfers that determine no
-    bandwidth.
+    """Fit a latency and a bandwidth to measured transfers; refuses transfers whose times do not
+    grow with their sizes.
     """
-    # Microseconds and GB as units keep both unknowns near one.
+    # In microseconds and seconds per GB both fitted numbers are near one.
     terms = np.stack([np.full(len(rows), MICROSECONDS), rows.size_bytes / GBYTES], axis=1)
     (latency_us, seconds_a_gbyte), _ = nnls(terms / rows.seconds[:, None], np.ones(len(rows)))
     if seconds_a_gbyte == 0:
-        reject("long transfers took no longer than short ones: measure longer ones, undisturbed")
+        reject(
+            "long transfers took no longer than short ones, so no bandwidth can be fitted: "
+            "measure larger transfers, with nothing else running"
+        )
     return Line(
         latency_us=round(float(latency_us), 2),
         gbytes_per_s=round(float(1 / seconds_a_gbyte), 4),
@@ -51,5 +54,7 @@ def fit(rows: TransferRows) -> Line:
 
 
 def mean_error(rows: TransferRows, line: Line) -> float:
-    """The mean absolute relative error of a fitted latency and bandwidth on some transfers."""
+    """The mean absolute relative error with which a fitted latency and bandwidth predict some
+    transfers.
+    """
     return float(np.abs(transfer_s(rows.size_bytes, line) / rows.seconds - 1).mean())

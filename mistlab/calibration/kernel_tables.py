@@ -1,5 +1,5 @@
-"""Reads tables of single kernels and collectives, and fits rates of kernels, and latencies and
-bandwidths of collectives.
+"""Reads tables of measured kernels and collectives, and fits kernels' rates and collectives'
+latencies and bandwidths to them.
 
 A table of kernels has products by shape (columns ``m``, ``k``, ``n``, ``groups``, ``time_us``),
 fused attention (``sequence``, ``heads``, ``tflops``) and the bandwidth of memory, each in rows of
@@ -25,16 +25,20 @@ from mistlab.core.values import reject
 from mistlab.machine.hardware import Line, OperatorClass, Rate
 
 NEEDED = ("hardware", "op", "m", "k", "n", "groups", "time_us", "efficiency", "tflops", "notes")
-# GEMMs with fewer operations end before a GPU reaches its full rate; layers have few of them.
+# GEMMs with fewer floating-point operations are left out of a fit: they end before a GPU reaches
+# its full rate, and layers have few of them.
 SMALLEST_PRODUCT = 1e11
-# Tables count operations on all scores, of which causal attention computes half.
+# Tables of attention kernels count operations on all attention scores, but causal attention
+# computes only half of the scores.
 CAUSAL = 0.5
 HEADS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelRows:
-    """Measured GEMMs of one class: operations, bytes and seconds (C each)."""
+    """Measured GEMMs of one operator class, one row for each (C): floating-point operations, bytes
+    moved and seconds.
+    """
 
     flop: Floats
     moved_bytes: Floats
@@ -44,8 +48,8 @@ class KernelRows:
         return len(self.seconds)
 
     def every_second(self, start: int) -> "KernelRows":
-        """Every second GEMM by operations, starting with the smallest (``start`` 0) or the next
-        (1).
+        """Half of the GEMMs: every second one in order of operations, starting with the smallest
+        (``start`` 0) or the second smallest (1).
         """
         order = np.argsort(self.flop, kind="stable")[start::2]
         return KernelRows(
@@ -57,7 +61,9 @@ class KernelRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelTable:
-    """The rows of one machine in a table of kernels: GEMMs by class, and all rows by operator."""
+    """One machine's rows of a table of kernels: its GEMMs by operator class, and all of its
+    rows.
+    """
 
     origin: Origin
     products: dict[OperatorClass, KernelRows]
@@ -65,7 +71,7 @@ class KernelTable:
 
 
 def read_kernel_table(path: Path, hardware: str | None) -> KernelTable:
-    """The kernels that a table has of one machine."""
+    """Read one machine's kernels from a table."""
     origin, rows = read_rows(path, NEEDED, hardware=hardware)
     plain = [row for _, row in rows]
     products: dict[OperatorClass, KernelRows] = {
@@ -73,7 +79,10 @@ def read_kernel_table(path: Path, hardware: str | None) -> KernelTable:
         "grouped_matmul": _products([row for row in plain if row["op"] == "group_matmul"]),
     }
     if not all(map(len, products.values())):
-        reject(f"{path}: no products of {hardware}: give rows of matmul and group_matmul")
+        reject(
+            f"{path}: no large GEMMs of {hardware}: add rows with op matmul and op group_matmul "
+            f"of more than {SMALLEST_PRODUCT:.0e} operations"
+        )
     return KernelTable(origin=origin, products=products, rows=plain)
 
 
@@ -109,14 +118,14 @@ def rate_of(rows: KernelRows, operators: OperatorClass) -> Rate:
 
 
 def error_of_rate(rows: KernelRows, rate: Rate) -> float:
-    """The mean absolute relative error of a kernel rate on some rows."""
+    """The mean absolute relative error with which a fitted rate predicts some GEMMs."""
     seconds = rows.flop * rate.s_per_flop + rows.moved_bytes * rate.s_per_byte
     return float(np.abs(seconds / rows.seconds - 1).mean())
 
 
 def held_out_error(rows: KernelRows, operators: OperatorClass) -> float:
-    """The mean error of a kernel rate on each half of the rows, when it is fitted to the other
-    half.
+    """The mean error of predicted GEMMs, each half of which is predicted by a rate that was fitted
+    to the other half.
     """
     halves = rows.every_second(0), rows.every_second(1)
     errors = [
@@ -127,7 +136,9 @@ def held_out_error(rows: KernelRows, operators: OperatorClass) -> float:
 
 
 def attention_rows(table: KernelTable, operators: OperatorClass) -> KernelRows:
-    """Fused causal attention of many heads, as rows of operations, bytes and seconds like GEMMs."""
+    """The measurements of fused causal attention with many heads, as operations, bytes and seconds,
+    in the form of GEMMs.
+    """
     op = {"attention_forward": "sdp_fwd", "attention_backward": "sdp_bwd"}[operators]
     rows = [row for row in table.rows if row["op"] == op and float(row["heads"]) >= HEADS]
     sequence, heads, keys = (_numbers(rows, name) for name in ("sequence", "heads", "kv_heads"))
@@ -136,26 +147,27 @@ def attention_rows(table: KernelTable, operators: OperatorClass) -> KernelRows:
     products, passes = _PRODUCTS[operators]
     square = batch * heads * sequence**2
     each = products[0] * wide + products[1] * values
-    # Operands and results in 16 bits; the backward pass reads them, and writes gradients of the
-    # same size.
+    # The bytes of attention's operands and results in 16 bits; the backward pass reads them all,
+    # and writes gradients of the same size.
     operands = batch * sequence * (heads + keys) * (wide + values) * 2
     rates = _numbers(rows, "tflops") * CAUSAL * TFLOP
     flop = square * each
-    # Long sequences take most of the time of a table, but not of training, so all shapes weigh
-    # equally.
+    # Scale every measurement to the same time: otherwise long sequences would dominate the fit,
+    # which are rare in training.
     scale = rates / flop
     return KernelRows(
         flop=flop * scale, moved_bytes=operands * passes * scale, seconds=flop / rates * scale
     )
 
 
-# For each pass: the operations per channel of queries and keys, and per channel of values; and how
-# often operands and results are read or written.
+# For the forward and the backward kernel of attention: the operations per score for each channel of
+# queries and keys, and for each channel of values; and how often operands and results are read or
+# written.
 _PRODUCTS = {"attention_forward": ((1.0, 1.0), 1.0), "attention_backward": ((3.0, 2.0), 2.0)}
 
 
 def memory_rate(table: KernelTable) -> Rate:
-    """The achieved bandwidth of operators that only move bytes."""
+    """The achieved memory bandwidth of operators that only move bytes."""
     row = next(row for row in table.rows if row["op"] == "memory bandwidth default")
     base = _number_after("base", row)
     return Rate(operators="memory", gbytes_per_s=round(base * float(row["efficiency"]), 1))
@@ -166,7 +178,7 @@ def _number_after(word: str, row: Row) -> float:
     return float(match[1]) if match else 0.0
 
 
-# Reads the best measured 16-bit and 8-bit GEMMs of a GPU.
+# Reads a GPU's fastest measured GEMMs in 16 and in 8 bits.
 
 
 BEST_NEEDED = ("hardware", "operation", "precision", "tflops")
@@ -174,7 +186,7 @@ BEST_NEEDED = ("hardware", "operation", "precision", "tflops")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """How many times as fast a GPU's best 8-bit GEMM is as its best 16-bit GEMM.
+    """The ratio of a GPU's fastest 8-bit GEMM to its fastest 16-bit GEMM.
 
     ``held_out`` is how far the ratios of the other machines are from it, in the mean.
     """
@@ -186,15 +198,18 @@ class Best:
 
 
 def read_best_products(path: Path, hardware: str) -> Best:
-    """The ratio of 8-bit to 16-bit GEMM rates of one machine, whose name in the table is a prefix
-    of the GPU's name.
+    """Read the ratio of a GPU's fastest 8-bit GEMM to its fastest 16-bit GEMM; ``hardware`` is the
+    GPU's name in the table, or the first words of that name.
     """
     origin, rows = read_rows(path, BEST_NEEDED, all_hardware=True)
     plain = [row for _, row in rows]
     ratios = {precision: _best(plain, hardware, precision) for precision in ("bf16", "fp8")}
     for precision, best in ratios.items():
         if best is None:
-            reject(f"{path}: no {precision} gemm of {hardware}: give its name in the table")
+            reject(
+                f"{path}: no {precision} gemm of {hardware}: give the GPU's name as it is in the "
+                "column hardware"
+            )
     ratio: float = ratios["fp8"] / ratios["bf16"]  # type: ignore[operator]
     others = [one for one in _ratios(plain) if one != ratio]
     return Best(
@@ -206,7 +221,9 @@ def read_best_products(path: Path, hardware: str) -> Best:
 
 
 def _ratios(rows: list[Row]) -> list[float]:
-    """The ratios of 8-bit to 16-bit GEMM rates of all machines that have both."""
+    """The ratio of the fastest 8-bit to the fastest 16-bit GEMM of each machine whose table has
+    both.
+    """
     machines = sorted({row["hardware"] for row in rows})
     both = [[_best(rows, one, precision) for precision in ("bf16", "fp8")] for one in machines]
     return [eight / half for half, eight in both if half is not None and eight is not None]
@@ -233,16 +250,16 @@ def _best(rows: list[Row], hardware: str, precision: str) -> float | None:
 
 
 TESTS_NEEDED = ("hardware", "operation", "group_size", "nodes", "bytes", "algorithm", "busbw_GBps")
-# Messages of training have sizes in this range: tens of mebibytes in layers, gibibytes in optimizer
-# steps.
+# The smallest and the largest message that a fit uses: messages of training have tens of mebibytes
+# in layers, and up to gibibytes in optimizer steps.
 SMALLEST, LARGEST = 4 * MIB_BYTES, 2048 * MIB_BYTES
 FEWEST_SIZES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestedGroup:
-    """The latencies and bandwidths fitted over a group of ranks, and their mean errors on held-out
-    sizes (every second one).
+    """The fitted latency and bandwidth of an all-reduce and of an all-gather over groups of one
+    shape, and the mean error on messages that a fit did not use.
     """
 
     gpus_in_node: int
@@ -255,15 +272,17 @@ class TestedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveTests:
-    """The fitted groups of ranks of one machine, those inside a node first."""
+    """The fitted collectives of one machine, by the shape of the group; groups inside a node
+    first.
+    """
 
     origin: Origin
     groups: tuple[TestedGroup, ...]
 
 
 def read_collective_tests(path: Path, hardware: str) -> CollectiveTests:
-    """The fitted collectives of a machine; the table's name of it is the whole name, or whole words
-    at its beginning.
+    """Fit the collectives of one machine from a table; ``hardware`` is the machine's name in the
+    table, or the first words of that name.
     """
     origin, rows = read_rows(path, TESTS_NEEDED, all_hardware=True)
     of_machine = [
@@ -279,12 +298,17 @@ def read_collective_tests(path: Path, hardware: str) -> CollectiveTests:
     groups = [_group(of_machine, nodes, ranks, over_ring) for nodes, ranks in shapes]
     tested = tuple(group for group in groups if group is not None)
     if not tested:
-        reject(f"{path}: no all_reduce of {hardware} at {FEWEST_SIZES} sizes: give its name")
+        reject(
+            f"{path}: no all_reduce of {hardware} at {FEWEST_SIZES} sizes: give the machine's name "
+            "as it is in the column hardware, or measure more sizes"
+        )
     return CollectiveTests(origin=origin, groups=tested)
 
 
 def _over_ring(rows: list[Row]) -> float:
-    """How many times as long a ring all-reduce takes as one that the switch reduces."""
+    """The time of a ring all-reduce over that of an all-reduce which the NVLink switch computes; 1
+    if the table lacks either.
+    """
     rates: dict[bool, float] = {}
     for row in rows:
         if "nccl-tests" in row.get("software", "") and row["nodes"] == "1":

@@ -1,5 +1,5 @@
-"""Fits the host's time to launch a kernel, from measured layers so small that only launches take
-time.
+"""Fits the host's seconds to launch a kernel, from measured layers that are so small that launching
+takes all of their time.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,9 @@ NEEDED = (HARDWARE, "kernels", "time_us")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LaunchRows:
-    """Measured launches: numbers of kernels (C), and the host's seconds to launch them (C)."""
+    """Measured layers that only launch kernels, one row for each (C): the number of kernels, and
+    the host's seconds to launch them all.
+    """
 
     origin: Origin
     kernels: Floats
@@ -27,7 +29,7 @@ class LaunchRows:
 
 
 def read_launch_table(path: Path, *, hardware: str | None) -> LaunchRows:
-    """The rows of a measurement table of kernel launches."""
+    """Read a measurement table of kernel launches."""
     origin, rows = read_rows(path, NEEDED, hardware=hardware)
     values = [[positive(where, row, name) for name in NEEDED[1:]] for where, row in rows]
     kernels, microseconds = np.array(values).T
@@ -35,13 +37,13 @@ def read_launch_table(path: Path, *, hardware: str | None) -> LaunchRows:
 
 
 def launch_s(rows: LaunchRows) -> float:
-    """The host's seconds for one launch: the median over the rows."""
+    """The host's seconds to launch one kernel: the median over the measured layers."""
     return float(np.median(rows.seconds / rows.kernels))
 
 
 def mean_error(rows: LaunchRows) -> float:
-    """The mean absolute relative error when the launches of each row are predicted from the other
-    rows.
+    """The mean absolute relative error when the launches of each measured layer are predicted from
+    the other layers.
     """
     each = rows.seconds / rows.kernels
     if len(each) == 1:

@@ -1,4 +1,4 @@
-"""Fits the rates of operators and of attention kernels to measurement tables."""
+"""Fits the rates of operator classes and of attention kernels to measurement tables."""
 
 import json
 import math
@@ -35,7 +35,7 @@ from mistlab.graph.symbols import size_columns
 from mistlab.machine.hardware import OperatorClass, PeakTflops, Rate
 from mistlab.plan.workload import ModelSpec, Workload
 
-# Fits the rates of attention kernels to a measurement table of them.
+# Fits the rates of attention kernels to a table of measured attention kernels.
 
 
 BATCHED = ("baddbmm", "bmm")
@@ -49,8 +49,8 @@ ATTENTION = ("op", "shapes", "batch", "seq", "heads", "head_dim", "fwd_median_ms
 def read_attention_table(
     path: Path, peaks: PeakTflops, *, campaign: str | None
 ) -> tuple[Origin, list[Rate]]:
-    """The rates in a table of attention kernels: of fused attention, and of batched GEMMs if it has
-    any.
+    """The fitted rates of fused attention, and of the batched GEMMs of unfused attention if the
+    table has any.
     """
     origin, rows = read_rows(path, ATTENTION, campaign=campaign, campaign_column="db")
     rates: dict[OperatorClass, list[float]] = defaultdict(list)
@@ -60,7 +60,8 @@ def read_attention_table(
             batch, sequence, heads, channels = (
                 positive(where, row, name) for name in ("batch", "seq", "heads", "head_dim")
             )
-            # Attention has two GEMMs forward and five backward, each over half of the scores.
+            # Causal attention has two GEMMs forward and five backward, each of which computes half
+            # of the attention scores.
             product = batch * heads * channels * sequence**2
             slowdown = slowdown_of(peaks, precision_of(where, row))
             for operators, count, name in FUSED:
@@ -91,7 +92,8 @@ def read_attention_table(
 
 
 def _batched_product(where: str, row: Row) -> tuple[float, float]:
-    """The operations and bytes of a batched GEMM of (S, S) with (S, D) in 16 bits.
+    """The floating-point operations and the bytes of a batched GEMM of an (S, S) with an (S, D)
+    matrix in 16 bits, as in attention with sequence length S and head dimension D.
 
     The larger operand may be the first or the second.
     """
@@ -112,7 +114,8 @@ def _batched_product(where: str, row: Row) -> tuple[float, float]:
 # Axes: C rows, each the sum over one class in a block of one size.
 
 
-# The class of operators to which each operator of a profiled block belongs.
+# The operator class of each operator of a profiled transformer block, by the operator's name in the
+# profile.
 CLASS_OF_OPERATOR: Mapping[str, OperatorClass] = {
     "enc-attention-qkv": "matmul",
     "enc-attention-dense": "matmul",
@@ -130,7 +133,7 @@ CLASS_OF_OPERATOR: Mapping[str, OperatorClass] = {
 }
 # The profile's name for the optimizer step, which belongs to neither forward nor backward pass.
 STEP = "optimizer-step"
-# The profile's name of attention dropout, which a model without dropout lacks.
+# The name that profiles give to attention dropout, which a model without dropout does not have.
 OPTIONAL = "enc-attention-dropout"
 OPERATORS_OF_CLASS: Mapping[OperatorClass, tuple[str, ...]] = {
     operators: tuple(name for name, one in CLASS_OF_OPERATOR.items() if one == operators)
@@ -144,7 +147,7 @@ COUNTED = ("flop", "bytes")
 
 
 class Block(NamedTuple):
-    """The sizes and the precision of a block that was profiled."""
+    """The sizes and the precision of a profiled transformer block."""
 
     hidden: int
     ffn: int
@@ -157,8 +160,8 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClassRows(ColumnSet):
-    """For one class of operators in profiled blocks: operations, bytes and seconds (C each), and
-    the blocks' widths.
+    """The operators of one class in profiled transformer blocks, one row for each block (C):
+    operations, bytes, seconds, and the block's hidden size.
 
     An operation in another precision than 16 bits counts by how many times slower it is.
     """
@@ -174,8 +177,8 @@ class ClassRows(ColumnSet):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperatorTable:
-    """Profiles of blocks without tensor parallelism: forward and backward of each class of
-    operators.
+    """Measured profiles of transformer blocks without tensor parallelism: the time of each operator
+    class, forward and backward together.
 
     Rows that failed have no time; they were dropped together with their blocks, and ``failed``
     counts them. ``spread`` is the range of repeated measurements as a share of their median.
@@ -192,7 +195,7 @@ class OperatorTable:
 def read_operator_table(
     path: Path, peaks: PeakTflops, *, hardware: str | None, without_weight_gradients: bool
 ) -> OperatorTable:
-    """The profiles of blocks in a table.
+    """Read the profiles of transformer blocks in a table.
 
     With ``without_weight_gradients`` the backward times lack the weights' gradients; then each
     product's forward time is added to its backward time. Operations and bytes are those in the
@@ -234,8 +237,8 @@ def read_operator_table(
 
 
 def fit(rows: ClassRows, operators: OperatorClass) -> Rate:
-    """The rate of one class of operators, by least squares of relative errors; rates are not
-    negative.
+    """Fit the rate of one operator class by least squares of relative errors; the class's seconds
+    per operation and per byte are not negative.
     """
     terms = np.stack([rows.flop / TFLOP, rows.moved_bytes / GBYTES], axis=1)
     if operators == "memory":
@@ -254,14 +257,16 @@ def rounded(rate: float) -> float:
 
 
 def errors(rows: ClassRows, rate: Rate) -> Floats:
-    """Signed relative errors (C) of a class's rate: predicted over measured seconds, minus one."""
+    """The signed relative errors (C) of predicted blocks under a rate: predicted over measured
+    seconds, minus one.
+    """
     seconds = rows.flop * rate.s_per_flop + rows.moved_bytes * rate.s_per_byte
     return np.asarray(seconds / rows.seconds - 1)
 
 
 def error_of_left_out_widths(rows: ClassRows, operators: OperatorClass) -> float:
-    """The mean absolute relative error when blocks of each width are predicted from those of the
-    other widths.
+    """The mean absolute relative error when the blocks of each hidden size are predicted by a rate
+    that was fitted to the blocks of all other hidden sizes.
     """
     left_out = []
     for width in np.unique(rows.hidden):
@@ -278,7 +283,7 @@ def _block(where: str, row: Row) -> Block:
 
 
 def precision_of(where: str, row: Row) -> Precision:
-    """The precision in which a row was measured; fp16 by default."""
+    """The precision in which a row of a table was measured; fp16 if the row does not say."""
     given = row.get(PRECISION) or "fp16"
     precision = next((precision for precision in PRECISIONS if precision == given), None)
     if precision is None:
@@ -296,7 +301,9 @@ def _classes(
     counted: Mapping[tuple[Block, str], tuple[float, float]],
     peaks: PeakTflops,
 ) -> Mapping[OperatorClass, ClassRows]:
-    """For each class, the sum over its operators of the median of repeated measurements."""
+    """For each operator class, the sum over its operators of the median of repeated measurements,
+    one row for each profiled block.
+    """
     work = [
         _work_in_rows(block, times, counted)
         or _work_of_graph(block, drops=(block, OPTIONAL) in times)
@@ -323,8 +330,8 @@ def _work_in_rows(
     times: Mapping[tuple[Block, str], Sequence[float]],
     counted: Mapping[tuple[Block, str], tuple[float, float]],
 ) -> Mapping[str, float]:
-    """The operations and bytes of each class of operators, from a table's columns about a
-    transformer block; empty where a column is missing.
+    """The operations and bytes of each operator class in a profiled block, from the table's own
+    columns; empty if a column is missing.
     """
     if any((block, name) in times and (block, name) not in counted for name in CLASS_OF_OPERATOR):
         return {}
@@ -336,8 +343,8 @@ def _work_in_rows(
 
 
 def _work_of_graph(block: Block, *, drops: bool) -> Mapping[str, float]:
-    """The operations and bytes of each class in a block's forward and backward pass, from its layer
-    graph.
+    """The operations and bytes of each operator class in a block's forward and backward pass, from
+    the block's layer graph.
     """
     model = ModelSpec.of(
         family="gpt",

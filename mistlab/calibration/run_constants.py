@@ -1,5 +1,5 @@
-"""Fits a few constants of hardware, engine and cluster profile to the iteration times of whole
-runs.
+"""Fits a few constants of the hardware, the engine and the cluster profile to the measured
+iteration times of whole training runs.
 
 Runs are taken as they are, so a constant stands for what training keeps up: the share of the best
 products, the bus bandwidth of collectives among the GPUs of a node and among nodes, the latency of
@@ -18,20 +18,22 @@ from mistlab.engines.engine import Engine, ExpertExchange
 from mistlab.machine.cluster import Profile
 from mistlab.machine.hardware import Compute, GroupTransfers, Hardware, Line, Rate, Transfers
 
-# The rate of fused attention's backward pass, relative to its forward pass.
+# The assumed ratio of fused attention's backward rate to its forward rate.
 BACKWARD_SHARE = 0.8
-# Errors above this size (as a logarithm) start to count as common to a whole cluster.
+# The size of a logarithmic error above which the fit counts it less than by its square, since such
+# errors are common to a whole cluster.
 COMMON_ERROR = 0.05
 SMALLEST_MIB, LARGEST_MIB = 1.0, 1024.0
-# Shapes of groups inside a node: GPUs in a node, and nodes. Below: groups over several nodes.
+# Shapes of groups of ranks: GPUs in a node, and number of nodes. First those inside one node, then
+# those over several nodes by name.
 INSIDE = ((2, 1), (4, 1), (8, 1))
 ACROSS = {"pair": (1, 2), "two": (8, 2), "four": (8, 4)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantSetting:
-    """The objects whose constants are fitted: a hardware, an engine, and the profile of the cluster
-    if it has one.
+    """The objects whose constants are fitted: the hardware, the engine, and the cluster's profile
+    if there is one.
     """
 
     hardware: Hardware
@@ -39,13 +41,14 @@ class ConstantSetting:
     profile: Profile | None = None
 
 
-# A function that predicts the seconds of runs with the constants of a setting.
+# A function that predicts the seconds of all measured runs, given the objects with the constants to
+# try.
 Predicted = Callable[[ConstantSetting], Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """A constant to fit: its range, and its meaning in words."""
+    """A constant to fit: the range of its value, and its meaning in words."""
 
     low: float
     high: float
@@ -80,7 +83,7 @@ OF_PROFILE = ("block_ms", "block_power", "send_ms")
 
 
 def values_of(setting: ConstantSetting) -> dict[str, float]:
-    """The value of each constant in a setting of hardware, engine and profile."""
+    """The current value of each constant in a hardware, an engine and a cluster profile."""
     hardware, engine = setting.hardware, setting.engine
     compute, transfers, host = hardware.compute, hardware.transfers, engine.host
     names = "products_share", "attention_share", "memory_share"
@@ -118,13 +121,15 @@ def _values_of_transfers(transfers: Transfers) -> dict[str, float]:
 
 
 def _of_exchange(exchange: ExpertExchange) -> dict[str, float]:
-    """The constants of the token exchange between experts, if the engine has them."""
+    """The constants of an engine's exchange of tokens between experts; those that are zero are left
+    out.
+    """
     values = {"expert_us": 1e6 * exchange.expert_s, "exchange_ms": 1e3 * exchange.wait_s}
     return {name: value for name, value in values.items() if value}
 
 
 def with_values(setting: ConstantSetting, values: Mapping[str, float]) -> ConstantSetting:
-    """A setting with new values of some constants."""
+    """The hardware, engine and cluster profile with new values of some constants."""
     every = {**values_of(setting), **values}
     hardware, engine, profile = setting.hardware, setting.engine, setting.profile
     if profile is not None:
@@ -180,7 +185,9 @@ def _rate(rate: Rate, changed: Mapping[str, float]) -> Rate:
 
 
 def _transfers(transfers: Transfers, values: Mapping[str, float]) -> Transfers:
-    """The transfers with collectives of these rates; copies to and from the host are unchanged."""
+    """A hardware's transfers with new bandwidths and latencies of collectives; copies between GPU
+    and host are unchanged.
+    """
     copies = {(g.gpus_in_node, g.nodes): g for g in transfers.groups}
     node, network = values["node_gbytes_per_s"], values.get("network_gbytes_per_s")
     groups = [_group(shape, node, values["node_latency_us"], copies) for shape in INSIDE]
@@ -197,8 +204,8 @@ def _group(
     latency_us: float,
     copies: Mapping[tuple[int, int], GroupTransfers],
 ) -> GroupTransfers:
-    """The collectives of a group shape; an all-reduce takes as long as a reduce-scatter and an
-    all-gather.
+    """The latencies and bandwidths of collectives over groups of one shape; an all-reduce takes as
+    long as a reduce-scatter and an all-gather.
     """
     ranks = shape[0] * shape[1]
     rate = bus_gbytes_per_s * ranks / (ranks - 1)
@@ -231,7 +238,9 @@ def fitted(
     *,
     evaluations: int,
 ) -> dict[str, float]:
-    """The values of these constants with which predictions miss the measured runs least."""
+    """Fit the named constants such that predicted seconds are nearest to the ``measured_s`` of
+    runs.
+    """
     from scipy.optimize import least_squares  # noqa: PLC0415 (only where something is fitted)
 
     start = values_of(setting)

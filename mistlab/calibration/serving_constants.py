@@ -1,5 +1,5 @@
-"""Fits the constants of serving engines to measured runs: one factor for each engine, GPU, model,
-..., with priors.
+"""Fits the constants of serving engines to measured runs: products of factors for the engine, the
+GPU, the model, ..., each with a prior.
 
 A constant of a run is a product over levels (``engine_constants``); the logarithm of each factor
 has a prior of mean 0. Wide levels have wide priors, narrow ones narrow priors, so that a factor of
@@ -18,8 +18,8 @@ from scipy.sparse import csr_array
 from mistlab.core.arrays import Floats, Rows
 from mistlab.serving.engine_constants import DEFAULTS, EngineConstants, ServedRun, keys_of
 
-# The standard deviation of the logarithm of a factor before the fit, by level (engine, GPU, ...)
-# and constant.
+# The prior of each factor: the standard deviation of its logarithm, by level (engine, GPU, ...) and
+# by the constant that the factor multiplies.
 PRIORS: Mapping[str, Mapping[str, float]] = {
     "engine": {
         "products": 0.08,
@@ -66,10 +66,10 @@ PRIORS: Mapping[str, Mapping[str, float]] = {
     },
     "all": {"decode": 0.15, "prefill": 0.15, "host": 0.2, "first": 0.3, "wait": 0.3},
 }
-# How far single runs scatter around a good fit: the standard deviation of their logarithm, by
-# outcome.
+# How far single serving runs scatter around a good fit: the standard deviation of the logarithm of
+# each outcome.
 SPREADS: Mapping[str, float] = {"token_s": 0.1, "first_s": 0.3, "output_per_s": 0.12}
-# A residual of this many standard deviations counts half.
+# A residual of this many standard deviations gets half the weight of a small one in the fit.
 _HALF = 2.0
 _STEP = 1e-3
 _LONGEST = 0.7
@@ -77,7 +77,7 @@ _LONGEST = 0.7
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MeasuredRuns:
-    """Measured serving runs by outcome (C each, NaN where one was not measured), and a function
+    """Measured serving runs with each outcome (C, NaN where it was not measured), and a function
     that predicts outcomes from constants.
     """
 
@@ -88,8 +88,8 @@ class MeasuredRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Factors:
-    """The factors to fit: names, priors and the constant that each multiplies (F each), and the
-    runs that each affects.
+    """The F factors to fit: each one's name, prior, the constant that it multiplies, and the runs
+    that it affects.
     """
 
     names: Sequence[tuple[str, str, str]]
@@ -99,7 +99,9 @@ class _Factors:
 
 
 def fitted_constants_of(runs: MeasuredRuns, *, rounds: int = 25) -> EngineConstants:
-    """The most likely constants, given measured runs and the priors."""
+    """The most likely constants of serving engines, given measured runs and the priors of their
+    factors.
+    """
     factors = _factors_of(runs.runs)
     logs = np.zeros(len(factors.names))
     cost = np.inf
@@ -153,8 +155,8 @@ def _constants(runs: MeasuredRuns, factors: _Factors, logs: Floats) -> dict[str,
 
 
 def _residuals(runs: MeasuredRuns, constants: Mapping[str, Floats]) -> Floats:
-    """Logarithms of predicted over measured, in standard deviations, outcome after outcome; 0 where
-    an outcome was not measured.
+    """The logarithms of predicted over measured outcomes, in standard deviations, one outcome's
+    runs after the other's; 0 where an outcome was not measured.
     """
     times = runs.times(constants)
     parts = [
@@ -165,8 +167,8 @@ def _residuals(runs: MeasuredRuns, constants: Mapping[str, Floats]) -> Floats:
 
 
 def _linear(runs: MeasuredRuns, factors: _Factors, logs: Floats) -> tuple[Floats, Floats]:
-    """The residuals, and their derivatives by each of J constants (J, residuals); a constant has
-    the same derivative at all levels.
+    """The residuals of all outcomes, and their derivatives by the logarithm of each of J constants
+    (J, residuals); all factors of a constant share its derivative.
     """
     constants = _constants(runs, factors, logs)
     residuals = _residuals(runs, constants)
@@ -180,7 +182,9 @@ def _linear(runs: MeasuredRuns, factors: _Factors, logs: Floats) -> tuple[Floats
 def _newton(
     residuals: Floats, slopes: Floats, weights: Floats, factors: _Factors, logs: Floats
 ) -> Floats:
-    """One Gauss-Newton step; its Jacobian is sparse, since each run depends on few factors."""
+    """One Gauss-Newton step of the factors' logarithms; its Jacobian is sparse, since each run
+    depends on few factors.
+    """
     runs = 1 + max(int(rows.max()) for rows in factors.members)
     outcomes = [np.arange(first, first + runs) for first in range(0, len(residuals), runs)]
     places, columns, values = [], [], []

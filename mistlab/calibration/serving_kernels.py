@@ -1,4 +1,5 @@
-"""Fits minimum times and achieved shares of peak rates to tables of single serving kernels.
+"""Fits each serving kernel's minimum time and its achieved shares of peak rates to tables of
+measured kernels.
 
 A table has one kernel a row: products, experts' blocks, attention of one layer when prompts are
 read and when tokens are decoded, and all-reduces. Each group of rows (GPU, engine, kind) gives one
@@ -29,7 +30,7 @@ from mistlab.serving.gpu_facts import (
 )
 
 Row = Mapping[str, str]
-# The precisions of ``FORMATS`` by the names that tables give them.
+# The precisions of serving (keys of ``FORMATS``) by the names that kernel tables give them.
 PRECISIONS = {
     "bfloat16": "bf16",
     "fp8": "fp8",
@@ -40,11 +41,12 @@ PRECISIONS = {
 }
 # GEMMs with fewer weights are left out: they are routers, or toy sizes of a sweep.
 SMALLEST_WEIGHTS = 1e6
-# Shorter contexts are left out: requests have longer ones, and in batches of thousands of them each
-# request costs a constant, whatever its keys and values.
+# Attention over shorter contexts is left out: requests have longer ones, and in batches of
+# thousands of short contexts a request costs a constant time, whatever its keys and values.
 SHORTEST_CONTEXT = 512
-# The constants to fit, each with its initial, smallest and largest value; only GEMMs have a time
-# per summed value, only experts a share for moving rows.
+# The constants of a kernel rate to fit, each with its initial, smallest and largest value; only
+# GEMMs have ``depth_s``, the seconds per value that is summed into an output, and only experts have
+# ``rows_share``, the share of memory bandwidth at which tokens are moved.
 _FITTED: Mapping[str, tuple[float, float, float]] = {
     "floor_s": (3e-6, 1e-7, 1e-3),
     "memory_share": (0.7, 0.02, 2.0),
@@ -57,9 +59,9 @@ _SOFT = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelGroup:
-    """The rows of one kind of kernel on one GPU (C each): seconds at memory bandwidth, seconds at
-    peak arithmetic, values summed per output (GEMMs; otherwise None), seconds to move experts' rows
-    at memory bandwidth (experts; otherwise None), and measured seconds.
+    """The measurements of one kind of kernel on one GPU (C each): ideal seconds at full memory
+    bandwidth and at peak arithmetic, and measured seconds; for GEMMs the number of values summed
+    into an output; for experts the ideal seconds to move their tokens.
     """
 
     gpu: str
@@ -73,7 +75,7 @@ class KernelGroup:
     rows_s: Floats | None = None
 
     def predicted(self, rate: KernelRate) -> Floats:
-        """The seconds (C) that a kernel rate predicts for the rows."""
+        """The seconds (C) that a kernel rate predicts for each measurement."""
         roofs = (self.memory_s / rate.memory_share) ** ROOFS
         roofs = roofs + (self.arithmetic_s / rate.arithmetic_share) ** ROOFS
         if self.depth is not None:
@@ -85,17 +87,17 @@ class KernelGroup:
 
 
 def fitted_kernels(folder: Path) -> Iterator[list[str | float]]:
-    """The rows for the catalogue's file of kernel rates, each with: GPU, engine, work, kind,
-    minimum time in microseconds, shares of memory bandwidth and of peak arithmetic, nanoseconds per
-    summed value, share of memory bandwidth for experts' rows (0: no experts), median error, number
-    of rows.
+    """The fitted rows of the catalogue's table of kernel rates, one for each kind of kernel: GPU,
+    engine, work, kind, minimum time in microseconds, shares of memory bandwidth and of peak
+    arithmetic, nanoseconds per summed value, share of memory bandwidth for experts' tokens (0: no
+    experts), median error, number of measurements.
     """
     for group in kernel_groups(folder):
         yield _fitted(group)
 
 
 def kernel_groups(folder: Path) -> Iterator[KernelGroup]:
-    """The groups of rows of all kernel tables in a folder."""
+    """The measurements in all kernel tables of a folder, grouped by GPU and kind of kernel."""
     for name, of_rows in _TABLES.items():
         path = folder / f"kernel_{name}.csv"
         yield from of_rows(read_csv(path, "the folder of the kernel tables"))
@@ -152,11 +154,11 @@ def _products(rows: Sequence[Row]) -> Iterator[KernelGroup]:
 
 
 def _experts(rows: Sequence[Row]) -> Iterator[KernelGroup]:
-    # Uneven routes over several ranks are left out: tables time the fullest rank, but do not give
-    # its load.
+    # Unevenly routed tokens over several ranks are left out: tables time the fullest rank, but do
+    # not give its number of tokens.
     known = [row for row in rows if row["moe_ep"] == "1" or row["distribution"] == "balanced"]
-    # GEMMs of 4-bit weights with 16-bit activations are left out on GPUs with 4-bit GEMMs, which
-    # run other kernels.
+    # On GPUs with 4-bit GEMMs, GEMMs of 4-bit weights with 16-bit activations are left out, since
+    # serving engines use the 4-bit GEMMs there.
     known = [row for row in known if not (_is_unpacked(row["dtype"]) and _has_four_bits(row))]
     for (hardware, engine, dtype), group in _grouped(known, "hardware", "engine", "dtype"):
         gpu, kind = gpu_named(hardware), PRECISIONS[dtype]
@@ -207,8 +209,9 @@ def _all_reduce(rows: Sequence[Row]) -> Iterator[KernelGroup]:
         if row["op"] == "all_reduce" and row["dtype"] != "int8" and "eager" not in row["kernel"]
     ]
     for (hardware, engine, ranks), of_all in _grouped(plain, "hardware", "lib", "gpus"):
-        # Only the oldest version is fitted, which measured runs use too: versions were measured on
-        # different machines, with and without peer access over PCIe, so no fit matches both.
+        # Only the oldest version of a kernel library is fitted, which measured runs use too:
+        # versions were measured on different machines, with and without peer access over PCIe, so
+        # no fit matches both.
         oldest = min((row["version"] for row in of_all), key=_version)
         group = [row for row in of_all if row["version"] == oldest]
         gpu, count = gpu_named(hardware), int(ranks)

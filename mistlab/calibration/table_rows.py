@@ -1,4 +1,6 @@
-"""Reads the rows of a measurement table, and selects those of one campaign and one machine."""
+"""Reads the rows of a measurement table, and selects those of one measurement campaign and one
+machine.
+"""
 
 import csv
 import hashlib
@@ -19,7 +21,7 @@ Row = dict[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The file that a row comes from; ``duplicates`` counts the dropped rows that repeat another
+    """The file that rows were read from; ``duplicates`` counts the dropped rows that repeat another
     row.
     """
 
@@ -38,7 +40,8 @@ def read_rows(
     campaign_column: str = CAMPAIGN,
     all_hardware: bool = False,
 ) -> tuple[Origin, list[tuple[str, Row]]]:
-    """The distinct rows of one campaign and one machine, each with its file and line.
+    """Read the distinct rows of one measurement campaign and one machine from a table, each with
+    its file and line.
 
     With ``all_hardware`` rows of all machines are taken.
     """
@@ -58,8 +61,8 @@ def read_rows(
 
 
 def is_of_machine(row: Row, hardware: str) -> bool:
-    """Whether a row's machine is the wanted one, by its name or by whole words at the beginning of
-    the name.
+    """Whether a table row was measured on the machine ``hardware``: this is its name in the row, or
+    the first words of that name.
     """
     name = row[HARDWARE]
     return name.startswith(hardware) and not name[len(hardware) :][:1].isalnum()
@@ -89,14 +92,14 @@ def _rows(path: Path, text: str, needed: Sequence[str]) -> list[tuple[int, dict[
 def _rows_with(
     path: Path, rows: list[tuple[int, Row]], column: str, wanted: str | None, option: str
 ) -> list[tuple[int, Row]]:
-    """The rows with the wanted value in a column; where several values occur and none is wanted,
-    refuses to guess.
+    """Select the rows with the ``wanted`` value in a column; without a wanted value, refuses a
+    table with several values there.
     """
     names = sorted({row.get(column) or "" for _, row in rows})
     if wanted is None:
         if len(names) > 1:
             reject(
-                f"{path}: holds the {column}s {', '.join(names)}, which do not mix: "
+                f"{path}: column {column} holds {', '.join(names)}, which do not mix: "
                 f"give one of them as {option}"
             )
         return rows
@@ -106,8 +109,8 @@ def _rows_with(
 
 
 def spread_of(samples: Iterable[Sequence[float]]) -> float | None:
-    """How far repeated measurements scatter: their range as a share of their median; None without
-    repetition.
+    """How far repeated measurements scatter: their range as a share of their median; None if
+    nothing was measured twice.
     """
     spreads = [
         (max(values) - min(values)) / median(values) for values in samples if len(values) > 1
@@ -116,7 +119,7 @@ def spread_of(samples: Iterable[Sequence[float]]) -> float | None:
 
 
 def positive(where: str, row: Mapping[str, str], name: str) -> float:
-    """A number in a row's column, which must be above zero."""
+    """The number in a column of a table row; refuses a number that is not above zero."""
     value = duration(where, row, name)
     if value == 0:
         refuse_row(where, name, "0 is not positive")
@@ -124,7 +127,7 @@ def positive(where: str, row: Mapping[str, str], name: str) -> float:
 
 
 def duration(where: str, row: Mapping[str, str], name: str) -> float:
-    """A number in a row's column, which must not be negative."""
+    """The number in a column of a table row; refuses a negative number."""
     try:
         value = float(row[name])
     except KeyError:
@@ -137,5 +140,5 @@ def duration(where: str, row: Mapping[str, str], name: str) -> float:
 
 
 def refuse_row(where: str, name: str, problem: str) -> NoReturn:
-    """Raise an ``InputError`` about one value of one row."""
+    """Raise an ``InputError`` about the value in one column of a table row."""
     reject(f"{where}: {name}: {problem}: measure the row again, or remove it")

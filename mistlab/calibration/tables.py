@@ -1,4 +1,6 @@
-"""Reads measurement tables of transfers and of streams (docs/reference/measurement-tables.md)."""
+"""Reads measurement tables of transfers, and of overlapping compute and transfers
+(docs/reference/measurement-tables.md).
+"""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -21,7 +23,8 @@ from mistlab.calibration.table_rows import (
 )
 from mistlab.core.units import MIB_BYTES, MILLISECONDS
 
-# Reads measurement tables of transfers and of streams (docs/reference/measurement-tables.md).
+# Reads measurement tables of transfers, and of overlapping compute and transfers
+# (docs/reference/measurement-tables.md).
 
 
 ALONE = ("iso_compute_ms", "iso_g2g_ms", "iso_c2g_ms", "iso_g2c_ms")
@@ -38,13 +41,15 @@ NANOSECONDS = 1e-9
 
 
 class GroupShape(NamedTuple):
-    """The placement of a group's GPUs: how many in a node, and on how many nodes."""
+    """The shape of a group of ranks: how many GPUs it has in a node, and on how many nodes it
+    is.
+    """
 
     gpus_in_node: int
     nodes: int
 
 
-# The group shape of a send: two GPUs of one node, or of two nodes.
+# The shape of the pair of GPUs in a send: both in one node, or in two nodes.
 SENDS = {
     "intra_node": GroupShape(gpus_in_node=2, nodes=1),
     "inter_node": GroupShape(gpus_in_node=1, nodes=2),
@@ -53,7 +58,8 @@ SENDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OverlapTable:
-    """Measured streams that overlap, by the shape of the group that communicates.
+    """Measured overlaps of compute and transfers, by the shape of the group of ranks that
+    communicates.
 
     Rows that lack a stream's time alone were dropped; ``incomplete`` counts them.
     """
@@ -65,7 +71,8 @@ class OverlapTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TransferTable:
-    """Measured transfers without anything beside them, by group shape and kind of transfer.
+    """Measured transfers with no other work at the same time, by shape of the group of ranks and
+    kind of transfer.
 
     ``spread`` is the range of repeated measurements as a share of their median; None without any.
     """
@@ -76,7 +83,9 @@ class TransferTable:
 
 
 def read_overlap_table(path: Path, *, campaign: str | None = None) -> OverlapTable:
-    """Read a table of overlapping streams; ``campaign`` chooses one if the table holds several."""
+    """Read a table of overlapping compute and transfers; ``campaign`` chooses a measurement
+    campaign if the table holds several.
+    """
     origin, chosen = read_rows(path, (*ALONE, TOGETHER, *SHAPE), campaign)
     groups: dict[GroupShape, list[tuple[float, ...]]] = defaultdict(list)
     complete = [(where, row) for where, row in chosen if all(row[name] != "" for name in ALONE)]
@@ -95,8 +104,8 @@ def read_overlap_table(path: Path, *, campaign: str | None = None) -> OverlapTab
 
 
 def read_transfer_table(path: Path, *, campaign: str | None = None) -> TransferTable:
-    """Read a table of transfers without anything beside them; ``campaign`` chooses one if the table
-    holds several.
+    """Read a table of transfers with no other work at the same time; ``campaign`` chooses a
+    measurement campaign if the table holds several.
     """
     origin, chosen = read_rows(path, (KIND, BYTES, TOGETHER, *SHAPE), campaign)
     groups: dict[GroupShape, dict[str, list[tuple[float, float]]]] = defaultdict(dict)
@@ -131,8 +140,8 @@ def _overlap_rows(values: Sequence[tuple[float, ...]]) -> OverlapRows:
 
 
 def read_collective_table(path: Path, *, hardware: str | None) -> TransferTable:
-    """Read a table of collectives; a row without a kind is an all-reduce, one without ``nodes`` was
-    measured in one node.
+    """Read a table of collectives; a row without a kind is an all-reduce, a row without ``nodes``
+    was measured inside one node.
 
     The columns for size and time are ``full_mib`` and ``time_ms``, or ``bytes`` and ``time_ns``.
     """
@@ -177,7 +186,7 @@ def read_point_to_point_table(path: Path, *, hardware: str | None) -> TransferTa
 def _medians(
     origin: Origin, groups: Mapping[GroupShape, Mapping[str, Sequence[tuple[float, float]]]]
 ) -> TransferTable:
-    """A table with repeated measurements replaced by their median."""
+    """Replace repeated measurements of equal transfers by their median."""
     samples = {
         (shape, kind, size): [seconds for other, seconds in values if other == size]
         for shape, kinds in groups.items()

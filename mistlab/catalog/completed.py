@@ -1,5 +1,5 @@
-"""Completes hardware that has datasheet figures only, with scaled figures of the nearest calibrated
-GPU.
+"""Completes hardware that has only datasheet figures, with measured figures of the nearest
+calibrated GPU, scaled by both datasheets.
 """
 
 from collections.abc import Sequence
@@ -24,24 +24,26 @@ from mistlab.machine.hardware import (
     Transfers,
 )
 
-# Distances between two GPUs beyond their figures, in doublings: for another architecture, another
-# product line, an older GPU (whose rates extrapolate less well upwards), and another maker.
+# Added to the distance between two GPUs (in doublings of their figures) if they differ in
+# architecture, in product line, or in maker, or if the calibrated GPU is the older one (its rates
+# extrapolate less well to a newer GPU).
 OTHER_ARCHITECTURE, OTHER_LINE, OLDER, OTHER_MAKER = 1.0, 4.0, 1.0, 8.0
 # GPU links of at most this many GB/s (PCIe 5 x16) are taken for PCIe.
 MOST_OF_PCIE = 64.0
-# Groups of a hardware's figures that describe links.
+# The groups of figures in a hardware file that describe links between GPUs and to their hosts.
 LINKS = ("interference", "transfers")
 # How much GEMM rate per watt a GPU generation gains: measured 1.58 from A100 to H100, and 1.16 from
 # H100 to B200.
 A_WATT = 1.36
 # Two numbers fitted to 16-bit training in C++ (llmq) on L40S, RTX 4090, 5060 Ti and PRO 6000, and
-# limited to what L4 reaches: the exponent of power relative to peak rate; below, the largest share
-# of its peak that a GPU sustains in large GEMMs (clocks exceed the datasheet's where neither power
-# nor memory limits them). With one of the four left out the exponent is 0.51 to 0.63; the share
-# depends on the 5060 Ti.
+# limited to what L4 reaches. ``OF_POWER``: how much of a GPU's arithmetic rate follows its board
+# power rather than its peak rate, as an exponent. ``MOST_OF_PEAK``: the largest share of its peak
+# that a GPU sustains in large GEMMs (clocks exceed the datasheet's where neither power nor memory
+# limits them). With one of the four GPUs left out the exponent is 0.51 to 0.63; the share depends
+# on the 5060 Ti.
 OF_POWER = 0.57
 MOST_OF_PEAK = 0.93
-# Groups of a hardware's figures that are scaled from another GPU; others are copied.
+# The groups of figures that are scaled when they are taken from another GPU; the others are copied.
 SCALED = ("compute", "transfers")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 COPIES = ("host_to_device", "device_to_host")
@@ -72,8 +74,8 @@ def completed(hardware: Hardware, calibrated: Sequence[Hardware]) -> Hardware:
 
 
 def restated(hardware: Hardware) -> Hardware:
-    """The hardware with its measured curves scaled to the figures in its file, where these differ
-    from the figures for which the curves were measured.
+    """The hardware with its measured curves scaled to the datasheet figures in its file, where
+    these differ from the figures of the machine on which the curves were measured.
     """
     then, now = hardware.measured_with, hardware.figures
     if then is None or then == now:
@@ -92,7 +94,7 @@ def restated(hardware: Hardware) -> Hardware:
 
 
 def _stating(hardware: Hardware, figures: DatasheetFigures) -> Hardware:
-    """The hardware with other datasheet figures of ``gpu`` and ``node``."""
+    """The hardware with these datasheet figures in place of those of its GPU and node."""
     gpu = replace(
         hardware.gpu,
         memory_gbytes_per_s=figures.memory_gbytes_per_s,
@@ -109,7 +111,9 @@ def _stating(hardware: Hardware, figures: DatasheetFigures) -> Hardware:
 
 
 def changed_figures(then: DatasheetFigures, now: DatasheetFigures) -> list[str]:
-    """The figures in which two hardware descriptions differ, as text, with the previous values."""
+    """The datasheet figures in which two hardware descriptions differ, as text, each with its value
+    in the first one.
+    """
     changes = []
     for figure in fields(then):
         before, after = getattr(then, figure.name), getattr(now, figure.name)
@@ -127,8 +131,8 @@ def changed_figures(then: DatasheetFigures, now: DatasheetFigures) -> list[str]:
 def nearest(
     hardware: Hardware, calibrated: Sequence[Hardware], *, by_links: bool = False
 ) -> Hardware:
-    """The calibrated hardware that is nearest: first by architecture, then by how many doublings
-    lie between datasheet figures.
+    """The calibrated hardware that is nearest to this one: first by architecture, then by how many
+    doublings lie between datasheet figures.
 
     For rates of operators, the line of GPUs comes first; figures are the peak and the memory's
     bandwidth. For links, racks come first, then cards behind PCIe; figures are the rates inside a
@@ -155,7 +159,9 @@ def _figures(hardware: Hardware, by_links: bool) -> tuple[float, ...]:
 
 
 def _class_of_links(hardware: Hardware) -> tuple[bool, bool]:
-    """Whether a hardware is a rack (one NVLink domain), and whether its GPUs are PCIe cards."""
+    """Whether a hardware is a rack (one NVLink domain), and whether the GPUs of a node are linked
+    by PCIe only.
+    """
     node = hardware.node
     return node.is_rack, node.intra_node_gbytes_per_s <= MOST_OF_PCIE
 
@@ -172,7 +178,7 @@ def _between_architectures(hardware: Hardware, other: Hardware) -> float:
 
 
 def scaled_compute(compute: Compute, lender: Hardware, hardware: Hardware) -> Compute:
-    """The operator rates of a GPU, scaled to another GPU by both datasheets.
+    """The operator rates of a calibrated GPU, scaled to another GPU by both datasheets.
 
     Arithmetic is bound by the peak and by the power that the board draws, of which newer GPUs of a
     line make more: its rate grows with both, power by ``OF_POWER``, and stays below
@@ -209,8 +215,8 @@ def scaled_compute(compute: Compute, lender: Hardware, hardware: Hardware) -> Co
 
 
 def _generations(hardware: Hardware, lender: Hardware) -> int:
-    """The number of GPU generations by which a GPU is newer than the calibrated one; zero across
-    product lines.
+    """The number of GPU generations by which ``hardware`` is newer than the calibrated ``lender``;
+    zero across product lines.
     """
     mine, its = hardware.gpu.architecture, lender.gpu.architecture
     if mine is None or its is None:
@@ -227,8 +233,8 @@ def _precision_of(operators: str) -> str:
 
 
 def scaled_transfers(transfers: Transfers, lender: Node, node: Node) -> Transfers:
-    """The transfer latencies and bandwidths of a machine, scaled to another machine by the link
-    rates of both datasheets.
+    """The transfer latencies and bandwidths of a calibrated machine, scaled to another machine by
+    the link rates of both datasheets.
     """
     inside = node.intra_node_gbytes_per_s / lender.intra_node_gbytes_per_s
     across = node.inter_node_gbytes_per_s / lender.inter_node_gbytes_per_s

@@ -1,1 +1,1 @@
-"""Values that check their fields and the errors that they raise, files, units, and array types."""
+"""Checked values and the errors that they raise, files, units of measurement, and array types."""

@@ -1,4 +1,5 @@
-"""Array types. The axes are named at the top of each module that uses them.
+"""NumPy array types by the kind of number. The axes of arrays are named at the top of each module
+that uses them.
 
 Type checkers alone read them: a module that only names arrays does not import NumPy.
 """
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     # Indices into other arrays.
     Rows = NDArray[np.intp]
-    # True or False for each candidate (masks).
+    # True or False for each entry (a mask).
     Bools = NDArray[np.bool_]
-    # A column: one value for each candidate, of any kind of number.
+    # A column of any kind of number, with one value for each candidate.
     Column = NDArray[Any]
 else:
     Floats = Ints = Rows = Bools = Column = Any

@@ -1,4 +1,6 @@
-"""Columns of candidates: arrays of equal length, with an entry for each candidate."""
+"""Sets of columns that describe candidates: arrays of equal length, with an entry for each
+candidate.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +12,12 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ColumnSet:
-    """Columns of candidates: fields are arrays with candidates on axis 0, nested sets of columns,
-    or values that all candidates share.
+    """A set of columns that describes candidates: each field is an array with candidates on axis 0,
+    a nested set of columns, or a value that all candidates share.
     """
 
     def chosen(self, rows: NDArray[Any] | slice) -> Self:
-        """The candidates with these indices."""
+        """The columns of only the candidates with these indices."""
         columns = {}
         for name in self.__dataclass_fields__:
             part = getattr(self, name)
@@ -28,7 +30,7 @@ class ColumnSet:
 
     @classmethod
     def joined(cls, sets: Sequence[Self]) -> Self:
-        """Concatenate several sets of candidates into one."""
+        """Concatenate the columns of several sets of candidates into one set."""
         columns = {}
         for name in cls.__dataclass_fields__:
             parts = [getattr(columns_of, name) for columns_of in sets]
@@ -41,5 +43,5 @@ class ColumnSet:
         return cls(**columns)
 
     def and_also(self, others: Self) -> Self:
-        """These candidates followed by others."""
+        """The columns of these candidates, followed by those of ``others``."""
         return self.joined([self, others])

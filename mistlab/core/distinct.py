@@ -1,4 +1,5 @@
-"""Finds distinct rows among columns, so that equal rows are computed once; sums over pairs of them.
+"""Finds the distinct rows of columns, so that equal rows are computed once; sums times over pairs
+of distinct rows.
 
 Axes: C rows, S distinct rows.
 """
@@ -14,7 +15,7 @@ from mistlab.core.arrays import Bools, Floats, Ints
 
 Table = TypeVar("Table")
 
-# Rows of tables no longer than this are compared one by one.
+# Columns with at most this many rows are searched for distinct rows one by one.
 FEW = 64
 
 # An odd multiplier that mixes a row's bits (Knuth's multiplicative hashing).
@@ -23,7 +24,9 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Distinct:
-    """Distinct rows as columns (S each), and for each row (C) the index of its distinct row."""
+    """The distinct rows of some columns (S each), and for each original row (C) the index of its
+    distinct row.
+    """
 
     columns: tuple[NDArray[Any], ...]
     index: Ints
@@ -31,7 +34,7 @@ class Distinct:
 
 @dataclass(slots=True, eq=False)
 class Known(Generic[Table]):
-    """Caches a table of results for all distinct rows seen so far.
+    """Caches results for all distinct rows seen so far, in a table.
 
     If a new row comes, the results of all known rows are computed again, together. This suits
     columns with few distinct rows, which are all known soon.
@@ -43,8 +46,8 @@ class Known(Generic[Table]):
     def __call__(
         self, columns: Sequence[NDArray[Any]], work: Callable[[Sequence[NDArray[Any]]], Table]
     ) -> tuple[Table, Ints]:
-        """The table that ``work`` computes for all rows seen so far, and the index of each given
-        row in it.
+        """The table of results that ``work`` computes for all distinct rows seen so far, and the
+        index of each given row's result in that table.
         """
         distinct = distinct_rows(columns)
         keys = list(zip(*(column.tolist() for column in distinct.columns), strict=True))
@@ -60,7 +63,7 @@ class Known(Generic[Table]):
 
 
 def distinct_rows(columns: Sequence[NDArray[Any]]) -> Distinct:
-    """The distinct rows of columns of equal length.
+    """Find the distinct rows of columns of equal length.
 
     Runs of equal rows, which are common in columns of candidates, are found by comparing
     neighbours. One row of each run remains, and these rows are sorted.
@@ -82,12 +85,12 @@ def distinct_rows(columns: Sequence[NDArray[Any]]) -> Distinct:
 
 
 def first_of_each(table: Floats) -> Ints:
-    """The index of the first of each set of equal rows of a table, ascending."""
+    """The index of the first row of each set of equal rows in a table, ascending."""
     return np.sort(_sorted_distinct(table.T)[0])
 
 
 def _distinct_of_few(columns: Sequence[NDArray[Any]]) -> Distinct:
-    """The distinct rows of a short table, compared one by one, which is faster there."""
+    """The distinct rows of short columns, found one by one, which is faster than sorting there."""
     numbers: dict[tuple[Any, ...], int] = {}
     first: list[int] = []
     index: list[int] = []
@@ -106,17 +109,17 @@ def _distinct_of_few(columns: Sequence[NDArray[Any]]) -> Distinct:
 def _sorted_distinct(
     columns: Sequence[NDArray[Any]] | Floats,
 ) -> tuple[Ints, Ints]:
-    """The indices of distinct rows among columns, and for each row the index of its distinct
+    """The index of each distinct row of some columns, and for each row the index of its distinct
     row.
     """
     rows = len(columns[0])
     key = np.zeros(rows, dtype=np.uint64)
     for column in columns:
-        # Adding 0.0 gives 0.0 and -0.0 the same bits.
+        # Adding 0.0 turns -0.0 into 0.0, so that both have the same bits.
         key = (key ^ (column + 0.0).view(np.uint64)) * _MULTIPLIER
         key ^= key >> np.uint64(29)
-    # The low bits of each key are replaced by the row's index, which is faster than sorting indices
-    # by keys.
+    # Each key's low bits are replaced by the index of its row: sorting the keys then also gives the
+    # order of the rows, faster than an indirect sort.
     low = np.uint64(rows.bit_length())
     key = key >> low << low | np.arange(rows, dtype=np.uint64)
     key.sort()
@@ -127,41 +130,44 @@ def _sorted_distinct(
     index[order] = np.cumsum(begins) - 1
     if all((column[first][index] == column).all() for column in columns):
         return first, index
-    # Two different rows have the same key, so the rows themselves are sorted.
+    # Two different rows have the same hash key, so the rows themselves are sorted.
     table = np.stack([*columns], axis=1)
     _, first, index = np.unique(table, axis=0, return_index=True, return_inverse=True)
     return first, index.reshape(-1)
 
 
-# Sums over the time slots of a stage: the seconds of each kind of time slot, times its count in the
-# stage.
+# Sums over the time slots of a pipeline stage: the seconds of each kind of time slot, times the
+# number of such slots in the stage.
 #
 # Axes: C candidates, S distinct strategies, J distinct sets of layers, K kinds of time slots, L
-# lengths.
+# quantities that are summed, in seconds.
 
 
-# The seconds of some kinds of per-layer time slots (L, K', S), and a mask of these kinds (K).
-# ``Sums`` is a function that adds such tables up to the seconds of candidates (L, C).
+# Quantities in seconds (L) of some kinds of per-layer time slots, for each strategy (L, K', S), and
+# a mask of these kinds (K). A function ``Sums`` adds such tables up to the seconds of candidates
+# (L, C).
 Lengths = tuple[Floats, Bools]
 Sums = Callable[[Sequence[Lengths]], Floats]
 
 
-# With more pairs of strategy and layers per candidate than this, candidates are summed one by one.
+# If there are more pairs of a strategy and a set of layers than this many times the candidates,
+# each candidate is summed on its own, rather than all pairs.
 DENSE = 16
 ROWS_AT_ONCE = 8192
 # Up to this many multiplications, OpenBLAS computes a matrix product on one thread. For such small
 # products several threads mostly wait for one another: on a busy machine, thirty times as long.
 ON_ONE_THREAD = 1 << 18
-# With at most this many candidates, as for plans, each sum is the same whatever the other
-# candidates are.
+# With at most this many candidates, as for whole plans, sums are computed such that a candidate's
+# sum does not depend on the other candidates, not even in the last digit.
 FEW_ROWS = 1024
 
 
 def summed_slots(
     lengths: Sequence[Lengths], counts: Floats, strategies: Distinct, stages: Distinct
 ) -> Floats:
-    """The seconds of candidates (L, C), sums over time slots from their seconds (``lengths``) and
-    counts (K, J); a candidate is a pair of a strategy and a set of layers.
+    """The seconds of candidates (L, C): the seconds of per-layer time slots (``lengths``) summed
+    over the slots of each candidate (``counts``, K, J); a candidate is a pair of a strategy and a
+    set of layers.
     """
     if len(strategies.index) <= FEW_ROWS:
         return _summed_alike(lengths, counts, strategies, stages)
@@ -176,7 +182,8 @@ def summed_slots(
 def _summed_alike(
     lengths: Sequence[Lengths], counts: Floats, strategies: Distinct, stages: Distinct
 ) -> Floats:
-    """The seconds of candidates (L, C), summed over kinds of per-layer time slots one by one.
+    """The seconds of candidates (L, C), summed over the kinds of per-layer time slots one kind
+    after another.
 
     So a sum is the same to the last digit, whatever other candidates and kinds of slots there are.
     """
@@ -192,7 +199,9 @@ def _summed_alike(
 def _sum_up(
     total: Floats, lengths: Floats, counts: Floats, strategies: Distinct, stages: Distinct
 ) -> None:
-    """Fill in the seconds of candidates (C), from per-layer time slots (K, S) and counts (K, J)."""
+    """Fill ``total`` with the seconds of candidates (C): the seconds of per-layer time slots (K, S)
+    times the numbers of such slots (K, J).
+    """
     rows = len(strategies.index)
     if lengths.shape[1] * counts.shape[1] <= DENSE * rows:
         table = _products(lengths, counts)
@@ -206,11 +215,12 @@ def _sum_up(
 
 
 def _products(lengths: Floats, counts: Floats) -> Floats:
-    """For each strategy and set of layers (S, J), the sum of its time slots' seconds (K, S) times
-    counts (K, J).
+    """For each strategy and set of layers (S, J), the sum of the seconds of per-layer time slots
+    (K, S) times the numbers of such slots (K, J).
     """
     if lengths.shape[1] == 1 or counts.shape[1] == 1:
-        # OpenBLAS splits products with a single column among threads much sooner.
+        # OpenBLAS would split a product with a single column among threads even if it is small,
+        # which is slower.
         return np.asarray(np.einsum("ks,kj->sj", lengths, counts))
     table = np.empty((lengths.shape[1], counts.shape[1]))
     at_once = max(2, ON_ONE_THREAD // max(1, counts.size))

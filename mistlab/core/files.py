@@ -12,7 +12,7 @@ import yaml
 from mistlab.core.units import MIB_BYTES
 from mistlab.core.values import InputError, refuse, reject, shown
 
-# Factors that convert the units of files to SI base units.
+# Factors that convert the units of measurement in files to SI base units.
 
 
 # Refuses YAML that is nested too deeply, or expands without bound, before it is built.
@@ -37,9 +37,9 @@ else:
 MOST_LEVELS = 100
 MOST_ENTRIES = 10**6
 
-# Texts with fewer brackets, and without long runs of indicators ("- - - ..."), deep indentation and
-# aliases, are shallow enough to build. Others are first checked event by event, which takes a third
-# of the time of building them.
+# YAML texts with fewer brackets, and without long runs of indicators ("- - - ..."), deep
+# indentation and aliases, are shallow enough to build. Others are first checked event by event,
+# which takes a third of the time of building them.
 _FEW_BRACKETS = 500
 _STRANGE = re.compile(r"(?:[-?:][ \t]+){50}|^ {200}|[*<]", re.MULTILINE)
 
@@ -56,13 +56,14 @@ class _Walk:
     """
 
     def __init__(self) -> None:
-        # For each open collection its anchor and its entries so far.
+        # For each mapping or list that is still open: its anchor, and the number of its entries so
+        # far.
         self._open: list[tuple[str | None, int]] = []
         self._entries: dict[str, int] = {}
 
     def over(self, text: str) -> None:
-        """Refuse a text that is nested too deeply or has too many entries. Malformed text ends the
-        pass without an error, since building it reports one.
+        """Refuse a YAML text that is nested too deeply or has too many entries. Malformed text ends
+        the check without an error, since building it reports one.
         """
         try:
             for event in yaml.parse(text, Loader=EventLoader):
@@ -86,7 +87,9 @@ class _Walk:
             self._add(event, event.anchor, 1)
 
     def _add(self, event: yaml.Event, anchor: str | None, entries: int) -> None:
-        """Add the entries of a finished mapping or list to the one around it."""
+        """Add the number of entries in a finished mapping or list to that of the mapping or list
+        around it.
+        """
         if anchor is not None:
             self._entries[anchor] = entries
         if self._open:
@@ -114,12 +117,12 @@ MOST_JSON_BYTES = 64 * MIB_BYTES
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file."""
+    """Read the mapping that a YAML file holds."""
     return parse_yaml(_read_text(path), str(path))
 
 
 def parse_yaml(text: str, name: str, repeated: list[str] | None = None) -> dict[str, Any]:
-    """The mapping in a YAML text; messages name the file ``name``.
+    """The mapping that a YAML text holds; error messages call the text by ``name``.
 
     A key that stands twice in a mapping is refused. A caller that gives a list gets such keys in
     it, each with its line, and the last value counts, as in most programs that read YAML.
@@ -128,7 +131,7 @@ def parse_yaml(text: str, name: str, repeated: list[str] | None = None) -> dict[
 
 
 def parse_settings(text: str, name: str) -> dict[str, Any]:
-    """The mapping in a text that is JSON or YAML.
+    """The mapping that a JSON or YAML text holds.
 
     JSON may be indented by tabs, which YAML refuses.
     """
@@ -136,8 +139,8 @@ def parse_settings(text: str, name: str) -> dict[str, Any]:
         try:
             return _parsed(_load_json, text, name)
         except InputError:
-            # YAML also has mappings in braces; if the text is neither, YAML's message gives line
-            # and column.
+            # YAML also writes mappings in braces; if the text is neither JSON nor YAML, YAML's
+            # error message gives line and column.
             return parse_yaml(text, name)
     return parse_yaml(text, name)
 
@@ -179,12 +182,12 @@ def about(what: object) -> Iterator[None]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON file."""
+    """Read the mapping that a JSON file holds."""
     return _parsed(_load_json, _read_text(path, MOST_JSON_BYTES), str(path))
 
 
 def text_in(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> str:
-    """The text of a file; refuses a file that cannot be read, and says what to do."""
+    """Read the text of a file; refuses a file that cannot be read, and says what to do."""
     try:
         with path.open("rb") as file:
             content = file.read(most_bytes + 1)
@@ -205,7 +208,9 @@ def text_in(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> str:
 
 
 def read_csv(path: Path, wanted: str = "the path of a CSV file") -> list[dict[str, str]]:
-    """The columns of a CSV file by name; an error asks the user for the ``wanted`` file."""
+    """Read the rows of a CSV file, each a mapping from column to text; an error asks the user for
+    the ``wanted`` file.
+    """
     import csv  # noqa: PLC0415 (few commands read tables)
 
     try:
@@ -257,7 +262,7 @@ def _not_a_mapping(content: object) -> str:
 
 class _Loader(SafeLoader):
     """Loads YAML, but refuses a key that occurs twice in one mapping, or collects such keys in
-    ``repeated``; PyYAML's own loader would silently use the last one.
+    ``repeated``; PyYAML's own loader would silently use the last occurrence.
     """
 
     repeated: list[str] | None = None
@@ -277,7 +282,7 @@ class _Loader(SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes YAML with lists of plain values on one line.
+    """Writes YAML, with a list of plain values on one line.
 
     It does not use libyaml, whose line breaks differ: texts must be equal on every machine.
     """
@@ -315,7 +320,9 @@ def _load_json(text: str) -> Any:
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A mapping from a JSON object; refuses a key that occurs twice with different values."""
+    """A mapping from the pairs of a JSON object; refuses a key that occurs twice with different
+    values.
+    """
     content = dict(pairs)
     if len(content) < len(pairs):
         unlike = [key for key, value in pairs if content[key] != value]

@@ -1,4 +1,4 @@
-"""Factors that convert the units of files to SI base units."""
+"""Factors that convert the units of measurement in files to SI base units."""
 
 MIB_BYTES = 2**20
 GIB_BYTES = 2**30

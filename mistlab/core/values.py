@@ -75,13 +75,13 @@ def within(holder: str) -> Iterator[None]:
         raise error.within(holder) from None
 
 
-# An error message lists at most the first number of names; if there are more, only the second.
+# The most names that an error message lists, and how many it lists if there are more than that.
 MOST_LISTED, FEW = 30, 5
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A suggestion of one or two similar names, or of names that begin with it; "" if there are
-    none.
+    """A question that suggests one or two known names that are similar to ``name``, or begin with
+    it; "" if there are none.
     """
     from difflib import get_close_matches  # noqa: PLC0415 (only for an error)
 
@@ -92,8 +92,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def near_matches(name: object, known: Iterable[str], listed_in: str = "") -> str:
-    """The end of a message about an unknown name: similar names, or the known ones; if there are
-    many, a few of them and where to find the full list (``listed_in``).
+    """The end of an error message about an unknown name: similar names, or all known ones; if there
+    are many, a few of them and where to find the full list (``listed_in``).
 
     >>> near_matches("flsh", ["flash", "math"])
     ": did you mean 'flash'?"
@@ -118,28 +118,28 @@ def one_of(names: Sequence[str]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-# The largest sizes of models, nodes and runs that are accepted: far above any real one.
+# The largest sizes of models, nodes and runs that fields accept: far above any real one.
 #
 # A larger number means a wrong unit or column (docs/decisions/0052).
 MOST_LAYERS = 10_000
 MOST_HEADS = 2**16
 MOST_HIDDEN = 2**20
-# The largest width of a feed-forward network, or of a head.
+# The largest inner width of a feed-forward network.
 MOST_WIDTH = 2**24
 MOST_VOCAB = 2**27
 MOST_EXPERTS = 2**16
-# The most tokens of a sequence, or sequences of a step.
+# The most tokens of a sequence, and the most sequences of an optimizer step.
 MOST_TOKENS = 10**9
 MOST_NODES = 10**6
 MOST_GPUS_OF_NODE = 10_000
 # The smallest measured quantity in the unit of its field, such as GiB, GB/s or microseconds.
 LEAST_QUANTITY = 1e-9
 MOST_QUANTITY = 1e9
-# Fitted rates may be very large: an operator limited by memory alone has no finite rate.
+# A fitted rate may be very large: an operator that memory alone limits has no finite rate.
 MOST_RATE = 1e30
 
 
-# Field checks, built from type annotations and bounds.
+# Makes checks of fields from type annotations and bounds.
 #
 # A check takes a value and returns it, or raises ``FieldError``. Numbers become Python's own types:
 # a NumPy integer becomes an int, an int for a float field becomes a float. The annotation is parsed
@@ -167,7 +167,7 @@ class NumberRange:
 
     @property
     def text(self) -> str:
-        """The range and the unit, as a text that follows "a number"."""
+        """The range and the unit as text, to follow "a number" in an error message."""
         if self.minimum is not None and self.maximum is not None:
             return f" between {_digits(self.minimum)} and {_digits(self.maximum)}"
         parts = [
@@ -183,7 +183,7 @@ class NumberRange:
         return f" {' and '.join(parts)}{unit}" if parts else ""
 
     def refusal(self, number: float) -> str:
-        """What is wrong with a number, as text; empty if nothing is."""
+        """What is wrong with a number outside the range, as text; empty if it is inside."""
         if (self.minimum is not None and number < self.minimum) or (
             self.above is not None and number <= self.above
         ):
@@ -193,7 +193,7 @@ class NumberRange:
         return ""
 
     def far_outside(self, number: float) -> str:
-        """The error message for a number beyond any real size; empty if it is plausible."""
+        """The error message for a number beyond any real size; empty if its size is plausible."""
         if self.least is not None and 0 < number < self.least:
             return f"too small: give at least {_digits(self.least)}"
         if self.most is not None and number > self.most:
@@ -202,19 +202,19 @@ class NumberRange:
 
 
 def _digits(limit: float) -> str:
-    """A limit of a range as text."""
+    """A limit of a number's range as text."""
     return f"{limit:,.0f}" if limit == int(limit) and limit < 1e16 else f"{limit:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameIn:
-    """Stands for an annotation: a name in a table, as the table is when the field is checked."""
+    """In place of a type annotation: a name in a table, which is read when a field is checked."""
 
     names: Callable[[], Iterable[str]]
 
 
 def check_of(annotation: Any, bounds: NumberRange) -> Check:
-    """The check of fields with this annotation; ``bounds`` limit their numbers."""
+    """The check of a field with this annotation; ``bounds`` limit its numbers."""
     if isinstance(annotation, NameIn):
         return _name_check(annotation.names)
     if annotation in _NUMBERS:
@@ -231,7 +231,7 @@ def check_of(annotation: Any, bounds: NumberRange) -> Check:
 
 
 def wanted(annotation: Any, bounds: NumberRange) -> str:
-    """The accepted values of a field, as words that follow "give"."""
+    """The values that a field accepts, as words that follow "give" in an error message."""
     if isinstance(annotation, NameIn):
         return f"one of {', '.join(annotation.names())}"
     if annotation in _NUMBERS or annotation in _PLAIN:
@@ -254,7 +254,7 @@ def optional_part(annotation: Any) -> Any:
 
 
 def shown(value: object) -> str:
-    """A value as shown in a message, shortened to part of a line."""
+    """A value as error messages show it, shortened to part of a line."""
     short = Repr()
     short.maxlevel = 2
     short.maxstring = short.maxlong = short.maxother = SHOWN_CHARACTERS
@@ -281,7 +281,7 @@ def _number_check(kind: type[int] | type[float], bounds: NumberRange) -> Check:
     is_closed = bounds.above is None and bounds.least is None
 
     def check(value: Any) -> Any:
-        # Nearly all numbers take this fast path: there are very many, and few are invalid.
+        # A fast path for nearly all numbers: there are very many, and few are invalid.
         if is_closed and type(value) is kind and low <= value <= high:
             return value
         number = number_of(value, give)
@@ -378,7 +378,7 @@ def _optional_check(check: Check) -> Check:
     return check_unless_none
 
 
-# Tools for values: frozen dataclasses that check their fields and convert from and to mappings.
+# Tools for checked values: frozen dataclasses that convert from and to mappings.
 #
 # A value derives from ``Checked``, or calls ``check_fields`` in its ``__post_init__``. Annotations
 # give the accepted types, and ``field(metadata=bounded(...))`` the range of numbers. Supported
@@ -400,8 +400,8 @@ def bounded(
     maximum: float | None = None,
     most: float | None = None,
 ) -> Metadata:
-    """Field metadata for the range of numbers: at least, above and at most these bounds. Only an
-    error that exceeds ``most`` mentions it.
+    """Field metadata that bounds a number: at least ``minimum``, greater than ``above``, at most
+    ``maximum`` and ``most``. Messages name ``most`` only if the number exceeds it.
     """
     return {_BOUNDS: NumberRange(minimum=minimum, above=above, maximum=maximum, most=most)}
 
@@ -414,17 +414,17 @@ def quantity(*, or_zero: bool = False, most: float = MOST_QUANTITY, usual: str =
 
 
 def ratio() -> Metadata:
-    """Field metadata for shares from 0 to 1."""
+    """Field metadata for a share from 0 to 1."""
     return {_BOUNDS: NumberRange(minimum=0, maximum=1, noun="a ratio")}
 
 
 def name_in(names: Callable[[], Iterable[str]]) -> Mapping[str, NameIn]:
-    """Field metadata for a name from a table to which entries may be added."""
+    """Field metadata for a name in a table to which entries may be added later."""
     return {_NAMES: NameIn(names=names)}
 
 
 def check_fields(value: "DataclassInstance") -> None:
-    """Check every field of a value under construction, and convert numbers to Python's types.
+    """Check every field of a new dataclass, and convert its numbers to Python's own types.
 
     Raises a ``FieldError`` for the first field whose content its annotation or bounds refuse.
     """
@@ -441,20 +441,20 @@ def check_fields(value: "DataclassInstance") -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A value that checks its fields when it is made, by their annotations and bounds."""
+    """A dataclass that checks its fields when it is made, by their annotations and bounds."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
 def check_field(kind: "type[DataclassInstance]", name: str, given: object) -> Any:
-    """Check one field for a value of this type; returns the converted content."""
+    """Check the content of a field of a dataclass ``kind``; returns the converted content."""
     with within(name):
         return dict(_checks(kind))[name](given)
 
 
 def from_mapping(kind: type[Value], plain: object, where: str = "") -> Value:
-    """Make a value from the mappings, lists, texts and numbers of a YAML or JSON file.
+    """Make a dataclass from the mappings, lists, texts and numbers of a YAML or JSON file.
 
     ``where`` is the path of the mapping in its file, for messages. Entries that are values already
     are taken as they are.
@@ -464,7 +464,7 @@ def from_mapping(kind: type[Value], plain: object, where: str = "") -> Value:
 
 
 def to_mapping(value: "DataclassInstance", *, omit_defaults: bool = False) -> dict[str, Any]:
-    """A value as plain data, keys in the order of its fields; ``from_mapping`` inverts it."""
+    """A dataclass as a mapping, keys in the order of its fields; ``from_mapping`` inverts it."""
     plain: dict[str, Any] = {}
     for field in fields(value):
         content = getattr(value, field.name)
@@ -515,7 +515,7 @@ def _decoded_value(kind: type[Value], plain: object) -> Value:
 
 
 def _decoded(annotation: Any, plain: Any, path: str) -> Any:
-    """Plain data converted as the annotation requires; data of another shape is left as it is."""
+    """Plain data as the annotation's type; the field's check refuses data of another shape."""
     if isinstance(annotation, type) and is_dataclass(annotation) and isinstance(plain, Mapping):
         return from_mapping(annotation, plain, path)
     origin = get_origin(annotation)
@@ -543,7 +543,7 @@ def _default(field: Field[Any]) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-# A table whose entries are made when first used, so that listing its names costs nothing.
+# A table whose entries are made when first used, so that listing their names costs nothing.
 
 
 Entry = TypeVar("Entry")
@@ -561,7 +561,7 @@ def called(path: str, *arguments: str) -> Callable[[], Any]:
 
 
 class OnUse(MutableMapping[str, Entry]):
-    """A table of entries by name; a function makes each when it is first used."""
+    """A table of entries by name; a function makes each entry when it is first used."""
 
     def __init__(self, makers: Mapping[str, Callable[[], Entry]]) -> None:
         self._makers = dict(makers)
@@ -591,7 +591,7 @@ class OnUse(MutableMapping[str, Entry]):
 
 
 def word_set(text: str) -> frozenset[str]:
-    """The blank-separated words of a text, as a set.
+    """The words of a text, which blanks separate, as a set.
 
     >>> sorted(word_set("one two"))
     ['one', 'two']

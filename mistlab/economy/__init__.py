@@ -1,1 +1,1 @@
-"""The total cost of a training: days, money, energy, carbon, and time lost to failures."""
+"""The total cost of a training run: days, money, energy, carbon, and time lost to failures."""

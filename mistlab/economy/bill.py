@@ -1,4 +1,6 @@
-"""The bill of a training: parameters, time by a formula, GPU hours, energy and money."""
+"""The bill of a training run: the model's parameters, the duration by a formula, GPU hours, energy
+and money.
+"""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +14,7 @@ from mistlab.stages.stage_batch import StageBatch
 
 
 def model_parameters(workload: Workload) -> int:
-    """The number of parameters of a workload's whole model."""
+    """The number of parameters of a workload's model, all layers together."""
     whole = StagePlan(
         layers=workload.model.layers, data_parallel=1, tensor_parallel=1, micro_batch=1
     )
@@ -20,7 +22,8 @@ def model_parameters(workload: Workload) -> int:
     return round(float(StageModel.of(workload).figures(batch).parameters[0]))
 
 
-# The duration of a training by a formula: 8 T P / (N F U) (Narayanan et al., SC 2021, section 5.1).
+# The duration of a training run by a formula: 8 T P / (N F U) (Narayanan et al., SC 2021, section
+# 5.1).
 #
 # T tokens through P parameters take 8 T P operations with full recomputation: per parameter and
 # token two forward, four backward, and two for the second forward pass. N GPUs have a peak of F
@@ -36,8 +39,8 @@ OPERATIONS_RECOMPUTED = 8.0
 def training_s(
     *, tokens: float, parameters: float, gpus: int, peak_flop_per_s: float, utilisation: float
 ) -> float:
-    """The seconds of a training by the formula 8 T P / (N F U), whose GPUs sustain a share U of
-    their peak.
+    """The seconds of a training run by the formula 8 T P / (N F U), where its GPUs sustain the
+    share U of their peak.
 
     >>> seconds = training_s(
     ...     tokens=300e9, parameters=175e9, gpus=1024, peak_flop_per_s=312e12, utilisation=0.44
@@ -52,7 +55,7 @@ def training_s(
 def utilisation_of(
     *, tokens: float, parameters: float, gpus: int, peak_flop_per_s: float, seconds: float
 ) -> float:
-    """The share U of the peak with which the formula 8 T P / (N F U) gives these seconds."""
+    """The share U of the GPUs' peak with which the formula 8 T P / (N F U) gives this duration."""
     at_peak_s = training_s(
         tokens=tokens,
         parameters=parameters,
@@ -64,13 +67,13 @@ def utilisation_of(
 
 
 def chinchilla_tokens(parameters: float) -> float:
-    """The compute-optimal number of tokens for a model of this size."""
+    """The compute-optimal number of training tokens for a model with this many parameters."""
     return CHINCHILLA_TOKENS_A_PARAMETER * parameters
 
 
 def batch_of(batch_tokens: float, sequence_length: int) -> int:
-    """The number of sequences of a step with about so many tokens; a multiple of half the largest
-    power of two below, so that many degrees divide it.
+    """The number of sequences of an optimizer step with about ``batch_tokens`` tokens, rounded to
+    half of the largest power of two in it, so that many data-parallel degrees divide it.
 
     >>> batch_of(3.2e6, 2048), batch_of(4e6, 2048), batch_of(0.5e6, 2048)
     (1536, 2048, 256)
@@ -81,7 +84,7 @@ def batch_of(batch_tokens: float, sequence_length: int) -> int:
 
 
 def steps_of(tokens: float, tokens_a_step: int) -> float:
-    """The number of steps that train on so many tokens."""
+    """The number of optimizer steps that train on this many tokens."""
     return tokens / tokens_a_step
 
 
@@ -93,7 +96,7 @@ WATTS_A_KILOWATT = 1000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices(Checked):
-    """The prices of an hour of one GPU.
+    """The prices of one GPU for an hour: money, power and carbon.
 
     ``watts`` is the power of a GPU's board. ``overhead`` is what the whole building draws for each
     watt of its machines (power usage effectiveness), ``kg_per_kwh`` the carbon dioxide of a
@@ -108,7 +111,7 @@ class Prices(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
-    """The money, energy and carbon of a number of GPU hours."""
+    """What a number of GPU hours costs: money, energy and carbon."""
 
     gpu_hours: float
     usd: float
@@ -117,7 +120,7 @@ class Bill:
 
 
 def bill_of(gpu_hours: float, prices: Prices) -> Bill:
-    """The bill of GPU hours."""
+    """The money, energy and carbon of a number of GPU hours at these prices."""
     kwh = gpu_hours * prices.watts / WATTS_A_KILOWATT * prices.overhead
     return Bill(
         gpu_hours=gpu_hours,
@@ -128,5 +131,5 @@ def bill_of(gpu_hours: float, prices: Prices) -> Bill:
 
 
 def gpu_hours_of(gpus: int, seconds: float) -> float:
-    """The GPU hours of so many GPUs for these seconds."""
+    """The GPU hours of a number of GPUs that are used for this many seconds."""
     return gpus * seconds / 3600

@@ -1,4 +1,5 @@
-"""Time lost to failures, in closed form: GPUs fail independently at one constant rate.
+"""The time that a training run loses to failures, in closed form: each GPU fails independently of
+the others, at a constant rate.
 
 N GPUs that fail on average every m seconds each fail together as a Poisson process with rate
 L = N/m. A run works for an interval T, then writes a checkpoint, which takes C. A failure undoes
@@ -17,18 +18,19 @@ from dataclasses import dataclass, field
 from mistlab.core.values import Checked, bounded
 from mistlab.economy.bill import gpu_hours_of
 
-# The number of Newton iterations, each of which doubles the number of correct digits.
+# The number of Newton iterations that find the best checkpoint interval; each doubles the number of
+# correct digits.
 STEPS = 60
-# If more failures than this are expected during one checkpoint, the best interval is 1/L (the mean
-# time between failures) to ten digits.
+# If more failures than this are expected while one checkpoint is written, the best checkpoint
+# interval is 1/L (the mean time between failures) to ten digits.
 HOPELESS = 25.0
-# The largest exponent whose exponential a float can hold.
+# The largest exponent x for which a float can hold e^x.
 LARGEST_EXPONENT = 700.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reliability(Checked):
-    """The failure rate of GPUs, and the costs of a failure and of a checkpoint."""
+    """How often GPUs fail, and how long a failure and a checkpoint take."""
 
     gpus: int = field(metadata=bounded(minimum=1))
     gpu_hours_between_failures: float = field(metadata=bounded(above=0))
@@ -39,19 +41,19 @@ class Reliability(Checked):
 
     @property
     def failures_per_s(self) -> float:
-        """The rate of failures of all GPUs together (L)."""
+        """The number of failures per second of all GPUs together (L)."""
         return self.gpus / (self.gpu_hours_between_failures * 3600)
 
     @property
     def start_s(self) -> float:
-        """The seconds from noticing a failure to the first new step (R)."""
+        """The seconds from the detection of a failure to the first new optimizer step (R)."""
         return self.restart_s + self.reload_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeShares:
-    """The shares of a run's time by cause: work, checkpoints, work done again, detection, restarts;
-    they sum to one.
+    """The shares of a run's time by cause: lasting work, writing checkpoints, repeated work,
+    detection of failures, restarts; they sum to one.
     """
 
     work: float
@@ -62,12 +64,14 @@ class TimeShares:
 
     @property
     def lost(self) -> float:
-        """The share of the time that is not lasting work."""
+        """The share of a run's time that is not lasting work."""
         return 1.0 - self.work
 
 
 def best_interval_s(reliability: Reliability) -> float:
-    """The interval between checkpoints that maximises the share of time spent on lasting work."""
+    """The interval between checkpoints that maximises the share of a run's time spent on lasting
+    work.
+    """
     rate, written = reliability.failures_per_s, reliability.checkpoint_s
     # The interval T solves, with x = L T and checkpoints of C seconds: (1 - x) e^(x + L C) = 1,
     # that is x + ln(1 - x) + L C = 0, for 0 < x < 1. The left side is decreasing and concave, so
@@ -82,15 +86,16 @@ def best_interval_s(reliability: Reliability) -> float:
 
 
 def shares_of(reliability: Reliability, interval_s: float) -> TimeShares | None:
-    """The shares of time for an interval between checkpoints; None if failures are so frequent that
-    practically no interval completes.
+    """The shares of a run's time by cause, given the interval between checkpoints; None if failures
+    are so frequent that practically no interval completes.
     """
     rate, start_s = reliability.failures_per_s, reliability.start_s
     written_s, noticed_s = reliability.checkpoint_s, reliability.detection_s
     exponent = rate * (interval_s + written_s + start_s)
     if exponent > LARGEST_EXPONENT:
         return None
-    # The expected failures per completed interval, without those that happen during restarts.
+    # The expected number of failures before an interval completes, without those that happen during
+    # restarts.
     failures = math.expm1(rate * (interval_s + written_s))
     tries = math.exp(rate * start_s)
     detection_s = failures * tries * noticed_s
@@ -107,18 +112,18 @@ def shares_of(reliability: Reliability, interval_s: float) -> TimeShares | None:
 
 
 def intervals_in(reliability: Reliability, interval_s: float, seconds: float) -> float:
-    """The expected number of intervals between checkpoints that a time contains; below one the run
-    makes no progress.
+    """The expected number of checkpoint intervals that a run completes in this many seconds; below
+    one it makes no progress.
     """
     shares = shares_of(reliability, interval_s)
     return 0.0 if shares is None else shares.work * seconds / interval_s
 
 
 def lost_gpu_hours(reliability: Reliability, shares: TimeShares, seconds: float) -> float:
-    """The GPU hours of a time that are not lasting work."""
+    """The GPU hours that a run of this many seconds spends on anything but lasting work."""
     return shares.lost * gpu_hours_of(reliability.gpus, seconds)
 
 
 def failures_in(reliability: Reliability, seconds: float) -> float:
-    """The expected number of failures in a time."""
+    """The expected number of failures of all GPUs in this many seconds."""
     return reliability.failures_per_s * seconds

@@ -1,19 +1,21 @@
-"""Inverse questions: the smallest number, such as a bandwidth, for which a condition holds."""
+"""Solves inverse questions: the smallest number, such as a bandwidth, for which a condition
+holds.
+"""
 
 import math
 from collections.abc import Callable
 
 from mistlab.core.values import InputError
 
-# A condition is evaluated at so many points to verify that it changes once only.
+# The number of points at which a condition is evaluated, to verify that it changes only once.
 PROBES = 9
-# The relative tolerance of the smallest number.
+# The relative tolerance of the smallest number for which a condition holds.
 NEAR = 1e-4
 
 
 class TurnsTwiceError(InputError):
-    """Raised for a condition that does not change exactly once, from false to true, as its number
-    grows.
+    """Raised if a condition on a number does not change exactly once, from false to true, as the
+    number grows.
     """
 
 

@@ -1,4 +1,6 @@
-"""A table of GPU kinds with prices per hour, and the best choice of GPUs for a training."""
+"""A table of GPU prices per hour, and the choice of GPUs that makes a training run cheapest or
+fastest.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -7,8 +9,8 @@ from typing import Any, Self
 
 from mistlab.core.values import bounded, check_fields, from_mapping, refuse, reject, shown, within
 
-# The fields that a price table needs, and what each has to hold; a price is useless without its
-# date.
+# The fields that a file of GPU prices must have, with what to write in each; a price is useless
+# without its date.
 _NEEDED = {
     "date": "the day that the prices are of, as 2026-11-28",
     "source": "where they are from, as a page of the provider's",
@@ -18,7 +20,7 @@ _NEEDED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuPrice:
-    """The hourly price of one GPU of a kind, of which at most ``most_gpus`` can be rented."""
+    """The hourly price of one kind of GPU, of which at most ``most_gpus`` can be rented at once."""
 
     hardware: str
     usd_per_gpu_hour: float = field(metadata=bounded(minimum=0, most=1e6))
@@ -28,7 +30,8 @@ class GpuPrice:
         check_fields(self)
 
     def counts(self) -> tuple[int, ...]:
-        """The numbers of GPUs to try: powers of two, and the largest that can be rented.
+        """The numbers of GPUs of this kind to try: powers of two, and the largest that can be
+        rented.
 
         >>> GpuPrice(hardware="l4-24gb", usd_per_gpu_hour=0.8, most_gpus=12).counts()
         (1, 2, 4, 8, 12)
@@ -39,7 +42,7 @@ class GpuPrice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceTable:
-    """Prices of GPU kinds, with their date and source."""
+    """The hourly prices of kinds of GPUs, with the date and source of the prices."""
 
     date: str
     source: str
@@ -60,20 +63,22 @@ class PriceTable:
 
     @classmethod
     def of_file(cls, plain: Any, where: str) -> Self:
-        """The price table in a file's content; refuses one without date, source or prices."""
+        """The price table that a file's content describes; refuses content without date, source or
+        prices.
+        """
         with within(where):
             if not isinstance(plain, Mapping):
                 reject("is not a mapping: give date, source and gpus")
             for name, remedy in _NEEDED.items():
                 if plain.get(name) in (None, ""):
                     refuse(name, f"missing: give {remedy}")
-            # The date becomes a text, since YAML parses it as a date object.
+            # YAML parses a date as a date object, which is turned back into text.
             return from_mapping(cls, {**plain, "date": str(plain["date"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rented:
-    """A training on some rented GPUs: its hours, with bounds, and its cost in dollars."""
+    """A training run on rented GPUs: its predicted hours, with bounds, and its cost in dollars."""
 
     hardware: str
     gpus: int
@@ -84,16 +89,16 @@ class Rented:
 
 
 def cheapest_within(rented: Iterable[Rented], hours: float) -> Rented | None:
-    """The cheapest option that takes at most this many hours, the faster of equally cheap ones;
-    None if there is none.
+    """The cheapest of some training runs that take at most ``hours``, the faster of equally cheap
+    ones; None if all take longer.
     """
     ending = [one for one in rented if one.hours <= hours]
     return min(ending, key=lambda one: (one.usd, one.hours), default=None)
 
 
 def fastest_under(rented: Iterable[Rented], usd: float) -> Rented | None:
-    """The fastest option that costs at most this many dollars, the cheaper of equally fast ones;
-    None if there is none.
+    """The fastest of some training runs that cost at most ``usd`` dollars, the cheaper of equally
+    fast ones; None if all cost more.
     """
     affordable = [one for one in rented if one.usd <= usd]
     return min(affordable, key=lambda one: (one.hours, one.usd), default=None)

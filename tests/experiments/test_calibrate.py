@@ -257,7 +257,7 @@ def test_a_profile_of_several_machines_needs_one_named(
     table = written_operators(tmp_path / "table.csv")
     out = str(tmp_path / "m.yaml")
     assert run(calibrate.main, ["--operators", str(table), "--out", out]) == 2
-    assert "holds the hardwares a-machine, another" in capsys.readouterr().err
+    assert "column hardware holds a-machine, another" in capsys.readouterr().err
 
 
 def test_attention_has_its_own_table(tmp_path: Path) -> None:
