@@ -489,22 +489,22 @@ def _check_layers(plan: Plan) -> None:
     """Refuse a plan with a stage that has no layer at all: no block, no embedding and no head."""
     for number, stage in enumerate(plan.stages[:-1]):
         if not stage.layers:
-            problem = (
-                "0, and such a stage has nothing to play: leave the stage out, or predict the plan "
-                "in closed form"
+            refuse(
+                f"plan.stages[{number}].layers",
+                "0, and such a stage has nothing to play: leave the stage out, or predict the "
+                "plan in closed form",
             )
-            refuse(f"plan.stages[{number}].layers", problem)
 
 
 def _check_tasks(plan: Plan) -> None:
     """Refuse a plan with too many tasks to play within minutes."""
     tasks = 2 * plan.layers * plan.micro_batches
     if tasks > MOST_TASKS:
-        problem = (
+        refuse(
+            "plan.micro_batches",
             f"{plan.micro_batches} of {plan.layers} layers are {tasks:,} passes of layers, more "
-            f"than the {MOST_TASKS:,} that are played: give fewer, or predict in closed form"
+            f"than the {MOST_TASKS:,} that are played: give fewer, or predict in closed form",
         )
-        refuse("plan.micro_batches", problem)
 
 
 def _played(graph: TaskGraph, factors: Sequence[Factors]) -> Simulation:
@@ -534,8 +534,10 @@ def _with_work(graph: TaskGraph, plan: Plan, work: Sequence[float]) -> TaskGraph
     in ``work``.
     """
     if len(work) != plan.micro_batches:
-        problem = f"has {len(work)} numbers for {plan.micro_batches} micro-batches: give one each"
-        refuse("work", problem)
+        refuse(
+            "work",
+            f"has {len(work)} numbers for {plan.micro_batches} micro-batches: give one each",
+        )
     for number, share in enumerate(work):
         if not (math.isfinite(share) and share > 0):
             refuse(f"work[{number}]", f"{share:g} is not positive: give a factor such as 1")

@@ -41,8 +41,10 @@ class Variability:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.slow_stage is None and self.slow_stage_factor != 1:
-            problem = f"{self.slow_stage_factor:g} is for no stage: give slow_stage too"
-            refuse("slow_stage_factor", problem)
+            refuse(
+                "slow_stage_factor",
+                f"{self.slow_stage_factor:g} is for no stage: give slow_stage too",
+            )
 
     def disturbed(self, graph: TaskGraph, sample: int = 0) -> TaskGraph:
         """The graph with changed times; samples of the same seed differ only in their jitter.
@@ -50,11 +52,11 @@ class Variability:
         Raises ``FieldError`` if the graph has no stage ``slow_stage``.
         """
         if self.slow_stage is not None and self.slow_stage >= graph.stages:
-            problem = (
-                f"{self.slow_stage} is not a stage of the plan: give 0 to {graph.stages - 1}, "
-                "or leave it out"
+            refuse(
+                "slow_stage",
+                f"{self.slow_stage} is not a stage of the plan: give 0 to {graph.stages - 1}, or "
+                "leave it out",
             )
-            refuse("slow_stage", problem)
         seconds = np.array(graph.seconds) * self._factors(graph)
         if self.jitter:
             # Each sample has a generator of its own, so it does not depend on the number of

@@ -1,3 +1,3 @@
-"""Values: jobs (what a plan file says), predictions of plans, measurements of runs, and searches
-for plans.
+"""Jobs (what a plan file says), predictions of plans, measurements of runs, and searches for plans,
+as plain values.
 """

@@ -1,4 +1,4 @@
-"""A job: the content of one plan file, read, checked across its parts, and written."""
+"""A job: the workload, cluster and plan of a plan file, read, checked together, and written."""
 
 import os.path
 import re
@@ -36,7 +36,7 @@ from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.orders import DEFAULT_ORDER, is_order_path
 from mistlab.stages.plan_orders import check_order
 
-# Turns the names and paths in a plan file into values: its model, hardware and order of passes.
+# Turns names and paths in a plan file into values: model, hardware, profile, network and order.
 #
 # The search space that a command names is looked up in the same way.
 #
@@ -47,9 +47,9 @@ from mistlab.stages.plan_orders import check_order
 MODEL = "workload.model"
 HARDWARE = "cluster.hardware"
 CONFIG = "config.json"
-# Stands between a configuration's path and the part to read (``config.json#text_config``).
+# Separates the path of a model's configuration from the part to read: ``config.json#text_config``.
 _PART = "#"
-# With this key a search space names the space from which it takes all other choices.
+# The key by which a search space names the space whose other choices it takes.
 LIKE = "like"
 
 
@@ -69,15 +69,18 @@ def model_from(plain: object, folder: Path) -> ModelSpec:
     path, part = _path_and_part(plain)
     if _is_path(path, (".json",)):
         if _OF_HUB.fullmatch(plain) and not (folder / plain).exists():
-            problem = f"{plain!r} is not a file, and nothing is fetched: give a catalogue name"
-            refuse(MODEL, f"{problem}, or the path of the {CONFIG} that Hugging Face has of it")
+            refuse(
+                MODEL,
+                f"{plain!r} is not a file, and nothing is fetched: give a catalogue name, or the "
+                f"path of the {CONFIG} that Hugging Face has of it",
+            )
         return _json_model(_joined(folder, path), part)
     with within("workload"):
         return catalog.model(plain)
 
 
 def plain_model(model: ModelSpec, folder: Path) -> Any:
-    """The content of ``workload.model`` for a model, in a plan file in ``folder``."""
+    """What a plan file in ``folder`` has under ``workload.model``: a name, a path or a mapping."""
     if model.name in catalog.model_names():
         known = catalog.model(model.name)
         if model == known and model.context in (None, known.context):
@@ -91,21 +94,20 @@ def plain_model(model: ModelSpec, folder: Path) -> Any:
 
 
 def hardware_from(plain: object, folder: Path) -> Hardware:
-    """The hardware that ``cluster.hardware`` names in a plan file in ``folder``; a file with
-    datasheet figures only is completed from the nearest calibrated GPU.
+    """The hardware that a plan file in ``folder`` names in ``cluster.hardware``; a file with only
+    datasheet figures is completed with those of the nearest calibrated GPU.
     """
     return catalog.with_all_groups(stated_hardware(plain, folder))
 
 
 def stated_hardware(plain: object, folder: Path) -> Hardware:
-    """The named hardware as its file states it; what was not measured stays missing."""
+    """The named hardware as its own file states it; figures that were not measured are missing."""
     if isinstance(plain, Hardware):
         return plain
     if isinstance(plain, Mapping):
         return from_mapping(Hardware, plain, HARDWARE)
     if not isinstance(plain, str):
-        problem = f"{shown(plain)} is not hardware: give a catalogue name, a path or a mapping"
-        refuse(HARDWARE, problem)
+        refuse(HARDWARE, f"{shown(plain)} is not hardware: give a catalogue name, path or mapping")
     if _is_path(plain, (".yaml", ".yml")):
         return _hardware_file(_joined(folder, plain))
     with within("cluster"):
@@ -113,7 +115,7 @@ def stated_hardware(plain: object, folder: Path) -> Hardware:
 
 
 def plain_hardware(hardware: Hardware) -> Any:
-    """The content of ``cluster.hardware``: a catalogue name, or all figures of the hardware.
+    """What a plan file has under ``cluster.hardware``: a catalogue name, or all figures.
 
     A written plan file never names a hardware file, because such a file may change.
     """
@@ -123,7 +125,7 @@ def plain_hardware(hardware: Hardware) -> Any:
 
 
 def profile_from(plain: object, folder: Path) -> object:
-    """The profile that ``cluster.profile`` names; other content is returned unchanged."""
+    """The profile (a cluster's delays) that ``cluster.profile`` names; mappings stay mappings."""
     if not isinstance(plain, str):
         return plain
     with within("cluster"):
@@ -131,19 +133,18 @@ def profile_from(plain: object, folder: Path) -> object:
 
 
 def plain_profile(profile: Profile) -> Any:
-    """The content of ``cluster.profile``: a catalogue name, or all figures of the profile."""
+    """What a plan file has under ``cluster.profile``: a catalogue name, or all figures."""
     if profile.name in catalog.profile_names() and profile == catalog.profile(profile.name):
         return profile.name
     return to_mapping(profile, omit_defaults=True)
 
 
 def network_from(plain: object, folder: Path) -> object:
-    """The network that ``cluster.network`` names by a file's path; other content is unchanged."""
+    """The network in the file that ``cluster.network`` names; mappings stay mappings."""
     if not isinstance(plain, str):
         return plain
     if not _is_path(plain, (".yaml", ".yml")):
-        problem = f"{plain!r} is not a file: give the path of a network file, or its tiers"
-        refuse("cluster.network", problem)
+        refuse("cluster.network", f"{plain!r} is not a path: give a network file's, or its tiers")
     path = _joined(folder, plain)
     with _in_file("cluster.network", path):
         return from_mapping(Network, {"name": Path(path).stem, **read_yaml(Path(path))})
@@ -162,11 +163,10 @@ def space_from(plain: object, folder: Path) -> SearchSpace:
     if isinstance(plain, str):
         return space_of(plain)
     if not isinstance(plain, Mapping) or not isinstance(plain.get(LIKE), str):
-        problem = f"is not a space: give a space's name, or a mapping with {LIKE}: NAME"
-        refuse("", f"{shown(plain)} {problem}")
+        refuse("", f"{shown(plain)} is not a space: give its name, or a mapping with {LIKE}: NAME")
     changes = {key: value for key, value in plain.items() if key != LIKE}
     if "name" not in changes:
-        refuse("name", "missing: give the space a name for tables")
+        refuse("name", "missing: give the search space a name, which tables show")
     try:
         base = to_mapping(space_of(plain[LIKE]))
     except InputError as error:
@@ -177,14 +177,14 @@ def space_from(plain: object, folder: Path) -> SearchSpace:
 
 
 def order_from(plain: object, folder: Path) -> object:
-    """The order that ``plan.order`` names in a plan file in ``folder``."""
+    """The order of passes that ``plan.order`` gives: a name, or a path, joined to ``folder``."""
     if not isinstance(plain, str) or not is_order_path(plain):
         return plain
     return _as_path(_joined(folder, plain))
 
 
 def plain_order(order: str, folder: Path) -> str:
-    """The content of ``plan.order`` for an order, in a plan file in ``folder``."""
+    """What a plan file has under ``plan.order``: an order's name, or its path from ``folder``."""
     return _as_path(_relative(order, folder)) if is_order_path(order) else order
 
 
@@ -194,12 +194,12 @@ def _as_path(path: str) -> str:
 
 
 def _path_and_part(text: str) -> tuple[str, str]:
-    """The path of a configuration, and the part of it to read; empty for the whole file."""
+    """The path in ``config.json#text_config``, and the part after ``#``; empty if there is none."""
     path, divider, part = text.rpartition(_PART)
     return (path, part) if divider and "/" not in part else (text, "")
 
 
-# A model name as on Hugging Face: an owner and a model.
+# Matches a model's name on Hugging Face: the owner, a slash and the model.
 _OF_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(?<!\.json)")
 
 
@@ -209,7 +209,7 @@ def _model_file(path: str) -> ModelSpec:
 
 
 def _json_model(path: str, part: str) -> ModelSpec:
-    """A traced model, or the model of a Hugging Face configuration or of a part of one."""
+    """The model in a JSON file: a traced one, or (a ``part`` of) a Hugging Face configuration."""
     file = Path(path, CONFIG) if Path(path).is_dir() else Path(path)
     with _in_file(MODEL, str(file)):
         content = read_json(file)
@@ -222,13 +222,16 @@ def _traced_model(path: str) -> ModelSpec:
     with _in_file(MODEL, path):
         content = read_json(Path(path))
         if "spec" not in content:
-            problem = "missing: give the JSON that tracing a model writes"
-            refuse("spec", f"{problem}, or a Hugging Face {CONFIG}, which has a {KIND}")
+            refuse(
+                "spec",
+                "missing: give the path of a traced model's JSON file, or of a Hugging Face "
+                f"{CONFIG}, which has a {KIND}",
+            )
         return replace(ModelSpec.from_mapping(content["spec"], "spec"), graph_file=path)
 
 
 def _is_traced(model: ModelSpec) -> bool:
-    """Whether a traced model equals the one in its own file; a changed copy does not."""
+    """Whether a model equals the traced one in its ``graph_file``; a changed copy does not."""
     assert model.graph_file is not None
     try:
         return _traced_model(model.graph_file) == model
@@ -243,7 +246,7 @@ def _hardware_file(path: str) -> Hardware:
 
 @contextmanager
 def _in_file(holder: str, path: str) -> Iterator[None]:
-    """Prefix an error with the key of the plan file that named the faulty file."""
+    """Prefix an error in a file with the plan file's key that names this file."""
     try:
         yield
     except FieldError as error:
@@ -265,35 +268,34 @@ def _relative(path: str, folder: Path) -> str:
     return path if Path(path).is_absolute() else os.path.relpath(path, folder)
 
 
-# A cluster of several groups of nodes, in a plan file and on a command line.
+# Reads a cluster of several groups of nodes from a plan file or a command line.
 #
 # In a plan file ``cluster.hardware`` is then a list with the hardware and the number of nodes of
 # each group. On a command line ``--hardware`` is ``l4-24gb:1,a100-40gb:2``.
 
 
 def with_groups(plain: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """The section ``cluster`` of a plan file in ``folder``, with its node groups as fields."""
+    """The section ``cluster`` of a plan file; listed groups of nodes become ``Cluster`` fields."""
     if "others" in plain:
-        problem = "unknown key: give each group of nodes in a list in cluster.hardware"
-        refuse("cluster.others", problem)
+        refuse("cluster.others", "unknown key: list all groups of nodes in cluster.hardware")
     listed = plain.get("hardware")
     if not isinstance(listed, list | tuple):
         return plain
     fields = fields_of([_group_from(one, place, folder) for place, one in enumerate(listed)])
     given = plain.get("nodes", fields["nodes"])
     if given != fields["nodes"]:
-        problem = (
+        refuse(
+            "cluster.nodes",
             f"{shown(given)}, but the groups in cluster.hardware have {fields['nodes']} nodes: "
-            f"give {fields['nodes']}, or leave it out"
+            f"give {fields['nodes']}, or leave it out",
         )
-        refuse("cluster.nodes", problem)
     return {**plain, **fields}
 
 
 def fields_of(groups: Sequence[NodeGroup]) -> dict[str, Any]:
     """The fields of a ``Cluster`` that describe its groups of equal nodes."""
     if not groups:
-        refuse(HARDWARE, "is an empty list: give the hardware and the nodes of a group at least")
+        refuse(HARDWARE, "is an empty list: give at least one group, with hardware and nodes")
     return {
         "hardware": groups[0].hardware,
         "nodes": sum(group.nodes for group in groups),
@@ -302,7 +304,7 @@ def fields_of(groups: Sequence[NodeGroup]) -> dict[str, Any]:
 
 
 def plain_groups(cluster: Cluster) -> dict[str, Any]:
-    """The content of ``cluster.hardware`` in a plan file: a list if there are several groups."""
+    """What a plan file has under ``cluster.hardware``: one hardware, or a list of node groups."""
     if not cluster.others:
         return {"hardware": plain_hardware(cluster.hardware)}
     return {
@@ -314,8 +316,8 @@ def plain_groups(cluster: Cluster) -> dict[str, Any]:
 
 
 def groups_named(text: str, folder: Path) -> list[NodeGroup]:
-    """The groups in a text such as ``l4-24gb:1,a100-40gb:2``; empty for a single hardware without a
-    number of nodes.
+    """The groups of nodes that a text such as ``l4-24gb:1,a100-40gb:2`` names; none if it names a
+    single hardware without a number of nodes.
     """
     parts = [part.rpartition(":") for part in text.split(",")]
     if len(parts) == 1 and not parts[0][2].isdecimal():
@@ -323,21 +325,20 @@ def groups_named(text: str, folder: Path) -> list[NodeGroup]:
     groups = []
     for name, colon, nodes in parts:
         if not (name and nodes.isdecimal()):
-            problem = (
+            refuse(
+                HARDWARE,
                 f"{text!r}: {name + colon + nodes!r} does not say its nodes: give each group as "
-                "hardware:nodes, such as l4-24gb:1,a100-40gb:2"
+                "hardware:nodes, such as l4-24gb:1,a100-40gb:2",
             )
-            refuse(HARDWARE, problem)
         groups.append(NodeGroup(hardware=hardware_from(name, folder), nodes=int(nodes)))
     return groups
 
 
 def _group_from(plain: object, index: int, folder: Path) -> NodeGroup:
-    """A group of nodes from the list in ``cluster.hardware``; errors say which it is."""
+    """A group of nodes from the list in ``cluster.hardware``; errors name its index in the list."""
     where = f"{HARDWARE}[{index}]"
     if not isinstance(plain, Mapping):
-        problem = f"{shown(plain)} is not a group of nodes: give a mapping of hardware and nodes"
-        refuse(where, problem)
+        refuse(where, f"{shown(plain)} is not a group of nodes: give hardware and nodes")
     resolved = dict(plain)
     if "hardware" in plain:
         try:
@@ -348,7 +349,7 @@ def _group_from(plain: object, index: int, folder: Path) -> NodeGroup:
     return from_mapping(NodeGroup, resolved, where)
 
 
-# A job: what one plan file says, and the checks of its parts against one another.
+# A job: what one plan file says, and the checks of its workload, cluster and plan together.
 #
 # A plan file names its model, its hardware and the order of its passes; ``mistlab.job.job`` turns
 # names and paths into values, and back.
@@ -359,7 +360,7 @@ HERE = Path()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A workload, a cluster and a plan, checked together; the plan may still not fit in memory."""
+    """A workload, a cluster and a plan that match; the plan may still not fit in memory."""
 
     workload: Workload
     cluster: Cluster
@@ -373,7 +374,7 @@ class Job:
             refuse(first.path, "; ".join([first.problem, *map(str, others)]))
 
 
-# Extensions of files that launch a run, and are no plan files: scripts, and TOML configurations.
+# Extensions of files that launch a run, as opposed to plan files: scripts, and TOML configurations.
 LAUNCH_FILES = (".sh", ".bash", ".sbatch", ".slurm", ".toml")
 
 
@@ -381,7 +382,7 @@ def load_job(path: Path | str) -> Job:
     """Read a plan file; paths in it are relative to its folder, and errors begin with its name."""
     path = Path(path)
     if path.suffix in LAUNCH_FILES and path.is_file():
-        reject(f"{path}: is a launch file, no plan: convert it with mistlab import_plan {path}")
+        reject(f"{path}: is a launch file, not a plan: convert it with mistlab import_plan {path}")
     mapping = read_yaml(path)
     with about(path):
         return job_from_mapping(mapping, path.parent)
@@ -413,15 +414,15 @@ def job_from_mapping(mapping: object, folder: Path = HERE) -> Job:
     return from_mapping(Job, resolved)
 
 
-# Older plan files had engines of their own for training adapters, which is now a property of the
-# workload: the old name, and today's.
+# Engines of older plan files that trained adapters, and the engine that replaces each; that
+# adapters are trained is now a field of the workload.
 _OF_ADAPTERS = {
     f"{name}-adapters": name for name in ("megatron-core", "megatron-bridge", "fsdp", "fsdp-eager")
 }
 
 
 def _with_names_of_today(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan file's content with names of older versions replaced by today's."""
+    """The content of a plan file, with engine names of older versions replaced by current ones."""
     plan, workload = mapping.get("plan"), mapping.get("workload")
     if not isinstance(plan, Mapping) or not isinstance(workload, Mapping):
         return dict(mapping)
@@ -433,7 +434,7 @@ def _with_names_of_today(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def job_to_mapping(job: Job, folder: Path = HERE) -> dict[str, Any]:
-    """The content of a plan file in ``folder`` for a job; default values are omitted."""
+    """The content of a plan file in ``folder`` for this job; default values are omitted."""
     mapping = to_mapping(job, omit_defaults=True)
     mapping["workload"]["model"] = plain_model(job.workload.model, folder)
     mapping["cluster"] |= plain_groups(job.cluster)
@@ -473,7 +474,7 @@ def _layers_problem(job: Job) -> FieldError | None:
 
 
 def _stage_problem(job: Job, step: Step) -> FieldError | None:
-    """The first problem that one group of checks finds in the dimensions of the stages."""
+    """The first problem that one step's checks find in the choices of the stages, if any."""
     rows = [(name, row) for name, row in DIMENSIONS.items() if step in row.checks]
     for index, stage in enumerate(job.plan.stages):
         setting = Setting(
@@ -521,8 +522,8 @@ def _engine_problem_of_workload(workload: Workload, engine: Engine) -> FieldErro
 
 
 def _replicas_problem(job: Job) -> FieldError | None:
-    """The problem if stages have different numbers of data-parallel ranks, so that replicas of the
-    model would not match.
+    """Report stages with different numbers of data-parallel ranks where replicas of the model must
+    have one rank in every stage; None if they match.
     """
     how, ranks = job.workload.reduction, job.plan.data_ranks
     if not job.workload.averages_weights or how.replicas is not None:
@@ -549,7 +550,7 @@ def _num_gpus_problem(job: Job) -> FieldError | None:
 
 
 def _groups_problem(job: Job) -> FieldError | None:
-    """The problem of a stage with GPUs on nodes of two kinds."""
+    """Report a stage whose GPUs are on nodes of two kinds; None if there is none."""
     cluster, first_rank = job.cluster, 0
     for index, stage in enumerate(job.plan.stages):
         after = first_rank + stage.num_gpus
@@ -570,7 +571,7 @@ def _groups_problem(job: Job) -> FieldError | None:
 
 
 def _order_problem(job: Job) -> FieldError | None:
-    """The problem of the order of the plan's passes; None if it can run."""
+    """Report an order of the plan's passes that cannot run; None if it can."""
     plan = job.plan
     if plan.order == DEFAULT_ORDER:
         return None
@@ -584,7 +585,7 @@ def _order_problem(job: Job) -> FieldError | None:
     return None
 
 
-# Each check finds at most one problem; a job is refused with all problems together.
+# The checks of a job, each of which finds at most one problem; errors report all problems.
 _CHECKS: tuple[Callable[[Job], FieldError | None], ...] = (
     _model_problem,
     _precision_problem,

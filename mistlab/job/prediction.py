@@ -1,5 +1,5 @@
-"""Predictions of plans with their breakdown, measurements with the same fields, and the interface
-of predictors.
+"""The types of predictions of plans and of measurements, which have the same fields; and the
+interface of predictors.
 """
 
 import math
@@ -19,7 +19,7 @@ _SECONDS = bounded(minimum=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts(Checked):
-    """The seconds of an iteration on one GPU, by what they are spent on; together they are the
+    """The seconds of an iteration on one GPU, by what the GPU does or waits for; their sum is the
     iteration time.
 
     ``arithmetic_s`` is the model's own arithmetic at the peak rate. Kernels take longer: products
@@ -51,7 +51,7 @@ class StepParts(Checked):
 
     @property
     def total_s(self) -> float:
-        """The sum of all parts."""
+        """The iteration time: the sum of all parts."""
         return float(sum(getattr(self, name) for name in PARTS))
 
 
@@ -60,7 +60,9 @@ PARTS = tuple(entry.name for entry in fields(StepParts))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindingTier(Checked):
-    """The network tier that limits the messages of one part of the breakdown."""
+    """The network tier (such as the links between nodes) that limits the messages of one part of
+    the breakdown.
+    """
 
     part: str
     tier: str
@@ -68,7 +70,8 @@ class BindingTier(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """The breakdown of an iteration: the mean over all GPUs, and that of a GPU of each stage.
+    """The breakdown of an iteration's time: the mean over all GPUs, and the breakdown of one GPU in
+    each stage.
 
     ``busiest_stage`` waits for no other stage but in the bubble, or waits least. ``tiers`` bind its
     communication.
@@ -81,8 +84,8 @@ class Breakdown:
 
     @classmethod
     def of(cls, stages: tuple[StepParts, ...], gpus: tuple[int, ...]) -> Self:
-        """The breakdown of an iteration, from those of a GPU of each stage and the stages' numbers
-        of GPUs.
+        """The breakdown of an iteration, from that of one GPU of each stage, and the number of GPUs
+        of each stage.
         """
         shares = [count / sum(gpus) for count in gpus]
         mean = {
@@ -97,13 +100,13 @@ class Breakdown:
 
 # The predicted cost of a plan, and the interface of predictors.
 #
-# Names and units are those of predictions in JSON. A plan that does not fit has a prediction like
-# any other, with ``fits`` false.
+# Names and units are the same as in predictions in JSON. A plan that does not fit in memory has a
+# prediction like any other, with ``fits`` false.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryByClass(Checked):
-    """Bytes on one GPU, by what they hold: weights, gradients, optimizer states, activations and so
+    """Bytes on one GPU by what they hold: weights, gradients, optimizer states, activations and so
     on.
     """
 
@@ -117,13 +120,15 @@ class MemoryByClass(Checked):
 
     @property
     def total_bytes(self) -> int:
-        """The sum of all bytes."""
+        """The sum of these bytes."""
         return sum(getattr(self, entry.name) for entry in fields(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryByPhase(Checked):
-    """Peak allocated bytes on one GPU in each phase of a step."""
+    """Peak allocated bytes on one GPU in each phase of a training step: forward, backward and
+    optimizer step.
+    """
 
     forward: int = field(metadata=bounded(minimum=0))
     backward: int = field(metadata=bounded(minimum=0))
@@ -132,8 +137,8 @@ class MemoryByPhase(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePrediction(Checked):
-    """The predicted times of one stage, for a micro-batch and for the optimizer step, and the bytes
-    on its fullest GPU.
+    """The predicted times of one stage, for a micro-batch and for the optimizer step, and the
+    memory of the stage's fullest GPU.
 
     ``stable_s`` is the time of a steady forward and backward, or of their host. The deltas are the
     extra times of the first forward and the last backward. ``memory`` splits the highest peak.
@@ -154,7 +159,8 @@ class StagePrediction(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """The predicted iteration of a plan; 90 % of measurements lie within the bounds.
+    """The predicted iteration time and memory of a plan; 90 % of measured iteration times lie
+    within the bounds.
 
     ``mfu`` is the model's own arithmetic as a share of the GPUs' peak. ``notes`` name assumptions
     of the prediction that were never measured.
@@ -173,11 +179,11 @@ class Prediction:
     def __post_init__(self) -> None:
         check_fields(self)
         if not self.iteration_s_low <= self.iteration_s <= self.iteration_s_high:
-            problem = (
+            refuse(
+                "iteration_s",
                 f"{self.iteration_s:g} is outside {self.iteration_s_low:g} to "
-                f"{self.iteration_s_high:g}: give bounds around it"
+                f"{self.iteration_s_high:g}: give bounds around it",
             )
-            refuse("iteration_s", problem)
 
     @property
     def peak_reserved_bytes(self) -> int:
@@ -185,8 +191,8 @@ class Prediction:
         return max(stage.peak_reserved_bytes for stage in self.stages)
 
     def lasting(self, times: float, **others: Any) -> Self:
-        """The prediction with its iteration time multiplied by ``times``, and other fields
-        replaced.
+        """A copy of the prediction with its iteration time multiplied by ``times``, and other
+        fields replaced.
         """
         return replace(
             self,
@@ -201,7 +207,8 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison(Checked):
-    """How much longer a second plan takes than a first one, as a ratio with bounds.
+    """By what factor a second plan takes longer than a first one, and whether the difference
+    exceeds the predictions' bounds.
 
     ``exceeds_bounds`` says whether the difference is larger than the two plans' bounds leave open.
     """
@@ -211,7 +218,7 @@ class Comparison(Checked):
 
 
 def compared(first: Prediction, second: Prediction) -> Comparison:
-    """Compare two predictions, treating their errors as independent."""
+    """Compare the iteration times of two predictions, treating their errors as independent."""
     ratio = second.iteration_s / first.iteration_s
     widths = [
         (prediction.iteration_s_high - prediction.iteration_s_low) / (2 * prediction.iteration_s)
@@ -221,7 +228,7 @@ def compared(first: Prediction, second: Prediction) -> Comparison:
 
 
 class Predictor(Protocol):
-    """Predicts plans of one workload on one cluster."""
+    """The interface of predictors: predicts the cost of plans of one workload on one cluster."""
 
     def predict(self, plan: Plan) -> Prediction:
         """The predicted cost of a plan."""
@@ -265,14 +272,16 @@ class Clocks(Checked):
         return f"SM {self.sm_mhz:g}{most} MHz, memory {self.memory_mhz:g} MHz{power}"
 
     def moved_from(self, earlier: "Clocks") -> float:
-        """The largest relative change of a clock since an earlier moment."""
+        """The largest relative change of the SM or memory clock since an earlier moment."""
         sm, memory = self.sm_mhz / earlier.sm_mhz, self.memory_mhz / earlier.memory_mhz
         return max(abs(sm - 1), abs(memory - 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMeasurement(Checked):
-    """The measured numbers of a stage, named as in ``StagePrediction``; None if unknown."""
+    """The measured times and memory of a stage, named as in ``StagePrediction``; None if
+    unknown.
+    """
 
     stable_s: float | None = field(default=None, metadata=bounded(minimum=0))
     delta_forward_s: float | None = None
@@ -286,7 +295,7 @@ class StageMeasurement(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """The measured iterations of a plan; a run that ran out of memory has no samples.
+    """The measured iterations of a plan; a run that exhausted GPU memory has no samples.
 
     ``iteration_s`` is the median of ``samples_s``, and 90 % of the samples lie between the two
     bounds. ``clocks`` are the first GPU's clocks before and after the samples, if its driver tells
@@ -309,8 +318,10 @@ class Measurement:
         check_fields(self)
         if self.fits != bool(self.samples_s):
             remedy = "at least one sample" if self.fits else "no samples, or fits: true"
-            problem = f"{len(self.samples_s)} samples, but fits is {self.fits}: give {remedy}"
-            refuse("samples_s", problem)
+            refuse(
+                "samples_s",
+                f"{len(self.samples_s)} samples, but fits is {self.fits}: give {remedy}",
+            )
         for name in ("iteration_s", "iteration_s_low", "iteration_s_high", "tokens_per_s", "mfu"):
             if (getattr(self, name) is None) == self.fits:
                 remedy = "give its value" if self.fits else "leave it null"

@@ -1,5 +1,5 @@
-"""What a search for the fastest plan takes and returns (problem, budget, result), and the interface
-of searchers.
+"""What a search for the fastest plan takes (a problem and a budget) and returns (a result), and the
+interface of searchers.
 
 A searcher is made with a predictor and a clock. It uses the predictor as a ``Predictor`` of whole
 plans, and as a ``StageCostModel`` of columns of candidates for a stage.
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from mistlab.stages.stage_batch import StageBatch, StageCosts, StageSeconds, StagesInOrder
 
 
-# If a stage has this many recomputed blocks and at least one other, recomputing one more block
-# changes how many time slots of each kind it has, but not the kinds.
+# If a stage recomputes at least this many blocks, and at least one block not, then recomputing one
+# more changes how many time slots (in each of which one layer computes) are of each kind, but adds
+# no kind.
 FEWEST_ALIKE = 2
 
 Status = Literal["OPTIMAL", "FEASIBLE", "INFEASIBLE", "BUDGET", "REFUSED"]
@@ -38,7 +39,8 @@ class Problem(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The limits of a search, which ends at the first one reached; at least one is given.
+    """The limits of a search, which ends at the first limit that it reaches; at least one limit is
+    given.
 
     ``evaluations`` counts each predicted plan as one, and 1,000 stage candidates as one.
     ``seconds`` are of a wall clock, or with ``clock`` "cpu" those that the process had a core.
@@ -56,8 +58,8 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Improvement(Checked):
-    """A plan that was better than all before it: its time, and the evaluations and seconds that the
-    search had spent.
+    """A plan that was better than all before it in a search: its predicted time, and the
+    evaluations and seconds spent until then.
     """
 
     iteration_s: float = field(metadata=bounded(above=0))
@@ -68,7 +70,7 @@ class Improvement(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival(Checked):
-    """A plan that fits, but is slower than the best one by its prediction."""
+    """A plan that a search predicted, which fits in memory but is slower than the best plan."""
 
     plan: Plan
     prediction: Prediction
@@ -111,30 +113,35 @@ class SearchResult:
         if self.status in {"OPTIMAL", "FEASIBLE"} and not has_answer:
             refuse("status", f"{self.status} needs a plan that fits: give it, or another status")
         if self.status in {"INFEASIBLE", "REFUSED"} and has_answer:
-            problem = f"{self.status} has a plan that fits: give FEASIBLE, or leave the plan out"
-            refuse("status", problem)
+            refuse(
+                "status",
+                f"{self.status} has a plan that fits: give FEASIBLE, or leave the plan out",
+            )
 
 
 @runtime_checkable
 class StageCostModel(Protocol):
-    """Predicts the costs of single stages, for many candidates per call."""
+    """The interface of predictors of single stages: predicts the costs of many candidates for a
+    stage in one call.
+    """
 
     def stage_costs(self, batch: "StageBatch", *, engine: str = "mistlab") -> "StageCosts":
-        """The costs of each candidate."""
+        """The costs of each candidate for a stage."""
         ...
 
 
 @runtime_checkable
 class StageBoundModel(StageCostModel, Protocol):
-    """Predicts lower bounds of stages' costs over ranges of offload ratios and numbers of
-    recomputed blocks.
+    """The interface of predictors that also give lower bounds of stages' costs, over ranges of
+    offload ratios and of numbers of recomputed blocks.
     """
 
     def stage_bounds(
         self, least: "StageBatch", most: "StageBatch", *, engine: str = "mistlab"
     ) -> "StageCosts | None":
-        """Lower bounds of the costs of all candidates with choices between those of ``least`` and
-        ``most``; ``fits`` says whether any of them may fit. None if the engine has no such bounds.
+        """Lower bounds of the costs of all candidates whose choices lie between those of ``least``
+        and ``most``; ``fits`` says whether any of these may fit in memory. None if the engine has
+        no such bounds.
 
         The two differ in positive ratios, and in numbers of recomputed blocks of which there are
         ``FEWEST_ALIKE`` at least and one block less than all at most.
@@ -144,8 +151,8 @@ class StageBoundModel(StageCostModel, Protocol):
     def part_seconds(
         self, least: "StageBatch", most: "StageBatch | None" = None, *, engine: str = "mistlab"
     ) -> "StageSeconds":
-        """The times of parts of a model, for orders of passes without a closed form, in which a
-        stage's host may be ahead of it; with ``most``, lower bounds of all parts between the two.
+        """The times of parts of a model (chunks of stages), for orders of passes without a closed
+        form; with ``most``, lower bounds over all candidates between ``least`` and ``most``.
         """
         ...
 
@@ -157,8 +164,8 @@ class StageBoundModel(StageCostModel, Protocol):
         engine: str = "mistlab",
         of_others: bool = False,
     ) -> "Bools":
-        """Whether each candidate fits on its GPUs. More recomputed blocks (from one on) or larger
-        offload ratios (above zero) never need more memory.
+        """Whether each candidate for a stage fits in the memory of its GPUs. More recomputed blocks
+        (from one on) or larger offload ratios (above zero) never need more memory.
 
         With ``in_order`` candidates hold what stages in these places hold, and the rule does not
         always hold. So ``of_others`` asks whether a candidate may fit that has smaller positive
@@ -168,24 +175,27 @@ class StageBoundModel(StageCostModel, Protocol):
 
 
 class PlanAndStagePredictor(Predictor, StageCostModel, Protocol):
-    """Predicts plans and single stages, such that both agree."""
+    """The interface of predictors of both whole plans and single stages, whose predictions
+    agree.
+    """
 
 
 class Searcher(Protocol):
-    """Searches for the best plan."""
+    """The interface of searchers, which search for the fastest plan."""
 
     def search(
         self, problem: Problem, space: SearchSpace, budget: Budget, seed: int
     ) -> SearchResult:
-        """Search a space for the best plan, within a budget."""
+        """Search a space for the fastest plan, within a budget."""
         ...
 
 
-# The time that a search took until its plan was good enough, from its history of improvements.
+# The time until a search's plan was good enough, from its history of improvements.
 
 
 def seconds_until(history: Sequence[Improvement], iteration_s: float) -> float | None:
-    """The seconds until a search had a plan with at most this iteration time; None if never.
+    """The seconds until a search first had a plan with at most this iteration time; None if it
+    never had.
 
     >>> steps = [(9.0, 1.0), (8.0, 4.0)]
     >>> history = [

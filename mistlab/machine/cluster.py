@@ -132,18 +132,19 @@ class Cluster:
         check_fields(self)
         others = sum(group.nodes for group in self.others)
         if others >= self.nodes:
-            problem = (
-                f"{self.nodes} are all in other groups, which have {others}: give at least one more"
+            refuse(
+                "nodes",
+                f"{self.nodes} are all in other groups, which have {others}: give at least one "
+                "more",
             )
-            refuse("nodes", problem)
         for group in self.groups:
             hardware = group.hardware
             if self.gpus_per_node > hardware.node.gpus:
-                problem = (
-                    f"{self.gpus_per_node} is more than a node of {hardware.name} has: "
-                    f"give at most {hardware.node.gpus}, or a hardware file with a larger node"
+                refuse(
+                    "gpus_per_node",
+                    f"{self.gpus_per_node} is more than a node of {hardware.name} has: give at "
+                    f"most {hardware.node.gpus}, or a hardware file with a larger node",
                 )
-                refuse("gpus_per_node", problem)
         self._check_free()
         self._check_network()
 
@@ -156,18 +157,18 @@ class Cluster:
         for group in self.groups:
             if (gpus := group.hardware.node.gpus) != self.network.node.gpus:
                 node = self.network.node
-                problem = (
+                refuse(
+                    "network",
                     f"tier {node.name} has {node.gpus} gpus, and a node of {group.hardware.name} "
-                    f"has {gpus}: give {gpus}, and multiples of it for the tiers above"
+                    f"has {gpus}: give {gpus}, and multiples of it for the tiers above",
                 )
-                refuse("network", problem)
         if self.nodes > self.network.nodes:
-            problem = (
+            refuse(
+                "nodes",
                 f"{self.nodes} are more than network {self.network.name} joins: give "
                 f"{self.network.nodes} at most, or more gpus of its tier "
-                f"{self.network.tiers[-1].name}"
+                f"{self.network.tiers[-1].name}",
             )
-            refuse("nodes", problem)
 
     def _check_free(self) -> None:
         """Refuse a memory reserve that leaves torch's allocator nothing on a GPU."""
@@ -178,11 +179,11 @@ class Cluster:
             outside_bytes = 0.0 if allocator is None else allocator.outside_bytes
             whole_gib = (group.whole_memory_bytes - outside_bytes) / GIB_BYTES
             if self.keep_free_gib >= whole_gib:
-                problem = (
+                refuse(
+                    "keep_free_gib",
                     f"{self.keep_free_gib:g} leaves plans nothing of the {whole_gib:.1f} GiB of a "
-                    f"GPU of {group.hardware.name}: give less, such as {whole_gib / 10:.1f}"
+                    f"GPU of {group.hardware.name}: give less, such as {whole_gib / 10:.1f}",
                 )
-                refuse("keep_free_gib", problem)
 
     @property
     def num_gpus(self) -> int:

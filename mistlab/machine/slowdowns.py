@@ -36,13 +36,15 @@ class Slowdown:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.streams not in SHARED_SETS:
-            problem = (
-                f"{', '.join(self.streams)}: give two to four of {', '.join(STREAMS)}, in order"
+            refuse(
+                "streams",
+                f"{', '.join(self.streams)}: give two to four of {', '.join(STREAMS)}, in order",
             )
-            refuse("streams", problem)
         if len(self.factors) != len(self.streams):
-            problem = f"{len(self.factors)} for {len(self.streams)} streams: give one for each"
-            refuse("factors", problem)
+            refuse(
+                "factors",
+                f"{len(self.factors)} for {len(self.streams)} streams: give one for each",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,6 @@
-"""The parameters of adapters, and the bytes of their weights, gradients and optimizer states."""
+"""The parameters of low-rank adapters (LoRA), and the bytes of their weights, gradients and
+optimizer states.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,10 +15,11 @@ from mistlab.plan.workload import ModelSpec, Workload
 
 
 def adapter_parameters(model: ModelSpec, rank: int, targets: str, tensor_parallel: Any = 1) -> Any:
-    """The parameters that low-rank adapters of this rank add to a block on one of
-    ``tensor_parallel`` ranks: rank x (input width + output width) for each GEMM with an adapter.
-    The side of a GEMM that tensor-parallel ranks split is split for its adapter too. Blocks of
-    hybrid models count as attention and a feed-forward network.
+    """The number of parameters that low-rank adapters of rank ``rank`` add to one transformer
+    block, on one of ``tensor_parallel`` ranks: for each GEMM with an adapter, ``rank`` times its
+    input width plus its output width. Of these two widths, a tensor-parallel rank holds its share
+    of the one that it splits in the GEMM. In hybrid models every block counts as attention and a
+    feed-forward network.
 
     >>> from mistlab import catalog
     >>> 32 * adapter_parameters(catalog.model("llama3-8b"), 16, "all")
@@ -24,8 +27,8 @@ def adapter_parameters(model: ModelSpec, rank: int, targets: str, tensor_paralle
     """
     inner, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
     hidden = model.hidden
-    # The GEMMs with adapters: for each the side (input or output) that ranks keep whole, and the
-    # side that they split.
+    # For each GEMM with an adapter: its width (input or output) that tensor-parallel ranks keep
+    # whole, and its width that they split.
     products = [(hidden, inner), (hidden, keys), (hidden, keys), (hidden, inner)]
     if targets == "all":
         gates = 2 if model.mlp_type == "gated_mlp" else 1
@@ -42,9 +45,9 @@ def adapter_parameters(model: ModelSpec, rank: int, targets: str, tensor_paralle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterBytes:
-    """Bytes (C) that adapters take on a rank: weights, gradients and optimizer states on the
-    device, ring buffers through which they are offloaded, the device buffer of the optimizer step,
-    and bytes on the host.
+    """The bytes that low-rank adapters take on a rank, for each candidate (C): weights, gradients
+    and optimizer states on the GPU, ring buffers for offloaded weights and gradients, the GPU's
+    buffer for offloaded optimizer states, and bytes in host memory.
     """
 
     weights: Floats
@@ -58,8 +61,8 @@ class AdapterBytes:
 def adapter_bytes(
     workload: Workload, value: Callable[[str], Any], memory: EngineMemory
 ) -> AdapterBytes:
-    """The bytes of adapters, for columns of stages; ``memory`` is the engine's memory model for
-    training all weights.
+    """The bytes of low-rank adapters on a rank, for stages whose dimensions ``value`` gives as
+    columns; ``memory`` has the engine's bytes per parameter when all weights are trained.
     """
     tensor = np.asarray(value("tensor_parallel"), dtype=float)
     of_block = adapter_parameters(workload.model, workload.rank, workload.adapter_targets, tensor)

@@ -1,5 +1,6 @@
-"""The row type in the table of dimensions (choices of a stage): range, wording, checks and effects
-on costs.
+"""The type of a row in the table of dimensions: a dimension is one choice that a plan makes for
+each stage, such as its ZeRO level. A row has the choice's allowed values, its wording in texts, its
+checks and its effects on costs.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,18 +12,21 @@ from mistlab.engines.engine import Engine
 from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 
-# The groups of a stage's choices: layers, its blocks and how each is run; mesh, its parallel
-# degrees and micro-batch; savings, its ways to save memory.
+# The groups of choices that a plan makes for a stage. "layers": how many blocks the stage has, and
+# how many of them are recomputed or run in another way; "mesh": its parallel degrees and
+# micro-batch size; "savings": its ways to save memory.
 Part = Literal["layers", "mesh", "savings"]
-# A stage is checked against its job in these steps; each reports at most one problem.
+# The steps in which a stage of a plan is checked against its job (workload, cluster and plan); each
+# step reports at most one problem.
 Step = Literal["batch", "tensors", "experts", "states", "tokens"]
-# A function from a dimension's values (numbers or a symbol) to a factor on a time or on bytes.
+# A function from the values of a dimension, such as offload ratios, to a factor on a time or on
+# bytes.
 Factor = Callable[[Any], Any]
 
 
 class Setting(NamedTuple):
-    """The facts against which one choice of a stage is checked: the stage's other values, its GPUs,
-    and its job.
+    """The facts against which one choice for a stage is checked: the stage's other choices, its
+    number of GPUs, the workload and the number of micro-batches.
     """
 
     degree: Callable[[str], int]
@@ -33,13 +37,15 @@ class Setting(NamedTuple):
     micro_batches: int
 
 
-# A function that returns what is wrong with a stage's value in this setting; empty if it is valid.
+# A function that returns what is wrong with a stage's value of a dimension, given the stage's other
+# choices and its job; empty if the value is valid.
 Check = Callable[[Setting], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EngineLimit:
-    """Which values of a dimension an engine supports, with the words for a refusal.
+    """Which values of a dimension (such as the ZeRO level) an engine supports, and the words with
+    which other values are refused.
 
     ``runs`` gives the values that an engine runs, in a pipeline of several stages or not; None
     stands for all. ``why`` says, behind the engine's name, why others do not run; ``remedy`` stands
@@ -55,8 +61,8 @@ class EngineLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Dimension:
-    """A dimension: one choice that a plan makes for each stage; its key in ``DIMENSIONS`` is its
-    column's name.
+    """A dimension: one choice that a plan makes for each stage, such as its ZeRO level. Its key in
+    ``DIMENSIONS`` is the name of its column in tables of candidates.
 
     ``path`` is its place in a stage of a plan file, if this is not its name. ``symbol`` stands for
     it in expressions, also in those of layer graphs if it ``is_size``. If it ``chooses_graph``, a
@@ -114,8 +120,8 @@ class Dimension:
 
     @property
     def holder(self) -> str:
-        """The field of a stage that groups this choice with others, such as ``offload``; empty for
-        none.
+        """The field of a stage that groups this dimension with others, such as ``offload`` for all
+        offload ratios; empty if there is none.
         """
         return self.path.rpartition(".")[0]
 
@@ -126,7 +132,7 @@ class Dimension:
 
     @property
     def numbers(self) -> Metadata:
-        """The range of the dimension's values, as field metadata."""
+        """The range of the dimension's values, as the metadata of a dataclass field."""
         return ratio() if self.is_ratio else bounded(minimum=self.minimum, maximum=self.maximum)
 
     def number(self, value: float) -> float:
@@ -134,14 +140,15 @@ class Dimension:
         return float(value) if self.is_ratio else int(value)
 
 
-# The checks of dimensions: each says what is wrong with a value in its setting, and what to give.
+# The checks of dimensions: each returns what is wrong with a stage's value of a dimension, and what
+# to give instead.
 #
-# Each check returns text to put after the dimension's key; empty if there is no problem.
+# The text follows the dimension's name in a message; it is empty if there is no problem.
 
 
 def batch_problem(setting: Setting) -> str:
-    """The problem of data-parallel ranks x micro-batch size x micro-batches that is not the global
-    batch; empty if it is.
+    """A text that says that data-parallel ranks x micro-batch size x micro-batches is not the
+    global batch; empty if it is.
     """
     batch, size = setting.workload.global_batch, setting.degree("micro_batch")
     replicas = setting.degree("data_parallel")
@@ -160,12 +167,16 @@ def batch_problem(setting: Setting) -> str:
 
 
 def tensor_problem(setting: Setting) -> str:
-    """The problem of a model that tensor-parallel ranks cannot split; empty if they can."""
+    """A text that says why tensor-parallel ranks cannot split the model evenly; empty if they
+    can.
+    """
     return degree_problem(setting.workload.model, setting.degree("tensor_parallel"))
 
 
 def degree_problem(model: ModelSpec, degree: int) -> str:
-    """The problem of a model that ``degree`` ranks cannot split; empty if they can."""
+    """A text that says why ``degree`` tensor-parallel ranks cannot split a model evenly; empty if
+    they can.
+    """
     if model.tensor_parallel_degrees is not None:
         if degree in model.tensor_parallel_degrees:
             return ""
@@ -179,8 +190,8 @@ def degree_problem(model: ModelSpec, degree: int) -> str:
 
 
 def tokens_of_experts_problem(setting: Setting) -> str:
-    """The problem of tensor-parallel ranks that cannot split the tokens for blocks with experts;
-    empty if they can.
+    """A text that says that tensor-parallel ranks cannot split a sequence's tokens evenly, as
+    blocks with experts need; empty if they can.
     """
     tokens, tensor = setting.workload.sequence_length, setting.degree("tensor_parallel")
     if setting.workload.model.experts is None or tokens % tensor == 0:
@@ -192,8 +203,8 @@ def tokens_of_experts_problem(setting: Setting) -> str:
 
 
 def experts_problem(setting: Setting) -> str:
-    """The problem of expert-parallel ranks among which a stage cannot divide its experts; empty if
-    it can.
+    """A text that says why a stage cannot divide its experts evenly among its expert-parallel
+    ranks; empty if it can.
     """
     experts, ranks = setting.workload.model.experts, setting.degree("expert_parallel")
     if experts is None:
@@ -201,7 +212,7 @@ def experts_problem(setting: Setting) -> str:
     if experts.count % ranks:
         return f"{ranks} does not divide experts {experts.count}: give a divisor"
     parts = setting.degree("expert_tensor_parallel")
-    # The dimension for the width of experts reports degrees that do not divide that width.
+    # Where ranks cannot split the width of experts, ``expert_widths_problem`` reports it.
     if experts.ffn % parts == 0 and setting.gpus % (ranks * parts):
         return (
             f"{ranks} x expert_tensor_parallel {parts} does not divide the stage's {setting.gpus} "
@@ -221,8 +232,8 @@ def experts_problem(setting: Setting) -> str:
 
 
 def expert_widths_problem(setting: Setting) -> str:
-    """The problem of ranks among which a stage cannot split each expert's width; empty if it
-    can.
+    """A text that says why a stage's ranks cannot split the width of each expert evenly; empty if
+    they can.
     """
     experts, parts = setting.workload.model.experts, setting.degree("expert_tensor_parallel")
     if experts is None:
@@ -239,8 +250,8 @@ def _without_experts(degree: int) -> str:
 
 
 def averaging_problem(setting: Setting) -> str:
-    """The problem of data-parallel ranks that cannot average as the workload's gradient reduction
-    asks.
+    """A text that says why a stage's data-parallel ranks cannot average gradients or weights as the
+    workload's ``reduction`` asks; empty if they can.
     """
     if setting.workload.reduces_plainly:
         return ""
@@ -251,7 +262,9 @@ def averaging_problem(setting: Setting) -> str:
 
 
 def axis_order_problem(setting: Setting) -> str:
-    """The problem of an axis order that separates tensor-parallel ranks which must be adjacent."""
+    """A text that says why tensor-parallel ranks must be adjacent, if ``axis_order`` separates
+    them; empty if there is no problem.
+    """
     order = setting.degree("axis_order")
     if not order:
         return ""
@@ -263,25 +276,31 @@ def axis_order_problem(setting: Setting) -> str:
 
 
 def level_problem(setting: Setting) -> str:
-    """The problem of a ZeRO level that the workload's gradient reduction excludes."""
+    """A text that says why the stage's ZeRO level is incompatible with the workload's gradient
+    reduction; empty if it is compatible.
+    """
     if setting.workload.reduces_plainly:
         return ""
     return setting.workload.reduction.sharding_problem(setting.degree("zero"))
 
 
 def weights_stay(setting: Setting) -> str:
-    """The problem of offloaded weights under a gradient reduction that needs them on the GPU."""
+    """A text that says why weights cannot be offloaded, if the workload's gradient reduction needs
+    them on the GPU; empty if they can.
+    """
     return _stays(setting, "offload_weights")
 
 
 def gradients_stay(setting: Setting) -> str:
-    """The problem of offloaded gradients under a gradient reduction that needs them on the GPU."""
+    """A text that says why gradients cannot be offloaded, if the workload's gradient reduction
+    needs them on the GPU; empty if they can.
+    """
     return _stays(setting, "offload_gradients")
 
 
 def optimizer_stays(setting: Setting) -> str:
-    """The problem of offloaded optimizer states under a gradient reduction that needs them on the
-    GPU.
+    """A text that says why optimizer states cannot be offloaded, if the workload's gradient
+    reduction needs them on the GPU; empty if they can.
     """
     return _stays(setting, "offload_optimizer")
 
@@ -294,8 +313,8 @@ def _stays(setting: Setting, name: str) -> str:
 
 
 def replicas_problem(setting: Setting) -> str:
-    """The problem of a number of copies of the sharded states (HSDP replicas) that a stage's ranks
-    cannot have.
+    """A text that says why a stage's ranks cannot hold ``state_replicas`` copies of the sharded
+    states (HSDP replicas); empty if they can.
     """
     replicas, data = setting.degree("state_replicas"), setting.degree("data_parallel")
     how = setting.workload.reduction
@@ -314,14 +333,16 @@ def replicas_problem(setting: Setting) -> str:
 
 
 def replicas_are_nodes(setting: Setting) -> bool:
-    """Whether the sharded states have one copy, or one copy in each node that a stage fills."""
+    """Whether a stage has a single copy of the sharded states (weights, gradients, optimizer
+    states), or one copy in each node that it fills.
+    """
     replicas = setting.degree("state_replicas")
     return replicas == 1 or setting.gpus == replicas * setting.gpus_per_node
 
 
 def context_problem(setting: Setting) -> str:
-    """The problem of a sequence that context-parallel ranks cannot cut into two parts for each
-    rank.
+    """A text that says why context-parallel ranks cannot cut each sequence into two equal parts for
+    each rank; empty if they can.
     """
     tokens, ranks = setting.workload.sequence_length, setting.degree("context_parallel")
     if setting.workload.model.family == "custom" and ranks > 1:
@@ -335,8 +356,8 @@ def context_problem(setting: Setting) -> str:
 
 
 def exchange_problem(setting: Setting) -> str:
-    """The problem of context-parallel ranks that cannot exchange parts of the sequence for
-    heads.
+    """A text that says why context-parallel ranks cannot exchange parts of the sequence for
+    attention heads (all-to-all); empty if they can.
     """
     if setting.degree("context_exchange") != HEADS:
         return ""
@@ -352,7 +373,9 @@ def exchange_problem(setting: Setting) -> str:
 
 
 def sequence_problem(setting: Setting) -> str:
-    """The problem of tensor-parallel ranks that cannot split a sequence's tokens evenly."""
+    """A text that says why tensor-parallel ranks cannot split a sequence's tokens evenly; empty if
+    they can.
+    """
     tensor = setting.degree("tensor_parallel")
     if not setting.degree("sequence_parallel") or tensor == 1:
         return ""

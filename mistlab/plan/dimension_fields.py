@@ -1,5 +1,5 @@
-"""Values with one field for each dimension of a stage, generated from
-``mistlab.plan.dimensions.DIMENSIONS``.
+"""The base classes of stages and search spaces, with one field for each dimension (each choice for
+a stage), generated from ``mistlab.plan.dimensions.DIMENSIONS``.
 """
 
 from mistlab.plan.made_fields import (

@@ -1,5 +1,5 @@
-"""The table of dimensions, with one row for each choice that a plan makes for a stage, and the mesh
-of a stage's ranks.
+"""The table of dimensions, with one row for each choice that a plan makes for a stage; and the
+device mesh of a stage's ranks.
 
 A row has the choice's names in plan files and in expressions, its possible numbers, its words for
 people, and the tasks and states that it changes. The fields of stages and of spaces are made from
@@ -36,15 +36,15 @@ _STAYS = {
 
 
 def _any_or_none(engine: Engine, _: bool) -> tuple[float, ...] | None:
-    """The offload ratios for weights, gradients and optimizer states that an engine supports: any
-    (None), or only 0.
+    """The ratios at which an engine can offload weights, gradients or optimizer states to the host:
+    None for any ratio, otherwise 0 only.
     """
     return None if engine.offloads else (0.0,)
 
 
 def _all_or_none(engine: Engine, _: bool) -> tuple[float, ...] | None:
-    """The offload ratios for activations that an engine supports: any (None), 0 and 1, or only
-    0.
+    """The ratios at which an engine can offload activations to the host: None for any ratio, 0 and
+    1 for all or nothing, or 0 only.
     """
     if engine.offloads:
         return None
@@ -103,13 +103,14 @@ def _levels(engine: Engine, in_pipeline: bool) -> tuple[float, ...]:
 
 
 def _sharded(engine: Engine, in_pipeline: bool) -> str:
-    """Words for the states that an engine shards at its highest ZeRO level."""
+    """A text for messages: which states an engine shards at its highest ZeRO level."""
     highest = engine.highest_zero_of(in_pipeline=in_pipeline)
     what = ("nothing", "optimizer state alone", "optimizer state and gradients alone")[highest]
     return f"shards {what}{' in a pipeline' if highest < engine.highest_zero else ''}"
 
 
-# The order of rows is that of columns, of the choices that searchers try, and of reports.
+# The dimensions (choices for a stage) by name. Columns of candidates, searchers and reports have
+# them in this order.
 DIMENSIONS: dict[str, Dimension] = {
     "layers": Dimension(part="layers", symbol="L", minimum=0, brief="{} blocks", is_listed=False),
     "data_parallel": Dimension(
@@ -301,9 +302,10 @@ DIMENSIONS: dict[str, Dimension] = {
             is_level=True,
         ),
     ),
-    # Proofs split a set of candidates along the dimension with the largest weight: optimizer states
-    # are six times as large as weights, and activations are copied with every micro-batch. With
-    # equal weights the proof of the default problem needs a quarter more predictor calls.
+    # ``box_weight``: exact searches split a set of candidates along the dimension of largest
+    # weight. Optimizer states are six times as large as weights; activations are copied per
+    # micro-batch. With equal weights, the proof of the default problem needs a quarter more
+    # predictor calls.
     "offload_weights": _offloaded("ww", "weights", "P", coarse_parts=1),
     "offload_gradients": _offloaded("wg", "gradients", "G", coarse_parts=1),
     "offload_optimizer": _offloaded("wo", "optimizer", "O", box_weight=2),
@@ -319,18 +321,18 @@ OFFLOADS = tuple(name for name, row in DIMENSIONS.items() if row.path.startswith
 
 
 def names_of(part: Part) -> tuple[str, ...]:
-    """The names of the dimensions in one group (layers, mesh or savings), in the table's order."""
+    """The names of the dimensions in a group: "layers", "mesh" or "savings"."""
     return _OF_PARTS[part]
 
 
 def counts_of_blocks() -> tuple[str, ...]:
-    """The names of dimensions that count blocks run in a certain way, such as recomputed blocks."""
+    """The names of dimensions that count a stage's blocks run in some way, such as recomputed."""
     return _COUNTS
 
 
 def counts_within(counts: Mapping[str, float], layers: int) -> dict[str, int]:
-    """Counts of blocks by the way to run them, reduced until they add up to at most ``layers``; the
-    last in the table's order are reduced first.
+    """How many blocks are run in each way (recomputed, ...), reduced until the numbers add up to at
+    most ``layers``; the last ways in the order of ``DIMENSIONS`` are reduced first.
     """
     within, left = {}, layers
     for name in counts_of_blocks():
@@ -347,7 +349,7 @@ _COUNTS = _OF_PARTS["layers"][1:]
 
 
 def engine_problem(name: str, value: float, engine: Engine, *, in_pipeline: bool) -> str:
-    """The reason why an engine does not support a value of a dimension; empty if it does."""
+    """The reason why an engine does not support a dimension's value; empty if it does."""
     row = DIMENSIONS[name]
     runs = None if row.limit is None else row.limit.runs(engine, in_pipeline)
     if row.limit is None or runs is None or value in runs:
@@ -364,27 +366,26 @@ def _number_with_words(row: Dimension, value: float) -> str:
 
 
 def label_of(name: str) -> str:
-    """The short name of a dimension, for searchers' choices."""
+    """The short name of a dimension in searchers' lists of choices."""
     return DIMENSIONS[name].label or name
 
 
 def amount_words(name: str, value: float) -> str:
-    """A value of a dimension in words, without its noun: "ZeRO-2", "12.5%"."""
+    """A value of a dimension as text, without the noun after it: "ZeRO-2", "12.5%"."""
     row = DIMENSIONS[name]
     return row.words[int(value)] if row.words else row.amount.format(value)
 
 
 def dimension_words(name: str, value: float, layers: int) -> str:
-    """A value of a stage of so many blocks in words: "ZeRO-2", "3 of 8 blocks recomputed", "no
-    blocks recomputed"."""
+    """A dimension's value as text, for a stage of ``layers`` blocks: "3 of 8 blocks recomputed"."""
     if name in counts_of_blocks():
         return _blocks_words(int(value), layers, DIMENSIONS[name].noun)
     return f"{_short_amount(name, value)} {_noun(name)}".strip()
 
 
 def _noun(name: str) -> str:
-    """The noun after a dimension's amount; the dimension's name where neither amount nor words
-    identify it.
+    """The noun that follows a dimension's value in a text; the dimension's name if its row has
+    neither a noun nor other wording.
     """
     row = DIMENSIONS[name]
     is_bare = row.amount == "{}" and not row.noun and not row.words
@@ -392,7 +393,7 @@ def _noun(name: str) -> str:
 
 
 def _blocks_words(count: int, layers: int, noun: str) -> str:
-    """A number of a stage's blocks in words, with the noun in the plural."""
+    """How many of a stage's blocks are run in a certain way, as text; ``noun`` is in the plural."""
     if count == 0:
         return f"no {noun}"
     if layers == 1:
@@ -401,7 +402,7 @@ def _blocks_words(count: int, layers: int, noun: str) -> str:
 
 
 def brief_words(name: str, value: float) -> str:
-    """A dimension's value as in the one-line form of a plan; different values have different
+    """A dimension's value as text for a plan's one-line form; different values have different
     texts.
     """
     row = DIMENSIONS[name]
@@ -414,7 +415,7 @@ def brief_words(name: str, value: float) -> str:
 
 
 def change_words(name: str, now: float, then: float) -> str:
-    """A change of a dimension in words: "2 instead of 3 blocks recomputed"."""
+    """A change of a dimension's value as text: "2 instead of 3 blocks recomputed"."""
     noun = DIMENSIONS[name].noun
     if name in counts_of_blocks() and then == 0:
         return f"no {noun} instead of {int(now)}"
@@ -422,13 +423,13 @@ def change_words(name: str, now: float, then: float) -> str:
 
 
 def _short_amount(name: str, value: float) -> str:
-    """A dimension's value as in ``amount_words``, with percentages rounded to integers: "50%"."""
+    """A dimension's value as in ``amount_words``, with whole percentages as integers: "50%"."""
     return amount_words(name, value).replace(".0%", "%")
 
 
 def states_as_changed(memory: States, value: Callable[[str], Any]) -> States:
-    """The engine's bytes of weights, gradients and optimizer states per parameter, multiplied by
-    the factors that values of dimensions put on them.
+    """An engine's bytes of weights, gradients and optimizer states per parameter, multiplied by the
+    factors in ``of_states`` of each dimension.
 
     ``value`` gives the value of a dimension: numbers or a symbol.
     """
@@ -439,17 +440,17 @@ def states_as_changed(memory: States, value: Callable[[str], Any]) -> States:
     return replace(memory, **changed) if changed else memory
 
 
-# The mesh of a stage: axes along which its GPUs divide the work, and groups of ranks that
-# communicate.
+# The device mesh of a stage: the axes along which its GPUs divide the work, and the groups of ranks
+# that communicate.
 #
-# Ranks are numbered along the axes in the table's order, the first axis fastest; then come the
-# ranks of the next stage. A group is a set of axes: ranks that differ only along these axes
-# communicate. A dimension's row adds an axis by naming it, its position among the axes, and the
-# groups that contain it.
+# Ranks are numbered along the axes in the order of ``AXES``, the first axis fastest; then come the
+# ranks of the next stage. A communication group is defined by a set of axes: ranks that differ only
+# along these axes communicate. To add an axis, name it in a dimension's row, in the table of axes
+# and in the groups that contain it.
 #
-# In blocks with experts the same ranks have other axes, those of ``EXPERT_AXES``, which regroup the
-# ranks of the first ones. Ranks that share states use ``STATE_AXES``, which divide data-parallel
-# ranks into replicas of the states. The axis without a dimension takes the remaining ranks.
+# In blocks with experts the same ranks are divided along ``EXPERT_AXES`` instead. For sharded
+# states they are divided along ``STATE_AXES``, which split the data-parallel ranks into replicas of
+# the states. An axis without a dimension takes the ranks that the other axes leave.
 #
 # The argument ``value`` of a function gives the degree of a dimension: ``stage.value`` for a stage
 # of a plan, ``batch.value`` for columns of candidates.
@@ -461,7 +462,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Axis:
-    """An axis of a mesh: the dimension that gives its number of ranks, and its displayed name.
+    """An axis of a stage's device mesh: the dimension that gives its size, and its displayed name.
 
     An axis without a dimension has all ranks that the other axes of its table leave.
     """
@@ -474,7 +475,7 @@ _DIMENSIONS_OF = {axis: name for name, row in DIMENSIONS.items() for axis in row
 
 
 def _axes(*names: str) -> dict[str, Axis]:
-    """A table of mesh axes by name; each axis has the dimension whose row defines it."""
+    """A table of mesh axes by name, each with the dimension that gives its size, if any."""
     return {
         name: Axis(dimension=_DIMENSIONS_OF.get(name, ""), words=name.removeprefix("state "))
         for name in names
@@ -485,12 +486,11 @@ AXES = _axes("tensor", "context", "data")
 EXPERT_AXES = _axes("expert tensor", "expert", "expert data", "expert replica")
 STATE_AXES = _axes("state tensor", "state context", "shard", "replica")
 
-# The mesh axes of each group of ranks, by the group's name, in this order: ranks that reduce
-# partial activations; ranks that exchange keys and values; ranks that share states under ZeRO and
-# gather weights; ranks that have the same shard, whose gradients are summed; ranks that reduce
-# gradients. Then for experts: ranks that have parts of the same experts; ranks with different
-# experts, which exchange tokens; ranks that share the experts' states; ranks that reduce the
-# experts' gradients.
+# For each kind of communication group, its mesh axes. In this order: ranks that reduce partial
+# activations; ranks that exchange keys and values; ranks that shard states under ZeRO and gather
+# weights; ranks with the same shard, which add up its gradients; ranks that reduce gradients. Then
+# for experts: ranks that have parts of the same experts; ranks with different experts, which
+# exchange tokens; ranks that shard the experts' states; ranks that reduce the experts' gradients.
 GROUPS: dict[str, tuple[str, ...]] = {
     "tensor": ("tensor",),
     "context": ("context",),
@@ -505,33 +505,35 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 def axes_of(group: str) -> dict[str, Axis]:
-    """The table of axes (of layers, states or experts) that contains a group's axes."""
+    """The table of mesh axes (of layers, states or experts) that has a communication group's
+    axes.
+    """
     first, *_ = GROUPS[group]
     return next(axes for axes in (AXES, EXPERT_AXES, STATE_AXES) if first in axes)
 
 
 def degrees(axes: Mapping[str, Axis], value: Callable[[str], Degree]) -> dict[str, Degree]:
-    """The number of ranks along each axis of a mesh."""
+    """The number of ranks along each axis of a stage's mesh."""
     ranks: dict[str, Any] = {
         name: value(axis.dimension) for name, axis in axes.items() if axis.dimension
     }
     for name, axis in axes.items():
         if not axis.dimension:
-            # A mesh whose degrees do not divide its GPUs is marked as infeasible elsewhere; here it
-            # gets one rank.
+            # If the other degrees do not divide the stage's GPUs, this axis gets one rank; checks
+            # elsewhere refuse such a mesh.
             left: Any = num_gpus(value) // prod(ranks.values())
             ranks[name] = left + (left < 1)
     return {name: ranks[name] for name in axes}
 
 
 def dimensions_of_axes() -> tuple[str, ...]:
-    """The dimension that gives each mesh axis its number of ranks."""
+    """For each axis of a stage's mesh, the name of the dimension that gives its number of ranks."""
     return tuple([axis.dimension for axis in AXES.values()])
 
 
 def num_gpus(value: Callable[[str], Degree]) -> Degree:
-    """The number of GPUs of a stage: the product of its axes' degrees."""
-    # A plain loop instead of ``prod``: it runs for every stage of every plan.
+    """The number of GPUs of a stage: the product of its degrees along the mesh axes."""
+    # A plain loop is faster than ``prod``, and this runs for every stage of every plan.
     gpus: Any = 1
     for axis in AXES.values():
         gpus = gpus * value(axis.dimension)
@@ -540,15 +542,15 @@ def num_gpus(value: Callable[[str], Degree]) -> Degree:
 
 
 def ranks_of(group: str, value: Callable[[str], Degree]) -> Degree:
-    """The number of ranks in a group of a stage's mesh."""
+    """The number of ranks in a communication group of a stage, such as "tensor" or "reduce"."""
     of_axes: Mapping[str, Any] = degrees(axes_of(group), value)
     ranks: Degree = prod(of_axes[axis] for axis in GROUPS[group])
     return ranks
 
 
 def groups_of(group: str, value: Callable[[str], int]) -> Iterator[list[int]]:
-    """The groups of ranks with this name in a stage's mesh, each as ranks relative to the stage's
-    first.
+    """All communication groups of one kind (such as "tensor") in a stage, each as a list of ranks
+    counted from the stage's first rank.
     """
     axes = axes_of(group)
     of_axes, steps = degrees(axes, value), _steps(axes, value)
@@ -563,7 +565,7 @@ def groups_of(group: str, value: Callable[[str], int]) -> Iterator[list[int]]:
 
 
 def position_of(rank: int, value: Callable[[str], int]) -> dict[str, int]:
-    """The position of a stage's rank along each mesh axis."""
+    """The coordinate of a stage's rank along each mesh axis."""
     position = {}
     for name, axis in in_order(AXES, value(AXIS_ORDER)).items():
         rank, position[name] = divmod(rank, value(axis.dimension))
@@ -571,15 +573,15 @@ def position_of(rank: int, value: Callable[[str], int]) -> dict[str, int]:
 
 
 def rank_of(position: dict[str, int], value: Callable[[str], int]) -> int:
-    """The rank at a position along the mesh axes, relative to the stage's first rank."""
+    """The rank with these coordinates along the mesh axes, counted from the stage's first rank."""
     steps = _steps(AXES, value)
     return sum(position.get(name, 0) * step for name, step in steps.items())
 
 
 def in_order(axes: Mapping[str, Item], order: int) -> dict[str, Item]:
-    """The values of mesh axes from the innermost to the outermost axis, by a stage's
-    ``axis_order``: the table's first axis is the innermost or the outermost. Axes of experts have a
-    fixed order.
+    """A mapping by mesh axis, reordered from the innermost to the outermost axis by a stage's
+    ``axis_order``: 0 makes the first axis of the table the innermost, 1 the outermost. The axes of
+    experts have a fixed order.
     """
     first, *others = axes
     names = [*others, first] if order and first not in EXPERT_AXES else axes
@@ -587,7 +589,7 @@ def in_order(axes: Mapping[str, Item], order: int) -> dict[str, Item]:
 
 
 def _steps(axes: Mapping[str, Axis], value: Callable[[str], int]) -> dict[str, int]:
-    """The distance in rank numbers between neighbours along each mesh axis."""
+    """For each mesh axis, the difference in rank number between neighbours along it."""
     steps, step = {}, 1
     for name, degree in in_order(degrees(axes, value), value(AXIS_ORDER)).items():
         steps[name] = step

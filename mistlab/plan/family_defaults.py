@@ -1,4 +1,4 @@
-"""The default fields of a model's description, by family."""
+"""The default fields of a model's description, for each model family (such as Llama or GPT)."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,11 +1,11 @@
-"""The lean operators (which keep less for their backward pass), and the sets of them from which a
-stage chooses.
+"""Lean operators, which keep less for their backward pass than plain ones, and the sets of them
+from which a plan chooses for each stage.
 """
 
 from itertools import combinations
 
-# Kinds of operators with a lean form. Below, all non-empty sets of the kinds: the full set first,
-# then by size.
+# The kinds of operators that have a lean form. ``SETS`` has all non-empty sets of these kinds: the
+# full set first, then by size.
 KINDS = ("gelu", "norms", "core", "dropout")
 SETS: tuple[tuple[str, ...], ...] = (
     KINDS,
@@ -13,5 +13,5 @@ SETS: tuple[tuple[str, ...], ...] = (
 )
 WORDS = ("all operators lean", *(f"lean {' and '.join(one)}" for one in SETS[1:]))
 ALL = 0
-# The dimension of a stage whose value is an index into these sets.
+# The dimension (choice for a stage) whose value is an index into ``SETS``.
 CHOICE = "lean_operators"

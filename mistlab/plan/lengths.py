@@ -14,21 +14,24 @@ import numpy as np
 from mistlab.core.arrays import Floats, Ints
 from mistlab.core.values import MOST_TOKENS, Checked, bounded, refuse, reject
 
-# Distributions are sampled at this many quantiles, the midpoints of equal probabilities.
+# A distribution of document lengths is represented by this many quantiles, at the midpoints of
+# equal probabilities.
 QUANTILES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentLengths(Checked):
-    """Lengths of documents in tokens, ascending, and the number of documents of each length."""
+    """Lengths of training documents in tokens, ascending, and the number of documents of each
+    length.
+    """
 
     tokens: tuple[int, ...] = field(metadata=bounded(minimum=1, most=MOST_TOKENS))
     counts: tuple[float, ...] = field(metadata=bounded(above=0))
 
     @classmethod
     def of(cls, tokens: Floats | Ints, counts: Floats | None = None) -> Self:
-        """Document lengths from a list, with the number of documents of each length, 1 by
-        default.
+        """Document lengths from a list of lengths and the number of documents of each (1 each if
+        omitted).
         """
         whole = np.maximum(np.rint(tokens), 1).astype(np.int64)
         values, places = np.unique(whole, return_inverse=True)
@@ -38,19 +41,19 @@ class DocumentLengths(Checked):
 
     @property
     def mean(self) -> float:
-        """The mean document length."""
+        """The mean length of a document in tokens."""
         return float(np.average(self.tokens, weights=self.counts))
 
     def at(self, shares: Floats) -> Ints:
-        """The document lengths at these quantiles."""
+        """The document lengths at these quantiles, given as shares from 0 to 1."""
         ends = np.cumsum(self.counts)
         places = np.searchsorted(ends, np.asarray(shares) * ends[-1], side="right")
         lengths: Ints = np.asarray(self.tokens)[np.minimum(places, len(ends) - 1)]
         return lengths
 
     def within(self, context: int, *, cuts: bool = False) -> Self:
-        """Document lengths limited to a context length: longer documents are refused, or
-        truncated.
+        """Document lengths that fit into ``context`` tokens: longer documents are truncated if
+        ``cuts``, otherwise refused.
         """
         longest = self.tokens[-1]
         if longest <= context:
@@ -58,13 +61,16 @@ class DocumentLengths(Checked):
         if not cuts:
             reject(
                 f"--lengths: a document has {longest} tokens, more than workload.sequence_length "
-                f"{context}: give --cut to cut it, or a longer sequence"
+                f"{context}: give --cut to truncate it, or a larger "
+                "workload.sequence_length"
             )
         return type(self).of(np.minimum(self.tokens, context), np.asarray(self.counts))
 
 
 def lengths_from(text: str) -> DocumentLengths:
-    """Document lengths from a path to a file, or from a text such as ``lognormal:600:1``."""
+    """Document lengths from a file's path, or from a text that names a distribution, such as
+    ``lognormal:600:1``.
+    """
     kind, *parts = text.split(":")
     if kind not in DISTRIBUTIONS or not parts:
         return _from_file(Path(text))
@@ -75,7 +81,10 @@ def lengths_from(text: str) -> DocumentLengths:
         numbers = []
     if len(numbers) != len(names) or not all(0 < number < MOST_TOKENS for number in numbers):
         form = ":".join((kind, *names))
-        reject(f"--lengths {text}: is not {form}, with numbers above 0: correct it, or give a file")
+        reject(
+            f"--lengths {text}: is not {form}, with numbers above 0: give such a text, or the path "
+            "of a file with lengths"
+        )
     shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
     return DocumentLengths.of(np.minimum(DISTRIBUTIONS[kind][1](shares, *numbers), MOST_TOKENS))
 
@@ -94,7 +103,8 @@ def _uniform(shares: Floats, least: float, most: float) -> Floats:
     return least + shares * (most - least)
 
 
-# The names of each distribution's parameters, and the function from shares to quantiles.
+# For each distribution, the names of its parameters, and the function from shares (0 to 1) to
+# quantiles in tokens.
 DISTRIBUTIONS: Mapping[str, tuple[tuple[str, ...], Callable[..., Floats]]] = {
     "lognormal": (("MEDIAN", "SIGMA"), _lognormal),
     "pareto": (("LEAST", "EXPONENT"), _pareto),
@@ -103,8 +113,8 @@ DISTRIBUTIONS: Mapping[str, tuple[tuple[str, ...], Callable[..., Floats]]] = {
 
 
 def _from_file(path: Path) -> DocumentLengths:
-    """Document lengths from a file with one length a line, or with a length and its number of
-    documents.
+    """Document lengths from a text file: each line has a length, or a length, a comma and the
+    number of documents.
     """
     try:
         lines = path.read_text("utf-8").splitlines()
@@ -125,11 +135,11 @@ def _from_file(path: Path) -> DocumentLengths:
         if not (0 < length <= MOST_TOKENS and 0 < count < float("inf")):
             text = ",".join(row)
             reject(
-                f"--lengths {path}: line {number} is {text!r}: give a whole number of tokens, or "
-                "tokens,documents"
+                f"--lengths {path}: line {number} is {text!r}: give a document's tokens, or "
+                "tokens and number of documents, such as 512,3"
             )
         tokens.append(length)
         counts.append(count)
     if not tokens:
-        refuse("--lengths", f"{path} has no lengths: give one a line, or tokens,documents")
+        refuse("--lengths", f"{path} has no lengths: give a document's tokens on each line")
     return DocumentLengths.of(np.array(tokens), np.array(counts))

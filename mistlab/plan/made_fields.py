@@ -1,5 +1,5 @@
-"""The fields of stages and of search spaces: one for each dimension, generated from the table's
-rows.
+"""Generates the fields of stages and of search spaces from the table of dimensions
+(``DIMENSIONS``): one field for each dimension.
 
 ``mistlab.plan.dimension_fields`` has the classes; type checkers read its stub, which
 ``python -m benchmarks.stubs`` writes from them.
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 DEFAULT_ENGINE = "mistlab"
-# How many blocks a stage of a search space may recompute: all, none or all, or any number.
+# How many blocks of a stage the plans of a search space may recompute: all, none or all, or any
+# number.
 Recomputation = Literal["all", "none_or_all", "any"]
-# A generated field of a class: its name, its type, and ``dataclasses.field`` with its default.
+# A generated dataclass field: its name, its type, and ``dataclasses.field`` with its default.
 MadeField = tuple[str, Any, Any]
 
 
@@ -34,7 +35,8 @@ def made(
     *,
     is_base: bool = False,
 ) -> Any:
-    """A new frozen dataclass with these fields, in a module; it checks the fields' values.
+    """A new frozen dataclass with these fields, which belongs to the module named ``module`` and
+    checks its field values.
 
     The base of a class that has methods of its own gets none: a dataclass writes them again.
     """
@@ -55,8 +57,8 @@ def made(
 
 
 def check_lists(value: "DataclassInstance") -> None:
-    """Check the fields of a search space, or of a part of one: each list needs at least one
-    choice.
+    """Check the fields of a search space or of its ``offload`` part: each list of choices needs at
+    least one.
     """
     check_fields(value)
     for entry in fields(value):
@@ -65,12 +67,14 @@ def check_lists(value: "DataclassInstance") -> None:
 
 
 def held_fields(holder: str) -> Iterator[MadeField]:
-    """The fields of the part of a stage that groups several choices, such as ``offload``."""
+    """The fields of a stage's part (such as ``offload``) that groups several dimensions."""
     return (_chosen(row.label, row) for row in DIMENSIONS.values() if row.holder == holder)
 
 
 def stage_fields(holders: Mapping[str, type]) -> Iterator[MadeField]:
-    """The fields of a stage in the table's order, those without a default first."""
+    """The fields of a stage of a plan, in the order of ``DIMENSIONS``; those without a default come
+    first.
+    """
     stage_rows = [(name, row) for name, row in DIMENSIONS.items() if not row.holder]
     for name, row in sorted(stage_rows, key=lambda entry: entry[1].default is not None):
         yield _chosen(name, row)
@@ -79,15 +83,15 @@ def stage_fields(holders: Mapping[str, type]) -> Iterator[MadeField]:
 
 
 def listed_held_fields(holder: str) -> Iterator[MadeField]:
-    """The fields for the lists of choices in the part of a search space that groups several, such
-    as ``offload``.
+    """The fields of a search space's part (such as ``offload``) that groups the lists of choices
+    for several dimensions.
     """
     return (_listed(row.label, row) for row in DIMENSIONS.values() if row.holder == holder)
 
 
 def space_fields(holders: Mapping[str, type]) -> Iterator[MadeField]:
-    """The fields of a search space: a list of values for each dimension, and between them choices
-    about whole plans.
+    """The fields of a search space: a list of allowed values for each dimension, and between these
+    fields the choices about whole plans.
     """
     listed = {name: row for name, row in DIMENSIONS.items() if row.is_listed and not row.holder}
     mesh = {name: row for name, row in listed.items() if row.part == "mesh"}
@@ -115,15 +119,15 @@ def space_fields(holders: Mapping[str, type]) -> Iterator[MadeField]:
 
 
 def _chosen(name: str, row: Dimension) -> MadeField:
-    """The field in which a stage holds its value of a dimension."""
+    """The field of a stage that holds its value of a dimension."""
     default = MISSING if row.default is None else row.default
     content: Any = field(default=default, metadata=row.numbers)
     return name, float if row.is_ratio else int, content
 
 
 def _listed(name: str, row: Dimension) -> MadeField:
-    """The field in which a search space lists a dimension's values; None allows every value where
-    the dimension counts blocks or has no default.
+    """The field of a search space that lists a dimension's allowed values. Where the dimension
+    counts blocks or has no default, None allows every value.
     """
     items: Any = tuple[float, ...] if row.is_ratio else tuple[int, ...]
     is_free = row.default is None or row.part == "layers"

@@ -1,5 +1,5 @@
-"""The named search spaces: those of the published evaluation of Mist, of other systems' users, and
-of current engines.
+"""The named search spaces: the one of the published evaluation of Mist, those of users of other
+systems, and those of current engines.
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, ORDERS
 _POWERS = tuple(2**i for i in range(14))
 _EIGHTHS = tuple(i / 8 for i in range(9))
 
-# The published space, extended feature by feature (Mist, EuroSys 2025). Degrees and micro-batch
+# The search space of Mist (EuroSys 2025), extended feature by feature. Degrees and micro-batch
 # sizes are powers of two, and so is the number of micro-batches if the global batch is a power of
-# two. From ZeRO on, each stage has its own choices.
+# two. In "+zero" and all later spaces, each stage has its own choices.
 _3D = SearchSpace(
     name="3d",
     data_parallel=_POWERS,
@@ -44,9 +44,9 @@ _WIDE = replace(
     layers_off_balance=None,
     unequal_meshes=True,
 )
-# What users of other systems can choose, each on the engine closest to their system: a user who
-# tunes, and the published evaluation, whose baselines recompute every block and shard the optimizer
-# states.
+# What users of other systems can choose, on the engine closest to each system. A space without
+# suffix is that of a user who tunes; the suffix ":published" is for baselines of Mist's evaluation,
+# which recompute every block and shard the optimizer states.
 _MEGATRON = SearchSpace(
     name="megatron",
     engine="megatron",
@@ -54,8 +54,8 @@ _MEGATRON = SearchSpace(
     micro_batch=(1, 2, 4, 8, 16),
     zero=(0, 1),
 )
-# The space with features that Megatron-LM has gained since: sequence and context parallelism,
-# recomputation of attention's core, interleaved stages.
+# The "megatron" space with the features that Megatron-LM has gained since: sequence and context
+# parallelism, recomputation of attention's core, interleaved stages.
 _MEGATRON_TODAY = replace(
     _MEGATRON,
     name="megatron-today",
@@ -65,9 +65,9 @@ _MEGATRON_TODAY = replace(
     recomputation="any",
     core_recomputed_layers=None,
 )
-# The plans that every Megatron-core launch line can express, small enough for a search to prove its
-# best plan: one pipeline schedule. At usual sequence lengths more than two context-parallel ranks
-# were hardly measured.
+# The plans that any Megatron-core launch line can express: with one pipeline schedule, so that a
+# search can prove its best plan. Degrees of context parallelism are at most two, since more were
+# hardly measured at usual sequence lengths.
 _MEGATRON_CORE = replace(
     _MEGATRON_TODAY,
     name="megatron-core",
@@ -76,7 +76,8 @@ _MEGATRON_CORE = replace(
     orders=(DEFAULT_ORDER,),
     core_recomputed_layers=(0,),
 )
-# The space of pipelines whose weight-gradient passes fill bubbles, as in a fork of Megatron-LM.
+# The search space of pipelines whose weight-gradient passes fill bubbles, as in the zero-bubble
+# fork of Megatron-LM.
 _ZERO_BUBBLE = replace(
     _MEGATRON,
     name="zero-bubble",
@@ -102,8 +103,8 @@ _ACESO = SearchSpace(
     unequal_meshes=True,
 )
 _ALPA = replace(_ACESO, name="alpa", engine="megatron", recomputation="none_or_all")
-# Spaces for current training: Megatron with experts, whose pipeline layouts give the stage with the
-# head fewer blocks; torch with sharded weights; this package's own engine with every choice.
+# Search spaces for current training: Megatron with experts, whose pipelines may give the last stage
+# fewer blocks; torch with sharded weights; and this package's own engine with every choice.
 _MOE = SearchSpace(
     name="moe",
     engine="megatron-core",
@@ -127,8 +128,8 @@ _FSDP = SearchSpace(
     zero=(2, 3),
     offload=OffloadRatios(activations=(0.0, 1.0)),
 )
-# Plans for one GPU, or for data-parallel copies of it, whose blocks have lean operators (Tempo,
-# NeurIPS 2022) or are recomputed.
+# The search space of plans on one GPU or on data-parallel GPUs, whose blocks use lean operators
+# (Tempo, NeurIPS 2022) or are recomputed.
 _TEMPO = SearchSpace(
     name="tempo",
     data_parallel=_POWERS,
@@ -145,7 +146,8 @@ _EVERYTHING = replace(
     expert_parallel=_POWERS[:7],
     state_replicas=_POWERS,
 )
-# The same plans under any pipeline schedule (order of forward and backward passes).
+# The plans of space "everything" under any pipeline schedule (order of forward and backward
+# passes).
 _IN_ANY_ORDER = replace(_EVERYTHING, name="everything:orders", orders=tuple(ORDERS))
 
 SPACES: Mapping[str, SearchSpace] = {
@@ -162,7 +164,7 @@ SPACES: Mapping[str, SearchSpace] = {
 }
 
 
-# The search space for users of a framework, by the framework's usual name.
+# The search space for users of each framework, by the framework's usual name.
 SPACE_OF_FRAMEWORK = {
     **dict.fromkeys(("torchtitan", "fsdp2", "accelerate", "axolotl", "trl"), "fsdp"),
     **dict.fromkeys(("megatron-lm", "megatron-bridge", "nemo"), "megatron-core"),

@@ -1,4 +1,4 @@
-"""How a model is trained: pipeline stages, their parallel degrees and their memory savings."""
+"""How a model is trained: pipeline stages, their parallel degrees and their ways to save memory."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,8 +26,8 @@ NO_OFFLOAD = Offload()
 
 
 class TokenSplit(NamedTuple):
-    """How a stage's ranks split the tokens of a sequence: the number of context-parallel ranks, and
-    their way of exchanging keys (``mistlab.schedule.context_ways``).
+    """How the ranks of a stage split the tokens of a sequence: the number of context-parallel
+    ranks, and the way in which they exchange keys and values (``mistlab.schedule.context_ways``).
     """
 
     ranks: int
@@ -36,7 +36,7 @@ class TokenSplit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan(dimension_fields.StageFields):
-    """One pipeline stage: its blocks, its GPUs and its memory savings.
+    """One pipeline stage of a plan: its blocks, its parallel degrees and its ways to save memory.
 
     ``micro_batch`` is the number of sequences on a data-parallel rank, of whose tokens each of
     ``context_parallel`` ranks has a part; ``context_exchange`` says how they exchange keys
@@ -67,27 +67,29 @@ class StagePlan(dimension_fields.StageFields):
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> Self:
-        """A stage from a mapping of dimensions to values; omitted dimensions have their default."""
+        """A stage from a mapping of dimensions to values; omitted dimensions take their
+        defaults.
+        """
         own_values, offload = _by_holder(values)
         if any(offload.values()):
             own_values["offload"] = Offload(**offload)
         return cls(**own_values)
 
     def value(self, name: str) -> float:
-        """The stage's value of a dimension."""
+        """The stage's value of a dimension, such as its ZeRO level."""
         value: float = _READERS[name](self)
         return value
 
     def degree(self, name: str) -> int:
-        """The stage's value of an integer dimension."""
+        """The stage's value of a dimension whose values are integers."""
         return int(self.value(name))
 
     def values(self) -> tuple[float, ...]:
-        """The stage's values of all dimensions, in the table's order."""
+        """The stage's values of all dimensions, in the order of ``DIMENSIONS``."""
         return _values_of(self)
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
-        """The stage with new values of some dimensions."""
+        """A copy of the stage with other values of some dimensions."""
         own_values, offload = _by_holder(values)
         if offload:
             own_values["offload"] = replace(self.offload, **offload)
@@ -95,14 +97,14 @@ class StagePlan(dimension_fields.StageFields):
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of the stage's blocks that are run in each way (recomputed, ...), by
-        dimension.
+        """How many of the stage's blocks are run in each way (recomputed, ...), by the dimension
+        that counts them.
         """
         return {name: self.degree(name) for name in counts_of_blocks()}
 
     def resized(self, layers: int) -> Self:
-        """This stage with another number of blocks: if all blocks were recomputed (or run in
-        another way), all are again; other counts are kept.
+        """A copy of the stage with another number of blocks: if all blocks were recomputed (or run
+        in another way), all of the new number are; other numbers are kept.
         """
         wanted = {
             name: layers if count == self.layers else count for name, count in self.counts.items()
@@ -116,12 +118,14 @@ class StagePlan(dimension_fields.StageFields):
 
     @property
     def token_split(self) -> TokenSplit:
-        """The context-parallel ranks of the stage and their way of exchanging keys."""
+        """The number of the stage's context-parallel ranks, and their way of exchanging keys and
+        values.
+        """
         return TokenSplit(self.context_parallel, self.context_exchange)
 
     @property
     def head_ranks(self) -> int:
-        """The number of ranks over which the stage splits heads during attention."""
+        """The number of ranks among which the stage divides the heads in attention."""
         exchanges = self.context_exchange == HEADS
         return self.tensor_parallel * (self.context_parallel if exchanges else 1)
 
@@ -132,17 +136,23 @@ class StagePlan(dimension_fields.StageFields):
 
     @property
     def token_parts(self) -> int:
-        """The number of equal parts into which the stage's ranks cut a sequence."""
+        """The number of equal parts into which each sequence is cut: context-parallel ranks hold
+        two parts each.
+        """
         return self.tensor_parallel * self.context_parallel * (1 + (self.context_parallel > 1))
 
 
 def reader_of_values() -> Reader:
-    """A function that reads the values of all dimensions of a stage, in the table's order."""
+    """A function that returns the values of all dimensions of a stage, in the order of
+    ``DIMENSIONS``.
+    """
     return _values_of
 
 
 def reader_of_degrees() -> Reader:
-    """A function that reads a stage's degrees along the axes of its mesh."""
+    """A function that returns a stage's degrees along the axes of its mesh, whose product is its
+    number of GPUs.
+    """
     return _degrees_of
 
 
@@ -152,7 +162,9 @@ def _reader_of(names: Sequence[str]) -> Reader:
 
 
 def _by_holder(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
-    """Values of dimensions, divided into those of a stage's own fields and its offload ratios."""
+    """Divide values of dimensions into those of a stage's own fields and those of its field
+    ``offload``.
+    """
     own_values: dict[str, Any] = {}
     offload: dict[str, float] = {}
     for name, value in values.items():
@@ -164,7 +176,7 @@ def _by_holder(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, flo
     return own_values, offload
 
 
-# Functions that read the dimensions are built once, since every stage of every plan is read.
+# Readers of all dimensions are made once, since every stage of every plan is read with them.
 _READERS = {name: attrgetter(row.path or name) for name, row in DIMENSIONS.items()}
 _values_of = _reader_of([*DIMENSIONS])
 _degrees_of = _reader_of(dimensions_of_axes())
@@ -173,7 +185,8 @@ _blocks_of = _reader_of(names_of("layers"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A training plan: the stages in pipeline order, and the number of micro-batches of a step.
+    """A training plan: the stages in pipeline order, and the number of micro-batches in an
+    optimizer step.
 
     ``engine`` is the row of ``ENGINES`` that trains by it. ``overlap_communication`` lets an engine
     overlap gradient reduction and parameter gathering where it can; some engines always do.
@@ -208,8 +221,8 @@ class Plan:
     def of_one_gpu(
         cls, layers: int, sequences: int, engine: str, values: Mapping[str, float]
     ) -> Self:
-        """A single-GPU plan whose step is one micro-batch of ``sequences`` sequences; ``values``
-        are its stage's other dimensions.
+        """A single-GPU plan whose optimizer step is one micro-batch of ``sequences`` sequences;
+        ``values`` are other dimensions of its stage.
         """
         alone = dict.fromkeys(("data_parallel", "tensor_parallel"), 1)
         stage_values = {**alone, "layers": layers, "micro_batch": sequences, **values}
@@ -217,12 +230,12 @@ class Plan:
 
     @property
     def num_stages(self) -> int:
-        """Number of pipeline stages."""
+        """Number of pipeline stages of the plan."""
         return len(self.stages)
 
     @property
     def num_gpus(self) -> int:
-        """Number of GPUs of all stages."""
+        """Number of GPUs in all stages."""
         return sum(stage.num_gpus for stage in self.stages)
 
     @property
@@ -231,7 +244,7 @@ class Plan:
         return tuple(stage.data_parallel for stage in self.stages)
 
     def of_replica(self, replicas: int) -> "Plan":
-        """The plan of one of several replicas of the model, each of which has an equal part of the
+        """The plan for one of ``replicas`` replicas of the model, each with an equal share of the
         data-parallel ranks.
         """
         stages = [
@@ -241,5 +254,5 @@ class Plan:
 
     @property
     def layers(self) -> int:
-        """Number of transformer blocks of all stages."""
+        """Number of transformer blocks in all stages."""
         return sum(stage.layers for stage in self.stages)

@@ -21,7 +21,7 @@ from mistlab.schedule.orders import DEFAULT_ORDER
 
 
 def plan_line(plan: Plan) -> str:
-    """A plan in one line; different plans have different lines.
+    """A plan in one line of text; different plans have different texts.
 
     Equal neighbouring stages share their words, and default values are left out.
 
@@ -44,8 +44,8 @@ def plan_line(plan: Plan) -> str:
 
 
 def _stage_brief(stage: StagePlan) -> str:
-    """A stage in a few words: degrees, micro-batch and ZeRO always, other values if they are not
-    the default.
+    """A stage as a short text: parallel degrees, micro-batch size and ZeRO level always, other
+    values if they are not the default.
 
     The blocks come first, ZeRO before all that a stage may lack, offloading last.
     """
@@ -89,7 +89,7 @@ def plan_words(plan: Plan) -> list[str]:
 
 
 def _blocks_from(first: int, count: int) -> str:
-    """The index range of a stage's blocks in the model."""
+    """The range of a stage's blocks in the model, as text: ``blocks 8 to 15``."""
     if count == 0:
         return "no blocks"
     return f"block {first}" if count == 1 else f"blocks {first} to {first + count - 1}"
@@ -123,8 +123,8 @@ def _stage_words(stage: StagePlan) -> str:
 
 
 def _mentioned_dimensions(stage: StagePlan) -> Iterator[str]:
-    """The dimensions, besides degrees, micro-batch and offloading, that the text of a stage
-    mentions: some always, such as ZeRO, others if not the default.
+    """The dimensions (besides degrees, micro-batch size and offload ratios) that a stage's text
+    mentions: some always, such as ZeRO, others only if they are not the default.
     """
     for name in (*names_of("mesh"), *names_of("savings"), *counts_of_blocks()):
         row = DIMENSIONS[name]
@@ -134,7 +134,7 @@ def _mentioned_dimensions(stage: StagePlan) -> Iterator[str]:
 
 
 def runs_of(things: Sequence[object]) -> Iterator[range]:
-    """The index ranges of consecutive equal items, such as equal stages."""
+    """The index ranges of consecutive equal items, such as equal stages of a plan."""
     first = 0
     for _, run in groupby(things):
         count = len([*run])

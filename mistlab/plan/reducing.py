@@ -1,5 +1,5 @@
-"""The states that an engine keeps under a gradient reduction that communicates less than an
-all-reduce in each step.
+"""The additional states that an engine keeps under a gradient reduction that communicates less than
+an all-reduce per step.
 """
 
 from collections.abc import Mapping
@@ -11,18 +11,19 @@ from mistlab.engines.engine import Engine
 from mistlab.reduction.compression import VALUE_BYTES
 from mistlab.reduction.reduction_costs import Reduction
 
-# The precision with loss scaling, whose steps may be skipped: states of the reduction are kept
-# twice, once as they were before the step.
+# The precision with loss scaling, which may skip steps. A reduction's own states, such as
+# compression errors, are then kept twice: the current ones, and those before the step.
 SCALED = "fp16"
-# One value for each candidate, an array; this package is imported without NumPy.
+# An array with one value for each candidate; typed as ``Any`` since this package is imported
+# without NumPy.
 Column = Any
 
 
 @lru_cache(maxsize=256)
 def reducing(engine: Engine, how: Reduction) -> Engine:
-    """The engine with its memory model extended by a gradient reduction: errors of compressed
-    gradients, the outer optimizer's weights and momenta, and a buffer for a layer that arrives from
-    a neighbouring rank.
+    """A copy of the engine whose memory model includes what a gradient reduction keeps: errors of
+    compressed gradients, the outer optimizer's weights and momenta, and a buffer for a layer that
+    arrives from another rank.
     """
     if how.is_plain:
         return engine
@@ -39,8 +40,8 @@ def reducing(engine: Engine, how: Reduction) -> Engine:
 
 
 def replicated(columns: Mapping[str, Column], how: Reduction) -> Mapping[str, Column]:
-    """Columns of candidates in which the data-parallel ranks are as many state replicas as the
-    reduction makes of them.
+    """Columns of candidates whose number of state replicas (``state_replicas``) is the number of
+    replicas that the gradient reduction makes of the data-parallel ranks.
     """
     data = columns["data_parallel"]
     replicas: Column = data if how.replicas is None else 0 * data + how.replicas

@@ -1,4 +1,4 @@
-"""Scaled rotary position embedding, for sequences longer than those of pre-training."""
+"""Scaled rotary position embeddings, for sequences longer than those of pre-training."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ ScalingKind = Literal["linear", "llama3", "yarn", "dynamic", "longrope", "other"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryScaling:
-    """The scaling of rotary frequencies: its type and its parameters.
+    """The scaling of a model's rotary frequencies: its kind and its parameters.
 
     ``linear`` divides all frequencies by ``factor``. Two others do so to the slow ones, and leave
     the fast ones: ``llama3`` those that turn less than ``low``, or more than ``high`` times in
@@ -41,7 +41,7 @@ class RotaryScaling:
         if self.kind in ("llama3", "yarn") and self.high <= self.low:
             refuse(
                 "high",
-                f"{self.high:g} is not above low {self.low:g}: give more rotations than low",
+                f"{self.high:g} is not above low {self.low:g}: give a number above low",
             )
         for name in ("short", "long"):
             if bool(factors := getattr(self, name)) != (self.kind == "longrope"):
@@ -106,7 +106,7 @@ def _llama3(plain: list[float], channels: int, base: float, scaling: RotaryScali
 
 def _yarn(plain: list[float], channels: int, base: float, scaling: RotaryScaling) -> list[float]:
     def place(turns: float) -> float:
-        """The channel pair (a fraction in between) that makes this many rotations over the original
+        """The channel pair, as a fractional index, that rotates ``turns`` times over the original
         context.
         """
         return channels * math.log(scaling.positions / (turns * 2 * math.pi)) / (2 * math.log(base))
@@ -124,8 +124,7 @@ _SLOWED = {"linear": _linear, "llama3": _llama3, "yarn": _yarn}
 
 
 def yarn_amplitude(factor: float, times: float = 1.0) -> float:
-    """YaRN's factor on attention scores, for contexts that are ``factor`` times as long as in
-    pre-training.
+    """YaRN's factor on attention scores, for contexts ``factor`` times as long as in pre-training.
 
     >>> yarn_amplitude(1.0), round(yarn_amplitude(40.0), 4)
     (1.0, 1.3689)

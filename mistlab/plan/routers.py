@@ -1,4 +1,4 @@
-"""The routing of tokens to experts, and the balancing of experts in training."""
+"""The routing of tokens to experts, and how training balances the experts."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,7 +10,7 @@ Scores = Literal["softmax", "sigmoid"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Router:
-    """The rule of a router: which experts a token takes, and how their outputs are weighted.
+    """The rule of a router: which experts a token is sent to, and how their outputs are weighted.
 
     An expert's score is its share in a softmax over all experts, or a sigmoid of its own number. A
     token takes the experts with the largest scores; with ``groups`` those of the ``active_groups``
@@ -44,7 +44,7 @@ class Router:
         if self.active_groups > self.groups:
             refuse(
                 "active_groups",
-                f"{self.active_groups} is more than the groups: give at most {self.groups}",
+                f"{self.active_groups} is more than groups {self.groups}: give at most that",
             )
         if self.correction_rate and not self.correction:
             refuse(
@@ -67,13 +67,13 @@ class Router:
         return self.balance_loss > 0 or self.z_loss > 0
 
     def check(self, count: int, active: int) -> None:
-        """Refuse groups of experts that do not divide ``count`` experts, or cannot provide
-        ``active`` ones.
+        """Refuse groups that do not divide the model's ``count`` experts, or whose active ones have
+        fewer than ``active`` experts.
         """
         if count % self.groups:
             refuse(
                 "groups",
-                f"{self.groups} does not divide {count} experts: give a divisor of count",
+                f"{self.groups} does not divide count {count}: give a divisor of {count}",
             )
         size = count // self.groups
         if self.groups > 1 and self.best_of_group > size:
@@ -84,8 +84,8 @@ class Router:
         if self.active_groups * size < active:
             refuse(
                 "active_groups",
-                f"{self.active_groups} of {size} experts each are fewer than {active} active: give "
-                f"at least {-(-active // size)}",
+                f"{self.active_groups} with {size} experts in each group is too few for {active} "
+                f"active experts: give at least {-(-active // size)}",
             )
 
 

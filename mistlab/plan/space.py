@@ -20,14 +20,15 @@ from mistlab.reduction.reduction_costs import Reduction
 from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS
 
 OffloadRatios = dimension_fields.OffloadRatios
-# States that must stay on the GPU under a gradient reduction that averages weights or keeps
-# gradients.
+# Offload ratios that must be 0 under a gradient reduction that averages weights or keeps vectors on
+# the GPU.
 STAYS = ("offload_weights", "offload_gradients", "offload_optimizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSpace(dimension_fields.SpaceFields):
-    """A search space: allowed degrees, ratios and features; None allows every degree that divides.
+    """A search space: the allowed degrees, ratios and features of plans; None allows every degree
+    that divides the GPUs.
 
     A plan takes all GPUs, and each of its stages lies inside one node or fills whole nodes. Its
     passes have one of the ``orders`` that its numbers allow. ``recomputation`` says how many of its
@@ -54,7 +55,7 @@ class SearchSpace(dimension_fields.SpaceFields):
             )
 
     def _check_engines(self) -> None:
-        """Refuse unknown engines, and choices that none of the engines can run."""
+        """Refuse unknown engines, and choices that none of the space's engines supports."""
         known = names_for_plans()
         for name in self.other_engines:
             if name not in known:
@@ -80,17 +81,17 @@ class SearchSpace(dimension_fields.SpaceFields):
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """The engines that plans of the space may use."""
+        """The names of the engines that plans of the space may use."""
         return (self.engine, *self.other_engines)
 
     @property
     def of_engines(self) -> tuple["SearchSpace", ...]:
-        """The space divided by engine: for each engine, the plans that use it."""
+        """The space divided by engine: for each engine, a space with the plans that use it."""
         is_one = not self.other_engines
         return (self,) if is_one else tuple(self.on(name) for name in self.engines)
 
     def on(self, *engines: str) -> "SearchSpace":
-        """The part of the space that at least one of these engines can run.
+        """The part of the space whose plans at least one of these engines can run.
 
         From a space of an engine that offloads in part, engines that offload all or nothing take
         nothing: such plans have no bounds, and are in spaces that are made for them alone.
@@ -109,11 +110,11 @@ class SearchSpace(dimension_fields.SpaceFields):
 
     @property
     def lists(self) -> Mapping[str, tuple[float, ...] | None]:
-        """The lists of values that the space has for its dimensions; None allows any value."""
+        """The list of allowed values for each dimension; None allows any value."""
         return {name: read(self) for name, read in _READERS.items()}
 
     def with_lists(self, lists: Mapping[str, tuple[Any, ...] | None]) -> "SearchSpace":
-        """The space with new lists of values for some dimensions."""
+        """A copy of the space with other lists of values for some dimensions."""
         changes: dict[str, Any] = {}
         held: dict[str, Any] = {}
         for name, values in lists.items():
@@ -128,7 +129,8 @@ class SearchSpace(dimension_fields.SpaceFields):
 
     def beside(self, how: Reduction) -> "SearchSpace":
         """The plans of the space that are compatible with a gradient reduction, at the highest
-        compatible ZeRO level if the space lists none; refuses a reduction that cannot be searched.
+        compatible ZeRO level if none of the listed levels is; refuses a reduction that cannot be
+        searched.
         """
         if how.is_plain:
             return self
@@ -148,8 +150,7 @@ class SearchSpace(dimension_fields.SpaceFields):
         levels = tuple(level for level in self.zero if level <= most) or (most,)
         stays = dict.fromkeys(STAYS, (0.0,))
         spaces_beside = self.with_lists({"zero": levels, "state_replicas": (1,), **stays})
-        # Where each replica of the model has one rank of every stage, stages cannot have unequal
-        # meshes.
+        # Where each replica of the model has one rank of every stage, all stages need equal meshes.
         are_replicas = how.is_apart and how.replicas is None
         return replace(spaces_beside, unequal_meshes=False) if are_replicas else spaces_beside
 
@@ -162,7 +163,8 @@ class SearchSpace(dimension_fields.SpaceFields):
     def choices(
         self, dimension: str, *, layers: int, degree: Callable[[str], int], in_pipeline: bool
     ) -> tuple[float, ...]:
-        """The values of a dimension among which a stage of the space can choose, in order.
+        """The values of a dimension among which a stage of the space can choose, in ascending
+        order.
 
         The stage has ``layers`` blocks and the degrees ``degree``. If ranks share the choice, a
         single rank takes the lowest value. Counts of blocks follow ``recomputation``.
@@ -183,8 +185,9 @@ class SearchSpace(dimension_fields.SpaceFields):
         return listed[:1] if shared_by and ranks_of(shared_by, degree) == 1 else listed
 
     def _counts(self, layers: int, *, of_whole: bool) -> Iterable[int]:
-        """How many of its ``layers`` blocks a stage may run in one way, such as recomputed; only
-        full recomputation may be required of all blocks.
+        """The numbers of blocks, of ``layers``, that a stage may run in one way, such as
+        recomputed. Recomputation "all" requires all blocks only where ``of_whole``: for full
+        recomputation.
         """
         if self.recomputation == "any":
             return range(layers + 1)
@@ -198,8 +201,8 @@ _LIMITED = {name: read for name, read in _READERS.items() if DIMENSIONS[name].li
 
 
 def _hardest(listed: tuple[float, ...] | None, *, is_level: bool) -> tuple[float, ...]:
-    """The listed values of a dimension that at least one engine must support: the lowest if values
-    are levels, otherwise all; none if the space allows all values.
+    """The listed values of a dimension that at least one engine must support: the lowest if the
+    values are levels, otherwise all; none if the space allows any value.
     """
     if listed is None:
         return ()
@@ -209,8 +212,9 @@ def _hardest(listed: tuple[float, ...] | None, *, is_level: bool) -> tuple[float
 def _run_by(
     engines: Sequence[Engine], name: str, listed: tuple[float, ...] | None
 ) -> tuple[float, ...] | None:
-    """The listed values of a dimension that these engines support, or all that they support if the
-    space lists none; where no listed value is supported, their highest level or first value.
+    """The listed values of a dimension that these engines support, or all that they support if
+    ``listed`` is None. If they support none of the listed values: their highest level, or their
+    first value.
     """
     limit = DIMENSIONS[name].limit
     assert limit is not None
@@ -225,13 +229,13 @@ def _run_by(
 
 
 def _order_problem(engines: Sequence[Engine], order: str) -> str:
-    """The reason why no engine can run an order of forward and backward passes; empty if one
-    can.
+    """The reason why none of the engines can run an order of forward and backward passes; empty if
+    one can.
     """
     return _of_all(row.order_problem(order, default=DEFAULT_ORDER) for row in engines)
 
 
 def _of_all(problems: Iterable[str]) -> str:
-    """The first of the engines' problems if every engine has one; otherwise empty."""
+    """The first of the engines' problems if every engine has one; empty otherwise."""
     known_problems = list(problems)
     return known_problems[0] if all(known_problems) else ""

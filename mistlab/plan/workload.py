@@ -32,12 +32,12 @@ from mistlab.reduction.reduction_costs import PLAIN_REDUCTION, Reduction
 
 # The published training of a model: tokens, tokens per batch, learning rate.
 #
-# It does not change predictions. ``python -m experiments.estimate`` uses it as a default.
+# Predictions do not depend on it; ``python -m experiments.estimate`` uses it as a default.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained(Checked):
-    """The published figures of a model's training; None where none were published."""
+    """The published figures of a model's training; a figure is None if it was not published."""
 
     billion_tokens: float | None = field(default=None, metadata=bounded(above=0))
     batch_million_tokens: float | None = field(default=None, metadata=bounded(above=0))
@@ -56,12 +56,12 @@ class Trained(Checked):
 
 # Optional parts of models that a plain transformer lacks: experts, latent attention, windows, ...
 #
-# A model's description has each part that the model has, and None for the others.
+# A field of ``ModelSpec`` holds each part; it is None if the model lacks the part.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Mixture of experts: feed-forward networks, of which each token uses a few.
+    """Mixture of experts: several feed-forward networks, of which each token uses a few.
 
     There are ``count`` experts of the inner width ``ffn``, and a token goes to ``active`` of them.
     Experts that every token takes are one network of the width ``shared_ffn``. The first
@@ -84,14 +84,14 @@ class Experts:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.active > self.count:
-            refuse("active", f"{self.active} is more than the experts: give at most {self.count}")
+            refuse("active", f"{self.active} is above count {self.count}: give at most that")
         with within("router"):
             self.router.check(self.count, self.active)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention(Checked):
-    """Multi-head latent attention: queries, and keys with values, come from short latent vectors.
+    """Multi-head latent attention: queries, keys and values are computed from short latent vectors.
 
     ``query_rank`` and ``key_rank`` are the lengths of these vectors; without a ``query_rank``
     queries are made of tokens at once. A head has ``value_dim`` channels of values. Its channels of
@@ -160,14 +160,14 @@ PositionEmbedding = Literal["absolute", "rotary", "none"]
 PATTERN_LETTERS = "M*-EGAD"
 VOCAB_MULTIPLE = 128
 LLAMA_FFN_MULTIPLE = 256
-# The base of rotary position embedding as published (Su et al. 2021, arXiv 2104.09864).
+# The base of rotary position embeddings as published (Su et al. 2021, arXiv 2104.09864).
 ROTARY_BASE = 10_000.0
 NORM_EPSILON = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """The sizes and structure of a model; ``of`` and ``from_mapping`` fill omitted fields.
+    """The sizes and structure of a model; ``of`` and ``from_mapping`` fill in omitted fields.
 
     ``ffn`` is the inner width of the feed-forward network, and of its gate if it has one. Rotary
     embedding turns the share ``rotary_fraction`` of a head's channels, the slowest channel by one
@@ -232,7 +232,7 @@ class ModelSpec:
     further_tokens: int = field(default=0, metadata=bounded(minimum=0, most=MOST_LAYERS))
     pattern: str = ""
     graph_file: str | None = None
-    # The import path of a traced model's code; no cost depends on it.
+    # The import path of a traced model's code, on which no cost depends.
     factory: str = field(default="", compare=False)
     tensor_parallel_degrees: tuple[int, ...] | None = field(
         default=None, metadata=bounded(minimum=1, most=MOST_HIDDEN)
@@ -242,11 +242,11 @@ class ModelSpec:
     norm_epsilon: float = field(
         default=NORM_EPSILON, compare=False, metadata=bounded(above=0, most=1.0)
     )
-    # The longest sequence it was released for; models that differ only in it are equal.
+    # The longest sequence that the model was released for; models that differ only in it are equal.
     context: int | None = field(
         default=None, compare=False, metadata=bounded(minimum=1, maximum=MOST_TOKENS)
     )
-    # It describes a run, not the model: models that differ only in it are equal.
+    # The model's published training run; models that differ only in it are equal.
     trained: Trained | None = field(default=None, compare=False)
     # Notes on the source of the description; models that differ only in them are equal.
     remarks: tuple[str, ...] = field(default=(), compare=False)
@@ -273,13 +273,13 @@ class ModelSpec:
 
     @classmethod
     def of(cls, *, family: Family, hidden: int, layers: int, heads: int, **others: Any) -> Self:
-        """A model of a family; omitted fields have the family's defaults."""
+        """A model of a family, such as Llama; omitted fields have the family's defaults."""
         given = {"family": family, "hidden": hidden, "layers": layers, "heads": heads, **others}
         return cls.from_mapping(given)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], where: str = "") -> Self:
-        """A model from plain data; omitted fields have the family's defaults."""
+        """A model from a mapping of fields; omitted fields have the family's defaults."""
         with within(where):
             return from_mapping(cls, _completed(mapping))
 
@@ -292,16 +292,16 @@ class ModelSpec:
 
     @property
     def dropped_shares(self) -> float:
-        """The dropout probability for attention probabilities."""
+        """The dropout probability of attention probabilities."""
         return self.dropout if self.attention_dropout is None else self.attention_dropout
 
     @property
     def is_encoder(self) -> bool:
-        """Whether tokens attend to all tokens, and the loss is over masked tokens."""
+        """Whether every token attends to all tokens, and the loss is over masked tokens (BERT)."""
         return self.family == "bert"
 
     def has_experts_in(self, block: int) -> bool:
-        """Whether a block has experts in place of its feed-forward network."""
+        """Whether the block with this index has experts in place of its feed-forward network."""
         if self.experts is None:
             return False
         if self.pattern:
@@ -315,7 +315,7 @@ class ModelSpec:
 
     @property
     def head_has_table(self) -> bool:
-        """Whether the last stage needs the embedding table, for tied weights or further tokens."""
+        """Whether the last stage needs the embedding table: for tied weights or further tokens."""
         return self.tied_embeddings or self.further_tokens > 0
 
     @property
@@ -325,11 +325,13 @@ class ModelSpec:
 
     @property
     def learned_positions(self) -> int | None:
-        """The number of positions with a learned embedding in the released weights, None if any."""
+        """Positions with a learned embedding in the released weights; None without such
+        embeddings.
+        """
         return self.context if self.position_embedding == "absolute" else None
 
     def padded_vocab(self, tensor_parallel: int) -> int:
-        """The vocabulary size in training, padded if ranks cannot divide it."""
+        """The vocabulary size in training, padded if tensor-parallel ranks cannot divide it."""
         if self.vocab % tensor_parallel == 0:
             return self.vocab
         multiple = VOCAB_MULTIPLE * tensor_parallel
@@ -418,8 +420,8 @@ def without_dropout(model: ModelSpec) -> ModelSpec:
 
 
 def _completed(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A model's mapping with its family's defaults; unchanged if a field that they depend on is
-    missing.
+    """A model's mapping completed with the defaults of its family; unchanged if it lacks a field on
+    which the defaults depend.
     """
     if not isinstance(given, Mapping) or not {"family", "hidden", "heads"} <= given.keys():
         return given
@@ -453,7 +455,7 @@ def _llama_ffn(hidden: int) -> int:
     return -(-(8 * hidden // 3) // LLAMA_FFN_MULTIPLE) * LLAMA_FFN_MULTIPLE
 
 
-# The workload of a training step: a model, its batch and its arithmetic.
+# The workload of a training step: a model, its batch and its precision.
 
 
 Attention = Literal["flash", "math"]
@@ -525,7 +527,9 @@ class Workload:
             )
 
     def _check_adapters(self) -> None:
-        """Refuse settings of adapters that are incompatible with which weights are trained."""
+        """Refuse adapter settings without ``train: adapters``, and a rank above the model's
+        width.
+        """
         if self.train == "adapters":
             if self.rank > self.model.hidden:
                 problem = f"{self.rank} is above the model's width {self.model.hidden}"
@@ -542,7 +546,7 @@ class Workload:
 
     @property
     def is_plain(self) -> bool:
-        """Whether engines train the workload as by default: all weights, default states, losses."""
+        """Whether all weights are trained, with default states, gradients, loss and reduction."""
         usual = self.states == "mixed" and self.gradients == "usual" and self.reduces_plainly
         return self.train == "all" and self.loss == "whole" and usual
 
@@ -557,7 +561,7 @@ class Workload:
         return self.reduction != PLAIN_REDUCTION and self.reduction.is_apart
 
     def trained_by(self, engine: Engine) -> Engine:
-        """The engine with its costs adapted to what this workload trains."""
+        """A copy of the engine whose costs are adapted to what this workload trains."""
         if self.is_plain:
             return engine
         kinds = self.train, self.base, self.loss, self.states, self.gradients, self.optimizer
@@ -570,7 +574,7 @@ class Workload:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Notes on the model's description, and on sequences longer than its context."""
+        """Notes for users: on the model's description, and on sequences beyond its context."""
         notes = tuple(f"the model as it is read: {remark}" for remark in self.model.remarks)
         context = self.model.context
         if context is None or self.sequence_length <= context:
@@ -586,8 +590,8 @@ class Workload:
 
     @property
     def expert_load(self) -> tuple[float, float]:
-        """The tokens that experts of a rank receive, relative to an even distribution: on average,
-        and on the busiest rank.
+        """The tokens that the experts of a rank receive, relative to an even distribution: on an
+        average rank, and on the busiest.
         """
         if self.expert_capacity is None:
             return 1.0, self.expert_imbalance

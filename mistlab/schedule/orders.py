@@ -349,11 +349,11 @@ def interleaved(num_stages: int, micro_batches: int, chunks: int) -> str:
     F0m0 F1m0 B1m0 F0m1 B0m0 F1m1 B1m1 B0m1
     """
     if micro_batches % num_stages:
-        problem = (
+        refuse(
+            "plan.order",
             f"{order_of_chunks(chunks)} takes as many micro-batches in turn as there are stages, "
-            f"{num_stages}, but there are {micro_batches}: give a multiple of {num_stages}"
+            f"{num_stages}, but there are {micro_batches}: give a multiple of {num_stages}",
         )
-        refuse("plan.order", problem)
     return interleaved_text(num_stages, micro_batches, chunks)
 
 

@@ -64,12 +64,12 @@ def named_order(name: str, num_stages: int, micro_batches: int) -> PipelineOrder
     What the package makes itself is not checked each time: that takes longer than making it.
     """
     if num_stages * micro_batches > MOST_OF_ORDER:
-        problem = (
+        refuse(
+            "plan.micro_batches",
             f"{micro_batches} on each of {num_stages} stages are more than the {MOST_OF_ORDER:,} "
             "that an order of passes is written out for: give fewer, or leave out the order and "
-            "predict in closed form"
+            "predict in closed form",
         )
-        refuse("plan.micro_batches", problem)
     return _made(ORDERS[name], num_stages, micro_batches)
 
 

@@ -333,8 +333,11 @@ def check_room(load: ServingLoad, batching: Batching) -> None:
     room = batching.capacity // batching.block * batching.block
     for request, (prompt, output) in enumerate(zip(load.prompts, load.outputs, strict=True)):
         if prompt + output > room:
-            problem = f"{prompt} and {output} tokens of output, but memory holds {room} tokens"
-            refuse(f"prompts[{request}]", f"{problem}: give more GPUs, or shorter requests")
+            refuse(
+                f"prompts[{request}]",
+                f"{prompt} and {output} tokens of output, but memory holds {room} tokens: give "
+                "more GPUs, or shorter requests",
+            )
 
 
 def play_continuous(

@@ -314,5 +314,5 @@ def test_networks_of_other_clusters_are_refused() -> None:
         job(network({"name": "leaf", "gpus": 32}))
     with pytest.raises(InputError, match="a node of h100-80gb has 8: give 8"):
         job(from_mapping(Network, {"tiers": [{"name": "n", "gpus": 4}, {"name": "l", "gpus": 64}]}))
-    with pytest.raises(InputError, match="is not a file: give the path"):
+    with pytest.raises(InputError, match="is not a path: give a network file"):
         network_from("fat-tree", Path())

@@ -131,7 +131,7 @@ MODEL_FILES = {
     "missing": (None, "there is no such file: check the path"),
     "empty": ("", "is empty"),
     "no JSON": ("{", "line 1, column 2: "),
-    "no spec": ("{}", "spec: missing: give the JSON that tracing a model writes"),
+    "no spec": ("{}", "spec: missing: give the path of a traced model's JSON file"),
     "bad spec": ('{"spec": {"family": "gpt", "hiden": 1}}', "spec.hiden: unknown key: did you"),
     "null spec": ('{"spec": null}', "spec: None is not a mapping: give the keys"),
     "known family": (
@@ -175,7 +175,7 @@ def test_a_bad_hardware_file_is_refused(
     ("section", "key", "message"),
     [
         ("workload", "model", "workload.model: 7 is not a model: give a catalogue name, a path"),
-        ("cluster", "hardware", "cluster.hardware: 7 is not hardware: give a catalogue name, a"),
+        ("cluster", "hardware", "cluster.hardware: 7 is not hardware: give a catalogue name, p"),
     ],
 )
 def test_a_reference_is_a_text_or_a_mapping(
@@ -258,10 +258,10 @@ def test_a_space_is_a_name_a_mapping_or_a_file_that_keeps_what_it_does_not_list(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"like": "mist"}, "own.yaml: name: missing: give the space a name"),
+        ({"like": "mist"}, "own.yaml: name: missing: give the search space a name"),
         ({"like": "mst", "name": "a"}, "own.yaml: like: space 'mst' is unknown: did you mean"),
         ({"like": "mist", "name": "a", "zeros": [1]}, "own.yaml: zeros: unknown key: did you"),
-        ({"name": "a"}, "is not a space: give a space's name, or a mapping with like: NAME"),
+        ({"name": "a"}, "is not a space: give its name, or a mapping with like: NAME"),
     ],
 )
 def test_a_bad_space_file_is_named_with_its_key(

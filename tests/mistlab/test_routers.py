@@ -12,15 +12,15 @@ PLAIN: dict[str, Any] = {"count": 8, "active": 2, "ffn": 24}
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "groups that do not divide": (
         {"groups": 3},
-        r"model.experts.router.groups: 3 does not divide 8 experts: give a divisor of count",
+        r"model.experts.router.groups: 3 does not divide count 8: give a divisor of 8",
     ),
     "more groups than there are": (
         {"groups": 2, "active_groups": 4},
-        r"router.active_groups: 4 is more than the groups: give at most 2",
+        r"router.active_groups: 4 is more than groups 2: give at most that",
     ),
     "groups of too few experts": (
         {"groups": 8, "best_of_group": 1},
-        r"router.active_groups: 1 of 1 experts each are fewer than 2 active: give at least 2",
+        r"router.active_groups: 1 with 1 experts in each group is too few for 2 active experts: give at least 2",
     ),
     "more scores than a group has": (
         {"groups": 8, "active_groups": 2},
@@ -55,7 +55,7 @@ def test_a_limit_without_gates_is_refused() -> None:
 
 def test_scaling_that_cannot_be_is_refused() -> None:
     yarn = {"kind": "yarn", "factor": 4.0}
-    with pytest.raises(InputError, match=r"rotary_scaling.high: 1 is not above low 2: give more"):
+    with pytest.raises(InputError, match=r"rotary_scaling.high: 1 is not above low 2: give a number"):
         model({}, rotary_scaling={**yarn, "high": 1.0, "low": 2.0})
     with pytest.raises(InputError, match=r"score_factor: 2 without latent attention: leave it out"):
         model({}, rotary_scaling={**yarn, "score_factor": 2.0})

@@ -109,14 +109,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"hardware": [{"hardware": "l4-24gb", "nodes": 0}]},
         r"cluster.hardware\[0\].nodes: 0 is too small",
     ),
-    "no groups": ({"hardware": []}, "cluster.hardware: is an empty list: give the hardware"),
+    "no groups": ({"hardware": []}, "cluster.hardware: is an empty list: give at least one group"),
     "a name in the list": (
         {"hardware": ["l4-24gb"]},
-        r"cluster.hardware\[0\]: 'l4-24gb' is not a group of nodes: give a mapping of hardware",
+        r"cluster.hardware\[0\]: 'l4-24gb' is not a group of nodes: give hardware and nodes",
     ),
     "groups under another key": (
         {"others": []},
-        "cluster.others: unknown key: give each group of nodes in a list in cluster.hardware",
+        "cluster.others: unknown key: list all groups of nodes in cluster.hardware",
     ),
     "more GPUs than a node of the second group has": (
         {

@@ -76,7 +76,7 @@ def test_what_is_no_distribution_is_refused(text: str, words: str) -> None:
 def test_a_bad_line_of_a_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "lengths.csv"
     path.write_text("10\n20\n-3\n", encoding="utf-8")
-    with pytest.raises(InputError, match="line 3 is '-3': give a whole number of tokens"):
+    with pytest.raises(InputError, match="line 3 is '-3': give a document's tokens"):
         lengths_from(str(path))
 
 
