@@ -1,1 +1,1 @@
-"""Clusters and their hardware: figures from datasheets, and figures that were measured."""
+"""Clusters and the hardware of their nodes: datasheet figures, and figures that were measured."""

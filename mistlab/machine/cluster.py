@@ -1,4 +1,6 @@
-"""A cluster: its groups of equal nodes, their hardware, and a profile of delays if it has one."""
+"""A cluster: its groups of equal nodes with their hardware, and optionally a profile of delays
+measured on it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from mistlab.network.tiers import Network
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup(Checked):
-    """Neighbouring nodes of one kind: their hardware, and how many there are."""
+    """Neighbouring nodes of one kind in a cluster: their hardware and their number."""
 
     hardware: Hardware
     nodes: int = field(metadata=bounded(minimum=1, most=MOST_NODES))
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """The delays peculiar to one cluster, with the runs that show them.
+    """Delays that were measured on one cluster only, with the training runs that show them.
 
     Where a pipeline reaches over several nodes and at least ``block_ranks`` ranks share a block, a
     host takes ``block_ms`` x (those ranks) ^ ``block_power`` longer to issue a block's forward and
@@ -78,34 +80,35 @@ class Profile:
             refuse("source", "is empty: name the runs in which these delays were measured")
 
     def block_s(self, ranks: Ranks, *, in_pipeline: Flags) -> Values:
-        """The seconds by which the issue of a block's forward and backward pass is delayed, for
-        blocks that this many ranks share.
+        """The extra seconds that a host takes to issue the kernels of a block's forward and
+        backward pass, where ``ranks`` ranks share the block.
         """
         waits = in_pipeline & (ranks >= self.block_ranks)
         return waits * self.block_ms * MILLISECONDS * ranks**self.block_power
 
     def is_beside_whole(self, data_ranks: Ranks, micro_batches: Ranks, gpus: int) -> Flags:
-        """Whether sends are delayed because this many data-parallel ranks reduce whole gradients
-        beside them (ZeRO-0).
+        """Whether sends between stages are delayed because data-parallel ranks all-reduce unsharded
+        gradients (ZeRO-0) at the same time.
         """
         is_wide = (data_ranks >= self.whole_ranks) | (gpus >= self.whole_gpus)
         return is_wide & (data_ranks > 1) & (micro_batches >= self.whole_micro_batches)
 
     def send_s(self, ranks: Ranks, gpus: int, *, beside_whole: Flags | bool = False) -> Values:
-        """The seconds by which a send between stages is delayed, for blocks that this many ranks
-        share.
+        """The extra seconds that a send between stages takes, where ``ranks`` ranks share a
+        block.
         """
         is_late = beside_whole | (ranks >= self.send_ranks) | (gpus >= self.send_gpus)
         late: Values = is_late.astype(float) * (self.send_ms * MILLISECONDS)
         return late
 
 
-# A cluster is a number of nodes on which a plan runs: equal nodes, or groups of equal nodes.
+# A cluster is a number of nodes on which a plan runs: all of one kind, or groups of nodes of
+# several kinds.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A number of nodes, with ``gpus_per_node`` GPUs used in each.
+    """The nodes on which a plan runs, with ``gpus_per_node`` GPUs used in each.
 
     The nodes have one hardware, unless the last of them are groups of ``others``. Figures of a
     cluster with several groups are those of its first group; ``of_groups`` has a cluster for each.
@@ -134,8 +137,8 @@ class Cluster:
         if others >= self.nodes:
             refuse(
                 "nodes",
-                f"{self.nodes} are all in other groups, which have {others}: give at least one "
-                "more",
+                f"{self.nodes} is not above the {others} nodes of others: give at least "
+                f"{others + 1}",
             )
         for group in self.groups:
             hardware = group.hardware
@@ -149,8 +152,8 @@ class Cluster:
         self._check_network()
 
     def _check_network(self) -> None:
-        """Refuse a network whose nodes have another number of GPUs, or that has fewer nodes than
-        the cluster.
+        """Refuse a network file whose nodes have another number of GPUs than the cluster's, or that
+        joins fewer nodes than the cluster has.
         """
         if self.network is None:
             return
@@ -165,13 +168,13 @@ class Cluster:
         if self.nodes > self.network.nodes:
             refuse(
                 "nodes",
-                f"{self.nodes} are more than network {self.network.name} joins: give "
+                f"{self.nodes} is more than network {self.network.name} joins: give "
                 f"{self.network.nodes} at most, or more gpus of its tier "
                 f"{self.network.tiers[-1].name}",
             )
 
     def _check_free(self) -> None:
-        """Refuse a memory reserve that leaves torch's allocator nothing on a GPU."""
+        """Refuse ``keep_free_gib`` if it leaves no memory on a GPU for torch's allocator."""
         if self.keep_free_gib is None:
             return
         for group in self.of_groups:
@@ -187,24 +190,24 @@ class Cluster:
 
     @property
     def num_gpus(self) -> int:
-        """Number of GPUs in all nodes."""
+        """Number of GPUs that the cluster uses in all nodes."""
         return self.nodes * self.gpus_per_node
 
     @property
     def alone(self) -> Self:
-        """A cluster of only one GPU of this hardware."""
+        """A cluster of a single GPU of the same hardware."""
         return replace(self, nodes=1, gpus_per_node=1, others=())
 
     @property
     def groups(self) -> tuple[NodeGroup, ...]:
-        """The cluster's groups of equal nodes, in the order of ranks."""
+        """The cluster's groups of equal nodes, in the order in which their ranks are numbered."""
         first = self.nodes - sum(group.nodes for group in self.others)
         return (NodeGroup(hardware=self.hardware, nodes=first), *self.others)
 
     @property
     def name(self) -> str:
-        """The hardware's name; for several groups the name and the nodes of each, in command-line
-        syntax.
+        """The name of the cluster's hardware; for several groups of nodes as on the command line,
+        such as ``l4-24gb:1,a100-40gb:2``.
         """
         if not self.others:
             return self.hardware.name
@@ -212,32 +215,36 @@ class Cluster:
 
     @property
     def of_groups(self) -> tuple[Self, ...]:
-        """For each group, this cluster as if all nodes belonged to that group."""
+        """For each group of nodes, a copy of this cluster in which all nodes have that group's
+        hardware.
+        """
         if not self.others:
             return (self,)
         return tuple(replace(self, hardware=one.hardware, others=()) for one in self.groups)
 
     @property
     def ranks_of_groups(self) -> tuple[range, ...]:
-        """The ranks of each group of equal nodes."""
+        """The ranks on each group of equal nodes, as ranges."""
         sizes = (group.nodes * self.gpus_per_node for group in self.groups)
         return tuple(range(*ends) for ends in pairwise(accumulate(sizes, initial=0)))
 
     def group_of(self, rank: int) -> int:
-        """The index of the group of equal nodes that a rank is in; ranks beyond the cluster belong
-        to the last group.
+        """The index of the group of nodes that a rank is on; ranks beyond the cluster count to the
+        last group.
         """
         return bisect([one.stop for one in self.ranks_of_groups[:-1]], rank)
 
     def in_one_group(self, first_rank: int, num_gpus: int) -> bool:
-        """Whether this many consecutive ranks are all on nodes of one kind."""
+        """Whether ``num_gpus`` consecutive ranks from ``first_rank`` on are all on nodes of one
+        kind.
+        """
         borders = [one.start for one in self.ranks_of_groups] if self.others else []
         return not any(first_rank < border < first_rank + num_gpus for border in borders)
 
     def like_rank(self, first_rank: int, num_gpus: int) -> int:
-        """The lowest rank at which a stage of this many GPUs costs the same as at ``first_rank``:
-        on nodes of the same kind, at the same position in a node, and at the border to another kind
-        only if it is here.
+        """The lowest rank at which a stage of ``num_gpus`` GPUs costs the same as at
+        ``first_rank``: on nodes of the same kind, at the same position in a node, and next to nodes
+        of another kind only if the stage at ``first_rank`` is.
         """
         gpus = self.ranks_alike
         if not self.others:
@@ -245,31 +252,29 @@ class Cluster:
         group_ranks = next(one for one in self.ranks_of_groups if first_rank in one)
         if first_rank == group_ranks.start or first_rank + num_gpus == group_ranks.stop:
             return first_rank
-        # A stage here begins a node, but not the group of nodes, so the group's second node stands
-        # for it.
+        # This stage begins at the start of a node that is not the first of its group; the group's
+        # second node stands for all such nodes.
         return group_ranks.start + (first_rank % gpus or gpus)
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of one GPU that plans may use: the part that torch can use, minus the
-        reserve.
-        """
+        """The bytes of one GPU that plans may use: what torch can use, minus ``keep_free_gib``."""
         return self.whole_memory_bytes - round((self.keep_free_gib or 0.0) * GIB_BYTES)
 
     @property
     def whole_memory_bytes(self) -> int:
-        """The bytes of one GPU that torch can use."""
+        """The bytes of one GPU that torch can use, including the reserve ``keep_free_gib``."""
         if self.memory_gib is None:
             return self.hardware.gpu.memory_bytes
         return round(self.memory_gib * GIB_BYTES)
 
     @property
     def memory_bytes_per_s(self) -> float:
-        """Bandwidth of a GPU's own memory."""
+        """Bandwidth of a GPU's own memory in bytes per second."""
         return self.hardware.gpu.memory_bytes_per_s
 
     def peak_flop_per_s(self, precision: Precision) -> float:
-        """Peak rate of one GPU in dense matrix multiplication."""
+        """Peak rate of one GPU for dense matrix multiplication, in operations per second."""
         return self.hardware.gpu.peak_flop_per_s(precision)
 
     @property
@@ -280,8 +285,8 @@ class Cluster:
         return round(self.host_memory_gib * GIB_BYTES)
 
     def given_gbytes_per_s(self, name: str) -> float | None:
-        """A bandwidth that replaces the hardware's: the one given for the cluster, or the one of
-        its network's tier; None if neither is given.
+        """A bandwidth that replaces the hardware's: the cluster's own field ``name`` or, if that is
+        None, the rate in the network file; None if neither is given.
         """
         given: float | None = getattr(self, name)
         if given is not None or self.network is None:
@@ -291,22 +296,26 @@ class Cluster:
 
     @property
     def intra_node_bytes_per_s(self) -> float:
-        """Bandwidth from one GPU to the others of its node, in one direction."""
+        """Bandwidth from one GPU to the others of its node, in bytes per second and one
+        direction.
+        """
         given = self.given_gbytes_per_s("intra_node_gbytes_per_s")
         return self.hardware.node.intra_node_bytes_per_s if given is None else given * GBYTES
 
     @property
     def inter_node_bytes_per_s(self) -> float:
-        """Bandwidth from one node to other nodes, in one direction."""
+        """Bandwidth from one node to other nodes, in bytes per second and one direction."""
         given = self.given_gbytes_per_s("inter_node_gbytes_per_s")
         return self.hardware.node.inter_node_bytes_per_s if given is None else given * GBYTES
 
     @property
     def tiers(self) -> TierTimes | None:
-        """The link times of the tiers above nodes; None if the cluster has no network file."""
+        """The times of links in the network's tiers above nodes (racks, pods); None if the cluster
+        has no network file.
+        """
         if self.network is None:
             return None
-        # Plans are read and written without NumPy.
+        # Imported here, since plans are read and written without NumPy.
         from mistlab.network.link_times import TierTimes  # noqa: PLC0415
 
         return TierTimes(
@@ -318,8 +327,8 @@ class Cluster:
 
     @property
     def ranks_alike(self) -> int:
-        """Stages this many ranks apart are placed alike: at the same position in a node, and in the
-        units of each network tier.
+        """The distance in ranks at which stages lie equally: at the same position in a node, and in
+        each unit (rack, pod) of the network.
         """
         if self.network is None:
             return self.gpus_per_node

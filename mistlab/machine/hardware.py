@@ -1,4 +1,4 @@
-"""Hardware: rates of computation and links, constants fitted to whole runs, and their sources."""
+"""Hardware: rates of a machine's GPU and links, constants fitted to runs, and their sources."""
 
 import math
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from mistlab.core.values import (
 from mistlab.engines.engine import Precision, names_for_plans
 from mistlab.machine.slowdowns import Interference
 
-# The rate of a GPU inside a training step, for each class of operators.
+# The rate of a GPU inside a training step, for each class of operators (GEMMs, attention, ...).
 #
 # An operator takes ``flop / rate + bytes / bandwidth``: computing and moving bytes overlap little
 # in practice, and the sum distinguishes a small GEMM, which moves many bytes per operation, from a
@@ -41,7 +41,7 @@ OperatorClass = Literal[
     "scan",
     "step",
 ]
-# Classes of operators with a rate in every hardware file; others may use another one's rate.
+# Classes of operators with a rate in every hardware file; other classes may use one of these.
 OPERATOR_CLASSES: tuple[OperatorClass, ...] = (
     *("matmul", "batched_matmul"),
     *("attention_forward", "attention_backward", "memory"),
@@ -59,7 +59,7 @@ EIGHT_BIT = ("matmul_8bit", "grouped_matmul_8bit", "matmul_4bit")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """The rate of one class of operators, in 16-bit operations and in bytes; None takes no time.
+    """The rate of one class of operators: 16-bit TFLOP/s, and GB/s of memory; None takes no time.
 
     Products with weights are ``matmul``, products of written-out attention ``batched_matmul``.
     Fused attention has two classes of its own. Operators that only move bytes are ``memory``.
@@ -80,18 +80,18 @@ class Rate:
 
     @property
     def s_per_flop(self) -> float:
-        """Seconds for an operation."""
+        """The seconds that one floating-point operation takes."""
         return 0.0 if self.tflops is None else 1 / (self.tflops * TFLOP)
 
     @property
     def s_per_byte(self) -> float:
-        """Seconds per byte that is read or written."""
+        """The seconds that each byte read or written takes."""
         return 0.0 if self.gbytes_per_s is None else 1 / (self.gbytes_per_s * GBYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
-    """The rates of all classes of operators, and the host's time to launch one kernel.
+    """The rates of a GPU for all classes of operators, and the host's time to launch one kernel.
 
     ``host_computes`` says that the host's own cores are the device, as where a CPU stands in for
     GPUs: then launches take their time from the arithmetic and do not run beside it.
@@ -113,11 +113,11 @@ class Compute:
             refuse("rates", f"are of {', '.join(given) or 'nothing'}: give each of {classes} once")
 
     def rate(self, operators: OperatorClass) -> Rate:
-        """The rate of one class of operators."""
+        """The rate of one class of operators, such as GEMMs."""
         return next(rate for rate in self.rates if rate.operators == self.given(operators))
 
     def given(self, operators: OperatorClass) -> OperatorClass:
-        """The class whose rate a class of operators uses: itself if it has one."""
+        """The class whose rate these operators use: their own if it has one, or a similar class."""
         has = {rate.operators for rate in self.rates}
         while operators not in has:
             operators = AS_ANOTHER[operators]
@@ -125,19 +125,19 @@ class Compute:
 
     @property
     def launch_s(self) -> float:
-        """Seconds that the host takes to launch one kernel."""
+        """The seconds that the host takes to launch one kernel."""
         return self.launch_us * 1e-6
 
 
 # The times of transfers between GPUs, and between a GPU and its host.
 #
-# A time is linear in bytes: a latency and a bandwidth, valid for the measured sizes.
+# A time is a linear function of the bytes: a latency and a bandwidth, valid for the measured sizes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """Seconds as a linear function of bytes, fitted to sizes from ``smallest_mib`` to
-    ``largest_mib``.
+    """The time of a transfer as a linear function of its bytes, fitted to sizes from
+    ``smallest_mib`` to ``largest_mib``.
     """
 
     latency_us: float = field(metadata=quantity(or_zero=True))
@@ -148,26 +148,25 @@ class Line:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.largest_mib < self.smallest_mib:
-            problem = (
-                f"{self.largest_mib:g} is below smallest_mib: give at least {self.smallest_mib:g}"
+            refuse(
+                "largest_mib",
+                f"{self.largest_mib:g} is below smallest_mib: give at least {self.smallest_mib:g}",
             )
-            refuse("largest_mib", problem)
 
     @property
     def latency_s(self) -> float:
-        """The latency in seconds, added to every transfer."""
+        """The latency in seconds that every transfer takes."""
         return self.latency_us * MICROSECONDS
 
     @property
     def bytes_per_s(self) -> float:
-        """The bandwidth of long transfers."""
+        """The bandwidth in bytes per second, which long transfers approach."""
         return self.gbytes_per_s * GBYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTransfers(Checked):
-    """The times of transfers in one shape of communication group, as lines (latency and bandwidth);
-    None for a transfer that was not measured.
+    """The times of transfers in a communication group of one shape (ranks in a node, nodes).
 
     The bytes of a collective are the whole message. All GPUs of a node run the transfer at once, so
     groups share the node's links, and copies share the host's memory.
@@ -185,7 +184,7 @@ class GroupTransfers(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
-    """The times of transfers on a machine, for each shape of communication group that was measured.
+    """The times of transfers, by shape of communication group (ranks in a node, nodes).
 
     ``in_node`` and ``across_nodes`` are the lines of one GPU that sends to another.
     """
@@ -200,12 +199,12 @@ class Transfers:
             refuse("groups", "is empty: give the transfers of at least one group of GPUs")
 
 
-# Constants fitted to whole training runs: memory outside tensors, and bounds of predicted times.
+# Constants fitted to whole runs: memory besides tensors, and bounds of predicted times.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocator(Checked):
-    """Memory of engine ``mistlab`` in addition to its tensors, in torch's allocator and outside.
+    """Memory of engine ``mistlab`` besides its tensors, inside and outside torch's allocator.
 
     Stepping layer after layer needs scratch space for the largest layer's shard, when activations
     are gone; a head needs scratch space too. The allocator's blocks for it can seldom be used for
@@ -222,12 +221,12 @@ class Allocator(Checked):
 
     @property
     def head_bytes(self) -> float:
-        """The most bytes that the model's head takes in addition to its tensors."""
+        """The most bytes of scratch space that a model's head takes besides its tensors."""
         return self.head_mib * MIB_BYTES
 
     @property
     def outside_bytes(self) -> float:
-        """The bytes that libraries allocate outside torch's allocator."""
+        """The bytes that libraries (such as CUDA) allocate outside torch's allocator."""
         return self.outside_mib * MIB_BYTES
 
     @property
@@ -238,14 +237,14 @@ class Allocator(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredAt(Checked):
-    """The size of a measured run: the model's width, number of GPUs, and sequence length."""
+    """The size of a measured run: the model's hidden size, number of GPUs, sequence length."""
 
     hidden: int = field(metadata=bounded(minimum=1))
     gpus: int = field(metadata=bounded(minimum=1))
     sequence_length: int = field(metadata=bounded(minimum=1))
 
     def ratios(self, other: "MeasuredAt") -> Mapping[str, float]:
-        """By what factor, at least 1, each of the three sizes differs."""
+        """The factor, at least 1, by which each of the three sizes differs from another run's."""
         pairs = {
             "hidden size": (self.hidden, other.hidden),
             "number of GPUs": (self.gpus, other.gpus),
@@ -254,13 +253,13 @@ class MeasuredAt(Checked):
         return {name: max(pair) / min(pair) for name, pair in pairs.items()}
 
     def doublings(self, other: "MeasuredAt") -> float:
-        """The distance to another size: the doublings of the three quantities, added up."""
+        """The distance to another run's size: doublings of the three sizes, added up."""
         return sum(map(math.log2, self.ratios(other).values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCalibration:
-    """How far an engine's measured runs on a machine lie from predictions; bounds follow from it.
+    """How far an engine's measured runs lie from predictions, which gives predictions' bounds.
 
     90 % of measurements lie within ``half_width`` of the prediction, as a share of it, for runs
     that were left out of the fit while other runs ``at`` their place were in it. ``far_half_width``
@@ -280,10 +279,10 @@ class EngineCalibration:
         if not self.at:
             refuse("at", "is empty: give hidden, gpus and sequence_length of a measured run")
         if self.far_half_width < self.half_width:
-            problem = (
-                f"{self.far_half_width:g} is below half_width: give {self.half_width:g} or more"
+            refuse(
+                "far_half_width",
+                f"{self.far_half_width:g} is below half_width: give {self.half_width:g} or more",
             )
-            refuse("far_half_width", problem)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,22 +298,22 @@ class OwnRuns(Checked):
     runs: int = field(metadata=bounded(minimum=0))
 
 
-# The hardware of a machine: figures of its GPU and its node, with sources.
+# The hardware of a machine: figures of its GPU and its node, with their sources.
 #
 # Fields have the units of datasheets, as hardware files do. Properties have SI units.
 
 
 ProvenanceKind = Literal["datasheet", "measured", "borrowed", "scaled", "restated"]
 _PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp8", "fp4", "fp32")
-# Nodes with more GPUs than this are racks.
+# Nodes with more GPUs than this are racks of trays, such as NVL72.
 MOST_IN_BOX = 16
 CALIBRATED = ("interference", "transfers", "compute", "allocator", "engines")
-# Groups of figures that may be taken from another GPU's file; constants of engines may not.
+# Groups of figures that may come from another GPU's hardware file; engines' constants may not.
 LENT = CALIBRATED[:-1]
-# The largest half-width with which a GPU lends its rates, set by hand: the best engine's is 0.36 on
-# the A10G, where only unfused attention was measured, and at most 0.1 on all other hardware.
+# The largest half-width of errors with which a GPU lends its rates to others, by hand: the best
+# engine's is 0.36 on the A10G, where only unfused attention was measured, at most 0.1 elsewhere.
 MOST_HALF_WIDTH = 0.3
-# The units of figures with an example each, for error messages.
+# The units of hardware figures, each with an example, for error messages.
 IN_GIB = "GiB (81,920 MiB are 80)"
 OF_MEMORY = "GB/s (3.35 TB/s are 3350)"
 OF_PEAK = "TFLOP/s (0.989 PFLOP/s are 989)"
@@ -325,7 +324,7 @@ OF_NETWORK = "GB/s of the node (3200 Gb/s are 400; where there is no network any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakTflops(Checked):
-    """Peak rates of one GPU for dense GEMMs; None for a precision that it lacks."""
+    """Peak rates of one GPU for dense GEMMs, by precision; None for one that the GPU lacks."""
 
     fp16: float = field(metadata=quantity(usual=OF_PEAK))
     bf16: float | None = field(metadata=quantity(usual=OF_PEAK))
@@ -351,7 +350,7 @@ ArchitectureName = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Who makes an architecture, for which line of products, and its generation in that line."""
+    """A GPU's architecture: vendor, line of products, and generation within that line."""
 
     maker: str
     line: str
@@ -375,9 +374,9 @@ ARCHITECTURES: Mapping[ArchitectureName, Architecture] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu(Checked):
-    """One GPU. ``memory_gib`` is the part of its memory that torch can use, ``board_watts`` its
-    power limit. ``cores`` are those of a CPU that is used in place of a GPU. The ``architecture``
-    determines the calibrated GPU whose rates are used if this one was not measured.
+    """A GPU's figures. ``memory_gib`` is the part of its memory that torch can use, ``board_watts``
+    its power limit. ``cores`` is only given for a CPU that is used in place of a GPU. If the GPU
+    was not measured, its ``architecture`` determines whose calibrated rates are used.
     """
 
     memory_gib: float = field(metadata=quantity(usual=IN_GIB))
@@ -389,25 +388,24 @@ class Gpu(Checked):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that torch can use."""
+        """The bytes of the GPU's memory that torch can use."""
         return round(self.memory_gib * GIB_BYTES)
 
     @property
     def memory_bytes_per_s(self) -> float:
-        """Bandwidth of the GPU's own memory."""
+        """Bandwidth of the GPU's own memory in bytes per second."""
         return self.memory_gbytes_per_s * GBYTES
 
     def peak_flop_per_s(self, precision: Precision) -> float:
-        """Peak rate in dense matrix multiplication; refuses a precision that the GPU lacks."""
+        """Peak rate for dense matrix multiplication, in FLOP/s; refuses a precision it lacks."""
         peak: float | None = getattr(self.peak_tflops, precision)
         if peak is None:
-            problem = f"{precision} is not supported by this GPU: give {self.precisions}"
-            refuse("precision", problem)
+            refuse("precision", f"{precision} is not supported by this GPU: give {self.precisions}")
         return peak * TFLOP
 
     @property
     def precisions(self) -> str:
-        """The precisions that this GPU supports, as a text for messages."""
+        """The precisions that this GPU supports, as text for messages."""
         peaks = self.peak_tflops
         *others, last = [name for name in _PRECISIONS if getattr(peaks, name) is not None]
         return f"{', '.join(others)} or {last}"
@@ -415,7 +413,7 @@ class Gpu(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node(Checked):
-    """A machine of several GPUs.
+    """A machine with several GPUs: their number, links and host memory.
 
     Bandwidths are for one direction: ``intra_node_gbytes_per_s`` from one GPU to the others of the
     node, ``inter_node_gbytes_per_s`` from the node to other nodes, ``host_link_gbytes_per_s`` from
@@ -435,23 +433,23 @@ class Node(Checked):
 
     @property
     def host_memory_bytes(self) -> int:
-        """The bytes of host memory, for all GPUs together."""
+        """The bytes of the node's host memory, which all of its GPUs share."""
         return round(self.host_memory_gib * GIB_BYTES)
 
     @property
     def intra_node_bytes_per_s(self) -> float:
-        """Bandwidth from one GPU to the others of its node, in one direction."""
+        """Bandwidth from one GPU to the others of its node, in bytes per second, one direction."""
         return self.intra_node_gbytes_per_s * GBYTES
 
     @property
     def inter_node_bytes_per_s(self) -> float:
-        """Bandwidth from the node to other nodes, in one direction."""
+        """Bandwidth from the node to other nodes, in bytes per second and one direction."""
         return self.inter_node_gbytes_per_s * GBYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasheetFigures(Checked):
-    """The datasheet figures with which a hardware file's curves were measured.
+    """The datasheet figures of the machine on which a hardware file's curves were measured.
 
     Where the file states another figure now, the curves that depend on it are scaled.
     """
@@ -466,7 +464,7 @@ class DatasheetFigures(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where a group of figures is from, and how they were obtained."""
+    """Where a group of hardware figures comes from, and how the figures were obtained."""
 
     kind: ProvenanceKind
     source: str
@@ -480,7 +478,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance(Checked):
-    """Where each group of figures in a hardware file is from."""
+    """The source of each group of figures in a hardware file."""
 
     gpu: Source
     node: Source
@@ -493,7 +491,7 @@ class Provenance(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """The content of a hardware file. Groups of figures from ``interference`` on are None until
+    """The content of a hardware file. The groups of figures from ``interference`` on are None until
     they are calibrated (fitted to measurements).
     """
 
@@ -523,7 +521,7 @@ class Hardware:
 
     @property
     def figures(self) -> DatasheetFigures:
-        """The datasheet figures of this hardware that its measured curves depend on."""
+        """The hardware's datasheet figures on which its measured rates and transfers depend."""
         return DatasheetFigures(
             memory_gbytes_per_s=self.gpu.memory_gbytes_per_s,
             peak_tflops=self.gpu.peak_tflops,
@@ -540,8 +538,8 @@ def is_calibrated(hardware: Hardware) -> bool:
 
 
 def can_lend(hardware: Hardware) -> bool:
-    """Whether other GPUs may use a GPU's rates: they were measured on this GPU, and its best
-    engine's predictions are within ``MOST_HALF_WIDTH`` of whole runs, if any were measured.
+    """Whether other GPUs may use this GPU's rates: they were measured on it, and the half-width of
+    its best engine's predictions is at most ``MOST_HALF_WIDTH``, if whole runs were measured.
     """
     compute = hardware.provenance.compute
     widths = [one.half_width for one in hardware.engines or ()]
@@ -549,7 +547,7 @@ def can_lend(hardware: Hardware) -> bool:
     return compute is not None and compute.kind == "measured" and is_near
 
 
-# Plausible ranges of a GPU's figures, far beyond all datasheets: others are in another unit.
+# Plausible ranges of a GPU's figures, beyond all datasheets; others are in another unit.
 _USUAL = {
     "gpu.memory_gib": (1, 1500, IN_GIB),
     "gpu.memory_gbytes_per_s": (60, 40_000, OF_MEMORY),
@@ -558,7 +556,7 @@ _USUAL = {
     "node.host_link_gbytes_per_s": (0.5, 2000, OF_HOST),
 }
 _MOST_NETWORK_OF_GPU = 200
-# The tolerance, as a factor, for curves above datasheet figures; and the size of GEMMs compared.
+# The tolerance, a factor, for curves above datasheet figures; the size of the GEMM compared.
 _SLACK, _SIDE = 1.0625, 8192
 _OR_EDITED = "give a lower rate, or measured_with, the figures under which it was measured"
 
@@ -571,12 +569,14 @@ def _check_units(hardware: Hardware) -> None:
             refuse(path, f"{value:g} is {bound}, outside the range of GPUs: give {usual}")
     network, gpus = hardware.node.inter_node_gbytes_per_s, hardware.node.gpus
     if network > _MOST_NETWORK_OF_GPU * gpus:
-        problem = f"{network:g} is more than any node of {gpus} GPUs has: give {OF_NETWORK}"
-        refuse("node.inter_node_gbytes_per_s", problem)
+        refuse(
+            "node.inter_node_gbytes_per_s",
+            f"{network:g} is more than any node of {gpus} GPUs has: give {OF_NETWORK}",
+        )
 
 
 def _check_curves(hardware: Hardware) -> None:
-    """Refuse curves that are faster than the figures for which they were measured."""
+    """Refuse measured rates that exceed the datasheet figures of the measured machine."""
     figures, compute = hardware.measured_with or hardware.figures, hardware.compute
     if compute is not None:
         rate, flop = compute.rate("matmul"), 2.0 * _SIDE**3

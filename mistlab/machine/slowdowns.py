@@ -1,5 +1,5 @@
-"""How much the four streams slow one another down when they overlap, as factors fitted to
-measurements.
+"""How much a GPU's four streams (computation, GPU-to-GPU, host-to-device, device-to-host) slow one
+another down when they overlap, as factors fitted to measurements.
 
 ``mistlab.machine.slowdowns`` finds the factors of a shape of group;
 ``mistlab.cost.side_by_side`` turns factors into times.
@@ -20,14 +20,14 @@ from mistlab.core.values import (
 STREAMS = ("compute", "gpu_to_gpu", "host_to_device", "device_to_host")
 COMPUTE = STREAMS.index("compute")
 
-# All sets of two or more of the four streams, smaller sets first.
+# All sets of two or more of the four streams (of ``STREAMS``), smaller sets first.
 SHARED_SETS = tuple(chosen for size in (2, 3, 4) for chosen in combinations(STREAMS, size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
-    """The slowdown factor of each stream of a set while all of them are busy, in the order of
-    ``streams``.
+    """The factor by which each stream of a set is slowed down while all streams of the set are
+    busy, in the order of ``streams``.
     """
 
     streams: tuple[str, ...]
@@ -49,15 +49,17 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSlowdowns(Checked):
-    """The slowdown factors for all sets of busy streams, for one shape of communication group."""
+    """The slowdown factors of all sets of busy streams, for communication groups of one shape
+    (ranks in a node, nodes).
+    """
 
     gpus_in_node: int = field(metadata=bounded(minimum=1, most=MOST_GPUS_OF_NODE))
     nodes: int = field(metadata=bounded(minimum=1, most=MOST_NODES))
     slowdowns: tuple[Slowdown, ...]
 
     def factors(self, streams: tuple[str, ...]) -> tuple[float, ...]:
-        """The slowdown factor of each stream of a busy set; all 1 if the set has none of its
-        own.
+        """The slowdown factor of each stream while all of ``streams`` are busy; 1 for each if none
+        was measured for this set.
         """
         for slowdown in self.slowdowns:
             if slowdown.streams == streams:
@@ -67,8 +69,8 @@ class GroupSlowdowns(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interference:
-    """The slowdown factors of a machine's streams, for each shape of communication group that was
-    measured.
+    """The slowdown factors of a machine's streams, for each measured shape of communication groups
+    (ranks in a node, nodes).
 
     ``shared_links`` says that GPUs communicate over the links that also carry copies to and from
     the host, as with PCIe. Otherwise they have links of their own, as with NVLink.
@@ -83,5 +85,5 @@ class Interference:
             refuse("groups", "is empty: give the slowdowns of at least one group of GPUs")
 
 
-# Streams that never slow one another down.
+# Slowdown factors of streams that never slow one another down.
 NO_INTERFERENCE = Interference(groups=(GroupSlowdowns(gpus_in_node=1, nodes=1, slowdowns=()),))

@@ -1,1 +1,1 @@
-"""Networks: the times of collectives over the links of GPUs, nodes and clusters."""
+"""Networks: the times of collectives and messages over the links of GPUs, nodes and clusters."""

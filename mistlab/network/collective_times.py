@@ -1,4 +1,4 @@
-"""The times of collectives over the links of a GPU and of a node, from their physics.
+"""The times of collectives over the links of GPUs and nodes, by a model of latencies and rates.
 
 A collective takes its latency, the transfer of its bytes, and a part of the root of their product:
 a message that is sent in chunks pays latency for each, and the best number of chunks leaves twice
@@ -18,21 +18,25 @@ from mistlab.core.files import parse_yaml
 from mistlab.core.units import GBYTES, MICROSECONDS
 from mistlab.core.values import from_mapping
 
-# NVLink switches reduce messages from this size on, in groups of at least so many GPUs.
+# NVLink switches add up an all-reduce (NVLS) from this message size on, in groups of at least this
+# many GPUs.
 SWITCHED_BYTES, SWITCHED_GPUS = 2**21, 5
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
-# Distances between cloud nodes that communicate over sockets.
+# Distances between cloud nodes that communicate over sockets (TCP), by which their rates are looked
+# up.
 SOCKET_TIERS = ("same zone", "same region", "two regions")
 SOCKETS = ("sockets", "ethernet")
-# Software that calls collectives: NCCL (or RCCL) alone or through torch, and all-reduces of
-# inference engines, launched by a CUDA graph or by the host.
+# The software that calls a collective: NCCL (or RCCL) alone or through torch; or an inference
+# engine's own all-reduce, launched by a CUDA graph ("graph"), by the host ("eager") or by
+# TensorRT-LLM ("trtllm").
 SOFTWARE = ("nccl", "torch", "graph", "eager", "trtllm")
 DIRECT = SOFTWARE[2:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLinks:
-    """The links of a GPU to the other GPUs of its node, from its datasheet.
+    """A GPU's links to the other GPUs of its node, and its node's links to other nodes, from
+    datasheets.
 
     ``gbytes_per_s`` counts one direction. ``kind`` is ``switched`` where GPUs reach one another at
     this rate, and ``pcie`` where they go through the host. GPUs of one ``generation`` have like
@@ -52,8 +56,8 @@ class GpuLinks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveNumbers:
-    """Numbers fitted to measurements of collectives: latencies in microseconds, and rates relative
-    to the links' rates.
+    """The numbers fitted to measurements of collectives: latencies in microseconds, and rates as
+    shares of the links' rates.
     """
 
     launch_us: float
@@ -84,14 +88,14 @@ class CollectiveNumbers:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """The names of all fitted numbers."""
+        """The names of all fitted numbers, in the order of fields."""
         return tuple(entry.name for entry in fields(cls))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """All fitted numbers of collectives: those common to all GPUs, and factors on latencies by GPU
-    generation.
+    """The result of a fit of collective times: numbers common to all GPUs, and factors on latencies
+    by GPU generation and kind of network.
 
     ``latency`` multiplies what GPUs wait for, ``host`` what their hosts take for an eager call,
     ``network`` what messages between nodes wait for, by the kind of network.
@@ -107,7 +111,8 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
-    """Collectives as columns: kind, number of ranks, message size, and links.
+    """Collectives as columns, with an entry for each: operation, calling software, number of ranks,
+    message size and links.
 
     ``size_bytes`` is the message as nccl-tests counts it: what every rank has after an all-gather,
     before a reduce-scatter, and sends in an all-to-all. Rates are GB/s in one direction; those of
@@ -131,14 +136,14 @@ class Collectives:
         return len(self.ranks)
 
     def where(self, kept: Bools) -> Self:
-        """A mask of the collectives to which a fitted number applies."""
+        """The collectives that a mask selects."""
         columns = {entry.name: getattr(self, entry.name)[kept] for entry in fields(self)}
         return type(self)(**columns)
 
     @property
     def kinds(self) -> Column:
         """For each collective the kind by which its error bounds are looked up: the links that
-        limit it, and the caller.
+        limit it or, for inference engines' own all-reduces, "direct".
         """
         inside = np.where(self.is_switched, "switched", "pcie")
         inside = np.where(self._is_direct, "direct", inside)
@@ -148,13 +153,15 @@ class Collectives:
 
     @property
     def is_socket(self) -> Bools:
-        """A mask of collectives over sockets, in a cloud or over a workstation's Ethernet."""
+        """A mask of the collectives that go over sockets (TCP), between cloud nodes or over a
+        workstation's Ethernet.
+        """
         return np.isin(self.network, SOCKETS)
 
     @property
     def bus_factor(self) -> Floats:
-        """The factor from a message's bytes per second to its bus bandwidth, as nccl-tests defines
-        it.
+        """The factor by which nccl-tests converts a message's bytes per second into bus bandwidth,
+        for each collective.
         """
         share = np.where(self.operation == "send", 1.0, (self.ranks - 1) / self.ranks)
         return np.where(self.operation == "all_reduce", 2 * share, share)
@@ -164,7 +171,9 @@ class Collectives:
         return np.isin(self.software, DIRECT)
 
     def seconds(self, fitted: Fitted) -> Floats:
-        """The seconds of each collective, as one of a series of equal ones with nothing beside."""
+        """The seconds of each collective when equal ones run one after another, with no other work
+        at the same time.
+        """
         numbers = fitted.numbers
         latency = self._latency_us(fitted)
         transfer = self._transfer_us(numbers)
@@ -199,8 +208,8 @@ class Collectives:
         return latency
 
     def _steps(self, ranks: Floats) -> Floats:
-        """The number of steps of a ring; an all-to-all, whose messages leave together, takes a
-        fraction of them.
+        """The number of latency steps of a collective in a ring; an all-to-all counts only 0.3
+        steps per rank, since its messages leave together.
         """
         steps: Floats = (ranks - 1) * np.select(
             [self.operation == "all_reduce", self.operation == "all_to_all"], [2.0, 0.3], 1.0
@@ -208,16 +217,16 @@ class Collectives:
         return steps
 
     def _transfer_us(self, numbers: CollectiveNumbers) -> Floats:
-        """The microseconds of a collective's transfers: inside nodes or between nodes, whichever
-        takes longer.
+        """The microseconds in which a collective's bytes are transferred: inside nodes or between
+        nodes, whichever takes longer.
         """
         in_node = self.ranks / self.nodes
         is_send, is_exchange = self.operation == "send", self.operation == "all_to_all"
         twice = np.where(self.operation == "all_reduce", 2.0, 1.0)
         spread = np.where(is_send, 1.0, twice * (self.ranks - 1) / self.ranks)
         inside = np.where(in_node > 1, spread, 0.0)
-        # A message between nodes goes through the NIC of its rank; an all-to-all uses the NICs of
-        # all its ranks in a node.
+        # A message between nodes goes through the network card of its rank; an all-to-all uses the
+        # cards of all its ranks in a node.
         per_node = np.minimum(self.node_rate, self.card_rate * in_node)
         rate = np.select([is_send, is_exchange], [self.card_rate, per_node / in_node], per_node)
         across = np.select(
@@ -233,7 +242,7 @@ class Collectives:
         return np.where(is_send & (self.nodes > 1), across_us, np.maximum(inside_us, across_us))
 
     def _gpu_rate(self, numbers: CollectiveNumbers) -> Floats:
-        """The rate in GB/s that transfers over a GPU's links reach."""
+        """The rate in GB/s that a collective reaches over the links of a GPU inside its node."""
         share = np.select(
             [
                 self.operation == "all_reduce",
@@ -248,14 +257,16 @@ class Collectives:
         added = added & (in_node >= SWITCHED_GPUS) & (self.size_bytes >= SWITCHED_BYTES)
         share = np.where(added, share * numbers.switch_gain, share)
         share = np.where(self._is_direct, numbers.direct_share, share)
-        # A send is between two GPUs only, so nothing else shares its links.
+        # A send involves only two GPUs, so no others crowd its PCIe links.
         others = np.where(self.operation == "send", 0.0, np.maximum(in_node - 2, 0))
         crowded = 1 + numbers.pcie_crowding * others
         return self.gpu_rate * np.where(self.is_switched, share, numbers.pcie_share / crowded)
 
 
 def first_guess() -> Fitted:
-    """The starting point of fits: the same numbers for all GPUs, and no factors by generation."""
+    """The starting values for fits of collective times: the same for all GPUs, without factors by
+    generation.
+    """
     numbers = CollectiveNumbers(**_catalogue()["start"])
     return Fitted(numbers=numbers, latency={}, host={}, network={}, bounds={})
 
@@ -266,7 +277,7 @@ def _factors(by_kind: Mapping[str, float], kinds: Column) -> Floats:
 
 @cache
 def fitted_collectives() -> Fitted:
-    """The fitted numbers of collectives that the catalogue holds."""
+    """The fitted numbers of collective times that the catalogue holds."""
     plain = _catalogue()["fitted"]
     return Fitted(
         numbers=CollectiveNumbers(**plain["numbers"]),
@@ -278,13 +289,13 @@ def fitted_collectives() -> Fitted:
 
 
 def ethernet_rate() -> float:
-    """GB/s of a workstation's onboard Ethernet."""
+    """The rate of a workstation's onboard Ethernet in GB/s."""
     return float(_catalogue()["sockets"]["workstation"]["gbytes_per_s"])
 
 
 def socket_rates(tier: str, streams: float) -> float:
-    """The GB/s that a node of this many processes sends over sockets to another cloud node, by
-    distance of the nodes.
+    """The rate in GB/s at which a cloud node with ``streams`` processes sends over sockets (TCP) to
+    another node; ``tier`` is the distance between the nodes.
 
     ``tier`` says how far the other node is.
     """
@@ -294,7 +305,7 @@ def socket_rates(tier: str, streams: float) -> float:
 
 @cache
 def gpu_links() -> Mapping[str, GpuLinks]:
-    """The links of GPUs by name, from the catalogue."""
+    """The links of each GPU in the catalogue, by the GPU's name."""
     return {
         name: from_mapping(GpuLinks, values, f"gpus.{name}")
         for name, values in _catalogue()["gpus"].items()

@@ -1,5 +1,5 @@
-"""The times of messages and collectives over a network whose nodes are joined by tiers of switches
-(racks, pods, sites).
+"""The times of messages and collectives over a network in which tiers of switches (racks, pods,
+sites) join the nodes.
 
 A group of ranks lies in one unit of a tier or in several. What crosses the border of a unit shares
 the unit's link with what other groups send, as all groups of a cluster run the same collective at
@@ -19,18 +19,18 @@ from mistlab.core.arrays import Bools, Floats, Ints
 from mistlab.core.units import MICROSECONDS
 from mistlab.network.tiers import ABOVE, NETWORK, NODE, Network
 
-# The latency of a message between nodes; below, the rate of a tree all-reduce relative to a ring's.
-# Both are constants with which NCCL chooses between rings and trees
+# Latency of a message between nodes in seconds, and the rate of a tree all-reduce relative to a
+# ring's. Both are constants with which NCCL chooses between rings and trees
 # (https://github.com/NVIDIA/nccl, src/graph/tuning.cc: hwLat, simple protocol).
 NETWORK_HOP_S = 14.0 * MICROSECONDS
 RATE_OF_TREES = 0.9
-# The names of tiers that a file does not name.
+# The names of the two lowest tiers (inside a node, between nodes) where a network file names none.
 NAMES = ("node", "network")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTime:
-    """The time of a message over links: a latency, and seconds per byte.
+    """The time of a message or collective over links: a latency, and seconds per byte.
 
     A message takes the other way ``instead``, if this is given and faster. Large messages wait for
     the links of a ``tier``.
@@ -42,8 +42,8 @@ class LinkTime:
     tier: str = ""
 
     def __call__(self, size_bytes: Floats, messages: int | Floats = 1) -> Floats:
-        """The seconds (C) to send ``size_bytes`` (C) as this number of ``messages`` (C); zero bytes
-        take no time.
+        """The seconds in which ``size_bytes`` are sent as this number of ``messages``, for each
+        transfer (C); zero bytes take no time.
         """
         seconds = messages * self.latency_s + size_bytes * self.s_per_byte
         if self.instead is not None:
@@ -51,14 +51,18 @@ class LinkTime:
         return np.asarray(np.where(size_bytes > 0, seconds, 0.0))
 
     def at_least(self, s_per_byte: float, tier: str) -> Self:
-        """This link's time, but with no fewer seconds per byte than a ``tier`` takes."""
+        """A copy of this link time with at least ``s_per_byte`` seconds per byte, which the links
+        of ``tier`` need.
+        """
         if s_per_byte <= self.s_per_byte:
             return self
         return replace(self, s_per_byte=s_per_byte, tier=tier)
 
     @property
     def binding_tier(self) -> str:
-        """The tier that limits large messages, on the faster of two algorithms (ring or tree)."""
+        """The network tier that limits large messages, for the faster of two algorithms (such as
+        ring and tree).
+        """
         ways = [self]
         while ways[-1].instead is not None:
             ways.append(ways[-1].instead)
@@ -66,9 +70,8 @@ class LinkTime:
 
 
 class GroupSpread(NamedTuple):
-    """How a group of ranks is spread: the most ranks in a node, the number of nodes, and for each
-    tier above the network, lowest first, the number of its units (racks, pods) that the group
-    spans.
+    """How a communication group lies on a cluster: the most ranks in a node, the number of nodes,
+    and how many units (racks, pods) of each tier above it spans, lowest tier first.
     """
 
     gpus_in_node: int
@@ -83,8 +86,8 @@ class GroupSpread(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierTimes:
-    """The times of a cluster's tiers above its nodes; a node sends ``node_bytes_per_s`` into the
-    network.
+    """The times of messages and collectives over a cluster's tiers of switches, into the lowest of
+    which a node sends ``node_bytes_per_s``.
     """
 
     network: Network
@@ -94,17 +97,19 @@ class TierTimes:
 
     @property
     def places(self) -> range:
-        """The indices of the tiers above the network, up to the lowest that joins all nodes."""
+        """The indices of the tiers above the one between nodes, up to the lowest tier that joins
+        all of the cluster's nodes.
+        """
         return range(ABOVE, self.network.joins(self.nodes) + 1)
 
     def latency_s(self, index: int = NETWORK) -> float:
-        """The latency of a message through the tier at this index."""
+        """The latency in seconds of a message through the tier with this index."""
         return self.network.latency_s(index, NETWORK_HOP_S)
 
     def collective(self, kind: str, link: LinkTime, shape: GroupSpread) -> LinkTime:
-        """The time of a collective over all tiers that its group crosses, given its time over nodes
-        alone: by a ring or, for all-reduces, by a tree or in-network reduction, whichever is
-        fastest.
+        """The time of a collective over all tiers that its group crosses, given its time ``link``
+        if only the tier between nodes limited it: a ring, or for all-reduces a tree or in-network
+        reduction if that is faster.
         """
         passes = 2.0 if kind == "all_reduce" else 1.0
         tree, ring = link.instead, passes * (shape.ranks - 1) / shape.ranks
@@ -114,8 +119,8 @@ class TierTimes:
             groups = self._gpus_of_unit(index) * units / shape.ranks
             hops, crossings = units - 1, 1.0
             if tier.scattered:
-                # Scattered numbering: neighbours in the ring are in different units, so each node
-                # sends to another unit.
+                # With scattered numbering, consecutive nodes are in different units of the tier, so
+                # each node of a ring sends to another unit.
                 hops, crossings = shape.nodes - 1, shape.nodes / units
             s_per_byte = slower * ring * groups * crossings / self._bytes_per_s(index)
             later_s = self._later_s(index)
@@ -131,15 +136,15 @@ class TierTimes:
     def summed_in_switches(
         self, over_nodes: LinkTime, inside: LinkTime, shape: GroupSpread
     ) -> LinkTime | None:
-        """The time of an all-reduce that switches of all its tiers reduce, after a reduction
-        ``inside`` each node; None if one of the tiers cannot reduce. ``over_nodes`` is a ring over
-        nodes alone.
+        """The time of an all-reduce in which the switches of all crossed tiers add up gradients,
+        after a reduction ``inside`` each node; None if a tier's switches cannot. ``over_nodes`` is
+        the time of a ring if only the tier between nodes limited it.
         """
         crossed = [NETWORK, *(index for index, _ in self._crossed(shape))]
         tiers = self.network.tiers
         if shape.nodes == 1 or not all(tiers[index].reduces for index in crossed):
             return None
-        # Partial sums go up to the highest switch, and the result comes down again.
+        # Partial sums go up to the highest crossed switch, and the result comes down again.
         latency_s = inside.latency_s + 2 * self.latency_s(crossed[-1])
         slower = self._slower(over_nodes, 2 * (shape.ranks - 1) / shape.ranks, shape)
         node = slower * self.gpus_per_node / shape.gpus_in_node / self.node_bytes_per_s
@@ -151,16 +156,16 @@ class TierTimes:
         return link
 
     def _slower(self, link: LinkTime, ring: float, shape: GroupSpread) -> float:
-        """How many times as long a ring between nodes was measured to take as by its nominal rate;
-        assumed for higher tiers, too.
+        """How many times as long as by its nominal rate a ring between nodes takes; measured
+        between nodes, and assumed for higher tiers.
         """
         by_rate = ring * self.gpus_per_node / shape.gpus_in_node / self.node_bytes_per_s
         return max(1.0, link.s_per_byte / by_rate)
 
     def to_all(self, link: LinkTime, shape: GroupSpread, reached: float = 1.0) -> LinkTime:
-        """The time of an all-to-all over all tiers that its group crosses, given its time over
-        nodes alone: each rank sends equal parts to all others at once, but to other units only the
-        ``reached`` share.
+        """The time of an all-to-all over all tiers that its group crosses, given its time ``link``
+        if only the tier between nodes limited it. Each rank sends equal parts to all others at
+        once, but to other units only the share ``reached`` of them.
         """
         ranks = shape.ranks
         for index, units in self._crossed(shape):
@@ -169,8 +174,8 @@ class TierTimes:
             link = replace(link, latency_s=link.latency_s + self._later_s(index))
             link = link.at_least(elsewhere * share, self.network.tiers[index].name)
         if self._leaves_rails and shape.nodes > 1 and shape.gpus_in_node > 1:
-            # Messages to GPUs at other positions of other nodes cannot stay on a rail (the switch
-            # that joins GPUs at one position of all nodes).
+            # A rail is the switch that joins the GPUs at one position of all nodes; messages to
+            # GPUs at other positions of other nodes leave it.
             others = reached * (shape.nodes - 1) * (shape.gpus_in_node - 1) / ranks
             share = self._gpus_of_unit(ABOVE) / self._bytes_per_s(ABOVE)
             link = link.at_least(others * share, self.network.tiers[ABOVE].name)
@@ -178,14 +183,14 @@ class TierTimes:
 
     @property
     def forwards(self) -> bool:
-        """Whether nodes forward messages internally, so that messages to GPUs at other positions
-        stay on rails.
+        """Whether nodes forward messages internally, so that messages to GPUs at other positions of
+        other nodes stay on rails.
         """
         return self.network.between.rails and not self._leaves_rails
 
     def send(self, link: LinkTime, index: int, senders: int) -> LinkTime:
-        """The time of a send through a tier while so many GPUs of a stage send, given its time
-        between two nodes.
+        """The time of a message through the tier with index ``index``, while ``senders`` GPUs of a
+        stage send; ``link`` is its time between two nodes of one unit.
         """
         if link.instead is not None:
             link = replace(link, instead=self.send(link.instead, index, senders))
@@ -196,8 +201,8 @@ class TierTimes:
         return link
 
     def parts_of_units(self, link: LinkTime, index: int, senders: int) -> list[float]:
-        """For each tier above the network up to this index, lowest first: the share of a unit's
-        uplink that a ``link`` takes while so many GPUs of a stage send.
+        """The share of a unit's uplink that messages at the rate of ``link`` take while ``senders``
+        GPUs of a stage send, for each tier above the one between nodes up to ``index``.
         """
         return [
             min(float(senders), self._gpus_of_unit(level))
@@ -206,8 +211,8 @@ class TierTimes:
         ]
 
     def to_offset(self, link: LinkTime, shape: GroupSpread, away: int) -> LinkTime:
-        """The time in which every rank of a group sends to the rank at an offset, all at once,
-        given the time between two nodes.
+        """The time in which every rank of a group sends to the rank ``away`` positions further, all
+        at once; ``link`` is the time between two nodes of one unit.
         """
         for index, units in self._crossed(shape):
             gpus = self._gpus_of_unit(index)
@@ -217,21 +222,21 @@ class TierTimes:
         return link
 
     def place_of(self, shape: GroupSpread) -> int:
-        """The index of the highest tier that a group crosses; the network's if it crosses none
-        above.
+        """The index of the highest tier that a communication group crosses, at least that of the
+        tier between nodes.
         """
         return max((place for place, _ in self._crossed(shape)), default=NETWORK)
 
     def between_ends(self, link: LinkTime, senders: int) -> LinkTime:
-        """The time of an exchange between so many GPUs at one end of the cluster and as many at the
-        other, given its time between two nodes.
+        """The time of an exchange between ``senders`` GPUs at the start of the cluster and as many
+        at its end; ``link`` is the time between two nodes of one unit.
         """
         ends = np.array([0, self.nodes - 1])
         apart = [place for place in self.places if np.ptp(self.units_of(ends, place))]
         return self.send(link, max(apart, default=NETWORK), senders)
 
     def units_of(self, nodes: Ints, index: int) -> Ints:
-        """For each node, the index of its unit (rack, pod) among those that a tier joins."""
+        """For each node, the index of its unit (rack, pod) in the tier with index ``index``."""
         network = self.network
         number, within = np.zeros_like(nodes), nodes
         for level in range(network.joins(self.nodes), index - 1, -1):
@@ -245,8 +250,8 @@ class TierTimes:
         return number
 
     def sends_through(self, first: Ints, ranks: Ints) -> Ints:
-        """The index of the highest tier through which the ranks from ``first`` on send to ranks as
-        many positions further; ``NODE`` if all are in one node.
+        """The index of the highest tier that messages cross if ``ranks`` ranks from ``first`` on
+        send to the rank ``ranks`` positions further each; ``NODE`` if all are in one node.
         """
         gpus = self.gpus_per_node
         highest = np.full_like(first, NODE)
@@ -264,7 +269,9 @@ class TierTimes:
         return highest
 
     def _apart(self, here: Ints, there: Ints, index: int) -> Bools:
-        """Whether any two of these ranks are in different units of a tier."""
+        """Whether the ranks ``here`` and ``there`` are in different units of a tier, for each
+        pair.
+        """
         gpus = self.gpus_per_node
         here_units, there_units = (self.units_of(ranks // gpus, index) for ranks in (here, there))
         return np.asarray(here_units != there_units)
@@ -272,20 +279,20 @@ class TierTimes:
     @property
     def _leaves_rails(self) -> bool:
         """Whether messages to GPUs at other positions of other nodes go through the tier above the
-        rails.
+        rails, since nodes do not forward them.
         """
         between = self.network.between
         return between.rails and not between.forwards and len(self.network.tiers) > ABOVE
 
     def _crossed(self, shape: GroupSpread) -> list[tuple[int, int]]:
-        """For each tier that a group crosses: its index, and the number of its units that the group
-        spans.
+        """For each tier of which a group spans several units: the tier's index, and the number of
+        these units.
         """
         several = zip(self.places, shape.units, strict=False)
         return [(place, units) for place, units in several if units > 1]
 
     def _gpus_of_unit(self, index: int) -> float:
-        """The mean number of used GPUs in a unit of a tier."""
+        """The mean number of the cluster's GPUs in a unit (rack, pod) of a tier."""
         units = math.ceil(self.nodes / self.network.nodes_below(index))
         return self.nodes * self.gpus_per_node / units
 
@@ -293,5 +300,7 @@ class TierTimes:
         return self.network.bytes_per_s(index, self.node_bytes_per_s)
 
     def _later_s(self, index: int) -> float:
-        """How much longer the latency through a tier is than through the tier below."""
+        """The difference between the latency of a message through a tier and through the tier
+        below.
+        """
         return self.latency_s(index) - self.latency_s(index - 1)

@@ -1,4 +1,5 @@
-"""Network topologies: tiers of links and switches, from those inside a node to those between sites.
+"""Network topologies: tiers of links and switches, from the links inside a node to those between
+sites.
 
 Each tier joins units of the tier below: GPUs to a node, nodes to a leaf, leaves to a spine, and so
 on. What leaves a unit goes through the unit's link into the tier, which all of its GPUs share.
@@ -18,16 +19,17 @@ from mistlab.core.values import (
     within,
 )
 
-# The largest number of GPUs that a tier may join.
+# The largest number of GPUs that one tier may join.
 MOST_GPUS = 1 << 30
-# The indices of tiers: inside a node, between nodes, and the first tier above these.
+# The indices of the tiers of a network: inside a node, between nodes, and the first tier above
+# these.
 NODE, NETWORK, ABOVE = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier(Checked):
-    """A tier of a network: links and switches that join units of the tier below (nodes, racks,
-    ...), so that ``gpus`` GPUs are connected.
+    """A tier of a network: links and switches that connect ``gpus`` GPUs, by joining units of the
+    tier below (nodes, racks, ...).
 
     ``gbytes_per_s`` is what a unit of the tier below sends into the tier, in one direction; or that
     is what its own units send into it over the ``oversubscription``. A message through the tier
@@ -51,7 +53,9 @@ class Tier(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """The tiers of a network, lowest first: inside a node, between nodes, and any above."""
+    """The tiers of a network, lowest first: inside a node, between nodes, and optionally tiers
+    above.
+    """
 
     name: str = "given"
     tiers: tuple[Tier, ...]
@@ -84,12 +88,12 @@ class Network:
 
     @property
     def node(self) -> Tier:
-        """The tier inside a node."""
+        """The tier of links inside a node."""
         return self.tiers[NODE]
 
     @property
     def between(self) -> Tier:
-        """The tier that joins the nodes."""
+        """The tier of links and switches between nodes."""
         return self.tiers[NETWORK]
 
     @property
@@ -98,22 +102,24 @@ class Network:
         return self.tiers[-1].gpus // self.node.gpus
 
     def nodes_below(self, index: int) -> int:
-        """The number of nodes in one of the units that a tier joins."""
+        """The number of nodes in each of the units (such as racks) that the tier with this index
+        joins.
+        """
         return self.tiers[index - 1].gpus // self.node.gpus
 
     def nodes_alike(self, nodes: int) -> int:
-        """The number of nodes after which positions in the network repeat, among the first
-        ``nodes``: that of a unit in the lowest tier that joins all of them.
+        """The number of nodes after which positions in the network repeat among the first ``nodes``
+        nodes: the size of a unit in the lowest tier that joins all of them.
         """
-        # With scattered numbering neighbours are in different units, so positions differ from node
-        # to node.
+        # With scattered numbering, consecutive nodes are in different units, so no two nodes have
+        # the same position.
         if any(one.scattered for one in self.tiers):
             return nodes
         return self.nodes_below(self.joins(nodes))
 
     def joins(self, nodes: int) -> int:
-        """The index of the lowest tier, ``NETWORK`` or above, that joins the first ``nodes``
-        nodes.
+        """The index of the lowest tier that joins the first ``nodes`` nodes, at least that of the
+        tier between nodes.
         """
         gpus = nodes * self.node.gpus
         wide = (
@@ -122,8 +128,8 @@ class Network:
         return next(wide, len(self.tiers) - 1)
 
     def bytes_per_s(self, index: int, node_bytes_per_s: float) -> float:
-        """The rate at which a unit sends into a tier (``NETWORK`` or above), given the rate at
-        which a node sends into the network.
+        """The bytes per second that a unit (a node, rack, ...) sends into the tier with this index,
+        given those that a node sends into the network.
         """
         if index == NETWORK:
             return node_bytes_per_s
@@ -135,8 +141,8 @@ class Network:
         return units * below / (tier.oversubscription or 1.0)
 
     def latency_s(self, index: int, of_network_s: float) -> float:
-        """The latency of a message through a tier: that of the highest tier up to it that states
-        one, otherwise the given one between two nodes.
+        """The latency of a message through the tier with this index: the one that the highest tier
+        up to it states, otherwise ``of_network_s``.
         """
         stated = (self.tiers[one].latency_us for one in range(index, NODE, -1))
         latency_us = next((one for one in stated if one is not None), None)
@@ -144,7 +150,9 @@ class Network:
 
 
 def _check_nests(below: Tier, tier: Tier) -> None:
-    """Refuse a tier whose units are not several whole units of the tier below."""
+    """Refuse a tier whose size is not a multiple of the size of the tier below, and a tier of the
+    same size.
+    """
     subject = f"{tier.gpus} of tier {tier.name}"
     if tier.gpus % below.gpus:
         down = tier.gpus // below.gpus * below.gpus
@@ -162,7 +170,7 @@ def _check_nests(below: Tier, tier: Tier) -> None:
 
 
 def _check_latency(below: Tier, tier: Tier, index: int) -> None:
-    """Refuse a latency below that of a lower tier."""
+    """Refuse a latency below the one that a lower tier states."""
     least, stated = below.latency_us or 0.0, tier.latency_us or 0.0
     if stated < least:
         refuse(
@@ -173,7 +181,9 @@ def _check_latency(below: Tier, tier: Tier, index: int) -> None:
 
 
 def _check_place(tier: Tier, index: int) -> None:
-    """Refuse fields that no tier at this index can have."""
+    """Refuse fields that a tier at this index cannot have, such as rails above the tier between
+    nodes.
+    """
     if index == NODE:
         if tier.gpus > MOST_GPUS_OF_NODE:
             refuse(
@@ -189,17 +199,19 @@ def _check_place(tier: Tier, index: int) -> None:
     if not tier.forwards and not tier.rails:
         refuse("forwards", f"{tier.name} has no rails: leave it out")
     if tier.scattered and index == NETWORK:
-        refuse("scattered", "needs units of several nodes: give it to a higher tier")
+        refuse("scattered", "True, but units are single nodes: give it to a higher tier")
     _check_rate(tier, index)
 
 
 def _check_rate(tier: Tier, index: int) -> None:
-    """Refuse a rate between units that is stated twice or not at all."""
+    """Refuse a tier whose rate is stated twice (by ``gbytes_per_s`` and ``oversubscription``) or
+    not at all.
+    """
     over, rate = tier.oversubscription, tier.gbytes_per_s
     if index == NETWORK and over is not None:
         refuse(
             "oversubscription",
-            "is for tiers above the one between nodes: give gbytes_per_s of a node",
+            f"{over:g}, but the tier between nodes has none: give gbytes_per_s, a node's rate",
         )
     if over is not None and rate is not None:
         refuse("oversubscription", f"{over:g}, and gbytes_per_s gives the rate too: leave one out")

@@ -1,3 +1,3 @@
-"""The schedule of an iteration: which tasks there are, in which order and on which stream they
-run.
+"""The schedule of an iteration: which tasks a pipeline's stages run, in which order and on which
+stream.
 """

@@ -1,5 +1,5 @@
-"""Orders of passes as text, as in an order file: one line for each stage, one word for each pass,
-as ``F0m3 B0m3``.
+"""The text of order files, which give the order of a pipeline's forward and backward passes: one
+line for each stage, one word for each pass, as ``F0m3 B0m3``.
 
 ``F0m3`` is the forward pass of chunk 0 for micro-batch 3. ``B`` is the backward pass. If a stage
 also has ``W``, ``B`` computes only the gradient of the input, and ``W`` the gradients of the
@@ -22,15 +22,15 @@ _KINDS: Mapping[str, PassKind] = {kind: kind for kind in get_args(PassKind)}
 
 _NUMBER = "0|[1-9][0-9]{0,8}"
 _WORD = re.compile(rf"([FBW])({_NUMBER})?m({_NUMBER})")
-# In an order file, a line that begins with this word says on which stage each part of the model is.
+# A line of an order file that begins with this word says which stage holds each part of the model.
 _PLACED = "parts"
-# A message shows at most this many characters of a word.
+# An error message shows at most this many characters of a faulty word.
 _SHOWN = 24
 
 
 class OrderedPass(NamedTuple):
-    """One pass of a micro-batch through a chunk of a stage: what a word of an order file stands
-    for.
+    """One pass of a micro-batch through a chunk of a stage, as a word of an order file (``F0m3``)
+    describes it.
     """
 
     kind: PassKind
@@ -43,8 +43,8 @@ StageOrder = tuple[OrderedPass, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOrder:
-    """The order in which each stage of a pipeline runs its passes; nobody may have checked yet that
-    it can run.
+    """The order in which each stage of a pipeline runs its forward and backward passes; whether
+    stages can run in this order may be unchecked.
     """
 
     stages: tuple[StageOrder, ...]
@@ -53,26 +53,26 @@ class PipelineOrder:
 
     @property
     def num_stages(self) -> int:
-        """The number of stages."""
+        """The number of stages of the pipeline."""
         return len(self.stages)
 
     @property
     def chunks(self) -> int:
-        """The number of chunks of each stage."""
+        """The number of chunks (separate pieces of the model) of each stage."""
         return self.placement.chunks
 
     def line(self, stage: int) -> int:
-        """The number of the line that an order file has for a stage's passes, counted from one."""
+        """The number, from 1, of the line in an order file that has a stage's passes."""
         return stage + 1 + (not self.placement.is_loop)
 
     def source(self, stage: int, of: OrderedPass) -> StageChunk | None:
-        """The stage and chunk whose output is the input of this pass; None if it takes none from
-        another pass of its kind.
+        """The stage and chunk that compute the input of a stage's pass; None for the first part of
+        the model in a forward pass, the last in a backward pass, and weight gradients.
         """
         return self._beside(stage, of, -1)
 
     def destination(self, stage: int, of: OrderedPass) -> StageChunk | None:
-        """The stage and chunk whose pass takes this pass's output; None if none does."""
+        """The stage and chunk that take the output of a stage's pass; None if no pass takes it."""
         return self._beside(stage, of, 1)
 
     def _beside(self, stage: int, of: OrderedPass, step: int) -> StageChunk | None:
@@ -83,12 +83,12 @@ class PipelineOrder:
         return places[part] if 0 <= part < len(places) else None
 
     def word(self, of: OrderedPass) -> str:
-        """The word that stands for a pass in an order file, such as F0m3."""
+        """The word that stands for a pass in an order file, such as ``F0m3``."""
         chunk = of.chunk if self.chunks > 1 else ""
         return f"{of.kind}{chunk}m{of.micro_batch}"
 
     def __str__(self) -> str:
-        """The order as the text of an order file: a line for each stage."""
+        """The text of an order file for this order: a line for each stage."""
         lines = [" ".join(map(self.word, stage)) for stage in self.stages]
         if not self.placement.is_loop:
             lines.insert(0, placement_line(self.placement))
@@ -96,13 +96,15 @@ class PipelineOrder:
 
 
 def placement_line(placement: Placement) -> str:
-    """The line of an order file that says on which stage each part of the model is."""
+    """The line of an order file that says which stage holds each part of the model: ``parts 0 1 1
+    0``.
+    """
     return " ".join((_PLACED, *map(str, placement.stages)))
 
 
 def order_from_text(text: str, *, num_stages: int, micro_batches: int) -> PipelineOrder:
-    """The order of passes that a text gives; nothing checks yet that its passes can run in this
-    order.
+    """The order of passes in the text of an order file; whether stages can run in this order is not
+    checked yet.
     """
     lines = text.rstrip().splitlines()
     placement = _placement(lines, num_stages)
@@ -111,7 +113,7 @@ def order_from_text(text: str, *, num_stages: int, micro_batches: int) -> Pipeli
     if len(lines) != num_stages:
         reject(
             f"has {_counted(len(lines), 'line')} for {_counted(num_stages, 'stage')}: give one "
-            "line a stage, or the order of a plan with so many stages"
+            "line for each stage of the plan"
         )
     parsed = [_words(number, line) for number, line in enumerate(lines, before)]
     chunks = _chunks(parsed, before)
@@ -119,8 +121,9 @@ def order_from_text(text: str, *, num_stages: int, micro_batches: int) -> Pipeli
         _check_named(parsed, chunks, before)
     if placement is not None and placement.chunks != chunks:
         reject(
-            f"line 1: gives each stage {_counted(placement.chunks, 'chunk')}, but its passes name "
-            f"{chunks}: give {num_stages * chunks} parts in line 1, or passes of {placement.chunks}"
+            f"line 1: gives each stage {_counted(placement.chunks, 'chunk')}, but the passes below "
+            f"name {chunks}: list {num_stages * chunks} parts in line 1, or write passes of "
+            f"{_counted(placement.chunks, 'chunk')}"
         )
     return PipelineOrder(
         stages=tuple(tuple(ordered for _, ordered, _ in words) for words in parsed),
@@ -130,20 +133,22 @@ def order_from_text(text: str, *, num_stages: int, micro_batches: int) -> Pipeli
 
 
 def splits_backward(stage: StageOrder) -> bool:
-    """Whether a stage computes weight gradients in separate passes."""
+    """Whether a stage computes weight gradients in passes of their own (W), apart from those of
+    inputs (B).
+    """
     return any(one.kind == "W" for one in stage)
 
 
 def refuse_word(line: int, word: str, problem: str) -> NoReturn:
-    """Raise an ``InputError`` about a word in a line of an order file; lines are numbered from
-    one.
+    """Raise an ``InputError`` about a word in an order file; ``line`` is the line's number from
+    1.
     """
     reject(f"line {line}: {word} {problem}")
 
 
 def _placement(lines: Sequence[str], num_stages: int) -> Placement | None:
-    """On which stage each part of the model is, if the first line of an order file says so;
-    otherwise None.
+    """Which stage holds each part of the model, from the first line of an order file; None if that
+    line does not begin with ``parts``.
     """
     first, *places_told = lines[0].split() if lines and lines[0].strip() else [""]
     if first != _PLACED:
@@ -154,7 +159,7 @@ def _placement(lines: Sequence[str], num_stages: int) -> Placement | None:
             refuse_word(1, repr(word[:_SHOWN]), problem)
     if {*map(int, places_told)} != {*range(num_stages)}:
         reject(
-            f"line 1: names parts of {len({*places_told})} stages of {num_stages}: name every stage"
+            f"line 1: puts parts on {len({*places_told})} of {num_stages} stages: name every stage"
         )
     try:
         return Placement(tuple(map(int, places_told)))
@@ -162,7 +167,8 @@ def _placement(lines: Sequence[str], num_stages: int) -> Placement | None:
         reject(f"line 1: {error}")
 
 
-# A word of an order file, the pass that it stands for, and whether it names a chunk.
+# A word of an order file as written, the pass that it stands for, and whether the word names a
+# chunk.
 _Word = tuple[str, OrderedPass, bool]
 
 
@@ -179,7 +185,7 @@ def _words(number: int, line: str) -> list[_Word]:
 
 @lru_cache(maxsize=1 << 14)
 def _word(word: str) -> _Word | None:
-    """The pass that a word stands for, cached for all stages and orders; None if the word is
+    """The pass that a word such as ``F0m3`` stands for, cached for all orders; None if the word is
     malformed.
     """
     match = _WORD.fullmatch(word)
@@ -191,8 +197,8 @@ def _word(word: str) -> _Word | None:
 
 
 def _check_named(lines: Sequence[Sequence[_Word]], chunks: int, before: int) -> None:
-    """Refuse words without a chunk if stages have several; ``before`` is the number of the first
-    line.
+    """Refuse words of an order file that name no chunk where stages have several chunks; ``before``
+    is the number of the first of ``lines`` in the file.
     """
     in_lines = [(number, *one) for number, words in enumerate(lines, before) for one in words]
     other, other_word = next((number, word) for number, word, one, _ in in_lines if one.chunk)
@@ -203,7 +209,9 @@ def _check_named(lines: Sequence[Sequence[_Word]], chunks: int, before: int) -> 
 
 
 def _chunks(lines: Sequence[Sequence[_Word]], before: int) -> int:
-    """The number of chunks of a stage, from its words; refuses a gap in the numbers of chunks."""
+    """The number of chunks of each stage, from the words of an order file; refuses a gap in the
+    chunks' numbers.
+    """
     first = {
         ordered.chunk: (number, word)
         for number, line_words in enumerate(lines, before)

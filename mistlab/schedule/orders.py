@@ -1,5 +1,5 @@
-"""The named orders of passes: 1F1B, GPipe, interleaved, V-shaped, with controllable memory, and
-zero-bubble.
+"""The named orders of a pipeline's passes (pipeline schedules): 1F1B, GPipe, interleaved 1F1B,
+zero-bubble orders, and V-shaped orders.
 """
 
 from collections import Counter
@@ -13,23 +13,24 @@ from mistlab.core.values import refuse
 from mistlab.schedule.order_text import placement_line
 from mistlab.schedule.placement import turning
 
-# Orders of chunks in a V: micro-batches pass down to the last stage and back up to the first.
+# Pipeline orders with two chunks of the model per stage in a V: micro-batches pass down to the last
+# stage and back up to the first.
 #
-# The first stage has the first and the last of the model's parts, so a micro-batch's gradients
-# start where its tokens entered. ZB-V (Qi et al. 2023) assumes that F, B and W take equally long:
-# then no stage stalls between its first pass and its last, and each stage has as many micro-batches
-# in flight as the first stage of 1F1B. DualPipeV (DeepSeek 2025) is one half of DualPipe, in which
-# micro-batches enter at both ends: in the steady state, a stage alternates forward passes of one
-# chunk with whole backward passes of the other.
+# The first stage has the first and the last of the model's parts, so a micro-batch's backward pass
+# starts on the stage where its forward pass started. ZB-V (Qi et al. 2023) assumes that F, B and W
+# take equally long: then no stage stalls between its first pass and its last, and each stage has as
+# many micro-batches in flight as the first stage of 1F1B. DualPipeV (DeepSeek 2025) is one half of
+# DualPipe, in which micro-batches enter at both ends: in the steady state, a stage alternates
+# forward passes of one chunk with whole backward passes of the other.
 
 
-# A stage's chunk on the micro-batches' way down to the last stage, and its chunk on the way back
-# up.
+# The two chunks of a stage in a V: micro-batches take the first on their way down to the last
+# stage, the second on their way back up.
 DOWN, UP = 0, 1
 
 
 def zb_v_text(num_stages: int, micro_batches: int) -> str:
-    """The order of passes ZB-V (zero bubbles, chunks in a V), as the text of an order file.
+    """The pipeline order ZB-V (zero bubbles, chunks in a V), as the text of an order file.
 
     With fewer micro-batches than it takes to fill the pipeline, passes of the missing ones are left
     out.
@@ -43,7 +44,7 @@ def zb_v_text(num_stages: int, micro_batches: int) -> str:
 
 
 def dualpipe_v_text(num_stages: int, micro_batches: int) -> str:
-    """The order of passes DualPipeV, as the text of an order file; needs at least as many
+    """The pipeline order DualPipeV, as the text of an order file; needs at least as many
     micro-batches as the model has parts.
 
     >>> print(dualpipe_v_text(1, 2), end="")
@@ -55,8 +56,8 @@ def dualpipe_v_text(num_stages: int, micro_batches: int) -> str:
 
 @dataclass(slots=True)
 class _Line:
-    """The passes of one stage in order. Each new pass is of the next micro-batch for its kind and
-    chunk.
+    """The passes of one stage in order; a pass that is added takes the next micro-batch for its
+    kind and chunk.
 
     ``later`` are gradients of weights that are put off: their chunks and micro-batches.
     """
@@ -69,7 +70,9 @@ class _Line:
         self._next("F", chunk)
 
     def backward(self, chunk: int, *, whole: bool = True) -> None:
-        """Add a backward pass; unless it is ``whole``, its weight gradients are deferred."""
+        """Add a backward pass of a chunk; unless it is ``whole``, its weight gradients are computed
+        in a later pass.
+        """
         micro_batch = self._next("B", chunk)
         if whole:
             self.passes.append(("W", chunk, micro_batch))
@@ -77,7 +80,9 @@ class _Line:
             self.later.append((chunk, micro_batch))
 
     def weights(self) -> None:
-        """Add the pass of the weight gradients deferred first, if there are any."""
+        """Add the weight-gradient pass (W) that has been deferred the longest, if one is
+        deferred.
+        """
         if self.later:
             self.passes.append(("W", *self.later.pop(0)))
 
@@ -96,7 +101,7 @@ class _Line:
 
 def _zb_v(stages: int, stage: int, micro_batches: int) -> _Line:
     line, after = _Line(), stages - stage
-    # Micro-batches pass down until the first of them has returned.
+    # Micro-batches pass down the stages until the first one is back at this stage.
     for _ in range(2 * after - 1):
         line.forward(DOWN)
     for _ in range(stage):
@@ -111,7 +116,7 @@ def _zb_v(stages: int, stage: int, micro_batches: int) -> _Line:
         line.backward(DOWN)
         line.forward(UP)
         line.backward(UP)
-    # The remaining backward passes run as early as possible; weight gradients wait for them.
+    # The remaining backward passes run as early as possible; their weight gradients are deferred.
     for _ in range(stage):
         line.backward(DOWN, whole=False)
         line.backward(UP, whole=False)
@@ -120,7 +125,7 @@ def _zb_v(stages: int, stage: int, micro_batches: int) -> _Line:
         put_off = min(m for chunk, m in line.later if chunk == DOWN)
         line.later.remove((DOWN, put_off))
         line.passes.append(("W", DOWN, put_off))
-    # Weight gradients of the chunk on the way up come first.
+    # Weight gradients of the chunk on the way up (``UP``) are computed first.
     line.later.sort(key=lambda one: (-one[0], one[1]))
     while line.later:
         line.weights()
@@ -147,8 +152,8 @@ def _dualpipe_v(stages: int, stage: int, micro_batches: int) -> _Line:
         line.backward(UP)
         line.forward(UP)
         line.backward(DOWN)
-    # In the first half of the remaining backward passes weight gradients run at once, later ones
-    # are deferred.
+    # In the first half of the remaining backward passes weight gradients are computed at once, in
+    # the second half they are deferred.
     first = 2 * ((stage + 1) // 2) + 1 - stage % 2
     for number in range(stage + 1):
         line.backward(UP, whole=2 * number < first)
@@ -162,41 +167,45 @@ def _dualpipe_v(stages: int, stage: int, micro_batches: int) -> _Line:
 
 
 def placed_text(num_stages: int, lines: Sequence[Sequence[str]]) -> str:
-    """The text of an order file for chunks in a V, from the words for each stage's passes."""
+    """The text of an order file for stages with two chunks in a V; ``lines`` has the words of each
+    stage's passes.
+    """
     placement = turning(num_stages)
     placed = [] if placement.is_loop else [placement_line(placement)]
     return "".join(f"{line}\n" for line in (*placed, *map(" ".join, lines)))
 
 
-# Orders of chunks in a V with half or a third of 1F1B's activations: V-Half and V-Min.
+# V-Half and V-Min: pipeline orders with chunks in a V that hold half or a third of 1F1B's
+# activations.
 #
 # Qi et al. (2024, "Pipeline Parallelism with Controllable Memory") repeat a building block: the
-# four passes of a micro-batch on a stage, F and B of both chunks, start in time slots of a fixed
-# block, and each micro-batch's block starts six time slots after the previous one. The fewer time
-# slots a block spans on the fullest stage, the fewer micro-batches are in flight there. Two of six
-# time slots are left for W, the weight gradients, which here run as soon as a time slot is free. A
-# stage runs its passes in the order of their time slots, each as soon as possible.
+# four passes of a micro-batch on a stage (F and B of both chunks) start in given time slots of
+# equal length, and each micro-batch's block starts six time slots after the previous one. The fewer
+# time slots a block spans on the fullest stage, the fewer micro-batches are in flight there. Two of
+# six time slots are left for W, the weight gradients, which here run as soon as a time slot is
+# free. A stage runs its passes in the order of their time slots, each as soon as possible.
 
 
-# The number of time slots (equal spans of time) that a micro-batch takes on each stage: F, B and W
-# of two chunks.
+# The number of time slots of equal length that a micro-batch takes on each stage, one for each
+# pass: F, B and W of two chunks.
 PERIOD = 6
-# The four passes of a building block, in the order of ``Block``'s time slots.
+# The four passes of a micro-batch on a stage, in the order in which ``Block`` gives their time
+# slots.
 PASSES = (("F", DOWN), ("F", UP), ("B", UP), ("B", DOWN))
 
-# A function from the number of stages and a stage's number to the time slots in which the four
-# passes of its building block start.
+# A function from the number of stages and a stage's number to the time slots in which a
+# micro-batch's four passes start on that stage.
 Block = Callable[[int, int], tuple[int, int, int, int]]
 
 
 def half(stages: int, stage: int) -> tuple[int, int, int, int]:
-    """When a micro-batch's four passes start on a stage in the order V-Half, in time slots of time:
-    a pass down takes two time slots per stage, a pass up one.
+    """The time slots in which the four passes of the first micro-batch start on a stage under
+    V-Half: a pass starts two time slots after the previous stage's, or one after the next stage's.
 
     >>> [half(2, stage) for stage in range(2)]
     [(0, 4, 8, 13), (2, 3, 10, 12)]
     """
-    # Without the shift, two passes of a stage would collide in one time slot.
+    # Without this shift, two passes of a stage would be in the same time slot.
     shift = 3 * (stages % 2 == 0)
     return (
         2 * stage,
@@ -207,8 +216,8 @@ def half(stages: int, stage: int) -> tuple[int, int, int, int]:
 
 
 def least(stages: int, stage: int) -> tuple[int, int, int, int]:
-    """When a micro-batch's four passes start on a stage in the order V-Min, in time slots of time:
-    every pass takes one time slot per stage.
+    """The time slots in which the four passes of the first micro-batch start on a stage under
+    V-Min: every pass takes one time slot per stage.
 
     >>> [least(2, stage) for stage in range(2)]
     [(0, 3, 4, 7), (1, 2, 5, 6)]
@@ -223,7 +232,8 @@ def least(stages: int, stage: int) -> tuple[int, int, int, int]:
 
 
 def controlled_text(num_stages: int, micro_batches: int, *, block: Block) -> str:
-    """The text of an order file in which all micro-batches repeat one building block of passes.
+    """The text of an order file in which each micro-batch repeats the same building block of
+    passes, six time slots after the previous micro-batch.
 
     >>> print(controlled_text(1, 2, block=least), end="")
     F0m0 F1m0 B1m0 B0m0 W1m0 W0m0 F0m1 F1m1 B1m1 B0m1 W1m1 W0m1
@@ -233,8 +243,8 @@ def controlled_text(num_stages: int, micro_batches: int, *, block: Block) -> str
 
 
 def _words(slots: tuple[int, int, int, int], micro_batches: int) -> list[str]:
-    """The words of an order file for a stage's passes, in the order of their time slots of time,
-    with W in free time slots.
+    """The words of an order file for a stage's passes in the order of their time slots; W passes
+    take the time slots that are free.
     """
     taken = {
         slot + PERIOD * micro_batch: (kind, chunk, micro_batch)
@@ -253,8 +263,8 @@ def _words(slots: tuple[int, int, int, int], micro_batches: int) -> list[str]:
     return pass_words + later
 
 
-# Named orders of passes, and for each a function from the numbers of stages and micro-batches to
-# the text of an order file.
+# The pipeline orders V-Half and V-Min by name, each as a function from the numbers of stages and
+# micro-batches to the text of an order file.
 CONTROLLED: Mapping[str, Callable[[int, int], str]] = {
     "v-half": partial(controlled_text, block=half),
     "v-min": partial(controlled_text, block=least),
@@ -262,11 +272,11 @@ CONTROLLED: Mapping[str, Callable[[int, int], str]] = {
 
 
 # Interleaved 1F1B as the text of an order file: each stage has several chunks of the model, and
-# passes through them in turn.
+# alternates between them.
 
 
 def interleaved_text(stages: int, micro_batches: int, chunks: int) -> str:
-    """The order of passes interleaved 1F1B (Narayanan et al., SC 2021), as the text of an order
+    """The pipeline order interleaved 1F1B (Narayanan et al., SC 2021), as the text of an order
     file.
 
     Chunks take as many micro-batches in turn as there are stages, of which there is a multiple.
@@ -288,13 +298,15 @@ def interleaved_text(stages: int, micro_batches: int, chunks: int) -> str:
 
 
 def _turn(number: int, stages: int, chunks: int) -> tuple[int, int]:
-    """The chunk and the micro-batch of a stage's forward pass number ``number``."""
+    """The chunk and the micro-batch of the forward pass with this number on a stage, in interleaved
+    1F1B.
+    """
     group, rest = divmod(number, stages * chunks)
     chunk, stage_number = divmod(rest, stages)
     return chunk, group * stages + stage_number
 
 
-# Named pipeline orders, as the text that an order file contains.
+# The named pipeline orders, each as the text that an order file contains.
 #
 # 1F1B (Narayanan et al. 2019): each stage runs as many forward passes ahead as there are stages
 # after it, then alternates. GPipe (Huang et al. 2019): all forward passes, then all backward
@@ -307,12 +319,12 @@ DEFAULT_ORDER = "1f1b"
 
 
 def in_flight(stage: int, num_stages: int, micro_batches: int) -> int:
-    """The number of micro-batches that a stage of a 1F1B pipeline has in flight at most."""
+    """The largest number of micro-batches that a stage of a 1F1B pipeline has in flight."""
     return min(micro_batches, num_stages - stage)
 
 
 def one_forward_one_backward(num_stages: int, micro_batches: int) -> str:
-    """The order of passes 1F1B, as the text of an order file.
+    """The pipeline order 1F1B, as the text of an order file.
 
     >>> print(one_forward_one_backward(2, 3), end="")
     Fm0 Fm1 Bm0 Fm2 Bm1 Bm2
@@ -323,8 +335,8 @@ def one_forward_one_backward(num_stages: int, micro_batches: int) -> str:
         ahead = in_flight(stage, num_stages, micro_batches)
         forwards = [f"Fm{m}" for m in range(micro_batches)]
         backwards = [f"Bm{m}" for m in range(micro_batches)]
-        # Warm-up: the forward passes that run ahead; then alternating passes; then the remaining
-        # backward passes.
+        # Warm-up (forward passes that run ahead), then backward and forward passes in alternation,
+        # then the remaining backward passes.
         pairs = zip(backwards, forwards[ahead:], strict=False)
         remaining = backwards[micro_batches - ahead :]
         lines.append(" ".join((*forwards[:ahead], *chain.from_iterable(pairs), *remaining)))
@@ -332,7 +344,7 @@ def one_forward_one_backward(num_stages: int, micro_batches: int) -> str:
 
 
 def all_forwards_then_backwards(num_stages: int, micro_batches: int) -> str:
-    """The order of passes GPipe, as the text of an order file.
+    """The pipeline order GPipe, as the text of an order file.
 
     >>> print(all_forwards_then_backwards(1, 2), end="")
     Fm0 Fm1 Bm0 Bm1
@@ -342,8 +354,8 @@ def all_forwards_then_backwards(num_stages: int, micro_batches: int) -> str:
 
 
 def interleaved(num_stages: int, micro_batches: int, chunks: int) -> str:
-    """The order of passes interleaved 1F1B, as the text of an order file; refuses a number of
-    micro-batches that is not a multiple of the stages.
+    """The pipeline order interleaved 1F1B, as the text of an order file; refuses a number of
+    micro-batches that is not a multiple of the number of stages.
 
     >>> print(interleaved(1, 2, 2), end="")
     F0m0 F1m0 B1m0 F0m1 B0m0 F1m1 B1m1 B0m1
@@ -358,8 +370,8 @@ def interleaved(num_stages: int, micro_batches: int, chunks: int) -> str:
 
 
 def zero_bubble(num_stages: int, micro_batches: int, *, ahead: int = 1, put_off: int = 1) -> str:
-    """A 1F1B order in which weight gradients fill bubbles (by default ZB-H1), as the text of an
-    order file.
+    """A 1F1B order in which weight-gradient passes fill bubbles (by default ZB-H1), as the text of
+    an order file.
 
     A stage runs ``ahead`` forwards ahead for each stage after it, and puts ``put_off`` gradients of
     weights off for each stage before it. ZB-H1 holds as much as the first stage of 1F1B, ZB-H2 (2
@@ -386,7 +398,7 @@ def zero_bubble(num_stages: int, micro_batches: int, *, ahead: int = 1, put_off:
 
 
 def dualpipe_v(num_stages: int, micro_batches: int) -> str:
-    """The order of passes DualPipeV, as the text of an order file; refuses fewer micro-batches than
+    """The pipeline order DualPipeV, as the text of an order file; refuses fewer micro-batches than
     the model has parts.
     """
     if problem := _too_few(num_stages, micro_batches):
@@ -404,17 +416,17 @@ def _too_few(num_stages: int, micro_batches: int) -> str:
 
 
 def order_of_chunks(chunks: int) -> str:
-    """The name of the interleaved order with this many chunks per stage, even if there is no such
-    order.
+    """The name of the interleaved order with this many chunks per stage, whether or not it is in
+    ``ORDERS``.
     """
     return f"interleaved-{chunks}"
 
 
-# The numbers of chunks of interleaved orders, by name.
+# The number of chunks per stage in each interleaved order, by the order's name.
 INTERLEAVED: Mapping[str, int] = {order_of_chunks(chunks): chunks for chunks in (2, 3, 4, 5, 6, 8)}
 
-# All named orders of passes, and for each a function from the numbers of stages and micro-batches
-# to the text of an order file.
+# All named pipeline orders, each as a function from the numbers of stages and micro-batches to the
+# text of an order file.
 ORDERS: dict[str, Callable[[int, int], str]] = {
     DEFAULT_ORDER: one_forward_one_backward,
     "gpipe": all_forwards_then_backwards,
@@ -426,21 +438,22 @@ ORDERS: dict[str, Callable[[int, int], str]] = {
     "dualpipe-v": dualpipe_v,
     **CONTROLLED,
 }
-# Orders with two chunks per stage in a V: micro-batches turn back at the last stage.
+# Pipeline orders with two chunks per stage in a V: micro-batches pass down to the last stage, and
+# back.
 TURNING = ("zb-v", "dualpipe-v", *CONTROLLED)
-# Orders with separate weight-gradient passes.
+# Pipeline orders that compute weight gradients in passes of their own (W).
 SPLIT = ("zb-h1", "zb-h2", "zb-2p", *TURNING)
-# Periodic orders: from warm-up to cool-down of a few groups of micro-batches, stages repeat the
-# same passes. A group has as many micro-batches as there are stages.
+# Periodic pipeline orders: between warm-up and cool-down, stages repeat the same passes for each
+# group of as many micro-batches as there are stages.
 REPEATING = frozenset((*INTERLEAVED, *SPLIT))
-# A periodic order of passes is played with about this many groups of as many micro-batches as
-# stages; longer ones are extrapolated.
+# The number of groups of micro-batches (each as large as the number of stages) with which the event
+# simulator plays a periodic order; longer iterations are extrapolated.
 GROUPS_PLAYED = 4
 
 
 def fewer_micro_batches(order: str, num_stages: int, micro_batches: int) -> int:
-    """The fewest micro-batches with which an order of passes has the same warm-up, cool-down and
-    period; all of them if it is not periodic.
+    """The fewest micro-batches with which a pipeline order has the same warm-up, cool-down and
+    period; ``micro_batches`` itself if the order is not periodic.
     """
     beyond = micro_batches - GROUPS_PLAYED * num_stages
     if order not in REPEATING or beyond < num_stages:
@@ -449,7 +462,8 @@ def fewer_micro_batches(order: str, num_stages: int, micro_batches: int) -> int:
 
 
 def repeat_of(order: str, num_stages: int) -> int:
-    """After how many micro-batches an order of passes repeats, if each ring buffer has two entries.
+    """The number of micro-batches after which a pipeline order repeats, if each ring buffer has two
+    entries.
 
     >>> repeat_of("1f1b", 3), repeat_of("interleaved-2", 3)
     (2, 6)
@@ -458,7 +472,7 @@ def repeat_of(order: str, num_stages: int) -> int:
 
 
 def chunks_of(order: str) -> int:
-    """The number of chunks of each stage in a named order.
+    """The number of chunks per stage in a named pipeline order.
 
     >>> chunks_of("zb-h1"), chunks_of("zb-v"), chunks_of("interleaved-4")
     (1, 2, 4)
@@ -467,8 +481,8 @@ def chunks_of(order: str) -> int:
 
 
 def order_problem(order: str, num_stages: int, micro_batches: int, most_chunks: int) -> str:
-    """What is wrong with a named order for stages of at most this many chunks; empty if it can
-    run.
+    """Why a pipeline with these numbers of stages, micro-batches and chunks per stage (at most)
+    cannot use a named order; empty if it can.
     """
     chunks = chunks_of(order)
     if order == "dualpipe-v" and (problem := _too_few(num_stages, micro_batches)):
@@ -484,5 +498,5 @@ def order_problem(order: str, num_stages: int, micro_batches: int, most_chunks: 
 
 
 def is_order_path(name: str) -> bool:
-    """Whether an order is given as a file's path, rather than by name."""
+    """Whether a text gives a pipeline order by the path of an order file, rather than by name."""
     return "/" in name or name.endswith(".txt")

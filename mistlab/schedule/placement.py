@@ -1,4 +1,6 @@
-"""On which stages of a pipeline the parts of a model lie, and divisions into even parts."""
+"""Which stage of a pipeline holds each part of a model, and how a number of blocks is divided
+evenly.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,11 +9,12 @@ from typing import NamedTuple
 
 from mistlab.core.values import reject
 
-# Ways to divide a number of equal items.
+# Divides a number of equal items, such as blocks, into parts as even as possible.
 
 
 def even_shares(count: int, parts: int) -> tuple[int, ...]:
-    """A number divided into parts as evenly as possible; the remainder goes to the first parts.
+    """Divide ``count`` items into parts as evenly as possible; the remainder goes to the first
+    parts.
 
     >>> even_shares(32, 5)
     (7, 7, 6, 6, 6)
@@ -21,7 +24,8 @@ def even_shares(count: int, parts: int) -> tuple[int, ...]:
 
 
 def spread_shares(count: int, parts: int) -> list[int]:
-    """A number divided into parts as evenly as possible; the remainder is spread over all parts.
+    """Divide ``count`` items into parts as evenly as possible; the remainder is spread over all
+    parts.
 
     >>> spread_shares(32, 5)
     [6, 6, 7, 6, 7]
@@ -29,22 +33,26 @@ def spread_shares(count: int, parts: int) -> list[int]:
     return [count * (part + 1) // parts - count * part // parts for part in range(parts)]
 
 
-# The placement of a model's parts: the stage that holds each part.
+# The placement of a model's parts: which stage holds each part.
 #
-# A stage's chunks are its parts, in the order of the model. In a *loop* the parts go round: with S
-# stages, part c S + s is chunk c of stage s. In a *V* they turn at the last stage: with two chunks
-# per stage, part s is the first chunk of stage s, and part 2 S - 1 - s the second one.
+# A stage's chunks are the parts that it holds, in the order of the model. In a *loop* the parts go
+# round the stages: with S stages, part c S + s is chunk c of stage s. In a *V* they turn back at
+# the last stage: with two chunks per stage, part s is the first chunk of stage s, and part 2 S - 1
+# - s the second.
 #
 # A stage's blocks are divided over its chunks as evenly as possible. If there are few blocks, the
 # parts with the embedding and the head may have no block.
 
 
-# How to step from a stage to the one that a part's input is from, or that its output goes to.
+# The difference in stage number from a part's stage to the one that its input comes from, or its
+# output goes to.
 PREVIOUS, HERE, NEXT = -1, 0, 1
 
 
 class StageChunk(NamedTuple):
-    """A chunk of a stage, by the numbers of both."""
+    """A chunk of a stage: the stage's number in the pipeline, and the chunk's number in the
+    stage.
+    """
 
     stage: int
     chunk: int
@@ -52,7 +60,9 @@ class StageChunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The stage that holds each part of a model, in the order of the parts."""
+    """Which stage holds each part of a model: a stage's number for each part, in the model's
+    order.
+    """
 
     stages: tuple[int, ...]
 
@@ -63,18 +73,18 @@ class Placement:
 
     @property
     def num_stages(self) -> int:
-        """The number of stages."""
+        """The number of stages of the pipeline."""
         return max(self.stages) + 1
 
     @property
     def chunks(self) -> int:
-        """The number of chunks of each stage."""
+        """The number of chunks (parts of the model) on each stage."""
         return len(self.stages) // self.num_stages
 
     @property
     def is_loop(self) -> bool:
-        """Whether the parts go round the stages: 0, 1, 2, 0, 1, 2 for two chunks on three
-        stages.
+        """Whether the parts go round the stages, such as 0, 1, 2, 0, 1, 2 for two chunks on each of
+        three stages.
         """
         return self.stages == tuple(range(self.num_stages)) * self.chunks
 
@@ -95,7 +105,7 @@ class Placement:
 
     @property
     def places(self) -> tuple[StageChunk, ...]:
-        """The stage and the chunk of each part."""
+        """For each part of the model, its stage and which chunk of that stage it is."""
         before = [0] * self.num_stages
         places = []
         for stage in self.stages:
@@ -105,7 +115,7 @@ class Placement:
 
     @property
     def parts(self) -> Mapping[StageChunk, int]:
-        """For each chunk of each stage, its number among the parts of the model."""
+        """For each chunk of each stage, the number of its part of the model."""
         return {place: part for part, place in enumerate(self.places)}
 
     def of_stage(self, stage: int) -> tuple[int, ...]:
@@ -113,14 +123,14 @@ class Placement:
         return tuple(part for part, own in enumerate(self.stages) if own == stage)
 
     def comes_from(self, part: int) -> int:
-        """The step to the stage that sends a part its input: previous, same or next; ``PREVIOUS``
-        if none does.
+        """The direction from which a part's input comes: the previous, the same or the next stage;
+        ``PREVIOUS`` for the first part.
         """
         return PREVIOUS if part == 0 else -self.goes_to(part - 1)
 
     def goes_to(self, part: int) -> int:
-        """The step to the stage that takes a part's output: previous, same or next; ``NEXT`` if
-        none does.
+        """The direction in which a part's output goes: to the previous, the same or the next stage;
+        ``NEXT`` for the last part.
 
         In a loop the stage after the last one is the first.
         """
@@ -130,12 +140,12 @@ class Placement:
         return step if step in (PREVIOUS, HERE) else NEXT
 
     def sends_away(self, part: int) -> bool:
-        """Whether a part's output goes to another stage."""
+        """Whether a part's output goes to another stage than the part's own."""
         following = self.stages[part + 1 : part + 2]
         return bool(following) and following[0] != self.stages[part]
 
     def blocks_needed(self, stage: int) -> int:
-        """The fewest blocks of a stage with which each of its parts has a layer, even if only the
+        """The fewest blocks that a stage needs so that each of its parts has a layer: a block, the
         embedding or the head.
         """
         parts = self.of_stage(stage)
@@ -150,7 +160,7 @@ class Placement:
         )
 
     def shares_of_blocks(self, blocks: int, stage: int) -> tuple[int, ...]:
-        """The number of a stage's blocks in each of its chunks.
+        """For each chunk of a stage, how many of the stage's ``blocks`` it has.
 
         The rest goes to the first chunks, but on the first stage of a loop, whose first part has
         the embedding too, to the last ones.
@@ -159,7 +169,7 @@ class Placement:
 
 
 def loop(num_stages: int, chunks: int = 1) -> Placement:
-    """The placement whose parts go round the stages, ``chunks`` times.
+    """The placement in a loop: the model's parts go round the stages ``chunks`` times.
 
     >>> loop(3, 2).stages
     (0, 1, 2, 0, 1, 2)
@@ -168,8 +178,8 @@ def loop(num_stages: int, chunks: int = 1) -> Placement:
 
 
 def turning(num_stages: int) -> Placement:
-    """The placement in a V, with two chunks per stage: the first stage has the first and the last
-    part.
+    """The placement in a V, with two chunks per stage: the first stage holds the first and the last
+    part of the model.
 
     >>> turning(3).stages
     (0, 1, 2, 2, 1, 0)
@@ -179,7 +189,8 @@ def turning(num_stages: int) -> Placement:
 
 
 def blocks_of_chunks(blocks: int, chunks: int, *, is_first: bool = False) -> tuple[int, ...]:
-    """The number of a stage's blocks in each of its chunks.
+    """For each chunk of a stage, how many of the stage's blocks it has; with ``is_first`` the last
+    chunks take the remainder.
 
     >>> blocks_of_chunks(8, 3)
     (3, 3, 2)
@@ -191,8 +202,8 @@ def blocks_of_chunks(blocks: int, chunks: int, *, is_first: bool = False) -> tup
 
 
 def most_chunks(blocks: Sequence[int], *, turns: bool = False) -> int:
-    """The largest number of chunks per stage for stages with these numbers of blocks, if parts go
-    round the stages or, with ``turns``, lie in a V.
+    """The largest possible number of chunks per stage, given the number of blocks of each stage;
+    parts go round the stages, or with ``turns`` lie in a V.
 
     >>> most_chunks((2, 3, 2)), most_chunks((2,)), most_chunks((1, 2), turns=True)
     (3, 2, 2)
@@ -202,17 +213,19 @@ def most_chunks(blocks: Sequence[int], *, turns: bool = False) -> int:
 
 
 def _check_stages(stages: Sequence[int]) -> None:
-    """Refuse a placement in which stages have different numbers of parts."""
+    """Refuse a placement that gives some stages more parts than others."""
     counts = [stages.count(stage) for stage in range(max(stages, default=-1) + 1)]
     if not counts or min(stages) < 0 or len({*counts}) > 1:
         reject(
             f"parts on stages {_shown(stages)} do not give every stage equally many chunks: name "
-            "each stage as often, from 0 on without a gap"
+            "each stage equally often, from stage 0 on without a gap"
         )
 
 
 def _check_neighbours(stages: Sequence[int]) -> None:
-    """Refuse a placement with consecutive parts on stages that do not send to each other."""
+    """Refuse a placement in which consecutive parts of the model are on stages that do not send to
+    each other.
+    """
     last = max(stages)
     for part, (here, there) in enumerate(pairwise(stages)):
         if abs(there - here) > 1 and (here, there) != (last, 0):

@@ -1,5 +1,5 @@
-"""Slot tables, which list the tasks that overlap while one layer computes, and single tasks
-(actions).
+"""Slot tables, which list the tasks (computation, collectives, copies) that overlap while one layer
+computes; and actions, which are single tasks.
 
 The schedule is written only here: the closed form sums a table's slots, the event simulator plays
 them, and the runtime executes them. Each engine has tables of its own (``mistlab.engines``).
@@ -26,7 +26,8 @@ _TEXT = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One task of a stage, for one layer and one micro-batch, both counted from zero.
+    """One task of a stage, for one layer and one micro-batch; layers and micro-batches are counted
+    from 0.
 
     Kinds: F forward, B backward, W gradients of weights (if B computes only the input's), S
     optimizer step, U parameter all-gather, R gradient reduction, X send, Y receive. P, G, O and A
@@ -58,7 +59,7 @@ class Action:
 
     @property
     def of_pass(self) -> tuple[Kind, int]:
-        """The kind and the micro-batch of a task, which all tasks of one pass of a stage share."""
+        """The kind and the micro-batch of this task, by which the tasks of one pass are found."""
         return self.kind, self.micro_batch
 
     def __str__(self) -> str:
@@ -89,23 +90,24 @@ def _parts(text: str) -> dict[str, Any]:
 Stream = Literal["compute", "gpu_to_gpu", "host_to_device", "device_to_host"]
 Phase = Literal["first_forward", "forward", "backward", "last_backward", "step"]
 Place = Literal["ahead", "here", "behind"]
-# How a stage sends activations and gradients: while its next pass runs (overlapped), before its
-# next pass (blocking), the same with the receiver blocked too (meeting), or while its next pass
-# runs and each tensor-parallel rank sends a part, which the receivers gather (split).
+# How a stage sends activations and gradients to the next: "overlapped", while its next pass runs;
+# "blocking", before its next pass; "meeting", before its next pass and with the receiver blocked
+# too; "split", while its next pass runs, with each tensor-parallel rank sending a part that the
+# receivers gather.
 Sends = Literal["overlapped", "blocking", "meeting", "split"]
 IN_TURN: tuple[Sends, ...] = ("blocking", "meeting")
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
-# From this ZeRO level on gradients are reduced from buffers, and from that one on weights are
-# gathered into buffers; below, both happen in place.
+# The ZeRO levels from which gradients (2) and weights (3) are sharded: gradients are then reduced
+# from ring buffers, weights gathered into them. At lower levels both stay in place.
 SHARDED_GRADIENTS = 2
 SHARDED_WEIGHTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A row of a slot table: a task that runs on one stream while a layer computes.
+    """A row of a slot table: one task that runs on one stream while a layer computes.
 
     ``place`` says which layer the task is for: the one that computes (here), one whose turn comes
     later (ahead), or one whose turn is over (behind). ``from_zero`` is the lowest ZeRO level with
@@ -120,14 +122,16 @@ class Task:
 
     @property
     def name(self) -> str:
-        """The task's kind and direction as text: F, P<, A>."""
+        """The task's kind and direction as text: F (forward), P< (weights come in), A> (activations
+        go out).
+        """
         return f"{self.kind}{self.direction or ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """A slot table: the tasks that overlap while one layer computes, for each phase, and how stages
-    send.
+    """A slot table: for each phase of an iteration, the tasks that overlap while one layer
+    computes; and how stages send to one another.
 
     A layer's slot lasts until all of its tasks are done. ``depth`` is the distance, in layers, of
     "ahead" and "behind"; with 0 all tasks of a slot are one layer's, one after another. With
@@ -142,25 +146,28 @@ class Template:
     overlaps_tensor_backward: bool = False
 
 
-# Tasks from which each engine makes its slot tables (``mistlab.engines``).
+# The tasks of which each engine's slot tables consist (``mistlab.engines``).
 FORWARD = Task(stream="compute", kind="F")
 BACKWARD = Task(stream="compute", kind="B")
-# Sharded weights are gathered for every pass; weights that only a sharded optimizer step has
-# changed are gathered once.
+# All-gathers of weights: sharded weights (ZeRO-3) for every pass; weights that a sharded optimizer
+# step has changed (ZeRO-1 and 2) once after the step.
 GATHER_SHARDED = Task(stream="gpu_to_gpu", kind="U", place="ahead", from_zero=SHARDED_WEIGHTS)
 GATHER_STEPPED = Task(stream="gpu_to_gpu", kind="U", place="ahead", from_zero=1)
-# Sharded gradients are reduced after every backward pass; others once, in the last backward pass.
+# Reductions of gradients: sharded gradients (ZeRO-2 and 3) after every backward pass, others once,
+# in the last backward pass.
 REDUCE_SHARDED = Task(stream="gpu_to_gpu", kind="R", place="behind", from_zero=SHARDED_GRADIENTS)
 REDUCE = Task(stream="gpu_to_gpu", kind="R", place="behind")
 
 
 def fetch(kind: Kind) -> Task:
-    """The task that copies data of this kind from the host, for a layer that computes later."""
+    """A task that copies weights, gradients, optimizer states or activations (by ``kind``) from the
+    host, for a layer that computes later.
+    """
     return Task(stream="host_to_device", kind=kind, direction="<", place="ahead")
 
 
 def evict(kind: Kind, at: Place = "behind") -> Task:
-    """The task that copies data of this kind to the host, for a layer that computed before or for
-    the one at another ``place``.
+    """A task that copies weights, gradients, optimizer states or activations (by ``kind``) to the
+    host, for a layer that computed before, or for the one at ``at``.
     """
     return Task(stream="device_to_host", kind=kind, direction=">", place=at)

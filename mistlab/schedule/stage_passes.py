@@ -1,4 +1,6 @@
-"""The passes of a stage in order, their lanes, and the messages that each pass receives."""
+"""The passes (forward, backward, weight-gradient) of a stage in order, the queues on which their
+tasks run, and the messages that each pass receives.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +11,8 @@ from mistlab.schedule.order_text import OrderedPass, PassKind, PipelineOrder, sp
 from mistlab.schedule.placement import Placement, StageChunk, loop
 from mistlab.schedule.slots import Kind, Phase, Task
 
-# Lanes: the queues of a GPU, and one of its host, each of which runs tasks of a stage in order.
+# Lanes: queues of a rank (those of its GPU, and one of its host), each of which runs a stage's
+# tasks in order.
 
 
 Lane = Literal[
@@ -29,15 +32,15 @@ Lane = Literal[
     "receive_forward_up",
     "receive_backward_up",
 ]
-# The two ways of messages between stages, each with lanes of its own. If parts lie in a V, a stage
-# has a second neighbour for messages of each kind, with further lanes.
+# A message between stages uses one lane to be sent and one to be received. If the model's parts lie
+# in a V, a stage sends in two directions, and has a second set of lanes ("up").
 Transfer = Literal["send", "receive"]
 LANES: tuple[Lane, ...] = get_args(Lane)
 
 
 def lane_of(row: Task) -> Lane:
-    """The lane (queue) on which a task of the slot table runs: that of its stream, except that each
-    kind of collective has a lane of its own.
+    """The lane (queue) on which a task of the slot table runs: the lane of its stream; all-gathers
+    and reduce-scatters have a lane each.
     """
     if row.stream != "gpu_to_gpu":
         return row.stream
@@ -47,7 +50,8 @@ def lane_of(row: Task) -> Lane:
 def lane_of_transfer(
     way: Transfer, kind: PassKind, sender: int, receiver: int, stages: int
 ) -> Lane:
-    """The lane on which a stage sends or receives the outputs of passes of a kind.
+    """The lane (queue) on which a stage sends or receives the outputs of passes of one kind (F or
+    B).
 
     >>> lane_of_transfer("send", "F", 2, 0, 3), lane_of_transfer("send", "F", 2, 1, 3)
     ('send_forward', 'send_forward_up')
@@ -69,22 +73,22 @@ _TRANSFERS: Mapping[tuple[Transfer, PassKind, bool], Lane] = {
 }
 
 
-# The passes of each stage in an iteration, with all of their properties.
+# Derives the passes of each stage in an iteration from a pipeline order.
 #
-# A pass's phase and its neighbours are derived from the order of passes only here. The event
+# A pass's phase, and the stages that it exchanges data with, are derived only here. The event
 # simulator and the runtime both use them.
 
 
-# The stage, kind, chunk and micro-batch of a pass.
+# Identifies a pass in a pipeline: its stage, kind, chunk and micro-batch.
 PassKey = tuple[int, PassKind, int, int]
-# The number of pipelines whose passes are cached.
+# The number of pipelines for which the passes of the stages are cached.
 _MOST_KEPT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePass:
-    """One pass of a micro-batch through a chunk of a stage; ``number`` is its index among the
-    stage's passes.
+    """One pass of a micro-batch through a chunk of a stage; ``number`` is the pass's index in the
+    stage's order.
 
     ``phase`` is ``first_forward`` for the first F of a chunk. It is ``last_backward`` for the
     chunk's last B, or for its last W if the stage has W (then all its B are ``backward``).
@@ -104,23 +108,23 @@ class StagePass:
 
     @property
     def key(self) -> PassKey:
-        """What identifies the pass in its pipeline: stage, kind, chunk and micro-batch."""
+        """The stage, kind, chunk and micro-batch of the pass, which identify it in its pipeline."""
         return self.stage, self.kind, self.chunk, self.micro_batch
 
     @property
     def is_received(self) -> bool:
-        """Whether another stage sends its input."""
+        """Whether the input of the pass comes from another stage."""
         return self.comes_from is not None and self.comes_from.stage != self.stage
 
     @property
     def is_sent(self) -> bool:
-        """Whether its output is sent to another stage."""
+        """Whether the output of the pass goes to another stage."""
         return self.goes_to is not None and self.goes_to.stage != self.stage
 
     @property
     def needs(self) -> PassKey | None:
-        """The pass, on this or another stage, whose output is the input of this one; None if there
-        is none.
+        """The pass, on this or another stage, whose output this pass takes as its input; None if it
+        takes no pass's output.
         """
         source = self.comes_from
         if source is None:
@@ -130,8 +134,8 @@ class StagePass:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagePasses:
-    """A stage's passes in order; ``most_held`` is the largest number of micro-batches in flight at
-    once, over all chunks, each from F to the last pass that needs its activations.
+    """The passes of a stage in order; ``most_held`` is the largest number of micro-batches in
+    flight at once, summed over the stage's chunks.
 
     ``placement`` says where the parts of all stages lie.
     """
@@ -153,20 +157,20 @@ class StagePasses:
         return self.placement.chunks
 
 
-# Stands for the passes of a stage where they do not matter.
+# An empty list of passes, for shapes of stages whose passes do not matter.
 NO_PASSES = StagePasses(passes=(), placement=loop(1), most_held=0, splits_backward=False)
 
 
 @lru_cache(maxsize=_MOST_KEPT)
 def passes_of(order: PipelineOrder) -> tuple[StagePasses, ...]:
-    """The passes of each stage of a pipeline."""
+    """The passes of each stage of a pipeline, in the order in which the stage runs them."""
     return tuple(_of_stage(order, stage) for stage in range(order.num_stages))
 
 
 @lru_cache(maxsize=_MOST_KEPT)
 def in_turn(passes: tuple[StagePasses, ...]) -> tuple[StagePass, ...]:
-    """All passes of a pipeline, each after the passes that it depends on; passes of a deadlock are
-    left out.
+    """All passes of a pipeline, ordered so that each comes after the passes whose outputs it needs;
+    passes that a deadlock would block are left out.
     """
     ran: list[StagePass] = []
     ended: set[PassKey] = set()
@@ -194,8 +198,8 @@ def _of_stage(order: PipelineOrder, stage: int) -> StagePasses:
     splits = splits_backward(actions)
     first: dict[tuple[PassKind, int], int] = {}
     last: dict[tuple[PassKind, int], int] = {}
-    # The phase and neighbours of a pass depend only on its kind, its chunk, and whether it is the
-    # first or last of them.
+    # The phase of a pass, its source and its destination depend only on its kind, its chunk, and
+    # whether it is the first or last of that kind and chunk.
     for number, action in enumerate(actions):
         first.setdefault((action.kind, action.chunk), number)
         last[action.kind, action.chunk] = number
@@ -235,8 +239,8 @@ def _phase(kind: PassKind, *, is_first: bool, is_last: bool, splits: bool) -> Ph
 
 
 def _most_held(actions: Sequence[OrderedPass], *, frees: PassKind) -> int:
-    """The largest number of micro-batches in flight over all chunks of a stage, each from its F to
-    its pass of kind ``frees``.
+    """The largest number of micro-batches that a stage has in flight at once, summed over its
+    chunks: each from its forward pass to its pass of kind ``frees``.
     """
     held = most = 0
     for action in actions:
@@ -245,19 +249,21 @@ def _most_held(actions: Sequence[OrderedPass], *, frees: PassKind) -> int:
     return most
 
 
-# Which tasks a pass runs if its stage has separate weight-gradient passes (W).
+# Selects the tasks of a pass where a stage computes weight gradients in separate passes (W).
 #
 # An input-gradient pass (B) gathers and swaps in the data that it computes with. Gradients are
-# swapped, reduced, and offloaded for a step on the host in the pass that computes them (W).
+# swapped, reduced, and offloaded for an optimizer step on the host in the pass that computes them
+# (W).
 
 
-# Kinds of tasks that belong to weight gradients.
+# Kinds of tasks that handle weight gradients: R reduces them, G swaps them, O swaps optimizer
+# states.
 _OF_GRADIENTS: frozenset[Kind] = frozenset({"R", "G", "O"})
 
 
 def rows_of_pass(rows: Sequence[Task], stage_pass: StagePass, *, splits: bool) -> tuple[Task, ...]:
-    """The rows of the slot table (its tasks) that a pass runs, among the ``rows`` of its phase; B
-    stands for the computation of W.
+    """The tasks that a pass runs, selected from the rows of the slot table for its phase; where
+    weight gradients have their own passes (W), row B stands for a W pass's computation, too.
     """
     if not splits or stage_pass.kind == "F":
         return tuple(rows)
@@ -267,7 +273,8 @@ def rows_of_pass(rows: Sequence[Task], stage_pass: StagePass, *, splits: bool) -
     )
 
 
-# When a stage posts its receives from neighbours, and the receive buffer of each message.
+# Decides when a stage posts its receives from neighbouring stages, and into which buffer each
+# message is received.
 #
 # A send ends when it is received, and a stage has buffers for two outputs in transit. So a stage
 # posts a receive one pass before the pass that needs the message. Where that would deadlock, the
@@ -280,8 +287,8 @@ _MOST_RECEIPTS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """A message that the pass ``of`` needs: its stage posts the receive before pass number
-    ``before``, into the receive buffer ``room``.
+    """A message that the pass ``of`` of a stage needs: the stage posts the receive before its pass
+    number ``before``, into receive buffer number ``room``.
     """
 
     of: StagePass
@@ -290,7 +297,7 @@ class Receipt:
 
 
 class StageReceipts:
-    """All messages that a stage receives, in the order of posting."""
+    """All messages that a stage receives, in the order in which it posts their receives."""
 
     def __init__(self, receipts: Sequence[Receipt]) -> None:
         self.receipts = receipts
@@ -298,25 +305,28 @@ class StageReceipts:
 
     @property
     def rooms(self) -> int:
-        """The number of receive buffers that the stage needs."""
+        """The number of buffers that the stage needs for received messages."""
         return max(self._rooms.values(), default=-1) + 1
 
     def room_of(self, stage_pass: StagePass) -> int:
-        """The receive buffer of the message that a pass needs; zero if it receives none."""
+        """The number of the buffer into which a pass's input is received; 0 if the pass receives
+        nothing.
+        """
         return self._rooms.get(stage_pass.number, 0)
 
 
 NO_RECEIPTS = StageReceipts(())
 
 
-# The way of a message: the receiving stage, the kind of passes, and the sending stage.
+# Messages of one kind between two stages: the receiving stage, the kind of passes (F or B), and the
+# sending stage.
 _Way = tuple[int, PassKind, int]
 
 
 @dataclass(slots=True, kw_only=True)
 class _Message:
-    """A message from one pass to another, and the receiver's pass before which the receive is
-    posted.
+    """A message from a pass of one stage to a pass of another, and the number of the receiver's
+    pass before which the receive is posted.
     """
 
     source: StagePass
@@ -326,8 +336,8 @@ class _Message:
 
 @lru_cache(maxsize=_MOST_RECEIPTS)
 def receipts_of(passes: tuple[StagePasses, ...], rooms: int) -> tuple[StageReceipts, ...]:
-    """For each stage, the messages that it receives, in order of posting. ``rooms`` is each
-    sender's number of buffers for outputs that are not received yet.
+    """For each stage, the messages that it receives in the order of posting; ``rooms`` is how many
+    sent outputs that are not received yet each stage has buffers for.
     """
     ways = _messages(passes)
     _Dealings(passes=passes, ways=ways, rooms=rooms).let_all_end()
@@ -335,8 +345,8 @@ def receipts_of(passes: tuple[StagePasses, ...], rooms: int) -> tuple[StageRecei
 
 
 def _messages(passes: Sequence[StagePasses]) -> dict[_Way, list[_Message]]:
-    """The messages of each way (receiver, kind of passes, sender), in the order in which they are
-    sent.
+    """The messages between stages, grouped by receiver, kind of passes and sender; each group is in
+    the order of sending.
     """
     needed: dict[PassKey, StagePass] = {
         one.needs: one for of_stage in passes for one in of_stage if one.needs is not None
@@ -349,7 +359,7 @@ def _messages(passes: Sequence[StagePasses]) -> dict[_Way, list[_Message]]:
                 message = _Message(source=source, of=of, before=max(0, of.number - 1))
                 ways.setdefault((of.stage, of.kind, source.stage), []).append(message)
     for messages in ways.values():
-        # The receive of a later message is never posted before that of an earlier one.
+        # The receive of a later message is never posted before the receive of an earlier message.
         for earlier, later in zip(messages[-2::-1], messages[:0:-1], strict=True):
             earlier.before = min(earlier.before, later.before)
     return ways
@@ -357,8 +367,8 @@ def _messages(passes: Sequence[StagePasses]) -> dict[_Way, list[_Message]]:
 
 @dataclass(slots=True, kw_only=True)
 class _Dealings:
-    """Runs passes one by one; where all stages would wait for one another, a receiver posts
-    earlier.
+    """Runs the passes of all stages step by step; where all stages would wait for one another, it
+    lets a receiver post earlier.
     """
 
     passes: Sequence[StagePasses]
@@ -370,7 +380,7 @@ class _Dealings:
     left: set[PassKey] = field(default_factory=set)
 
     def let_all_end(self) -> None:
-        """Let receivers post earlier, until every pass can end."""
+        """Let stages post receives earlier, until every pass can end."""
         self.done = [0] * len(self.passes)
         self.received = dict.fromkeys(self.ways, 0)
         while any(count < len(of) for count, of in zip(self.done, self.passes, strict=True)):
@@ -415,8 +425,8 @@ class _Dealings:
 
 
 class _Turn(NamedTuple):
-    """Sorts the receives of a stage by when they are posted; receives from one sender of one kind
-    stay in order.
+    """Sorts the receives of a stage by the pass before which they are posted; receives of one kind
+    from one sender stay in order.
     """
 
     before: int
@@ -431,7 +441,7 @@ def _with_rooms(stage: int, ways: dict[_Way, list[_Message]], rooms: int) -> tup
         for number, message in enumerate(messages if receiver == stage else ()):
             latest = max(latest, message.of.number)
             turns.append((_Turn(message.before, latest, number), message))
-    # For each buffer, the pass until which it is in use.
+    # For each receive buffer of the stage, the number of the pass until which it is in use.
     taken: dict[int, int] = {}
     receipts = []
     for turn, message in sorted(turns, key=lambda pair: pair[0]):

@@ -118,8 +118,8 @@ CIRCLE = (
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("Fm0 Bm0 Fm1 Bm1", "has 1 line for 2 stages: give one line a stage"),
-        (f"{CHUNKS}\nFm0", "has 3 lines for 2 stages: give one line a stage"),
+        ("Fm0 Bm0 Fm1 Bm1", "has 1 line for 2 stages: give one line for each stage"),
+        (f"{CHUNKS}\nFm0", "has 3 lines for 2 stages: give one line for each stage"),
         ("Fm0\n0Bm0", "line 2: '0Bm0' is not a pass: write F, B or W, the chunk, m and"),
         ("Fm0\nFm00", "line 2: 'Fm00' is not a pass: write F"),
         ("Fm0\n\0\x01", "line 2: '\\x00\\x01' is not a pass: write F"),
