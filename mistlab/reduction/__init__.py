@@ -1,3 +1,3 @@
-"""Gradient reductions for data parallelism that communicate less: with whom ranks average, how
-often, and how compressed.
+"""Gradient reductions with less communication than an all-reduce in every step: with whom
+data-parallel ranks average, how often, and how gradients are compressed.
 """

@@ -1,4 +1,5 @@
-"""Gradient compressors by kind and parameter: the bytes of a message, and bounds on the error.
+"""Gradient compressors by kind and parameter: the bytes of a compressed vector, and bounds on its
+error.
 
 Unbiased ones have ``E C(x) = x`` and ``E |C(x) - x|^2 <= omega |x|^2``; contractive ones have
 ``E |C(x) - x|^2 <= (1 - delta) |x|^2``. Values are 4 bytes, and so are indices.
@@ -13,15 +14,15 @@ from mistlab.core.values import Checked, bounded
 CompressorKind = Literal["none", "qsgd", "top_k", "sign", "power"]
 VALUE_BYTES = INDEX_BYTES = 4
 BITS_A_BYTE = 8
-# An unbiased quantiser rounds relative to the vector's norm, which is sent along as a scale of this
-# size.
+# An unbiased quantiser rounds values relative to the vector's norm, which is sent along in this
+# many bytes.
 SCALE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compressor(Checked):
-    """A compressor of gradients with its parameter: ``levels`` of ``qsgd``, the ``share`` that
-    ``top_k`` keeps, the ``rank`` of ``power``.
+    """A compressor of gradients and its parameter: ``levels`` for ``qsgd``, the ``share`` of values
+    that ``top_k`` keeps, the ``rank`` for ``power``.
     """
 
     kind: CompressorKind = "none"
@@ -30,11 +31,11 @@ class Compressor(Checked):
     rank: int = field(default=1, metadata=bounded(minimum=1))
 
     def kept(self, size: int) -> int:
-        """The number of values that ``top_k`` keeps of a vector."""
+        """The number of values that ``top_k`` keeps of a vector of ``values`` values."""
         return max(1, round(self.share * size))
 
     def sent_bytes(self, size: int) -> int:
-        """The bytes of the message that carries a compressed vector of this many values."""
+        """The bytes of the message with a compressed vector of ``values`` values."""
         if size == 0:
             return 0
         shape = matrix_shape(size)
@@ -50,8 +51,8 @@ class Compressor(Checked):
 
     @property
     def is_summable(self) -> bool:
-        """Whether messages of several ranks can be summed in transit, as a ring all-reduce needs;
-        all others are gathered.
+        """Whether compressed messages of several ranks can be summed in transit, as a ring
+        all-reduce needs; other messages are gathered.
         """
         return self.kind in ("none", "power")
 
@@ -61,15 +62,17 @@ class Compressor(Checked):
         return self.kind in ("none", "qsgd")
 
     def omega(self, size: int) -> float:
-        """The bound omega of an unbiased compressor: its variance relative to the squared norm."""
+        """The bound omega of an unbiased compressor: the variance of its result, relative to the
+        vector's squared norm.
+        """
         if self.kind == "none":
             return 0.0
         steps = self.levels - 1
         return min(size / steps**2, math.sqrt(size) / steps)
 
     def delta(self, size: int) -> float:
-        """The bound delta of a contractive compressor: the smallest share of the squared norm that
-        it keeps.
+        """The bound delta of a contractive compressor: the smallest share of a vector's squared
+        norm that it keeps.
         """
         if self.kind in ("top_k", "none"):
             return self.kept(size) / size if self.kind == "top_k" else 1.0
@@ -80,6 +83,6 @@ class Compressor(Checked):
 
 
 def matrix_shape(size: int) -> tuple[int, int]:
-    """The rows and columns of the squarest matrix with this many values."""
+    """The rows and columns of the matrix with ``values`` values that is closest to a square."""
     rows = max(1, math.isqrt(size))
     return rows, -(-size // rows)

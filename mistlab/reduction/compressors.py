@@ -1,4 +1,6 @@
-"""Gradient compressors as functions of a vector (``compression`` has their bounds)."""
+"""Gradient compressors as functions of a vector; ``compression`` has their message sizes and error
+bounds.
+"""
 
 from collections.abc import Callable, Mapping
 

@@ -1,5 +1,5 @@
-"""The number of steps until the mean squared gradient falls to a goal, from convergence bounds in
-the literature.
+"""The number of training steps until the mean squared gradient falls to a goal, from convergence
+bounds in the literature.
 
 Of smooth functions that need not be convex, with noise of standard deviation ``noise`` on each
 rank's gradients and ranks whose data differ by ``unlike``, each kind reaches ``noise / sqrt(n T)``
@@ -19,29 +19,31 @@ ASSUMPTIONS = (
     "bounds for smooth functions that need not be convex; smoothness and the first distance from "
     "the optimum are 1; compare kinds by them, not losses"
 )
-# The largest number of steps that the search tries.
+# The largest number of training steps that the search for the goal tries.
 MOST_STEPS = 1e18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise(Checked):
-    """The standard deviation of each rank's gradients, and how much ranks' data differ."""
+    """The noise of gradients that convergence bounds assume: the standard deviation on each rank,
+    and how much the ranks' data differ.
+    """
 
     noise: float = field(default=1.0, metadata=bounded(minimum=0))
     unlike: float = field(default=0.0, metadata=bounded(minimum=0))
 
     def linear_term(self, ranks: int, steps: float) -> float:
-        """The term of the bound that all kinds of reduction share, which falls linearly with the
-        number of ranks.
+        """The term of the convergence bound that all kinds of reduction share, ``noise / sqrt(ranks
+        x steps)``: with twice the ranks it takes half the steps.
         """
         return self.noise / math.sqrt(ranks * steps)
 
     def transient_term(self, how: Reduction, ranks: int, values: int, steps: float) -> float:
-        """The term of the bound that a kind of reduction adds: ranks' distance from their average,
-        drift between exchanges, compression error.
+        """The term of the convergence bound that a kind of reduction adds: for ranks' distance from
+        their average, drift between exchanges, and compression errors.
         """
-        # A gradient that reaches an asynchronous server is stale by as many steps as there are
-        # other ranks.
+        # Where a server is asynchronous, the gradient that reaches it is as many steps old as there
+        # are other ranks.
         whole = (ranks if how.asynchronous else 1) / steps
         spread = 0.0
         if how.kind == "gossip":
@@ -62,7 +64,9 @@ class Noise(Checked):
         return float(whole + spread / steps ** (2 / 3))
 
     def steps_to(self, goal: float, how: Reduction, ranks: int, values: int) -> float:
-        """The number of steps after which the bound, the sum of both terms, reaches a goal."""
+        """The number of steps after which the convergence bound (the sum of both terms) reaches
+        ``goal``.
+        """
         low, high = 1.0, 2.0
         while self._sum(high, how, ranks, values) > goal and high < MOST_STEPS:
             low, high = high, 2 * high

@@ -1,5 +1,5 @@
-"""Averages of compressed gradients, which add the compression errors back in later steps (error
-feedback).
+"""Averages of compressed gradients with error feedback, which adds a step's compression errors to
+the gradients of later steps.
 
 Gradients of all ranks are rows. Each average is what every rank gets of a step.
 """
@@ -17,16 +17,19 @@ from mistlab.reduction.compressors import compressed
 
 
 class Averaging(Protocol):
-    """Averages the gradients of ranks step by step, with memories that are kept between steps."""
+    """Averages the compressed gradients of ranks step by step, and keeps compression errors between
+    steps.
+    """
 
     def average(self, gradients: Floats, rng: np.random.Generator) -> Floats:
-        """The average of the step's gradients as every rank receives it."""
+        """The average of the step's gradients, as every rank receives it."""
         ...
 
 
 def _compressed(how: Compressor, rows: Floats, rng: np.random.Generator) -> Floats:
-    """Each rank's gradient as the others decode it. Low-rank factors share the left factor, that of
-    the mean of all gradients, so that messages can be summed in transit (PowerSGD).
+    """Each rank's gradient as other ranks decode it from its message. Low-rank factors share the
+    left factor, that of the mean of all gradients, so that messages can be summed in transit
+    (PowerSGD).
     """
     if how.kind != "power":
         return np.stack([compressed(how, row, rng) for row in rows])
@@ -41,13 +44,13 @@ def _compressed(how: Compressor, rows: Floats, rng: np.random.Generator) -> Floa
 
 
 def _mean(rows: Floats) -> Floats:
-    """The mean over ranks, which are rows."""
+    """The mean over ranks, each of which is a row."""
     return np.asarray(rows.mean(axis=0), dtype=np.float64)
 
 
 @dataclass(slots=True)
 class Forgetting:
-    """The mean of compressed gradients without error feedback."""
+    """No error feedback: the mean of the compressed gradients."""
 
     compressor: Compressor
 
@@ -58,13 +61,15 @@ class Forgetting:
 
 @dataclass(slots=True)
 class Remembering:
-    """MEM-SGD: a rank adds the compression error to its next gradient."""
+    """Error feedback MEM-SGD: a rank adds its compression error to its next gradient."""
 
     compressor: Compressor
     memory: Floats | float = 0.0
 
     def average(self, gradients: Floats, rng: np.random.Generator) -> Floats:
-        """The mean of the compressed sums of gradient and remembered error."""
+        """The mean over ranks of the compressed sum of a rank's gradient and its last compression
+        error.
+        """
         wanted = gradients + self.memory
         sent = _compressed(self.compressor, wanted, rng)
         self.memory = wanted - sent
@@ -73,7 +78,9 @@ class Remembering:
 
 @dataclass(slots=True)
 class Doubling:
-    """DoubleSqueeze: the server also compresses the mean, and keeps its compression error."""
+    """Error feedback DoubleSqueeze: in addition to the ranks, the server compresses the mean and
+    keeps its compression error.
+    """
 
     compressor: Compressor
     workers: Remembering = field(init=False)
@@ -92,15 +99,15 @@ class Doubling:
 
 @dataclass(slots=True)
 class ChangesOnly:
-    """EF21: ranks send the compressed change of estimates of their gradients, which all ranks
-    keep.
+    """Error feedback EF21: each rank sends the compressed change of an estimate of its gradient;
+    all ranks keep these estimates.
     """
 
     compressor: Compressor
     estimates: Floats | float = 0.0
 
     def average(self, gradients: Floats, rng: np.random.Generator) -> Floats:
-        """The mean of all ranks' estimates, after the changes of this step."""
+        """The mean of the estimates of all ranks' gradients, after the changes of this step."""
         changes = _compressed(self.compressor, gradients - self.estimates, rng)
         self.estimates = self.estimates + changes
         return _mean(np.asarray(self.estimates))
@@ -108,8 +115,8 @@ class ChangesOnly:
 
 @dataclass(slots=True)
 class InRounds:
-    """NEOLITHIC: compression errors are compressed and sent again, several rounds per step, by
-    ranks and by the server; the error after the last round is kept on both sides.
+    """Error feedback NEOLITHIC: ranks and server compress an error and send it again in several
+    rounds per step; both keep the error after the last round.
     """
 
     compressor: Compressor
@@ -118,7 +125,7 @@ class InRounds:
     server: Floats | float = 0.0
 
     def average(self, gradients: Floats, rng: np.random.Generator) -> Floats:
-        """The mean of the gradients, sent in rounds in both directions."""
+        """The mean of the gradients, which are sent to the server and back in several rounds."""
         wanted = gradients + self.memory
         sent = self._sent(wanted, rng)
         self.memory = wanted - sent
@@ -144,8 +151,8 @@ FEEDBACKS: Mapping[str, type[Averaging]] = {
 
 
 def averaging(feedback: str, compressor: Compressor, rounds: int = 2) -> Averaging:
-    """The averaging with this name, before its first step; ``neolithic`` uses so many
-    ``rounds``.
+    """A new averaging with this error feedback, before its first step; ``neolithic`` sends
+    ``rounds`` times per step.
     """
     if feedback not in FEEDBACKS:
         refuse("feedback", f"{feedback!r} is unknown{near_matches(feedback, FEEDBACKS)}")

@@ -1,5 +1,5 @@
-"""What a gradient reduction does to convergence, beside a plan's time: steps to a goal by bounds,
-and the loss of outer steps by published laws, so that a time to a loss states its assumptions.
+"""What a gradient reduction does to convergence: the number of steps to a goal by convergence
+bounds, and the loss with outer steps (DiLoCo) by published scaling laws, with their assumptions.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,10 +11,11 @@ from mistlab.reduction.convergence import ASSUMPTIONS, Noise
 from mistlab.reduction.reduction_costs import PLAIN_REDUCTION, Reduction
 
 HOURS = 3600.0
-# The goal of a forecast: the mean squared gradient falls to this value.
+# The default goal of a forecast: training ends when the mean squared gradient falls to this value.
 GOAL = 0.01
-# Evaluation loss A N^-alpha of N parameters after 20 tokens for each, by replicas of outer steps,
-# and without outer steps (0), with an outer step every 30 steps: table 8 of arXiv 2503.09799.
+# A and alpha of the evaluation loss A N^-alpha of a model with N parameters after 20 tokens per
+# parameter, for each number of replicas with an outer step every 30 steps; 0 stands for training
+# without outer steps. From table 8 of arXiv 2503.09799.
 LOSS_OF_OUTER: Mapping[int, tuple[float, float]] = {
     0: (18.129, 0.0953),
     1: (18.363, 0.0961),
@@ -22,15 +23,16 @@ LOSS_OF_OUTER: Mapping[int, tuple[float, float]] = {
     4: (19.762, 0.0992),
     8: (21.051, 0.1018),
 }
-# The same of any number M of replicas, A N^-alpha M^beta, fitted to these together: table 11.
+# A, alpha and beta of the same loss for any number M of replicas, A N^-alpha M^beta, fitted to all
+# of these runs together: table 11 of arXiv 2503.09799.
 LOSS_OF_REPLICAS = (19.226, 0.0985, 0.0116)
 TOKENS_A_PARAMETER = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """A training under a gradient reduction among so many ranks or replicas, whose steps each take
-    ``step_s`` and read ``tokens`` tokens; with an all-reduce in every step they would take
+    """A training run under a gradient reduction among ``ranks`` ranks or replicas: its step takes
+    ``step_s`` and reads ``tokens`` tokens; with an all-reduce in every step it would take
     ``plain_step_s``.
     """
 
@@ -44,11 +46,11 @@ class Forecast:
     goal: float = GOAL
 
     def steps_to_goal(self, how: Reduction) -> float:
-        """The number of steps to the goal by the convergence bound of a reduction."""
+        """The number of steps to ``goal`` by the convergence bound of a gradient reduction."""
         return self.noise.steps_to(self.goal, how, self.ranks, self.parameters)
 
     def mapping(self) -> Mapping[str, Any]:
-        """The forecast as plain data."""
+        """The forecast's steps, hours and loss as plain data."""
         steps, plain = self.steps_to_goal(self.how), self.steps_to_goal(PLAIN_REDUCTION)
         linear = self.noise.linear_term(self.ranks - 2 * self.how.trimmed, steps)
         row = {
@@ -67,7 +69,7 @@ class Forecast:
         return row | (self._of_outer() if self.how.kind == "outer" else {})
 
     def lines(self) -> Iterator[str]:
-        """The forecast as lines of text."""
+        """The forecast's steps, hours and loss as lines of text."""
         row = self.mapping()
         yield (
             f"Convergence by bounds: {row['steps']:,.0f} steps ({row['hours']:,.3g} h) to a mean "
@@ -93,7 +95,9 @@ class Forecast:
             )
 
     def _of_outer(self) -> dict[str, Any]:
-        """The loss by the law for this number of replicas, and the hours until it is reached."""
+        """The loss with this number of replicas by the scaling law, and the hours until training
+        has read its tokens.
+        """
         steps = TOKENS_A_PARAMETER * self.parameters / self.tokens
         clock = OuterClock(
             parameters=self.parameters,

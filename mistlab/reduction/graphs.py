@@ -1,5 +1,5 @@
-"""Mixing matrices of communication graphs, in which ranks average with neighbours, and how fast
-they make ranks equal.
+"""Mixing matrices of communication graphs, in which each rank averages weights with its neighbours,
+and how fast they make all ranks' weights equal.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from mistlab.reduction.neighbours import offsets_of
 
 
 def mixing_matrix(topology: str, ranks: int, step: int = 0) -> Floats:
-    """The mixing matrix of a communication graph: each rank averages itself and its neighbours with
-    equal weights.
+    """The mixing matrix of a communication graph: each rank averages its weights with those of its
+    neighbours, all with equal factors.
     """
     return matrix_of(offsets_of(topology, ranks, step), ranks)
 
 
 def matrix_of(offsets: Sequence[int], ranks: int) -> Floats:
-    """The mixing matrix of ranks that average with the neighbours at these offsets."""
+    """The mixing matrix of ranks that average with the ranks at these offsets from each."""
     every = [0, *offsets]
     matrix = np.zeros((ranks, ranks))
     rows = np.arange(ranks)
@@ -28,9 +28,9 @@ def matrix_of(offsets: Sequence[int], ranks: int) -> Floats:
 
 
 def contraction(topology: str, ranks: int) -> float:
-    """The factor by which differences between ranks shrink in a step: the second largest singular
-    value of the mixing matrix. ``one_peer`` cycles through the neighbours of ``exponential``, and
-    has its factor, as its convergence bounds do.
+    """The factor by which the differences between ranks' weights shrink in a step: the second
+    largest singular value of the mixing matrix. ``one_peer`` cycles through the neighbours of
+    ``exponential``, and has its factor, as in convergence bounds for it.
     """
     if ranks == 1:
         return 0.0
@@ -39,13 +39,13 @@ def contraction(topology: str, ranks: int) -> float:
 
 
 def contraction_of(offsets: Sequence[int], ranks: int) -> float:
-    """The factor by which differences between ranks shrink in a step with neighbours at these
-    offsets; 1 if the graph is not connected.
+    """The factor by which the differences between ranks' weights shrink in a step, for neighbours
+    at these offsets; 1 if the graph is not connected.
     """
     if ranks == 1:
         return 0.0
-    # Every row of the matrix is the first one, turned: its singular values are those of a Fourier
-    # transform, the first of which is the mean's.
+    # Every row of the mixing matrix is the first row, rotated. Its singular values are therefore
+    # the absolute values of the row's Fourier transform, of which the first belongs to the mean.
     weights = np.bincount([0, *(offset % ranks for offset in offsets)], minlength=ranks)
     second = float(np.abs(np.fft.rfft(weights / weights.sum()))[1:].max())
     return second if second > np.finfo(float).eps * ranks else 0.0

@@ -1,4 +1,4 @@
-"""Communication graphs of data-parallel ranks that average with some neighbours only.
+"""Communication graphs in which data-parallel ranks average with some neighbours only (gossip).
 
 Every graph here is the same seen from each rank: rank ``i`` hears from the ranks at fixed offsets
 from ``i``, counted round. So in round ``k`` of a step all ranks send to their ``k``-th neighbour at
@@ -16,8 +16,8 @@ TOPOLOGIES: tuple[Topology, ...] = get_args(Topology)
 
 
 def offsets_of(topology: str, ranks: int, step: int = 0) -> Sequence[int]:
-    """The offsets of the ranks from which a rank receives in a step; ``one_peer`` has one power of
-    two that changes from step to step, ``grid`` the neighbours in a torus that is as square as
+    """The offsets of the ranks from which each rank receives in a step: for ``one_peer`` a power of
+    two that changes from step to step, for ``grid`` the neighbours in a torus that is as square as
     possible.
     """
     if topology not in TOPOLOGIES:
@@ -37,15 +37,15 @@ def offsets_of(topology: str, ranks: int, step: int = 0) -> Sequence[int]:
 
 
 def _side(ranks: int) -> int:
-    """The largest divisor of a number that is not above its square root."""
+    """The largest divisor of ``ranks`` that is not above the square root of ``ranks``."""
     return max(side for side in range(1, math.isqrt(ranks) + 1) if ranks % side == 0)
 
 
 def degree_of(topology: str, ranks: int) -> int:
-    """The number of messages that a rank sends to neighbours in a step."""
+    """The number of messages that each rank sends to its neighbours in a step."""
     return len(offsets_of(topology, ranks))
 
 
 def parts_of_graph(offsets: Sequence[int], ranks: int) -> int:
-    """The number of connected components of a graph: one if it is connected."""
+    """The number of connected components of a communication graph: one if it is connected."""
     return math.gcd(ranks, *offsets)

@@ -1,5 +1,5 @@
-"""The schedule of outer steps (DiLoCo) for fragments of a model, which are averaged in turn at
-equal distances.
+"""The schedule of outer steps (DiLoCo) if a model is divided into fragments, which are averaged one
+after another at equal distances.
 """
 
 from dataclasses import dataclass, field
@@ -9,8 +9,8 @@ from mistlab.core.values import bounded, check_fields, refuse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterSchedule:
-    """The schedule of ``fragments``: each takes an outer step once in ``every`` inner steps, and
-    its change is computed ``delay`` inner steps before.
+    """The schedule of outer steps for ``fragments`` of a model: each takes one every ``every``
+    inner steps, and its change is computed ``delay`` inner steps earlier.
     """
 
     every: int = field(metadata=bounded(minimum=1))
@@ -22,26 +22,28 @@ class OuterSchedule:
         if self.every % self.fragments:
             refuse(
                 "every",
-                f"{self.every} steps are no multiple of {self.fragments} fragments: give a "
-                "multiple, so that fragments follow at equal distances",
+                f"{self.every} is not a multiple of fragments {self.fragments}: give a multiple, "
+                "so that the outer steps of fragments follow at equal distances",
             )
         if self.delay >= self.distance:
             refuse(
                 "delay",
-                f"{self.delay} reaches to the exchange before, {self.distance} steps earlier: give "
-                "less",
+                f"{self.delay} is not below every / fragments = {self.distance}, the steps between "
+                f"two exchanges: give at most {self.distance - 1}",
             )
 
     @property
     def distance(self) -> int:
-        """The number of inner steps between the exchanges of two fragments."""
+        """The number of inner steps between the outer steps of two successive fragments."""
         return self.every // self.fragments
 
     def due(self, step: int) -> int | None:
-        """The fragment whose outer step comes after this inner step; None if there is none."""
+        """The fragment whose outer step follows this inner step; None if none does."""
         turn, rest = divmod(step, self.distance)
         return None if rest or not step else (turn - 1) % self.fragments
 
     def starting(self, step: int) -> int | None:
-        """The fragment whose change is computed after this inner step; None if there is none."""
+        """The fragment whose change since its last outer step is computed after this inner step;
+        None if none is.
+        """
         return self.due(step + self.delay)

@@ -1,4 +1,5 @@
-"""Streaming outer steps (DiLoCo): fragments of a model are averaged in turn, delayed and mixed.
+"""Streaming outer steps (DiLoCo): a model's fragments are averaged one after another, with a delay,
+and mixed into each rank's weights.
 
 Each fragment is averaged once in ``every`` inner steps, one after another at equal distances. Its
 change since its last outer step is taken ``delay`` steps before that, and averaged meanwhile; then
@@ -15,14 +16,16 @@ from mistlab.core.arrays import Floats
 from mistlab.core.values import bounded, check_fields, refuse
 from mistlab.reduction.outer_schedule import OuterSchedule
 
-# A function that returns the change of a rank's weights (a row, with a column per fragment) in an
-# inner step.
+# A function that returns the change of each rank's weights in an inner step; ranks are rows,
+# fragments columns.
 InnerStep = Callable[[Floats, int], Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterSteps:
-    """When fragments are averaged, and the outer optimizer: learning rate and Nesterov momentum."""
+    """When the fragments of a model are averaged, and the outer optimizer's learning rate and
+    Nesterov momentum.
+    """
 
     every: int = field(metadata=bounded(minimum=1))
     fragments: int = field(default=1, metadata=bounded(minimum=1))
@@ -37,15 +40,15 @@ class OuterSteps:
 
     @property
     def schedule(self) -> OuterSchedule:
-        """The schedule by which fragments of the model take their outer steps."""
+        """The schedule by which the fragments of the model take their outer steps."""
         return OuterSchedule(every=self.every, fragments=self.fragments, delay=self.delay)
 
 
 @dataclass(slots=True)
 class OuterRun:
-    """A run of ranks with outer steps: the weights of each rank are a row, those of a fragment a
-    column; with the shared weights and the outer momentum. Ranks that are ``away`` neither step nor
-    are averaged.
+    """A simulated run of ranks with outer steps: each rank's weights are a row, with a column for
+    each fragment; in addition, the weights that all ranks share, and the outer momenta. Ranks that
+    are ``away`` neither step nor are averaged.
     """
 
     how: OuterSteps
@@ -68,9 +71,7 @@ class OuterRun:
         self.momenta = np.zeros_like(self.shared)
 
     def advance(self, inner: InnerStep) -> None:
-        """Run one inner step of every rank, and the outer step that is due after it, if there is
-        one.
-        """
+        """Run one inner step of every rank, and the outer step that follows it, if one does."""
         self.step += 1
         there = self._there
         self.weights[there] += inner(self.weights, self.step)[there]
@@ -83,7 +84,7 @@ class OuterRun:
             self._outer(due)
 
     def leave(self, rank: int) -> None:
-        """Let a rank leave: the others continue without it."""
+        """Take a rank out of the run; the other ranks continue without it."""
         if self.away | {rank} == {*range(len(self.weights))}:
             refuse(
                 "rank",
@@ -92,7 +93,7 @@ class OuterRun:
         self.away.add(rank)
 
     def rejoin(self, rank: int) -> None:
-        """Let a rank that was away continue from the shared weights."""
+        """Bring back a rank that was away; it continues from the shared weights."""
         self.away.discard(rank)
         self.weights[rank] = self.shared
 

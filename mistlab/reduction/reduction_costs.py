@@ -1,4 +1,5 @@
-"""The seconds, bytes and buffers of a gradient reduction over data-parallel ranks, by kind.
+"""The seconds, message bytes and buffers of each kind of gradient reduction over data-parallel
+ranks.
 
 A message occupies its sender and its receiver for a latency and its bytes over the rate; a rank
 sends one at a time and receives one at a time. ``simulators.messages`` plays the same, message by
@@ -18,12 +19,13 @@ from mistlab.reduction.outer_schedule import OuterSchedule
 ReductionKind = Literal["all_reduce", "server", "gossip", "local", "outer"]
 Feedback = Literal["none", "memory", "double", "ef21", "neolithic"]
 REDUCTION_KINDS: tuple[ReductionKind, ...] = get_args(ReductionKind)
-# Kinds of reduction whose ranks have different weights between two exchanges.
+# Kinds of reduction with which ranks have different weights between two exchanges.
 APART = ("gossip", "local", "outer")
-# The highest ZeRO level that is compatible with each kind of reduction.
+# The highest ZeRO level that is compatible with each kind of reduction; below, with compressed or
+# robust ones.
 MOST_SHARDED = {"all_reduce": 3, "server": 0, "gossip": 0, "local": 0, "outer": 3}
 MOST_SHARDED_COMPRESSED = 1
-# For each choice of a reduction, the kinds to which it applies; other kinds refuse it.
+# For each field of a reduction, the kinds of reduction to which it applies; other kinds refuse it.
 OF_KINDS: Mapping[str, tuple[ReductionKind, ...]] = {
     "topology": ("gossip",),
     "offsets": ("gossip",),
@@ -38,26 +40,26 @@ OF_KINDS: Mapping[str, tuple[ReductionKind, ...]] = {
     "replicas": ("outer",),
     **dict.fromkeys(("outer_bits", "fragments", "delay", "mixed", "rate", "momentum"), ("outer",)),
 }
-# Messages of a step by ``neolithic``, unless said.
+# How often ``neolithic`` feedback sends in a step, by default.
 ROUNDS = 2
-# The compressor that leaves gradients whole.
+# The compressor that leaves gradients uncompressed.
 WHOLE = Compressor()
-# How many vectors of the gradients' size each error feedback keeps on a rank, such as compression
-# errors; below, how many it keeps for the mean, on the server (or on every rank, where messages are
-# gathered).
+# For each error feedback, the number of vectors as long as the gradients that a rank keeps, such as
+# compression errors; below, the number that are kept for the mean, on the server (or on every rank,
+# where messages are gathered).
 VECTORS_KEPT: Mapping[Feedback, int] = {
     "none": 0, "memory": 1, "double": 1, "ef21": 1, "neolithic": 1,
 }  # fmt: skip
 OF_THE_MEAN: Mapping[Feedback, int] = {
     "none": 0, "memory": 0, "double": 1, "ef21": 1, "neolithic": 1,
 }  # fmt: skip
-# Error feedbacks that also compress the mean.
+# Error feedbacks that compress the mean of gradients, too, on its way back to the ranks.
 BOTH_WAYS: tuple[Feedback, ...] = ("double", "neolithic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLink(Checked):
-    """The link from a rank to the others: the latency of a message, and bytes per second in each
+    """The link from a rank to other ranks: the latency of a message, and bytes per second in each
     direction.
     """
 
@@ -65,13 +67,13 @@ class RankLink(Checked):
     bytes_per_s: float = field(metadata=bounded(above=0))
 
     def message_s(self, size: float) -> float:
-        """The seconds that a message of this many bytes takes over the link."""
+        """The seconds that a message of ``size`` bytes takes over the link."""
         return self.latency_s + size / self.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """How data-parallel ranks combine their gradients or weights.
+    """A gradient reduction: how data-parallel ranks combine their gradients or weights.
 
     Gradients are summed by all ranks (``all_reduce``) or by ``shards`` servers, whole or compressed
     with a feedback, ``neolithic`` in so many ``rounds``. Of each value so many of the smallest and
@@ -132,19 +134,19 @@ class Reduction:
             _ = self.schedule
 
     def _check_robust(self) -> None:
-        """Refuse robust means that have no whole values to compare, or whose values do not arrive
-        together.
+        """Refuse robust means (``trimmed``) of compressed gradients or on asynchronous servers,
+        error feedback on asynchronous servers, and ranks listed twice in ``liars``.
         """
         if self.trimmed and self.compressor.kind != "none":
             refuse(
                 "trimmed",
-                f"{self.trimmed}, and values of compressed gradients are not compared: leave the "
+                f"{self.trimmed}, but compressed gradients cannot be compared by value: leave the "
                 "compressor out, or give 0",
             )
         if self.trimmed and self.asynchronous:
             refuse(
                 "trimmed",
-                f"{self.trimmed}, and an asynchronous server has no others to compare with: give "
+                f"{self.trimmed}, but an asynchronous server gets one gradient at a time: give "
                 "0, or asynchronous: false",
             )
         if self.asynchronous and self.feedback != "none":
@@ -154,10 +156,10 @@ class Reduction:
             )
         if len(set(self.liars)) < len(self.liars):
             listed = ", ".join(map(str, self.liars))
-            refuse("liars", f"{listed} name a rank twice: give each once")
+            refuse("liars", f"{listed} names a rank twice: give each rank once")
 
     def _check_kind(self) -> None:
-        """Refuse choices that apply only to other kinds of reduction."""
+        """Refuse fields that apply only to other kinds of reduction."""
         for entry in fields(self):
             kinds = OF_KINDS.get(entry.name, REDUCTION_KINDS)
             given = getattr(self, entry.name)
@@ -174,50 +176,56 @@ class Reduction:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all ranks all-reduce whole gradients in every step, as engines do by default."""
+        """Whether all ranks all-reduce uncompressed gradients in every step, as engines do by
+        default.
+        """
         is_whole = self.kind == "all_reduce" and self.compressor.kind == "none"
         return is_whole and not self.trimmed and not self.liars
 
     @property
     def is_beside_steps(self) -> bool:
-        """Whether exchanges overlap with later steps, or steps of ranks with one another."""
+        """Whether exchanges overlap with later steps, or ranks step at different times
+        (asynchronous servers).
+        """
         return self.delay > 0 or self.asynchronous
 
     @property
     def is_apart(self) -> bool:
-        """Whether ranks step independently and average their weights afterwards."""
+        """Whether each rank or replica steps independently, and they average their weights
+        afterwards.
+        """
         return self.kind in APART
 
     @property
     def schedule(self) -> OuterSchedule:
-        """The schedule by which fragments of the model are averaged."""
+        """The schedule by which fragments of the model take outer steps."""
         return OuterSchedule(every=self.every, fragments=self.fragments, delay=self.delay)
 
     def replicas_of(self, ranks: int) -> int:
-        """How many copies of the weights, each stepped independently, these data-parallel ranks
-        hold.
+        """The number of copies of the weights, each stepped independently, that ``ranks``
+        data-parallel ranks hold.
         """
         if not self.is_apart:
             return 1
         return ranks if self.replicas is None else self.replicas
 
     def neighbours(self, ranks: int, step: int = 0) -> Sequence[int]:
-        """The offsets of the ranks from which a rank receives in a step of ``gossip``."""
+        """The offsets of the ranks from which each rank receives in a step of ``gossip``."""
         if not self.offsets:
             return offsets_of(self.topology, ranks, step)
         offsets = dict.fromkeys(offset % ranks for offset in self.offsets)
         return [offset for offset in offsets if offset]
 
     def rounds_of_neighbours(self, ranks: int) -> Sequence[Sequence[int]]:
-        """The offsets of the ranks from which a rank receives in ``gossip``, for each step until
-        they repeat.
+        """The offsets of the ranks from which each rank receives in ``gossip``, for each step of a
+        cycle.
         """
         changes = self.topology == "one_peer" and not self.offsets and ranks > 1
         steps = math.ceil(math.log2(ranks)) if changes else 1
         return [self.neighbours(ranks, step) for step in range(steps)]
 
     def ranks_problem(self, ranks: int) -> str:
-        """The reason why this many data-parallel ranks cannot average in this way; empty if they
+        """The reason why ``ranks`` data-parallel ranks cannot average in this way; empty if they
         can.
         """
         replicas = self.replicas_of(ranks)
@@ -240,7 +248,9 @@ class Reduction:
         )
 
     def _robust_problem(self, ranks: int) -> str:
-        """The reason why this many ranks cannot use a robust mean; empty if they can."""
+        """The reason why ``ranks`` ranks are too few for the values that are trimmed or the liars
+        listed; empty if they are not.
+        """
         if ranks > 1 and 2 * self.trimmed >= ranks:
             most = (ranks - 1) // 2
             return f"of {ranks} values {self.trimmed} at each end leave none: trim {most} at most"
@@ -249,7 +259,7 @@ class Reduction:
         return ""
 
     def sharding_problem(self, level: int) -> str:
-        """The reason why a ZeRO level is incompatible with the reduction; empty if it is
+        """The reason why ZeRO level ``level`` is incompatible with the reduction; empty if it is
         compatible.
         """
         most = self.most_sharded
@@ -270,8 +280,8 @@ class Reduction:
         return most if is_whole else min(most, MOST_SHARDED_COMPRESSED)
 
     def message_bytes(self, values: int) -> float:
-        """The bytes of a rank's message in one exchange of this many values; outer steps send one
-        fragment of them.
+        """The bytes of a rank's message in one exchange of ``values`` gradients or weights; outer
+        steps send one fragment at a time.
         """
         if self.kind == "outer":
             return values / self.fragments * self.outer_bits / 8
@@ -279,19 +289,20 @@ class Reduction:
         return float(rounds * self.compressor.sent_bytes(values))
 
     def answer_bytes(self, values: int, ranks: int) -> float:
-        """The bytes that servers return to a rank: the mean, which some feedbacks compress;
-        otherwise the messages of all ranks, or the whole mean if that has fewer bytes.
+        """The bytes that servers return to a rank: the mean, which some error feedbacks compress;
+        otherwise the messages of all ranks, or the uncompressed mean if that is shorter.
         """
         sent = self.message_bytes(values)
         if self.compressor.kind == "none" or self.feedback in BOTH_WAYS:
             return sent
         if self.asynchronous:
-            # The server returns weights that other ranks have changed, too, so they are sent whole.
+            # An asynchronous server returns weights that other ranks have changed, too, so it sends
+            # them uncompressed.
             return float(VALUE_BYTES * values)
         return min(VALUE_BYTES * values, ranks * sent)
 
     def exchange_s(self, values: int, ranks: int, link: RankLink) -> float:
-        """The seconds in which this many ranks exchange their gradients or weights once."""
+        """The seconds in which ``ranks`` ranks exchange ``values`` gradients or weights once."""
         if ranks == 1:
             return 0.0
         size = self.message_bytes(values)
@@ -304,8 +315,8 @@ class Reduction:
         return (ranks - 1) * link.message_s(size)
 
     def step_s(self, compute_s: float, values: int, ranks: int, link: RankLink) -> float:
-        """The mean seconds of a step that computes for ``compute_s``; with an asynchronous server,
-        the time until it has applied the gradients of every rank once.
+        """The mean seconds of a step that computes for ``compute_s``, with its exchanges; with an
+        asynchronous server, the time until it has applied one gradient of every rank.
         """
         if self.asynchronous and ranks > 1:
             sent, answered = self._served_s(values, ranks, link)
@@ -314,8 +325,8 @@ class Reduction:
         return self.mean_step_s(compute_s, self.exchange_s(values, ranks, link))
 
     def mean_step_s(self, step_s: float, exchange_s: float) -> float:
-        """The mean seconds of a step, exchanges included, given the seconds of a step without
-        exchange.
+        """The mean seconds of a step with its exchanges, given the seconds of a step without
+        exchange and those of an exchange.
 
         Outer steps exchange every fragment once in a cycle, beside the steps of their delay.
         """
@@ -323,24 +334,26 @@ class Reduction:
         return step_s + self.exchanges_a_step * late_s
 
     def asynchronous_step_s(self, compute_s: float, both_s: float, busy_s: float) -> float:
-        """The mean seconds in which every rank computes, sends and receives once: its own time, or
-        the time in which a server handles the messages of all ranks.
+        """The mean seconds in which every rank computes, sends and receives once: a rank's own time
+        or, if longer, that in which a server handles the messages of all ranks.
         """
         return max(compute_s + both_s, busy_s)
 
     def _served_s(self, values: int, ranks: int, link: RankLink) -> tuple[float, float]:
-        """The seconds of a rank's message to a server, and of the answer."""
+        """The seconds of a rank's message to a server, and those of the server's answer."""
         sizes = self.message_bytes(values), self.answer_bytes(values, ranks)
         sent, answered = (link.message_s(one / self.shards) for one in sizes)
         return sent, answered
 
     @property
     def exchanges_a_step(self) -> float:
-        """The number of exchanges per step; each fragment's counts as one."""
+        """The mean number of exchanges per step; an exchange of one fragment counts as one."""
         return self.fragments / self.every
 
     def vectors_kept(self, ranks: int = 2) -> int:
-        """The number of vectors of the gradients' size that a rank keeps between steps."""
+        """The number of vectors as long as the gradients that a rank keeps between steps, for error
+        feedback.
+        """
         if ranks == 1 or self.is_apart:
             return 0
         mean = 0 if self.kind == "server" else OF_THE_MEAN[self.feedback]
@@ -348,14 +361,14 @@ class Reduction:
 
     @property
     def outer_vectors(self) -> int:
-        """The number of vectors of the weights' size that outer steps keep: the shared weights, the
-        momentum and, with a delay, the averaged change.
+        """The number of vectors as long as the weights that outer steps keep: the shared weights,
+        the momentum and, with a delay, the averaged change.
         """
         return 0 if self.kind != "outer" else 2 + (self.delay > 0)
 
     def buffer_bytes(self, values: int, ranks: int) -> int:
-        """The bytes that a rank keeps in addition to plain training: error memories, arriving
-        weights of a neighbour, and the outer steps' weights and momentum.
+        """The bytes that a rank keeps in addition to plain training: compression errors, arriving
+        weights or gradients of other ranks, and the outer steps' weights and momentum.
         """
         kept = self.vectors_kept(ranks)
         if (self.kind == "gossip" or self.trimmed) and ranks > 1:
@@ -367,7 +380,7 @@ class Reduction:
 
     @property
     def words(self) -> str:
-        """A description of the reduction: what is averaged, with whom, and how often."""
+        """The reduction as text: what is averaged, with whom, and how often."""
         if self.kind == "gossip":
             by = f"offsets {', '.join(map(str, self.offsets))}" if self.offsets else self.topology
             return f"weights averaged with neighbours ({by.replace('_', ' ')}) after every step"
@@ -410,7 +423,7 @@ PLAIN_REDUCTION = Reduction()
 
 
 def fitted_rate(seconds: float, values: int, ranks: int) -> float:
-    """The bytes per second, without latency, at which a ring all-reduce of so many values takes
-    these seconds.
+    """The bytes per second at which a ring all-reduce of ``values`` values takes these seconds, if
+    latencies are ignored.
     """
     return 2 * (ranks - 1) / ranks * VALUE_BYTES * values / seconds

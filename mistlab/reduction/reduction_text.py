@@ -1,4 +1,6 @@
-"""Parses a gradient reduction on a command line: its kind, then after a colon keys with values."""
+"""Reads a gradient reduction from a command line: its kind, then after a colon its fields, such as
+``local:every=8``.
+"""
 
 from dataclasses import fields
 from typing import Any
@@ -11,13 +13,13 @@ from mistlab.reduction.reduction_costs import REDUCTION_KINDS, Reduction
 
 OF_COMPRESSORS = tuple(entry.name for entry in fields(Compressor) if entry.name != "kind")
 
-# Keys whose value is several numbers, separated by a plus sign.
+# Fields whose value is several numbers, separated by plus signs.
 LISTS = ("offsets", "liars")
 
 
 def reduction_named(text: str) -> Reduction:
-    """The gradient reduction that a text describes; the parameters of its compressor are among its
-    keys.
+    """The gradient reduction that a text such as ``local:every=8`` describes; it may give fields of
+    the compressor, too.
 
     >>> reduction_named("local:every=8").every
     8

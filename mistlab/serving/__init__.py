@@ -1,1 +1,1 @@
-"""Serving: loads of requests, serving plans, and the cost of a serving engine's step."""
+"""Serving of models: loads of requests, serving plans, and the time of a serving engine's step."""

@@ -1,5 +1,5 @@
-"""Serving that switches between a prefill layout and a decode layout (Seesaw): the time of a batch
-of requests, in closed form.
+"""Serving that switches all GPUs between parallel degrees for prefill and for decoding (Seesaw):
+the time of a batch of requests, in closed form.
 
 A round reads as many prompts as both tiers hold, changes to decoding, decodes what waits in the
 host's tier, and changes back; the last round decodes everything. Copies to the host run beside the
@@ -26,35 +26,38 @@ from mistlab.serving.resharding import (
 from mistlab.serving.steady import HELD_OUTPUT, capacity_tokens, decode_step_s, prompt_pass_s
 from mistlab.serving.step_cost import LayoutColumns, RankLayout
 
-# The share of host memory that may hold keys and values.
+# The share of a node's host memory that may hold keys and values of waiting requests.
 HOST_SHARE = 0.5
-# A round of decoding ends with ever fewer requests; it is timed at these shares of requests that
-# still run.
+# While the last requests decode, ever fewer of them run; steps are timed when these shares of the
+# requests are left.
 LEFT = (0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.02, 0.01)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutPair:
-    """A prefill layout and a decode layout of the same GPUs."""
+    """Two serving layouts (parallel degrees) of the same GPUs: one for prefill, one for
+    decoding.
+    """
 
     reading: Layout
     decoding: Layout
 
     @property
     def text(self) -> str:
-        """Both layouts as text, as in ``pp4 -> tp4``."""
+        """Both layouts as text, such as ``pp4 -> tp4``."""
         return f"{self.reading.text} -> {self.decoding.text}"
 
 
-# The seconds that each rank takes to receive keys and values of one token, by the pair of its old
-# and its new replica.
+# For each pair of a request's old and new replica, the seconds that each rank takes to receive the
+# keys and values of one token when layouts change.
 Moves = Mapping[tuple[int, int], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseTimes:
-    """Seconds of switching layouts: the change to decoding and back; a token's keys and values to
-    the host and back; and a token's keys and values between ranks, in both changes.
+    """The seconds of a switch to decoding and of a switch back; those of copying a token's keys and
+    values to the host and back; and those of moving a token's keys and values between ranks, in
+    both switches.
     """
 
     to_decode_s: float = 0.0
@@ -67,8 +70,8 @@ class PhaseTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changing:
-    """The costs of a pair of layouts, whatever the load: the tokens whose keys and values fit on a
-    replica of each layout and in host memory, and the times of switching.
+    """The costs of a pair of layouts, which do not depend on the load: how many tokens' keys and
+    values fit on a replica of each layout and in host memory, and the times of switching.
     """
 
     pair: LayoutPair
@@ -79,12 +82,12 @@ class Changing:
 
 
 def rank_layout(plain: RankLayout, layout: Layout) -> RankLayout:
-    """A replica with the degrees of this layout, and all other settings as in ``plain``."""
+    """A copy of the replica ``plain`` with the parallel degrees of ``layout``."""
     return replace(plain, tp=layout.tp, pp=layout.pp, dp=1, ep=1)
 
 
 def changing_of(plain: RankLayout, pair: LayoutPair, constants: Mapping[str, float]) -> Changing:
-    """The costs of a pair of layouts for a model on its GPUs."""
+    """The memory capacities and switching times of a pair of layouts, for a model on its GPUs."""
     gpu, gpus = gpu_named(plain.gpu), pair.decoding.gpus
     each = [rank_layout(plain, one) for one in (Layout(), pair.reading, pair.decoding)]
     columns = LayoutColumns.of(each)
@@ -94,7 +97,8 @@ def changing_of(plain: RankLayout, pair: LayoutPair, constants: Mapping[str, flo
     on_node = min(1.0, gpus / gpu.gpus_per_node)
     host_bytes = gpu.host_memory_gib * GIB_BYTES * HOST_SHARE * on_node
     over = lcm(pair.reading.tp, pair.decoding.tp)
-    # Tensor sizes are of 16-bit weights; ``scale`` gives the bytes of other precisions.
+    # Tensor sizes are for 16-bit weights; ``scale`` converts them to the bytes of the layout's
+    # precision.
     sizes = tensor_sizes(plain.model, 2, over)
     scale = float(columns.weight_bytes[0]) / sum(one.split + one.whole for one in sizes)
     ways = (pair.reading, pair.decoding), (pair.decoding, pair.reading)
@@ -109,8 +113,8 @@ def changing_of(plain: RankLayout, pair: LayoutPair, constants: Mapping[str, flo
         times=PhaseTimes(
             to_decode_s=changes[0],
             to_prompts_s=changes[1],
-            # The seconds to copy a token's keys and values to the host; replicas copy at the same
-            # time.
+            # The seconds to copy a token's keys and values to the host; all replicas copy at the
+            # same time.
             store_s=reading / rate / pair.reading.dp,
             fetch_s=decoding / rate / pair.decoding.dp,
             decoding_moves=moves[0],
@@ -122,8 +126,8 @@ def changing_of(plain: RankLayout, pair: LayoutPair, constants: Mapping[str, flo
 def _moves(
     before: Layout, after: Layout, plain: RankLayout, cache_bytes: float, gpu: ServingGpu
 ) -> dict[tuple[int, int], tuple[float, ...]]:
-    """The seconds that each rank takes to receive keys and values of one token, by the pair of its
-    old and its new replica.
+    """For each pair of a request's old and new replica, the seconds that each rank takes to receive
+    the keys and values of one token.
     """
     each_s = cache_bytes / peer_bytes_per_s(gpu)
     heads, blocks = plain.model.kv_heads, plain.model.layers
@@ -145,15 +149,15 @@ def batch_s(
     *,
     limits: tuple[float, float] = (2048.0, 256.0),
 ) -> float:
-    """The seconds to serve a batch of requests that arrive together; ``limits`` are the tokens of a
-    prefill pass, and the requests that a replica runs at once.
+    """The seconds in which a batch of requests that arrive together is served; ``limits`` are the
+    most tokens of a prefill pass, and the most requests that a replica runs at once.
     """
     requests, prompt, output = len(load), load.mean_prompt, load.mean_output
     (budget, sequences), times = limits, of.times
     by = {name: np.array([value]) for name, value in constants.items()}
     reading = LayoutColumns.of([rank_layout(plain, of.pair.reading)])
     together = max(1.0, budget // prompt)
-    # A token attends to half of its prompt on average; longer prompts count more, since they have
+    # A token attends to half of its prompt on average. Longer prompts count more, since they have
     # more tokens.
     squares = float(np.mean(np.square(load.prompts)))
     tokens, looked = np.array([together * prompt]), np.array([squares / prompt / 2])
@@ -164,7 +168,8 @@ def batch_s(
     running = max(1.0, min(room, sequences * replicas, float(requests)))
     a_round = max(1.0, of.host_tokens / prompt)
     rounds = max(1.0, float(np.ceil((requests - running) / a_round)))
-    # The last round ends with ever fewer requests, since the longest outputs come last.
+    # In the last round ever fewer requests decode, since the requests with the longest outputs end
+    # last.
     alive = np.append(running * np.array(LEFT), 1.0)
     alive = np.maximum(alive[alive >= 1.0], 1.0)
     ends = np.quantile(load.outputs, 1 - alive / running)

@@ -1,5 +1,5 @@
-"""The input file of a served run that switches layouts: a model, both layouts, memory capacities
-and requests.
+"""The input file of a real serving run that switches layouts (parallel degrees) between prefill and
+decoding: a model, both layouts, memory capacities and requests.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,9 @@ LONGEST = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degrees(Checked):
-    """The number of replicas, and the tensor- and pipeline-parallel degrees of each replica."""
+    """The parallel degrees of a serving layout: the number of replicas, and each replica's tensor-
+    and pipeline-parallel degrees.
+    """
 
     dp: int = field(default=1, metadata=bounded(minimum=1, most=MOST_RANKS))
     tp: int = field(default=1, metadata=bounded(minimum=1, most=MOST_RANKS))
@@ -39,14 +41,14 @@ class Degrees(Checked):
 
     @property
     def layout(self) -> Layout:
-        """The layout with these parallel degrees."""
+        """The serving layout with these parallel degrees."""
         return Layout(dp=self.dp, tp=self.tp, pp=self.pp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnRequests(Checked):
-    """Requests that arrive together: lengths are drawn around these means, or taken from a
-    ``trace``.
+    """The requests of a serving run, which arrive together: their lengths are drawn around these
+    means, or taken from the file ``trace``.
     """
 
     count: int = field(default=16, metadata=bounded(minimum=1, most=10**6))
@@ -58,8 +60,8 @@ class DrawnRequests(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangingRun:
-    """The input of ``run_serving``: a model, two layouts and requests, and for how many tokens a
-    replica has room during prefill and during decoding, and the host.
+    """The input of ``run_serving``: a model, a prefill and a decode layout, requests, and for how
+    many tokens' keys and values a replica has memory in each layout, and the host.
     """
 
     model: ModelSpec
@@ -99,7 +101,7 @@ class ChangingRun:
             if getattr(self, name) < self.block:
                 refuse(
                     name,
-                    f"{getattr(self, name)} tokens are less than a block of {self.block}: give at "
+                    f"{getattr(self, name)} is less than block {self.block}: give at "
                     f"least {self.block}",
                 )
 
@@ -114,7 +116,7 @@ class ChangingRun:
         if degrees.pp > model.layers:
             refuse(
                 f"{name}.pp",
-                f"{degrees.pp} is more than the layers {model.layers}: give at most these",
+                f"{degrees.pp} is more than the {model.layers} layers: give at most that many",
             )
         unlike = {
             "experts": model.experts,
@@ -131,8 +133,8 @@ class ChangingRun:
 
     @property
     def workload(self) -> Workload:
-        """The training workload with this model, whose sequence length is that of the longest
-        request.
+        """A training workload with this model, whose sequences are as long as the longest request
+        may be.
         """
         return Workload(
             model=self.model,
@@ -144,8 +146,8 @@ class ChangingRun:
 
     @property
     def limits(self) -> PhaseLimits:
-        """The limits of this run's schedule: room for keys and values, tokens of a pass, and
-        running requests.
+        """The limits of this run's schedule: memory for keys and values, tokens of a prefill pass,
+        and running requests.
         """
         return PhaseLimits(
             block=self.block,
@@ -160,8 +162,8 @@ class ChangingRun:
         )
 
     def load(self, seed: int, folder: Path) -> ServingLoad:
-        """The requests of the run: those of the trace, all arriving together, or drawn with the
-        seed.
+        """The requests of the run: those of the trace, all arriving together, or requests drawn
+        with the seed.
         """
         of = self.requests
         if of.trace is not None:
@@ -185,7 +187,7 @@ class ChangingRun:
 
 
 def changing_run(content: Mapping[str, Any], folder: Path) -> ChangingRun:
-    """The run that a mapping describes; paths in it are relative to a folder."""
+    """The serving run that a mapping describes; paths in it are relative to ``folder``."""
     given = dict(content)
     if "model" not in given:
         refuse("model", "missing: give a catalogue name, a path or a mapping")
@@ -194,6 +196,6 @@ def changing_run(content: Mapping[str, Any], folder: Path) -> ChangingRun:
 
 
 def load_changing_run(path: Path) -> ChangingRun:
-    """The run that a YAML file describes."""
+    """The serving run that a YAML file describes."""
     with naming(path):
         return changing_run(read_yaml(path), path.parent)

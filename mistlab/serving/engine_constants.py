@@ -1,5 +1,5 @@
-"""Fitted constants of serving engines: factors on parts of a step, and times that kernels do not
-explain.
+"""Fitted constants of serving engines: factors on parts of a step's time, and times that no kernel
+explains.
 
 Each constant is a product over levels: its default, and factors of the engine, of the engine on a
 GPU, of a model in a precision, and of both. A level without a fit has the factor 1, so that a GPU
@@ -15,11 +15,11 @@ from mistlab.core.arrays import Floats
 from mistlab.core.units import NANOSECONDS
 from mistlab.serving.gpu_facts import constants_data, is_native, serving_data
 
-# The default of each constant, before any fit.
+# The value of each fitted constant of serving engines before any fit.
 DEFAULTS: Mapping[str, float] = {
-    # Factors on parts of a step: GEMMs, experts, attention, communication, and minimum times of
-    # kernels, which tables measure outside of CUDA graphs. Then factors on a whole decode step and
-    # prefill pass.
+    # Factors on the parts of a step's time: GEMMs, experts, attention, communication, and the
+    # minimum times of kernels (which tables measure outside of CUDA graphs). Then factors on a
+    # whole decode step and a whole prefill pass.
     "products": 1.0,
     "experts": 1.0,
     "attention": 1.0,
@@ -27,34 +27,36 @@ DEFAULTS: Mapping[str, float] = {
     "floors": 0.5,
     "decode": 1.0,
     "prefill": 1.2,
-    # Seconds: of a small kernel inside a CUDA graph with the gaps around it, of the host that
-    # nothing hides in a step, and of the host for each sequence in a step.
+    # Seconds of a small kernel inside a CUDA graph, with the gaps around it; of the host's work in
+    # a step that nothing overlaps; and of the host's work for each sequence in a step.
     "kernels": 6e-6,
     "host": 3e-4,
     "sequence": 1e-5,
-    # For the time to first token: seconds of HTTP and tokenising, a factor on prefill, steps
-    # waited, and the share of all other prompts that arrive at the same time.
+    # Constants of the time to first token: seconds of HTTP and tokenising, a factor on prefill
+    # time, the number of steps waited, and the share of all other prompts that arrive at the same
+    # time.
     "first": 0.04,
     "prompt": 1.0,
     "steps": 1.5,
     "burst": 0.1,
-    # The share of other prompts' prefill time that delays the steps of decoding requests.
+    # The share of other prompts' prefill time by which the steps of decoding requests are delayed.
     "stall": 1.0,
-    # A factor on the whole time to first token.
+    # A factor on the whole time to first token of a request.
     "wait": 1.0,
-    # The share of a GPU's memory that weights and caches may take.
+    # The share of a GPU's memory that weights and key-value caches may take.
     "memory": 0.88,
 }
 
-# Seconds to serialise and to read a token id, in versions whose driver sends those of all running
-# requests to each worker in every step. They are facts, not fitted; elsewhere they are 0.
+# Seconds to serialise and to read one token id, in engine versions whose driver sends the token ids
+# of all running requests to each worker in every step. They are measured, not fitted; for other
+# versions they are 0.
 MESSAGES = ("written", "read")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRun:
-    """What identifies a measured run's constants: engine, version, GPU, model, precision, and the
-    kind of measurement.
+    """What determines the fitted constants of a measured serving run: engine, version, GPU, model,
+    precision, and the kind of measurement.
     """
 
     engine: str
@@ -66,10 +68,10 @@ class ServedRun:
     mode: str = "aggregated"
 
 
-# The levels of constants, from general to specific: each has a name, and gives a run's key at that
-# level.
+# Fitted constants have levels, from general to specific; ``keys_of`` gives the key under which a
+# serving run finds its factors at each level.
 def keys_of(run: ServedRun) -> dict[str, str]:
-    """For each level of constants, the key by which a run finds its factors there."""
+    """For each level of fitted constants, the key under which a serving run finds its factors."""
     weights = run.weights if is_native(run.weights, run.gpu) else f"{run.weights} unpacked"
     return {
         "engine": run.engine,
@@ -87,12 +89,14 @@ def keys_of(run: ServedRun) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConstants:
-    """Fitted factors on the constants, by level, by key at that level, and by constant."""
+    """The fitted factors on engines' constants, by level, by key at that level, and by constant."""
 
     factors: Mapping[str, Mapping[str, Mapping[str, float]]]
 
     def of(self, runs: Sequence[ServedRun]) -> dict[str, Floats]:
-        """The constants for each of these runs, as a column for each constant."""
+        """The constants of each of these serving runs: a column with an entry per run, for each
+        constant.
+        """
         known = {run: self._one(run) for run in dict.fromkeys(runs)}
         names = (*DEFAULTS, *MESSAGES)
         return {name: np.array([known[run][name] for run in runs]) for name in names}
@@ -108,14 +112,14 @@ class EngineConstants:
 
 
 def fitted_constants() -> EngineConstants:
-    """The fitted constants that the catalogue holds."""
+    """The fitted constants of serving engines that the catalogue holds."""
     return EngineConstants(factors=constants_data()["constants"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeBounds:
-    """Bounds on measured over predicted for an outcome: the 5 % and 95 % quantiles over runs that
-    were left out of the fit.
+    """Bounds on the measured over the predicted value of an outcome, such as time to first token:
+    the 5 % and 95 % quantiles over serving runs that were left out of the fit.
     """
 
     low: float
@@ -123,8 +127,8 @@ class OutcomeBounds:
 
 
 def bounds_of(run: ServedRun, outcome: str) -> OutcomeBounds:
-    """The bounds of an outcome: over runs left out by configuration, by GPU or by model, whichever
-    matches what the fit knows of the run's GPU and model.
+    """The bounds of an outcome for a serving run: from runs that were left out of the fit by
+    configuration, by GPU or by model, depending on whether the fit knows the run's GPU and model.
     """
     data = constants_data()
     known = data["known"]
@@ -140,7 +144,7 @@ def bounds_of(run: ServedRun, outcome: str) -> OutcomeBounds:
 
 
 def flat(factors: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator[tuple[str, ...]]:
-    """The level, the key and the constant of each fitted factor."""
+    """Each fitted factor with its level, its key at that level, and its constant."""
     for level, keys in factors.items():
         for key, names in keys.items():
             for name in names:

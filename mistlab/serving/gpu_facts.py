@@ -1,4 +1,5 @@
-"""Facts of serving GPUs, and rates of single kernels on them, from the catalogue.
+"""Datasheet facts of serving GPUs, and the fitted rates of single kernels on them, from the
+catalogue.
 
 ``mistlab/catalog/serving.yaml`` names for each GPU the catalogue's hardware, or has the datasheet's
 numbers. ``mistlab/catalog/serving_kernels.yaml`` has the fits to tables of single kernels:
@@ -38,24 +39,26 @@ from mistlab.core.values import (
 )
 
 Work = Literal["products", "experts", "decode", "prefill", "all_reduce"]
-# Memory time and arithmetic time of a kernel are joined by a norm of this power: 1 would add them,
+# A kernel's memory time and arithmetic time are combined by a norm of this power: 1 would add them,
 # infinity take the larger one.
 ROOFS = 4
-# Bytes moved for each hidden value of a token's row in an expert, in 16 bits: the input is read,
-# and the output written.
+# Bytes that an expert moves for each hidden value of each token, in 16 bits: the input is read, and
+# the output written.
 ROW_BYTES = 4.0
-# Evenness of routing: the shape of a gamma distribution of experts' shares, whose coefficient of
-# variation is its inverse square root. Of 4, 2, 1 and 0.5 this fits the measured tables of unevenly
-# routed experts best (median error 10.7 %; 11.7 % with equal shares).
+# How evenly tokens are routed to experts: the shape of a gamma distribution of experts' shares,
+# whose coefficient of variation is the inverse square root of the shape. Of 4, 2, 1 and 0.5, 1 fits
+# the measured tables of unevenly routed experts best (median error 10.7 %; 11.7 % with equal
+# shares).
 EVENNESS = 1.0
-# A kernel rate whose fit has a larger median error is not used; the rate of another engine is.
+# A kernel rate whose fit has a larger median error than this is not used; another engine's rate
+# replaces it.
 WORST_FIT = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
-    """How weights of a precision are stored: bytes per weight with its scales, and the precision
-    whose peak rate applies on GPUs that support it.
+    """How weights of a precision are stored: the bytes of a weight with its scales, and the
+    precision whose peak rate applies where GPUs support it.
     """
 
     bytes_each: float
@@ -78,7 +81,9 @@ CACHE_BYTES: Mapping[str, float] = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingGpu(Checked):
-    """A serving GPU, from its datasheet; ``like`` names the GPU whose kernel rates are used."""
+    """A GPU for serving, from its datasheet; ``like`` names the GPU whose kernel rates are used for
+    it.
+    """
 
     name: str
     memory_gib: float = field(metadata=quantity())
@@ -93,8 +98,8 @@ class ServingGpu(Checked):
     gpus_per_node: int = field(metadata=bounded(minimum=1))
     dollars_an_hour: float | None = field(default=None, metadata=quantity())
     like: str = ""
-    # The share of the 16-bit peak that GEMMs achieve, where it differs from that of the GPU named
-    # by ``like``.
+    # The share of the 16-bit peak rate that GEMMs achieve, if it is not the same as on the GPU that
+    # ``like`` names.
     fp16_share: float | None = field(default=None, metadata=bounded(above=0, maximum=1))
 
     @property
@@ -108,8 +113,8 @@ class ServingGpu(Checked):
         return self.memory_gbytes_per_s * GBYTES
 
     def flop_per_s(self, precision: str) -> float:
-        """The peak rate of GEMMs in a precision, or in the next wider precision that the GPU
-        supports.
+        """The peak rate of GEMMs in a precision; if the GPU lacks the precision, in the next wider
+        one that it supports.
         """
         eight = self.fp8_tflops or self.fp16_tflops
         peaks = {"fp16": self.fp16_tflops, "fp8": eight, "fp4": self.fp4_tflops or eight}
@@ -118,10 +123,10 @@ class ServingGpu(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRate:
-    """The fitted rate of a kind of kernels on a GPU: the minimum time, and the achieved shares of
-    memory bandwidth and peak arithmetic (for an all-reduce, of link bandwidth). A GEMM takes
-    ``depth_s`` per value that is summed into an output; experts' rows move at ``rows_share`` of the
-    bandwidth (None: free).
+    """The fitted rate of one kind of kernels on a GPU: a kernel's minimum time, and the achieved
+    shares of memory bandwidth and peak arithmetic (for an all-reduce, of link bandwidth). A GEMM
+    takes ``depth_s`` for each value that is summed into an output; experts read and write tokens at
+    ``rows_share`` of the bandwidth (None: in no time).
     """
 
     floor_s: float
@@ -133,7 +138,7 @@ class KernelRate:
 
 @cache
 def gpu_named(name: str) -> ServingGpu:
-    """The GPU with this name, as the catalogue or the driver spells it."""
+    """The serving GPU with this name, as the catalogue or the GPU driver writes it."""
     known, plain = _gpus(), _spelled(name)
     gpu = known.get(name) or _by_spelling().get(plain)
     gpu = gpu or _by_spelling().get(_MEMORY.sub("", plain))
@@ -144,8 +149,8 @@ def gpu_named(name: str) -> ServingGpu:
     return gpu
 
 
-# Matches the words around a GPU's name in drivers and shops: vendors, sockets, form factors and
-# memory sizes.
+# Matches the words around a GPU's name in drivers' and shops' names: vendors, sockets, form factors
+# and memory sizes.
 _AROUND = re.compile(r"nvidia|amd|instinct|geforce|tensor ?core|sxm\d?|hbm\w*|oam|[^a-z0-9]")
 _MEMORY = re.compile(r"(?<=\d)(40|48|80|96|141|180|192|256|288)gb?$")
 
@@ -160,8 +165,8 @@ def _by_spelling() -> Mapping[str, ServingGpu]:
 
 
 def reached_share(share: Floats, tokens: Floats, evenness: float | Floats = EVENNESS) -> Floats:
-    """The expected share of experts (C) that at least one token reaches, where a token goes to a
-    ``share`` of all experts; infinite ``evenness`` makes all experts equally likely.
+    """The expected share of experts (C) that get at least one token, if each token goes to a
+    ``share`` of all experts; with infinite ``evenness`` all experts are equally likely.
     """
     expected = -np.log1p(-share) * tokens
     with np.errstate(invalid="ignore"):
@@ -170,8 +175,8 @@ def reached_share(share: Floats, tokens: Floats, evenness: float | Floats = EVEN
 
 
 def is_native(weights: str, gpu: str) -> bool:
-    """Whether a GPU multiplies weights of a format directly; on other GPUs kernels dequantise them
-    first.
+    """Whether a GPU multiplies weights of this format directly; on other GPUs kernels
+    dequantise them first.
     """
     runs_in, of = FORMATS[weights].runs_in, gpu_named(gpu)
     peaks = {"fp16": of.fp16_tflops, "fp8": of.fp8_tflops, "fp4": of.fp4_tflops}
@@ -184,8 +189,8 @@ def gpu_names() -> tuple[str, ...]:
 
 
 def kernel_rate(gpu: str, engine: str, work: Work, kind: str) -> KernelRate:
-    """The rate of a kind of kernels on a GPU, for a precision of weights or caches, or
-    (all-reduces) for a number of GPUs.
+    """The fitted rate of one kind of kernels on a GPU with an engine, for a precision of weights or
+    caches or, for all-reduces, a number of GPUs.
 
     Without a fit an engine takes that of another, a precision that of the one nearest to it, and a
     GPU with none of these that of the GPU it is like.
@@ -203,12 +208,12 @@ def kernel_rate(gpu: str, engine: str, work: Work, kind: str) -> KernelRate:
 
 
 def serving_data() -> dict[str, Any]:
-    """The catalogue's serving file, as plain data."""
+    """The content of the catalogue's file on serving GPUs, as plain data."""
     return _data("serving.yaml")
 
 
 def constants_data() -> dict[str, Any]:
-    """The catalogue's file of fitted constants, as plain data."""
+    """The content of the catalogue's file of serving engines' fitted constants, as plain data."""
     return _data("serving_constants.yaml")
 
 

@@ -1,5 +1,5 @@
-"""A serving load: requests with prompt and output lengths and arrivals, and the goals that a plan
-has to meet.
+"""A serving load: requests with prompt and output lengths and arrival times, and the goals that a
+serving plan has to meet.
 
 Axes: R requests.
 """
@@ -29,8 +29,9 @@ Shape = Literal["fixed", "uniform", "lognormal"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths(Checked):
-    """A distribution of request lengths: fixed, uniform from ``low`` times the largest to the
-    largest, or lognormal with a mean and a standard deviation of logarithms, truncated at ``most``.
+    """A distribution of request lengths: fixed, uniform from ``low`` times the largest length to
+    the largest, or lognormal with a mean and a standard deviation of logarithms, truncated at
+    ``most``.
     """
 
     shape: Shape = "fixed"
@@ -41,11 +42,11 @@ class Lengths(Checked):
 
     @property
     def mean(self) -> float:
-        """The mean length, before rounding and truncation."""
+        """The mean length of the distribution, before rounding and truncation."""
         return self.tokens * (1 + self.low) / 2 if self.shape == "uniform" else self.tokens
 
     def drawn(self, count: int, draw: np.random.Generator) -> Ints:
-        """Random lengths from the distribution, each of at least one token."""
+        """Random request lengths from the distribution, each of at least one token."""
         if self.shape == "fixed":
             lengths = np.full(count, self.tokens)
         elif self.shape == "uniform":
@@ -60,7 +61,7 @@ class Lengths(Checked):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goals(Checked):
     """The goals of a serving plan: time to first token, time per output token, the share of
-    requests that must meet them, and requests per second; None where there is no goal.
+    requests that must meet both, and requests per second; None where there is no goal.
     """
 
     first_s: float | None = field(default=None, metadata=quantity())
@@ -71,8 +72,8 @@ class Goals(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingLoad:
-    """Requests in order: prompt and output tokens, and arrival times. A closed loop keeps a number
-    of requests ``in_flight``, so that the next one arrives when one ends.
+    """The requests of a load in order: prompt tokens, output tokens, and arrival times. In a closed
+    loop, ``in_flight`` requests are active, and the next one arrives when one ends.
     """
 
     prompts: tuple[int, ...] = field(metadata=bounded(minimum=1, most=MOST_TOKENS))
@@ -102,16 +103,16 @@ class ServingLoad:
 
     @property
     def mean_prompt(self) -> float:
-        """The mean number of prompt tokens."""
+        """The mean number of prompt tokens of a request."""
         return float(np.mean(self.prompts))
 
     @property
     def mean_output(self) -> float:
-        """The mean number of output tokens."""
+        """The mean number of output tokens of a request."""
         return float(np.mean(self.outputs))
 
     def check_context(self, context: int) -> None:
-        """Refuse requests longer than the context."""
+        """Refuse requests whose prompt and output together exceed the context length."""
         for number, (prompt, output) in enumerate(zip(self.prompts, self.outputs, strict=True)):
             if prompt + output > context:
                 refuse(
@@ -121,7 +122,7 @@ class ServingLoad:
                 )
 
     def within(self, context: int) -> "ServingLoad":
-        """The load with requests that end at the context, where engines end them."""
+        """The load with requests cut at the context length, where serving engines end them."""
         prompts = np.minimum(self.prompts, context - 1)
         outputs = np.minimum(self.outputs, context - prompts)
         return replace(self, prompts=tuple(prompts.tolist()), outputs=tuple(outputs.tolist()))
@@ -135,8 +136,8 @@ def drawn_load(
     rate: float | None = None,
     in_flight: int | None = None,
 ) -> ServingLoad:
-    """A load of requests with random lengths: arriving all together, as a Poisson process with a
-    rate per second, or in a closed loop with so many in flight.
+    """A load of requests with random lengths that arrive all together, as a Poisson process of
+    ``rate`` per second, or in a closed loop.
     """
     prompts, outputs = (one.drawn(count, draw) for one in lengths)
     return ServingLoad(
@@ -148,13 +149,14 @@ def drawn_load(
 
 
 def _arrivals(count: int, draw: np.random.Generator, rate: float | None) -> tuple[float, ...]:
-    """Arrival times of a Poisson process with a rate per second, or all at once."""
+    """The arrival times of a Poisson process with a rate per second; all zero without a rate."""
     if rate is None:
         return (0.0,) * count
     return tuple(np.cumsum(draw.exponential(1 / rate, count)).tolist())
 
 
-# The columns of files: seconds, tokens, and requests of these lengths; and their limits.
+# The columns of files with requests and the limits of their values: arrival in seconds, tokens, and
+# how many requests have these lengths.
 TOKEN_COLUMNS = ("prompt_tokens", "output_tokens")
 TRACE_COLUMNS = ("arrival_s", *TOKEN_COLUMNS)
 HISTOGRAM_COLUMNS = (*TOKEN_COLUMNS, "requests")
@@ -166,8 +168,8 @@ LIMITS: Mapping[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFile:
-    """The rows of a file with requests: its name, the context that no request may exceed (None: any
-    length), and the remedy that states a longer one.
+    """The rows of a file with requests: the file's name, the context length that no request may
+    exceed (None: any length), and the remedy that a message names for a longer request.
     """
 
     rows: Sequence[Mapping[str, Any]]
@@ -176,7 +178,7 @@ class LoadFile:
     remedy: str = "a longer context"
 
     def trace(self) -> ServingLoad:
-        """The load of a trace, which has a row for each request, in the order of arrivals."""
+        """The load that a trace file records: a row for each request, in the order of arrival."""
         columns = self._columns(TRACE_COLUMNS)
         order = np.argsort(columns["arrival_s"], kind="stable")
         prompts, outputs = (columns[name][order].astype(int) for name in TOKEN_COLUMNS)
@@ -189,7 +191,9 @@ class LoadFile:
     def histogram(
         self, count: int, draw: np.random.Generator, rate: float | None = None
     ) -> ServingLoad:
-        """A load of requests drawn from a histogram, whose rows say how many have such lengths."""
+        """A load of requests drawn from a histogram file, whose rows say how many requests have
+        these lengths.
+        """
         columns = self._columns(HISTOGRAM_COLUMNS)
         weights = columns["requests"]
         if not weights.sum():
@@ -203,7 +207,9 @@ class LoadFile:
         )
 
     def _columns(self, names: Sequence[str]) -> dict[str, Floats]:
-        """The numbers in these columns; refuses what is not a number, or no request."""
+        """The numbers in the named columns of the file; refuses values that are not numbers, and a
+        file without requests.
+        """
         if not self.rows:
             reject(f"{self.name}: has no requests: give a row for each, with {', '.join(names)}")
         missing = [name for name in names if name not in self.rows[0]]

@@ -1,5 +1,5 @@
-"""The bytes of a model's tensors by layer, from its layer graphs, and whether ranks split each
-tensor or hold it whole.
+"""The bytes of a model's tensors in each layer, and whether tensor-parallel ranks split a tensor or
+hold it whole.
 """
 
 from functools import cache
@@ -19,9 +19,9 @@ from mistlab.serving.step_cost import graph_sizes, serving_graph
 def tensor_sizes(
     model: ModelSpec, bytes_each: int, over: int = 1, positions: int = 2048
 ) -> tuple[TensorSizes, ...]:
-    """The tensors of a model by layer: the embedding is layer 0, the head the last. The vocabulary
-    is padded for ``over`` ranks; ``positions`` is the number of learned positions, if the model has
-    any.
+    """The bytes of a model's tensors by layer, where the embedding is layer 0 and the head the
+    last. The vocabulary is padded for ``over`` ranks; ``positions`` is the number of learned
+    positions, if the model has any.
     """
     counts = serving_graph(model).counts
     kinds = serving_graph(model).pattern

@@ -1,5 +1,5 @@
-"""The bytes that ranks receive and copy while serving switches layouts, from the schedule's
-actions.
+"""The bytes that each rank receives and copies when serving switches layouts (parallel degrees),
+from the actions of a schedule.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ BYTES_EACH = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseBytes:
-    """The bytes that one rank receives in each change of layout (weights; keys and values), and
-    those that it copies to host memory and back.
+    """The bytes of weights and of keys and values that one rank receives in each change of layout,
+    and the bytes that it copies to host memory and back.
     """
 
     weights: list[int]
@@ -30,7 +30,7 @@ class PhaseBytes:
 def phase_bytes(
     actions: Sequence[Action], layouts: tuple[Layout, Layout], workload: Workload
 ) -> list[PhaseBytes]:
-    """The bytes that each rank receives and copies over a whole schedule."""
+    """The bytes that each rank receives and copies in all actions of a schedule."""
     model, bytes_each = workload.model, BYTES_EACH[workload.precision]
     changes = [one for one in actions if isinstance(one, Change)]
     over = lcm(*(layout.tp for layout in layouts))
@@ -61,7 +61,7 @@ def phase_bytes(
 
 
 def _share(layout: Layout, rank: int, model: ModelSpec) -> Fraction:
-    """The share of a request's keys and values that a rank of its replica holds."""
+    """The share of a request's keys and values that one rank of the request's replica holds."""
     blocks = len(layout.blocks_of(rank, model.layers))
     return Fraction(blocks, model.layers) * width(layout.heads_of(rank, model.kv_heads))
 
@@ -69,7 +69,9 @@ def _share(layout: Layout, rank: int, model: ModelSpec) -> Fraction:
 def _kept_bytes(
     change: Change, way: tuple[Layout, Layout], model: ModelSpec, token: int
 ) -> list[int]:
-    """The bytes of keys and values that each rank receives in one change of layout."""
+    """The bytes of keys and values that each rank receives in one change of layout, for requests
+    that stay on the GPUs.
+    """
     taken = [Fraction(0)] * way[0].gpus
     for move in change.moved:
         before, after = (way[0], move.source), (way[1], move.target)

@@ -1,5 +1,5 @@
-"""Seesaw's schedule of serving that switches layouts (arXiv 2503.06433): when prompts are
-prefilled, where their keys and values wait, and when they are decoded.
+"""Seesaw's schedule of serving that switches layouts (parallel degrees; arXiv 2503.06433): when
+prompts are prefilled, where their keys and values wait, and when they are decoded.
 
 Prompts are read under one layout, answers decoded under another, on the same GPUs. Keys and values
 of read prompts stay on the GPUs while there is room, then go to host memory. When both tiers are
@@ -21,17 +21,17 @@ import numpy as np
 from mistlab.core.values import Checked, bounded, refuse
 from mistlab.serving.load import ServingLoad
 
-# The largest number of decode steps that one action joins; each is costed at the context of the
-# middle step.
+# The largest number of decode steps that one action of the schedule combines; each is timed with
+# the context length of the middle step.
 MOST_TOGETHER = 64
 MOST_BLOCKS = 10**12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseLimits(Checked):
-    """The limits of a schedule: tokens per block of keys and values; blocks on the GPUs of a
-    prefill and of a decode replica, and in host memory; the share of occupied blocks below which
-    prefill resumes; tokens of a pass, running requests of a replica, and replicas.
+    """The limits of a schedule: tokens per block of keys and values; blocks on a prefill replica,
+    on a decode replica and in host memory; the share of blocks in use below which prefill resumes;
+    tokens of a prefill pass, running requests of a replica, and the replicas of both layouts.
     """
 
     block: int = field(default=16, metadata=bounded(minimum=1))
@@ -45,12 +45,12 @@ class PhaseLimits(Checked):
     decoders: int = field(default=1, metadata=bounded(minimum=1))
 
     def blocks(self, tokens: int) -> int:
-        """The number of blocks that keys and values of this many tokens take."""
+        """The number of memory blocks that the keys and values of ``tokens`` tokens take."""
         return -(-tokens // self.block)
 
     def check(self, load: ServingLoad) -> None:
-        """Refuse a load with a request that does not fit on the GPUs or in the host's memory, even
-        alone.
+        """Refuse a load with a request whose keys and values exceed the memory of a replica or of
+        the host, even without other requests.
         """
         tiers = [self.reading_blocks, self.decoding_blocks, *[self.host_blocks] * self.has_host]
         for number, (prompt, output) in enumerate(zip(load.prompts, load.outputs, strict=True)):
@@ -58,23 +58,23 @@ class PhaseLimits(Checked):
                 held = min(tiers) * self.block
                 refuse(
                     f"prompts[{number}]",
-                    f"{prompt} and {output} tokens of output, but GPUs or host hold {held} tokens: "
-                    "give them more room, or shorter requests",
+                    f"{prompt} tokens, with {output} of output, but memory of GPUs or host holds "
+                    f"{held} tokens: give more memory, or shorter requests",
                 )
 
     @property
     def has_host(self) -> bool:
-        """Whether keys and values may wait in host memory."""
+        """Whether the keys and values of requests may wait in host memory."""
         return self.host_blocks > 0
 
 
-# The actions of a schedule, in the order of execution.
+# The actions of which a schedule consists, in the order of their execution.
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPrompts:
-    """A prefill pass of a replica over whole prompts; requests that were dropped read their output
-    so far, too.
+    """Action: prefill whole prompts in one pass of a replica; requests that were dropped prefill
+    their output so far, too.
     """
 
     replica: int
@@ -84,7 +84,7 @@ class ReadPrompts:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Copy the keys and values of a request from a replica to the host."""
+    """Action: copy the keys and values of a request from a replica to the host."""
 
     request: int
     replica: int
@@ -93,7 +93,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Copy the keys and values of a request from the host to a replica."""
+    """Action: copy the keys and values of a request from the host to a replica."""
 
     request: int
     replica: int
@@ -102,8 +102,8 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Discard the keys and values of a request, for which neither GPUs nor host have room; it is
-    prefilled again.
+    """Action: discard the keys and values of a request, because neither GPUs nor host have room; it
+    is prefilled again later.
     """
 
     request: int
@@ -112,7 +112,9 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A request that stays on the GPUs while layouts change, with its old and its new replica."""
+    """A request whose keys and values stay on the GPUs while layouts change, with its old and its
+    new replica.
+    """
 
     request: int
     tokens: int
@@ -122,7 +124,9 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of layout: weights are re-sharded, and so are keys and values on the GPUs."""
+    """Action: change between prefill and decode layout, which re-shards weights, and keys and
+    values on the GPUs.
+    """
 
     to: Literal["decoding", "prompts"]
     moved: tuple[Moved, ...]
@@ -130,8 +134,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class DecodeSteps:
-    """A number of decode steps; each step gives every request one more token. Requests are listed
-    by replica.
+    """Action: run a number of decode steps, each of which gives every request another token;
+    requests are listed by replica.
     """
 
     requests: tuple[tuple[int, ...], ...]
@@ -140,28 +144,32 @@ class DecodeSteps:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait until a copy ends or a request arrives."""
+    """Action: wait until a copy ends or a request arrives."""
 
 
 Action = ReadPrompts | Store | Fetch | Drop | Change | DecodeSteps | Wait
 
 
 class PhaseClock(Protocol):
-    """The questions that a schedule asks the simulation or the run that executes it."""
+    """What a schedule asks of the simulation or real run that executes it."""
 
     def arrived(self) -> Sequence[int]:
-        """Requests that have arrived since the last call, in order."""
+        """The requests that have arrived since the last call, in order."""
 
     def is_fetched(self, request: int) -> bool:
-        """Whether the copy of a request from the host has ended."""
+        """Whether the copy of a request's keys and values from the host has ended."""
 
     def most_steps(self, requests: Sequence[Sequence[int]]) -> int:
-        """For each replica, an upper bound on its decode steps before the next arrival."""
+        """For each replica, an upper bound on the number of its decode steps before the next
+        request arrives.
+        """
 
 
 @dataclass(slots=True)
 class PhasedRequest:
-    """A request that is being served: its lengths, and how many output tokens it has so far."""
+    """A request that is being served: its prompt and output lengths, and how many output tokens it
+    has so far.
+    """
 
     number: int
     prompt: int
@@ -170,22 +178,27 @@ class PhasedRequest:
 
     @property
     def to_read(self) -> int:
-        """The tokens whose keys and values must exist before the next output token."""
+        """The number of tokens to prefill (again) before the request's next output token."""
         return self.prompt + self.made
 
     @property
     def held(self) -> int:
-        """The tokens whose keys and values exist: all but the last output token."""
+        """The number of tokens whose keys and values the request holds: all but the last output
+        token.
+        """
         return self.prompt + self.made - 1
 
 
 class _Residents:
-    """The requests on the GPUs of one layout, for each replica in the order in which they came."""
+    """The requests on the GPUs of one layout, for each replica in the order in which they came to
+    it.
+    """
 
     def __init__(self, limits: PhaseLimits, blocks: int, replicas: int) -> None:
         self.limits, self.blocks = limits, blocks
         self.replicas: list[dict[int, PhasedRequest]] = [{} for _ in range(replicas)]
-        # The blocks in use on each replica, now and when each request has one more token.
+        # For each replica, the blocks of keys and values in use now, and those in use once each
+        # request has another token.
         self.used, self.used_next = [0] * replicas, [0] * replicas
 
     def add(self, request: PhasedRequest, replica: int) -> None:
@@ -201,7 +214,7 @@ class _Residents:
         self.used_next[replica] += sign * self.limits.blocks(request.held + 1)
 
     def grown(self, replica: int) -> None:
-        """Recount the blocks in use after requests have produced tokens."""
+        """Count the blocks in use again, after requests have produced tokens."""
         held = [one.held for one in self.replicas[replica].values()]
         self.used[replica] = sum(map(self.limits.blocks, held))
         self.used_next[replica] = sum(self.limits.blocks(one + 1) for one in held)
@@ -209,9 +222,9 @@ class _Residents:
     def place(
         self, tokens: int, *, ahead: bool = False, near: tuple[int, int] | None = None
     ) -> int | None:
-        """The replica with the most room for another request of this many tokens; None if none has
-        room. With ``ahead`` one more token of every request needs room, too. Replicas on the same
-        GPUs as ``near``, a replica of the other layout, come first.
+        """The replica with the most free blocks, if they suffice for another request of ``tokens``
+        tokens; otherwise None. With ``ahead``, one more token of every request must have room, too.
+        Replicas on the same GPUs as ``near``, a replica of the other layout, are preferred.
         """
         needed, used = self.limits.blocks(tokens + ahead), self.used_next if ahead else self.used
         near_replicas: range | tuple[()] = ()
@@ -230,7 +243,9 @@ class _Residents:
         return None if best is None else -best[2]
 
     def all(self) -> list[tuple[int, PhasedRequest]]:
-        """All requests on the GPUs with their replica, in the order of replicas."""
+        """All requests on the GPUs of the layout, each with its replica, in the order of
+        replicas.
+        """
         return [(place, one) for place, each in enumerate(self.replicas) for one in each.values()]
 
     def __bool__(self) -> bool:
@@ -238,8 +253,8 @@ class _Residents:
 
 
 class PhaseSchedule:
-    """The actions by which two layouts serve a load in turns; ``peak_gpu`` and ``peak_host`` are
-    the largest numbers of blocks in use on a replica and in host memory.
+    """The actions by which a prefill and a decode layout serve a load alternately; ``peak_gpu`` and
+    ``peak_host`` are the most blocks of keys and values in use on a replica and in host memory.
     """
 
     def __init__(self, load: ServingLoad, limits: PhaseLimits, clock: PhaseClock) -> None:
@@ -253,8 +268,8 @@ class PhaseSchedule:
         self._waiting: deque[PhasedRequest] = deque()
         self._host: deque[PhasedRequest] = deque()
         self._host_used = self._turn = 0
-        # A pass whose keys and values go to the host needs blocks on the GPUs until they are
-        # copied.
+        # A prefill pass also needs blocks on the GPUs for keys and values that will go to the host,
+        # until they are copied.
         whole = map(sum, zip(load.prompts, load.outputs, strict=True))
         longest = max(limits.budget, *whole)
         self._passing = min(limits.reading_blocks, limits.blocks(longest)) * limits.has_host
@@ -267,7 +282,7 @@ class PhaseSchedule:
         return _Residents(of, of.reading_blocks - self._passing, of.readers)
 
     def actions(self) -> Iterator[Action]:
-        """All actions of the schedule in order, until no request is left."""
+        """All actions of the schedule in order, until every request has ended."""
         while True:
             self._arrive()
             yield from self._read()
@@ -285,7 +300,7 @@ class PhaseSchedule:
         self._coming -= len(come)
         self._waiting.extend(self.requests[number] for number in come)
 
-    # Prefill of prompts.
+    # Choosing the prompts of the next prefill pass.
 
     def _read(self) -> Iterator[Action]:
         while self._waiting:
@@ -301,7 +316,7 @@ class PhaseSchedule:
 
     def _batch(self, replica: int) -> list[tuple[PhasedRequest, bool]]:
         """The requests of the next prefill pass, each with whether its keys and values go to the
-        host; they count as prefilled from here on.
+        host; from now on they count as prefilled.
         """
         batch: list[tuple[PhasedRequest, bool]] = []
         tokens = passing = 0
@@ -332,8 +347,8 @@ class PhaseSchedule:
     def _place_of(
         self, request: PhasedRequest, replica: int, passing: int
     ) -> Literal["gpu", "host"] | None:
-        """Where a request's keys and values can wait: on GPUs if there is room under both layouts,
-        otherwise on the host; None without room.
+        """Where the keys and values of a request can wait for decoding: on the GPUs if there is
+        room under both layouts, otherwise on the host; None if there is no room.
         """
         of, needed = self.limits, self.limits.blocks(request.to_read)
         is_free = self._readers.used[replica] + needed <= self._readers.blocks
@@ -357,7 +372,7 @@ class PhaseSchedule:
                     if decoding is request:
                         self._decoders.remove(request, decoder)
 
-    # Changes of layout.
+    # Moving requests when layouts change.
 
     def _to_decoding(self) -> Change:
         sources = {one.number: replica for replica, one in self._readers.all()}
@@ -369,8 +384,8 @@ class PhaseSchedule:
         return Change("decoding", tuple(moved))
 
     def _to_prompts(self) -> Iterator[Action]:
-        """Assign running requests to replicas of the prefill layout; those without room there go to
-        the host.
+        """Assign running requests to replicas of the prefill layout; those for which there is no
+        room go to the host.
         """
         if not (self._waiting or self._coming):
             return
@@ -396,7 +411,7 @@ class PhaseSchedule:
         self.peak_host = max(self.peak_host, self._host_used)
         return Store(request.number, replica, request.held)
 
-    # Decoding of requests.
+    # Choosing the next decode steps.
 
     def _decode(self) -> Iterator[Action]:
         while self._host or self._decoders:
@@ -420,8 +435,8 @@ class PhaseSchedule:
                 yield self._let_go(last, crowded)
 
     def _turns_back(self) -> bool:
-        """Whether prefill resumes: prompts wait, few blocks are in use, and the next prompt has
-        room.
+        """Whether to change back to prefill: prompts wait, few blocks are in use, and the next
+        prompt has room.
         """
         if not self._waiting:
             return False
@@ -433,7 +448,7 @@ class PhaseSchedule:
         return is_low and self._has_room()
 
     def _has_room(self) -> bool:
-        """Whether the next prompt has room once all running requests have moved to the prefill
+        """Whether the next prompt has room after all running requests have moved to the prefill
         layout, or to the host.
         """
         of, after, over = self.limits, self._none_read(), self._host_used
@@ -452,8 +467,8 @@ class PhaseSchedule:
         return over <= of.host_blocks and is_free and has_place
 
     def _fetch(self) -> Iterator[Action]:
-        """Copy waiting requests from the host to the GPUs, while these have room for the next
-        tokens.
+        """Copy waiting requests from the host to the GPUs, as long as the next tokens of all
+        requests have room there, too.
         """
         while self._host:
             request = self._host[0]
@@ -466,8 +481,8 @@ class PhaseSchedule:
             yield Fetch(request.number, target, request.held)
 
     def _steps(self, ready: Sequence[Sequence[int]]) -> tuple[int, int | None]:
-        """The number of decode steps until a request ends, another arrives or is fetched, or room
-        runs out; and a replica without room for even one step.
+        """The number of decode steps until a request ends, another one arrives or is fetched, or
+        memory is full; and a replica whose memory is full before even one step.
         """
         most = min(MOST_TOGETHER, self._clock.most_steps(ready))
         for replica, numbers in enumerate(ready):
@@ -482,7 +497,7 @@ class PhaseSchedule:
             room = self._decoders.blocks - idle
             if self._blocks(held, 1) > room:
                 return 0, replica
-            # Bisection: room for ``low`` steps is known to exist.
+            # Bisection for the most steps that fit; ``low`` steps are known to fit.
             low = 1
             while low < most:
                 if self._blocks(held, most) <= room:

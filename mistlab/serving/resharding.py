@@ -1,5 +1,5 @@
-"""Changes between two layouts of the same GPUs: the weights, keys and values that ranks send, and
-the time that it takes.
+"""Changes between two serving layouts (parallel degrees) of the same GPUs: the weights, keys and
+values that ranks send to one another, and the seconds of a change.
 
 Rank ``r`` of a replica of ``tp x pp`` has the layers of stage ``r // tp`` and the part ``r % tp``
 of each of their tensors. Layer 0 is the embedding, and the head comes last. What a rank has under
@@ -16,20 +16,21 @@ from math import ceil
 from mistlab.core.units import GBYTES
 from mistlab.serving.gpu_facts import ServingGpu
 
-# How many GPUs share a link to the host, as behind one PCIe switch; assumed for all nodes.
+# The number of GPUs that share a link to the host, as behind one PCIe switch; assumed for all
+# nodes.
 GPUS_A_HOST_LINK = 2
-# The seconds of a change of layout besides transfers: the pipeline drains and memory is
-# reallocated; graphs are not captured again.
+# The seconds of a change of layout in addition to transfers: the pipeline drains and memory is
+# reallocated; CUDA graphs are not captured again.
 CHANGE_S = 0.2
 
-# A part of a tensor: its start and its end, as shares of the whole.
+# A part of a tensor: its start and its end, as fractions of the whole tensor.
 Part = tuple[Fraction, Fraction]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Layout:
-    """How GPUs share a model: the number of replicas, and each replica's tensor- and
-    pipeline-parallel degrees.
+    """A serving layout, which says how GPUs share a model: the number of replicas, and each
+    replica's tensor- and pipeline-parallel degrees.
     """
 
     dp: int = 1
@@ -43,43 +44,43 @@ class Layout:
 
     @property
     def text(self) -> str:
-        """The layout as text."""
+        """The layout as text, such as ``dp2 tp4``."""
         parts = [(self.dp, "dp"), (self.tp, "tp"), (self.pp, "pp")]
         return " ".join(f"{name}{degree}" for degree, name in parts if degree > 1) or "tp1"
 
     def replica_of(self, rank: int) -> int:
-        """The replica to which a rank belongs."""
+        """The number of the replica to which a rank belongs."""
         return rank // (self.tp * self.pp)
 
     def stage_of(self, rank: int) -> int:
-        """The pipeline stage of a rank."""
+        """The number of the pipeline stage of a rank, within its replica."""
         return rank % (self.tp * self.pp) // self.tp
 
     def ranks_of(self, replica: int, stage: int) -> range:
-        """The ranks of a pipeline stage, which split its tensors."""
+        """The ranks of one replica's pipeline stage, which split the stage's tensors."""
         first = replica * self.tp * self.pp + stage * self.tp
         return range(first, first + self.tp)
 
     def blocks_of(self, rank: int, blocks: int) -> range:
-        """The blocks, counted from 0, of a rank's pipeline stage."""
+        """The transformer blocks, counted from 0, of a rank's pipeline stage."""
         stage = self.stage_of(rank)
         return range(blocks * stage // self.pp, blocks * (stage + 1) // self.pp)
 
     def layers_of(self, rank: int, blocks: int) -> range:
-        """The layers of a rank's pipeline stage: 0 is the embedding, then come the blocks, then the
-        head.
+        """The layers of a rank's pipeline stage, where 0 is the embedding, blocks are 1 and up, and
+        the head is the last.
         """
         blocks_of_stage, stage = self.blocks_of(rank, blocks), self.stage_of(rank)
         first = 0 if stage == 0 else blocks_of_stage.start + 1
         return range(first, blocks_of_stage.stop + 1 + (stage == self.pp - 1))
 
     def part_of(self, rank: int) -> Part:
-        """The part of each split tensor of its layers that a rank holds."""
+        """The part of each split tensor that a rank holds, in the layers of its stage."""
         return _part(rank % self.tp, self.tp)
 
     def heads_of(self, rank: int, kv_heads: int) -> Part:
-        """The part of the key-value heads that a rank holds; if there are more ranks than heads,
-        several ranks hold the same head.
+        """The part of all key-value heads that a rank holds; if there are more tensor-parallel
+        ranks than heads, several ranks hold the same head.
         """
         tensor_rank = rank % self.tp
         if self.tp <= kv_heads:
@@ -92,7 +93,7 @@ def _part(number: int, parts: int) -> Part:
 
 
 def layouts_of(gpus: int, heads: int, layers: int) -> Iterator[Layout]:
-    """All layouts of this many GPUs whose degrees divide the model's heads."""
+    """All layouts of ``gpus`` GPUs whose tensor-parallel degrees divide the model's heads."""
     for dp in _divisors(gpus):
         for tp in _divisors(gpus // dp):
             pp = gpus // dp // tp
@@ -105,20 +106,20 @@ def _divisors(number: int) -> list[int]:
 
 
 def common(first: Part, second: Part) -> Part:
-    """The intersection of two parts of a tensor; an empty one ends where it begins."""
+    """The intersection of two parts of a tensor; an empty intersection ends where it begins."""
     begin = max(first[0], second[0])
     return begin, max(begin, min(first[1], second[1]))
 
 
 def width(part: Part) -> Fraction:
-    """The size of a part of a tensor, as a share of the whole."""
+    """The size of a part of a tensor, as a fraction of the whole tensor."""
     return part[1] - part[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSizes:
-    """The bytes of tensors that ranks share in the same way in each of ``layers``: tensors that
-    ranks split, and tensors that each rank holds whole.
+    """The bytes of tensors in each of some ``layers``: of tensors that tensor-parallel ranks split,
+    and of tensors that each rank holds whole.
     """
 
     layers: tuple[int, ...]
@@ -126,13 +127,13 @@ class TensorSizes:
     whole: int
 
     def lie_in(self, layers: range) -> bool:
-        """Whether these tensors are in one of a rank's layers."""
+        """Whether a rank's pipeline stage has one of the layers with these tensors."""
         return any(layer in layers for layer in self.layers)
 
 
 def moved_bytes(before: Layout, after: Layout, sizes: Sequence[TensorSizes]) -> list[int]:
     """The bytes of weights that each rank receives in a change of layout; ``sizes`` are those of
-    all tensors.
+    all tensors of the model.
     """
     blocks = max(max(one.layers) for one in sizes) - 1
     return [_moved_to(rank, before, after, sizes, blocks) for rank in range(after.gpus)]
@@ -156,8 +157,8 @@ def _moved_to(
 def moved_of_cache(
     before: tuple[Layout, int], after: tuple[Layout, int], kv_heads: int, blocks: int
 ) -> list[Fraction]:
-    """The share of a request's keys and values that each rank receives, when a replica of one
-    layout passes it to a replica of another.
+    """The fraction of a request's keys and values that each rank receives, when a replica of one
+    layout passes the request to a replica of another.
     """
     (old, source), (new, target) = before, after
     moved = []
@@ -174,7 +175,7 @@ def moved_of_cache(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentPart:
-    """A part of tensors that one rank sends to another."""
+    """A part of some tensors that one rank sends to another in a change of layout."""
 
     source: int
     target: int
@@ -184,8 +185,8 @@ class SentPart:
 def pieces_to(
     rank: int, wanted: Part, kept: Part | None, peers: Iterable[tuple[int, Part]]
 ) -> list[SentPart]:
-    """The parts that a rank has to receive, each with the rank that sends it; ``peers`` are ranks
-    with the part that each holds, of which the first with a part sends it.
+    """The parts of tensors that a rank has to receive, each with the rank that sends it; ``peers``
+    are ranks with the part that each holds, of which the first that has a part sends it.
     """
     left = [wanted]
     if kept is not None and width(common(wanted, kept)):
@@ -201,7 +202,7 @@ def pieces_to(
 
 
 def change_s(before: Layout, after: Layout, sizes: Sequence[TensorSizes], gpu: ServingGpu) -> float:
-    """The seconds of a change of layout, keys and values excluded; zero if both layouts are
+    """The seconds of a change of layout without moving keys and values; zero if both layouts are
     equal.
     """
     if before == after:
@@ -213,10 +214,10 @@ def change_s(before: Layout, after: Layout, sizes: Sequence[TensorSizes], gpu: S
 
 
 def peer_bytes_per_s(gpu: ServingGpu) -> float:
-    """The bytes per second that a GPU receives from other GPUs of its node."""
+    """The bytes per second at which a GPU receives from other GPUs of its node."""
     return gpu.intra_node_gbytes_per_s * GBYTES
 
 
 def host_bytes_per_s(gpu: ServingGpu, gpus: int) -> float:
-    """The bytes per second between one GPU and host memory while this many GPUs of a node copy."""
+    """The bytes per second between one GPU and host memory while ``gpus`` GPUs of a node copy."""
     return gpu.host_link_gbytes_per_s * GBYTES / min(gpus, GPUS_A_HOST_LINK)

@@ -1,4 +1,6 @@
-"""A serving plan: how GPUs share the model, the number of replicas, and the scheduler."""
+"""A serving plan: the parallel degrees of a replica, the number of replicas, and the scheduler that
+batches requests.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,8 +16,7 @@ MOST_DEGREE = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingPlan:
-    """A serving plan: a number of equal replicas of a layout, and how their scheduler batches
-    requests.
+    """A serving plan: a number of equal replicas, and how the engine's scheduler batches requests.
 
     With ``whole prompts`` a step reads prompts or decodes; with ``chunked prompts`` it does both,
     and reads at most ``budget`` tokens of prompts; at most ``sequences`` requests run on a replica.
@@ -68,7 +69,7 @@ class ServingPlan:
 
     @property
     def text(self) -> str:
-        """The plan in words."""
+        """The plan as text for tables."""
         decoding = f"{self.replicas} x {layout_text(self.layout)}"
         if self.prefill is None:
             return decoding
@@ -78,7 +79,7 @@ class ServingPlan:
 
 
 def layout_text(layout: RankLayout) -> str:
-    """The parallel degrees of a layout as text."""
+    """The parallel degrees of a replica as text, such as ``tp4 pp2``."""
     parts = [f"tp{layout.tp}"]
     parts += [f"pp{layout.pp}"] * (layout.pp > 1)
     parts += [f"dp{layout.dp}"] * (layout.dp > 1)
@@ -87,7 +88,9 @@ def layout_text(layout: RankLayout) -> str:
 
 
 def check_layout(layout: RankLayout) -> None:
-    """Refuse degrees that do not divide the model, and precisions that are unknown."""
+    """Refuse parallel degrees that do not divide the model's heads, experts or ranks, and unknown
+    precisions.
+    """
     model = layout.model
     if model.is_encoder:
         refuse("model", f"{model.name} is an encoder, which generates no tokens: give a decoder")
@@ -109,14 +112,14 @@ def check_layout(layout: RankLayout) -> None:
     if model.experts is not None and model.experts.count % layout.ep:
         refuse("ep", f"{layout.ep} does not divide experts {model.experts.count}: give a divisor")
     if layout.pp > model.layers:
-        refuse("pp", f"{layout.pp} is more than the layers {model.layers}: give at most these")
+        refuse("pp", f"{layout.pp} is more than the {model.layers} layers: give at most that many")
 
 
-# Command lines of serving engines, with the engines' names for a plan's choices.
+# The command lines of serving engines, with the name that each engine gives a plan's choices.
 
 
 def vllm_options(plan: ServingPlan, layout: RankLayout) -> str:
-    """vLLM's options for one replica (vLLM 0.19, engine arguments)."""
+    """vLLM's command-line options for one replica (vLLM 0.19, engine arguments)."""
     options: dict[str, object] = {
         "--tensor-parallel-size": layout.tp,
         "--pipeline-parallel-size": layout.pp,
@@ -133,8 +136,8 @@ def vllm_options(plan: ServingPlan, layout: RankLayout) -> str:
 
 
 def sglang_options(plan: ServingPlan, layout: RankLayout) -> str:
-    """SGLang's options for one replica (SGLang 0.5, server arguments); its ``--tp-size``
-    includes the ranks of attention data parallelism.
+    """SGLang's command-line options for one replica (SGLang 0.5, server arguments); its
+    ``--tp-size`` includes the ranks of attention data parallelism.
     """
     options: dict[str, object] = {
         "--tp-size": layout.tp * layout.dp,
@@ -154,8 +157,9 @@ def sglang_options(plan: ServingPlan, layout: RankLayout) -> str:
 def exported_lines(
     plan: ServingPlan, engine: str, weights: str = "", context: int | None = None
 ) -> list[str]:
-    """The command lines of a plan for an engine, with comments on choices that it cannot express:
-    of ``weights`` as an engine loads them, with requests of at most ``context`` tokens.
+    """The command lines that serve a plan with an engine, and comments on choices that the engine
+    cannot express: for ``weights`` as the engine loads them, and requests of at most ``context``
+    tokens.
     """
     if engine not in LINES:
         refuse("engine", f"{shown(engine)} has no command line{near_matches(engine, LINES)}")
@@ -189,8 +193,9 @@ def _line(options: Mapping[str, object], flags: list[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLine:
-    """An engine's command line: the program before the weights, the options of a layout, that of
-    the context, and those of servers of one phase.
+    """The parts of a serving engine's command line: the program before the weights, the options for
+    a layout, the option for the context length, and the options of servers for prefill or decoding
+    only.
     """
 
     program: str
@@ -201,14 +206,17 @@ class CommandLine:
     def of(
         self, plan: ServingPlan, weights: str, context: int | None, phase: str | None = None
     ) -> str:
-        """The command line of a replica, for all requests or for one phase."""
+        """The command line of one replica, for all requests or for one phase (prefill or
+        decoding).
+        """
         layout = plan.prefill if phase == "prefill" and plan.prefill else plan.layout
         parts = [self.program, weights, self.options(plan, layout)]
         parts += [f"{self.context} {context}"] * (context is not None)
         return " ".join([*parts, *([self.phases[phase]] if phase else [])])
 
 
-# vLLM moves caches by a connector (NIXL), which both phases name alike.
+# vLLM transfers key-value caches between servers by a connector (NIXL), which both phases name in
+# the same option.
 _NIXL = """--kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'"""
 LINES = {
     "vllm": CommandLine(

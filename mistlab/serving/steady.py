@@ -1,4 +1,4 @@
-"""Serving at a steady load in closed form: a constant number of requests in flight.
+"""Serving under a steady load, a constant number of requests in flight, in closed form.
 
 In the steady state a step decodes a token of every running request, and in ``O`` steps (the mean
 number of output tokens) every request ends and another prompt is read. So the time of a token is
@@ -16,22 +16,23 @@ import numpy as np
 from mistlab.core.arrays import Bools, Floats
 from mistlab.serving.step_cost import LayoutColumns, decode_parts, prefill_parts
 
-# The mean number of tokens that a running request holds: its prompt, and this share of its output.
+# The mean number of tokens whose keys and values a running request holds: its prompt, and this
+# share of its output.
 HELD_OUTPUT = 0.6
-# The bytes that engines reserve for activations, graphs and buffers of collectives.
+# The bytes of a GPU that engines reserve for activations, CUDA graphs and buffers of collectives.
 KEPT_BYTES = 2.5e9
 _ROUNDS = 6
-# The parts of a step whose times engines' fitted constants multiply.
+# The parts of a step whose times are multiplied by an engine's fitted constants.
 PARTS = ("products", "experts", "attention", "links", "floors", "kernels")
 Constants = Mapping[str, Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SteadyLoad:
-    """A constant load of one replica (C): requests in flight, and mean prompt and output tokens; at
-    most ``sequences`` run at once, and a pass prefills at most ``budget`` tokens. Requests of equal
-    length that arrive together end in ``waves``, and their prompts are prefilled together; an
-    engine that ``reads_first`` prefills all waiting prompts before it decodes.
+    """A constant load of a replica (C): requests in flight, and mean prompt and output tokens. At
+    most ``sequences`` requests run at once, and a pass prefills at most ``budget`` tokens. Requests
+    of equal length that arrive together also end together, in ``waves``; an engine that
+    ``reads_first`` prefills all waiting prompts before it decodes.
     """
 
     in_flight: Floats
@@ -45,9 +46,9 @@ class SteadyLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SteadyState:
-    """What a replica does under a constant load (C each): time to first token, time per output
-    token, requests per second, running requests, tokens that fit in memory, and whether one request
-    fits.
+    """What a replica achieves under a constant load (C): time to first token, time per output
+    token, requests per second, running requests, tokens whose keys and values fit in memory, and
+    whether one request fits.
     """
 
     first_s: Floats
@@ -59,8 +60,8 @@ class SteadyState:
 
 
 def decode_step_s(of: LayoutColumns, by: Constants, running: Floats, context: Floats) -> Floats:
-    """The seconds (C) of a step without prefill, in which every running request gets its next
-    token.
+    """The seconds (C) of a step in which every running request gets its next token, and no prompt
+    is prefilled.
     """
     parts = decode_parts(of, running, context)
     factors = {name: by[name] for name in PARTS}
@@ -70,8 +71,8 @@ def decode_step_s(of: LayoutColumns, by: Constants, running: Floats, context: Fl
 
 
 def _message_s(of: LayoutColumns, by: Constants, tokens: Floats) -> Floats:
-    """The seconds (C) in which a driver sends these token ids to each worker, one after another,
-    and the workers read them; a single GPU needs no other process.
+    """The seconds (C) in which an engine's driver sends these token ids to each worker process, one
+    after another, and the workers read them; a single GPU has no separate worker.
     """
     workers = of.tp * of.pp * of.dp
     each_s = workers * by.get("written", 0.0) + by.get("read", 0.0)
@@ -79,8 +80,8 @@ def _message_s(of: LayoutColumns, by: Constants, tokens: Floats) -> Floats:
 
 
 def prompt_pass_s(of: LayoutColumns, by: Constants, tokens: Floats, looked: Floats) -> Floats:
-    """The seconds (C) for which a prefill pass over this many tokens occupies each pipeline stage,
-    given the mean context to which tokens attend.
+    """The seconds (C) that a prefill pass over ``tokens`` tokens takes on each pipeline stage;
+    ``looked`` is the mean number of tokens to which a token attends.
     """
     parts = prefill_parts(of, tokens, looked)
     factors = {name: by[name] for name in PARTS}
@@ -88,15 +89,15 @@ def prompt_pass_s(of: LayoutColumns, by: Constants, tokens: Floats, looked: Floa
 
 
 def capacity_tokens(of: LayoutColumns, by: Constants) -> Floats:
-    """The number of tokens (C) whose keys and values fit on a replica beside the weights; negative
-    if the weights alone do not fit.
+    """The number of tokens (C) whose keys and values fit in a replica's memory beside the weights;
+    negative if the weights alone do not fit.
     """
     free = of.memory_bytes * by["memory"] - of.weight_bytes - KEPT_BYTES
     return np.asarray(free * of.dp / np.maximum(of.cache_bytes, 1.0))
 
 
 def steady_state(of: LayoutColumns, by: Constants, load: SteadyLoad) -> SteadyState:
-    """The times and throughput of replicas that prefill and decode on the same GPUs, under a
+    """The times and throughput (C) of replicas that prefill and decode on the same GPUs, under a
     constant load.
     """
     capacity = capacity_tokens(of, by)
@@ -105,13 +106,13 @@ def steady_state(of: LayoutColumns, by: Constants, load: SteadyLoad) -> SteadySt
     room = np.maximum(capacity / each, 1.0)
     admitted = np.minimum(np.minimum(load.in_flight, room), load.sequences * of.dp)
     outputs = np.maximum(load.output - 1, 1.0)
-    # Each of a pipeline's batches in flight has a token budget of its own.
+    # Each of a pipeline's batches in flight has its own budget of prefill tokens.
     most_read = of.batches * load.budget * load.output / (load.prompt + load.output)
     decoding = np.minimum(admitted, most_read)
     waves = _mask(load.waves, admitted)
     together = waves & _mask(load.reads_first, admitted)
-    # In a wave, a prompt waits for half of the others on average, and its output for the rest;
-    # prompts of one pass get their first token together.
+    # In a wave, half of the other prompts are prefilled before a prompt on average, and the rest
+    # delay its output; the prompts of one pass get their first token together.
     at_once = np.minimum(admitted, np.maximum(load.budget / load.prompt, 1.0)) / admitted
     stall = np.where(together, (1 - at_once) / 2, by["stall"])
     burst = np.where(together, (1 + at_once) / 2 - 1 / admitted, by["burst"])
@@ -120,7 +121,8 @@ def steady_state(of: LayoutColumns, by: Constants, load: SteadyLoad) -> SteadySt
         step_s = decode_step_s(of, by, decoding, load.prompt + load.output / 2)
         arriving = decoding / load.output
         read_s = _prompt_s(of, by, load, np.where(together, admitted * at_once, arriving))
-        # A request's own prefill does not fall between its output tokens.
+        # A request's own prefill comes before its output, so only other requests' prefill delays
+        # output tokens.
         others = arriving * np.where(
             together, 1.0, np.maximum(admitted - 1, 0.0) / np.maximum(admitted, 1.0)
         )
@@ -129,12 +131,12 @@ def steady_state(of: LayoutColumns, by: Constants, load: SteadyLoad) -> SteadySt
         others_s = burst * admitted * read_s / of.dp
         aside_s = by["first"] + by["steps"] * step_s + others_s
         first_s = by["wait"] * (aside_s + by["prompt"] * read_s * of.pp)
-        # During its own prefill, however long, a request misses one decode step.
+        # While it is prefilled, however long, a request misses one decode step.
         share = outputs * token_s / (aside_s + outputs * token_s)
-        # The requests of a wave decode all together.
+        # The requests of a wave all decode at the same time.
         share = np.where(together, 1.0, share)
         decoding = np.minimum(admitted * share, most_read)
-        # Prompts queue where a step's token budget prefills them more slowly than requests end.
+        # Prompts queue where the token budget of steps prefills them more slowly than requests end.
         first_s = np.maximum(first_s, (admitted / decoding - 1) * outputs * token_s)
     rate = admitted / (first_s + outputs * token_s)
     waiting_s = np.maximum(load.in_flight - admitted, 0.0) / rate
@@ -155,8 +157,9 @@ def split_state(
     load: SteadyLoad,
     workers: tuple[Floats, Floats],
 ) -> SteadyState:
-    """The times and throughput of separate prefill and decode GPUs (so many workers of each) under
-    a constant load; ``load`` counts requests in flight at all of them.
+    """The times and throughput (C) where separate GPUs prefill and decode, under a constant load;
+    ``workers`` are the numbers of prefill and of decode replicas, and ``load`` counts the requests
+    in flight at all of them.
     """
     readers, decoders = workers
     capacity = capacity_tokens(decode, by)
@@ -175,12 +178,12 @@ def split_state(
         first_s = by["wait"] * (
             by["first"] + own_s + by["burst"] * load.in_flight / readers * read_s
         )
-        # Prefill workers cannot complete prompts faster than they prefill them.
+        # Prefill replicas cannot complete prompts faster than they prefill them.
         slowest_s = load.in_flight * read_s / readers - outputs * token_s
         first_s = np.maximum(first_s, slowest_s)
         share = outputs * token_s / (first_s + outputs * token_s)
         decoding = np.minimum(load.in_flight * share, most)
-    # Requests queue for which the decode workers have no memory.
+    # Requests queue if the decode replicas have no memory for them.
     first_s = np.maximum(first_s, (load.in_flight / most - 1) * outputs * token_s)
     return SteadyState(
         first_s=first_s,
@@ -197,15 +200,16 @@ def _mask(given: Bools | None, like: Floats) -> Bools:
 
 
 def _waits(of: LayoutColumns, arriving: Floats) -> Floats:
-    """How long prompts make all batches in flight wait, relative to a prompt's time on one pipeline
-    stage (C).
+    """The factor (C) by which prompts delay a step, relative to a prompt's time on one pipeline
+    stage, if each batch in flight waits for the one with the most prompts.
 
     A pipeline has a batch for each stage in flight, and none passes the longest one: if a step
     reads ``N`` prompts, spread evenly over ``B`` batches, it is longer by ``B`` times the prompts
     of the fullest batch, in place of ``N``. So have ranks of attention data parallelism that are in
     lockstep, a batch each. ``N`` has a Poisson distribution.
     """
-    # The expected distance from a random number N to the next multiple of B, by roots of unity.
+    # The expected distance from a Poisson-distributed number N to the next multiple of B
+    # (``stages``), by roots of unity.
     mean = np.maximum(arriving, 1e-9)
     lacking = np.zeros_like(mean)
     for stages in np.unique(of.batches[of.batches > 1]):
@@ -218,12 +222,12 @@ def _waits(of: LayoutColumns, arriving: Floats) -> Floats:
 
 
 def _prompt_s(of: LayoutColumns, by: Constants, load: SteadyLoad, arriving: Floats) -> Floats:
-    """The seconds (C) for which one prompt occupies each pipeline stage. Prompts that arrive within
-    one step share a pass of each batch in flight; long ones take several passes, each within the
-    token budget.
+    """The seconds (C) that one prompt takes on each pipeline stage. Prompts that arrive within one
+    step share a prefill pass of each batch in flight; long prompts take several passes, each within
+    the token budget.
     """
-    # Arrivals are random: a step with prefill has more prompts than the mean, and the fullest batch
-    # decides.
+    # Arrivals are random: a step that prefills has more prompts than the mean over all steps, and
+    # the batch with the most prompts decides.
     lumps = arriving * _waits(of, arriving) / of.batches
     lumps = lumps / -np.expm1(-np.maximum(arriving, 1e-9))
     several = np.clip(lumps, 1.0, np.maximum(load.budget / load.prompt, 1.0))

@@ -1,4 +1,4 @@
-"""The cost of a serving engine's step on one rank, for columns of layouts.
+"""The time of a serving engine's step on one rank, for columns of layouts (parallel degrees).
 
 A step runs some decoded tokens and some tokens of prompts through all blocks. Its parts are summed
 from the work of a rank (``rank_work``) and the rates of kernels (``gpu_facts``), and multiplied by
@@ -37,24 +37,24 @@ from mistlab.serving.gpu_facts import (
     reached_share,
 )
 
-# The sequence length of layer graphs; weights do not depend on it, and any published window fits.
+# The sequence length of layer graphs; weights do not depend on it, and no window is longer.
 GRAPH_TOKENS = 32768
-# Kinds of operators that run as separate small kernels between GEMMs.
+# Kinds of operators that run as separate small kernels between GEMMs when a model is served.
 SMALL = frozenset(("normalization", "softmax", "elementwise", "reduction", "gather", "copy"))
 
 
-# The share of peak arithmetic of attention to shared latent vectors; no table of kernels has it.
+# The assumed share of peak arithmetic that attention to shared latent vectors achieves.
 LATENT_SHARE = 0.4
 # Engines whose attention-data-parallel ranks choose prompts independently: since all ranks exchange
-# tokens in each block of experts, one rank's prompt delays all of them. SGLang and TensorRT-LLM let
-# their ranks prefill together.
+# tokens in each block of experts, one rank's prompt delays all. SGLang and TensorRT-LLM let their
+# ranks prefill together.
 LOCKSTEP = frozenset(("vllm",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWork:
-    """The work of one rank of a layout in all of the model's blocks and its head: parameters,
-    operations and kernels.
+    """The work of one rank of a serving layout, in all blocks and the head of the model:
+    parameters, operations and kernels.
 
     ``dense_parameters`` are in ``dense_products`` products whose weights may be of few bits,
     ``wide_parameters`` (routers and the head) in products that stay in 16 bits; ``dense_depth`` and
@@ -93,14 +93,14 @@ class RankWork:
 
     @property
     def resident_parameters(self) -> float:
-        """The number of expert parameters on the rank, in all blocks."""
+        """The number of experts' parameters that the rank holds, in all blocks."""
         return self.expert_layers * self.experts_on_rank * self.expert_parameters
 
 
 @cache
 def rank_work(model: ModelSpec, *, tp: int, ep: int = 1, expert_tp: int = 1) -> RankWork:
     """The work of a rank whose attention and dense networks are split ``tp`` ways, and whose
-    experts are divided over ``ep`` ranks, each expert split ``expert_tp`` ways.
+    experts are divided over ``ep`` ranks, with each expert split ``expert_tp`` ways.
     """
     graph = serving_graph(model)
     turns = Counter(graph.pattern[block % len(graph.pattern)] for block in range(model.layers))
@@ -147,19 +147,19 @@ def rank_work(model: ModelSpec, *, tp: int, ep: int = 1, expert_tp: int = 1) -> 
 
 
 def parameters_of(model: ModelSpec) -> float:
-    """The number of all parameters of a model, from the work of a single rank."""
+    """The total number of a model's parameters, from the work of a single rank."""
     work = rank_work(model, tp=1)
     held = work.dense_parameters + work.wide_parameters + work.table_parameters
     return held + work.resident_parameters
 
 
-# Names of figures that are the same for any number of blocks on a rank.
+# Names of work figures that are not multiplied by the number of blocks on a rank.
 _LARGEST = frozenset(("attends", "windowed"))
 
 
 @cache
 def serving_graph(model: ModelSpec) -> StoredGraph:
-    """The layer graphs of a model as it is served."""
+    """The layer graphs (operators and parameters) of a model as it is served."""
     workload = Workload(
         model=model,
         sequence_length=model.learned_positions or GRAPH_TOKENS,
@@ -171,7 +171,7 @@ def serving_graph(model: ModelSpec) -> StoredGraph:
 
 
 def graph_sizes(model: ModelSpec, *, tp: int, ep: int = 1, expert_tp: int = 1) -> dict[str, float]:
-    """A model's values of the symbols of layer graphs, on ranks that share its tensors."""
+    """The values of layer graphs' size symbols for a model on ranks that share its tensors."""
     workload = Workload(
         model=model, sequence_length=1, global_batch=1, attention="flash", precision="bf16"
     )
@@ -188,7 +188,7 @@ def _values(graph: StoredGraph, kind: str, sizes: Mapping[str, float]) -> dict[s
 
 @cache
 def _compiled(graph: StoredGraph, kind: str) -> tuple[Compiled, Mapping[str, float]]:
-    """The numbers of parameters of a kind of block, compiled, and counts of its operators."""
+    """Compiled parameter counts of a kind of block, and its numbers of operators by kind."""
     counts = graph.counts
     layer = counts.head if kind == "head" else counts.kinds[kind]
     forward = layer.of_phase("forward")
@@ -206,7 +206,7 @@ def _compiled(graph: StoredGraph, kind: str) -> tuple[Compiled, Mapping[str, flo
         "attends": float(attends),
         "windowed": float(attends and any("w" in one.flop.names for one in forward)),
         "kernels": len(small),
-        # Where tokens are not exchanged, one all-reduce combines the outputs of experts.
+        # Where ranks do not exchange tokens, one all-reduce combines the outputs of their experts.
         "all_reduces": sum(one.name == "mistlab.all_reduce_" for one in forward)
         + (min(1, len(experts)) if not _shares(layer) else 0),
     }
@@ -226,7 +226,7 @@ def _is_batched(operator: Operator) -> bool:
 
 
 def _shares(layer: LayerGraph) -> bool:
-    """Whether a block has a shared expert, whose all-reduce includes the other experts' outputs."""
+    """Whether a block has a shared expert, whose all-reduce includes other experts' outputs."""
     return any(one.module.startswith("shared") for one in layer.operators)
 
 
@@ -246,8 +246,8 @@ def _of_expert(model: ModelSpec) -> float:
 
 
 def _attention(model: ModelSpec, tp: int) -> dict[str, float]:
-    """Attention of one block on a rank: elements cached per token, operations per attended token,
-    and the number of parameters for keys that each rank replicates.
+    """Attention of one block on a rank: cached values per token, operations per attended token, and
+    the parameters of keys and values that ranks hold in addition, because they replicate heads.
     """
     heads = max(1.0, model.heads / tp)
     if model.latent is not None:
@@ -271,13 +271,13 @@ def _state_elements(model: ModelSpec) -> float:
     return 0.0 if scan is None else float(scan.heads * scan.channels * scan.states)
 
 
-# Operations of a state-space scan per state element and token: decay, outer product, query.
+# Operations per element of a state-space scan's state, for each token: decay, outer product, query.
 SCAN_FLOP = 6.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLayout:
-    """A replica as its ranks see it: the model, the GPU, the engine's kernels, parallel degrees and
+    """One replica as its ranks see it: the model, the GPU, the engine, parallel degrees and
     precisions.
     """
 
@@ -298,13 +298,13 @@ class RankLayout:
 
     @property
     def expert_tp(self) -> int:
-        """The number of ranks that split each expert."""
+        """The number of ranks among which each expert is split."""
         return max(1, self.tp * self.dp // self.ep)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayoutColumns:
-    """The figures of layouts from which steps are timed, as columns (C)."""
+    """The figures of replicas by which their steps are timed, as columns with a row each (C)."""
 
     tp: Floats
     pp: Floats
@@ -351,7 +351,7 @@ class LayoutColumns:
 
     @classmethod
     def of(cls, layouts: Sequence[RankLayout]) -> Self:
-        """The columns of several layouts, one row each."""
+        """The columns of several replicas, with one row for each."""
         known: dict[RankLayout, Mapping[str, float]] = {}
         rows = []
         for layout in layouts:
@@ -362,14 +362,14 @@ class LayoutColumns:
         return cls(**{name: np.array([row[name] for row in rows]) for name in names})
 
     def rows(self, index: Rows) -> Self:
-        """The columns reduced to the rows with these indices."""
+        """The rows of the columns at these indices."""
         names = [one.name for one in fields(self)]
         return type(self)(**{name: getattr(self, name)[index] for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServingStep:
-    """The seconds (C) of a step by part, before an engine's fitted constants multiply them."""
+    """The seconds (C) of a step by part, before they are multiplied by an engine's constants."""
 
     products: Floats
     experts: Floats
@@ -386,8 +386,8 @@ class ServingStep:
 
 
 def decode_parts(of: LayoutColumns, sequences: Floats, context: Floats) -> ServingStep:
-    """The parts of a step in which a replica decodes one token for each of ``sequences`` (C) at a
-    mean ``context`` (C).
+    """The seconds (C) of each part of a step in which a replica decodes one token for each of
+    ``sequences``, at a mean context length.
     """
     on_rank = np.maximum(sequences / of.dp, np.minimum(sequences, 1.0)) / of.pp
     together = np.maximum(sequences / of.pp, np.minimum(sequences, 1.0))
@@ -405,8 +405,8 @@ def decode_parts(of: LayoutColumns, sequences: Floats, context: Floats) -> Servi
 
 
 def prefill_parts(of: LayoutColumns, tokens: Floats, looked: Floats) -> ServingStep:
-    """The parts of a prefill pass over ``tokens`` (C) on one rank; a token attends to a mean of
-    ``looked`` (C) tokens of its prompt, half of the prompt if it is prefilled whole.
+    """The seconds (C) of each part of a prefill pass over ``tokens`` tokens on one rank; ``looked``
+    is how many tokens one attends to on average, half of a prompt that is prefilled whole.
     """
     full = tokens * looked
     window = tokens * np.minimum(looked, of.window)
@@ -430,8 +430,8 @@ def _products(of: LayoutColumns, tokens: Floats) -> Floats:
 
 
 def _experts(of: LayoutColumns, tokens: Floats) -> Floats:
-    """The seconds (C) of all blocks' experts for the tokens of a replica's whole batch; each expert
-    with at least one token is read once.
+    """The seconds (C) that all blocks' experts take for the tokens of a replica's whole batch; the
+    weights of each expert with at least one token are read once.
     """
     reached, rows = fullest_rank(of, tokens)
     roofs = _roofs(reached * of.expert_s, rows * of.expert_s_per_row)
@@ -439,14 +439,14 @@ def _experts(of: LayoutColumns, tokens: Floats) -> Floats:
 
 
 def fullest_rank(of: LayoutColumns, tokens: Floats) -> tuple[Floats, Floats]:
-    """The numbers of experts and of tokens on the fullest rank, for which all wait (C each)."""
+    """The numbers (C) of experts used and of tokens on the fullest rank, for which all wait."""
     share = of.active / np.maximum(of.experts, 1.0)
     touched = reached_share(share, tokens)
     reached = of.experts_on_rank * touched
     reached = reached + of.fullest * np.sqrt(reached * (1 - touched))
     rows = tokens * of.active * of.expert_share
-    # The variance of a rank's tokens: from random sampling of tokens, plus from experts that are
-    # not equally likely.
+    # The variance of the number of tokens on a rank: from randomly chosen experts, and from experts
+    # that are not equally likely.
     uneven = rows**2 / (EVENNESS * np.maximum(of.experts_on_rank, 1.0))
     rows = rows + of.fullest * np.sqrt(rows * (1 - share) + uneven)
     return np.minimum(reached, of.experts_on_rank), rows
@@ -459,7 +459,7 @@ def _links(of: LayoutColumns, on_rank: Floats, together: Floats) -> Floats:
 
 
 def _roofs(*parts_s: Floats) -> Floats:
-    # The fourth root is two square roots, since a fit computes it a million times.
+    # Two square roots are faster than a fourth root, and a fit computes this a million times.
     total = sum((one * one) ** 2 for one in parts_s)
     return np.asarray(np.sqrt(np.sqrt(total)))
 
@@ -501,7 +501,7 @@ def _numbers(layout: RankLayout) -> Mapping[str, float]:
         "expert_s_per_row": stage
         * work.expert_layers
         * (2 * work.expert_parameters / _flop_per_s(gpu, experts, layout.weights)),
-        # Each rank moves whole rows of tokens, even where it holds a slice of each expert.
+        # Each rank moves whole hidden vectors of tokens, even if it holds a part of each expert.
         "expert_s_per_row_moved": stage * work.expert_layers * _row_s(gpu, experts, work.hidden),
         "expert_floors_s": stage * work.expert_layers * experts.floor_s,
         "experts": work.experts,
@@ -515,7 +515,7 @@ def _numbers(layout: RankLayout) -> Mapping[str, float]:
         "window_layers": work.window_layers * stage,
         "window": work.window,
         "look_s": cache_bytes / _bytes_per_s(gpu, decode),
-        # Many heads attend to the same latent vectors: decoding is limited by arithmetic.
+        # Many heads attend to the same latent vectors, so arithmetic limits decoding.
         "look_flop_s": work.decode_flop
         / (peak * (LATENT_SHARE if layout.model.latent else decode.arithmetic_share)),
         "prompt_flop_s": work.prefill_flop / (peak * prefill.arithmetic_share),
@@ -532,7 +532,7 @@ def _numbers(layout: RankLayout) -> Mapping[str, float]:
 
 
 def _fullest(ranks: int) -> float:
-    """The expected maximum of a share over ranks, in standard deviations above the mean (Blom)."""
+    """The expected maximum over ranks, in standard deviations above the mean (Blom)."""
     if ranks == 1:
         return 0.0
     largest = NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
@@ -559,7 +559,7 @@ def _link_numbers(layout: RankLayout, gpu: ServingGpu, work: RankWork) -> Mappin
         numbers["reduce_floor_s"] = reduce_rate.floor_s
         numbers["reduce_s_per_token"] = per_token
     if layout.dp > 1 and work.expert_layers:
-        # Tokens go to the ranks of their experts and back: a rank receives as much as it sends.
+        # Tokens go to the ranks of their experts and back, so a rank receives as much as it sends.
         wide = str(min(8, 2 ** round(np.log2(layout.dp * layout.tp))))
         rate = _rate(layout, "all_reduce", wide)
         sent = 2 * width * min(work.active, layout.ep) / (layout.dp * layout.tp)
@@ -572,7 +572,7 @@ def _link_numbers(layout: RankLayout, gpu: ServingGpu, work: RankWork) -> Mappin
 
 
 def _keeps_wide(layout: RankLayout) -> bool:
-    """Whether only experts have few bits, as in published models with 4-bit experts."""
+    """Whether only experts have 4-bit weights, as in published models with 4-bit experts."""
     return layout.weights == "nvfp4" and layout.model.experts is not None
 
 

@@ -275,7 +275,7 @@ def test_examples_are_networks_and_plan_files_keep_them() -> None:
         ([{"name": "leaf", "gpus": 100}], "tiers.1.gpus: 100 of tier leaf do not nest.* 96 or 104"),
         ([{"name": "leaf", "gpus": 8}], "one unit of tier node: give several"),
         ([], "1 is too few: give one inside a node and one between nodes"),
-        ([{"name": "leaf", "gpus": 16, "oversubscription": 2}], "give gbytes_per_s of a node"),
+        ([{"name": "leaf", "gpus": 16, "oversubscription": 2}], "give gbytes_per_s, a node's rate"),
         (
             [{"name": "leaf", "gpus": 16}, {"name": "spine", "gpus": 64}],
             "tiers.2.oversubscription: missing: give 1",
@@ -310,7 +310,7 @@ def test_networks_that_do_not_nest_are_refused(tiers: list[dict[str, Any]], word
 
 
 def test_networks_of_other_clusters_are_refused() -> None:
-    with pytest.raises(InputError, match=r"nodes: 32 are more than network given joins: give 4"):
+    with pytest.raises(InputError, match=r"nodes: 32 is more than network given joins: give 4"):
         job(network({"name": "leaf", "gpus": 32}))
     with pytest.raises(InputError, match="a node of h100-80gb has 8: give 8"):
         job(from_mapping(Network, {"tiers": [{"name": "n", "gpus": 4}, {"name": "l", "gpus": 64}]}))

@@ -55,7 +55,9 @@ def test_a_limit_without_gates_is_refused() -> None:
 
 def test_scaling_that_cannot_be_is_refused() -> None:
     yarn = {"kind": "yarn", "factor": 4.0}
-    with pytest.raises(InputError, match=r"rotary_scaling.high: 1 is not above low 2: give a number"):
+    with pytest.raises(
+        InputError, match=r"rotary_scaling.high: 1 is not above low 2: give a number"
+    ):
         model({}, rotary_scaling={**yarn, "high": 1.0, "low": 2.0})
     with pytest.raises(InputError, match=r"score_factor: 2 without latent attention: leave it out"):
         model({}, rotary_scaling={**yarn, "score_factor": 2.0})

@@ -106,10 +106,10 @@ def test_asynchronous_steps_are_faster_than_those_that_wait() -> None:
     ("fields", "told"),
     [
         ({"trimmed": 1, "compressor": Compressor(kind="sign")}, "values of compressed gradients"),
-        ({"kind": "server", "asynchronous": True, "trimmed": 1}, "has no others to compare with"),
+        ({"kind": "server", "asynchronous": True, "trimmed": 1}, "gets one gradient at a time"),
         ({"kind": "gossip", "trimmed": 1}, "trimmed: 1, and kind is gossip"),
         ({"asynchronous": True}, "give kind: server"),
-        ({"liars": (1, 1)}, "name a rank twice"),
+        ({"liars": (1, 1)}, "names a rank twice"),
     ],
 )
 def test_what_does_not_go_together_is_told(fields: dict, told: str) -> None:

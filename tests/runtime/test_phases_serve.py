@@ -145,10 +145,10 @@ def test_more_blocks_than_there_are_raise() -> None:
     [
         ({"decode": {"tp": 4}}, r"decode: 2 ranks prefill and 4 decode: give two layouts"),
         ({"prefill": {"tp": 4}, "decode": {"pp": 4}}, r"prefill.tp: 4 does not divide kv_heads 2"),
-        ({"prefill": {"dp": 4}, "decode": {"pp": 4}}, r"decode.pp: 4 is more than the layers 3"),
+        ({"prefill": {"dp": 4}, "decode": {"pp": 4}}, r"decode.pp: 4 is more than the 3 layers"),
         (
             {"block": 64, "reading_tokens": 9},
-            r"reading_tokens: 9 tokens are less than a block of 64: give",
+            r"reading_tokens: 9 is less than block 64: give",
         ),
         ({"threshold": 2}, r"threshold: 2"),
         ({"model": {"family": "llama"}}, r"model"),
