@@ -1,1 +1,3 @@
-"""The stages of a plan: their columns, passes, tasks and buffers."""
+"""The stages of a plan: columns of candidates for stages, the tasks of a stage's passes, and the
+buffers that tasks use.
+"""

@@ -1,5 +1,5 @@
-"""The buffers that each kind of task reads and writes, from which dependencies between tasks
-follow.
+"""The buffers that each kind of task (forward, all-gather, offload, ...) reads and writes, from
+which it follows which tasks wait for which.
 
 A buffer is a name with the number of a layer, or of a ring's entry. Weights, gradients and
 optimizer state have a part on the device and a part on the host.
@@ -13,8 +13,8 @@ from mistlab.stages.stage_shape import StageShape
 
 Buffer = tuple[str | int, ...]
 Buffers = tuple[Buffer, ...]
-# Names of ring buffers, whose entries the layers take in turn: their number is an entry's, not a
-# layer's.
+# Names of ring buffers, whose entries the layers use in turn; the number in such a buffer's key is
+# that of the entry, not of the layer.
 RINGS = frozenset(
     {
         *("weight slot", "gradient slot", "sum slot", "optimizer slot", "leaving", "returned"),
@@ -25,8 +25,8 @@ RINGS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touched:
-    """The buffers that the tasks of one layer may read or write in a phase, for one micro-batch;
-    ``entry`` is the layer's entry in the ring buffers.
+    """The buffers that one layer's tasks may read or write in a phase, for one micro-batch;
+    ``entry`` is the entry of the ring buffers that the layer uses.
     """
 
     shape: StageShape
@@ -37,19 +37,25 @@ class Touched:
 
     @property
     def weights(self) -> Buffer:
-        """The buffer with the layer's whole weights, its own or one of a ring buffer."""
+        """The buffer from which the layer computes: its own weights, or an entry of a ring
+        buffer.
+        """
         rings = self.shape.rings_weights(self.layer)
         return ("weight slot", self.entry) if rings else ("weights", self.layer)
 
     @property
     def gradients(self) -> Buffer:
-        """The buffer in which a backward pass accumulates the layer's gradients."""
+        """The buffer in which a backward pass accumulates the layer's gradients: its own, or an
+        entry of a ring buffer.
+        """
         rings = self.shape.rings_gradients(self.layer)
         return ("gradient slot", self.entry) if rings else ("gradients", self.layer)
 
     @property
     def sums(self) -> Buffer:
-        """The buffer with the layer's gradients, accumulated over micro-batches."""
+        """The buffer with the layer's gradients summed over micro-batches (and ranks, if
+        sharded).
+        """
         if self.shape.zero < 2:
             return self.gradients
         offloads = self.shape.offload_of(self.layer).gradients > 0
@@ -57,32 +63,39 @@ class Touched:
 
     @property
     def state(self) -> Buffer:
-        """The buffer on the device for the optimizer states that the layer fetches."""
+        """The GPU buffer into which the layer's offloaded optimizer states are fetched for the
+        step.
+        """
         return ("optimizer slot", self.entry)
 
     @property
     def exchange(self) -> Buffer:
-        """The host buffer for the layer's gradients before an optimizer step on the host, and for
-        its weights after it.
+        """The host buffer that first receives the layer's gradients for an optimizer step on the
+        host, and then sends its weights back.
         """
         return ("exchange", self.layer)
 
     @property
     def away(self) -> Buffer:
-        """The host buffers for offloaded activations, shared by all layers."""
+        """The host buffers for offloaded activations, which all layers share."""
         return ("host activations",)
 
     def kept(self, what: str) -> Buffers:
-        """The buffers of a layer's own weights or gradients, on the device and on the host."""
+        """The buffers that permanently hold a layer's weights or gradients, on the GPU and on the
+        host.
+        """
         return (what, self.layer), (f"host {what}", self.layer)
 
     def borrowed(self, what: str) -> Buffers:
-        """The embedding's weights or gradients, if the layer is a head that uses its table."""
+        """The embedding's weights or gradients, if the layer is a head that uses the embedding's
+        table (tied weights).
+        """
         return ((what, self.shape.first_layer),) if self.shape.borrows_table(self.layer) else ()
 
     def forward(self) -> tuple[Buffers, Buffers]:
-        """Task F reads weights and computes. It frees the activations of the layer that had this
-        ring entry before, so it waits until they are offloaded.
+        """Task F (forward) reads the layer's weights and computes. It reuses the activation memory
+        of the layer that had the same ring entry before, so it waits until those activations are
+        offloaded.
 
         This holds for embedding and head too: they offload nothing, but take an entry.
         """
@@ -93,8 +106,8 @@ class Touched:
         return reads, ((("leaving", self.entry),) if leaves else ())
 
     def backward(self) -> tuple[Buffers, Buffers]:
-        """Task B reads weights and fetched activations; it accumulates weight gradients unless W
-        does.
+        """Task B (backward) reads the layer's weights and fetched activations; it also accumulates
+        weight gradients, unless task W does.
         """
         returns = self.shape.offload_of(self.layer).activations > 0
         reads: Buffers = (("returned", self.entry),) if returns else ()
@@ -106,53 +119,63 @@ class Touched:
         return reads, (*(self.borrowed("gradients") if in_b else ()), *routed)
 
     def of_weights(self) -> tuple[Buffers, Buffers]:
-        """Task W accumulates weight gradients from tensors that the input-gradient pass (B) has
-        kept.
+        """Task W (weight gradients) accumulates weight gradients from tensors that the
+        input-gradient pass (B) has kept.
         """
         in_b = self.shape.adds_table_in_b(self.layer)
         return (), (*self._added(), *(() if in_b else self.borrowed("gradients")))
 
     def _added(self) -> Buffers:
-        """The buffers of the layer's own gradients, which compute accumulates."""
+        """The buffers of the layer's own gradients, to which a backward or weight-gradient pass
+        adds.
+        """
         return (self.gradients, *self._squares(reduced=False))
 
     def step(self) -> tuple[Buffers, Buffers]:
-        """Task S, the optimizer step, reads gradients and writes weights and optimizer states."""
+        """Task S (optimizer step) reads the layer's gradients and writes its weights and optimizer
+        states.
+        """
         reads: Buffers = (("report",),) if self.shape.clips else ()
         state = (self.state,) if self.shape.stages_tail(self.layer) else ()
         writes = (self.weights, *self._resident(), *state)
         return (self.sums, *reads), (*writes, ("optimizer", self.layer))
 
     def step_on_host(self) -> tuple[Buffers, Buffers]:
-        """The host's part of an optimizer step."""
+        """The part of the layer's optimizer step that the host computes."""
         reads: Buffers = (("report",),) if self.shape.clips else ()
         return reads, (self.exchange, ("host optimizer", self.layer))
 
     def leave_for_step(self) -> tuple[Buffers, Buffers]:
-        """Task O> offloads optimizer states, or gradients for a step on the host."""
+        """Task O> offloads the layer's optimizer states after the step, or its gradients for a step
+        on the host.
+        """
         if self.shape.steps_on_host:
             return (self.sums,), (self.exchange,)
         return (self.state,), (("host optimizer", self.layer),)
 
     def come_for_step(self) -> tuple[Buffers, Buffers]:
-        """Task O< fetches optimizer states, or weights after a step on the host."""
+        """Task O< fetches the layer's optimizer states for the step, or its weights after a step on
+        the host.
+        """
         if self.shape.steps_on_host:
             return (), (self.exchange, self.weights, *self._resident())
         return (("host optimizer", self.layer),), (self.state,)
 
     def gather(self) -> tuple[Buffers, Buffers]:
-        """Task U gathers weights, which a swap has put into a ring buffer or which the rank
-        holds.
+        """Task U gathers the layer's weights into a ring buffer: from the shard that the rank
+        keeps, or that was fetched into the ring buffer.
         """
         swapped = self.shape.offload_of(self.layer).weights > 0
         return (() if swapped else (("weights", self.layer),)), (self.weights,)
 
     def reduce(self) -> tuple[Buffers, Buffers]:
-        """Task R reduces gradients over ranks and accumulates them."""
+        """Task R reduces the layer's gradients over ranks and adds them to the sums of earlier
+        micro-batches.
+        """
         return (), (self.gradients, self.sums, *self._squares(reduced=True))
 
     def _resident(self) -> Buffers:
-        """The rank's own shard of the weights, if it stays on the device and is gathered into a
+        """The rank's shard of the layer's weights, if it stays on the GPU and is gathered into a
         ring buffer.
         """
         offloads = self.shape.offload_of(self.layer).weights > 0
@@ -160,14 +183,14 @@ class Touched:
         return (("weights", self.layer),) if keeps else ()
 
     def _squares(self, *, reduced: bool) -> Buffers:
-        """The buffer for the gradient norm: the last task that uses a layer's gradients adds up
-        their squares.
+        """The buffer for the gradient norm: the last task that uses a layer's gradients adds up the
+        squares of these gradients.
         """
         is_last = self.phase == "last_backward" and reduced == (self.shape.replicas > 1)
         return (("squares", self.layer),) if is_last else ()
 
 
-# A function of the layer's buffers: those that a task reads, and those that it writes.
+# A function of one layer's buffers; it returns those that a task reads, and those that it writes.
 Touches = Callable[[Touched], tuple[Buffers, Buffers]]
 TOUCHES: Mapping[str, Touches] = {
     "F": Touched.forward,
@@ -199,8 +222,8 @@ Clock = tuple[int, ...]
 
 
 class Hazards:
-    """Finds the waits of tasks, numbered as they are issued, on lanes: queues that run tasks in
-    order.
+    """Finds which tasks must wait for which; tasks are numbered as they are issued, and each lane
+    (queue) runs its tasks in order.
     """
 
     def __init__(self, lanes: Sequence[str]) -> None:
@@ -222,8 +245,8 @@ class Hazards:
         ended: Iterable[int] = (),
         started: Iterable[int] = (),
     ) -> tuple[int, ...]:
-        """Add the next task of a lane; returns the tasks that it must wait for, counted back from
-        it.
+        """Add the next task of a lane. Returns the tasks that it must wait for, each as the number
+        of tasks that it was issued before this one.
 
         Whatever buffers the next task touches, it comes after the tasks ``after``. Other rules
         already let it begin only when the tasks ``ended`` have ended and ``started`` have started.
@@ -231,7 +254,8 @@ class Hazards:
         number, own_lane = len(self._lanes), self._numbers[lane]
         clock = self._known(lane, ended, started)
         waits = []
-        # Latest first: a task issued later is never implied by one issued earlier.
+        # From the latest to the earliest: waiting for an earlier task never implies that a later
+        # one has ended.
         for source in sorted(self._sources(reads, writes).union(after), reverse=True):
             if clock[self._lanes[source]] <= self._places[source]:
                 waits.append(number - source)
@@ -243,16 +267,16 @@ class Hazards:
         return tuple(waits)
 
     def last(self, lane: str) -> tuple[int, ...]:
-        """The last task of a lane so far; empty if there is none."""
+        """The number of the last task of a lane so far; empty if the lane has none."""
         return (self._last[lane],) if lane in self._last else ()
 
     def has_ended(self, task: int, *, by_end_of: int) -> bool:
-        """Whether a task has certainly ended when another one ends."""
+        """Whether one task has certainly ended when another one ends."""
         return self._clocks[by_end_of][self._lanes[task]] > self._places[task]
 
     def _known(self, lane: str, ended: Iterable[int], started: Iterable[int]) -> Clock:
-        """A clock of the tasks that have ended before a lane's next task, whatever buffers it
-        uses.
+        """The vector clock of the tasks that have ended before a lane's next task, whatever buffers
+        that task uses.
         """
         clock: Clock = (0,) * len(self._numbers)
         for source in (*self.last(lane), *ended):

@@ -1,4 +1,4 @@
-"""Simulated passes as columns of tasks, with the dependencies inside and between passes."""
+"""The tasks of simulated passes as columns, with their dependencies inside and between passes."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from mistlab.stages.buffers import RINGS, TOUCHES, Buffer, Buffers, Touched, Tou
 from mistlab.stages.pass_tasks import COMPUTING, Pace, PassTask, PassTasks, leaves_of, near
 from mistlab.stages.stage_shape import ChunkLayers, StageShape, goes_up, layer_at, ring_entries
 
-# The buffers of tasks in simulated passes, where they differ from the runtime's.
+# The buffers that tasks use in simulated passes, where they differ from the runtime's.
 #
 # In the closed form all tasks of a slot (those that overlap while one layer computes) run
 # concurrently, and the event simulator gives them separate buffers. In the runtime some of these
@@ -23,15 +23,15 @@ from mistlab.stages.stage_shape import ChunkLayers, StageShape, goes_up, layer_a
 
 
 def _forward(touched: Touched) -> tuple[Buffers, Buffers]:
-    """Task F takes an entry of the ring buffer for weights, even if its layer's weights stay on the
-    device.
+    """Task F takes an entry of the weights' ring buffer, even if its layer's weights stay on the
+    GPU.
     """
     reads, writes = touched.forward()
     return (*reads, ("weight slot", touched.entry)), writes
 
 
 def _backward(touched: Touched) -> tuple[Buffers, Buffers]:
-    """Task B waits for fetched gradients, which have a buffer of their own while others are
+    """Task B waits for fetched gradients, which in simulation have a buffer apart from those
     offloaded.
     """
     reads, writes = touched.backward()
@@ -39,8 +39,8 @@ def _backward(touched: Touched) -> tuple[Buffers, Buffers]:
 
 
 def _step(touched: Touched) -> tuple[Buffers, Buffers]:
-    """Task S, the optimizer step, takes no entry of the ring buffer for weights if only gathers (U)
-    fill it. Weights that P> then offloads have a buffer of their own.
+    """Task S, the optimizer step, takes no entry of the weights' ring buffer if only gathers (U)
+    fill it; for weights that P> offloads it has a buffer of its own.
     """
     reads, writes = touched.step()
     if touched.shape.offload_of(touched.layer).weights > 0:
@@ -51,12 +51,12 @@ def _step(touched: Touched) -> tuple[Buffers, Buffers]:
 
 
 def _fetch_gradients(touched: Touched) -> tuple[Buffers, Buffers]:
-    """Task G< fetches gradients into a buffer of their own."""
+    """Task G< fetches gradients into a buffer that no other task's gradients use."""
     return touched.kept("gradients"), (("fetched gradients", touched.entry),)
 
 
 def _evict_weights(touched: Touched) -> tuple[Buffers, Buffers]:
-    """Task P> offloads weights after their optimizer step."""
+    """Task P> offloads the weights that an optimizer step has updated."""
     return (("stepped weights", touched.entry),), touched.kept("weights")
 
 
@@ -66,7 +66,7 @@ def _evict_activations(touched: Touched) -> tuple[Buffers, Buffers]:
 
 
 def _fetch_activations(touched: Touched) -> tuple[Buffers, Buffers]:
-    """Task A< fetches activations into the memory from which they were offloaded; the runtime frees
+    """Task A< fetches activations, also into the buffer from which they left: the runtime frees
     both together.
     """
     return (_away(touched),), (("returned", touched.entry), ("leaving", touched.entry))
@@ -91,7 +91,7 @@ PLAYED: Mapping[str, Touches] = {
     "A>": _evict_activations,
     "A<": _fetch_activations,
 }
-# Tasks of the runtime that only free memory, and are not simulated.
+# Tasks of the runtime that only free memory, which the event simulator leaves out.
 NOT_PLAYED = ("let go",)
 
 
@@ -102,15 +102,15 @@ NOT_PLAYED = ("let go",)
 
 
 _Entry = TypeVar("_Entry")
-# For a task, how far after it the tasks are, by index, that wait for it.
+# The tasks that wait for a task, each as the difference between its index and that task's.
 Offsets = tuple[int, ...]
-# The dependencies of this many distinct passes are cached.
+# The largest number of distinct passes whose dependencies are cached.
 MOST_KEPT = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassShape:
-    """What the dependencies of a pass's tasks depend on; passes with equal values share them.
+    """The properties of a pass on which its tasks' dependencies depend; equal passes share them.
 
     ``rows`` are the rows of its phase in the slot table; ``names`` names the tasks of each layer.
     """
@@ -124,7 +124,7 @@ class PassShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassColumns:
-    """The tasks of a pass as columns, in the order of the slot table and numbered from zero.
+    """The tasks of a pass as columns, numbered from 0 in the order of the slot table.
 
     ``after_end`` and ``after_start`` hold, for each task, the offsets of the tasks that wait for
     it; ``waits`` counts the tasks that it waits for. ``opening`` tasks wait until the pass before
@@ -142,19 +142,17 @@ class PassColumns:
     opening: list[bool]
     late: list[bool]
     closing: list[int]
-    # The names of all buffers that the tasks use.
+    # The names of all buffers that the pass's tasks use.
     buffers: frozenset[str | int]
 
     def of_slot(self, slot: int) -> tuple[object, ...]:
-        """The tasks of a slot without their positions, so that slots of different layers can be
-        compared.
-        """
+        """The tasks of one slot (those around one layer), without positions, to compare slots."""
         begin, end = self._span(slot)
         columns = (self.rows, self.after_end, self.after_start, self.waits, self.opening, self.late)
         return tuple(column[begin:end] for column in columns)
 
     def reach(self) -> int:
-        """The largest distance between a task and one that waits for it, in per-layer slots."""
+        """The largest distance between a task and one that waits for it, counted in slots."""
         waiting = zip(self.slots, self.after_end, self.after_start, strict=True)
         return max(
             abs(self.slots[number + offset] - slot)
@@ -163,7 +161,7 @@ class PassColumns:
         )
 
     def repeating(self, slot: int, times: int) -> "PassColumns":
-        """The columns of a pass in which one per-layer time slot is repeated ``times`` more."""
+        """The columns of a pass in which one slot (around one layer) is repeated ``times`` more."""
         begin, end = self._span(slot)
 
         def more(column: list[_Entry]) -> list[_Entry]:
@@ -207,7 +205,7 @@ def columns_of(shape: PassShape) -> PassColumns:
 
 
 def _longest_run(names: Sequence[frozenset[str]]) -> tuple[int, int]:
-    """The start and the length of the longest sequence of layers with equal tasks."""
+    """The start and the length of the longest sequence of layers with the same tasks."""
     begin, longest = 0, (0, 0)
     for _, run in groupby(names):
         length = len(list(run))
@@ -217,8 +215,8 @@ def _longest_run(names: Sequence[frozenset[str]]) -> tuple[int, int]:
 
 
 def _is_steady(columns: PassColumns, slot: int, around: int) -> bool:
-    """Whether a slot (a layer and what overlaps with it) can be repeated: the slots around it have
-    the same tasks and the same dependencies, and no task waits for one further away.
+    """Whether a slot (the tasks around one layer) can be repeated: the slots around it have the
+    same tasks and the same dependencies, and no task waits for one further away.
     """
     rows = [columns.of_slot(one)[0] for one in range(slot - around, slot + around + 1)]
     near_by = [columns.of_slot(one) for one in (slot - 1, slot, slot + 1)]
@@ -228,7 +226,7 @@ def _is_steady(columns: PassColumns, slot: int, around: int) -> bool:
 
 @lru_cache(maxsize=MOST_KEPT)
 def derived(shape: PassShape) -> PassColumns:
-    """The tasks of a pass as columns, derived task by task."""
+    """The tasks of a pass as columns, with dependencies derived task by task."""
 
     def is_played(task: PassTask) -> bool:
         if isinstance(task.row, str):
@@ -264,7 +262,7 @@ def _offsets(pairs: Sequence[tuple[int, int]], tasks: int) -> list[Offsets]:
 
 
 def pass_of(shape: PassShape) -> StagePass:
-    """A pass with this phase, as if it were the first of its stage."""
+    """A pass in this phase; its stage and micro-batch stand for all others."""
     return StagePass(
         stage=0,
         number=0,
@@ -279,7 +277,7 @@ def pass_of(shape: PassShape) -> StagePass:
 
 
 def stage_of(shape: PassShape) -> StageShape:
-    """A stage whose layers, counted from zero, have at least the tasks of the pass."""
+    """A stage whose layers, counted from 0, have at least the tasks that the pass has."""
     layers = [
         layer_at(position, len(shape.names), shape.phase)
         for position, names in enumerate(shape.names)
@@ -309,7 +307,7 @@ def stage_of(shape: PassShape) -> StageShape:
     )
 
 
-# The tasks of a pass that tasks of other passes of its stage may wait for.
+# The tasks of a pass for which tasks of other passes of its stage may wait.
 #
 # A pass's tasks are rows of a table, with their dependencies as columns (``PassColumns``).
 
@@ -327,8 +325,7 @@ class Uses:
 
 
 class PassWaits:
-    """A pass of a stage as columns, and those of its tasks that other passes of the stage may wait
-    for.
+    """The tasks of one pass as columns, and those for which other passes of the stage may wait.
 
     ``computing`` are the tasks F or B of its layers. ``kinds`` has the first and the last task of
     each name. ``releases`` are the tasks of the last layers that ``make_room`` for other layers.
@@ -368,12 +365,12 @@ class PassWaits:
         self._tasks: PassTasks | None = None
 
     def layer(self, task: int) -> int:
-        """The number of the layer that a task works on, counted within its stage."""
+        """The number, within the stage, of the layer that a task belongs to."""
         return layer_at(self.columns.positions[task], self.num_layers, self.shape.phase)
 
     def first_uses(self, entries: int, first_layer: int) -> "FirstUses":
-        """The first tasks of the pass that use each buffer; ``entries`` are the ring entries used
-        before it, ``first_layer`` the number of its first layer.
+        """For each buffer, the first tasks of the pass that use it; ``entries`` are the ring
+        entries used before the pass, ``first_layer`` the number of its first layer.
         """
         key = entries, first_layer
         if key not in self._first:
@@ -381,7 +378,7 @@ class PassWaits:
         return self._first[key]
 
     def late_uses(self, entries: int, first_layer: int) -> Mapping[Buffer, Uses]:
-        """The last of its late tasks that use each buffer; arguments as in ``first_uses``."""
+        """For each buffer, the last late tasks that use it; arguments as in ``first_uses``."""
         key = entries, first_layer
         if key not in self._late:
             last_uses: dict[Buffer, Uses] = {}
@@ -395,16 +392,16 @@ class PassWaits:
         return self._late[key]
 
     def moved(self, buffer: Buffer, entries: int, layers: int) -> Buffer:
-        """The same buffer for other layers: ``entries`` further in its ring, or ``layers`` further
-        on.
+        """The buffer ``entries`` further in its ring or, if it is no ring buffer, ``layers`` layers
+        further.
         """
         name, number = buffer
         assert isinstance(number, int)
         return name, (number + entries) % self.of_ring if name in RINGS else number + layers
 
     def uses(self, buffer: Buffer) -> Uses | None:
-        """The first task of the pass that writes a buffer, and the tasks that read it before; None
-        if no task uses it.
+        """The first task of the pass that writes a buffer, and the tasks that read it before that;
+        None if no task uses it.
         """
         if buffer[0] not in self.columns.buffers:
             return None
@@ -419,7 +416,7 @@ class PassWaits:
         return None if uses == Uses() else uses
 
     def _in_turn(self, buffer: Buffer) -> Iterator[int]:
-        """The tasks of the layers that may use a buffer, in issue order."""
+        """The tasks of those layers that may use a buffer, in issue order."""
         name, number = buffer
         assert isinstance(number, int)
         if name in RINGS:
@@ -448,7 +445,7 @@ class PassWaits:
 
 
 class FirstUses(dict[Buffer, Uses | None]):
-    """For each buffer, the first tasks of a pass that use it, derived on demand."""
+    """For each buffer, the first tasks of a pass that use it, derived when they are asked for."""
 
     def __init__(self, waits: PassWaits, entries: int, first_layer: int) -> None:
         self.waits = waits
@@ -462,7 +459,7 @@ class FirstUses(dict[Buffer, Uses | None]):
 def pass_waits(
     template: Template, phase: Phase, zero: int, names: Sequence[frozenset[str]]
 ) -> PassWaits:
-    """A pass through layers whose tasks have these names, layer by layer."""
+    """A pass through layers, for each of which ``names`` has the names of its tasks."""
     rows, depth = template.phases[phase], template.depth
     return _waits(PassShape(rows=rows, depth=depth, phase=phase, zero=zero, names=tuple(names)))
 
@@ -472,19 +469,20 @@ def _waits(shape: PassShape) -> PassWaits:
     return PassWaits(shape, columns_of(shape))
 
 
-# The dependencies of a pass on earlier passes of its stage.
+# The dependencies of a pass's tasks on tasks of earlier passes of the same stage.
 #
 # All tasks of a pass start after the previous pass has computed (``mistlab.stages.pass_tasks``). So
 # only tasks that may end later matter here: tasks of the last layers, and tasks whose buffers are
 # used again.
 
 
-# A pair of task numbers: the second task waits until the first has ended.
+# A pair of task numbers: the second task waits until the first one has ended.
 Wait = tuple[int, int]
 
 
 class PassLinks:
-    """Finds the waits between the passes of one stage, whose tasks are numbered across all passes.
+    """Finds which tasks wait for tasks of earlier passes of one stage; all passes' tasks are
+    numbered together.
 
     ``computed`` is the task of the last layer in the pass before. ``holding`` is the task that the
     next pass computes after: the same task, or a send that blocks. Both are -1 before the first
@@ -497,19 +495,19 @@ class PassLinks:
         self._layers_passed = 0
         self._last: dict[str, int] = {}
         self._closing: list[int] = []
-        # The previous pass, the numbers of its first task and layer, and how many layers were
-        # passed before it.
+        # The previous pass, the numbers of its first task and first layer, and how many layers
+        # passes had visited before it.
         self._before: tuple[PassWaits, int, int, int] | None = None
-        # For each of the last layers passed, the tasks that free its buffers; then the last uses of
-        # each buffer.
+        # For each of the last layers visited, the tasks that free its buffers; below, the late uses
+        # of buffers.
         self._releases: list[list[int]] = [[] for _ in range(self.of_ring)]
         self._late: dict[Buffer, Uses] = {}
         self._fleeting: list[Buffer] = []
-        # The task that offloaded the activations of a layer and micro-batch.
+        # For each layer and micro-batch, the task that offloaded its activations.
         self._away: dict[tuple[int, int], int] = {}
 
     def follow(self, waits: PassWaits, begin: int, first_layer: int, micro_batch: int) -> set[Wait]:
-        """Add the next pass, whose tasks are numbered from ``begin``; returns the waits on earlier
+        """Add the next pass, whose first task is number ``begin``; returns its waits for earlier
         passes.
         """
         waits_of_pass = {
@@ -524,7 +522,7 @@ class PassLinks:
         return waits_of_pass
 
     def last(self, name: str) -> int:
-        """The number of the last task with this name; -1 if there was none."""
+        """The number of the last task so far with this name; -1 if there is none."""
         return self._last.get(name, -1)
 
     def _in_order(self, waits: PassWaits, begin: int) -> Iterator[Wait]:
@@ -544,7 +542,7 @@ class PassLinks:
         self._releases = [*self._releases, *freed][-self.of_ring :]
 
     def _leave(self, waits: PassWaits, begin: int, first_layer: int, layers_passed: int) -> None:
-        """Record which buffers the late tasks of a pass use, since another pass follows it."""
+        """Record the buffers that late tasks of a pass use, once another pass follows it."""
         entries = layers_passed % self.of_ring
         self._fleeting = []
         for buffer, uses in waits.late_uses(entries, first_layer).items():
@@ -566,8 +564,8 @@ class PassLinks:
             if uses is not None:
                 yield from self._after(buffer, uses, waits, begin)
         if waits.num_layers >= self.of_ring:
-            # Buffers freed in the previous pass need no further waits: the first layers of this
-            # pass compute after that.
+            # Buffers that the previous pass frees need no further waits: this pass's first layers
+            # wait for that.
             for buffer in self._fleeting:
                 self._late.pop(buffer, None)
 
@@ -579,8 +577,8 @@ class PassLinks:
         for task in writers:
             yield from ((source, begin + task) for source in late.readers)
         if writers:
-            # Later passes come after this writing task; or else it is late itself, and recorded as
-            # such.
+            # Later passes wait for this writing task; or, if it is late, it is recorded as the last
+            # one itself.
             del self._late[buffer]
         elif not all(waits.columns.late[task] for task in uses.readers):
             late.writer = None

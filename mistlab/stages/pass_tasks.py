@@ -1,4 +1,5 @@
-"""The tasks of one pass of a micro-batch through a stage: the slot table applied to its layers.
+"""The tasks of one pass of a micro-batch through a stage, which the slot table lists for each of
+its layers.
 
 Tasks come in the order in which a host issues them, each with the buffers that it reads and writes
 (``mistlab.stages.buffers``). Layers count through the whole model, the embedding first.
@@ -13,27 +14,28 @@ from mistlab.schedule.stage_passes import Lane, StagePass, lane_of, rows_of_pass
 from mistlab.stages.buffers import TOUCHES, Buffers, Hazards, Touched, Touches
 from mistlab.stages.stage_shape import RING, StageShape, ring_entries, slots_of, tasks_of_slot
 
-# The host's part of an optimizer step is a task of the host's lane (queue), whatever its action's
-# name.
+# The name of the host's part of an optimizer step: its task runs on the host's lane (queue),
+# whatever the name of its action.
 HOST_STEP = "host step"
 _HOST_STEP = Task(stream="compute", kind="S", place="ahead")
 # Tasks that allocate or free memory: "open" and "close" for the buffers of optimizer states, "let
-# go" for activations that were offloaded.
+# go" for activations after they were offloaded.
 Memory = Literal["open", "close", "let go"]
-# The order in which a time slot's tasks are issued: first those that free entries of ring buffers,
-# then those that fill them, last computation.
+# The order in which the tasks of a time slot are issued: first tasks that free entries of ring
+# buffers, then tasks that fill them, computation last.
 _TURNS = ("R", "device_to_host", "host_to_device", "S", "U", "F", "B", "W")
-# The same if all tasks of a time slot are one layer's: tasks that free entries come last.
+# The order in which the tasks of a time slot are issued if all are for the same layer (depth 0):
+# tasks that free entries of ring buffers come last.
 _TURNS_ONE_AFTER_ANOTHER = ("host_to_device", "S", "U", "F", "B", "W", "R", "device_to_host")
-# The same if the host steps weights: their fetch may block the issuing thread, so computation comes
-# first.
+# The order in which the tasks of a time slot are issued if the host steps weights: fetching them
+# may block the issuing thread, so computation comes before it.
 _TURNS_ON_HOST = ("R", "device_to_host", "host_to_device", "S", "F", "O<", "U", "B", "W")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTask:
-    """A task of a pass: a ``row`` of the slot table, for the layer at a position of the pass, in a
-    time slot.
+    """A task of a pass: a ``row`` of the slot table applied to one layer of the pass, in one of the
+    pass's time slots.
 
     ``entry`` is the place of its layer in the rings. A task of memory has no layer.
     """
@@ -50,7 +52,7 @@ class PassTask:
 
 
 class PassTasks:
-    """Makes the tasks of each pass of a stage."""
+    """Makes the tasks of each pass of one stage."""
 
     def __init__(self, shape: StageShape, touches: Mapping[str, Touches] = TOUCHES) -> None:
         self.shape = shape
@@ -58,17 +60,17 @@ class PassTasks:
         self.template = _stepping_on_host(shape.template) if shape.steps_on_host else shape.template
 
     def of_pass(self, stage_pass: StagePass) -> Iterator[PassTask]:
-        """The tasks of one pass, in issue order."""
+        """The tasks of one pass, in the order in which they are issued."""
         depth, count = self.template.depth, self._num_layers(stage_pass)
         if stage_pass.phase == "first_forward":
             yield from self._host_steps(stage_pass)
             yield from self._room("open", stage_pass)
         if stage_pass.kind == "B" and self.shape.offload.activations > 0:
-            # The memory of activations that were offloaded is freed here, for the data that
-            # returns.
+            # Activations that were offloaded are freed here, to make room for those that are
+            # fetched back.
             yield self._memory("let go", "leaving")
         for slot in slots_of(count, depth):
-            # Each lane runs its tasks in the order of the slot table.
+            # Tasks on the same lane (queue) run in the order of the slot table.
             rows = tasks_of_slot(self._rows(stage_pass), slot, count, depth)
             for row, position in sorted(rows, key=self.turn):
                 if self.shape.has(row, self.shape.layer_at(position, stage_pass)):
@@ -77,7 +79,7 @@ class PassTasks:
             yield from self._room("close", stage_pass)
 
     def turn(self, row_and_position: tuple[Task, int]) -> int:
-        """The place of a row of the slot table in the order in which its time slot's tasks are
+        """The position of a slot table's row in the order in which the tasks of a time slot are
         issued.
         """
         row, _ = row_and_position
@@ -89,7 +91,9 @@ class PassTasks:
     def task(
         self, row: Task, slot: int, position: int, stage_pass: StagePass, name: str = ""
     ) -> PassTask:
-        """The task of a row of the slot table for the layer at a position of the pass."""
+        """The task that a row of the slot table stands for, at the layer in this position of the
+        pass.
+        """
         shape, name = self.shape, name or row.name
         layer = shape.layer_at(position, stage_pass)
         entry = shape.entry_at(position, stage_pass, self.template.depth)
@@ -132,14 +136,16 @@ class PassTasks:
             yield self._memory(task, "optimizer slot")
 
     def _memory(self, task: Memory, ring: str) -> PassTask:
-        """A task that allocates or frees the memory of a ring buffer, in the compute lane."""
+        """A task that allocates or frees the memory of a ring buffer, on the compute lane
+        (queue).
+        """
         entries = range(ring_entries(self.template.depth))
         rings: Buffers = tuple((ring, entry) for entry in entries)
         return PassTask(name=task, row=task, lane="compute", writes=rings)
 
     def _host_steps(self, stage_pass: StagePass) -> Iterator[PassTask]:
-        """The optimizer steps on the host, all issued at once: each starts when its gradients have
-        arrived.
+        """The optimizer steps on the host, issued together before the pass; each starts once its
+        layer's gradients have arrived.
         """
         for position in range(self._num_layers(stage_pass)):
             if self.shape.steps_tail(self.shape.layer_at(position, stage_pass)):
@@ -150,8 +156,8 @@ class PassTasks:
     def _at_the_ends(
         self, position: int, layer: int, stage_pass: StagePass
     ) -> tuple[Buffers, Buffers]:
-        """The buffers that the first and the last layer of a pass use in addition: received inputs,
-        outputs to send, losses.
+        """The buffers that only the first or last layer of a pass reads or writes: received inputs,
+        outputs to be sent, and losses.
         """
         reads: Buffers = ()
         writes: Buffers = ()
@@ -163,52 +169,58 @@ class PassTasks:
             if stage_pass.kind == "F":
                 writes = (*writes, ("losses",))
             elif self.shape.clips:
-                # Gradients are scaled by a factor from the last step's norm, which a report holds.
+                # Gradients are scaled by a factor that depends on the last step's gradient norm,
+                # which the buffer "report" holds.
                 reads = (("report",),)
         return reads, writes
 
 
 def _stepping_on_host(template: Template) -> Template:
-    """The slot table with O>, the offload for the optimizer step, in the last backward pass rather
-    than in the first forward pass.
+    """The slot table for optimizer steps on the host: gradients are offloaded for the step (O>) in
+    the last backward pass, rather than in the next first forward pass.
     """
     phases = dict(template.phases)
     leaves = next(row for row in phases["first_forward"] if row.name == "O>")
     phases["first_forward"] = tuple(row for row in phases["first_forward"] if row is not leaves)
-    # In the table O> comes before G>, the offload of gradients.
+    # The slot table has O> (gradients for a step on the host) before G> (other gradients).
     phases["last_backward"] = (replace(leaves, place="behind"), *phases["last_backward"])
     return replace(template, phases=phases)
 
 
-# The dependencies of a pass's tasks in simulation: buffers, and the pace of time slots.
+# The dependencies between the tasks of a simulated pass: from buffers, and from the pace of time
+# slots.
 #
 # Most dependencies follow from the buffers that tasks use (``mistlab.stages.buffers``). The others
 # follow from the pace of time slots:
 #
 # - Tasks of one kind run in order. A layer computes after the optimizer steps issued before it, but
-# steps run ahead of a pass that waits for its micro-batch. - A prefetch starts when the layer that
-# computes in its time slot starts. A prefetch for a step starts when the step ``depth`` layers
-# before starts. A prefetch ahead of the first layer starts when the previous pass has computed.
-# Without overlap, it starts when the previous layer ends. - At most ``depth + 1`` layers are in
-# progress: a layer computes only when the activations and gradients of the layer ``depth + 1``
-# before it have been offloaded and, where gradients are sharded, reduced.
+# steps run ahead of a pass that waits for its micro-batch.
+#
+# - A prefetch starts when the layer that computes in its time slot starts. A prefetch for a step
+# starts when the step ``depth`` layers before starts. A prefetch ahead of the first layer starts
+# when the previous pass has computed. Without overlap, it starts when the previous layer ends.
+#
+# - At most ``depth + 1`` layers are in progress: a layer computes only when the activations and
+# gradients of the layer ``depth + 1`` before it have been offloaded and, where gradients are
+# sharded, reduced.
 #
 # So the tasks of a pass start after the previous pass has computed.
 
 
 COMPUTING = ("F", "B")
-# Layers compute in one queue, whichever way their pass goes.
+# The queue in which layers compute, in forward and backward passes alike.
 _PASSES = "passes"
 _FETCHES = ("P<", "G<", "O<", "A<")
 _STATE_FETCHES = ("G<", "O<")
 _AWAY = "host activations"
-# A task number that stands for the end of the previous pass's computation.
+# The task number that stands for the end of the previous pass's computation.
 _BEFORE = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PacedTasks:
-    """The tasks of a pass in the order of the slot table, and which of them wait for which.
+    """The tasks of a pass in the order of the slot table, and pairs of tasks of which the second
+    waits for the first.
 
     A pair is a task, and another task that waits for its end or its start. ``opening`` tasks wait
     until the pass before has computed. ``late`` tasks may end after this pass has computed. The
@@ -224,8 +236,8 @@ class PacedTasks:
 
 
 class Pace:
-    """Finds the waits inside a pass. Tasks are numbered from 1 as they are issued; 0 is the end of
-    the previous pass.
+    """Finds which tasks of a pass wait for which. Tasks are numbered from 1 as they are issued; 0
+    stands for the end of the previous pass.
     """
 
     def __init__(
@@ -243,13 +255,13 @@ class Pace:
         self.fetches = (*_FETCHES, "U") if gathers else _FETCHES
         self.hazards = Hazards((_PASSES, *dict.fromkeys(task.name for task in tasks)))
         self.hazards.add(_PASSES, (), ())
-        # For each task, the tasks whose ends it waits for. A memory task is not simulated: its
-        # entry lists the tasks that others wait for instead of it.
+        # For each task, the tasks for whose ends it waits. Tasks that only allocate or free memory
+        # are not simulated: their entries list the tasks for which others wait instead.
         self.sources: list[set[int]] = [{_BEFORE}]
         self.for_starts: list[tuple[int, int]] = []
 
     def paced(self) -> PacedTasks:
-        """All tasks of the pass with the tasks that they wait for."""
+        """All tasks of the pass, with the tasks for which each of them waits."""
         for number, task in self.tasks.items():
             self._add(number, task)
         played = sorted(self.tasks.keys() - self.memory, key=self._turn_in_table)
@@ -275,7 +287,7 @@ class Pace:
         ended, started = self._paced(task)
         waits = {*self.hazards.last(queue), *ended}
         self.for_starts += [(source, number) for source in started]
-        # When a layer issued later has started, the layer before it has ended.
+        # If a layer issued later has started, the layer issued before it has ended.
         known = self.hazards.last(_PASSES) if any(one > number for one in started) else ()
         back = self.hazards.add(
             queue,
@@ -289,7 +301,9 @@ class Pace:
         self.sources.append({one for source in waits for one in self._stands_for(source)})
 
     def _paced(self, task: PassTask) -> tuple[Sequence[int], Sequence[int]]:
-        """When a prefetch may start: after these tasks have ended, and those have started."""
+        """The tasks that must have ended, and those that must have started, before a prefetch may
+        start.
+        """
         if task.name not in self.fetches:
             return (), ()
         steps = task.name in _STATE_FETCHES and ("S", task.position) in self.at
@@ -301,7 +315,7 @@ class Pace:
 
     def _room(self, task: PassTask) -> Iterator[int]:
         """The tasks that must end before a layer computes: earlier optimizer steps, and tasks that
-        free buffers.
+        free the layer's buffers.
         """
         if task.name in COMPUTING:
             yield from self.hazards.last("S")
@@ -319,7 +333,9 @@ class Pace:
         return task.slot, self.rows[task.row]
 
     def _opens(self, number: int) -> bool:
-        """Whether a task that computes no layer needs an explicit wait for the previous pass."""
+        """Whether a task other than a layer's computation needs an explicit wait for the previous
+        pass.
+        """
         if self.tasks[number].name in COMPUTING:
             return False
         is_paced = _BEFORE in self.sources[number]
@@ -330,8 +346,8 @@ class Pace:
 
 
 def leaves_of(zero: int) -> tuple[str, ...]:
-    """The names of a layer's tasks that must end before another layer computes in its entry of the
-    ring buffers.
+    """The names of a layer's tasks that must end before another layer computes with the same entry
+    of the ring buffers.
     """
     return ("A>", "G>", "R") if zero >= SHARDED_GRADIENTS else ("A>", "G>")
 
@@ -341,7 +357,7 @@ def _queue(task: PassTask) -> str:
 
 
 def near(buffers: Buffers) -> Buffers:
-    """The buffers without the host buffers of activations, for which tasks wait by micro-batch
-    instead.
+    """The buffers without those of activations on the host, for which tasks wait by layer and
+    micro-batch instead.
     """
     return tuple(buffer for buffer in buffers if buffer[0] != _AWAY)

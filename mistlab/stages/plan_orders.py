@@ -1,4 +1,6 @@
-"""The order of a plan's passes: read, and checked to be complete and free of deadlocks."""
+"""The order of a plan's passes (its pipeline schedule): read, and checked to be complete and free
+of deadlocks.
+"""
 
 from __future__ import annotations
 
@@ -32,25 +34,25 @@ from mistlab.schedule.orders import (
 from mistlab.schedule.placement import Placement, loop, most_chunks
 from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn, passes_of
 
-# Plans are read and written without NumPy; functions that need it import it.
+# NumPy is imported where it is used, since plans are read and written without it.
 if TYPE_CHECKING:
     from mistlab.core.arrays import Ints
 
-# Checks that an order of passes can run: every pass occurs once, after the passes that it needs,
-# and stages do not deadlock.
+# Checks that stages can run their passes in a given order: every pass occurs once, after the passes
+# that it needs, and stages do not deadlock.
 #
 # An error names the line of the order file and the pass that is wrong there.
 
 
-# The number of orders of passes that are cached; each takes as much memory as its text.
+# The number of pipeline orders that are cached; each takes as much memory as its text.
 _MOST_KEPT = 64
 # The largest number of micro-batches, added up over stages, for which an order is written out pass
-# by pass: a thousand stages with a thousand micro-batches each.
+# by pass: that of a thousand stages with a thousand micro-batches each.
 MOST_OF_ORDER = 1_000_000
 # An error message about a deadlock names at most this many passes.
 _NAMED = 8
-# Within a stage, a pass of the first kind needs a pass of the second, of the same chunk and
-# micro-batch.
+# Within a stage, a pass of the first kind must come after the pass of the second kind for the same
+# chunk and micro-batch; the text says why.
 _AFTER: tuple[tuple[PassKind, PassKind, str], ...] = (
     ("B", "F", "its forward pass"),
     ("W", "B", "the gradient of its input"),
@@ -58,8 +60,8 @@ _AFTER: tuple[tuple[PassKind, PassKind, str], ...] = (
 
 
 def named_order(name: str, num_stages: int, micro_batches: int) -> PipelineOrder:
-    """The order of passes with this name; refuses numbers of stages and micro-batches for which it
-    is not defined.
+    """The pipeline order with this name, pass by pass; refuses numbers of stages and micro-batches
+    for which it is not defined.
 
     What the package makes itself is not checked each time: that takes longer than making it.
     """
@@ -75,7 +77,9 @@ def named_order(name: str, num_stages: int, micro_batches: int) -> PipelineOrder
 
 @lru_cache(maxsize=_MOST_KEPT)
 def order_of_text(text: str, num_stages: int, micro_batches: int) -> PipelineOrder:
-    """The order of passes that a text gives, checked."""
+    """The pipeline order in the text of an order file, after checking that stages can run their
+    passes in this order.
+    """
     order = order_from_text(text, num_stages=num_stages, micro_batches=micro_batches)
     for number, stage in enumerate(order.stages):
         _check_stage(order, number, stage)
@@ -125,14 +129,14 @@ def _needed(order: PipelineOrder, stage: StageOrder) -> Iterator[OrderedPass]:
 
 
 def _check_no_circle(order: PipelineOrder) -> None:
-    """Run all stages as far as inputs arrive; refuse an order of passes in which some stage cannot
-    finish.
+    """Run the passes of all stages as far as their inputs arrive; refuse the order if a stage
+    cannot finish.
     """
     passes = passes_of(order)
     done = [0] * order.num_stages
     for stage_pass in in_turn(passes):
         done[stage_pass.stage] += 1
-    # For each blocked stage, the pass that waits.
+    # For each stage that is blocked, the pass that waits for its input.
     stopped = {
         stage: of_stage.passes[number]
         for stage, (of_stage, number) in enumerate(zip(passes, done, strict=True))
@@ -143,8 +147,8 @@ def _check_no_circle(order: PipelineOrder) -> None:
 
 
 def _refuse_circle(order: PipelineOrder, stopped: Mapping[int, StagePass]) -> NoReturn:
-    """Refuse a deadlock, naming its passes: each waits for an input, which the next one holds
-    up.
+    """Refuse a deadlock with a message that names its passes: each waits for an input that the next
+    one delays.
     """
     seen = []
     waiting = next(iter(stopped.values()))
@@ -175,22 +179,22 @@ def _pass_text(order: PipelineOrder, key: PassKey) -> str:
     return f"{order.word(OrderedPass(kind, chunk, micro_batch))} of line {order.line(stage)}"
 
 
-# The order of a plan's passes, by name or from the file that the plan names.
+# Reads the pipeline order of a plan, by its name or from the order file that the plan names.
 #
 # A file larger than any order of the plan's passes is refused by its size, before it is read.
 
 
-# A file may be this many times as long as its words need, for extra blanks.
+# An order file may be this many times as long as its words need, for extra blanks.
 _ROOM = 4
-# The kinds of passes: F, B and W.
+# The number of kinds of passes in an order file: F, B and W.
 _KINDS = 3
-# The characters of a word besides its numbers: F, m and a blank.
+# The characters of a word in an order file besides its numbers: F, m and a blank.
 _MARKS = 3
 
 
 def check_order(plan: Plan) -> None:
-    """Refuse the order of a plan's passes if it cannot run; a named order is checked without
-    writing it out.
+    """Refuse a plan whose stages cannot run their passes in the plan's order; named orders are
+    checked without writing them out.
     """
     if plan.order not in ORDERS:
         order_of_plan(plan)
@@ -201,7 +205,9 @@ def check_order(plan: Plan) -> None:
 
 
 def order_of_plan(plan: Plan) -> PipelineOrder:
-    """The order in which a plan's stages run their passes; refuses an order that cannot run."""
+    """The order in which each stage of a plan runs its passes; refuses one in which stages cannot
+    run.
+    """
     if plan.order in ORDERS:
         check_order(plan)
         return named_order(plan.order, plan.num_stages, plan.micro_batches)
@@ -215,20 +221,20 @@ def order_of_plan(plan: Plan) -> PipelineOrder:
 
 
 def passes_of_plan(plan: Plan) -> tuple[StagePasses, ...]:
-    """The passes of each stage of a plan."""
+    """The passes of each stage of a plan, with their phases and neighbours."""
     return passes_of(order_of_plan(plan))
 
 
 def shortened(plan: Plan) -> Plan:
-    """The plan with fewer micro-batches, if its order of passes is periodic: warm-up, cool-down and
-    period stay the same, and so do memory peaks.
+    """A copy of the plan with fewer micro-batches, if its pipeline order is periodic: warm-up,
+    cool-down and period stay the same, and so do memory peaks.
     """
     fewer = fewer_micro_batches(plan.order, plan.num_stages, plan.micro_batches)
     return plan if fewer == plan.micro_batches else replace(plan, micro_batches=fewer)
 
 
 def ends_of_plan(plan: Plan) -> tuple[int, int]:
-    """The numbers of the stages that have the embedding and the head."""
+    """The numbers of the stages with the embedding and with the head."""
     if plan.order == DEFAULT_ORDER:
         return 0, plan.num_stages - 1
     placement = placement_of_plan(plan)
@@ -236,7 +242,7 @@ def ends_of_plan(plan: Plan) -> tuple[int, int]:
 
 
 def placement_of_plan(plan: Plan) -> Placement:
-    """Which stage of a plan holds each part of its model."""
+    """Which stage of a plan holds each part of the model."""
     if plan.order == DEFAULT_ORDER:
         return loop(plan.num_stages)
     return order_of_plan(shortened(plan)).placement
@@ -276,28 +282,28 @@ def _text(path: Path, most_bytes: int) -> str:
 
 
 def _most_bytes(plan: Plan) -> int:
-    """A number of bytes larger than the text of any order of a plan's passes; a stage has at most
-    one chunk per block.
+    """An upper bound on the bytes of an order file for a plan; a stage has at most one chunk per
+    block.
     """
     chunks = min(stage.layers for stage in plan.stages)
     word = _MARKS + len(str(chunks)) + len(str(plan.micro_batches))
     return _ROOM * word * _KINDS * chunks * plan.micro_batches * plan.num_stages
 
 
-# The moments at which a stage has most micro-batches in flight, in any order of its passes.
+# The moments at which a stage has the most micro-batches in flight, for any pipeline order.
 #
 # Axes: K moments, V chunks of a stage.
 
 
-# What begins at a moment: the kind and chunk of a pass, whether optimizer steps overlap with it,
-# and the chunk whose activations are still being offloaded.
+# What begins at a moment: a pass of this kind and chunk, whether optimizer steps overlap with it,
+# and the chunk whose activations are still being offloaded (if any).
 _Begin = tuple[PassKind, int, bool, int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassMoments:
-    """The micro-batches in flight when passes of one kind and chunk begin, at the moments with most
-    of them (K, 2 V).
+    """For passes of one kind and chunk: the numbers of micro-batches in flight in each chunk when
+    such a pass begins, at the moments with the most (K, 2 V).
 
     ``held`` counts micro-batches as ``HeldMoments`` does. Layers step beside passes that are
     ``first_forward``. Activations of chunk ``leaving``, if any, are on their way to the host.
@@ -312,8 +318,8 @@ class PassMoments:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeldMoments:
-    """The micro-batches that stage number ``stage`` has in flight, at the moments with most of
-    them.
+    """For stage number ``stage``: the numbers of micro-batches in flight, at the moments with the
+    most of them.
 
     A moment (a row of K) has two numbers for each chunk (2 V): first, for all chunks, micro-batches
     between their forward and their backward pass, then micro-batches between their backward pass
@@ -334,7 +340,7 @@ class HeldMoments:
 
     @classmethod
     def of(cls, passes: StagePasses, stage: int) -> HeldMoments:
-        """The moments with most micro-batches in flight, for a stage with these passes."""
+        """The moments with the most micro-batches in flight, of a stage that runs these passes."""
         chunks = passes.chunks
         held, reached = [0] * (2 * chunks), set()
         begins: dict[_Begin, set[tuple[int, ...]]] = defaultdict(set)
@@ -376,17 +382,19 @@ class HeldMoments:
 
     @property
     def chunks(self) -> int:
-        """The number of the stage's chunks."""
+        """The number of chunks of the stage."""
         return self.placement.chunks
 
     @property
     def least_held(self) -> int:
-        """The largest number of micro-batches that all chunks have in flight at the same moment."""
+        """The largest number of micro-batches that each chunk has in flight at least, at one
+        moment.
+        """
         return int(self.every[:, : self.chunks].min(axis=1).max())
 
     def most_held(self, blocks: int) -> float:
-        """The largest number of micro-batches that a stage with this many blocks has in flight; a
-        micro-batch in a chunk counts as the chunk's share of the blocks.
+        """The largest number of micro-batches in flight on a stage with this many blocks, where a
+        micro-batch in a chunk counts as that chunk's share of the blocks.
         """
         held = self.every[:, : self.chunks] + self.every[:, self.chunks :]
         if self.chunks == 1:
@@ -399,8 +407,8 @@ class HeldMoments:
 
 @lru_cache(maxsize=1024)
 def moments_in(order: str, num_stages: int, micro_batches: int) -> tuple[HeldMoments, ...]:
-    """The moments with most micro-batches in flight, for each stage of a pipeline in a named order
-    of passes.
+    """For each stage of a pipeline in a named order, the moments with the most micro-batches in
+    flight.
     """
     fewer = fewer_micro_batches(order, num_stages, micro_batches)
     passes = passes_of(named_order(order, num_stages, fewer))
@@ -408,7 +416,7 @@ def moments_in(order: str, num_stages: int, micro_batches: int) -> tuple[HeldMom
 
 
 def in_flight_of_plan(plan: Plan) -> Sequence[float]:
-    """The largest number of micro-batches in flight of each stage.
+    """For each stage of a plan, the largest number of micro-batches in flight.
 
     A chunk of a micro-batch counts as its share of the stage's blocks.
     """
@@ -420,7 +428,7 @@ def in_flight_of_plan(plan: Plan) -> Sequence[float]:
 
 
 def moments_of_plan(plan: Plan) -> tuple[HeldMoments, ...]:
-    """The moments with most micro-batches in flight, for each stage of a plan."""
+    """For each stage of a plan, the moments with the most micro-batches in flight."""
     if plan.order in ORDERS:
         check_order(plan)
         return moments_in(plan.order, plan.num_stages, plan.micro_batches)
@@ -428,8 +436,8 @@ def moments_of_plan(plan: Plan) -> tuple[HeldMoments, ...]:
 
 
 def _fullest(moments: Sequence[tuple[int, ...]]) -> Ints:
-    """The Pareto frontier of moments: at no other moment are all numbers as large. Largest sums
-    first.
+    """The Pareto frontier of moments, those with the most micro-batches in all first: at no other
+    moment are as many in flight in every chunk.
     """
     import numpy as np  # noqa: PLC0415
 

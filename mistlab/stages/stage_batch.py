@@ -1,4 +1,5 @@
-"""Candidates for stages as columns: their choices, times and costs, and their chunks in pipelines.
+"""Candidates for stages of plans as columns: their choices and positions in a pipeline, their
+memory, times and costs, and the chunks of interleaved stages.
 
 Axes: C candidates.
 """
@@ -18,16 +19,16 @@ from mistlab.schedule.placement import NEXT, PREVIOUS, Placement
 from mistlab.stages.plan_orders import HeldMoments, ends_of_plan, in_flight_of_plan, moments_in
 from mistlab.stages.stage_shape import parts_of_plan
 
-# Where in a pipeline with a named order of passes each candidate for a stage is.
+# The position of each candidate for a stage in a pipeline with a named order of passes.
 #
 # Axes: C candidates.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagesInOrder:
-    """For each candidate (C), its stage number, from 0, in a pipeline of ``num_stages`` stages.
-    Where kinds of blocks alternate, ``first_blocks`` has the first block of each chunk of each
-    stage.
+    """The stage number of each candidate (C), counted from 0, in a pipeline of ``num_stages``
+    stages. If the model's blocks are of several kinds, ``first_blocks`` has the first block of each
+    chunk of each stage.
     """
 
     order: str
@@ -40,27 +41,31 @@ class StagesInOrder:
         return len(self.stage)
 
     def chosen(self, rows: Bools | Rows) -> Self:
-        """The positions of the candidates selected by a mask or by indices."""
+        """The pipeline positions of the candidates that a mask or indices select."""
         return replace(self, stage=self.stage[rows])
 
     @property
     def columns(self) -> Mapping[str, Ints]:
-        """The stage numbers as a column, whose name says which pipelines these are."""
+        """The candidates' stage numbers as a column; its name tells pipelines of different orders
+        apart.
+        """
         return {f"{self.order} {self.num_stages} {self.micro_batches}": self.stage}
 
     @property
     def placement(self) -> Placement:
-        """Which stage of the pipelines holds each part of the model."""
+        """Which stage of these pipelines holds each part of the model."""
         return self._moments[0].placement
 
     @property
     def splits_backward(self) -> bool:
-        """Whether weight gradients have separate passes."""
+        """Whether stages compute weight gradients in passes of their own (W), under this order of
+        passes.
+        """
         return any(one.splits_backward for one in self._moments)
 
     def by_stage(self) -> Iterator[tuple[HeldMoments, Rows]]:
-        """For each stage that has candidates, its micro-batches in flight in this order of passes,
-        and the indices of its candidates.
+        """For each stage number among the candidates, the most micro-batches in flight on that
+        stage, and the indices of its candidates.
         """
         for stage in np.unique(self.stage).tolist():
             yield self._moments[stage], np.flatnonzero(self.stage == stage)
@@ -72,10 +77,11 @@ class StagesInOrder:
 
 # Candidates for stages as columns, with their memory, work, times and costs.
 #
-# Axes: C candidates. Every column has length C.
+# Axes: C candidates. Every column has an entry for each candidate.
 
 
-# Columns that describe a stage's position in the pipeline, with their symbols in expressions.
+# Columns that say where in the pipeline a candidate is, each with its symbol in expressions (empty
+# if it has none).
 POSITIONS: Mapping[str, str] = {
     "in_flight": "q",  # micro-batches whose activations are held at once
     "has_embedding": "e",  # 1 on the stage that has it, else 0
@@ -90,13 +96,16 @@ POSITIONS: Mapping[str, str] = {
 
 
 def column_names() -> tuple[str, ...]:
-    """The names of all columns: a stage's dimensions, then its position in the pipeline."""
+    """The names of all columns of candidates: first the dimensions (choices) of a stage, then its
+    position in the pipeline.
+    """
     return (*DIMENSIONS, *POSITIONS)
 
 
 @dataclass(frozen=True, slots=True, eq=False, init=False)
 class StageBatch:
-    """Candidates for stages; each row is a stage's part of a plan and its position in the pipeline.
+    """Candidates for stages as columns: each row is a stage's choices in a plan, and the stage's
+    position in the pipeline.
 
     Columns are named as in ``DIMENSIONS`` and ``POSITIONS`` and are attributes: ``batch.zero``.
     ``in_flight`` is the number of micro-batches whose activations are held at once, including the
@@ -107,7 +116,7 @@ class StageBatch:
     columns: Mapping[str, Column]
 
     def __init__(self, **columns: Column | float) -> None:
-        """Candidates from columns, or from scalars that all candidates share.
+        """Make candidates from columns, or from scalars that apply to all candidates.
 
         Omitted dimensions have their default. The default position is a stage in the middle with
         one micro-batch.
@@ -126,41 +135,41 @@ class StageBatch:
         return len(self.columns["layers"])
 
     def __getattr__(self, name: str) -> Column:
-        """A column by its name, as an attribute."""
+        """The column of this name, as an attribute."""
         if name == "columns" or name not in self.columns:
             raise AttributeError(name)
         return self.columns[name]
 
     def value(self, name: str) -> Column:
-        """A column by its name."""
+        """The column of this name."""
         return self.columns[name]
 
     @classmethod
     def of_columns(cls, columns: Mapping[str, Column]) -> Self:
-        """Candidates from all of their columns."""
+        """Make candidates from a mapping with all columns."""
         batch = cls.__new__(cls)
         batch._take(columns)
         return batch
 
     @classmethod
     def of_plan(cls, plan: Plan) -> Self:
-        """The stages of a plan, in order."""
+        """The stages of a plan as candidates, in order."""
         return cls.of_plans([plan])
 
     @classmethod
     def of_plans(cls, plans: Sequence[Plan]) -> Self:
-        """The stages of plans, concatenated."""
+        """The stages of several plans as candidates, one plan after another."""
         return cls.of_rows([row for plan in plans for row in rows_of(plan)])
 
     @classmethod
     def of_rows(cls, rows: Sequence["StageRow"]) -> Self:
-        """Candidates from rows of values, in the order of the columns."""
+        """Make candidates from rows, each with a value for every column in order."""
         columns = map(np.array, zip(*rows, strict=True))
         return cls.of_columns(dict(zip(column_names(), columns, strict=True)))
 
     @classmethod
     def joined(cls, batches: Sequence["StageBatch"]) -> Self:
-        """Concatenate batches of candidates."""
+        """Concatenate several batches of candidates."""
         return cls.of_columns(
             {
                 name: np.concatenate([batch.columns[name] for batch in batches])
@@ -169,21 +178,23 @@ class StageBatch:
         )
 
     def chosen(self, rows: Bools | Rows | slice) -> Self:
-        """The candidates selected by a mask or by indices."""
+        """The candidates that a mask or indices select."""
         return self.of_columns({name: column[rows] for name, column in self.columns.items()})
 
     def with_columns(self, **columns: Column | float) -> Self:
-        """These candidates with some columns changed."""
+        """A copy of these candidates with some columns replaced."""
         return type(self)(**{**self.columns, **columns})
 
     def by_symbol(self, symbols: Iterable[str]) -> Mapping[str, Column]:
-        """The columns that these symbols stand for in expressions; other symbols are left out."""
+        """The columns by their symbols in expressions; symbols that stand for no column are left
+        out.
+        """
         names = {symbol: name for name, symbol in symbols_of_columns().items()}
         return {symbol: self.columns[names[symbol]] for symbol in symbols if symbol in names}
 
 
 def symbols_of_columns() -> Mapping[str, str]:
-    """The symbol that stands for each column in expressions, for those columns that have one."""
+    """The symbol of each column in expressions, for the columns that have one."""
     symbols = {**{name: row.symbol for name, row in DIMENSIONS.items()}, **POSITIONS}
     return {name: symbol for name, symbol in symbols.items() if symbol}
 
@@ -209,17 +220,17 @@ def _column(given: Column | float, rows: int) -> Column:
     return given if isinstance(given, np.ndarray) else np.full(rows, given)
 
 
-# For a stage that is not cut into chunks: where micro-batches come from, where they go, and that
-# embedding and head share no table.
+# For a stage that is not cut into chunks: its inputs come from the previous stage, its outputs go
+# to the next, and embedding and head do not share a table.
 _WAYS = PREVIOUS, NEXT, 0
-# One candidate: a value for each column, in their order.
+# A candidate as a row: a value for each column, in the order of columns.
 StageRow = tuple[float, ...]
 
 
 def rows_of(plan: Plan, period: int | None = None) -> list[StageRow]:
-    """The stages of a plan as rows of values, in order. Given a ``period`` of block kinds, first
-    blocks are counted modulo the period, and the number of micro-batches is left out, so that rows
-    of different plans can be equal.
+    """The stages of a plan as rows of column values, in order. If block kinds repeat with a
+    ``period``, first blocks are counted modulo the period, and the number of micro-batches is left
+    out, so that different plans can have equal rows.
     """
     rows: list[StageRow] = []
     first_rank, first_block = 0, 0
@@ -237,7 +248,9 @@ def rows_of(plan: Plan, period: int | None = None) -> list[StageRow]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagePeaks:
-    """The memory figures of each candidate that decide whether it fits."""
+    """The memory figures of each candidate stage by which it is decided whether the candidate fits
+    on its GPUs.
+    """
 
     feasible: Bools
     held_bytes: Floats
@@ -250,14 +263,14 @@ class StagePeaks:
 
     @property
     def peak_bytes(self) -> Floats:
-        """The highest of the three peaks."""
+        """The highest of the forward, backward and step peaks."""
         passes = np.maximum(self.forward_peak_bytes, self.backward_peak_bytes)
         return np.asarray(np.maximum(passes, self.step_peak_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageFigures(StagePeaks):
-    """The memory and the work of each candidate: bytes of one rank, and its work for one
+    """The memory and work of each candidate stage: bytes of one rank, and a rank's work for one
     micro-batch.
 
     ``feasible`` is false if sizes do not divide; then the other figures mean nothing. The peaks
@@ -284,13 +297,15 @@ class StageFigures(StagePeaks):
     backward_collective_bytes: Floats
 
 
-# What a time of a stage describes: each steady pass, the first or last pass (edge), stalls for
-# other stages (wait), or the host.
+# What a stage's time describes: steady passes, the first or last pass ("edge"), stalls for other
+# stages ("wait"), or the host's issue of kernels ("host").
 Role = Literal["steady", "edge", "wait", "host"]
 
 
 def _in_role(role: Role, *, is_send: bool = False) -> Mapping[str, Any]:
-    """The metadata of a time field: its role, and whether it is a send to the next stage."""
+    """The metadata of a time's field: what the time describes, and whether it is that of a send to
+    the next stage.
+    """
     return {"role": role, "is_send": is_send}
 
 
@@ -301,9 +316,9 @@ _SENT_IN_ROUNDS = _in_role("wait", is_send=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageTimes(ColumnSet):
-    """The times of stages that an iteration depends on (C, or C, S): steady forward and backward
-    passes of one micro-batch, and what is added once or in stalls. Lists of these times are made
-    from the fields' roles.
+    """The times of stages on which an iteration's time depends (C, or C, S): steady forward and
+    backward passes of one micro-batch, and times that are added once or in stalls. The fields'
+    roles say which is which.
 
     ``through`` is the time from when a micro-batch arrives until it can go on, without fetches
     before it and work after it. The deltas are the extra times of the first forward and the last
@@ -356,18 +371,18 @@ class StageTimes(ColumnSet):
 
     @classmethod
     def of(cls, seconds: "StageTimes", *shape: int) -> Self:
-        """The same times as tables of this shape: a row for each pipeline, with its stages in
+        """The same times as tables of this shape, with a row for each pipeline and its stages in
         order.
         """
         return cls(**{name: getattr(seconds, name).reshape(shape) for name in TIMES})
 
     def of_stage(self, stage: int) -> Self:
-        """The times of one stage, from tables of several stages (C, S)."""
+        """The times of one stage, from tables (C, S) of the times of several stages."""
         return type(self)(**{name: getattr(self, name)[:, stage] for name in TIMES})
 
     @property
     def begin_s(self) -> Floats:
-        """The work before the first micro-batch's forward pass, which need not wait for the
+        """The seconds of work before the first forward pass that need not wait for the first
         micro-batch.
         """
         first_s = self.forward_s + self.delta_forward_s - self.after_first_s
@@ -375,17 +390,21 @@ class StageTimes(ColumnSet):
 
     @property
     def end_s(self) -> Floats:
-        """The work after the last backward pass, for which no other stage waits."""
+        """The seconds of work after the last backward pass, for which no other stage waits."""
         return np.asarray(np.maximum(self.delta_backward_s - self.within_backward_s, 0.0))
 
     @property
     def gone_backward_s(self) -> Floats:
-        """The time of a backward pass until its input gradient can be sent back."""
+        """The seconds of a backward pass until its input gradient can be sent to the previous
+        stage.
+        """
         return np.asarray(self.backward_s - self.left_backward_s)
 
     @property
     def issued_s(self) -> Floats:
-        """The time in which a host issues the forward and the backward pass of a micro-batch."""
+        """The seconds in which the host issues the forward and the backward pass of a
+        micro-batch.
+        """
         return self.issued_forward_s + self.issued_backward_s
 
 
@@ -394,13 +413,14 @@ SENDS = tuple(entry.name for entry in fields(StageTimes) if entry.metadata["is_s
 
 
 def times_of(*roles: Role) -> tuple[str, ...]:
-    """The names of a stage's times with the given roles."""
+    """The names of those stage times that describe any of these roles."""
     return tuple(entry.name for entry in fields(StageTimes) if entry.metadata["role"] in roles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageSeconds(StageTimes):
-    """The times of each candidate (C), with three that an iteration's time does not depend on.
+    """The times of each candidate stage (C), including three on which the iteration's time does not
+    depend.
 
     A forward pass that follows another one is shorter by ``turned_s``: no gradients of a pass
     before it are left to be reduced, or to leave. ``step_s`` is the time of the step's arithmetic
@@ -414,14 +434,16 @@ class StageSeconds(StageTimes):
 
     @property
     def stable_s(self) -> Floats:
-        """The steady time of a forward and a backward pass; if the host takes longer to issue them,
-        the host's.
+        """The seconds of a steady forward and backward pass of a micro-batch or, if longer, of
+        issuing both on the host.
         """
         return np.maximum(self.forward_s + self.backward_s, self.issued_s)
 
     @property
     def without_turns(self) -> Self:
-        """The times in an order where forward passes follow forward passes, not backward passes."""
+        """The times in a pipeline order in which forward passes follow forward passes, rather than
+        backward passes.
+        """
         return replace(
             self,
             forward_s=self.forward_s - self.turned_s,
@@ -432,7 +454,7 @@ class StageSeconds(StageTimes):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageCosts(ColumnSet):
-    """The costs of each candidate: its times, and the bytes of its fullest GPU.
+    """The costs of each candidate stage: its times, and the memory of its fullest GPU.
 
     ``fits`` is false if memory is short or if sizes do not divide. ``host_bytes`` are those of one
     rank.
@@ -445,14 +467,15 @@ class StageCosts(ColumnSet):
     host_bytes: Floats
 
 
-# The parts of a plan's model as columns: each chunk of a stage as if it were a stage of its own.
+# The parts of a plan's model as columns: each chunk of a stage is costed as if it were a stage of
+# its own.
 #
 # Axes: C candidates, S stages, P parts in order.
 
 
 def batch_of_parts(plans: Sequence[Plan], placement: Placement) -> StageBatch:
-    """The parts of the models of plans with this placement, plan by plan and in the model's
-    order.
+    """The parts of the models of several plans with this placement, as candidates: plan after plan,
+    in the order of the model.
     """
     parts = [(plan, part) for plan in plans for part in parts_of_plan(plan, placement)]
     first = np.cumsum([0, *(plan.num_stages for plan in plans)])[:-1]
@@ -474,8 +497,8 @@ def batch_of_parts(plans: Sequence[Plan], placement: Placement) -> StageBatch:
 
 
 def with_ends(batch: StageBatch, placement: Placement) -> StageBatch:
-    """The stages of pipelines (S, C), with embedding and head on the stages where the placement has
-    them.
+    """The stages (S, C) of pipelines, with the embedding and the head on those stages where the
+    placement has them.
     """
     each = len(batch) // placement.num_stages
     stage = np.arange(len(batch)) // each
@@ -486,8 +509,8 @@ def with_ends(batch: StageBatch, placement: Placement) -> StageBatch:
 
 
 def parts_of_stages(batch: StageBatch, placement: Placement) -> StageBatch:
-    """The parts of the model of each pipeline (P, C), from its stages (S, C), part by part; a stage
-    has equally many blocks in all pipelines.
+    """The parts (P, C) of pipelines' models, from the pipelines' stages (S, C); a stage has the
+    same number of blocks in all pipelines.
     """
     stages = np.split(np.arange(len(batch)), placement.num_stages)
     parts: list[StageBatch] = []
@@ -512,14 +535,16 @@ def parts_of_stages(batch: StageBatch, placement: Placement) -> StageBatch:
 
 
 def chunk_of_loop(batch: StageBatch, chunk: int, chunks: int) -> StageBatch:
-    """The chunk with this index of each candidate stage (C), in interleaved pipelines of ``chunks``
-    per stage, as a stage of its own.
+    """Chunk number ``chunk`` of each candidate stage (C) as a stage of its own, in interleaved
+    pipelines with ``chunks`` chunks per stage.
     """
     return _chunk(batch, chunk, chunks, rest_is_last=batch.has_embedding > 0)
 
 
 def chunk_in_order(batch: StageBatch, chunk: int, in_order: StagesInOrder) -> StageBatch:
-    """The chunk with this number of each stage (C), for pipelines in an order of passes."""
+    """Chunk number ``chunk`` of each candidate stage (C) as a stage of its own, in pipelines with a
+    named order of passes.
+    """
     placement, first_blocks = in_order.placement, in_order.first_blocks
     if first_blocks is not None:
         batch = batch.with_columns(first_block=first_blocks[in_order.stage, chunk])
@@ -537,8 +562,9 @@ def chunk_in_order(batch: StageBatch, chunk: int, in_order: StagesInOrder) -> St
 
 
 def _chunk(batch: StageBatch, chunk: int, chunks: int, *, rest_is_last: Bools) -> StageBatch:
-    """The chunk with this number of each stage (C). If blocks do not divide evenly, the last chunks
-    have one more where ``rest_is_last``, otherwise the first ones.
+    """Chunk number ``chunk`` of each candidate stage (C) as a stage of its own. If blocks do not
+    divide evenly, the last chunks have one more block where ``rest_is_last``, otherwise the first
+    chunks.
     """
     each, rest = np.divmod(batch.layers, chunks)
     begin, end = (
@@ -555,8 +581,9 @@ def _chunk(batch: StageBatch, chunk: int, chunks: int, *, rest_is_last: Bools) -
 
 
 def _treated(batch: StageBatch, begin: Column | int, end: Column | int) -> dict[str, Column]:
-    """How many blocks from ``begin`` to ``end`` of each stage run in each way (recomputed, for
-    one): plain blocks come first, then those of each way in the order of their columns.
+    """How many of the blocks from ``begin`` to ``end`` of each stage run in each way (recomputed,
+    for one). In a stage, plain blocks come first, then those run in each other way, in the order of
+    columns.
     """
     names = counts_of_blocks()
     after = batch.layers - sum(batch.value(name) for name in names)

@@ -1,4 +1,4 @@
-"""The program of a stage: an iteration's tasks in the order in which the host issues them.
+"""The program of a stage: the tasks of an iteration, in the order in which the host issues them.
 
 It has the tasks of the stage's passes (``mistlab.stages.pass_tasks``) and the tasks that send to
 and receive from other stages. A task says which buffers it reads and writes. Its buffers alone
@@ -23,19 +23,21 @@ from mistlab.stages.buffers import Buffers, Hazards
 from mistlab.stages.pass_tasks import HOST_STEP, Memory, PassTask, PassTasks
 from mistlab.stages.stage_shape import RING, StageShape
 
-# The tasks of a first forward pass that run if a program only takes the optimizer steps.
+# Names of the tasks in a first forward pass that also run in a program that only takes optimizer
+# steps.
 _STEPPING = ("open", "S", HOST_STEP, "O<", "O>", "G<", "close")
-# Tasks that write to memory which is allocated when they are issued.
+# Names of tasks that write to memory which is allocated when they are issued: receives, fetched
+# activations, and the shared table's gradient.
 _AFTER_COMPUTE = ("Y", "A<", "tied")
-# Tasks that are not in the slot table and compute no layer: "tied" reduces the gradient of an
-# embedding table that two layers share, "drop table" frees its memory, "report" reduces losses and
-# norms over ranks.
+# Tasks that are not in the slot table, and belong to no single layer: "tied" reduces the gradient
+# of an embedding table that embedding and head share, "drop table" frees its memory, "report"
+# reduces losses and gradient norms over ranks.
 Extra = Literal["tied", "drop table", "report"] | Memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
-    """A task of a program, as the host issues it.
+    """One task of a stage's program, as the host issues it.
 
     ``of`` is the pass that the task is part of; tasks after the last pass are part of none.
     ``entry`` is the task's entry of the layers' rings, ``room`` the room in which the input of its
@@ -52,13 +54,14 @@ class Op:
     reads: Buffers = ()
     writes: Buffers = ()
     waits: tuple[int, ...] = ()
-    # The kind and direction of a task of the slot table, such as P<; the name of any other task.
+    # The task's name: kind and direction for a task of the slot table (such as P<), otherwise its
+    # own name.
     name: str = field(init=False, repr=False, compare=False)
-    # Whether its pass is the first of its kind, with which sums over passes begin.
+    # Whether the task's pass is the first of its kind, with which sums over micro-batches begin.
     is_of_first: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Worked out here, since hosts of runs ask for each task of every iteration.
+        # The name is computed once here, since the runtime asks for it in every iteration.
         object.__setattr__(self, "name", self._named())
         object.__setattr__(self, "is_of_first", self.of is not None and self.of.is_first)
 
@@ -69,33 +72,33 @@ class Op:
 
     @property
     def layer(self) -> int:
-        """The layer of a time slot-table task."""
+        """The number of the layer that the task is for, if it is a task of the slot table."""
         assert isinstance(self.task, Action)
         assert self.task.layer is not None
         return self.task.layer
 
     @property
     def micro_batch(self) -> int:
-        """The micro-batch of a time slot-table task."""
+        """The micro-batch that the task is for, if it is a task of the slot table."""
         assert isinstance(self.task, Action)
         return self.task.micro_batch
 
     @property
     def turn(self) -> int:
-        """The entry of the ring buffer for sent outputs that its pass uses."""
+        """The entry of the ring buffer for sent outputs that the task's pass uses."""
         assert self.of is not None
         return self.of.number % RING
 
 
 def iterations(shape: StageShape, count: int) -> list[list[Op]]:
-    """The programs of ``count`` successive iterations; all after the first are equal."""
+    """The programs of ``count`` successive iterations of a stage; all after the first are equal."""
     hazards = Hazards(LANES)
     return [[_ordered(op, hazards) for op in _Tasks(shape).iteration()] for _ in range(count)]
 
 
 def flush(shape: StageShape) -> list[Op]:
-    """The program that only takes the layers' optimizer steps, after everything before has
-    ended.
+    """A program that only takes the optimizer steps of the stage's layers, after all earlier tasks
+    have ended.
     """
     hazards = Hazards(LANES)
     return [
@@ -106,13 +109,14 @@ def flush(shape: StageShape) -> list[Op]:
 
 
 def _ordered(op: Op, hazards: Hazards) -> Op:
-    # A task that reuses memory of the compute lane must not write it before compute's last use.
+    # A task that may reuse memory of the compute lane must not write it before the lane's last task
+    # has ended.
     after = hazards.last("compute") if op.name in _AFTER_COMPUTE else ()
     return replace(op, waits=hazards.add(op.lane, op.reads, op.writes, after=after))
 
 
 class _Tasks:
-    """Makes the tasks of one iteration, without the waits between them."""
+    """Makes the tasks of one iteration of a stage, without the waits between them."""
 
     def __init__(self, shape: StageShape) -> None:
         self.shape = shape
@@ -123,8 +127,8 @@ class _Tasks:
         for receipt in self.shape.receipts.receipts:
             receipts[receipt.before].append(receipt)
         for stage_pass in self.shape.passes:
-            # Receives for later passes are posted before this pass, since messages may arrive while
-            # it computes.
+            # Receives for later passes are posted before this pass, since their messages may arrive
+            # while it computes.
             for receipt in receipts[stage_pass.number]:
                 yield self._receive(receipt)
             for task in self.tasks.of_pass(stage_pass):

@@ -1,5 +1,5 @@
-"""The shape of a stage of a plan: its chunks and layers, where the tasks of a time slot lie, and
-how its groups of ranks are placed on nodes and network tiers.
+"""The shape of a stage: its chunks and layers, the layer of each task in a time slot, and how its
+communication groups lie on nodes and network tiers.
 """
 
 import math
@@ -56,25 +56,25 @@ _AWAY: Mapping[Place, int] = {"ahead": 1, "here": 0, "behind": -1}
 
 
 def goes_up(phase: Phase) -> bool:
-    """Whether a pass visits the layers of a stage from the first to the last."""
+    """Whether a pass in this phase visits the layers of a stage from the first to the last."""
     return "backward" not in phase
 
 
 def layer_at(position: int, num_layers: int, phase: Phase) -> int:
-    """The layer, counted within its stage, that a pass visits at a position."""
+    """The layer, counted within its stage, that a pass visits as number ``position``."""
     return position if goes_up(phase) else num_layers - 1 - position
 
 
 def layers_above(at: Place, phase: Phase, depth: int) -> int:
-    """How many layers above the layer that computes in a time slot a task's layer is; negative
-    below it.
+    """How many layers a task's layer is above the one that computes in its time slot; negative
+    below.
     """
     return _AWAY[at] * (depth if goes_up(phase) else -depth)
 
 
 def slots_of(num_layers: int, depth: int) -> range:
-    """The per-layer time slots of a pass, numbered by the position of the layer that computes in
-    each.
+    """The time slots of a pass, one for each layer that computes and numbered by that layer's
+    position.
     """
     return range(-depth, num_layers + depth)
 
@@ -82,8 +82,8 @@ def slots_of(num_layers: int, depth: int) -> range:
 def tasks_of_slot(
     rows: Sequence[Task], slot: int, num_layers: int, depth: int
 ) -> Iterator[tuple[Task, int]]:
-    """The rows of the slot table that have a layer in this time slot of a pass, each with its
-    layer's position.
+    """The rows of the slot table with a layer in this time slot of a pass, each with that layer's
+    position in the pass.
     """
     for row in rows:
         position = slot + _AWAY[row.place] * depth
@@ -99,20 +99,20 @@ def ring_entries(depth: int) -> int:
 
 
 def entry_of(layers_before: int, position: int, depth: int) -> int:
-    """The entry of the ring buffers that the layer at a position uses; ``layers_before`` is the
-    number of layers that earlier passes visited.
+    """The entry of the ring buffers that the layer at ``position`` of a pass uses;
+    ``layers_before`` is the number of layers that earlier passes visited.
     """
     return (layers_before + position) % ring_entries(depth)
 
 
-# The parts of a plan's model: S stages of v chunks each cut it into S v parts.
+# The parts of a plan's model: with v chunks on each of S stages, the model is cut into S v parts.
 #
 # Which stage holds a part, and how many blocks it has, is in ``mistlab.schedule.placement``.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePart:
-    """A part of the model: consecutive layers on one stage, numbered through the whole model.
+    """A part of the model: consecutive layers on one stage; layers are numbered through the model.
 
     ``treated`` has the number of its blocks with each treatment, by the dimension that counts them.
     """
@@ -126,12 +126,12 @@ class StagePart:
 
     @property
     def first_layer(self) -> int:
-        """The number of its first layer, where the embedding is layer 0."""
+        """The number of the part's first layer, where the embedding is layer 0."""
         return self.blocks.start - self.has_embedding
 
 
 def parts_of_plan(plan: Plan, placement: Placement) -> list[StagePart]:
-    """The parts of a plan's model, in order."""
+    """The parts of a plan's model, in the order of the model."""
     shares = [
         placement.shares_of_blocks(stage.layers, number) for number, stage in enumerate(plan.stages)
     ]
@@ -156,34 +156,35 @@ def parts_of_plan(plan: Plan, placement: Placement) -> list[StagePart]:
 
 
 def _ways(stage: StagePlan) -> list[str]:
-    """For each block of a stage, in order, the dimension that says how it is run (recomputed, for
-    one); empty for plain blocks.
+    """For each block of a stage, in order, the dimension that counts blocks run in the same way
+    (recomputed, for one); empty for plain blocks.
     """
     treated = [name for name in counts_of_blocks() for _ in range(stage.degree(name))]
     return [""] * (stage.layers - len(treated)) + treated
 
 
-# The choices of a plan that decide which tasks a stage has.
+# The choices of a plan that determine which tasks its stages have.
 
-# What is done with the choices of expert routers: nothing ("none"), they are recorded ("noted"), or
-# routers are also adjusted by them ("corrected").
+# What a run does with the experts that routers choose: nothing ("none"), record them ("noted"), or
+# also adjust the routers by them ("corrected").
 Routers = Literal["none", "noted", "corrected"]
 
-# The number of entries in the ring buffers of a stage that the runtime executes.
+# The number of entries in each ring buffer of a stage in the runtime.
 RING = ring_entries(ENGINES["mistlab"].template().depth)
 # The index of the embedding among the model's layers.
 EMBEDDING = 0
-# For this many stages, the entries of ring buffers of all passes are cached.
+# The largest number of stages for which the ring buffer entries of passes are cached.
 _MOST_KEPT = 64
 
 
 def replicas_of(stage: StagePlan) -> int:
-    """The number of a stage's ranks with equal weights: those that reduce gradients."""
+    """The number of a stage's ranks with equal weights, which reduce gradients together."""
     return ranks_of("reduce", stage.degree)
 
 
 def shares_table(plan: Plan) -> bool:
-    """Whether tied embeddings are one table: if one stage has both, and keeps whole weights.
+    """Whether tied embedding and head share one table: if the same stage has both, and its ranks
+    keep whole weights.
 
     If weights or gradients come and go layer by layer, embedding and head have a table each.
     """
@@ -194,7 +195,7 @@ def shares_table(plan: Plan) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkLayers:
-    """A chunk's layers and the blocks among them, numbered through the whole model."""
+    """The layers of a chunk, and the blocks among them, as numbers that count through the model."""
 
     layers: range
     blocks: range
@@ -202,7 +203,7 @@ class ChunkLayers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageShape:
-    """What decides which tasks a stage has; ``zero`` is the ZeRO level, 0 for a single rank.
+    """What determines a stage's tasks; ``zero`` is the ZeRO level, 0 for a single rank.
 
     ``replicas`` ranks have the same weights: data-parallel and context-parallel ones. ``chunks``
     are in the order of the model. ``ends`` are the stages that have the embedding and the head.
@@ -238,7 +239,7 @@ class StageShape:
         steps_on_host: bool = False,
         routers: Routers = "none",
     ) -> Self:
-        """The choices that decide the tasks of one of a plan's stages."""
+        """The shape of stage number ``stage`` of a plan."""
         stage_plan, ends = plan.stages[stage], ends_of_plan(plan)
         replicas = replicas_of(stage_plan)
         zero = stage_plan.zero if replicas > 1 else 0
@@ -267,22 +268,22 @@ class StageShape:
 
     @property
     def first_layer(self) -> int:
-        """The index of the stage's first layer."""
+        """The number of the stage's first layer in the model."""
         return self.chunks[0].layers.start
 
     @property
     def last_layer(self) -> int:
-        """The index of the stage's last layer."""
+        """The number of the stage's last layer in the model."""
         return self.chunks[-1].layers[-1]
 
     @property
     def layers(self) -> list[int]:
-        """The indices of the stage's layers."""
+        """The numbers of the stage's layers in the model."""
         return [layer for chunk in self.chunks for layer in chunk.layers]
 
     @property
     def blocks(self) -> list[int]:
-        """The indices of the stage's blocks."""
+        """The numbers of the stage's blocks among the model's layers."""
         return [layer for chunk in self.chunks for layer in chunk.blocks]
 
     def has_block(self, layer: int) -> bool:
@@ -290,12 +291,12 @@ class StageShape:
         return any(layer in chunk.blocks for chunk in self.chunks)
 
     def layer_at(self, position: int, stage_pass: StagePass) -> int:
-        """The layer that a pass visits at a position."""
+        """The number, in the model, of the layer that a pass visits as number ``position``."""
         layers = self.chunks[stage_pass.chunk].layers
         return layers[layer_at(position, len(layers), stage_pass.phase)]
 
     def entry_at(self, position: int, stage_pass: StagePass, depth: int = RING - 1) -> int:
-        """The entry of the ring buffers that the layer at a position of a pass uses."""
+        """The entry of the ring buffers that the layer at ``position`` of a pass uses."""
         sizes = tuple(len(chunk.layers) for chunk in self.chunks)
         before = _layers_before(self.passes, sizes)[stage_pass.number]
         return entry_of(before, position, depth)
@@ -310,49 +311,48 @@ class StageShape:
 
     @property
     def has_head(self) -> bool:
-        """Whether the stage computes the loss."""
+        """Whether the stage has the model's head, which computes the loss."""
         return self.stage == self.ends[1]
 
     @property
     def rooms(self) -> int:
-        """The number of buffers for received micro-batches that wait for their passes."""
+        """The number of buffers for inputs received from other stages."""
         return max(RING, self.receipts.rooms)
 
     def offload_of(self, layer: int) -> Offload:
-        """The offload ratios of a layer; zero for embedding and head."""
+        """The offload ratios that apply to a layer; zero for embedding and head."""
         return self.offload if self.has_block(layer) else NO_OFFLOAD
 
     def borrows_table(self, layer: int) -> bool:
-        """Whether a layer is a head that uses the embedding's table."""
+        """Whether a layer is a head that uses the embedding's table (tied weights)."""
         return self.shares_table and layer == self.last_layer
 
     def adds_table_in_b(self, layer: int) -> bool:
-        """Whether a layer is a head whose B, rather than W, accumulates the gradient of a shared
-        embedding table: unless W passes begin with the head's chunk and end with the embedding's.
+        """Whether a layer is a head whose B pass, rather than W, adds to the gradient of a table
+        shared with the embedding: unless W passes begin with the head's chunk and end with the
+        embedding's.
         """
         splits = self.passes.splits_backward
         return splits and self.borrows_table(layer) and not _ends_with_embedding(self.passes)
 
     def rings_weights(self, layer: int) -> bool:
-        """Whether a layer's weights are gathered or fetched, so that only a ring buffer has all of
-        them.
+        """Whether a layer's weights are gathered from ranks or fetched from the host into a ring
+        buffer.
         """
         return self.zero >= 3 or self.offload_of(layer).weights > 0
 
     def rings_gradients(self, layer: int) -> bool:
-        """Whether a layer's gradients are reduced or offloaded, so that only a ring buffer has all
-        of them.
+        """Whether a layer's gradients are sharded or offloaded, so that passes write them to a ring
+        buffer.
         """
         return self.zero >= 2 or self.offload_of(layer).gradients > 0
 
     def steps_tail(self, layer: int) -> bool:
-        """Whether the host takes the optimizer step of some of a layer's parameters."""
+        """Whether the host takes the optimizer step for some of a layer's parameters."""
         return self.steps_on_host and self.offload_of(layer).optimizer > 0
 
     def stages_tail(self, layer: int) -> bool:
-        """Whether some of a layer's optimizer states are fetched for the optimizer step on the
-        device.
-        """
+        """Whether some of a layer's optimizer states are fetched to the GPU for the step."""
         return not self.steps_on_host and self.offload_of(layer).optimizer > 0
 
     def has(self, row: Task, layer: int) -> bool:
@@ -372,7 +372,7 @@ class StageShape:
 
 
 def _chunks(plan: Plan, stage: int, passes: StagePasses) -> tuple[ChunkLayers, ...]:
-    """The layers of each of a stage's chunks; the embedding is layer 0, the head the last."""
+    """The layers of each chunk of a stage, where the embedding is layer 0 and the head the last."""
     return tuple(
         ChunkLayers(
             layers=range(part.first_layer, part.blocks.stop + part.has_head), blocks=part.blocks
@@ -384,8 +384,8 @@ def _chunks(plan: Plan, stage: int, passes: StagePasses) -> tuple[ChunkLayers, .
 
 @lru_cache(maxsize=_MOST_KEPT)
 def _ends_with_embedding(passes: StagePasses) -> bool:
-    """Whether a stage's W passes begin with the head's chunk, no later than the embedding's, and
-    end with the embedding's, no earlier than the head's.
+    """Whether, of the chunks with embedding and head, a stage's W passes begin with the head's and
+    end with the embedding's.
     """
     chunks = [one.chunk for one in passes if one.kind == "W"]
     embedding, head = 0, passes.chunks - 1
@@ -395,21 +395,22 @@ def _ends_with_embedding(passes: StagePasses) -> bool:
 
 @lru_cache(maxsize=_MOST_KEPT)
 def _layers_before(passes: StagePasses, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The number of layers that a stage has visited before each of its passes; ``sizes`` are the
-    numbers of layers of its chunks.
+    """For each pass of a stage, the number of layers that earlier passes visited; ``sizes`` are the
+    numbers of layers of the stage's chunks.
     """
     return tuple(accumulate((sizes[one.chunk] for one in passes), initial=0))
 
 
-# A shape of a communication group, and a mask of the strategies (S) whose groups have it.
+# A mask of the strategies (S) whose groups have one shape, and that shape: how the group's ranks
+# are spread over nodes.
 OfShape = tuple[Bools, GroupSpread]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shapes:
-    """How each group of ranks lies on the cluster, for each strategy (S), by the group's name:
-    ranks in a node, nodes, and units of each network tier above; and the number of ranks of each
-    group.
+    """How each communication group lies on the cluster, for each strategy (S): ranks in a node,
+    nodes, and units (racks, pods) of each higher network tier, by the group's name; and the group's
+    number of ranks.
 
     Neighbouring stages are taken to be as large as the stage itself. Sends to the next stage and
     from the one before go through the tier at a place.
@@ -424,8 +425,8 @@ class Shapes:
     _several: dict[str, Sequence[OfShape]] = field(default_factory=dict, init=False, repr=False)
 
     def of_several(self, group: str) -> Sequence[OfShape]:
-        """Each shape of a group that has several ranks, with a mask of the strategies whose groups
-        have it.
+        """Each shape (ranks in a node, nodes, units) of this group with several ranks, with a mask
+        of the strategies whose groups have it.
         """
         if group not in self._several:
             several = (one for one in self.by_shape(group) if one[1].ranks > 1)
@@ -434,15 +435,17 @@ class Shapes:
 
     @property
     def crosses_to_next(self) -> Bools:
-        """Whether each strategy sends to the next stage across nodes."""
+        """Whether sends to the next stage leave the node, for each strategy (S)."""
         return np.asarray(self.place_to_next != NODE)
 
     def by_shape(self, group: str) -> Iterator[OfShape]:
-        """Each shape of a group, with a mask of the strategies whose groups have it."""
+        """Each shape of this group (ranks in a node, nodes, units), with a mask of its
+        strategies.
+        """
         yield from by_shape(self.groups[group])
 
     def chosen(self, rows: Rows) -> Self:
-        """The shapes of groups of the strategies with these indices."""
+        """The shapes of groups for the strategies with these indices only."""
         groups = self.groups.items()
         return type(self)(
             groups={name: tuple(one[rows] for one in shape) for name, shape in groups},
@@ -455,7 +458,7 @@ class Shapes:
 
 
 def by_shape(columns: tuple[Ints, ...]) -> Iterator[OfShape]:
-    """Each distinct shape in these columns (ranks in a node, nodes, units), with a mask of the
+    """Each distinct shape (ranks in a node, nodes, units) in these columns, and a mask of the
     strategies (S) that have it.
     """
     for shape in sorted({*zip(*(one.tolist() for one in columns), strict=True)}):
@@ -469,7 +472,8 @@ def by_shape(columns: tuple[Ints, ...]) -> Iterator[OfShape]:
 def shape_on_nodes(
     group: str, value: Callable[[str], NDArray[Any]], first_rank: Ints, gpus_per_node: int
 ) -> tuple[Ints, Ints]:
-    """The largest number of a group's ranks in a node, and the number of its nodes.
+    """The largest number of ranks that a communication group has in a node, and the number of nodes
+    that it spans.
 
     The stage begins at ``first_rank``, and ranks fill nodes in order. Of a stage whose groups lie
     on nodes in several ways, as five GPUs a node make it, it is the group on the most nodes, for
@@ -489,7 +493,7 @@ def _nodes(
     gpus_per_node: int,
     order: int,
 ) -> Ints:
-    """The number of nodes that a group of ranks lies on, for this order of the mesh axes."""
+    """The number of nodes that a communication group spans, for one value of ``axis_order``."""
     reach, apart = np.zeros_like(first_rank), np.ones_like(first_rank)
     step, are_alike = np.ones_like(first_rank), np.ones(first_rank.shape, dtype=bool)
     along = in_order(degrees(axes_of(group), value), order)
@@ -514,10 +518,10 @@ def _nodes(
 def _most_apart(
     group: str, axes: Mapping[str, int], first_rank: int, place_of: Callable[[Ints], Ints]
 ) -> int:
-    """The largest number of units (nodes, or units of a network tier) that a group of a stage
-    spans, by enumerating its groups; ``place_of`` maps ranks to units.
+    """The largest number of units (nodes, racks, ...) that a communication group of a stage spans,
+    by enumerating all groups; ``place_of`` maps ranks to units.
     """
-    # The last axis of a NumPy array is the innermost; in the table of axes it is the first.
+    # The innermost axis is the last of a NumPy array, but the first in a table of mesh axes.
     names = [*axes][::-1]
     shape = [axes[name] for name in names]
     nodes = place_of(first_rank + np.arange(math.prod(shape)).reshape(shape))
@@ -530,8 +534,8 @@ def _most_apart(
 def shapes_of(
     known: Known[Shapes], columns: Mapping[str, NDArray[Any]], cluster: Cluster
 ) -> Shapes:
-    """How each group of ranks lies on the cluster, for each strategy; ``known`` caches meshes that
-    were met before.
+    """How each communication group lies on the cluster, for each strategy (S); ``known`` caches the
+    results for meshes.
     """
     names = (*names_of("mesh"), "first_rank")
     shapes, rows = known(
@@ -542,14 +546,16 @@ def shapes_of(
 
 
 def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
-    """How each group of ranks lies on the cluster, and which sends cross nodes."""
+    """How each communication group lies on the cluster, and which network tiers sends cross, for
+    each strategy (S).
+    """
     gpus, tiers = cluster.gpus_per_node, cluster.tiers
     value = columns.__getitem__
     first, ranks = columns["first_rank"].astype(np.int64), num_gpus(value).astype(np.int64)
 
     def tier_between(before: Ints) -> Ints:
-        """The number of the highest network tier between a rank of the stage that begins at
-        ``before`` and its peer in the next stage.
+        """The highest network tier between a rank of the stage that begins at rank ``before`` and
+        the same rank of the next stage.
         """
         apart = (before + 2 * ranks - 1) // gpus != before // gpus
         crosses = (cluster.nodes > 1) & ((ranks >= gpus) | apart)
@@ -558,7 +564,7 @@ def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
         return np.where(crosses, np.maximum(tiers.sends_through(before, ranks), NETWORK), NODE)
 
     def shape(group: str) -> tuple[Ints, ...]:
-        """How a group of ranks lies on the cluster: ranks in a node, nodes, and units."""
+        """How a group lies on the cluster: ranks in a node, nodes, and units of higher tiers."""
         on_nodes = shape_on_nodes(group, value, first, gpus)
         if tiers is None:
             return on_nodes
@@ -577,7 +583,7 @@ def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
 def _units(
     group: str, value: Callable[[str], NDArray[Any]], first: Ints, tiers: TierTimes, index: int
 ) -> Ints:
-    """The largest number of units of a network tier that a group of ranks spans, for each candidate
+    """The largest number of units (racks, pods) of a tier that a group spans, for each candidate
     (C).
     """
     network, gpus = tiers.network, tiers.gpus_per_node

@@ -20,7 +20,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "groups of too few experts": (
         {"groups": 8, "best_of_group": 1},
-        r"router.active_groups: 1 with 1 experts in each group is too few for 2 active experts: give at least 2",
+        r"router.active_groups: 1 with 1 experts in each group is too few for 2 active",
     ),
     "more scores than a group has": (
         {"groups": 8, "active_groups": 2},

@@ -164,7 +164,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str, str]] = [
         {"kind": "outer", "every": 4, "delay": 4},
         {},
         "workload.reduction.delay",
-        "4 reaches.*give less",
+        "4 is not below every.*give at most",
     ),
     ({"kind": "outer", "every": 5, "fragments": 2}, {}, "workload.reduction.every", "5.*multiple"),
     (

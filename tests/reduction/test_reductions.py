@@ -359,7 +359,7 @@ def test_more_disagreement_takes_more_steps() -> None:
         (lambda: Compressor(kind="topk"), "kind", "top_k"),
         (lambda: Compressor(share=0), "share", "above 0"),
         (lambda: OuterSteps(every=7, fragments=2), "every", "multiple"),
-        (lambda: OuterSteps(every=6, fragments=2, delay=3), "delay", "less"),
+        (lambda: OuterSteps(every=6, fragments=2, delay=3), "delay", "at most 2"),
         (lambda: OuterRun(OuterSteps(every=2, fragments=2), np.ones((2, 3))), "weights", "ranks x"),
         (lambda: offsets_of("ring", 0), "ranks", "at least 1"),
     ],

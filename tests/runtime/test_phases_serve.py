@@ -168,7 +168,7 @@ def test_runs_are_refused_by_field_and_remedy(fields: dict[str, object], said: s
 
 def test_requests_that_no_tier_holds_are_refused() -> None:
     run = made(host_tokens=16, requests={"count": 3, "prompt": 30, "output": 5, "lengths": "fixed"})
-    with pytest.raises(InputError, match=r"requests.prompts\[0\]: 30 and 5 tokens.*more room"):
+    with pytest.raises(InputError, match=r"requests.prompts\[0\]: 30 tokens.*more memory"):
         run.load(0, Path())
     with pytest.raises(InputError, match=r"context of 16: give shorter requests"):
         replace(run, context=16).load(0, Path())
