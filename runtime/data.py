@@ -107,9 +107,11 @@ def open_tokens(path: Path, *, length: int, vocab: int, seed: int) -> TokenFile:
     kind, stated = _megatron(index) if index.exists() else (_plain_type(vocab), size)
     if size < stated or size % kind.itemsize:
         what = (
-            f"{stated} bytes by its index" if size < stated else f"tokens of {kind.itemsize} bytes"
+            f"fewer than the {stated} of its index"
+            if size < stated
+            else f"not a multiple of a token's {kind.itemsize}"
         )
-        reject(f"--data {path}: {size} bytes are no {what}: it is truncated, copy it again")
+        reject(f"--data {path}: {size} bytes are {what}: the file is truncated, copy it again")
     if size // kind.itemsize <= length:
         reject(
             f"--data {path}: {size // kind.itemsize} tokens are too few for a sequence of {length} "
@@ -191,7 +193,10 @@ def _megatron(index: Path) -> tuple[np.dtype[Any], int]:
     """
     content = index.read_bytes()
     if len(content) < _MEGATRON_HEADER.size:
-        reject(f"--data {index}: {len(content)} bytes are no index: it is truncated")
+        reject(
+            f"--data {index}: {len(content)} bytes are not an index: the file is truncated, "
+            "copy it again"
+        )
     magic, _, code, count, _ = _MEGATRON_HEADER.unpack_from(content)
     begin, end = _MEGATRON_HEADER.size, _MEGATRON_HEADER.size + 4 * count
     if magic != _MEGATRON_MAGIC or code not in _MEGATRON_TYPES or len(content) < end:

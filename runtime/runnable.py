@@ -305,7 +305,7 @@ def _check_packing(where: str, ranks: int, workload: Workload) -> None:
         if inputs % BLOCK:
             reject(
                 f"workload.base: {workload.base} weights share a scale among {BLOCK} inputs of a "
-                f"GEMM, and {inputs} inputs are no multiple: give base: 16bit"
+                f"GEMM, and {inputs} inputs are not a multiple of {BLOCK}: give base: 16bit"
             )
     rows = [rows // ranks * (inputs // BLOCK) for rows, inputs in split_rows]
     columns = [inputs // ranks // BLOCK * rows for rows, inputs in split_columns]
@@ -373,13 +373,13 @@ def check_model(workload: Workload) -> None:
     _check_dropped_shares(workload)
     if (further := workload.model.further_tokens) >= workload.sequence_length:
         reject(
-            f"workload.model.further_tokens: {further} after each token, of which no sequence of "
-            f"{workload.sequence_length} has as many: give less"
+            f"workload.model.further_tokens: {further} predicted after each token are "
+            f"more than a sequence of {workload.sequence_length} has: give fewer"
         )
     if workload.expert_padding:
         reject(
-            "workload.expert_padding: True can be predicted but not trained yet: leave it out; "
-            "experts then take the tokens that come, up to their capacity"
+            "workload.expert_padding: True can be predicted but not trained yet: leave it out, so "
+            "that experts are not padded"
         )
     if workload.states != "mixed":
         reject(

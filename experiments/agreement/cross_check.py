@@ -109,7 +109,10 @@ def cross_check(options: argparse.Namespace) -> int:
     if number < 1:
         reject(f"--plans {number}: nothing to compare: give at least 1")
     if options.space != POPULATION.space and options.order != DEFAULT_ORDER:
-        reject(f"--order {options.order}: plans of {options.space} have all orders: leave it out")
+        reject(
+            f"--order {options.order}: plans of space {options.space} are drawn with all "
+            "orders: leave --order out"
+        )
     population = {one.space: one for one in (POPULATION, WIDE, STRAINED)}[options.space]
     study = Study.begin("cross_check", options)
     drawn, jobs = _plans(population, number, options.seed, options.order), []

@@ -131,7 +131,7 @@ def _runs(options: argparse.Namespace, table: PriceTable, tokens: float) -> Iter
             progress(f"{gpus} x {price.hardware}")
             nodes, rest = divmod(gpus, node) if gpus > node else (1, 0)
             if rest:
-                why = f"{gpus} GPUs are no whole nodes of {node}"
+                why = f"{gpus} GPUs do not fill whole nodes of {node} GPUs"
                 yield RentedRun(price=price, gpus=gpus, why=why)
                 continue
             asked = {"hardware": price.hardware, "nodes": nodes, "gpus_per_node": gpus // nodes}

@@ -333,7 +333,7 @@ class ReportFolder:
         if here and others:
             reject(
                 f"--out {self.folder}: was measured on {', '.join(sorted(others))}, this machine "
-                f"is {here}: these do not mix, give another folder"
+                f"is {here}: a report has measurements of one machine only: give another folder"
             )
 
 

@@ -106,7 +106,10 @@ def plans_of(gpus: int, path: Path = NODE_PLANS) -> Sequence[PlanOfReport]:
     rows = listed["gpus"].get(gpus)
     if rows is None:
         known = ", ".join(map(str, listed["gpus"]))
-        reject(f"--gpus-per-node: there are no plans for {gpus} GPUs: give 1, or one of {known}")
+        reject(
+            f"--gpus-per-node: the report has no plans for {gpus} GPUs of a node: give 1, "
+            f"or one of {known}"
+        )
     made = [
         NodePlan(
             workload=listed["workloads"][row.get("of", "checked")],

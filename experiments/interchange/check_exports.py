@@ -155,7 +155,7 @@ def check_exports(options: argparse.Namespace) -> int:
 def _named_python(text: str) -> tuple[str, str]:
     target, separator, python = text.partition("=")
     if not separator or not Path(python).is_file():
-        reject(f"--python {text}: names no Python: give TARGET=PATH")
+        reject(f"--python {text}: is not a framework and its Python: give TARGET=PATH")
     return target, python
 
 

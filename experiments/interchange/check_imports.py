@@ -301,7 +301,7 @@ _ASKED_VARIABLE = re.compile(r"--set (\w+)=(\S*)")
 _REPLICA = re.compile(r"(\d+) GPUs: a copy of the model takes (\d+)")
 _NO_EXPERTS = re.compile(r"the model has no experts")
 _NODE = re.compile(r"gpus_per_node: (\d+) is more than a node")
-_TOGETHER = re.compile(r"no multiple of micro_batch (\d+) x data_parallel (\d+)")
+_TOGETHER = re.compile(r"not a multiple of micro_batch (\d+) x data_parallel (\d+)")
 _PLACEHOLDER = re.compile(r"[A-Z]*")
 _MOST_NODES = 2048
 _MOST_ROUNDS = 16

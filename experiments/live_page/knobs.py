@@ -166,7 +166,7 @@ def _micro_batches(asked: AskedProblem, stage: StagePlan) -> int:
     count, rest = divmod(batch, size)
     if rest or not count:
         problem = (
-            f"{batch} sequences are no multiple of {stage.degree(REPLICAS)} replicas x "
+            f"{batch} sequences are not a multiple of {stage.degree(REPLICAS)} replicas x "
             f"{stage.degree(SEQUENCES)} sequences: give another batch, or fewer replicas"
         )
         refuse("global_batch", problem)

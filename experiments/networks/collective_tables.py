@@ -180,7 +180,7 @@ def hardware_named(text: str) -> str:
     if re.search(r"(?<![A-Z0-9])GH(?![A-Z0-9])", text.upper()):
         return "GH200"
     near = near_matches(text, known)
-    return refuse("hardware", f"{text or 'nothing'} names no GPU whose links are known{near}")
+    return refuse("hardware", f"{text or 'nothing'} is not a GPU whose links are known{near}")
 
 
 def _ranks(cells: Mapping[str, str], nodes: int) -> tuple[int, tuple[str, ...]]:

@@ -251,8 +251,8 @@ def _fewest(question: ServingQuestion, options: argparse.Namespace) -> int:
     if not timed:
         refuse(
             "--fewest",
-            f"{SIZES[-1]} {question.space.gpu} hold no replica of {question.space.model.name} "
-            "with one request: give another GPU, or fewer bits",
+            f"{SIZES[-1]} {question.space.gpu} have too little memory for a replica of "
+            f"{question.space.model.name} with one request: give another GPU, or fewer bits",
         )
     near = reached or nearest_to(timed, question.goals)
     assert near is not None
@@ -316,7 +316,8 @@ def _nearest(
     near = nearest_to(timed, question.goals)
     if near is None:
         problem = (
-            f"{options.gpus} {question.space.gpu} hold no replica of {question.space.model.name}"
+            f"{options.gpus} {question.space.gpu} have too little memory for a replica of "
+            f"{question.space.model.name}"
         )
         refuse(field, f"{problem} with one request: give more GPUs, or fewer bits")
     return near

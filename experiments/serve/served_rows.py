@@ -352,7 +352,7 @@ def _lengths(cells: Mapping[str, str]) -> tuple[float, float]:
     lengths = []
     for name in ("isl", "osl"):
         column = _column(cells, name, f"{name}_mean")
-        tokens = _limited(cells, column, 1, MOST_LENGTH, "tokens are no length of a request")
+        tokens = _limited(cells, column, 1, MOST_LENGTH, "is not a number of tokens in a request")
         if tokens is None:
             refuse(column, "is empty: give the tokens of prompts and of outputs")
         lengths.append(tokens)

@@ -226,7 +226,9 @@ def _numbers(text: str, option: str) -> list[float]:
     try:
         return [float(word) for word in _listed(text)]
     except ValueError:
-        reject(f"{option}: {text!r} are no numbers: give some, with commas between them")
+        reject(
+            f"{option}: {text!r} is not a list of numbers: give numbers with commas between them"
+        )
 
 
 def _batches(options: argparse.Namespace) -> list[int]:

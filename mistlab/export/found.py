@@ -204,7 +204,8 @@ class Found:
         batch = self.settled("global_batch", given.global_batch, default)
         if batch % together:
             reject(
-                f"global_batch: {batch} sequences are no multiple of micro_batch {micro_batch} x "
+                f"global_batch: {batch} sequences are not a multiple of micro_batch "
+                f"{micro_batch} x "
                 f"data_parallel {data}: give another --global-batch or --micro-batch"
             )
         return batch

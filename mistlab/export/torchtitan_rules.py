@@ -236,7 +236,8 @@ def read_stages(section: Section, draft: Found, layers: int) -> None:
         blocks = [sum(name.startswith("layers.") for name in part) for part in parts]
         if len(blocks) % draft.num_stages:
             reject(
-                f"parallelism.module_fqns_per_model_part: {len(blocks)} parts are no multiple of "
+                f"parallelism.module_fqns_per_model_part: {len(blocks)} parts are not a "
+                "multiple of "
                 f"{draft.num_stages} stages: give each stage equally many"
             )
         chunks = len(blocks) // draft.num_stages

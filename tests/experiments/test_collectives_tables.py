@@ -92,7 +92,7 @@ def test_names_of_gpus_are_read_whole() -> None:
     ):
         assert hardware_named(text) == name
     for text in ("H1000", "L40X9", "", "XA100"):
-        with pytest.raises(InputError, match="names no GPU whose links are known"):
+        with pytest.raises(InputError, match="is not a GPU whose links are known"):
             hardware_named(text)
 
 
@@ -187,7 +187,7 @@ def test_rows_are_answered_in_order_and_what_cannot_be_says_why(
     for answer, text in zip(
         answers[1:6],
         (
-            "line 3: hardware: H1000 names no GPU whose links are known",
+            "line 3: hardware: H1000 is not a GPU whose links are known",
             "line 4: collective: moe dispatch is not predicted",
             "line 5: nodes: 2 do not divide 9 GPUs",
             "line 6: size_bytes: '1 MB' is not a number above 0",

@@ -392,7 +392,7 @@ def test_deepcompile_offloads_in_place_of_zero_offload() -> None:
     ("options", "words"),
     [
         (["--systems", "megatorn"], "--systems: 'megatorn' is unknown: did you mean 'megatron'?"),
-        (["--cap-gib", "x"], "--cap-gib: 'x' are no numbers"),
+        (["--cap-gib", "x"], "--cap-gib: 'x' is not a list of numbers"),
         (["--batches", "0"], "--batches: 0 is too small"),
         (["--models", "gpt4"], "'gpt4' is unknown"),
     ],

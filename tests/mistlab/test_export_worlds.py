@@ -29,7 +29,7 @@ def batch_problem(content: Mapping[str, Any], processes: int) -> str:
     ranks = tensor * content.get("pipeline", {}).get("stages", 1)
     replicas, rest = divmod(processes, ranks)
     if rest:
-        return f"{processes} processes are no multiple of {ranks}"
+        return f"{processes} processes are not a multiple of {ranks}"
     batch = content["train_batch_size"]
     micro_batch = content["train_micro_batch_size_per_gpu"]
     steps = content["gradient_accumulation_steps"]

@@ -178,7 +178,10 @@ def test_an_engine_may_be_given_for_predictions() -> None:
     [
         ("--tensor-model-parallel-size 3", r"8 GPUs: a copy of the model takes 3 .*divide"),
         ("--pipeline-model-parallel-size 5", "--num-layers 32: 5 stages do not divide them"),
-        ("--global-batch-size 12", "global_batch: 12 sequences are no multiple of micro_batch 1"),
+        (
+            "--global-batch-size 12",
+            "global_batch: 12 sequences are not a multiple of micro_batch 1",
+        ),
         ("--micro-batch-size x", "--micro-batch-size: line 1: 'x' is not a whole number: give one"),
         ("--micro-batch-size 0", "--micro-batch-size: line 1: 0 is too small: give at least 1"),
         (
@@ -193,7 +196,7 @@ def test_an_engine_may_be_given_for_predictions() -> None:
         ("--micro-batch-size", "--micro-batch-size: line 1: its value is missing"),
         (
             "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et|t|tL'",
-            "3 parts are no multiple of 2 stages",
+            "3 parts are not a multiple of 2 stages",
         ),
         (
             "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 6",

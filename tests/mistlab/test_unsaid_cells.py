@@ -99,7 +99,9 @@ def test_gpus_may_be_named_by_their_memory() -> None:
     for memory, hardware in BY_MEMORY.items():
         found = gpus_of(f"{memory} GB cards")
         assert (found.hardware, found.memory_gib) == (hardware, None)
-        assert found.note == f"hardware {memory} GB cards names no GPU: {hardware} assumed"
+        assert (
+            found.note == f"hardware {memory} GB cards is not the name of a GPU: {hardware} assumed"
+        )
     assert gpus_of("not stated (one GPU)").hardware == gpus_of("").hardware
     for strange in ("25 GB", "48 GB Q7", "24 GB TPU"):
         with pytest.raises(InputError, match="has no hardware file"):

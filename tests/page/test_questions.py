@@ -191,7 +191,11 @@ def test_pasted_texts_are_what_they_say() -> None:
         ("export", {"plan": None, "framework": "megatron"}, "plan"),
         ("serving", {"load": {"model": "llama3-8b", "trace": "/etc/passwd"}}, "load.trace"),
         ("serving", {"load": {"model": "llama3-8b", "gpu": "H100"}}, "load.gpus: missing"),
-        ("serving", {"load": {**LOAD, "model": "glm-5"}}, "hold no replica of glm-5"),
+        (
+            "serving",
+            {"load": {**LOAD, "model": "glm-5"}},
+            "have too little memory for a replica of glm-5",
+        ),
         ("serving", {"load": {"model": "../x", "gpu": "H100", "gpus": 8}}, "names a file"),
     ],
 )

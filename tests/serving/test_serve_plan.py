@@ -156,7 +156,9 @@ def test_a_rate_that_no_number_of_gpus_serves_is_told_with_the_nearest(
         assert status == 1
         assert told in answer["error"]
         assert answer["nearest"]["requests_per_s"] > 0
-    with pytest.raises(InputError, match=r"--fewest: 64 L4 hold no replica of kimi-k2"):
+    with pytest.raises(
+        InputError, match=r"--fewest: 64 L4 have too little memory for a replica of kimi-k2"
+    ):
         run(capsys, "--fewest", "--rate", "1", "--model", "kimi-k2", "--gpu", "L4")
 
 
@@ -172,7 +174,7 @@ def test_the_fewest_gpus_reach_the_rate(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--gpus", "1"), "hold no replica of llama3-70b"),
+        (("--gpus", "1"), "have too little memory for a replica of llama3-70b"),
         (("--model", "lama"), "'lama' is unknown"),
         (("--context", "64"), "--prompt: 1000, with an output of 500, is more than the context"),
         (("--prompt", "9000"), "context of 8192 of llama3-70b: give fewer tokens, or --context"),

@@ -175,7 +175,7 @@ def gpus_of(
     is_said = bool(text) and not _UNSAID.match(text.casefold())
     gpus = _named_gpu(text) if is_said else CHIPS[DEFAULT_CHIP][_ANY]
     if not is_said:
-        what = f"{shown(text)} names no GPU" if text else "is empty"
+        what = f"{shown(text)} is not the name of a GPU" if text else "is empty"
         gpus = replace(gpus, note=f"hardware {what}: {gpus.hardware} assumed")
     reached, published = (products_tflops or {}).get(gpus.hardware, (1.0, 1.0))
     return replace(gpus, products_share=reached / published)
@@ -194,7 +194,9 @@ def _named_gpu(text: str) -> Gpus:
             parts = [" ".join(parts[:count]), *parts[count:]]
     if sizes and sizes[0] in BY_MEMORY and _ANY_GPU.issuperset(parts):
         hardware = BY_MEMORY[sizes[0]]
-        return Gpus(hardware=hardware, note=f"hardware {text} names no GPU: {hardware} assumed")
+        return Gpus(
+            hardware=hardware, note=f"hardware {text} is not the name of a GPU: {hardware} assumed"
+        )
     chip = _chip(parts[0]) if parts else ""
     further = [parts[0].removeprefix(chip), *parts[1:]] if parts else []
     if make := next((word for word in further if word in _OTHERS), None):

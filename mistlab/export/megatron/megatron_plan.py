@@ -64,7 +64,7 @@ def _of_parts(parts: Sequence[int], option: str, draft: Found) -> int:
     """
     if len(parts) % draft.num_stages:
         reject(
-            f"{option}: {len(parts)} parts are no multiple of {draft.num_stages} stages: give a "
+            f"{option}: {len(parts)} parts are not a multiple of {draft.num_stages} stages: give a "
             "part for each chunk of each stage"
         )
     draft.layers = [sum(parts[stage :: draft.num_stages]) for stage in range(draft.num_stages)]
