@@ -1,3 +1,3 @@
-"""The costs of plans: times of tasks, stages and pipelines, and memory that no tensor accounts
-for.
+"""Computes the costs of plans: the times of tasks, stages and pipelines, and the memory that is not
+tensors.
 """

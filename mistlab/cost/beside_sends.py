@@ -1,5 +1,5 @@
-"""The interference of a stage's sends with its next pass: how much both slow down while they
-overlap.
+"""Computes how much a pipeline stage's sends and the pass that runs at the same time slow each
+other down.
 
 A send is on the link between GPUs. It slows arithmetic and copies as any work there does. Beside a
 collective of its own stage both run at half of their speed, so together they take as long as one
@@ -24,17 +24,18 @@ from mistlab.schedule import placement
 from mistlab.schedule.slots import SHARDED_WEIGHTS, Phase
 from mistlab.schedule.stage_passes import PassKey, StagePass
 
-# What overlaps with a send: a steady-state pass, or the turn (the time slot before a forward or a
-# backward pass) in which the send starts.
+# The part of a stage's work that a send overlaps with: a steady-state pass, or the time slot
+# between two passes ("turn" before a forward pass, "turn back" before a backward pass), in which
+# the send starts.
 Pass = Phase | Literal["turn", "turn back"]
 TURN: Pass = "turn"
 TURN_BACK: Pass = "turn back"
 TURNS = TURN, TURN_BACK
-# Phases of steady-state passes.
+# The phases of a stage's work that are steady-state passes.
 STEADY: tuple[Phase, ...] = ("forward", "backward")
 
-# ``BesideSend`` is made of a pass's usual time and of this many further sums over its per-layer
-# time slots.
+# The number of sums over a pass's per-layer time slots from which a ``BesideSend`` is made, in
+# addition to the pass's time without a send.
 SUMS = 6
 
 _BOTH = (1 << COMPUTE) + (1 << LINK)
@@ -43,8 +44,8 @@ _OTHERS = [place for place in range(len(STREAMS)) if place != COMPUTE]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BesideSend:
-    """How a steady-state pass and a send that overlaps with all of it slow each other down, for
-    each candidate (C); without the send a pass takes ``usual_s``.
+    """How a steady-state pass and a send that lasts throughout the pass slow each other down, for
+    each candidate (C); without the send the pass takes ``usual_s``.
 
     If the pass did nothing but compute, it would take ``computing_longer_s`` more, and
     ``computing_sent_s`` of the send would be over at its end. With its copies and collectives it
@@ -63,17 +64,19 @@ class BesideSend:
     most_sent_s: Floats | None = None
 
     def chosen(self, rows: Rows | slice) -> Self:
-        """The passes of the candidates with these indices."""
+        """Only the candidates with these indices."""
         assert self.most_sent_s is None, "rows of boxes are chosen before their ends are joined"
         return type(self)(*(getattr(self, entry.name)[rows] for entry in fields(self)[:-1]))
 
     def lost_s(self, send_s: Floats) -> Floats:
-        """The seconds by which a send of ``send_s`` lengthens the pass of each candidate (C)."""
+        """The seconds by which a send that takes ``send_s`` lengthens the pass of each candidate
+        (C).
+        """
         computing_s = self.computing_longer_s * _share(send_s, self.computing_sent_s)
         lost_s = self.longer_s * _share(send_s, self.sent_s)
         if self.most_sent_s is not None:
-            # A longer pass is slowed longer, but a smaller part of it overlaps with the send; so
-            # the smallest slowdown is that of the shortest or of the longest pass.
+            # Of all passes that the lower bound covers, the shortest or the longest is slowed
+            # least: a send slows a longer pass for longer, but overlaps with a smaller part of it.
             longest_s = self.longer_s + self.most_sent_s - self.sent_s
             lost_s = np.minimum(lost_s, longest_s * _share(send_s, self.most_sent_s))
         return np.asarray(np.maximum(computing_s, lost_s))
@@ -86,22 +89,23 @@ class BesideSend:
         return np.asarray(np.maximum(send_s - most_s, 0.0))
 
     def later_s(self, send_s: Floats) -> Floats:
-        """The seconds by which overlapping with the pass lengthens a send of ``send_s``, for each
-        candidate (C).
+        """The seconds by which the pass lengthens a send of ``send_s`` that runs at the same time,
+        for each candidate (C).
         """
         most_s = self.sent_s if self.most_sent_s is None else self.most_sent_s
         return self.late_s * _share(send_s, most_s)
 
     def late_alone_s(self, send_s: Floats) -> Floats:
-        """The seconds by which a send of ``send_s`` is lengthened that overlaps with this one pass
-        only, for each candidate (C).
+        """The seconds by which this pass alone lengthens a send of ``send_s``, for each candidate
+        (C).
         """
         return np.asarray(np.minimum(self.late_s, send_s))
 
     def first_late_s(self, send_s: Floats, slowed: Floats, passes: Ints, apart_s: Floats) -> Floats:
-        """The seconds by which the first micro-batch's send is lengthened, for each candidate (C).
-        It overlaps with those of the next ``passes`` that begin meanwhile, as their inputs arrive
-        every ``apart_s``; arithmetic alone lengthens sends by the factor ``slowed``.
+        """The seconds by which passes lengthen the first micro-batch's send, for each candidate
+        (C). The send overlaps with those of the next ``passes`` that begin before it ends, one
+        every ``apart_s`` as their inputs arrive; arithmetic alone lengthens a send by the factor
+        ``slowed``.
         """
         begun = np.clip(send_s / np.where(apart_s > 0, apart_s, np.inf), 1.0, passes)
         begun = np.where(apart_s > 0, begun, passes)
@@ -112,13 +116,13 @@ class BesideSend:
 
     @property
     def is_of_box(self) -> bool:
-        """Whether these are lower bounds over a box: all candidates with offload ratios in given
-        ranges.
+        """Whether the times are lower bounds over a box, that is, over all candidates with offload
+        ratios in given ranges.
         """
         return self.most_sent_s is not None
 
     def if_usually_longer(self, longer_s: Floats) -> Self:
-        """The same lower bounds, for passes that take ``longer_s`` more even without the send."""
+        """The same lower bounds for a pass that takes ``longer_s`` more without the send."""
         assert self.most_sent_s is not None, "only of boxes"
         hidden_s = np.minimum(longer_s, self.longer_s)
         sent_s = self.sent_s + longer_s - hidden_s
@@ -139,19 +143,19 @@ class BesideSend:
         busy: Floats,
         *copying: Floats,
     ) -> Self:
-        """The passes of candidates (C) from sums over their per-layer time slots, of which ``busy``
-        have host copies or collectives. If none has, only the send's interference with arithmetic
-        counts, since the stage often stalls meanwhile.
+        """Make the interference of passes and sends for candidates (C) from sums over per-layer
+        time slots, of which ``busy`` have host copies or collectives. If none has, a send
+        interferes with arithmetic only, since the stage often stalls meanwhile.
         """
         beside = (np.where(busy > 0, one_s, 0.0) for one_s in copying)
         return cls(usual_s, computing_longer_s, computing_sent_s, *beside)
 
     @classmethod
     def of_box(cls, ends: Sequence[Self], longest_s: Floats | float) -> Self:
-        """Lower bounds over a box: all candidates with offload ratios and numbers of recomputed
-        blocks in given ranges. ``ends`` are its passes with the smallest ratios and the fewest or
-        the most recomputed blocks. No pass of the box that has host copies takes more than
-        ``longest_s`` while it overlaps with a send throughout.
+        """Lower bounds of the interference over a box: all candidates with offload ratios and
+        numbers of recomputed blocks in given ranges. ``ends`` are the passes with the smallest
+        ratios, with the fewest and with the most recomputed blocks. No pass with host copies in
+        these ranges takes more than ``longest_s`` while a send lasts throughout it.
         """
         computing_longer_s, computing_sent_s, late_s = (
             np.minimum(*(getattr(end, name) for end in ends))
@@ -161,7 +165,7 @@ class BesideSend:
         first_s, second_s = (end.usual_s + end.longer_s for end in ends)
         elapsed_s = np.minimum(first_s, second_s)
         sent_s = elapsed_s - late_s
-        # Without host copies no ratio lengthens a pass.
+        # Without host copies no offload ratio lengthens a pass.
         most_s = np.maximum(np.maximum(first_s, second_s), longest_s)
         return cls(
             usual_s=least_s,
@@ -175,9 +179,9 @@ class BesideSend:
 
 
 def sends_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats, are_single: Bools) -> Floats:
-    """The seconds by which a forward and a backward send of ``send_s`` are together lengthened by
-    the passes that they overlap with, for each candidate (C); with a single micro-batch, by at most
-    what the turns (time slots between passes) lengthen them.
+    """The seconds by which passes lengthen a forward and a backward send of ``send_s`` together,
+    for each candidate (C). With a single micro-batch, only the time slots between its passes
+    ("turns") can lengthen its sends.
     """
     turns = [beside[name] for name in TURNS if name in beside]
     alone_s = sum((one.late_alone_s(send_s) for one in turns), np.zeros_like(send_s))
@@ -186,9 +190,9 @@ def sends_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats, are_single:
 
 
 def further_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats) -> Floats:
-    """For each candidate (C), the seconds by which the rest of a forward and of a backward send of
-    ``send_s``, left when the pass beside it has ended, is lengthened by the next pass, of the other
-    direction.
+    """For each candidate (C): a forward or backward send of ``send_s`` may outlast the pass that
+    runs at the same time; the seconds by which the next pass, of the other direction, lengthens the
+    rest of both sends.
     """
     forward, backward = (beside[phase] for phase in STEADY)
     there_s = forward.later_s(backward.left_s(send_s))
@@ -199,7 +203,7 @@ def queued_late_s(
     beside: Mapping[Pass, BesideSend], send_s: Floats, passed_s: tuple[Floats, Floats]
 ) -> Floats:
     """The seconds by which sends lengthen the passes of a micro-batch whose own send of ``send_s``
-    had to wait for the previous micro-batch's send, for equal stages (C).
+    waits for the previous micro-batch's send to end, in a pipeline of equal stages (C).
 
     It comes a send later, when the next stage has passed the other one on (``passed_s``, forward
     and back) and sends its gradient. So both of its passes run beside what is left of that send,
@@ -209,8 +213,8 @@ def queued_late_s(
     left_s = np.minimum(passed_s[0] + passed_s[1], send_s)
     late_s = np.zeros_like(send_s)
     if forward.is_of_box:
-        # This is a lower bound: in a box, another pass that is usually longer may hide the
-        # slowdown.
+        # This is a lower bound over many candidates: the slowdown may be hidden in a pass that
+        # takes longer without the send.
         return late_s
     for first, second in ((forward, backward), (backward, forward)):
         both_s = first.lost_s(left_s) + second.lost_s(first.left_s(left_s))
@@ -219,7 +223,9 @@ def queued_late_s(
 
 
 def _share(send_s: Floats, sent_s: Floats) -> Floats:
-    """The share of each candidate's pass (C) during which a send runs, at most 1."""
+    """The share of each candidate's pass (C) during which a send of ``send_s`` runs, at most 1;
+    ``sent_s`` of a send are over at the end of the pass.
+    """
     return np.asarray(np.minimum(send_s / np.where(sent_s > 0, sent_s, np.inf), 1.0))
 
 
@@ -229,9 +235,9 @@ def slots_beside_sends(
     usual_s: Floats,
     kept: Kept,
 ) -> Floats:
-    """Sums from which ``BesideSend.of_sums`` is made, for each per-layer time slot and strategy (6,
-    N, S): time slots usually take ``usual_s``, and their tasks would take ``alone`` (4 streams, N,
-    S) one by one.
+    """The sums from which ``BesideSend.of_sums`` is made, for each per-layer time slot and strategy
+    (6, N, S): a time slot takes ``usual_s`` without a send, and its tasks on the four streams would
+    take ``alone`` (4, N, S) one by one.
     """
     computing, sending = _beside_arithmetic(seconds)
     computed_s = alone[COMPUTE] * computing
@@ -241,7 +247,8 @@ def slots_beside_sends(
     if sums[2].any():
         elapsed_s, over_s = _beside_endless(seconds, alone, kept)
         longest_s = np.maximum(elapsed_s, usual_s)
-        # In a lower bound, a pass that usually takes longer is not assumed to lengthen the send.
+        # In a lower bound, a pass that is long even without the send is not taken to lengthen the
+        # send.
         until_s = longest_s if kept == "own" else elapsed_s
         late_s = np.maximum(until_s - over_s, 0.0)
         sums[3], sums[4], sums[5] = longest_s - usual_s, over_s, late_s
@@ -249,8 +256,8 @@ def slots_beside_sends(
 
 
 def sends_beside_arithmetic(seconds: TaskSeconds) -> tuple[Floats, Floats]:
-    """For each strategy (S), the factor by which arithmetic lengthens a send; and the share of what
-    remains of a send at the start of a pass that both lose by their overlap, at most 1.
+    """For each strategy (S): the factor by which arithmetic lengthens a send; and the seconds that
+    a pass and the rest of a send lose by their overlap, per second of that rest (at most 1).
     """
     computing, sending = _beside_arithmetic(seconds)
     lost = sending * (1 - 1 / computing) + sending - 1
@@ -258,20 +265,21 @@ def sends_beside_arithmetic(seconds: TaskSeconds) -> tuple[Floats, Floats]:
 
 
 def longest_slots(seconds: TaskSeconds, alone: Floats) -> Floats:
-    """Upper bounds of the seconds of time slots that overlap with a send without end, by strategy
-    (..., S), over all time slots whose streams have at most the work ``alone`` (4, ..., S).
+    """For each strategy (..., S), upper bounds of the seconds of per-layer time slots throughout
+    which a send lasts, whatever the tasks of their streams, of which none takes more than ``alone``
+    (4, ..., S) by itself.
     """
     return _beside_endless(seconds, alone, "most")[0]
 
 
 def _beside_endless(seconds: TaskSeconds, alone: Floats, kept: Kept) -> tuple[Floats, Floats]:
-    """The seconds of time slots (..., S) that overlap with a send without end, and the seconds of
-    that send that are done meanwhile.
+    """The seconds of per-layer time slots (..., S) throughout which a send lasts, and the seconds
+    of that send that are done meanwhile.
     """
     collective_s = alone[LINK]
     if seconds.model.template.depth == 0:
-        # If the tasks of a per-layer time slot run one after another, no factor depends on other
-        # copies.
+        # Where the tasks of a per-layer time slot run one after another, copies never run at the
+        # same time as arithmetic.
         computing, sending = _beside_arithmetic(seconds)
         computed_s = alone[COMPUTE] * computing
         copied_s = alone.sum(axis=0) - alone[COMPUTE] - collective_s
@@ -280,7 +288,7 @@ def _beside_endless(seconds: TaskSeconds, alone: Floats, kept: Kept) -> tuple[Fl
     slowed = in_slots(_slowed_by(seconds, kept), alone)
     flat = endless(alone.reshape(len(STREAMS), -1), slowed)
     elapsed_s, done_s = (one.reshape(collective_s.shape) for one in flat)
-    # Until the collectives end, they use half of the link.
+    # While the send and the slot's collectives share the link, the collectives use half of it.
     elapsed_s = elapsed_s + np.maximum(2 * collective_s - done_s, 0.0)
     return elapsed_s, np.maximum(done_s, 2 * collective_s) - collective_s
 
@@ -295,23 +303,23 @@ def _beside_arithmetic(seconds: TaskSeconds) -> tuple[Floats, Floats]:
 
 
 def _slowed_by(seconds: TaskSeconds, kept: Kept = "own") -> SlowedBy:
-    """How much the four streams slow one another down, for each strategy; not at all on hardware
-    where nobody measured it.
+    """The slowdown factors of the four streams, for each strategy; all 1 for hardware whose
+    interference was never measured.
     """
     if seconds.model.cluster.hardware.interference is None:
         return SlowedBy.of_all(np.ones((len(BESIDE), len(STREAMS))), len(seconds.zero))
     return seconds.slowed_by(kept)
 
 
-# Computes the times of stages whose sends overlap with passes.
+# Computes the times of stages whose sends run at the same time as passes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OutsidePasses(ColumnSet):
-    """What candidates (C) do outside their passes: sends in both directions, the factor by which
-    arithmetic lengthens sends, the reduction of a tied embedding table, and weight averaging at the
-    end. ``in_place`` says whose gradients are still being reduced when the last backward pass has
-    computed.
+    """What the stages of candidates (C) do outside their passes: receive and send, reduce a tied
+    embedding table, and average weights at the end; and the factors by which sends and arithmetic
+    slow each other down. ``in_place`` is a mask of the stages whose gradients are still being
+    reduced when the last backward pass has computed.
     """
 
     received_s: Floats
@@ -323,8 +331,8 @@ class OutsidePasses(ColumnSet):
 
 
 def sent_over(steps: Ints, previous_s: Floats, next_s: Floats) -> Floats:
-    """The seconds in which each stage (C) sends to the stage that ``steps`` name: the previous one,
-    the next one, or itself, which takes no time.
+    """The seconds in which each stage (C) sends to the stage that ``steps`` names: the previous
+    one, the next one, or the sending stage itself, which takes no time.
     """
     beside_s = np.where(steps == placement.PREVIOUS, previous_s, next_s)
     return np.where(steps == placement.HERE, 0.0, beside_s)
@@ -337,7 +345,7 @@ def times_beside_sends(
     in_flight: Ints,
     rest_s: Floats,
 ) -> Mapping[str, Floats]:
-    """The times (C) of stages whose sends overlap with the next pass.
+    """The times (C) of stages whose sends run at the same time as the next pass.
 
     A pass is slowed by the send of the pass before it; no gradients are sent before the first
     forward. Sends to the next stage and back run beside the passes of stages that are taken to be
@@ -349,8 +357,8 @@ def times_beside_sends(
     turned_s, turned_back_s = np.zeros_like(received), np.zeros_like(sent)
     left_s, left_back_s, not_turned_s = received, sent, times["turned_s"]
     if TURNS[0] in beside_sends:
-        # A send starts in the turn (the time slot before the pass); the rest of it overlaps with
-        # the pass.
+        # A send starts in the time slot before the next pass (the "turn"), and the rest of it
+        # overlaps with that pass.
         turn, back = (beside_sends[name] for name in TURNS)
         turned_s, left_s = turn.lost_s(received), turn.left_s(received)
         turned_back_s, left_back_s = back.lost_s(sent), back.left_s(sent)
@@ -359,8 +367,9 @@ def times_beside_sends(
         not_turned_s = not_turned_s + turned_s + lost_s - forward.lost_s(received)
     within_s, ends_s = times["within_backward_s"], times["delta_backward_s"]
     if backward.is_of_box:
-        # In a box the send and the reductions need not coincide. A backward pass that usually takes
-        # as long as the last one is slowed less than the shortest one.
+        # A lower bound over many candidates must not assume that the send and the reductions
+        # coincide. Among backward passes, one that takes as long as the last one without a send is
+        # slowed less than the shortest one.
         in_place = np.zeros_like(in_place)
         within_s, ends_s = (
             more_s
@@ -387,9 +396,10 @@ def times_beside_sends(
         "delta_backward_s": ends_s + shared_s,
         "within_backward_s": within_s + shared_s,
         "point_to_point_s": times["point_to_point_s"] + later_s,
-        # A single forward pass is followed by no other.
+        # With a single micro-batch in flight, the first forward pass is not followed by another
+        # one.
         "first_send_late_s": np.where(in_flight > 1, first_late_s, 0.0),
-        # No stage is in front of the first stage, so no round (a chain through other stages and
+        # The first stage receives no activations, so no round (a micro-batch to later stages and
         # back) begins before it and goes through it.
         "within_round_s": np.where(received > 0, in_round_s, 0.0),
         "queued_late_s": late_in_queue_s,
@@ -420,9 +430,9 @@ def times_beside_sends(
 
 
 def within_round_s(send_s: Floats, slowed: Floats, stages: Ints) -> Floats:
-    """The seconds by which a stage lengthens the rounds that go through it from the stage in front,
-    because sends slow passes down; it is the first of ``stages``, and its send to the next one
-    takes ``send_s`` (C each).
+    """For each candidate (C), the seconds that sends and passes lose to one another in the first of
+    ``stages`` equal stages, and by which this stage lengthens a round (a micro-batch to the last
+    stage and back) that begins in the stage in front; a send to the next stage takes ``send_s``.
 
     A round from the stage in front on goes past one stage more than a round from this stage on.
     """
@@ -430,12 +440,12 @@ def within_round_s(send_s: Floats, slowed: Floats, stages: Ints) -> Floats:
 
 
 def _lost(slowed: Floats, stages: Ints) -> Floats:
-    """The time that interference adds to a round through this many equal stages (C), in units of
-    one send; zero for one or two stages.
+    """For each candidate (C), the time by which interference lengthens a round through this many
+    equal stages, as a multiple of a send's seconds; zero for one or two stages.
     """
     kept = 1 - slowed
-    # Half of the stages lose time before their forward passes, half before their backward passes; a
-    # middle stage loses before both.
+    # Half of the stages lose time before their forward passes, half before their backward passes;
+    # the middle one of an odd number loses before both.
     rest = kept ** np.maximum(stages // 2 - 1, 0)
     both = np.where(stages % 2 == 1, 2 * kept, 1.0)
     below = both + np.where(stages % 2 == 1, slowed, 0.0) - both * kept * rest
@@ -445,15 +455,16 @@ def _lost(slowed: Floats, stages: Ints) -> Floats:
 
 
 def beside_sends(seconds: TaskSeconds, alone: Floats) -> Bools:
-    """Whether sends overlap with each turn, a time slot between two passes with tasks ``alone`` (4,
-    ..., S): those in which a layer computes, or waits for a collective that shares the link with
-    the send. Elsewhere sends count as overlapping with the pass after the turn.
+    """Whether sends overlap with the time slots between two passes ("turns"), which have tasks
+    ``alone`` (4, ..., S): true for slots in which a layer computes, or waits for a collective that
+    shares the link with the send. Otherwise the whole send counts as overlapping with the pass that
+    follows.
     """
     waits = (alone[LINK] > 0) & (seconds.zero >= SHARDED_WEIGHTS)
     return np.asarray(waits | (alone[COMPUTE] > 0))
 
 
-# Concurrent sends of several stages over shared networks.
+# Computes when the sends of several stages arrive that share the network of a node.
 #
 # A stage sends one output after another. Sends of different stages that leave or enter the same
 # node share its network while they overlap: if two each need all of it, each is delayed by the
@@ -462,26 +473,27 @@ def beside_sends(seconds: TaskSeconds, alone: Floats) -> Bools:
 #
 # Axes: C candidates.
 
-# The way of a send: its sending and its receiving stage.
+# The route of a send: the indices of the sending and the receiving stage.
 Way = tuple[int, int]
-# A new send may overlap with at most this many of the last sends on each other way.
+# How many of the last sends on each other route a new send may overlap with.
 _MET = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SharedNetworks:
-    """Which sends share a node's network. ``weights`` has, for a way (sending and receiving stage)
-    and each other way, the seconds of delay for each second in which both send (C).
+    """Which sends share the network of a node. For each route (sending and receiving stage),
+    ``weights`` has for each other route the seconds by which a send is delayed per second in which
+    sends on both routes run (C).
     """
 
     weights: Mapping[Way, Mapping[Way, Floats | float]]
 
     @classmethod
     def of(cls, levels: Sequence[tuple[Ints, Mapping[Way, Floats]]]) -> Self:
-        """From levels, nodes first and then the units of each network tier. A level has the node or
-        unit that each stage is on (C, stages), and the share (C) of its links that a send on each
-        way takes: none within it. Two sends delay each other by the level whose links they overfill
-        most.
+        """Derive which sends share a network from ``levels``: nodes, then the units (racks, ...) of
+        each network tier. Each level has the node or unit that each stage is on (C, stages), and
+        the share (C) of its links that a send on each route needs, zero inside a node or unit. Two
+        sends delay each other by the level whose links they overload most.
         """
         weights: dict[Way, dict[Way, Floats | float]] = {}
         for way in levels[0][1]:
@@ -494,8 +506,9 @@ class SharedNetworks:
 
 
 def _together(units: Ints, shares: Mapping[Way, Floats], way: Way, other: Way) -> Floats:
-    """By how much sends on two ways together exceed a link, as a share of it, for each candidate
-    (C), if they leave or reach the same node or unit; otherwise zero.
+    """For each candidate (C), by how much sends on two routes together overload the link of the
+    node or unit that both leave or enter, as a share of the link; zero if they do not overload it
+    or share none.
     """
     share, other_share = shares[way], shares[other]
     meets = (units[:, way[0]] == units[:, other[0]]) | (units[:, way[1]] == units[:, other[1]])
@@ -505,8 +518,8 @@ def _together(units: Ints, shares: Mapping[Way, Floats], way: Way, other: Way) -
 
 @dataclass(slots=True, eq=False)
 class _Send:
-    """A send from one time to another, which would take this many seconds if nothing slowed it (C
-    each).
+    """A send that starts and ends at these times, and would take ``seconds`` if no other send
+    slowed it (C each).
     """
 
     begins: Any
@@ -514,29 +527,31 @@ class _Send:
     seconds: Any
 
     def left_s(self, since: Any) -> Any:
-        """The seconds of the send, if it ran alone, that remain at a time; zero once it has
-        ended.
+        """The seconds that the send still needs at a time, if it ran alone from then on; zero once
+        it has ended.
         """
-        # A send of zero seconds never has a remainder.
+        # A send of zero seconds has nothing left at any time; the smallest float avoids a division
+        # by zero.
         lasts_s = np.maximum(self.ends - self.begins, np.finfo(np.float64).tiny)
         return np.maximum(self.ends - since, 0.0) * self.seconds / lasts_s
 
 
 class Sends:
-    """The sends between stages: each stage sends one output after another, and sends that share a
-    network slow one another down.
+    """The sends between the stages of pipelines: each stage sends one output after another, and
+    sends that share a network slow one another down.
     """
 
     def __init__(self, networks: SharedNetworks | None) -> None:
         self.weights = {} if networks is None else networks.weights
-        # The send of each pass, the last send of each stage, and the last sends of each way.
+        # The send of each pass's output, the last send of each stage, and the last sends on each
+        # route.
         self.of_pass: dict[PassKey, _Send] = {}
         self.last: dict[int, _Send] = {}
         self.recent: dict[Way, list[_Send]] = {}
 
     def add(self, stage_pass: StagePass, end: Any, seconds: Any, *, queue: bool) -> None:
-        """Add the send of a pass's output. It begins when the pass ends or, with ``queue``, when
-        the stage's previous send has ended, if that is later.
+        """Add the send of a pass's output. It begins when the pass ends; with ``queue`` it waits
+        until the stage's previous send has ended.
         """
         goal, begins = stage_pass.goes_to, end
         assert goal is not None, "it sends nothing"
@@ -555,6 +570,8 @@ class Sends:
         self.recent[way] = [*self.recent.get(way, ()), send][-_MET:]
 
     def come_s(self, stage_pass: StagePass, end: Any) -> Any:
-        """The arrival time of a pass's input, given the end of the pass that produced it."""
+        """The time at which a pass's input arrives, given the end of the pass that computed the
+        input.
+        """
         send = None if stage_pass.needs is None else self.of_pass.get(stage_pass.needs)
         return end if send is None else send.ends

@@ -1,4 +1,5 @@
-"""The breakdown of an iteration: kernels, exposed communication and stalls of each stage.
+"""Breaks an iteration's time down by what each stage does or waits for: kernels, exposed
+communication, host copies, stalls.
 
 Axes: T types of layers, S strategies.
 """
@@ -37,14 +38,15 @@ from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.plan_orders import order_of_plan, shortened
 from mistlab.stages.stage_batch import StageBatch, StageSeconds, StageTimes, batch_of_parts
 
-# Splits the kernel time of layers by its bound: compute, memory or launches.
+# Splits the kernel seconds of layers by what limits the kernels: arithmetic, memory bandwidth or
+# launches.
 #
 # Axes: T types of layers, S strategies.
 
 
-# Classes of operators whose time counts as memory-bound, whatever they compute.
+# The operator classes whose time counts as memory-bound, whatever arithmetic they have.
 OF_MEMORY = ("memory", "scan")
-# A difference of two times below this share of them counts as rounding, and so as zero.
+# A difference of two times that is below this share of them counts as rounding, so as zero.
 ROUNDING = 1e-12
 _ATTENTION = [CLASSES.index(one) for one in OF_ATTENTION]
 _MEMORY = [place for place, one in enumerate(CLASSES) if one in OF_MEMORY]
@@ -53,9 +55,9 @@ _PRODUCTS = [place for place in range(len(CLASSES)) if place not in (*_ATTENTION
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelParts:
-    """The seconds of kernels in one forward and one backward pass of each layer type, for each
-    strategy (T, S), and the operations of those that compute. ``launched_s`` is what launching
-    kernels adds; ``again_s`` is the recomputed part of the forward pass.
+    """The seconds of the kernels in one forward and one backward pass of each layer type, for each
+    strategy (T, S), and the floating-point operations of the compute-bound ones. ``launched_s`` are
+    the seconds that launches add; ``again_s`` are the seconds of recomputed kernels.
     """
 
     products_s: Floats
@@ -68,7 +70,7 @@ class KernelParts:
 
 
 def kernel_parts(seconds: TaskSeconds) -> KernelParts:
-    """The kernel seconds of each type of layer, for each strategy."""
+    """Split the kernel seconds of each layer type by what limits the kernels, for each strategy."""
     model, types = seconds.model.layers, seconds.model.types
     sizes = {symbol: seconds.columns[name] for symbol, name in layer_columns().items()}
     values, rates = model.work(size_columns(seconds.model.workload, sizes)), model.rates()
@@ -100,7 +102,7 @@ def kernel_parts(seconds: TaskSeconds) -> KernelParts:
 
 
 def rest_of(whole_s: Floats, parts_s: Floats) -> Floats:
-    """The remainder of a whole after its parts; zero if it is within rounding."""
+    """The rest of a whole time after its parts; zero if it is within rounding."""
     rest_s = whole_s - parts_s
     return np.where(rest_s > ROUNDING * whole_s, rest_s, 0.0)
 
@@ -111,14 +113,15 @@ def rest_of(whole_s: Floats, parts_s: Floats) -> Floats:
 # Axes: C candidates, T types of layers, S strategies (here one for each candidate).
 
 
-# For each part of the breakdown, the groups of ranks whose collectives inside layers it counts.
+# For each part of the breakdown that is communication inside layers: the groups of ranks whose
+# collectives it counts.
 EXCHANGED = {
     "tensor_exchange_s": ("tensor",),
     "context_exchange_s": ("context",),
     "expert_exchange_s": ("experts", "expert tensor"),
 }
-# For each part of the breakdown, the group and the collective whose slowest network tier counts as
-# the part's bottleneck.
+# For each part of the breakdown that is communication: the group of ranks and the collective whose
+# slowest network tier is reported as the part's bottleneck.
 _SENT_BY: Mapping[str, tuple[str, Collective]] = {
     "tensor_exchange_s": ("tensor", "all_reduce"),
     "context_exchange_s": ("context", "all_gather"),
@@ -135,8 +138,8 @@ NAMES = (
 
 
 def stage_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """The seconds of an iteration that each candidate spends on each part of the breakdown: a row
-    for each of ``NAMES`` (names, C).
+    """The seconds of an iteration that each candidate stage spends on each part of the breakdown, a
+    row for each name in ``NAMES`` (names, C).
 
     Nothing sends and no host waits in the model, so a stage works for the sum of all seconds.
     """
@@ -145,8 +148,8 @@ def stage_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
 
 
 def times_and_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """The times of each candidate, followed by its parts of the breakdown: rows for the fields of
-    ``StageSeconds``, then for ``NAMES`` (names, C).
+    """The times of each candidate stage and the parts of the breakdown: a row for each field of
+    ``StageSeconds``, then one for each name in ``NAMES`` (rows, C).
     """
     slots = StageSlots.of(model.tasks, batch)
     times = model.of_slots(slots)
@@ -155,8 +158,8 @@ def times_and_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
 
 
 def _parts_of_slots(slots: StageSlots, times: StageSeconds) -> Floats:
-    """The parts of the breakdown of each candidate, a row for each of ``NAMES`` (names, C), from
-    its per-layer time slots and their times.
+    """The parts of each candidate's breakdown, a row for each name in ``NAMES`` (names, C), from
+    the candidate's per-layer time slots and its stage times.
     """
     batch, seconds, of_strategy = slots.batch, slots.seconds, slots.strategies.index
     counts = slots.tasks.types.counts(batch.columns)
@@ -176,7 +179,7 @@ def _parts_of_slots(slots: StageSlots, times: StageSeconds) -> Floats:
     }
     exchanged, waited = _exchanged(seconds)
     parts |= {name: in_passes(one) for name, one in exchanged.items()}
-    # Waits inside layers that are not for collectives are host-bound time.
+    # Waits inside layers for anything but collectives are waits for the host.
     parts["hosts_s"] = parts["hosts_s"] + in_passes(waited)
     busy_s = batch.micro_batches * times.stable_s + times.delta_forward_s + times.delta_backward_s
     after_s = slots.outside_passes().after_s
@@ -191,8 +194,9 @@ def _parts_of_slots(slots: StageSlots, times: StageSeconds) -> Floats:
 
 
 def _exchanged(seconds: TaskSeconds) -> tuple[dict[str, Floats], Floats]:
-    """The seconds that one forward and one backward pass of each layer type wait for collectives,
-    by part of the breakdown, and the seconds that they wait for anything else (T, S).
+    """For one forward and one backward pass of each layer type and strategy (T, S): the seconds in
+    which the layer waits for collectives, by part of the breakdown, and those in which it waits for
+    anything else.
     """
     overlaps = seconds.model.template.overlaps_tensor_backward
     exchanged_s = {
@@ -214,8 +218,8 @@ def _exchanged(seconds: TaskSeconds) -> tuple[dict[str, Floats], Floats]:
 
 def split_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
     """The seconds that separate weight-gradient passes add to each part of the breakdown, a row for
-    each of ``NAMES`` (names, C): weight gradients no longer hide collectives, and gradient
-    reductions overlap with weight gradients only.
+    each name in ``NAMES`` (names, C): weight-gradient GEMMs no longer hide collectives, and
+    gradient reductions overlap with the weight-gradient passes only.
     """
     seconds = model.tasks.seconds({name: batch.value(name) for name in task_columns()})
     weights_s, less_s = split_seconds(model, batch)
@@ -227,7 +231,8 @@ def split_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
     return np.stack([parts[name] for name in NAMES])
 
 
-# Attributes the GPU-seconds of a plan's iteration to causes, with the sums of the closed form.
+# Attributes the GPU-seconds of a plan's iteration to causes: arithmetic, communication, hosts, the
+# pipeline.
 #
 # Time that several causes share counts once: as arithmetic where there is any, otherwise as exposed
 # time (``share_of_link``). Host-bound time is how much shorter the iteration would be if hosts took
@@ -245,8 +250,8 @@ _BESIDE_OTHERS = ("data_parallel_s", "copies_s")
 
 
 def breakdown_of(job: Job, whole_s: float | None = None) -> Breakdown:
-    """The breakdown of an iteration of a job's plan, given its predicted seconds if they are
-    known.
+    """The breakdown of an iteration of a job; ``seconds`` are its predicted times if they are
+    already known.
     """
     own_s, late_s = _step_and_late_s(job)
     whole_s = own_s if whole_s is None else whole_s - late_s
@@ -273,8 +278,8 @@ def breakdown_of(job: Job, whole_s: float | None = None) -> Breakdown:
 
 
 def binding_tiers(job: Job, stage: int) -> tuple[BindingTier, ...]:
-    """The network tiers that limit the collectives of a stage's ranks, and its sends to the next
-    stage.
+    """The network tiers that limit the collectives of a stage's ranks, and the stage's sends to the
+    next stage.
     """
     first = sum(before.num_gpus for before in job.plan.stages[:stage])
     tasks = _model(job, None).models[job.cluster.group_of(first)].tasks
@@ -298,8 +303,8 @@ def binding_tiers(job: Job, stage: int) -> tuple[BindingTier, ...]:
 
 
 def _step_and_late_s(job: Job) -> tuple[float, float]:
-    """The seconds of an iteration, and the mean seconds that weight exchanges add to it which
-    overlap with further steps and end too late.
+    """The seconds of an iteration, and the mean seconds by which it is longer because an exchange
+    of weights that overlaps with further steps ends too late.
     """
     model = _model(job, None)
     own_s = _iteration_s(model, job.plan)
@@ -308,12 +313,16 @@ def _step_and_late_s(job: Job) -> tuple[float, float]:
 
 
 def _beyond(longer_s: float, shorter_s: float) -> float:
-    """The excess of the first time over the second; zero if it is within rounding."""
+    """The seconds by which the first time exceeds the second; zero if the difference is within
+    rounding.
+    """
     return float(rest_of(np.array(longer_s), np.array(shorter_s)))
 
 
 def _without_hosts(tasks: TaskModel) -> TaskModel:
-    """The tasks without host-bound launches; optimizer steps still wait for the host."""
+    """The times of tasks on a cluster whose hosts launch kernels in no time; only optimizer steps
+    still wait for their host.
+    """
     if tasks.host is None:
         return tasks
     return replace(tasks, host=replace(tasks.host, forward_s=0.0, backward_s=0.0, end_s=0.0))
@@ -337,14 +346,16 @@ def _iteration_s(model: StagesOnGroups, plan: Plan) -> float:
 
 
 def _in_turn_s(seconds: StageSeconds, plan: Plan) -> float:
-    """The iteration time of a plan in the default order, given the seconds of its stages."""
+    """The iteration time of a plan in the default order of passes, given the times of its
+    stages.
+    """
     times = StageTimes.of(seconds, 1, -1)
     return float(iteration_s(times, np.array([plan.micro_batches]))[0])
 
 
 def _worked(model: StagesOnGroups, plan: Plan) -> tuple[float, list[dict[str, float]]]:
-    """The seconds of an iteration, and for each stage its seconds by part of the breakdown
-    (``NAMES``), summed over its parts of the model.
+    """The seconds of an iteration, and for each stage the seconds of each part of the breakdown
+    (``NAMES``), summed over the stage's chunks of the model.
     """
     if plan.order == DEFAULT_ORDER:
         names = [entry.name for entry in fields(StageSeconds)]
@@ -366,8 +377,8 @@ def _worked(model: StagesOnGroups, plan: Plan) -> tuple[float, list[dict[str, fl
 
 
 def _within(work: Mapping[str, float], seconds: float) -> dict[str, float]:
-    """A stage's working seconds by part of the breakdown. If they exceed the iteration's
-    ``seconds``, reductions and host copies are scaled down.
+    """One stage's seconds of each part of the breakdown. If they add up to more than the
+    iteration's ``seconds``, reductions and host copies are scaled down.
 
     Where a stage has several parts of the model, what sticks out of one part may run beside passes
     of another: then so much less sticks out.
@@ -384,8 +395,8 @@ def _within(work: Mapping[str, float], seconds: float) -> dict[str, float]:
 def _kernels(
     parts: Mapping[str, float], work: Mapping[str, float], peak_s: float
 ) -> dict[str, float]:
-    """Split kernel seconds into arithmetic at the peak rate, and the excess of each kind of
-    kernel.
+    """Split a stage's kernel seconds into arithmetic at the peak rate, and the time that each kind
+    of kernel takes beyond that.
     """
     kernels_s = sum(parts[name] for name in KERNELS)
     arithmetic_s = min(peak_s, kernels_s)
@@ -398,15 +409,17 @@ def _kernels(
 
 
 def _peak_s(job: Job, stage: int) -> float:
-    """The seconds that the model's own arithmetic in a stage takes at its GPUs' peak rate."""
+    """The seconds that the model's own arithmetic in a stage would take at the peak rate of the
+    stage's GPUs.
+    """
     gpus = job.plan.stages[stage].num_gpus
     first = sum(before.num_gpus for before in job.plan.stages[:stage])
     peak = mean_peak_flop_per_s(job.cluster, job.workload.precision, first, gpus)
     return stage_flop(job.workload, job.plan, stage) / (gpus * peak)
 
 
-# The exposed time of a stage's time slots: communication and host copies that no arithmetic hides.
-# A time slot is the set of tasks that overlap while one layer computes.
+# Computes the exposed time of a stage's time slots: communication and host copies that no
+# arithmetic hides. A time slot is the set of tasks that overlap while one layer computes.
 #
 # A time slot takes at least as long as its arithmetic; the excess is exposed. It is attributed to
 # the other streams in proportion to the time for which each runs on after the arithmetic alone
@@ -420,34 +433,34 @@ _COPIES = [place for place in range(len(STREAMS)) if place not in (COMPUTE, LINK
 
 
 def share_of_link(slots: StageSlots, micro_batches: Ints) -> Floats:
-    """The share of each candidate's (C) exposed time that belongs to collectives between GPUs; the
-    rest belongs to host copies. ``micro_batches`` (C) are those of an iteration.
+    """The share of each candidate's (C) exposed time that is collectives between GPUs; the rest is
+    host copies. An iteration has ``micro_batches`` (C).
     """
     alone = SlotWork(slots.seconds, slots.kinds).alone()
     ends = slot_ends(slots.seconds, alone, is_least=False)
     link_s, copies_s = _over_all(slots, _divided(alone, ends), micro_batches)
     both_s = link_s + copies_s
-    # The tasks of an optimizer step run in sequence as arithmetic, and no engine with such tasks
-    # offloads.
+    # Without exposed time in these slots, the share is 1: what is exposed are the collectives of an
+    # optimizer step whose tasks run one after another, and no engine with such steps offloads.
     return np.where(both_s > 0, link_s / np.where(both_s > 0, both_s, 1.0), 1.0)
 
 
 def _over_all(slots: StageSlots, slots_s: Floats, micro_batches: Ints) -> Floats:
-    """The seconds over an iteration (2, C), from the seconds of each kind of per-layer time slot
-    (2, P, K, S).
+    """The seconds of collectives and of host copies over an iteration (2, C), from those of each
+    kind of per-layer time slot in each phase (2, P, K, S).
     """
     every, total_s = np.ones(len(slots.kinds), dtype=np.bool_), np.zeros((2, len(slots.batch)))
     for number, phase in enumerate(PASS_PHASES):
-        # A stage runs its first and its last pass once, and the others for the remaining
-        # micro-batches.
+        # A stage runs its first forward and its last backward pass once, and steady-state passes
+        # for the remaining micro-batches.
         times = np.maximum(micro_batches - 1, 0) if phase in ("forward", "backward") else 1
         total_s += times * slots.summed([(slots_s[:, number], every)])
     return total_s
 
 
 def _divided(alone: Floats, ends: Floats) -> Floats:
-    """The exposed seconds of collectives and of host copies (2, P, K, S), in per-layer time slots
-    whose tasks would take ``alone`` by themselves and end at ``ends`` (4, P, K, S).
+    """The exposed seconds of collectives and of host copies (2, P, K, S) in per-layer time slots,
+    whose streams would take ``alone`` (4, P, K, S) by themselves and end at ``ends``.
     """
     arithmetic_s = alone[COMPUTE]
     exposed_s = until(STREAMS, ends, alone) - arithmetic_s

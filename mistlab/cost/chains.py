@@ -1,5 +1,5 @@
-"""The longest chains of passes that wait for one another in a 1F1B pipeline, stage by stage;
-durations may be numbers, columns or expressions.
+"""Computes the longest chains of passes that wait for one another in a 1F1B pipeline, stage by
+stage; durations may be numbers, columns or expressions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ import numpy as np
 from mistlab.core.arrays import Bools, Floats, Ints
 from mistlab.stages.stage_batch import TIMES, times_of
 
-# The two operations from which a pipeline's time is computed: sum and maximum of durations.
+# Sum and maximum of durations, the two operations from which a pipeline's time is computed.
 #
 # A recurrence written with an ``Algebra`` works for any kind of duration: numbers, columns of
 # candidates, and expressions of a linear programme, where the maximum becomes a variable with an
@@ -22,7 +22,7 @@ from mistlab.stages.stage_batch import TIMES, times_of
 
 
 class Duration(Protocol):
-    """A duration: it can be added, subtracted and multiplied by an integer."""
+    """A duration of any kind: it can be added, subtracted and multiplied by an integer."""
 
     def __add__(self, other: Any, /) -> Any: ...
 
@@ -35,16 +35,16 @@ Length = TypeVar("Length", bound=Duration)
 
 
 class Algebra(Protocol[Length]):
-    """The maximum and comparisons for one kind of duration; sums are the duration's own
+    """The maximum and the comparison of durations of one kind; durations are added by their own
     operators.
     """
 
     def longest(self, name: str, *ways: Length) -> Length:
-        """The maximum of some durations; ``name`` identifies the chain that they belong to."""
+        """The maximum of some durations; ``name`` identifies the chain whose length it is."""
         ...
 
     def may_exceed(self, lengths: Sequence[Length], others: Sequence[Length]) -> "Condition":
-        """For each candidate, whether any of ``lengths`` may exceed any of ``others``."""
+        """For each candidate, whether any duration in ``lengths`` may exceed any in ``others``."""
         ...
 
     @property
@@ -54,32 +54,32 @@ class Algebra(Protocol[Length]):
 
 
 class Numbers:
-    """The maximum and comparisons of plain numbers: the fastest choice for a single pipeline."""
+    """The maximum and the comparison of plain numbers, which are fastest for a single pipeline."""
 
     nothing = 0.0
 
     def longest(self, _name: str, *ways: float) -> float:
-        """The largest of some durations."""
+        """The largest of some numbers."""
         return max(ways)
 
     def may_exceed(self, lengths: Sequence[float], others: Sequence[float]) -> bool:
-        """Whether the largest of ``lengths`` exceeds the smallest of ``others``."""
+        """Whether the largest number in ``lengths`` exceeds the smallest in ``others``."""
         return max(lengths) > min(others)
 
 
 class ColumnAlgebra:
-    """The maximum and comparisons of columns, with a duration for each candidate."""
+    """The maximum and the comparison of columns, with a duration for each candidate."""
 
     def __init__(self, candidates: int) -> None:
         self.nothing = np.zeros(candidates)
 
     def longest(self, _name: str, *ways: Floats) -> Floats:
-        """The maximum for each candidate."""
-        # Pairwise: stacking all columns into one table would take longer than reducing them.
+        """The largest of some columns, for each candidate."""
+        # The columns are reduced in pairs, since stacking them into one table takes longer.
         return reduce(np.maximum, ways)
 
     def may_exceed(self, lengths: Sequence[Floats], others: Sequence[Floats]) -> Bools:
-        """Mask of the candidates whose largest of ``lengths`` exceeds their smallest of
+        """A mask of the candidates whose largest duration in ``lengths`` exceeds their smallest in
         ``others``.
         """
         longest, shortest = reduce(np.maximum, lengths), reduce(np.minimum, others)
@@ -93,8 +93,8 @@ class ColumnAlgebra:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IssuedChains(Generic[Length]):
-    """The seconds until a stage's host has issued certain passes; empty where no host issues
-    passes.
+    """The durations until a stage's host has issued certain passes; no chains if passes are never
+    host-bound.
 
     They end when the ``first`` backward's turn has come, with the ``last`` forward, with ``every``
     pass, and with the stage's own extras after them (``ended``).
@@ -109,9 +109,9 @@ class IssuedChains(Generic[Length]):
     def of(
         cls, issued: Sequence[Length | None], in_flight: int | Ints, alternating: int | Ints
     ) -> Self:
-        """The host's chains of a stage that runs ``in_flight`` forward passes before its first
-        backward pass, and ``alternating`` more after it; ``issued`` are the stage's times named in
-        ``ISSUED``.
+        """The chains that begin with the host of a stage with ``in_flight`` forward passes before
+        its first backward pass, and ``alternating`` more afterwards; ``issued`` are the stage's
+        times named in ``ISSUED``.
         """
         known = [length for length in issued if length is not None]
         if not known:
@@ -184,22 +184,21 @@ class IssuedChains(Generic[Length]):
 #
 # Axes: C candidates.
 
-# A condition that holds for all candidates, for none, or for some (mask).
+# Whether a condition holds: for all candidates alike, or for each candidate (a mask).
 Condition = bool | Bools
 
 
-# The times of a host; None where no host issues passes, or where it is never the bottleneck.
+# The names of a host's times; the times are None if no pass can be host-bound.
 ISSUED = times_of("host")
-# Two inputs of the recurrence are not what the first and the last pass take beyond steady ones, but
-# the work before the first pass and after the last one.
+# The recurrence needs two times of a stage differently: the work before its first pass and after
+# its last one, instead of what these two passes take longer than steady ones.
 _BESIDE = {"delta_forward_s": "begin_s", "delta_backward_s": "end_s"}
 PASSES = tuple(_BESIDE.get(name, name) for name in TIMES)
 
 
 class PassLengths(SimpleNamespace, Generic[Length]):
-    """The times of one stage that the recurrence uses, by the names of ``PASSES``: ``begin_s``,
-    ``after_first_s`` and ``end_s`` are extra work beside its passes, the others are those of
-    ``StageTimes``.
+    """The times of one stage that the recurrence uses, named in ``PASSES``: ``begin_s``,
+    ``after_first_s`` and ``end_s`` are work outside passes, the others are times of ``StageTimes``.
     """
 
     def __init__(self, **lengths: Length) -> None:
@@ -212,7 +211,7 @@ class PassLengths(SimpleNamespace, Generic[Length]):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chains(Generic[Length]):
-    """The longest chains through a stage and all stages after it.
+    """The longest chains of passes through a stage and all stages after it.
 
     ``around`` is for a steady micro-batch, ``around_first`` for the first and ``around_last`` for
     the last; ``nearest`` is around the foremost stage alone. A chain that begins with an extra is
@@ -234,12 +233,12 @@ class Chains(Generic[Length]):
 
     @classmethod
     def of_nothing(cls, nothing: Length) -> Self:
-        """The chains after the last stage: all of length zero."""
+        """The chains behind the last stage, where there are no passes: all of length zero."""
         return cls(**dict.fromkeys(CROSSINGS, nothing))
 
     def from_in_front(self, there_and_back_s: Length, first_late_s: Length) -> Self:
-        """These chains extended by the sends from and to the stage in front; the first
-        micro-batch's send takes ``first_late_s`` longer.
+        """These chains extended by the sends to and from the stage in front; the first
+        micro-batch's send takes ``first_late_s`` longer than the others.
         """
         crossed_s = (None, there_and_back_s * 0.5, there_and_back_s)
         late_s = (None, crossed_s[1] + first_late_s, crossed_s[2] + first_late_s)
@@ -247,7 +246,7 @@ class Chains(Generic[Length]):
             **{
                 name: getattr(self, name)
                 if (more := (late_s if name in OF_FIRST else crossed_s)[count]) is None
-                # One addition for each chain: of both sends together.
+                # Each chain needs one addition only: of the sends in both directions together.
                 else getattr(self, name) + more
                 for name, count in CROSSINGS.items()
             }
@@ -256,21 +255,21 @@ class Chains(Generic[Length]):
 
 CHAINS = tuple(entry.name for entry in fields(Chains))
 
-# The number of times that each chain crosses the boundary to the stage in front, in both directions
-# together.
+# How often each chain crosses the boundary to the stage in front, counting both directions.
 CROSSINGS: Mapping[str, int] = {
     **dict.fromkeys(CHAINS, 2),
     **dict.fromkeys(("around_begun", "around_ended", "through_begun", "through_ended"), 1),
     "whole": 0,
 }
-# The chains that include the first micro-batch's send from the stage in front.
+# The chains that contain the send of the first micro-batch from the stage in front.
 OF_FIRST = frozenset({"around_first", "through", "through_ended"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Counts:
-    """How many passes a stage runs, and how many rounds its chains have (a micro-batch goes to
-    later stages and back, and a forward pass waits for it); integers, or columns (C).
+    """How many passes a stage runs, and how many rounds its longest chains contain (in a round, a
+    micro-batch goes to later stages and back, and a forward pass waits for it); integers, or
+    columns (C).
 
     The stage runs ``in_flight`` forwards ahead, and ``alternating`` forwards after its first
     backward. ``is_short`` says whether there are more stages than micro-batches, ``alternates``
@@ -297,7 +296,7 @@ class Counts:
 
     @classmethod
     def of(cls, micro_batches: int | Ints, stages: int) -> "Counts":
-        """The counts of the first of ``stages`` stages."""
+        """The counts of passes and rounds of the first of ``stages`` stages."""
         if isinstance(micro_batches, int):
             return _counts_alike(micro_batches, stages)
         in_flight = np.minimum(micro_batches, stages)
@@ -323,7 +322,7 @@ class Counts:
 
 @cache
 def _counts_alike(micro_batches: int, stages: int) -> Counts:
-    """The counts of candidates that all have this number of micro-batches, as plain numbers."""
+    """Counts of passes and rounds as plain numbers, for equal numbers of micro-batches."""
     columns = Counts.of(np.array([micro_batches]), stages)
     return Counts(**{e.name: getattr(columns, e.name)[0].item() for e in fields(Counts)})
 
@@ -331,7 +330,7 @@ def _counts_alike(micro_batches: int, stages: int) -> Counts:
 def chained(
     algebra: Algebra[Length], stage: PassLengths[Length], after: Chains[Length], counts: Counts
 ) -> Chains[Length]:
-    """Extend the chains of the later stages by one stage in front."""
+    """Extend the longest chains of the later stages by one stage in front of them."""
     after = after.from_in_front(stage.point_to_point_s, stage.first_send_late_s)
     longest, begin, end = algebra.longest, stage.begin_s, stage.end_s + stage.left_backward_s
     forward, backward = stage.through_forward_s, stage.through_backward_s
@@ -342,8 +341,8 @@ def chained(
     does_wait = waits if isinstance(waits, bool) else bool(waits.any())
     lane = _Lane(algebra, stage, work, waits) if does_wait else None
     ways = work.ways if lane is None else lane.ways
-    # The time until the stage's first backward pass starts, and the time from its last forward
-    # pass's end.
+    # How long chains run on before the stage's first backward pass begins, and after its last
+    # forward pass has ended.
     nothing, after_first = algebra.nothing, stage.after_first_s
     to_gradient = work.until_gradient(after.around_first, stage.forward_s, after_first)
     to_last = work.until_gradient(after.around_last, stage.backward_s, nothing)
@@ -398,8 +397,8 @@ def chained(
 
 
 class _OwnWork(Generic[Length]):
-    """The work of one stage between two of its stalls; its first and last passes count with their
-    additional work.
+    """The durations of one stage's own passes between two of its stalls, with the additional work
+    of its first and last pass.
     """
 
     def __init__(
@@ -411,18 +410,18 @@ class _OwnWork(Generic[Length]):
     ) -> None:
         forward, backward = stage.forward_s, stage.backward_s
         pairs, alone = (forward + backward) * counts.alternating, counts.in_flight - 1
-        # A stage that stalled for a micro-batch has all else that the pass needs, so the pass takes
-        # its shorter time.
+        # After a stall a pass takes its shorter time: all that it needs except for its input was
+        # fetched during the stall.
         first = stage.through_forward_s + stage.within_forward_s
         last = stage.through_backward_s + stage.within_backward_s
         left = stage.left_backward_s
         self.after, self.counts = after, counts
         self.first, self.passed = first, stage.through_backward_s
-        # The additional time of a backward pass that follows the stage's own forward pass rather
+        # A backward pass takes this much longer if it follows the stage's own forward pass rather
         # than a stall.
         self.turn = backward - left - stage.through_backward_s + stage.held_forward_s
         self.from_first_backward = pairs + backward * alone + last
-        # If there is a single forward pass, it is the first one, and nothing waits for the work
+        # If there is only one forward pass, it is the first one too, so no other waits for the work
         # after it.
         only = 1 * (alone + counts.alternating == 0)
         self.to_last_forward = first + stage.after_first_s * (1 - only) + forward * alone + pairs
@@ -431,24 +430,24 @@ class _OwnWork(Generic[Length]):
         never += stage.held_forward_s
         self.inside = [never]
         if counts.is_short is not False:
-            # With fewer micro-batches than stages, the last forward pass returns with the first
-            # gradient.
+            # With fewer micro-batches than stages, the next stage may run all forward passes before
+            # it sends the first gradient back.
             back_at_once = self.to_last_forward + after.nearest + self.from_first_backward
             self.inside.append(_only(counts.is_short, back_at_once))
-        # If passes do not alternate, no forward pass waits for a backward pass.
+        # Unless forward and backward passes alternate, no forward pass waits for a backward pass.
         self.between: Length | None = None
         if counts.alternates is not False:
             waited = stage.through_backward_s + left
-            # n sends of the stage have only n - 1 intervals between them, so one send is
-            # subtracted.
+            # Between n sends of the stage there are only n - 1 intervals, so the time of one send
+            # is subtracted.
             self.pairs = pairs - backward + waited - stage.held_forward_s
             self.rounds = _rounds(stage, after, counts)
             between = self.pairs + algebra.longest("rounds", algebra.nothing, *self.rounds)
             self.between = _only(counts.alternates, between)
 
     def until_gradient(self, around: Length, each: Length, before: Length) -> list[Length]:
-        """The durations from the end of the first forward pass to the first gradient, or from the
-        end of the last forward pass to the last gradient.
+        """The durations from the end of the first forward pass to the arrival of the first
+        gradient, and from the end of the last forward pass to that of the last gradient.
 
         The micro-batch goes ``around``. Or the stage does all its passes ahead, ``each`` so long,
         with what comes ``before`` them.
@@ -466,8 +465,8 @@ class _OwnWork(Generic[Length]):
     def ways(
         self, begins: Length | None, there: Length, back: Length, ends: Length | None
     ) -> list[Length]:
-        """The chains that stall at this stage. ``begins`` and ``ends`` are the additional work that
-        they begin and end with, None if they have none.
+        """The chains in which the stage stalls. ``begins`` and ``ends`` are the additional work at
+        the beginning and the end of these chains, None if there is none.
         """
         ways = [_sum(begins, inside, ends) for inside in self.inside]
         ways += [
@@ -480,9 +479,9 @@ class _OwnWork(Generic[Length]):
 
 
 class _Lane(Generic[Length]):
-    """Chains through the sends of a stage, one after another: to the next stage (``there_s``) and
-    to the stage in front (``back_s``). Where no send is longer than a pass, sends never queue, so
-    such chains are never the longest and are omitted; ``waits`` marks where they may queue.
+    """Chains through a stage's sends, one after another: to the next stage (``there_s``) and to the
+    stage in front (``back_s``). Where no send takes longer than a pass, sends never queue, so such
+    chains are never the longest and are left out; ``waits`` is a mask of where they may queue.
     """
 
     def __init__(
@@ -499,16 +498,17 @@ class _Lane(Generic[Length]):
             return
         after, counts = work.after, work.counts
         self.last = stage.through_backward_s + stage.within_backward_s
-        # The same number of sends cross the next boundary before as the next stage runs passes
-        # ahead of its first gradient.
+        # Before the first gradient, as many sends cross the boundary to the next stage as the next
+        # stage runs forward passes ahead.
         all_but_one = np.maximum(counts.in_flight - 2 + counts.is_short, 0)
         self.queued = _only(waits, after.nearest + self.there_s * all_but_one)
-        # From the last forward pass's send to the end of the last backward pass.
+        # The duration from the send after the last forward pass to the end of the last backward
+        # pass.
         self.back = algebra.longest("sent_back", after.around_last, self.queued) + self.last
         if work.between is None:
             return
-        # Micro-batches that are in no round (a micro-batch through later stages and back) are sent
-        # one after another before the first round.
+        # Micro-batches that are in no round (to later stages and back) are sent one after another,
+        # before the first round.
         longer_s = self.there_s - stage.forward_s - stage.backward_s
         # The passes of these micro-batches overlap with the sends of the micro-batches before them.
         self.around = [
@@ -525,7 +525,7 @@ class _Lane(Generic[Length]):
     def ways(
         self, begins: Length | None, there: Length, back: Length, ends: Length | None
     ) -> list[Length]:
-        """The chains of the stage's own work and those through its sends; arguments as in
+        """The chains through the stage's own passes and those through its sends; arguments as in
         ``_OwnWork.ways``.
         """
         work, counts = self.work, self.work.counts
@@ -536,7 +536,7 @@ class _Lane(Generic[Length]):
             to_last_forward = self.first + self.there_s * (counts.in_flight - 1) + alternating_s
             ways.append(_sum(begins, to_last_forward, self.back, ends))
         if ends is None:
-            # The stage in front waits for the last send, whatever the stage does afterwards.
+            # The stage in front waits for this last send, whatever this stage does afterwards.
             to_last_gradient = self.passed + self.back_s * (counts.in_flight - 1) + alternating_s
             sent = self.there_s * every + self.back_s * (every - 1)
             ways += [there + to_last_gradient, _sum(begins, self.first, sent)]
@@ -552,11 +552,11 @@ class _Lane(Generic[Length]):
 def _rounds(
     stage: PassLengths[Length], after: Chains[Length], counts: Counts
 ) -> tuple[Length, Length]:
-    """By how much rounds of two stages, and rounds of all stages, take longer than the passes that
-    the stage runs meanwhile.
+    """The durations by which a round through two stages, and one through all stages, takes longer
+    than the passes that the stage runs meanwhile.
     """
     both = stage.forward_s + stage.backward_s
-    # A stage that waits for a gradient is idle when it arrives, so its backward pass takes less.
+    # A stage that waits for a gradient is idle when it arrives, so the backward pass is shorter.
     turn = stage.backward_s - stage.through_backward_s
     held = stage.held_backward_s - stage.held_forward_s
     near = after.nearest + stage.round_late_s - both - turn + held
@@ -569,13 +569,13 @@ def _rounds(
 
 
 def _sum(*parts: Length | None) -> Length:
-    """The sum of the parts that are not None."""
+    """The sum of those durations that are not None."""
     total: Length = reduce(add, [part for part in parts if part is not None])
     return total
 
 
 def _either(condition: Condition, length: Length, other: Length) -> Length:
-    """A duration where a condition holds, and another elsewhere."""
+    """One duration where a condition holds, and the other elsewhere."""
     if isinstance(condition, bool):
         return length if condition else other
     chosen: Any = np.where(condition, np.asarray(length), np.asarray(other))

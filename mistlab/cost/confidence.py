@@ -1,5 +1,5 @@
-"""How far measured runs lie from their predictions, by the source that they are from, and the
-bounds of predictions that follow.
+"""Computes the bounds of predicted times and memory peaks, from how far measured runs of the same
+kind and source were from their predictions.
 
 A source is a cluster, a stack and a writer. It is off as a whole, and its rows scatter around that:
 what a further source's runs are is said by both, learned over all sources that were measured. What
@@ -29,38 +29,41 @@ from mistlab.machine.hardware import EngineCalibration, Hardware, MeasuredAt, Ow
 from mistlab.plan.workload import Workload
 
 Blocks = Literal["dense", "experts", "hybrid", "adapters"]
-# What a run is for: to be timed, to train as users do (on real data, from a checkpoint, with unlike
-# experts), or to test that a tiny model's loss stays as it was.
+# What a run is for: to be timed, to train as users do (on real data, from a checkpoint, with
+# unevenly used experts), or to test that a tiny model's loss does not change.
 Purpose = Literal["benchmark", "training", "functional test"]
 
-# Bounds reach this many times the spread of a kind of runs to each side. When sources are left out
-# of the fit, 94 % of all their runs lie within, and 91 % of a source's runs in the mean of sources
-# (docs/results/runs.md).
+# The bounds of a predicted time lie this many standard deviations of its kind of run above and
+# below the expected time. When sources are left out of the fit, 94 % of all their runs lie within,
+# and on average 91 % of a source's runs (docs/results/runs.md).
 REACH = 1.9
-# For each doubling of the GPUs beyond the most with which a kind of runs was measured, bounds reach
-# this share further: without it, larger runs lie within them too rarely (docs/decisions/0041).
+# The bounds of a predicted time are this share wider for each doubling of the GPUs beyond the most
+# with which this kind of run was measured; otherwise too few larger runs lie within them
+# (docs/decisions/0041).
 STRETCH_A_DOUBLING = 0.08
-# Where a kind of runs is combined with the next wider one, the wider one counts as this many
-# sources.
+# The number of sources that a kind of run counts as, where it complements the sources of a narrower
+# kind.
 SOURCES_OF_WIDER = 4
-# The share of measured times below the lower bound, and above the upper one: by definition.
+# The share of measured times that lie below the lower bound, and above the upper bound, by
+# definition.
 TAIL = 0.05
-# The least log of measured over predicted time that bounds allow to each side: the same run
-# measured again differs by a few hundredths (docs/results/runs.md).
+# The least distance of each bound from the predicted time, as a logarithm: the same run measured
+# again differs by a few hundredths (docs/results/runs.md).
 LEAST_LOG = 0.03
-# No run is known to take longer than about this multiple of its prediction: it is stuck, not slow.
+# The largest believable ratio of measured to predicted time: a run that takes longer is stuck, not
+# slow.
 MOST_TIMES = 30.0
-# The largest believable MFU: no measured run exceeds it; set by hand.
+# The largest believable MFU, set by hand: no measured run exceeds it.
 MOST_UTILISED = 0.8
-# The name of the widest kind of runs, to which all belong.
+# The name of the widest kind of run, which contains all runs.
 ANY = "any"
-# Bits of the operands of matrix products, by precision.
+# The bits of a GEMM's operands, by training precision.
 BITS: Mapping[Precision, int] = {"fp4": 4, "fp8": 8, "fp16": 16, "bf16": 16, "fp32": 32}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunKind:
-    """The properties of a run, known before it runs, that its bounds depend on.
+    """The properties of a run that are known before it runs and that its bounds depend on.
 
     ``software`` is empty for a plan, which no software ran yet; bounds do not depend on it.
     ``engine`` is the engine whose calibration the prediction has; it is empty where the engine is
@@ -76,8 +79,8 @@ class RunKind:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the kinds that the run belongs to, the narrowest first; the last two are for
-        any engine. Models with experts and hybrid models are one kind.
+        """The names of the kinds of run that the run belongs to, the narrowest first; the last two
+        are for any engine. Models with experts and hybrid models are one kind.
         """
         blocks = "not dense" if self.blocks in ("experts", "hybrid") else self.blocks
         purpose = "" if self.purpose == "benchmark" else f", {self.purpose}"
@@ -86,21 +89,23 @@ class RunKind:
         return (*of_engine, f"{ANY}{alike}", ANY)
 
     def way(self, mfu: float) -> float:
-        """The log of the predicted time over the time of the model's arithmetic at peak rate, from
-        the predicted MFU.
+        """The logarithm of how many times longer the predicted time is than the model's arithmetic
+        at peak rate, from the predicted MFU.
         """
         return -math.log(min(mfu, MOST_UTILISED))
 
 
 def peak_kinds(engine: str) -> tuple[str, ...]:
-    """The kinds of measured memory peaks that apply to an engine's family, the narrowest first."""
+    """The names of the kinds of measured memory peaks for an engine's family, the narrowest
+    first.
+    """
     return (f"engine {engine}", ANY) if engine else (ANY,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """How a source's measured times are expected to lie around predictions: logarithms, divided by
-    the square root of the run's ``way`` (``RunKind.way``).
+    """How a source's measured times are distributed around predictions: logarithms of measured over
+    predicted time, divided by the square root of the run's ``way`` (``RunKind.way``).
 
     A source lies ``offset`` above its predictions, give or take ``between``; its rows lie
     ``within`` of that. Bounds reach ``stretch`` times as far as for as many GPUs as were measured.
@@ -112,7 +117,7 @@ class Spread:
     stretch: float = 1.0
 
     def around(self, way: float) -> tuple[float, float]:
-        """The multiples of a prediction between which 90 % of measurements lie."""
+        """The multiples of a predicted time between which 90 % of measured times lie."""
         root = math.sqrt(way)
         reach = REACH * self.stretch * math.hypot(self.between, self.within)
         below = min(-LEAST_LOG, (self.offset - reach) * root)
@@ -120,8 +125,8 @@ class Spread:
         return math.exp(max(-way, below)), min(MOST_TIMES, math.exp(above))
 
     def knowing(self, source_runs: OwnRuns | None) -> Self:
-        """The spread of a source once some of its runs are known: its offset is normal, and so are
-        its runs around it, so precisions (inverse variances) add up.
+        """The distribution for a source of which some runs are known: the source's mean error and
+        the errors of its runs are normal, so their precisions (inverse variances) add up.
         """
         if source_runs is None or source_runs.runs == 0:
             return self
@@ -130,14 +135,14 @@ class Spread:
         return replace(self, offset=offset, between=(prior + precision) ** -0.5)
 
     def below(self, log: float) -> float:
-        """Cumulative distribution of the logarithm of measured over predicted at ``log``: Student's
-        t with 3 degrees of freedom.
+        """The probability that the logarithm of measured over predicted time is below ``log``:
+        Student's t with 3 degrees of freedom.
         """
         off = (log - self.offset) / math.hypot(self.between, self.within) / math.sqrt(3)
         return 0.5 + (off / (1 + off * off) + math.atan(off)) / math.pi
 
     def beside(self, other: "Spread") -> Self:
-        """The spread of the sum of two independent errors."""
+        """The distribution of the sum of two independent errors."""
         return replace(
             self,
             offset=self.offset + other.offset,
@@ -148,8 +153,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownKind(Checked):
-    """A kind of runs that was measured, and the errors of predictions to expect of it, learned from
-    its own sources and from wider kinds.
+    """A kind of run that was measured, and the errors of predictions to expect of it, estimated
+    from its own sources and from wider kinds of run.
     """
 
     name: str
@@ -162,14 +167,14 @@ class KnownKind(Checked):
 
     @property
     def spread(self) -> Spread:
-        """How measured runs of this kind lie around predictions."""
+        """How measured times of this kind of run are distributed around predictions."""
         return Spread(offset=self.offset, between=self.between, within=self.within)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sureness:
-    """All kinds of runs that were measured, each with the errors of predictions, and where the
-    measurements are from.
+    """All kinds of run that were measured, each with the errors of predictions to expect, and the
+    sources of the measurements.
 
     ``datasheet`` says how far predictions by rates of another GPU, scaled by datasheets, lie from
     those by a GPU's own rates; its sources are GPUs. ``peaks`` are kinds of peaks of memory, whose
@@ -188,9 +193,9 @@ class Sureness:
     def spread(
         self, kind: RunKind, gpus: int, *, source_runs: OwnRuns | None = None, scaled: bool = False
     ) -> Spread:
-        """How the measured time of a run is expected to lie around its prediction: closer if runs
-        of its source are known, further if its GPU was not measured and another one's rates were
-        scaled.
+        """How the measured time of a run is expected to be distributed around its prediction: more
+        narrowly if runs of its source are known, more widely if its GPU was not measured and uses
+        another GPU's scaled rates.
         """
         known = self._kind_of(kind)
         doublings = max(0.0, math.log2(gpus / known.most_gpus))
@@ -203,15 +208,15 @@ class Sureness:
         return spread.beside(self.datasheet.spread) if is_wider and self.datasheet else spread
 
     def peak_spread(self, engine: str) -> Spread:
-        """How measured memory peaks are expected to lie around predictions, for an engine's
-        family.
+        """How measured memory peaks of an engine's family are expected to be distributed around
+        predictions.
         """
         known = {one.name: one.spread for one in self.peaks}
         return next(known[name] for name in peak_kinds(engine) if name in known)
 
     def words(self, kind: RunKind) -> str:
-        """A text that says which measured runs the bounds of a run are from: those of its narrowest
-        kind, and how much they count beside wider kinds.
+        """A text for the user that says which measured runs the bounds of a run are from: those of
+        its narrowest kind, and how much they count beside wider kinds.
         """
         narrowest = self._kind_of(kind)
         runs = f"{_counted(narrowest.runs, 'measured run')} of kind {narrowest.name!r}"
@@ -222,7 +227,7 @@ class Sureness:
         return f"bounds count {runs} for {part:.0%}, and runs of wider kinds"
 
     def _kind_of(self, kind: RunKind) -> KnownKind:
-        """The narrowest known kind of a run."""
+        """The narrowest of a run's kinds that was measured."""
         return next(self._known[name] for name in kind.names if name in self._known)
 
 
@@ -232,13 +237,13 @@ def _counted(number: int, singular: str, several: str = "") -> str:
 
 @cache
 def known_sureness() -> Sureness:
-    """The measured kinds shipped with this package, from the tables that predictions were compared
-    with.
+    """The measured kinds of run that are shipped with this package, from comparisons of its
+    predictions with published measurements.
     """
     return from_mapping(Sureness, catalog.sureness(), "sureness")
 
 
-# The bounds of a predicted time, from the measured runs of its engine.
+# Computes the bounds of a predicted time, from the measured runs of its engine.
 #
 # Bounds widen with the distance to the nearest measured run, in doublings of width, GPUs and
 # sequence length. At distance zero they cover the errors of runs that were left out of the fit
@@ -254,49 +259,55 @@ def known_sureness() -> Sureness:
 # lower bound is not changed.
 
 
-# A prediction gets a note if a quantity differs from the measured runs' by more than this factor.
+# A prediction gets a note if its width, GPUs or sequence length differs from that of all measured
+# runs by more than this factor.
 SLACK = 1.25
-# The note of every prediction on heterogeneous nodes.
+# The note that every prediction on heterogeneous nodes gets.
 UNLIKE = "no run on unlike nodes was measured: bounds are those of the least sure group of nodes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionBounds:
-    """The bounds of one workload's plans under one engine."""
+    """Computes the bounds of predictions for one workload's plans under one engine."""
 
     engine: str
     hardware: str
     calibration: EngineCalibration | None
-    # Errors of the user's own runs with this engine.
+    # The errors of predictions for the user's own runs with this engine, if any were given.
     own: OwnRuns | None = None
     kind: RunKind
     hidden: int
     sequence_length: int
-    # Why measured rates were scaled: from another GPU, or because of edited figures.
+    # The reason why the hardware's measured rates were scaled: they are of another GPU, or its
+    # figures were edited.
     scaled: str = ""
-    # Why edits of the hardware's datasheet figures do not change its measured curves; empty if they
-    # do.
+    # The reason why edits of the hardware's datasheet figures do not change its measured curves;
+    # empty if they do.
     curves_win: str = ""
-    # The bounds of the same plans on the other groups of heterogeneous nodes.
+    # The bounds of the same plans on each of the other groups of equal nodes.
     others: "tuple[PredictionBounds, ...]" = ()
 
     _known: dict[int, "_Sure"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def around(self, gpus: int, mfu: float) -> tuple[float, float]:
-        """The multiples of a prediction on ``gpus`` GPUs that contain 90 % of measurements, given
-        the predicted MFU.
+        """The multiples of a predicted time on ``gpus`` GPUs that contain 90 % of measured times,
+        given the predicted MFU.
         """
         widths = [one._on(gpus).around(one.kind.way(mfu)) for one in (self, *self.others)]
         return min(below for below, _ in widths), max(above for _, above in widths)
 
     def spread(self, gpus: int) -> Spread:
-        """How measured times of the workload's plans are expected to lie around predictions."""
+        """How measured times of the workload's plans are expected to be distributed around
+        predictions.
+        """
         return known_sureness().spread(
             self.kind, gpus, source_runs=self.own, scaled=bool(self.scaled)
         )
 
     def notes(self, gpus: int) -> tuple[str, ...]:
-        """The assumptions of a prediction on ``gpus`` GPUs that no measurement covers."""
+        """Notes for the user on those assumptions of a prediction on ``gpus`` GPUs that no
+        measurement covers.
+        """
         if not self.others:
             of_rates = (note for note in (self.scaled, self.curves_win) if note)
             return (*of_rates, *self._on(gpus).notes)
@@ -333,9 +344,9 @@ class PredictionBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sure:
-    """How far measurements may lie from predictions for one number of GPUs, with notes for the
-    user: a half-width where runs nearby were measured, otherwise the spread of runs of the same
-    kind.
+    """How far measured times may lie from predictions on one number of GPUs, with notes for the
+    user: a half-width if similar runs were measured, otherwise the distribution for runs of the
+    same kind.
     """
 
     half_width: float = 0.0
@@ -349,8 +360,8 @@ class _Sure:
 
 
 def half_width_at(calibration: EngineCalibration, doublings: float) -> float:
-    """The half-width of the bounds, as a share of the prediction, at a distance in doublings from
-    the nearest measured runs.
+    """The half-width of the bounds, as a share of the prediction, at this many doublings from the
+    nearest measured run.
     """
     near, far = calibration.half_width, calibration.far_half_width
     share = min(1.0, doublings / min(1.0, calibration.reach))
@@ -359,8 +370,8 @@ def half_width_at(calibration: EngineCalibration, doublings: float) -> float:
 
 
 def bounds_of(workload: Workload, cluster: Cluster, engine: str) -> PredictionBounds:
-    """The bounds of a workload's plans on a cluster under an engine; on heterogeneous nodes, those
-    of the group with the widest bounds.
+    """Make the bounds for a workload's plans on a cluster under an engine; on heterogeneous nodes,
+    those of the group of equal nodes with the widest bounds.
     """
     first, *others = (_bounds_of(workload, group, engine) for group in cluster.of_groups)
     return replace(first, others=tuple(others)) if others else first
@@ -383,7 +394,9 @@ def _bounds_of(workload: Workload, cluster: Cluster, engine: str) -> PredictionB
 
 
 def _scaled_rates(hardware: Hardware) -> str:
-    """A sentence saying why rates of a hardware were scaled; empty if none were."""
+    """A sentence for the user saying why measured rates of a hardware were scaled; empty if none
+    were.
+    """
     of = hardware.provenance
     if of.compute is not None and of.compute.kind == "scaled":
         lender = of.compute.source
@@ -394,8 +407,8 @@ def _scaled_rates(hardware: Hardware) -> str:
 
 
 def _curves_that_win(hardware: Hardware) -> str:
-    """A sentence saying why a hardware's edited figures leave its curves unchanged; empty if they
-    do not.
+    """A sentence for the user saying why a hardware's edited figures leave its measured curves
+    unchanged; empty if they do not.
     """
     of = hardware.provenance
     measured = [
@@ -412,7 +425,9 @@ def _curves_that_win(hardware: Hardware) -> str:
 
 
 def _kind_of(workload: Workload, cluster: Cluster, engine: str) -> RunKind:
-    """The kind of a workload's plans, before any software has run them."""
+    """The kind of run that a workload's plans are, before anything is known about the software that
+    runs them.
+    """
     model = workload.model
     blocks: Blocks = "hybrid" if model.is_hybrid else "experts" if model.experts else "dense"
     return RunKind(
@@ -425,15 +440,16 @@ def _kind_of(workload: Workload, cluster: Cluster, engine: str) -> RunKind:
 
 
 def slowest_cluster(cluster: Cluster, engine: Engine) -> Cluster | None:
-    """The cluster slowed to the slowest one on which an engine was measured; None where that does
-    not apply: inside a node, with a profile of its own, or without a measured cluster.
+    """The cluster with the profile of the slowest cluster on which an engine was measured; None
+    where that does not apply: inside a node, with a profile of its own, or without a measured
+    cluster.
     """
     if cluster.profile is not None or cluster.nodes == 1 or not engine.slowest:
         return None
     return replace(cluster, profile=catalog.profile(engine.slowest))
 
 
-# Figures derived from an iteration's time: its bounds, tokens per second, and MFU.
+# Computes the figures that follow from an iteration's time: bounds, tokens per second, and MFU.
 
 
 def iteration_figures(
@@ -446,7 +462,7 @@ def iteration_figures(
     bounds: PredictionBounds,
     slowest_s: float = 0.0,
 ) -> Mapping[str, Any]:
-    """The derived figures of a ``Prediction`` whose iteration takes ``seconds``.
+    """The figures of a ``Prediction`` that follow from its iteration time of ``seconds``.
 
     ``flop`` is the number of operations that all GPUs together do in the iteration,
     ``peak_flop_per_s`` the peak rate of one of them, ``slowest_s`` how long the iteration takes on
@@ -463,13 +479,13 @@ def iteration_figures(
     }
 
 
-# The probability that a plan fits, and bounds of its memory peak.
+# Computes the probability that a plan fits in memory, and the bounds of its memory peak.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakBounds(Checked):
-    """The probability that a plan fits, and 90 % bounds of the bytes that torch's allocator
-    reserves on its fullest GPU.
+    """The probability that a plan fits in memory, and the bounds that contain 90 % of the bytes
+    that torch's allocator reserves on its fullest GPU.
     """
 
     fit_probability: float = field(metadata=bounded(minimum=0, maximum=1))
@@ -478,7 +494,8 @@ class PeakBounds(Checked):
 
 
 def peak_bounds(prediction: Prediction, rooms: Sequence[float], engine: str) -> PeakBounds:
-    """Bounds of a plan's memory peak; ``rooms`` are the bytes available on a GPU of each stage.
+    """The bounds of a plan's memory peak, and the probability that it fits; ``rooms`` are the bytes
+    available on a GPU of each stage.
 
     A source's peaks are off together, so the stage with the least room decides. Host memory that is
     short is no matter of chance: such a plan does not fit.

@@ -1,4 +1,4 @@
-"""The kernels of operators: an engine's kernel rules and rates, and the operations of a whole
+"""Finds an engine's kernel rules and kernel rates for operators, and counts the operations of a
 training step.
 """
 
@@ -34,11 +34,12 @@ from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.context_ways import LAUNCHES
 from mistlab.stages.plan_orders import ends_of_plan
 
-# Finds the engine's kernel rule and the class of an operator in a layer graph.
+# Finds the kernel rule of an engine, and the operator class, that apply to an operator of a layer
+# graph.
 
 
 def class_of(operator: Operator) -> OperatorClass:
-    """The class of an operator, for which hardware files have a rate."""
+    """The operator's class, by which hardware files give rates."""
     if operator.kind == "matmul":
         return _class_of_product(operator)
     if operator.kind == "scan":
@@ -84,7 +85,7 @@ def _is_about(rule: KernelRule, operator: Operator, layer: LayerGraph, attention
 
 def _behind(operator: Operator, layer: LayerGraph) -> str:
     """The name of the operator that runs just before this one in its pass, if its output has the
-    shape of this one's first input, and it is no addition that broadcasts; otherwise "".
+    shape of this operator's first input; "" if it does not, or is an addition that broadcasts.
     """
     of_pass = layer.of_phase(operator.phase)
     index = next((n for n, one in enumerate(of_pass) if one is operator), 0)
@@ -96,8 +97,8 @@ def _behind(operator: Operator, layer: LayerGraph) -> str:
 
 
 def makes_weight_gradient(operator: Operator) -> bool:
-    """Whether an operator is a weight-gradient GEMM of a backward pass: its result has no token
-    dimension.
+    """Whether an operator is a GEMM that computes a weight gradient: it is in a backward pass, and
+    its result has no token dimension.
     """
     if operator.kind != "matmul" or operator.phase != "backward":
         return False
@@ -109,8 +110,8 @@ def _broadcasts(operator: Operator) -> bool:
 
 
 def _adds(operator: Operator, layer: LayerGraph) -> str:
-    """What kind of parameter an operator accumulates the gradient of: weight, vector or table; ""
-    if it accumulates none.
+    """The kind of parameter whose gradient an operator accumulates: weight, vector or table; "" if
+    it accumulates none.
     """
     if operator.kind != "accumulate":
         return ""
@@ -123,7 +124,7 @@ def _adds(operator: Operator, layer: LayerGraph) -> str:
 
 def kernels_of_join(operator: Operator) -> Sum:
     """The number of kernels and messages that an operator of context parallelism adds to a pass, as
-    an expression of the number of ranks.
+    an expression of the number of context-parallel ranks.
     """
     of_way = LAUNCHES[JOINS[operator.name]]
     launches = of_way.forward if operator.phase == "forward" else of_way.backward
@@ -131,13 +132,13 @@ def kernels_of_join(operator: Operator) -> Sum:
     return where("numpy.greater(cp, 1)") * kernels
 
 
-# The rates of an engine's kernels on a hardware, and the slowdown of other precisions relative to
-# 16 bits.
+# Computes the rates that an engine's kernels reach on a hardware, and how much slower other
+# precisions are than 16 bits.
 
 
 def compute_of(hardware: Hardware, compute: Compute, engine: Engine) -> Compute:
-    """The rates of an engine's kernels on a hardware. If the engine's host is modelled separately,
-    launching kernels costs nothing here.
+    """The rates that an engine's kernels reach on a hardware. If the engine's host is modelled
+    separately, launching a kernel takes no time in these rates.
     """
     products, attention, memory = engine.shares(hardware.name)
     eight_bit = engine.eight_bit_on.get(hardware.name, 1.0)
@@ -163,8 +164,8 @@ def compute_of(hardware: Hardware, compute: Compute, engine: Engine) -> Compute:
 
 
 def captured(job: Job) -> Job:
-    """The job with iterations replayed as a CUDA graph, for which the host launches no kernels. The
-    gaps between the kernels of a graph are part of the GPU's rates.
+    """The job with its iterations replayed as a CUDA graph, so that the host launches no kernels.
+    The gaps between the kernels of a graph are part of the GPU's measured rates.
     """
     if not ENGINES[job.plan.engine].runs_here:
         reject(
@@ -188,8 +189,8 @@ def captured(job: Job) -> Job:
 
 
 def with_dequantised(compute: Compute, hardware: Hardware, workload: Workload) -> Compute:
-    """The rates of GEMMs whose frozen weights are stored in few bits: before each GEMM, the time to
-    read the weights and write them in 16 bits at the memory bandwidth is added, for a micro-batch
+    """The hardware's rates with slower GEMMs where frozen weights are stored in few bits: before
+    each GEMM its weights are read and written in 16 bits at the memory bandwidth, for a micro-batch
     of one sequence.
     """
     if workload.train == "all" or workload.base == "16bit":
@@ -206,13 +207,13 @@ def with_dequantised(compute: Compute, hardware: Hardware, workload: Workload) -
     return replace(compute, rates=tuple(map(slower, compute.rates)))
 
 
-# Classes of operators that multiply by a weight.
+# The operator classes that multiply by a weight matrix.
 WEIGHTED = ("matmul", "grouped_matmul")
 
 
 def host_of(engine: Engine, block_operators: float, compute: Compute) -> HostTime | None:
-    """The seconds in which an engine's host issues blocks with this many operators; None if the
-    engine's host is not modelled.
+    """The seconds in which an engine's host issues the forward and the backward pass of a block
+    with this many operators; None if the engine's host is not modelled.
     """
     if engine.host is None:
         return None
@@ -220,7 +221,7 @@ def host_of(engine: Engine, block_operators: float, compute: Compute) -> HostTim
 
 
 def slowdown_of(peaks: PeakTflops, precision: Precision) -> float:
-    """The slowdown of a precision's arithmetic relative to 16 bits.
+    """The factor by which arithmetic in a precision is slower than in 16 bits.
 
     With 8-bit and 4-bit products everything else is in 16 bits.
     """
@@ -229,11 +230,13 @@ def slowdown_of(peaks: PeakTflops, precision: Precision) -> float:
 
 
 def slowdown_of_8_bits(peaks: PeakTflops) -> float:
-    """The slowdown of 8-bit GEMMs relative to 16 bits; below 1 where they are faster."""
+    """The factor by which 8-bit GEMMs are slower than 16-bit GEMMs; below 1 where they are
+    faster.
+    """
     return 1.0 if peaks.fp8 is None else peaks.fp16 / peaks.fp8
 
 
-# Counts the arithmetic operations of one training step, which do not depend on the plan.
+# Counts the floating-point operations of a training step, which do not depend on the plan.
 
 
 PRODUCTS = {"matmul", "attention"}
@@ -241,12 +244,14 @@ PRODUCTS = {"matmul", "attention"}
 
 @cache
 def model_flop(workload: Workload) -> float:
-    """The operations of a step's GEMMs, forward and backward, without recomputation."""
+    """The floating-point operations of a step's GEMMs, forward and backward, without
+    recomputation.
+    """
     return _step_flop(workload, range(workload.model.layers), 1, 1)
 
 
 def stage_flop(workload: Workload, plan: Plan, stage: int) -> float:
-    """The part of ``model_flop`` in the layers of one stage."""
+    """The part of ``model_flop`` that is in the layers of one stage."""
     first = sum(one.layers for one in plan.stages[:stage])
     blocks = range(first, first + plan.stages[stage].layers)
     embedding, head = ends_of_plan(plan)
@@ -254,8 +259,8 @@ def stage_flop(workload: Workload, plan: Plan, stage: int) -> float:
 
 
 def mfu_of(job: Job, stage: int | None, seconds: float) -> float:
-    """The MFU of a step, or of one stage, relative to the peak rate of the hardware that the job
-    names, even if the step runs elsewhere.
+    """The MFU of a step, or of one stage of it, relative to the peak rate of the hardware that the
+    job names, even if the step ran on another one.
     """
     peak = job.cluster.peak_flop_per_s(job.workload.precision)
     if stage is not None:
@@ -266,22 +271,22 @@ def mfu_of(job: Job, stage: int | None, seconds: float) -> float:
 def megatron_flop(
     *, batch: int, sequence_length: int, layers: int, hidden: int, vocab: int
 ) -> float:
-    """The operations of a step as Megatron-LM counts them, with full recomputation (Narayanan et
-    al., SC 2021).
+    """The floating-point operations of a step as Megatron-LM counts them, with full recomputation
+    (Narayanan et al., SC 2021).
     """
     b, s, l, h = batch, sequence_length, layers, hidden  # noqa: E741 (as in the paper)
     return 96 * b * s * l * h**2 * (1 + s / (6 * h) + vocab / (16 * l * h))
 
 
 def rough_state_bytes(model: ModelSpec) -> int:
-    """A rough estimate of the bytes of weights, gradients and optimizer states: 16 bytes for each
-    of a block's 12 h^2 parameters, where h is the hidden width.
+    """A rough estimate of the bytes of a model's weights, gradients and optimizer states: 16 bytes
+    for each of the 12 h^2 parameters of a block, where h is the hidden size.
     """
     return 16 * 12 * model.layers * model.hidden**2
 
 
 def _step_flop(workload: Workload, blocks: range, embeddings: int, heads: int) -> float:
-    """The operations of a step in the given blocks, embeddings and heads."""
+    """The floating-point operations of a step in these blocks, embeddings and heads."""
     embedding, *kinds, head = _sequence_flop(workload)
     pattern = graph_of(workload).pattern
     places = [[*dict.fromkeys(pattern)].index(kind) for kind in pattern]
@@ -294,8 +299,8 @@ def _step_flop(workload: Workload, blocks: range, embeddings: int, heads: int) -
 
 @cache
 def _sequence_flop(workload: Workload) -> tuple[float, ...]:
-    """The operations for one sequence in the embedding, in a block of each kind, and in the head,
-    if experts are perfectly balanced and drop no tokens.
+    """The floating-point operations for one sequence in the embedding, in a block of each kind, and
+    in the head, if experts are perfectly balanced and drop no tokens.
     """
     workload = replace(workload, expert_imbalance=1.0, expert_capacity=None, expert_padding=False)
     ones = dict.fromkeys(sizes_of_candidates(), 1)
@@ -307,8 +312,8 @@ def _sequence_flop(workload: Workload) -> tuple[float, ...]:
 
 @kept
 def _flop(graph: StoredGraph, columns: tuple[str, ...], train: Train) -> Compiled:
-    """The operations of the GEMMs of the embedding, a block of each kind, and the head; if only
-    adapters are trained, without the GEMMs of weight gradients.
+    """The floating-point operations of the GEMMs in the embedding, a block of each kind, and the
+    head; if only adapters are trained, without GEMMs that compute weight gradients.
     """
     is_all = train == "all"
     flop = {
@@ -323,7 +328,7 @@ def _flop(graph: StoredGraph, columns: tuple[str, ...], train: Train) -> Compile
 
 
 def of_ranks(host: HostTime, ranks: Column, way: Column) -> tuple[Floats, Floats]:
-    """The host's seconds to issue a block's forward and backward pass on one of several
+    """The seconds in which a host issues a block's forward and backward pass on one of several
     context-parallel ranks (C), which exchange keys and values in the given ``way`` (C).
     """
     forward, backward = np.full(len(ranks), host.forward_s), np.full(len(ranks), host.backward_s)

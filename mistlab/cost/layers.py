@@ -1,4 +1,4 @@
-"""The costs of single layers: kernel seconds, and bytes that they keep and pass on.
+"""The costs of a model's layers: kernel seconds, and bytes that a layer keeps and passes on.
 
 Axes: C candidates; types of layers (``mistlab.graph.layer_types``) are named, not numbered.
 """
@@ -49,8 +49,8 @@ CLASSES: tuple[OperatorClass, ...] = (
     *OPERATOR_CLASSES,
     *(name for name in AS_ANOTHER if name != "step"),
 )
-# Names of GEMMs that can overlap with tensor-parallel collectives: of a weight's gradient, or of a
-# layer's input gradient. They are counted in addition to the classes of operators.
+# The class name of GEMMs that tensor-parallel collectives can overlap with: of a weight's gradient,
+# or of a layer's input gradient. They are counted again, in addition to their operator class.
 BESIDE = "beside"
 BESIDE_INPUT = "beside input"
 BESIDES: Mapping[Beside, str] = {"weights": BESIDE, "input": BESIDE_INPUT}
@@ -59,7 +59,7 @@ OF_ATTENTION: tuple[OperatorClass, ...] = (
     *("attention_forward", "attention_backward", "batched_matmul"),
 )
 
-# The time of a pass is the norm, with this power, of GPU time and launch time: nearly the maximum
+# The time of a pass is a norm, with this exponent, of GPU time and launch time: close to the longer
 # of both.
 JOIN = 6.0
 
@@ -68,7 +68,7 @@ KernelRules = tuple[KernelRule, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pass:
-    """The forward or the backward pass of a layer, for each candidate (C).
+    """The forward or the backward pass of one layer, for each candidate (C).
 
     ``exchanged`` has the numbers of messages, and their bytes in all, by the names of
     ``EXCHANGES``. ``beside_s`` of ``compute_s`` can run while messages of each kind are under way.
@@ -79,7 +79,7 @@ class Pass:
     exchanged: Mapping[str, tuple[Floats, Floats]]
 
     def taken(self, rows: Ints) -> Self:
-        """The layer's pass for the candidates with these indices."""
+        """The layer's pass for only the candidates with these indices."""
         return type(self)(
             compute_s=self.compute_s[rows],
             beside_s={beside: seconds[rows] for beside, seconds in self.beside_s.items()},
@@ -92,8 +92,8 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerFigures:
-    """The costs of one layer for each candidate (C): its passes, its parameters on a rank, and the
-    bytes that it saves for the backward pass and passes on.
+    """The costs of one layer for each candidate (C): its forward and backward pass, its parameters
+    on a rank, and the bytes that it keeps for the backward pass and passes on.
 
     ``experts`` are the parameters of experts among all. ``again`` is the part of the forward pass
     that runs once more before its backward pass. Types of layers with equal passes share them.
@@ -109,7 +109,7 @@ class LayerFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWork:
-    """The work of a model's layers with one engine's kernels, as functions of columns.
+    """The work of a model's layers with an engine's kernels, as functions of columns of sizes.
 
     Expressions of a pass are named after the first type of layer that has it. The numbers of
     ``compiled`` say, for each pass of each type, the place of its name among these names. With
@@ -131,7 +131,7 @@ class LayerWork:
         treatments: tuple[tuple[str, Treatment], ...],
         split: StoredGraph | None = None,
     ) -> Self:
-        """Compile the expressions of a graph's layers."""
+        """Compile the expressions for the work of a layer graph's layers."""
         return cls(
             graph=graph,
             types=LayerTypes.of(graph.pattern).names,
@@ -142,7 +142,7 @@ class LayerWork:
         )
 
     def __call__(self, columns: Mapping[str, Floats]) -> Mapping[str, Floats]:
-        """Evaluate every expression, given columns of all sizes and of the choices that select a
+        """Evaluate all expressions, given columns of sizes and of the choices that select a
         graph.
         """
         values = by_graph(self.compiled, self._other, columns)
@@ -154,7 +154,7 @@ class LayerWork:
 
     @property
     def passes(self) -> Sequence[str]:
-        """The names of all passes."""
+        """The names of the passes of all layer types."""
         names: dict[int, str] = {}
         for name, number in self.compiled.numbers.items():
             names.setdefault(number, name)
@@ -181,7 +181,7 @@ def _compiled(
     numbers: dict[str, int] = {}
     names: dict[tuple[str, tuple[Operator, ...]], str] = {}
     layers = graphs_of(graph.counts, treatments, choice.exchange, choice.lean)
-    # A layer type that a plan's choice may modify keeps a name of its own for its passes: names
+    # A layer type that a plan's choice may modify has passes of its own, named by the type: names
     # must not depend on the choice.
     chosen = {
         type_of(kind, name) for kind in graph.pattern for name, row in treatments if row.is_chosen
@@ -206,7 +206,7 @@ def _compiled(
 
 
 def _exchanges(name: str, operators: Sequence[Operator]) -> Mapping[str, Value]:
-    """The numbers of messages of a pass, and their total bytes."""
+    """The numbers of messages in a pass's collectives, and the bytes of all messages together."""
     expressions: dict[str, Value] = {}
     for kind in EXCHANGES:
         messages = [o.read_bytes for o in operators if o.name == kind]
@@ -216,21 +216,21 @@ def _exchanges(name: str, operators: Sequence[Operator]) -> Mapping[str, Value]:
 
 
 def _passes(layer: LayerGraph) -> dict[str, tuple[Operator, ...]]:
-    """The operators of each pass of a layer."""
+    """The operators of a layer's forward and backward pass, by pass."""
     passes: dict[str, tuple[Operator, ...]] = {phase: layer.of_phase(phase) for phase in PHASES}
     return {**passes, AGAIN: layer.again} if layer.again else passes
 
 
 def work_of(graph: StoredGraph, rules: KernelRules, split: StoredGraph | None = None) -> LayerWork:
-    """The work of a graph's layers with an engine's kernels; ``split`` is the graph with sequence
-    parallelism.
+    """The work of a layer graph's layers with an engine's kernels; ``split`` is the graph under
+    sequence parallelism.
     """
     return LayerWork.of(graph, rules, tuple(TREATMENTS.items()), split)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerModel:
-    """The times of a model's layers under one engine on one GPU.
+    """Computes the times of a model's layers under one engine on one GPU.
 
     ``slowdown`` is how many times slower the workload's arithmetic is than 16-bit arithmetic, for
     which rates are given; ``of_8_bits`` is the same of 8-bit products without a rate of their own.
@@ -242,8 +242,8 @@ class LayerModel:
     of_8_bits: float = 1.0
 
     def __call__(self, columns: Mapping[str, Floats]) -> Mapping[str, LayerFigures]:
-        """The costs of a layer of each type, given columns of all sizes and of the choices that
-        select a graph.
+        """The costs of each layer type, given columns of sizes and of the choices that select a
+        graph.
         """
         values, rates = self.work(columns), self.rates()
         passes = {name: self._pass(name, values, rates) for name in self.work.passes}
@@ -265,7 +265,7 @@ class LayerModel:
         }
 
     def rates(self) -> Mapping[str, tuple[float, float]]:
-        """The seconds per operation and per byte, for each class of operators."""
+        """The seconds per floating-point operation and per byte, for each operator class."""
         s_per_flop = self.slowdown / self.compute.sustained
         rates: dict[str, tuple[float, float]] = {
             operators: (
@@ -299,15 +299,15 @@ class LayerModel:
         )
 
     def _launched(self, gpu_s: Floats, launches_s: Floats) -> Floats:
-        """The time of a pass whose kernels take ``gpu_s`` on the GPU and ``launches_s`` to launch,
-        one after another on one CPU core.
+        """The seconds of a pass whose kernels take ``gpu_s`` on the GPU, and ``launches_s`` to
+        launch one after another on one CPU core.
         """
         if self.compute.host_computes:
             return gpu_s + launches_s
         return _joined(gpu_s, launches_s)
 
     def times_slower(self, operators: OperatorClass) -> float:
-        """How many times slower a class of operators is than the class whose rate it uses."""
+        """The factor by which an operator class is slower than the class whose rate it uses."""
         takes = self.compute.given(operators)
         return self.of_8_bits if operators in EIGHT_BIT and takes not in EIGHT_BIT else 1.0
 
@@ -315,8 +315,8 @@ class LayerModel:
 def of_classes(
     name: str, values: Mapping[str, Floats], rates: Mapping[str, tuple[float, float]]
 ) -> tuple[Floats, Floats]:
-    """The operations and the seconds of a pass's kernels, for each class of operators and candidate
-    (classes, C).
+    """The floating-point operations and the seconds of a pass's kernels, for each operator class
+    and candidate (classes, C).
     """
     flop = np.array([values[f"{name} {one} flop"] for one in rates])
     moved = np.array([values[f"{name} {one} bytes"] for one in rates])
@@ -365,8 +365,8 @@ def _work(
 
 
 def _goes_on_beside(operator: Operator) -> Beside | None:
-    """Which gradient a GEMM computes, a weight's or the layer's input's, if a tensor-parallel
-    collective can overlap with it; otherwise None.
+    """Which gradient a GEMM computes (a weight's, or the layer's input's) if a tensor-parallel
+    collective can overlap with the GEMM; otherwise None.
 
     They exchange the gradient of a layer's input beside a product that makes the gradient of a
     weight whose rows are split over the ranks. They gather the input again beside the product that
@@ -385,7 +385,7 @@ def _goes_on_beside(operator: Operator) -> Beside | None:
 
 @cache
 def bytes_factor(rule: KernelRule) -> Sum:
-    """The share of an operator's bytes that its kernel moves, as an expression of sizes."""
+    """The bytes that an operator's kernel moves over those of the graph: an expression of sizes."""
     if rule.bytes_own_keys is not None:
         return _where_own_keys(_number(rule.bytes_own_keys), _number(rule.bytes_factor))
     return _where_fused(rule, rule.bytes_factor, rule.bytes_unfused)
@@ -415,31 +415,31 @@ def _where_fused(rule: KernelRule, fused: float, unfused: float) -> Sum:
 
 @cache
 def _number(factor: float) -> Sum:
-    """A decimal factor as an exact fraction, in an expression."""
+    """A decimal factor as an exact fraction, for use in an expression."""
     return Sum.of(Fraction(str(factor)))
 
 
 def _joined(gpu_s: Floats, launches_s: Floats) -> Floats:
-    """GPU time joined with the host's launch time: close to the longer of the two."""
+    """GPU time combined with the host's launch time: close to the longer of both."""
     longer = np.maximum(gpu_s, launches_s)
     shares = (gpu_s / longer) ** JOIN + (launches_s / longer) ** JOIN
     return np.asarray(longer * shares ** (1 / JOIN))
 
 
-# The collectives inside layers, and the part of their time that GEMMs hide.
+# The collectives inside layers, and how much of their time GEMMs hide.
 #
 # Axes: S strategies.
 
-# A function: the seconds of a collective over a named group of ranks, given its bytes and its
-# number of messages, for each strategy (S).
+# A function: the seconds of a collective over a named group of ranks, given the bytes and number of
+# its messages, for each strategy (S).
 Over = Callable[[str, Collective, Floats, Floats], Floats]
-# A function: the seconds of exchanges between ranks with different experts, given their bytes and
-# messages, for each strategy (S).
+# A function: the seconds of exchanging tokens between ranks with different experts, given the bytes
+# and number of messages, for each strategy (S).
 ToExperts = Callable[[Floats, Floats], Floats]
 
 
 class LayerExchanges:
-    """The collectives in the passes of layers, for some strategies (S)."""
+    """The collectives in the passes of layers, under some strategies (S)."""
 
     def __init__(
         self, over: Over, to_experts: ToExperts, of_several: Callable[[str], Sequence[object]]
@@ -450,12 +450,12 @@ class LayerExchanges:
         self._found: dict[int, Mapping[Beside | None, Floats]] = {}
 
     def any_in(self, passes: Sequence[Pass]) -> bool:
-        """Whether ranks communicate in the given passes."""
+        """Whether ranks communicate in the passes with these names."""
         names = {name for one in passes for name in one.exchanged}
         return any(self._of_several(EXCHANGES[name].group) for name in names)
 
     def within(self, groups: Collection[str]) -> LayerExchanges:
-        """The collectives of the given mesh groups only."""
+        """The collectives over these groups of ranks only."""
 
         def of_several(group: str) -> Sequence[object]:
             return self._of_several(group) if group in groups else ()
@@ -463,7 +463,7 @@ class LayerExchanges:
         return LayerExchanges(self._over, self._to_experts, of_several)
 
     def unhidden_s(self, layer: LayerFigures, phase: Phase, *, overlaps_products: bool) -> Floats:
-        """The exposed seconds of the collectives in one pass of a layer, for each strategy (S); a
+        """The exposed seconds of the collectives in a layer's pass, for each strategy (S); a
         backward pass includes those of its recomputation.
         """
         layer_pass = layer.passes[phase]
@@ -492,8 +492,8 @@ class LayerExchanges:
         return np.asarray(seconds)
 
     def hidden_s(self, layer_pass: Pass, beside: Beside) -> Floats:
-        """The seconds of a pass's collectives that GEMMs or attention named ``beside`` hide, for
-        each strategy (S).
+        """The seconds of those collectives of a pass that GEMMs or attention named ``beside`` hide,
+        for each strategy (S).
         """
         exchanged_s = self._by_product(layer_pass).get(beside)
         if exchanged_s is None:
@@ -502,14 +502,14 @@ class LayerExchanges:
 
     def _by_product(self, layer_pass: Pass) -> Mapping[Beside | None, Floats]:
         """The seconds of a pass's collectives for each strategy (S), by the GEMMs or attention that
-        can hide them; None for those that nothing can.
+        can hide them; under None those that nothing can hide.
         """
         if id(layer_pass) not in self._found:
             by_product: dict[Beside | None, Floats] = {}
             for name, (messages, size_bytes) in layer_pass.exchanged.items():
                 row = EXCHANGES[name]
                 if not self._of_several(row.group):
-                    # A group of one rank exchanges nothing.
+                    # A group of a single rank has no collectives.
                     continue
                 if row.group == "experts":
                     seconds = self._to_experts(size_bytes, messages)
@@ -520,7 +520,7 @@ class LayerExchanges:
         return self._found[id(layer_pass)]
 
 
-# The costs of layers for columns of strategies, computed once for strategies of equal sizes.
+# The costs of layers for columns of strategies; strategies with equal sizes are computed once.
 
 
 def figures_of_layers(
@@ -529,8 +529,8 @@ def figures_of_layers(
     workload: Workload,
     columns: Mapping[str, NDArray[Any]],
 ) -> Mapping[str, LayerFigures]:
-    """The costs of a layer of each type for each strategy; ``known`` caches those of sizes that
-    were met before.
+    """The costs of each layer type for each strategy; ``known`` caches the costs of sizes that
+    occurred before.
     """
     names = layer_columns()
     figures, rows = known(
@@ -540,7 +540,7 @@ def figures_of_layers(
     taken: dict[int, Pass] = {}
 
     def pass_of(layer_pass: Pass) -> Pass:
-        # Layer types that share a pass share its rows.
+        # Layer types that share a pass share the result for that pass.
         if id(layer_pass) not in taken:
             taken[id(layer_pass)] = layer_pass.taken(rows)
         return taken[id(layer_pass)]
@@ -584,7 +584,7 @@ def waits_for_hosts_s(
         return waits_s
     graph = graph_of(workload)
     kinds = LayerTypes.of(graph.pattern).kinds
-    # Between embedding and head each kind of block has equally many types, one for each way to run.
+    # Between embedding and head, each kind of block has a layer type for each way to run it.
     ways = (len(layers) - 2) // len(kinds)
     for layer_type, layer in enumerate(layers[1:-1], start=1):
         groups = (EXCHANGES[name].group for name in layer.passes[phase].exchanged)

@@ -1,4 +1,5 @@
-"""The times of a cluster's links: collectives, sends between stages, copies to and from the host.
+"""Computes the seconds of transfers on a cluster's links: collectives, sends between stages, copies
+to and from the host.
 
 The times of a shape of group that was not measured follow from the nearest measured shape. Over R
 ranks a collective moves (R - 1) / R of its message past each link, so the rate of the links carries
@@ -44,19 +45,19 @@ from mistlab.stages.stage_shape import by_shape
 
 Copy = Literal["host_to_device", "device_to_host"]
 
-# The latency of one hop of a collective inside a node; across nodes it is ``NETWORK_HOP_S``.
-# Measured all-reduces inside nodes give 2.1 to 2.7 microseconds a hop over NVLink and 4.8 over
-# PCIe.
+# The latency of one hop of a collective inside a node; that of a hop between nodes is
+# ``NETWORK_HOP_S``. Measured all-reduces inside nodes give 2.1 to 2.7 microseconds a hop over
+# NVLink and 4.8 over PCIe.
 NVLINK_HOP_S = 3.4 * MICROSECONDS
 PCIE_HOP_S = 5.7 * MICROSECONDS
-# The bandwidth above which the GPUs of a node are taken to have NVLink.
+# GPUs of a node whose links are faster than this are taken to have NVLink.
 FASTEST_PCIE_GBYTES_PER_S = 64.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measured:
-    """The latency and seconds per byte of a collective that were measured on groups of one shape:
-    so many GPUs in each of so many nodes.
+    """The measured latency and seconds per byte of a collective, over groups of one shape: a number
+    of GPUs in each of a number of nodes.
     """
 
     gpus_in_node: int
@@ -66,7 +67,7 @@ class _Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTimes:
-    """The times of one cluster's links: collectives, sends and host copies."""
+    """The seconds of transfers on one cluster's links: collectives, sends and host copies."""
 
     cluster: Cluster
     transfers: Transfers
@@ -74,7 +75,9 @@ class LinkTimes:
 
     @classmethod
     def of(cls, cluster: Cluster) -> "LinkTimes":
-        """The link times of a cluster; refuses hardware on which no transfers were measured."""
+        """Make the times of a cluster's links; refuses hardware on which no transfers were
+        measured.
+        """
         transfers = cluster.hardware.transfers
         if transfers is None:
             message = (
@@ -88,7 +91,7 @@ class LinkTimes:
         self, kind: Collective, *, gpus_in_node: int, nodes: int, units: tuple[int, ...] = ()
     ) -> LinkTime:
         """The time of a collective over groups of this shape; ``units`` is the number of units
-        (racks, for one) of each tier above the network that a group spans.
+        (racks, for one) of each tier above the nodes' network that a group is spread over.
         """
         if kind == "all_to_all" and nodes > 1:
             return self.to_all(gpus_in_node=gpus_in_node, nodes=nodes, units=units)
@@ -104,7 +107,7 @@ class LinkTimes:
         return link if summed is None else replace(summed, instead=link)
 
     def _over_nodes(self, kind: Collective, gpus_in_node: int, nodes: int) -> LinkTime:
-        """The time of a collective over nodes, as if there were no network tiers above them."""
+        """The time of a collective over nodes, as if their network had no tiers above it."""
         ranks = gpus_in_node * nodes
         if ranks == 1:
             return LinkTime(latency_s=0.0, s_per_byte=0.0)
@@ -124,7 +127,7 @@ class LinkTimes:
             s_per_byte = self._by_datasheet(kind, gpus_in_node, ranks)
         else:
             s_per_byte = self._as_measured(near, gpus_in_node, nodes)
-        # What the measured latency exceeds that of the hops by is taken to be the same for every
+        # The part of a measured latency that hops do not explain is taken to be the same for every
         # shape of group.
         beyond_s = 0.0
         if near is not None:
@@ -142,14 +145,14 @@ class LinkTimes:
         return link(self._ring_s(kind, gpus_in_node, nodes), s_per_byte, tree)
 
     def tier_name(self, index: int) -> str:
-        """The name of the tier at this index."""
+        """The name of the network tier at this index."""
         network = self.cluster.network
         return NAMES[index] if network is None else network.tiers[index].name
 
     def to_all(
         self, *, gpus_in_node: int, nodes: int, copies: int = 0, units: tuple[int, ...] = ()
     ) -> LinkTime:
-        """The time of an all-to-all, in which each rank sends equal parts to all others.
+        """The time of an all-to-all collective, in which each rank sends equal parts to all others.
 
         Parts for the own node go over its links, parts for other nodes over the rank's own share of
         the network, all at once: unlike a ring's, no message waits for another one. If rows are so
@@ -157,8 +160,8 @@ class LinkTimes:
         """
         if nodes == 1:
             return self._over_nodes("all_to_all", gpus_in_node, 1)
-        # The share of all nodes that the ``copies`` of a token reach, divided by its copies per
-        # node: a node gets a token once.
+        # A node gets a token only once, so fewer than ``copies`` of a token cross the network: the
+        # expected number of nodes that they reach, as a share of the copies.
         reached = (1 - (1 - 1 / nodes) ** copies) * nodes / copies if copies else 1.0
         link = self._to_nodes(gpus_in_node, nodes, reached, passes_on=copies > 0)
         if self.tiers is None:
@@ -168,7 +171,7 @@ class LinkTimes:
     def _to_nodes(
         self, gpus_in_node: int, nodes: int, reached: float, *, passes_on: bool
     ) -> LinkTime:
-        """The time of an all-to-all over nodes, as if there were no network tiers above them."""
+        """The time of an all-to-all over nodes, as if their network had no tiers above it."""
         ranks, cluster = gpus_in_node * nodes, self.cluster
         network = cluster.inter_node_bytes_per_s / cluster.gpus_per_node
         across = (ranks - gpus_in_node) / ranks / network * reached
@@ -176,7 +179,8 @@ class LinkTimes:
             tier = self.tier_name(NETWORK)
             return LinkTime(latency_s=self._network_hop_s, s_per_byte=across, tier=tier)
         inside = self._over_nodes("all_to_all", gpus_in_node, 1)
-        # The bytes that stay in the node, or are forwarded inside it.
+        # The links inside the node carry all bytes if ranks forward them there; otherwise only
+        # those that stay in the node.
         passes_on = passes_on or (self.tiers is not None and self.tiers.forwards)
         stay = 1.0 if passes_on else gpus_in_node / ranks
         link = LinkTime(
@@ -189,7 +193,7 @@ class LinkTimes:
     def inside_layer(
         self, kind: Collective, *, gpus_in_node: int, nodes: int, units: tuple[int, ...] = ()
     ) -> LinkTime:
-        """The time of a collective inside a layer, whose messages are small.
+        """The time of a collective inside a layer, where messages are small.
 
         Gathers and scatters are often measured on large messages alone, and then their line says
         too much of small ones. Half of an all-reduce, which has both, is another estimate. Inside a
@@ -205,25 +209,26 @@ class LinkTimes:
         return replace(link, instead=half)
 
     def _summed_by_ranks(self, gpus_in_node: int, nodes: int, units: tuple[int, ...]) -> LinkTime:
-        """The time of an all-reduce over a ring, without in-network reduction."""
+        """The time of a ring all-reduce, without reduction in the network's switches."""
         link = self._over_nodes("all_reduce", gpus_in_node, nodes)
         if self.tiers is None or nodes == 1:
             return link
         return self.tiers.collective("all_reduce", link, GroupSpread(gpus_in_node, nodes, units))
 
     def _as_measured(self, near: "_Measured", gpus_in_node: int, nodes: int) -> float:
-        """Seconds per byte for groups of this shape, derived from those of the nearest measured
-        shape.
+        """The seconds per byte of a collective over groups of this shape, from those of the nearest
+        measured shape.
         """
         ranks, near_ranks = gpus_in_node * nodes, near.gpus_in_node * near.nodes
-        # The bytes that pass a link for each byte of the message, relative to the measured shape.
+        # The bytes that cross a rank's link per byte of the message, relative to the measured
+        # shape.
         share = ((ranks - 1) / ranks) / ((near_ranks - 1) / near_ranks)
         if nodes > 1:
             share *= near.gpus_in_node / gpus_in_node
         return near.link.s_per_byte * share / self._override(across_nodes=nodes > 1)
 
     def _by_datasheet(self, kind: Collective, gpus_in_node: int, ranks: int) -> float:
-        """Seconds per byte across nodes, from the network's datasheet rate.
+        """The seconds per byte of a collective across nodes, from the network's datasheet rate.
 
         A group's share of the rate is its ranks' share of the node's GPUs.
         """
@@ -233,13 +238,13 @@ class LinkTimes:
         return passes * (ranks - 1) / ranks / rate
 
     def _ring_s(self, kind: Collective, gpus_in_node: int, nodes: int) -> float:
-        """The latency of all hops of a collective over a ring."""
+        """The latency of all hops of a collective over a ring of ranks."""
         inside, across = (gpus_in_node - 1) * nodes, nodes - 1
         passes = 2 if kind == "all_reduce" else 1
         return passes * (inside * self._hop_in_node_s + across * self._network_hop_s)
 
     def _tree_s(self, gpus_in_node: int, nodes: int) -> float:
-        """The latency of all hops of an all-reduce, up and down a tree of nodes.
+        """The latency of all hops of an all-reduce up and down a tree of nodes.
 
         The GPUs of a node form a chain.
         """
@@ -259,7 +264,7 @@ class LinkTimes:
         self, *, across_nodes: bool, at_once: int, tier: int = NETWORK, senders: int = 1
     ) -> LinkTime:
         """The time of a send to a GPU of the next stage, while ``at_once`` GPUs of each node send,
-        and ``senders`` GPUs of all nodes use the same uplink of the network tier numbered ``tier``.
+        and ``senders`` GPUs of all nodes share an uplink of the network tier numbered ``tier``.
         """
         link = self._send(across_nodes=across_nodes, at_once=at_once)
         if self.tiers is None or not across_nodes:
@@ -282,8 +287,9 @@ class LinkTimes:
         return LinkTime(latency_s=latency_s, s_per_byte=1 / rate, tier=tier)
 
     def parts_of_links(self, *, at_once: int, tier: int = NETWORK, senders: int = 1) -> list[float]:
-        """The fractions of links that sends take: of a node's network if ``at_once`` of its GPUs
-        send, and of the uplink of each network tier up to ``tier`` if ``senders`` GPUs use it.
+        """The fractions of links that a send uses: of its node's network if ``at_once`` GPUs of the
+        node send, and of the uplink of each network tier up to ``tier`` if ``senders`` GPUs share
+        it.
         """
         link = self.send(across_nodes=True, at_once=at_once, tier=tier, senders=senders)
         parts = [at_once / (link.s_per_byte * self.cluster.inter_node_bytes_per_s)]
@@ -292,7 +298,7 @@ class LinkTimes:
         return parts
 
     def copy(self, direction: Copy) -> LinkTime:
-        """The time of a host copy while all GPUs of the node copy."""
+        """The time of a copy between a GPU and its host while all GPUs of the node copy."""
         measured = [g for g in self.transfers.groups if getattr(g, direction) is not None]
         if not measured:
             message = (
@@ -306,8 +312,8 @@ class LinkTimes:
         return LinkTime(latency_s=line.latency_s, s_per_byte=1 / line.bytes_per_s)
 
     def _override(self, *, across_nodes: bool) -> float:
-        """The bandwidth that a plan or network file sets for a link, as a multiple of the
-        hardware's; 1 if none is set.
+        """The bandwidth that the cluster was given for a link, as a multiple of the hardware's; 1
+        if it was given none.
         """
         which = "inter_node_gbytes_per_s" if across_nodes else "intra_node_gbytes_per_s"
         given = self.cluster.given_gbytes_per_s(which)
@@ -316,8 +322,8 @@ class LinkTimes:
 
 
 def _measured(group: GroupTransfers, kind: Collective) -> _Measured | None:
-    """The fitted time of a collective on measured groups of one shape; if that collective was not
-    measured, derived from another one's.
+    """The fitted time of a collective on the measured groups of one shape; if that collective was
+    not measured, derived from another collective's.
 
     An all-reduce is a reduce-scatter and an all-gather, which move equal bytes. An all-to-all moves
     as many bytes past each link as an all-gather of a message as large as one rank's rows.
@@ -372,7 +378,7 @@ class AllReduceLatency:
 
 
 def all_reduce_latency(links: LinkTimes, size_bytes: float) -> AllReduceLatency:
-    """The seconds of an all-reduce of this size over all GPUs of a cluster."""
+    """The latency of an all-reduce of this size over all GPUs of a cluster, by ring and by tree."""
     cluster = links.cluster
     link = links.collective("all_reduce", gpus_in_node=cluster.gpus_per_node, nodes=cluster.nodes)
     tree = link.instead
@@ -383,7 +389,7 @@ def all_reduce_latency(links: LinkTimes, size_bytes: float) -> AllReduceLatency:
     )
 
 
-# The time of transfers, from a fitted latency and bandwidth. Axes: C transfers.
+# The seconds of transfers, from a fitted latency and bandwidth. Axes: C transfers.
 
 
 def transfer_s(size_bytes: Floats, line: Line) -> Floats:
@@ -394,13 +400,15 @@ def transfer_s(size_bytes: Floats, line: Line) -> Floats:
     return np.asarray(np.where(size_bytes > 0, seconds, 0.0))
 
 
-# The additional time of sends between stages on a cluster with a profile.
+# The additional seconds of sends between stages on a cluster with a profile of its own.
 #
 # Axes: S strategies.
 
 
 def late_s(value: Callable[[str], NDArray[Any]], cluster: Cluster, global_batch: int) -> Floats:
-    """The seconds that a cluster's profile adds to sends between stages, for each strategy (S)."""
+    """The seconds by which a cluster's profile lengthens a send between stages, for each strategy
+    (S).
+    """
     ranks = np.asarray(ranks_of("tensor", value)).astype(np.int64)
     profile, gpus = cluster.profile, cluster.num_gpus
     if profile is None:
@@ -412,14 +420,14 @@ def late_s(value: Callable[[str], NDArray[Any]], cluster: Cluster, global_batch:
     return profile.send_s(ranks, gpus, beside_whole=beside)
 
 
-# The rates of each stage's GPUs and hosts, on heterogeneous clusters.
+# The rates of each stage's GPUs and hosts on heterogeneous clusters.
 #
 # Axes: C candidates for stages.
 
 
 def groups_of(cluster: Cluster, ranks: Ints) -> Rows:
-    """The index of the group of equal nodes that each rank (C) is in; ranks beyond the cluster
-    belong to the last group.
+    """The index of the group of equal nodes in which each rank (C) is; ranks beyond the cluster
+    count to the last group.
     """
     ends = [one.stop for one in cluster.ranks_of_groups[:-1]]
     return np.searchsorted(ends, ranks, side="right")
@@ -428,8 +436,8 @@ def groups_of(cluster: Cluster, ranks: Ints) -> Rows:
 def figure_at(
     cluster: Cluster, first_rank: Ints, figure: Callable[[Cluster], float]
 ) -> Floats | float:
-    """A figure of the hardware of each stage (C), taken at its first rank; a single number where
-    all nodes are equal.
+    """A figure of the hardware on which each stage (C) is, taken at the stage's first rank; a
+    single number if all nodes are equal.
     """
     if not cluster.others:
         return figure(cluster)
@@ -438,7 +446,7 @@ def figure_at(
 
 
 def in_one_group(cluster: Cluster, batch: StageBatch) -> Bools | bool:
-    """Whether the GPUs of each stage (C) are all in one group of equal nodes."""
+    """A mask of the stages (C) whose GPUs are all in one group of equal nodes."""
     if not cluster.others:
         return True
     last = batch.first_rank + num_gpus(batch.value).astype(np.int64) - 1
@@ -448,14 +456,15 @@ def in_one_group(cluster: Cluster, batch: StageBatch) -> Bools | bool:
 def mean_peak_flop_per_s(
     cluster: Cluster, precision: Precision, first_rank: int, gpus: int
 ) -> float:
-    """The mean peak rate of this many GPUs, starting at a rank."""
+    """The mean peak rate of ``gpus`` GPUs, the first of which has the rank ``first_rank``."""
     if not cluster.others:
         return cluster.peak_flop_per_s(precision)
-    # On the path of every prediction, so no cluster object is made for a group here.
+    # Every prediction calls this function, so it makes no cluster object for each group, which
+    # would be slow.
     groups, node = cluster.groups, cluster.gpus_per_node
     end, total, begun = first_rank + gpus, 0.0, 0
     for number, group in enumerate(groups, 1):
-        # The last group counts as if it went on beyond the cluster.
+        # The last group of nodes counts as if it continued beyond the cluster.
         until = begun + group.nodes * node if number < len(groups) else end
         of_group = max(0, min(end, until) - max(first_rank, begun))
         total += of_group * group.hardware.gpu.peak_flop_per_s(precision)
@@ -463,12 +472,13 @@ def mean_peak_flop_per_s(
     return total / gpus
 
 
-# The time for which ranks with different experts exchange tokens.
+# How long ranks with different experts exchange tokens.
 #
 # Axes: S strategies.
 
-# A pass sends each copy of a token in both directions, and its routing weight in one. Rows have 16
-# bits and weights 32; a token's choice of an expert is a byte.
+# A pass sends each copy of a token to its expert and back, and its routing weight in one direction.
+# Token activations have 16 bits a value and routing weights 32; a token's choice of an expert is a
+# byte.
 ROW_BYTES, WEIGHT_BYTES = 2, 4
 
 
@@ -478,8 +488,8 @@ def exchanged_s(
     model: ModelSpec,
     shape: tuple[Ints, ...],
 ) -> Callable[[Floats, Floats], Floats]:
-    """A function: the seconds of a pass's exchanges of tokens between ranks with different experts,
-    given their total bytes and their number, for each strategy (S).
+    """Make a function: the seconds in which ranks with different experts exchange tokens in a pass,
+    given the bytes and the number of exchanges, for each strategy (S).
 
     ``shape`` says how each group lies, as in ``Shapes.groups``.
     """
@@ -499,7 +509,8 @@ def exchanged_s(
                 if of_all and experts is not None:
                     sent = moved / (2 * ROW_BYTES * width + WEIGHT_BYTES)
                     moved = moved + sent * WEIGHT_BYTES * (experts.count / spanned - 1)
-                    # The backward pass reuses the routing of the forward pass.
+                    # The backward pass needs no gather of routes, since it reuses the routing of
+                    # the forward pass.
                     gather = links.collective(
                         "all_gather", gpus_in_node=gpus, nodes=spanned, units=units
                     )

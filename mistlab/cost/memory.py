@@ -1,4 +1,5 @@
-"""Peak memory of stages: activations layer by layer, states, and memory beyond tensors.
+"""Computes the memory of stages: peak bytes of activations layer by layer, and memory beyond
+tensors.
 
 Axes: C candidates, V chunks of a stage, T types of layers, R runs of layers.
 """
@@ -21,8 +22,8 @@ from mistlab.plan.plan import Plan
 from mistlab.stages.plan_orders import HeldMoments, PassMoments
 from mistlab.stages.stage_batch import StageBatch, StagePeaks
 
-# The peak bytes of stages during their passes, layer by layer, in addition to weights, gradients
-# and optimizer states.
+# The peak bytes of a stage's activations during its passes, layer by layer; weights, gradients and
+# optimizer states come in addition.
 #
 # From a layer's forward pass until its backward pass a stage keeps the part of its activations that
 # is not offloaded. If weight gradients have separate passes (W), it then keeps what W needs.
@@ -35,14 +36,15 @@ from mistlab.stages.stage_batch import StageBatch, StagePeaks
 # Axes: C candidates, V chunks of a stage, T types of layers, R runs of layers.
 
 
-# Runs of equal layers: the length of each run (R, C), and the index of its layer type (R, C or R,
-# 1).
+# Consecutive layers of one type, joined into runs: the number of layers in each run (R, C), and the
+# index of their type (R, C or R, 1).
 Runs = tuple[Floats, Ints]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WalkedLayers:
-    """The bytes on the GPU of one layer of each type, for one micro-batch of each candidate (T, C).
+    """The bytes on the GPU of one layer of each type, for one micro-batch and each candidate (T,
+    C).
 
     It ``keeps`` some until its backward pass; the ``moving`` ones among its activations are on the
     host meanwhile. It has ``left`` others from its backward pass until W. If its backward pass is
@@ -57,8 +59,8 @@ class WalkedLayers:
     in_w: Bools
 
     def of_types(self, types: Ints) -> Self:
-        """The bytes of layers of these types: one type for each candidate (C), or one for all of
-        them.
+        """The bytes of a layer of the type with this index: one index for each candidate (C), or
+        one for all.
         """
         if len(types) == 1:
             return type(self)(
@@ -72,8 +74,8 @@ class WalkedLayers:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Run:
-    """Consecutive equal layers, ``count`` (C) of them; ``before`` are the bytes of the layer before
-    them that are still in transfer while the first of them runs.
+    """Consecutive layers of one type, ``count`` (C) of them; ``before`` are the bytes of the layer
+    in front of them that are still being offloaded while the first of them runs.
     """
 
     count: Floats
@@ -82,7 +84,7 @@ class _Run:
 
     @property
     def is_there(self) -> Bools:
-        """Whether the run has any layer."""
+        """A mask of the candidates (C) that have such layers."""
         return self.count > 0
 
 
@@ -96,9 +98,9 @@ def _runs(layers: WalkedLayers, runs: Runs) -> Iterator[_Run]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Chunk:
-    """The bytes of a stage's chunk of layers for one micro-batch (C): those kept between passes,
-    and the peak of each pass beyond what was there when it began. ``begins`` is the peak of the
-    first layer's forward pass.
+    """The activation bytes of a stage's chunk of layers for one micro-batch (C): those kept between
+    its passes, and the peak of each pass beyond the bytes that were there when the pass began.
+    ``begins`` is the peak of the first layer's forward pass.
     """
 
     keeps: Floats
@@ -111,8 +113,8 @@ class _Chunk:
 
     @classmethod
     def of(cls, layers: WalkedLayers, runs: Runs, sent: Floats) -> Self:
-        """The bytes of a chunk with these layers, which keeps the output that it ``sent`` until its
-        backward pass.
+        """The bytes of a chunk with these layers, which keeps the output that it ``sent`` to the
+        next chunk until its backward pass.
         """
         nothing = np.zeros(len(sent))
         every = [*_runs(layers, runs)]
@@ -134,7 +136,8 @@ class _Chunk:
         backward, now = nothing, -sent
         for run in reversed(every):
             of_layer, each = run.own, run.own.left - run.own.keeps
-            # The peaks while the run's last, second and first layer runs backward.
+            # The peaks of the backward pass while the last, the second and the first layer of the
+            # run are computed.
             runs_last = now - of_layer.keeps + of_layer.moving + of_layer.backward_peak
             runs_second = runs_last + (run.count - 2) * each
             runs_first = (
@@ -161,7 +164,9 @@ def _fuller(bytes_: Floats, others: Floats, are_there: Bools) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WalkedPasses:
-    """For each candidate (C), the peak bytes during forward passes, and during all other passes."""
+    """The peak bytes of a stage during forward passes, and during all other passes, for each
+    candidate (C).
+    """
 
     forward: Floats
     backward: Floats
@@ -176,9 +181,9 @@ class WalkedPasses:
         sent: Sequence[Floats],
         step_buffer: Floats,
     ) -> Self:
-        """The peak bytes of stages, each chunk of which keeps the output that it ``sent``;
-        ``moments`` say how many micro-batches are in flight when passes begin. First forward passes
-        also need the ``step_buffer``.
+        """The peak bytes of stages whose chunks keep the outputs that they ``sent``; ``moments``
+        give the number of micro-batches in flight when each pass begins. First forward passes also
+        need the ``step_buffer``.
         """
         of_chunks = [_Chunk.of(layers, runs, of) for runs, of in zip(chunks, sent, strict=True)]
         each = np.stack([one.keeps for one in of_chunks] + [one.left for one in of_chunks])
@@ -200,8 +205,8 @@ class WalkedPasses:
 
 
 def _forward(passes: PassMoments, chunks: Sequence[_Chunk]) -> Floats:
-    """For each candidate (C), the peak bytes of a forward pass beyond those kept; offloaded
-    activations of the pass before may still be on the GPU while its first layer runs.
+    """The peak bytes of a forward pass beyond those kept, for each candidate (C); activations that
+    the pass before offloads may still be on the GPU while its first layer runs.
     """
     chunk = chunks[passes.chunk]
     if passes.leaving is None:
@@ -209,7 +214,8 @@ def _forward(passes: PassMoments, chunks: Sequence[_Chunk]) -> Floats:
     return np.maximum(chunks[passes.leaving].leaving + chunk.begins, chunk.forward)
 
 
-# Memory beyond tensors: bytes reserved by torch's allocator on a GPU, and bytes of a node's host.
+# Memory that is not tensors: bytes that torch's allocator reserves on a GPU, and bytes of a node's
+# host memory.
 #
 # Axes: C candidates or stages.
 
@@ -217,7 +223,7 @@ def _forward(passes: PassMoments, chunks: Sequence[_Chunk]) -> Floats:
 def reserved_bytes(
     figures: StagePeaks, batch: StageBatch, cluster: Cluster, engine: Engine
 ) -> Floats:
-    """For each candidate (C), the peak bytes that torch's allocator reserves on a GPU, from the
+    """The peak bytes that torch's allocator reserves on a GPU, for each candidate (C), from the
     peak bytes of allocated tensors.
     """
 
@@ -240,20 +246,20 @@ def reserved_bytes(
 
 
 def room_bytes(cluster: Cluster) -> float:
-    """The bytes that torch's allocator may reserve on a GPU of the cluster."""
+    """The bytes on a GPU of the cluster that torch's allocator may reserve."""
     return cluster.memory_bytes - allocator_of(cluster).outside_bytes
 
 
 def room_at(cluster: Cluster, batch: StageBatch) -> Floats | float:
-    """The bytes that torch's allocator may reserve on a GPU of each stage (C), without those of
-    NCCL's communicators if their size is known.
+    """The bytes on a GPU of each stage (C) that torch's allocator may reserve: without those of
+    NCCL's communicators, if their size is known.
     """
     room = figure_at(cluster, batch.first_rank, room_bytes)
     return room - communicator_bytes(cluster, batch) if _counts_groups(cluster) else room
 
 
 def room_of_plan(cluster: Cluster, plan: Plan) -> Floats:
-    """The bytes that torch's allocator may reserve on a GPU of each stage of a plan."""
+    """The bytes on a GPU of each stage of a plan that torch's allocator may reserve."""
     if _counts_groups(cluster):
         room = room_at(cluster, StageBatch.of_plan(plan))
     else:
@@ -270,8 +276,8 @@ def communicator_bytes(cluster: Cluster, batch: StageBatch) -> Floats:
 
 def communicators(batch: StageBatch) -> Floats:
     """The number of NCCL communicators on a GPU of each stage (C): one of all ranks, one for each
-    group of its stage, two for each neighbouring stage, and on the first and the last stage one for
-    a shared embedding table.
+    group of ranks of its stage, two for each neighbouring stage, and on the first and the last
+    stage one for a shared embedding table.
 
     Groups of experts count where experts are divided. Stages in several chunks count as in one.
     """
@@ -291,12 +297,12 @@ def communicators(batch: StageBatch) -> Floats:
 
 
 def _counts_groups(cluster: Cluster) -> bool:
-    """Whether the hardware of any nodes says how many bytes a communicator takes."""
+    """Whether the hardware of any group of nodes says how many bytes a communicator takes."""
     return any(allocator_of(group).communicator_bytes for group in cluster.of_groups)
 
 
 def allocator_of(cluster: Cluster) -> Allocator:
-    """The constants of memory beyond tensors; refuses hardware without them."""
+    """The hardware's constants for memory that is not tensors; refuses hardware without them."""
     allocator = cluster.hardware.allocator
     if allocator is None:
         message = (
@@ -308,7 +314,7 @@ def allocator_of(cluster: Cluster) -> Allocator:
 
 
 def host_bytes_of_fullest_node(host_bytes: Floats, gpus: Column, cluster: Cluster) -> float:
-    """The bytes of host memory in use on the fullest node, for stages (C) with ``gpus`` GPUs (C)
+    """The bytes of host memory in use on the fullest node, for stages (C) on ``gpus`` GPUs (C)
     each.
 
     ``host_bytes`` (C) is for one rank. Stages fill nodes in order.
@@ -317,7 +323,7 @@ def host_bytes_of_fullest_node(host_bytes: Floats, gpus: Column, cluster: Cluste
 
 
 def fullest_host(host_bytes: Floats, gpus: Column, cluster: Cluster) -> float:
-    """The share of its host memory that the fullest node uses; arguments as in
+    """The share of a node's host memory in use on the fullest node; arguments as in
     ``host_bytes_of_fullest_node``.
     """
     held = _host_bytes_of_nodes(host_bytes, gpus, cluster)
@@ -326,7 +332,9 @@ def fullest_host(host_bytes: Floats, gpus: Column, cluster: Cluster) -> float:
 
 
 def host_room_at(cluster: Cluster, first_rank: Ints) -> Floats | float:
-    """The bytes of host memory of a node of each stage (C), which begins at ``first_rank`` (C)."""
+    """The bytes of host memory of a node of each stage (C), whose first rank is ``first_rank``
+    (C).
+    """
     return figure_at(cluster, first_rank, lambda one: one.host_memory_bytes)
 
 
@@ -337,13 +345,15 @@ def _host_bytes_of_nodes(host_bytes: Floats, gpus: Column, cluster: Cluster) -> 
 
 
 def host_bytes_of(plan: Plan, prediction: Prediction, cluster: Cluster) -> float:
-    """The bytes of host memory in use on the fullest node, for a plan and its prediction."""
+    """The bytes of host memory in use on the fullest node, given a plan and the prediction of its
+    cost.
+    """
     return float(_host_bytes_of_plan(plan, prediction, cluster).max())
 
 
 def host_bytes_over(plan: Plan, prediction: Prediction, cluster: Cluster) -> float:
-    """The bytes by which the host memory in use exceeds a node's, on the node where this is most;
-    negative if all nodes suffice.
+    """The bytes by which the host memory in use exceeds that of a node, on the node where this is
+    most; negative if every node has enough.
     """
     held = _host_bytes_of_plan(plan, prediction, cluster)
     room = host_room_at(cluster, np.arange(len(held)) * cluster.gpus_per_node)

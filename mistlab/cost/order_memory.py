@@ -1,4 +1,5 @@
-"""The memory of stages in any order of passes, also where the closed form does not hold.
+"""The memory of stages in any order of passes, also where the closed form of ``StageModel`` does
+not hold.
 
 The closed form counts the most micro-batches held at once, as if all blocks were equal, and the
 head's activations for one micro-batch. But chunks hold different layers, and a head may hold
@@ -52,7 +53,9 @@ Sums = Mapping[str, Floats]
 
 
 def figures_in_order(plans: Sequence[Plan], model: StageModel) -> StageFigures:
-    """The memory and work of the stages of plans, with the peaks of the plans' orders."""
+    """The memory and work of all stages of some plans, with the memory peaks that the plans' orders
+    of passes have.
+    """
     batch = StageBatch.of_plans(plans)
     figures = model.figures(batch)
     names = ("activations_bytes", "host_bytes", "forward_peak_bytes", "backward_peak_bytes")
@@ -70,9 +73,9 @@ def figures_in_order(plans: Sequence[Plan], model: StageModel) -> StageFigures:
 def peaks_in_order(
     batch: StageBatch, in_order: StagesInOrder, model: StageModel, *, of_others: bool = False
 ) -> StagePeaks:
-    """The memory peaks that decide whether each candidate fits at its position in a pipeline; with
-    ``of_others``, lower bounds for all candidates with smaller offload ratios or fewer recomputed
-    blocks (at least one).
+    """The memory peaks that decide whether a stage fits, for each candidate at its position in a
+    pipeline; with ``of_others``, lower bounds of these for all candidates with smaller offload
+    ratios or fewer recomputed blocks (at least one).
     """
     batch = batch.with_columns(in_flight=_held(batch, in_order))
     counted = np.ones(len(batch)) if of_others else batch.in_flight
@@ -90,8 +93,8 @@ def peaks_in_order(
 def _stages_of(
     plans: Sequence[Plan], batch: StageBatch, model: StageModel
 ) -> Iterator[tuple[Rows, "OrderedStages"]]:
-    """Stages of plans, grouped by when in the order of passes their memory peaks, with their row
-    numbers.
+    """The stages of some plans and their row numbers, grouped by when their memory peaks in the
+    order of passes.
     """
     rows: dict[HeldMoments, list[int]] = defaultdict(list)
     parts: dict[HeldMoments, list[list[int]]] = defaultdict(list)
@@ -113,7 +116,7 @@ def _stages_of(
 
 
 def _held(batch: StageBatch, in_order: StagesInOrder) -> Floats:
-    """The largest number of micro-batches that each candidate (C) has in flight."""
+    """The most micro-batches that each candidate (C) has in flight at once."""
     held = np.empty(len(batch))
     for moments, rows in in_order.by_stage():
         blocks, of = np.unique(batch.layers[rows], return_inverse=True)
@@ -122,8 +125,8 @@ def _held(batch: StageBatch, in_order: StagesInOrder) -> Floats:
 
 
 def _sent_beyond(placement: Placement, stage: int) -> float:
-    """By how much the share of a stage's chunks that send their output to another stage exceeds the
-    closed form's, which is 1, or 0 for the stage with the head.
+    """The share of a stage's chunks that send their output to another stage, minus the share that
+    the closed form assumes: 1, or 0 for the stage with the head.
     """
     if placement.is_loop:
         return 0.0
@@ -132,8 +135,8 @@ def _sent_beyond(placement: Placement, stage: int) -> float:
 
 
 def whole_types(plan: Plan, model: StageModel) -> Mapping[str, str]:
-    """For each layer type, the type whose saved bytes equal what a layer of this type keeps for its
-    weight-gradient pass; empty if no weight gradients have separate passes.
+    """For each layer type, the type whose saved bytes are what a layer of the first type keeps for
+    its weight-gradient pass; empty if weight gradients have no separate passes.
 
     A block that was recomputed is whole then, but the backward pass has freed attention's scores,
     which no weight needs.
@@ -153,8 +156,8 @@ def _whole_types(model: StageModel) -> Mapping[str, str]:
 
 
 def sums_of_layers(model: StageModel, batch: StageBatch) -> Sums:
-    """Bytes and other quantities summed over the layers of each stage, including what an engine's
-    blocks keep in addition to their graphs.
+    """The saved bytes, peaks and other sums over the layers of each stage, with the tensors that an
+    engine's blocks keep in addition to those of the layer graph.
     """
     sums, (beyond, keeping) = dict(model.layers_of(batch)), model.beyond_graphs(batch)
     for name in model.types.of_blocks:
@@ -164,15 +167,15 @@ def sums_of_layers(model: StageModel, batch: StageBatch) -> Sums:
     return sums
 
 
-# Bytes by the closed form, from which those in another order of passes are computed.
+# The bytes that the closed form gives, from which those in another order of passes are computed.
 _CLOSED = ("held_bytes", "forward_peak_bytes", "backward_peak_bytes", "step_peak_bytes")
 _Closed = Mapping[str, Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OrderedStages:
-    """Stages (C) whose memory peaks at the same points of the order of passes, with their
-    chunks.
+    """Stages (C) whose memory peaks at the same points of the order of passes, with their chunks of
+    layers.
     """
 
     moments: HeldMoments
@@ -189,33 +192,37 @@ class OrderedStages:
         chunks: Sequence[StageBatch],
         model: StageModel,
     ) -> "OrderedStages":
-        """The stages of ``batch``, with the bytes that the chunks of each hold."""
+        """The stages of ``batch``, with the bytes that each chunk of theirs keeps between
+        passes.
+        """
         held = _Held.of(batch, chunks, model, splits_backward=moments.splits_backward)
         return cls(moments=moments, batch=batch, chunks=chunks, model=model, held=held)
 
     @property
     def kept_beyond(self) -> Floats:
-        """The bytes on the GPU of each stage (C) in excess of the closed form's for as many
-        micro-batches.
+        """The bytes that each stage (C) keeps on the GPU, minus what the closed form gives for as
+        many micro-batches.
         """
         return self.held.beyond(self.moments, self.batch.in_flight)
 
     @property
     def away_beyond(self) -> Floats:
-        """The bytes in host memory of each stage (C) in excess of the closed form's."""
+        """The bytes that each stage (C) keeps in host memory, minus what the closed form gives."""
         counts = self.moments.every[:, : self.moments.chunks]
         counted = self.batch.in_flight * self.held.away.sum(axis=0)
         return np.asarray((counts @ self.held.away).max(axis=0) - counted)
 
     @property
     def walked(self) -> Rows:
-        """The indices of stages whose peaks are found by going through their passes one by one."""
+        """The indices of those stages whose peaks are found by following their passes one by
+        one.
+        """
         always = self.moments.splits_backward or not self.moments.placement.is_loop
         return np.flatnonzero(always | (self.batch.offload_activations > 0))
 
     def peaks(self, closed: _Closed) -> tuple[Floats, Floats]:
-        """The peak bytes of forward and of backward passes; ``closed`` has those by the closed
-        form.
+        """The peak bytes of forward and of backward passes, for each stage; ``closed`` has the
+        bytes of the closed form.
         """
         beyond, rows = self.kept_beyond, self.walked
         forward = closed["forward_peak_bytes"] + beyond
@@ -230,13 +237,13 @@ class OrderedStages:
 
     def least(self, closed: _Closed) -> tuple[Floats, Floats]:
         """Lower bounds of the peak bytes of all stages with smaller offload ratios or fewer
-        recomputed blocks; ``closed`` has those by the closed form for one micro-batch.
+        recomputed blocks; ``closed`` has the bytes of the closed form for one micro-batch.
         """
         beyond = self.held.beyond(self.moments, self.batch.in_flight, of_others=True)
         forward = closed["forward_peak_bytes"] + beyond
         if self.model.memory.rings:
-            # The closed form counts one micro-batch before the optimizer step in the first forward
-            # pass, however many are in flight.
+            # Before the optimizer step, the closed form counts one micro-batch in the first forward
+            # pass, however many are in flight later.
             forward = forward - (closed["step_peak_bytes"] - closed["held_bytes"])
         backward = closed["backward_peak_bytes"] + beyond
         rows = self.walked
@@ -249,8 +256,8 @@ class OrderedStages:
         return forward, backward
 
     def _for_all_chunks(self) -> StagePeaks:
-        """The peaks by the closed form, for the number of micro-batches that all chunks have in
-        flight at once.
+        """The peaks by the closed form, for as many micro-batches as all chunks have in flight at
+        once.
         """
         return self.model.peaks(self.batch.with_columns(in_flight=self.moments.least_held))
 
@@ -263,11 +270,12 @@ class OrderedStages:
         )
 
     def _walked(self, closed: _Closed) -> WalkedPasses:
-        """The peaks of these stages, found by going through their passes one by one."""
+        """The peak bytes of these stages, found by following their passes one by one."""
         moments, model = self.moments, self.model
         placement, memory = moments.placement, model.memory
         sums = sums_of_layers(model, self.batch)
-        # As in the closed form, in a loop the stage with the head keeps none of its outputs.
+        # As in the closed form, where chunks follow one another in a loop, the stage with the head
+        # keeps none of its outputs.
         holds = not (placement.is_loop and moments.stage == placement.last_stage)
         sent = sums[sum_name(model.types.of_blocks[0], "output_bytes")] / moments.chunks
         parts = placement.of_stage(moments.stage)
@@ -279,8 +287,8 @@ class OrderedStages:
             sent=[(holds and placement.sends_away(part)) * sent for part in parts],
             step_buffer=step_buffer * memory.rings,
         )
-        # An engine's own pipeline, which is a single stage here, reduces gradients after all
-        # passes.
+        # An engine's own pipeline schedule, which counts as a single stage here, reduces gradients
+        # after all passes.
         reduces = (self.batch.zero >= 1) & (placement.num_stages == 1)
         bucket = reduces * memory.gradient * memory.bucket_elements
         return WalkedPasses(
@@ -289,7 +297,7 @@ class OrderedStages:
         )
 
     def _layers(self, sums: Sums) -> WalkedLayers:
-        """The bytes of one layer of each type, for one micro-batch."""
+        """The activation bytes of one layer of each type, for one micro-batch."""
         types, splits = self.model.types, self.moments.splits_backward
         none = np.zeros(len(self.batch))
 
@@ -321,8 +329,8 @@ class OrderedStages:
 def left_bytes(
     batch: StageBatch, model: StageModel, sums: Sums, whole: Mapping[str, str], name: str
 ) -> Floats:
-    """The bytes that a layer of one type keeps between its backward pass and its weight-gradient
-    pass, for each stage (C); ``sums`` are over the layers of a stage.
+    """The bytes that a layer of this type keeps after its backward pass for its weight-gradient
+    pass, for each stage (C); ``sums`` are over a stage's layers.
 
     W makes all of the embedding's gradient from the gradient of its output. Where ranks split
     tokens, the gradients of a block's row-split products were gathered: in our runtime they stay
@@ -341,10 +349,11 @@ def left_bytes(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Held:
-    """The bytes of each chunk for one micro-batch (V, C): on the GPU between forward and backward
-    pass (``between``), on the GPU between backward and weight-gradient pass (``afterwards``), and
-    on the host between forward and backward pass (``away``). ``head`` (C) is the head's share of
-    ``between``, ``sent`` (C) the output that a whole stage sends on.
+    """The bytes that each chunk of a stage keeps for one micro-batch (V, C): ``between`` the
+    forward and the backward pass on the GPU, ``afterwards`` between the backward and the
+    weight-gradient pass, ``away`` between the forward and the backward pass on the host. ``head``
+    (C) is the head's part of ``between``; ``sent`` (C) is the output that a whole stage sends to
+    the next one.
     """
 
     between: Floats
@@ -362,7 +371,7 @@ class _Held:
         *,
         splits_backward: bool,
     ) -> "_Held":
-        """The bytes that the chunks of some stages (C) keep."""
+        """The bytes that the chunks of some stages (C) keep for one micro-batch."""
         sums, types = model.layers_of(stages), model.types
         whole = _whole_types(model) if splits_backward else {}
         stays = 1 - stages.offload_activations
@@ -385,13 +394,13 @@ class _Held:
         )
 
     def chosen(self, rows: Rows) -> "_Held":
-        """The held bytes of the stages with these indices only."""
+        """The bytes of the stages with these indices only."""
         return _Held(**{entry.name: getattr(self, entry.name)[..., rows] for entry in fields(self)})
 
     def beyond(self, moments: HeldMoments, held: Floats, *, of_others: bool = False) -> Floats:
-        """The bytes that at most ``held`` micro-batches keep in excess of the closed form's for as
-        many (C); with ``of_others``, in excess of the closed form's for one, when every chunk keeps
-        one.
+        """The bytes that stages (C) keep for at most ``held`` micro-batches, minus what the closed
+        form gives for as many; with ``of_others``, minus what it gives for one, when every chunk
+        keeps one.
         """
         counts = moments.of_whole if of_others else moments.every
         counted = np.ones(len(held)) if of_others else held
@@ -402,7 +411,9 @@ class _Held:
         return np.asarray(kept - known + (sent + sends_on * (held - counted)) * self.sent)
 
     def most(self, moments: HeldMoments) -> Floats:
-        """For each stage (C), the most bytes kept at once, without outputs that are sent on."""
+        """The most bytes that each stage (C) keeps at once, without the outputs that it has sent
+        on.
+        """
         return self._most(moments.every)
 
     def _most(self, counts: Ints) -> Floats:

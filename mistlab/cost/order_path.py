@@ -1,4 +1,5 @@
-"""The iteration time in any order of passes: its critical path, and lower bounds of it.
+"""The iteration time of a pipeline in any order of passes: its critical path, and lower bounds of
+that.
 
 Axes: C candidates, P parts of the model in order, K kinds of slots, S distinct strategies.
 """
@@ -18,8 +19,7 @@ from mistlab.schedule.placement import Placement, StageChunk
 from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn
 from mistlab.stages.stage_batch import StageTimes
 
-# What reductions add to the next pass: a pass takes longer if the last gradients of the pass before
-# are still to be reduced.
+# How much longer a pass takes while gradients of the stage's previous pass are still being reduced.
 #
 # Where a stage has several chunks, a backward pass may follow another backward pass, and a forward
 # pass another forward pass. The last gradients of a backward pass are reduced while the first layer
@@ -31,8 +31,8 @@ from mistlab.stages.stage_batch import StageTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TurnTimes:
-    """The seconds that a pass takes longer if it follows a pass of each part of the model whose
-    gradients are still being reduced (C, P): a forward pass, and any other pass.
+    """The seconds that a pass takes longer if it follows a pass of the given part of the model
+    whose gradients are still being reduced (C, P): for a forward pass, and for any other pass.
     """
 
     forward_s: Floats
@@ -57,8 +57,8 @@ class TurnTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SplitTimes:
-    """How splitting off weight gradients into separate passes changes backward passes, for each
-    part of the model (C, P).
+    """How the backward passes of each part of the model (C, P) change if weight gradients are
+    computed in separate passes.
 
     ``weights_s`` are the seconds of the passes for weights, ``less_s`` those by which the backward
     passes are shorter.
@@ -70,7 +70,8 @@ class SplitTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostTimes:
-    """The host's seconds to issue a forward and a backward pass of each part of the model (C, P).
+    """The seconds in which hosts issue a forward and a backward pass of each part of the model (C,
+    P).
 
     It issues them block by block; ``blocks`` (C, P) are at least one.
     """
@@ -81,7 +82,9 @@ class HostTimes:
 
     @classmethod
     def of(cls, times: StageTimes, layers: Ints) -> Self:
-        """The hosts' times of parts of the model with these numbers of blocks (C, P)."""
+        """The seconds in which hosts issue the passes of model parts with these numbers of blocks
+        (C, P).
+        """
         return cls(
             forward_s=times.issued_forward_s,
             backward_s=times.issued_backward_s,
@@ -91,8 +94,8 @@ class HostTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EndTimes:
-    """The work that each part of the model does once an iteration (C, P), if it has this many
-    ``layers``.
+    """What each part of the model does once an iteration, after its last backward pass (C, P):
+    reductions and optimizer steps; the parts have these numbers of ``layers``.
 
     ``reductions_s`` are the seconds to reduce all gradients, as far as this begins in a part's last
     backward pass: a stage reduces one part after another, beside passes of other parts.
@@ -107,7 +110,7 @@ class EndTimes:
     layers: Ints
 
     def rests_s(self, times: StageTimes, split: SplitTimes | None) -> Floats:
-        """The seconds of gradient reductions that remain when the last backward pass of each part
+        """The seconds of gradient reductions that are left when the last backward pass of each part
         has computed (C, P).
 
         Gradients of weights that have passes of their own are reduced from the first layer of the
@@ -123,9 +126,9 @@ class EndTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OrderPath:
-    """The passes of an iteration, of which the longest chain of dependent passes gives its time.
-    With a ``host`` the times are the GPU's alone; ``at_end`` has the work after each part's last
-    pass.
+    """The passes of an iteration, whose time is the longest chain of passes that depend on one
+    another. If a ``host`` is given, all other times are the GPU's alone; ``at_end`` has the work
+    after each part's last pass.
 
     With ``steps_apart`` a stage begins the next iteration when its own passes are over, so the
     iteration takes as long as the longest of all stages, each from its own beginning.
@@ -140,8 +143,8 @@ class OrderPath:
     steps_apart: bool
 
     def iteration_s(self, networks: SharedNetworks | None = None) -> Floats:
-        """The seconds (C) of one iteration. If stages share ``networks``, their sends slow one
-        another down, and passes are processed in order of time.
+        """The seconds of one iteration (C). If stages share ``networks``, their sends slow one
+        another down, and passes are computed in order of time.
         """
         in_any_order = in_turn(self.passes)
         longest_s, ends = self._walked(in_any_order, None)
@@ -154,11 +157,11 @@ class OrderPath:
         self, in_order: Sequence[StagePass], networks: SharedNetworks | None
     ) -> tuple[Floats, Mapping[PassKey, Any]]:
         """The seconds of an iteration for each candidate (C), and the end of every pass; passes are
-        taken in an order in which each comes after those that it needs.
+        computed in an order in which each comes after those that it waits for.
         """
         candidates = len(self.times.forward_s)
-        # A single candidate is computed with plain numbers, in a tenth of the time of short
-        # columns.
+        # A single candidate is computed with plain numbers, which takes a tenth of the time of
+        # arrays with one entry.
         maximum: Callable[[Any, Any], Any] = max if candidates == 1 else np.maximum
         seconds = _PassSeconds(self.times, self.passes, self.split)
         ends: dict[PassKey, Any] = {}
@@ -201,12 +204,16 @@ class OrderPath:
 
 
 def _columns(of_parts: Floats) -> list[Any]:
-    """The seconds of each part: a column (C), or a number for a single candidate."""
+    """The seconds of each part of the model: a column (C), or a number if there is a single
+    candidate.
+    """
     return of_parts[0].tolist() if len(of_parts) == 1 else [*of_parts.T]
 
 
 class _Turns:
-    """The seconds that passes take longer while gradients of the previous pass are reduced."""
+    """The seconds that passes take longer because gradients of their stage's previous pass are
+    still being reduced.
+    """
 
     def __init__(self, times: TurnTimes | None, passes: Sequence[StagePasses]) -> None:
         self.is_any = times is not None
@@ -216,8 +223,8 @@ class _Turns:
         self.reducing: dict[int, int] = {}
 
     def before_s(self, stage_pass: StagePass, part: int) -> Any:
-        """The seconds that the stage's next pass takes longer for this reason; ``part`` is what it
-        computes.
+        """The seconds that the stage's next pass, of this ``part`` of the model, takes longer
+        because of such reductions.
         """
         if not self.is_any:
             return 0.0
@@ -230,8 +237,8 @@ class _Turns:
 
 
 class _StageEnds:
-    """The work of stages after the last backward passes of their parts: reductions, then optimizer
-    steps.
+    """The work of each stage after its parts' last backward passes: gradient reductions, then
+    optimizer steps.
     """
 
     def __init__(
@@ -249,9 +256,9 @@ class _StageEnds:
         self.stepping_s: dict[int, Any] = {}
 
     def add(self, stage: int, part: int, computed: Any, last_block: Any) -> None:
-        """Record that a part's last backward pass has computed, as if all of its blocks were issued
-        at once. With a host, only its ``last_block`` has just computed; the others were reduced
-        while the pass waited for its host.
+        """Record that the last backward pass of a part has computed. If a host issues passes, only
+        its ``last_block`` has just computed: the gradients of the other blocks were reduced while
+        the pass waited for its host.
         """
         queued = self.reduced.get(stage, 0.0) + self.reductions_s[part] + self.tied_s[part]
         self.reduced[stage] = self.maximum(computed + self.rests_s[part], queued)
@@ -262,7 +269,9 @@ class _StageEnds:
             self.reduced[stage] = self.maximum(self.reduced[stage], last_block + last_s)
 
     def longest_s(self, ends: Mapping[int, Any], begun: Mapping[int, Any]) -> Any:
-        """The longest time, over all stages, from a stage's start until it is finished."""
+        """For each candidate, the longest time of a stage from its start until all of its work is
+        done.
+        """
         longest: Any = 0.0
         for stage, end in ends.items():
             over = self.maximum(end, self.reduced[stage]) + self.stepping_s[stage]
@@ -271,7 +280,9 @@ class _StageEnds:
 
 
 class _HostSeconds:
-    """The hosts of all stages; each issues its stage's passes one after another."""
+    """The times at which the hosts of all stages issue passes; each issues its stage's passes one
+    after another.
+    """
 
     def __init__(self, times: HostTimes) -> None:
         self.of_kind = {"F": _columns(times.forward_s), "B": _columns(times.backward_s)}
@@ -279,9 +290,9 @@ class _HostSeconds:
         self.issued_s: dict[int, Any] = {}
 
     def least_s(self, stage_pass: StagePass, part: int, through: Any) -> tuple[Any, Any]:
-        """The earliest end of a pass that is issued next and computes for ``through`` seconds: all
-        of its blocks after the first was issued, or its last block after that one was issued.
-        Weight gradients are issued with their backward pass.
+        """The earliest possible end of the pass that is issued next, which computes for ``through``
+        seconds: all of its blocks after its first block was issued, or its last block after that
+        block was issued. Weight gradients are issued together with their backward pass.
         """
         before = self.issued_s.get(stage_pass.stage, 0.0)
         issue_s = 0.0 if stage_pass.kind == "W" else self.of_kind[stage_pass.kind][part]
@@ -292,7 +303,7 @@ class _HostSeconds:
 
 class _PassSeconds:
     """The seconds of passes for each candidate (C): how long a pass occupies its stage, and how
-    long its micro-batch takes once it has arrived.
+    long its micro-batch takes once its input has arrived.
 
     Those of one candidate alone are numbers.
     """
@@ -314,8 +325,8 @@ class _PassSeconds:
         self.end_s = [plain(one.end_s) for one in of_part]
         self.after_first_s = [plain(one.after_first_s) for one in of_part]
         self.crossed_s = [plain(one.point_to_point_s / 2) for one in of_part]
-        # Sends may queue if a send takes longer than the shortest pass: the next output then comes
-        # too soon.
+        # If a send takes longer than the shortest pass, sends may queue, since the stage's next
+        # output is ready before the send has ended.
         fastest = np.minimum(times.through_forward_s, times.through_backward_s)
         self.sends_queue = bool((times.point_to_point_s / 2).max() > fastest.min())
         self.first_late_s = [plain(one.first_send_late_s) for one in of_part]
@@ -331,7 +342,8 @@ class _PassSeconds:
             if self.splits[part]:
                 assert split is not None, "an order with W asks for the times of its parts"
                 weights_s, less_s = split.weights_s[:, part], split.less_s[:, part]
-                # Reductions are left to the weight-gradient passes.
+                # If weight gradients have separate passes, the reductions that follow a backward
+                # pass follow those passes.
                 backward = backward[0], backward[1] + part_times.left_backward_s
                 shorter = [np.maximum(own - less_s, 0.0) for own in backward]
                 backward = shorter[0], shorter[1]
@@ -339,8 +351,8 @@ class _PassSeconds:
             self.own_s["B", part] = plain(backward[0]), plain(backward[1])
 
     def of(self, stage_pass: StagePass) -> tuple[Floats | float, Floats | float, Floats | float]:
-        """Three times of a pass: how long it takes after the previous pass has ended, how long
-        after its input has arrived, and what comes after the later of both.
+        """Three times of a pass: from the end of the stage's previous pass, from the arrival of its
+        input, and what follows after the later of both.
         """
         part = self.part(stage_pass)
         pass_s, through = self.own_s[stage_pass.kind, part]
@@ -350,19 +362,19 @@ class _PassSeconds:
         return pass_s, through, extra
 
     def left_s(self, stage_pass: StagePass) -> Any:
-        """The seconds for which a pass continues after its output has been computed."""
+        """The seconds for which a pass runs on after it has computed its output."""
         return self.left.get((stage_pass.kind, self.part(stage_pass)), 0.0)
 
     def sent_s(self, stage_pass: StagePass) -> Any:
-        """The seconds of sending a pass's output."""
+        """The seconds of the send of a pass's output."""
         goal = stage_pass.goes_to
         assert goal is not None, "it sends nothing"
         lower = stage_pass if stage_pass.kind == "F" else goal
         return self.crossed_s[self.parts[StageChunk(lower.stage, lower.chunk)]]
 
     def late_s(self, stage_pass: StagePass) -> Any:
-        """The seconds by which the input of a stage's first pass is late, because the sender's next
-        pass slows its send.
+        """The seconds by which the input of a stage's first pass is late because the sender's next
+        pass slows down the send.
         """
         source = stage_pass.comes_from
         if (
@@ -374,11 +386,11 @@ class _PassSeconds:
         return self.first_late_s[self.parts[StageChunk(source.stage, source.chunk)]]
 
     def part(self, stage_pass: StagePass) -> int:
-        """The part of the model that a pass computes."""
+        """The index of the part of the model that a pass computes."""
         return self.parts[StageChunk(stage_pass.stage, stage_pass.chunk)]
 
 
-# A lower bound of the iteration time in an order of passes, without its critical path.
+# Lower bounds of the iteration time in an order of passes, without computing its critical path.
 #
 # In every order a stage runs all its passes. The first is a forward pass of its first chunk, and
 # waits until the first micro-batch has passed through the first chunks of the stages in front. The
@@ -394,8 +406,8 @@ class _PassSeconds:
 # Axes: C candidates, V chunks of a stage, S stages; P parts of the model in order.
 
 
-# The times of a part of the model that a lower bound adds up: if one of them is longer, no pipeline
-# is faster. ``OF_CHUNKS`` adds the host's time.
+# The times of a part of the model from which a lower bound is computed: a pipeline never gets
+# faster if one of them grows. ``OF_CHUNKS`` also has the host's time.
 OF_PARTS = (
     *("forward_s", "backward_s", "through_forward_s", "through_backward_s"),
     *("within_forward_s", "within_backward_s", "begin_s", "end_s", "gone_backward_s"),
@@ -412,8 +424,9 @@ def order_bound_s(
     splits: bool = False,
     steps_apart: bool = False,
 ) -> Floats:
-    """A lower bound of an iteration's seconds (C) in an order of passes, from the times of parts of
-    the model (C, P) and the seconds ``issued_s`` in which hosts issue both passes of a micro-batch.
+    """A lower bound of the seconds of an iteration in an order of passes (C), from the times of the
+    model's parts (C, P) and the seconds ``issued_s`` in which hosts issue both passes of a
+    micro-batch.
 
     An order ``splits`` backward passes if gradients of weights have passes of their own: together
     the two are at least as long. With ``steps_apart`` no stage waits for the beginning of another.
@@ -427,7 +440,8 @@ def order_bound_s(
     issued_s = stages.issued_within_s(steps_apart=steps_apart) + goes_s
     sent_s = before_s + stages.first_s + of_chunks.sends_s() * np.asarray(micro_batches)[..., None]
     if steps_apart:
-        # With independent stages, the stage that receives the last send may have started later.
+        # If stages begin their iterations independently, the stage that receives the last send may
+        # have started later.
         sent_s = np.zeros_like(sent_s)
     longest = np.asarray(np.maximum.reduce([passed_s, issued_s, sent_s]).max(axis=1))
     return np.maximum(longest, of_chunks.there_and_back_s()) if goes_back else longest
@@ -435,7 +449,8 @@ def order_bound_s(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class InOrder:
-    """The seconds of stages (C) of which lower bounds in an order of passes are made.
+    """The seconds of stages (C) from which lower bounds of iterations in an order of passes are
+    computed.
 
     ``all_s`` are those of all passes, from when the input of the first pass has come until the last
     gradient can go back; a host issues them in ``issued_s``. The first micro-batch passes through
@@ -458,9 +473,9 @@ class InOrder:
         *,
         goes_back: bool,
     ) -> Self:
-        """The seconds of stages whose chunks have these times (``OF_CHUNKS``). Unless the last
-        gradient ``goes_back`` to the first stage, work after the last pass counts as a part of the
-        passes.
+        """The seconds of stages from the times of their chunks (``OF_CHUNKS``). Unless the last
+        gradient ``goes_back`` to the first stage, work after a stage's last pass counts as part of
+        its passes.
         """
         first, nothing = chunks[0], np.zeros_like(chunks[0]["end_s"])
         both_s = sum((one["forward_s"] + one["backward_s"] for one in chunks), nothing)
@@ -484,8 +499,8 @@ class InOrder:
         )
 
     def issued_within_s(self, *, steps_apart: bool) -> Floats:
-        """The lower bound (C) of an iteration that a host's issue time gives; zero with
-        ``steps_apart``, since a stage's iteration may then begin after its host has begun to issue
+        """The lower bound of an iteration (C) by the time in which a host issues its passes; zero
+        with ``steps_apart``, where a stage's iteration may begin after its host has begun to issue
         it.
         """
         return np.zeros_like(self.issued_s) if steps_apart else self.issued_s
@@ -499,9 +514,9 @@ def in_front_s(
     is_last: bool,
     steps_apart: bool,
 ) -> Chains[Floats]:
-    """Lower bounds (C) for a stage and the stages after it, in the fields ``through``,
-    ``through_begun`` and ``whole`` of ``Chains``; the others are zero. ``sent_s`` are the times of
-    sends to the next stage and back.
+    """Lower bounds (C) for a stage and all stages after it, in the fields ``through``,
+    ``through_begun`` and ``whole`` of ``Chains``, whose other fields are zero. ``sent_s`` are the
+    seconds of sends to the next stage and back.
 
     ``through`` begins when the first micro-batch arrives. It ends when the last gradient is sent
     back; if none is waited for, when all stages are over. ``through_begun`` ends there too, and
@@ -521,7 +536,7 @@ def in_front_s(
 
 
 class _OfChunks:
-    """The times of the parts of a model, ordered by chunk and stage (C, S)."""
+    """The times of the parts of the model, ordered by chunk and stage (C, S)."""
 
     def __init__(self, times: StageTimes, placement: Placement, issued_s: Floats | None) -> None:
         num_stages = placement.num_stages
@@ -544,7 +559,7 @@ class _OfChunks:
 
     def sends_s(self) -> Floats:
         """The seconds in which each stage (C, S) sends the activations and gradients of one
-        micro-batch, over all of its chunks.
+        micro-batch, for all of its chunks together.
         """
         sends_s: Floats = np.zeros_like(self.crossed_s[0])
         for part, (here, there) in enumerate(pairwise(self.placement.stages)):
@@ -554,7 +569,7 @@ class _OfChunks:
         return sends_s
 
     def way_in_s(self, stages: InOrder) -> Floats:
-        """The seconds (C, S) until a stage's first pass can start."""
+        """The seconds until a stage's first pass can start (C, S)."""
         ready_s = stages.begin_s.copy()
         passed_s = stages.first_s + self.crossed_s[0]
         for stage in range(1, ready_s.shape[1]):
@@ -563,8 +578,8 @@ class _OfChunks:
         return ready_s
 
     def way_out_s(self, stages: InOrder) -> Floats:
-        """The seconds from the end of each stage's last backward pass until the stages in front of
-        it are finished (C, S).
+        """The seconds from the end of a stage's last backward pass until all stages in front of it
+        are finished (C, S).
         """
         goes_s = np.zeros_like(stages.end_s)
         passed_s = self.crossed_s[0] + stages.last_s
@@ -574,7 +589,7 @@ class _OfChunks:
         return goes_s
 
     def there_and_back_s(self) -> Floats:
-        """The seconds of one micro-batch forward through all parts of the model and back (C)."""
+        """The seconds of one micro-batch through all parts of the model, forward and back (C)."""
         names = ("through_forward_s", "within_forward_s", "through_backward_s")
         passed_s = sum(one[name].sum(axis=1) for one in self.chunks for name in names)
         sent_s = 2 * sum(crossed.sum(axis=1) for crossed in self.crossed_s)

@@ -1,4 +1,4 @@
-"""The times of stages in named orders of passes, and on heterogeneous clusters.
+"""The times of stages in named orders of passes, and on clusters with several kinds of nodes.
 
 Axes: C candidates, S strategies.
 """
@@ -59,8 +59,8 @@ from mistlab.stages.stage_batch import StageBatch, StageSeconds, StageTimes, bat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Borders:
-    """A group of equal nodes beside other groups: the ``ranks`` of its GPUs, the task times of all
-    groups, and the group's own index in ``group``.
+    """A group of equal nodes, and the other groups of the cluster: ``ranks`` of the group's GPUs,
+    the task times of all groups, and the group's own index ``group`` among them.
     """
 
     ranks: range
@@ -68,8 +68,8 @@ class Borders:
     groups: tuple[TaskModel, ...]
 
     def met(self, seconds: TaskSeconds) -> TaskSeconds:
-        """The times of this group's tasks, where those shared with another group are the slower
-        side's.
+        """The times of this group's tasks; a task that is shared with another group takes as long
+        as on the slower of both.
         """
         first = seconds.columns["first_rank"].astype(np.int64)
         after = first + num_gpus(seconds.columns.__getitem__).astype(np.int64)
@@ -91,7 +91,9 @@ class Borders:
     def _there(
         self, group: int, seconds: TaskSeconds, rows: Rows, times: Callable[[TaskSeconds], Floats]
     ) -> Floats:
-        """The times that the strategies with these indices (rows) would have in another group."""
+        """The times that the strategies with these indices (rows) would have on another group of
+        nodes.
+        """
         if not len(rows):
             return np.empty(0)
         chosen = {name: column[rows] for name, column in seconds.columns.items()}
@@ -112,8 +114,8 @@ def task_models(
     overlap_communication: bool = True,
     altered: Callable[[TaskModel], TaskModel] | None = None,
 ) -> tuple[TaskModel, ...]:
-    """The times of tasks on each group of a cluster's nodes; ``altered`` changes them before those
-    shared by two groups are set to the slower side's.
+    """The times of tasks on each group of equal nodes in a cluster; ``altered`` changes them before
+    those that two groups share are set to the slower group's.
     """
     alone = tuple(
         TaskModel.of(workload, group, engine, overlap_communication=overlap_communication)
@@ -131,8 +133,8 @@ def task_models(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagesOnGroups:
-    """The times of a workload's stages on a cluster, with a model of them for each group of
-    nodes.
+    """Computes the times of a workload's stages on a cluster, with a model of its own for each
+    group of equal nodes.
     """
 
     cluster: Cluster
@@ -140,16 +142,16 @@ class StagesOnGroups:
 
     @classmethod
     def of(cls, cluster: Cluster, tasks: tuple[TaskModel, ...]) -> Self:
-        """The times of a cluster's stages, given the task times of each group of nodes."""
+        """Make the models of stage times, given the task times of each group of equal nodes."""
         return cls(cluster=cluster, models=tuple(StageTimeModel(tasks=one) for one in tasks))
 
     def __call__(self, batch: StageBatch) -> StageSeconds:
-        """The times of each candidate, on the group of nodes at its first rank."""
+        """The times of each candidate stage, on the group of nodes that its first rank is in."""
         return self._seconds(lambda model, some: model(some), batch)
 
     def least(self, least: StageBatch, most: StageBatch) -> StageSeconds:
-        """Lower bounds of the times of all candidates with choices between those of ``least`` and
-        ``most``.
+        """Lower bounds of the times of all candidate stages whose choices lie between those of
+        ``least`` and ``most``.
         """
         return self._seconds(lambda model, *ends: model.least(*ends), least, most)
 
@@ -167,13 +169,13 @@ class StagesOnGroups:
     @property
     def tasks(self) -> TaskModel:
         """The task times of the first group of nodes; other groups have the same schedule and
-        layers.
+        layers, but other times.
         """
         return self.models[0].tasks
 
     def by_group(self, times: Callable[..., Floats], *batches: StageBatch) -> Floats:
-        """Times with a candidate in each place of the last axis (..., C), by the model of the
-        candidate's group of nodes.
+        """Results with a candidate in each place of the last axis (..., C), each computed by the
+        model of the candidate's group of nodes.
         """
         by_models = [
             (rows, times(self.models[group], *(batch.chosen(rows) for batch in batches)))
@@ -184,9 +186,7 @@ class StagesOnGroups:
         return np.asarray(together[..., order])
 
     def _rows(self, batch: StageBatch) -> Iterator[tuple[int, Rows]]:
-        """The groups of nodes on which there are candidates, each with the indices of its
-        candidates.
-        """
+        """The groups of nodes on which there are candidates, each with its candidates' indices."""
         if len(self.models) == 1:
             yield 0, np.arange(len(batch))
             return
@@ -195,20 +195,20 @@ class StagesOnGroups:
             yield group, np.flatnonzero(group_of == group)
 
 
-# The times of plans whose order of passes has no closed form (any other than 1F1B).
+# The iteration times of plans whose order of passes has no closed form (any order except 1F1B).
 #
 # Axes: C plans, P parts of the model in order, T types of layers.
 
 
 def engine_of(plan: Plan) -> Engine:
-    """The engine of a plan, with the changes that it makes for the plan's order of passes."""
+    """The engine of a plan, with the changes that the plan's order of passes makes to it."""
     engine = ENGINES[plan.engine]
     return engine if plan.order == DEFAULT_ORDER else engine.in_named_order()
 
 
 def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats:
     """The iteration times (C) of plans with equally many stages and the same order of passes. Long
-    orders are played with fewer micro-batches (``shortened``), and times extrapolated.
+    orders are computed with fewer micro-batches (``shortened``), and the times extrapolated.
     """
     played = shortened(plans[0])
     order = order_of_plan(played)
@@ -231,7 +231,7 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats
     stages = played.num_stages
     longer = replace(played, micro_batches=played.micro_batches + stages)
     apart = ENGINES[played.engine].steps_apart
-    # With more micro-batches a host that was ahead of its GPU may fall behind.
+    # A lower bound, since with more micro-batches a host that was ahead of its GPU may fall behind.
     least_s = order_bound_s(
         times,
         order.placement,
@@ -244,9 +244,9 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats
 
 
 def extended_s(few_s: Floats, more_s: Floats, groups: Floats, least_s: Floats) -> Floats:
-    """Extrapolate iteration times (C) to more groups of micro-batches, from times without
-    (``few_s``) and with (``more_s``) one further group; at least the lower bound ``least_s``, which
-    holds if another stage becomes the slowest.
+    """Extrapolate iteration times (C) to more micro-batches, from the times without (``few_s``) and
+    with (``more_s``) one further group of them; the result is at least the lower bound ``least_s``,
+    which still holds if another stage becomes the slowest.
     """
     return np.maximum(few_s + (more_s - few_s) * groups, least_s)
 
@@ -260,7 +260,9 @@ def _played_s(
     networks: SharedNetworks | None,
     plan: Plan,
 ) -> Floats:
-    """The iteration times of stages with these times (C), in the order of passes of a plan."""
+    """The iteration times (C) of pipelines whose stages have these times, by computing all passes
+    in the plan's order.
+    """
     path = OrderPath(
         times=times,
         passes=passes_of(order_of_plan(plan)),
@@ -276,8 +278,8 @@ def _played_s(
 def _networks(
     model: StagesOnGroups, plans: Sequence[Plan], placement: Placement
 ) -> SharedNetworks | None:
-    """The networks of nodes and uplinks of higher tiers that sends of several stages share; None if
-    no sends of several stages can overlap there.
+    """The networks of nodes, and uplinks of higher network tiers, that sends of several stages
+    share; None if no sends of different stages can overlap there.
 
     A send takes the share of a link that the sending ranks of a node or unit ask for together.
     Ranks of neighbouring stages are taken to be alike, as for the size of sends.
@@ -312,8 +314,9 @@ def _networks(
 
 
 def _shares(units: Ints, share: Floats, placement: Placement) -> dict[Way, Floats]:
-    """The fraction of a node's or higher tier's uplink that sends between two stages take in either
-    direction (C), given those of sends to the next stage (C, stages); none within a unit.
+    """The fraction of the uplink of a node or of a higher tier's unit that sends between two stages
+    use in either direction (C), given the fractions of sends to the next stage (C, stages); none
+    between stages in the same node or unit.
     """
     shares = {}
     for here, there in pairwise(placement.stages):
@@ -325,8 +328,8 @@ def _shares(units: Ints, share: Floats, placement: Placement) -> dict[Way, Float
 
 
 def _end_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]) -> EndTimes:
-    """The seconds of what each part of the model does at the end of an iteration: gradient
-    reductions after its last backward pass, and work after all passes.
+    """The seconds of the work of each part of the model at the end of an iteration: gradient
+    reductions after its last backward pass, and what follows all passes.
     """
     reductions_s, tied_s, steps_s = model.by_group(_reductions_and_steps_s, batch)
     layers = batch.layers + batch.has_embedding + batch.has_head
@@ -339,8 +342,8 @@ def _end_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int])
 
 
 def _reductions_and_steps_s(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """The seconds of each part's last gradient reduction, of a tied embedding table's reduction,
-    and of the work after all passes (3, parts).
+    """For each part of the model: the seconds of its last gradient reduction, of the reduction of a
+    tied embedding table, and of the work after all passes (3, parts).
     """
     phases = model.tasks.template.phases
     seconds, counts = _seconds(model, batch), model.tasks.types.counts(batch.columns)
@@ -367,8 +370,8 @@ def _turn_times(
     *,
     splits: bool,
 ) -> TurnTimes | None:
-    """The seconds that a pass takes longer if it follows a pass whose gradients are still being
-    reduced; None if there are none.
+    """The seconds that a pass takes longer if gradients of the stage's previous pass are still
+    being reduced; None if none are.
     """
     if not turned_s.any():
         return None
@@ -378,7 +381,9 @@ def _turn_times(
 
 
 def _split_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]) -> SplitTimes:
-    """How separate weight-gradient passes change the backward passes of each part."""
+    """How the backward passes of each part of the model change if weight gradients are computed in
+    separate passes.
+    """
     weights_s, less_s = model.by_group(split_seconds, batch)
     return SplitTimes(weights_s=weights_s.reshape(shape), less_s=less_s.reshape(shape))
 
@@ -388,9 +393,9 @@ def _seconds(model: StageTimeModel, batch: StageBatch) -> TaskSeconds:
 
 
 def beside_backward(model: StageTimeModel, batch: StageBatch, *, splits: bool) -> Floats:
-    """For each candidate, by how many seconds a backward pass that follows another one is longer,
-    because gradients are reduced while its first layer runs, and whether they are (2, C). With
-    ``splits``, the same of weight-gradient passes.
+    """For each candidate, the seconds that a backward pass takes longer after another backward
+    pass, because gradients are reduced while its first layer runs, and whether any are (2, C). With
+    ``splits``, the same for weight-gradient passes.
     """
     slots = StageSlots.of(model.tasks, batch)
     seconds, kinds = slots.seconds, slots.kinds
@@ -410,19 +415,20 @@ def beside_backward(model: StageTimeModel, batch: StageBatch, *, splits: bool) -
     return np.stack([beside_s, are_shared(seconds)[slots.strategies.index]])
 
 
-# Exchanges of weights between replicas that overlap with further steps: an iteration is longer by
-# their exposed time, averaged over the steps from one exchange to the next.
+# Exchanges of weights between replicas that overlap with further steps: iterations are longer by
+# the exposed part, averaged over the steps from one exchange to the next.
 
 
 def exchanges_s(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """The seconds in which each stage (C) exchanges all of its weights once."""
+    """The seconds in which each stage (C) exchanges all of its weights with its replicas once."""
     counts = model.tasks.types.counts(batch.columns)
     return np.asarray((counts * _seconds(model, batch).averaged_s()).sum(axis=0))
 
 
 def asynchronous_exchanges_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats:
-    """For each plan, the longest exchange of a rank with asynchronous servers, and the longest time
-    that a server is busy, in seconds (2, plans); all plans have equally many stages.
+    """For each plan, the longest exchange of a rank with asynchronous parameter servers, and the
+    longest time for which a server is busy with the ranks' messages, in seconds (2, plans); all
+    plans have equally many stages.
     """
 
     def of_stages(stage_model: StageTimeModel, batch: StageBatch) -> Floats:
@@ -438,8 +444,8 @@ def asynchronous_exchanges_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Fl
 def with_late_exchanges(
     model: StagesOnGroups, plans: Sequence[Plan], iterations_s: Floats
 ) -> Floats:
-    """The mean iteration time of each plan with weight exchanges, given the times without; all
-    plans have equally many stages.
+    """The mean iteration time of each plan with exchanges of weights between replicas, given the
+    times without these; all plans have equally many stages.
     """
     how = model.tasks.workload.reduction
     if not how.is_beside_steps:

@@ -1,4 +1,4 @@
-"""The seconds of passes: sums of per-layer slots for each phase, and the first forward pass.
+"""The seconds of a stage's passes: sums over per-layer time slots, and the first forward pass.
 
 Axes: C candidates, S distinct strategies, K kinds of slots; the four streams first.
 """
@@ -45,18 +45,18 @@ from mistlab.schedule.slots import PHASES, SHARDED_GRADIENTS, SHARDED_WEIGHTS, P
 # The first forward pass, in which a stage also takes the optimizer steps of its layers.
 #
 # Steps need no activations, so they run ahead of a first micro-batch that comes late. With
-# offloaded weights there is room for two blocks that have stepped; meanwhile the state of a third
-# block comes in. Where state or weights are offloaded, a layer's step waits until those of the
-# layer two before it have left. Only the stage's next pass waits for those of the last block to
-# leave.
+# offloaded weights there is room for two blocks that have stepped; meanwhile the states of a third
+# block are fetched. Where states or weights are offloaded, a layer's step waits until those of the
+# layer two before it are back on the host. Only the stage's next pass waits for those of the last
+# block.
 #
-# Axes: C candidates, S distinct strategies, K kinds of slots; the four streams first.
+# Axes: C candidates, S distinct strategies, K kinds of time slots; the four streams first.
 
 
 # Kinds of tasks that belong to a layer's optimizer step.
 OF_STEPS = frozenset({"S", "P", "G", "O"})
-# If weights are offloaded, this many blocks may have stepped before their micro-batch comes; by
-# then as many slots in which the next block's state comes in have ended.
+# If weights are offloaded, this many blocks may step before their micro-batch comes; by then as
+# many time slots have ended in which the next block's states are fetched.
 AHEAD = 2
 
 _AWAY = STREAMS.index("device_to_host")
@@ -80,14 +80,14 @@ class FirstPass:
     end_steps: Floats
 
     def chosen(self, rows: Rows | slice) -> "FirstPass":
-        """The parts of the candidates with these indices."""
+        """The parts of the first forward pass of the candidates with these indices."""
         parts = (getattr(self, entry.name) for entry in fields(self))
-        # Without offloading a part is a single zero for all candidates.
+        # Without offloading, a part is a single zero that holds for all candidates.
         return FirstPass(*(part if len(part) == 1 else part[rows] for part in parts))
 
     @classmethod
     def least(cls, ends: Sequence["FirstPass"]) -> "FirstPass":
-        """The minimum of each part over candidates; if a part is shorter, the pass is no longer."""
+        """The minimum of each part over candidates, for lower bounds of the first forward pass."""
         names = [entry.name for entry in fields(cls)]
         return cls(*(np.minimum(*(getattr(end, name) for end in ends)) for name in names))
 
@@ -98,8 +98,8 @@ class FirstPass:
         blocks: Ints,
         offloads_weights: Bools,
     ) -> Floats:
-        """For each candidate (C), how much longer the first micro-batch takes through its forward
-        pass than a steady one; the first pass takes ``whole_s``, a steady one ``forward_s``.
+        """The seconds that the first micro-batch takes longer through its forward pass (C) than a
+        steady one; the first pass takes ``whole_s``, a steady one ``forward_s``.
 
         Of a stage with offloaded weights, a few blocks have stepped. For one of the others, state
         is there.
@@ -124,9 +124,9 @@ def first_slots(
     *,
     is_least: bool,
 ) -> Floats:
-    """The parts of ``FirstPass`` by kind of per-layer slot (5, K, S), from the tasks and ends (4,
-    K, S) of ``whole`` slots, and the tasks without optimizer steps (``stepped``). Steady slots take
-    ``usual`` seconds (K, S). If these are bounds (``is_least``), the next pass does not wait.
+    """The parts of ``FirstPass`` by kind of time slot (5, K, S), from the tasks and ends (4, K, S)
+    of ``whole`` slots, and the tasks without optimizer steps (``stepped``). Steady slots take
+    ``usual`` seconds (K, S). In lower bounds (``is_least``) the next pass does not wait.
     """
     columns, (below, here, above) = seconds.columns, kinds.T
     parts = np.zeros((PARTS, *usual.shape))
@@ -138,7 +138,7 @@ def first_slots(
     weights, state = weights[:, chosen], state[:, chosen]
     swaps, keeps = (columns[f"offload_{kind}"][chosen] > 0 for kind in ("weights", "activations"))
 
-    # Offloaded activations queue behind the last block's state, and the head waits for them.
+    # Offloaded activations queue behind the last block's states, and the head waits for them.
     is_last = (above == NOTHING)[:, None] | (~keeps & ((weights + state)[above] == 0))
     last = np.flatnonzero(is_last.any(axis=1))
     at_last = np.ix_(last, chosen)
@@ -154,7 +154,7 @@ def first_slots(
 
     computed = until(_NOT_AWAY, ends, work)
     # A block steps before the block below computes, so the block below and the head compute while
-    # the state of the last block leaves.
+    # the last block's states are offloaded.
     forward = with_nothing(seconds.alone("F", ""))[:, chosen]
     hidden = (forward[below] + forward[above])[last]
     left = until(STREAMS, left_ends, without_weights)
@@ -172,12 +172,12 @@ def first_slots(
     return parts
 
 
-# The seconds of the slots of a pass, in each phase.
+# The seconds of a pass's time slots, in each phase of an iteration.
 #
 # Inside a pass a layer computes in every slot. Before and after its layers nothing computes, but
 # layers are still fetched or offloaded. There the offloads of one pass and the fetches of the next
-# run concurrently: this is the turn of a stage. Some turns share the slot of the first layer
-# (``mistlab.cost.slot_work``).
+# run concurrently: these slots are the turn of a stage. Some turns share the slot of the first
+# layer (``mistlab.cost.slot_work``).
 #
 # Axes: S distinct strategies, K kinds of slots, P phases, N slots; the four streams first.
 
@@ -185,17 +185,17 @@ def first_slots(
 _FIRST, _FORWARD, _BACKWARD, _LAST = (
     PHASES.index(phase) for phase in ("first_forward", "forward", "backward", "last_backward")
 )
-# A further phase, the turn: slots in which a forward and a backward pass overlap.
+# A further phase, the turn: time slots in which a forward and a backward pass overlap.
 _TURN = len(PHASES)
 _COMPUTING = ("compute",)
 _NOT_REDUCING = tuple(stream for stream in STREAMS if stream != "gpu_to_gpu")
 
 
 class PassSlots:
-    """The seconds of slots: ``inside`` a pass (P, K', S), while layers compute, in each phase;
-    ``below`` it (4, K', S), before the first layer, in three phases and in the turn from pass to
-    pass; and ``above`` it (1, K', S), after the last layer, in the turn. A turn that shares the
-    first layer's slot has the seconds by which it lengthens the slot.
+    """The seconds of per-layer time slots: ``inside`` a pass (P, K', S), while layers compute, in
+    each phase; ``below`` it (4, K', S), before its first layer, in three phases and between passes;
+    ``above`` it (1, K', S), after its last layer, between passes. Where a slot between passes is
+    merged into the first layer's slot, the seconds by which it lengthens that slot.
 
     ``is_inside``, ``is_below`` and ``is_above`` are masks (K) of their kinds. ``has_turns`` says
     whether any strategy has work outside of passes where the stage turns round.
@@ -218,7 +218,7 @@ class PassSlots:
             for phases, where in parts
         ]
         rows = np.concatenate([one.ravel() for one in places])
-        # Small tables take as long as large ones, so all per-layer slots are computed together.
+        # Small tables take as long as large ones, so the slots of all phases are computed together.
         self._alone, self._fetched_s = self._tasks(rows)
         first, last = np.cumsum([one.size for one in places[:-1]])
         turn = slice(last - len(places[1][-1]), last)
@@ -244,15 +244,15 @@ class PassSlots:
         )
 
     def last_computed(self) -> Floats:
-        """The seconds of per-layer slots (K', S) of last backward passes without reductions."""
+        """The seconds of last backward passes' time slots (K', S) without gradient reductions."""
         last = self._rows_inside(_LAST, _LAST)
         computed_s = until(_NOT_REDUCING, self._ends[:, last], self._alone[:, last])
         return np.asarray(np.maximum(computed_s, self._fetched_s[:, last].sum(axis=0)))
 
     def through_backward(self) -> Floats:
-        """How long a micro-batch takes through each slot of a steady backward pass (K', S): the
-        last slot counts until its layer has computed. Where gradients are offloaded or layers are
-        fetched further ahead, the whole slot counts.
+        """The seconds of a micro-batch in each time slot of a steady backward pass (K', S): of the
+        last slot, only those until its layer has computed. Where gradients are offloaded or layers
+        are fetched further ahead, the whole slot counts.
         """
         if self._seconds.model.template.depth != 1:
             return np.asarray(self.inside[_BACKWARD])
@@ -266,9 +266,9 @@ class PassSlots:
         return np.asarray(lengths)
 
     def arithmetic(self) -> Floats:
-        """Seconds by kind of slot: arithmetic alone of both steady passes, and of the optimizer
-        step (2, K', S); if a host issues passes, also the computation of a forward and of a
-        backward pass, with the collectives that layers wait for (4, K', S).
+        """Seconds of arithmetic by kind of time slot: of both steady passes, and of the optimizer
+        step (2, K', S); if a host issues passes, also of a forward and of a backward pass with the
+        collectives that layers wait for (4, K', S).
         """
         seconds, here = self._seconds, self._kinds[self.is_inside, HERE]
         passes_s = seconds.alone("F", "") + seconds.alone("B", "")
@@ -282,8 +282,8 @@ class PassSlots:
         return np.stack([*alone_s, *computed_s])
 
     def of_steps(self) -> Floats:
-        """The parts of ``FirstPass`` by kind of per-layer slot (parts, K', S); no rows if no part
-        of an optimizer step is offloaded.
+        """The parts of ``FirstPass`` by kind of time slot (parts, K', S); no rows if neither
+        weights nor optimizer states are offloaded.
         """
         columns = self._seconds.columns
         offloads = (columns["offload_weights"] > 0) | (columns["offload_optimizer"] > 0)
@@ -301,8 +301,8 @@ class PassSlots:
         )
 
     def beside_sends(self) -> tuple[Floats, Sequence[Floats]]:
-        """Sums that give the slowdown by sends, as in ``slots_beside_sends``: of steady per-layer
-        slots (2, 6, K', S), and of turns (7, K', S) below and above a pass, usual seconds first.
+        """Sums that give the slowdown by sends, as in ``slots_beside_sends``: over time slots of
+        steady passes (2, 6, K', S), and over those between passes (7, K', S), usual seconds first.
         """
         steady = self._rows_inside(_FORWARD, _BACKWARD)
         turning = self._turning if self.has_turns else slice(0, 0)
@@ -315,13 +315,13 @@ class PassSlots:
         if not self.has_turns:
             return of_passes, ()
         turns = np.concatenate([self._turns_s[None], turns])
-        # A send that starts in such a turn, or has no pass after it, is lengthened by the turn.
+        # Such a slot lengthens the sends that start in it, or that no pass follows.
         turns[:-1] *= beside_sends(self._seconds, self._alone[:, turning])
         return of_passes, np.split(turns, [np.count_nonzero(self.is_below)], axis=1)
 
     def _tasks(self, rows: Rows) -> tuple[Floats, Floats]:
-        """The seconds of each stream's tasks (4, N, S) in slots, ``rows`` of a table of all phases,
-        and of swapping in and gathering layers (2, N, S).
+        """The seconds of each stream's tasks (4, N, S) in time slots, given as ``rows`` of a table
+        of all phases, and those of fetching and of gathering a layer's weights (2, N, S).
         """
         alone, fetched_s = self.work.alone(), self.work.fetched_s()
         turns = alone[:, _FORWARD] + alone[:, _BACKWARD]
@@ -332,7 +332,7 @@ class PassSlots:
         return alone.take(rows, axis=1), fetched_s.take(rows, axis=1)
 
     def _gather_after_copies(self) -> None:
-        """Correct the ends of per-layer slots that gather weights after their host copy."""
+        """Correct the ends of time slots that gather weights after copying them from the host."""
         slots, strategies = np.nonzero(self._fetched_s[1])
         if not len(slots):
             return
@@ -343,8 +343,8 @@ class PassSlots:
         self._ends[:, slots, strategies] = ends_of(alone, slowed, copied, gathered)
 
     def _wait_for_gradients(self, lasting: Floats, phases: Rows) -> None:
-        """Lengthen the slots (N, S) of backward passes whose layers wait until their gradients have
-        been offloaded.
+        """Lengthen the time slots (N, S) of backward passes in which a layer waits until gradients
+        have been offloaded.
         """
         rows = np.flatnonzero((phases == _BACKWARD) | (phases == _LAST))[:, None]
         evicts = self.work.evicts
@@ -352,8 +352,8 @@ class PassSlots:
         lasting[rows, evicts] = np.maximum(lasting[rows, evicts], evicting_s)
 
     def _in_turn(self, lasting: Floats) -> None:
-        """Adjust the seconds of per-layer slots within passes in which offloads start before the
-        next slot.
+        """Correct the seconds of time slots inside passes whose offloads start before the next slot
+        begins.
         """
         work = SlotWork(self._seconds, self._kinds[self.is_inside])
         first, is_least = self._rows_inside(_FIRST, _FIRST), self._kept == "least"
@@ -364,12 +364,12 @@ class PassSlots:
             lasting[rows] = slots_of_first_layers(work, inside_s)
 
     def _rows_inside(self, first: int, last: int) -> slice:
-        """The rows of per-layer slots inside the passes from phase ``first`` to phase ``last``."""
+        """The rows of time slots inside the passes from phase ``first`` to phase ``last``."""
         kinds = np.count_nonzero(self.is_inside)
         return slice(first * kinds, (last + 1) * kinds)
 
 
-# The times of a stage's passes: sums over the slots of each phase.
+# The times of a stage's passes: sums over the time slots of each phase.
 #
 # Two consecutive passes share the slots outside of them, the turn of the stage: at its first layers
 # from a backward pass to a forward pass, and at its last layers from a forward pass to a backward
@@ -380,7 +380,7 @@ class PassSlots:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassSeconds:
-    """The seconds of each candidate (C) inside the passes of each phase, and outside passes.
+    """The seconds of each candidate stage (C) inside passes, for each phase, and outside passes.
 
     The time inside the ``first`` forward pass leaves out what no layer of it waits for.
 
@@ -414,11 +414,11 @@ class PassSeconds:
 
     @property
     def after_last_s(self) -> Floats:
-        """The seconds (C) that certainly follow the last layer of the last backward pass."""
+        """The least seconds (C) that follow the last layer of the last backward pass."""
         return self.last_closing + self.inside["step"]
 
     def chosen(self, rows: Rows | slice) -> "PassSeconds":
-        """The passes of the candidates with these indices."""
+        """The pass times of the candidates with these indices."""
         inside = {phase: seconds[rows] for phase, seconds in self.inside.items()}
         return PassSeconds(
             inside=inside,
@@ -438,7 +438,7 @@ _ALONE = "computing", "step_computing", "computed_forward", "computed_backward"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassSums:
-    """Rows of sums over per-layer slots (L, C), in the order of ``pass_sums``, for ``PassSeconds``.
+    """Sums over time slots (L, C), in the order of ``pass_sums``, to make ``PassSeconds`` from.
 
     ``queued`` (2, C) are seconds of last backward passes whose reductions queue, until all layers
     have computed and until all but the last layer's gradients are reduced; zero for others.
@@ -450,12 +450,12 @@ class PassSums:
     queued: Floats | None = None
 
     def chosen(self, rows: Rows) -> "PassSums":
-        """The sums of the candidates with these indices."""
+        """The sums over time slots of the candidates with these indices."""
         queued = None if self.queued is None else self.queued.take(rows, axis=1)
         return PassSums(self.values.take(rows, axis=1), self.steps, self.computed, queued)
 
     def passes(self) -> PassSeconds:
-        """The times of passes that these sums give."""
+        """The pass times that these sums over time slots give."""
         sums = iter(self.values)
         opening, first_opening, last_closing, at_first_layer, at_last_layer = islice(sums, 5)
         last_computed, computing, step_computing = islice(sums, 3)
@@ -496,8 +496,8 @@ class PassSums:
 def pass_sums(
     seconds: TaskSeconds, kinds: Ints, summed: Sums, *, sends: bool = True, kept: Kept = "own"
 ) -> PassSums:
-    """Sums over the slots of stages' passes, which may overlap with ``sends``; ``summed`` does the
-    sum. With ``kept`` "least" they are lower bounds over any greater work on the same streams.
+    """Sums over the time slots of stages' passes, which may overlap with ``sends``; ``summed`` adds
+    them up. With ``kept`` "least" they are lower bounds over any greater work on the same streams.
     """
     slots = PassSlots(seconds, kinds, kept)
     steps = slots.of_steps()
@@ -517,7 +517,7 @@ def pass_sums(
 def _beside_sends(
     usual_s: Mapping[Phase, Floats], sums: Sequence[Floats]
 ) -> Mapping[Pass, BesideSend]:
-    """How sends slow passes down, and turns if any, from their sums."""
+    """How sends slow passes, and slots between passes if any, down, from sums over time slots."""
     if not sums:
         return {}
     forward, backward, turns = sums[:SUMS], sums[SUMS : 2 * SUMS], sums[2 * SUMS :]
@@ -533,8 +533,8 @@ def _beside_sends(
 def split_pass_seconds(
     seconds: TaskSeconds, kinds: Ints, summed: Sums, *, weights_s: Floats, unhidden_s: Floats
 ) -> tuple[Floats, Floats]:
-    """The seconds of weight-gradient passes with the reduction of their gradients, and by how much
-    steady backward passes are shorter without them (C each).
+    """The seconds of weight-gradient passes with the reductions of their gradients, and the seconds
+    by which steady backward passes are shorter without this work (C each).
 
     The products take ``weights_s`` (T, S). For ``unhidden_s`` tensor-parallel ranks wait for one
     another, which these products hid before. Both passes together are never shorter than one.
@@ -547,8 +547,8 @@ def split_pass_seconds(
 
 
 def longest_beside_sends(seconds: TaskSeconds, kinds: Ints, summed: Sums) -> Mapping[Pass, Floats]:
-    """For each candidate (C), upper bounds of the seconds of steady passes and turns that overlap
-    with a send throughout, over any lesser work.
+    """For each candidate (C), upper bounds of the seconds of steady passes and of slots between
+    passes throughout which a send lasts, over any lesser work.
     """
     is_inside = kinds[:, HERE] != NOTHING
     is_below = ~is_inside & (kinds[:, UPPER] != NOTHING)
@@ -566,7 +566,7 @@ def longest_beside_sends(seconds: TaskSeconds, kinds: Ints, summed: Sums) -> Map
 
 def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Pass, Floats]) -> PassSeconds:
     """Lower bounds of the passes of a box (all candidates with choices in given ranges), from its
-    ends with the smallest ratios; ``longest_s`` is from ``longest_beside_sends``.
+    two ``ends`` with the smallest offload ratios; ``longest_s`` is from ``longest_beside_sends``.
 
     The number of each kind of slot is linear in the number of recomputed blocks. So each sum of
     slots rises or falls all the way between the two ends, and is least at one of them.
@@ -593,8 +593,8 @@ def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Pass, Floats]) 
 
 
 def reduces_in_place(seconds: TaskSeconds) -> Bools:
-    """For each strategy (S), whether gradients are reduced in place, so that layers compute
-    meanwhile.
+    """For each strategy (S), whether gradients are reduced in place, so that layers need not
+    wait.
     """
     in_place = (seconds.zero < SHARDED_GRADIENTS) & (seconds.columns["offload_gradients"] == 0)
     return np.asarray(in_place)

@@ -1,4 +1,4 @@
-"""The iteration time of a 1F1B pipeline, from the times of its stages.
+"""The iteration time of a 1F1B pipeline, computed from the times of its stages.
 
 The recurrence over stages is in ``mistlab.cost.chains``.
 
@@ -30,14 +30,14 @@ from mistlab.stages.stage_batch import SENDS, StageTimes
 
 
 def times_used(times: StageTimes) -> Sequence[str]:
-    """The names of the times that the recurrence over stages uses; those of hosts only if there are
-    any.
+    """The names of the stage times that the recurrence over stages uses; those of hosts only if any
+    pass may be host-bound.
     """
     return PASSES if times.issued_backward_s.any() else _WITHOUT_HOST
 
 
 def passes_of(times: StageTimes) -> PassLengths[Floats]:
-    """The times that the recurrence over stages uses (``mistlab.cost.chains``)."""
+    """The stage times that the recurrence over stages uses (``mistlab.cost.chains``)."""
     return PassLengths(**{name: getattr(times, name) for name in times_used(times)})
 
 
@@ -45,12 +45,10 @@ _WITHOUT_HOST = tuple(name for name in PASSES if name not in ISSUED)
 
 
 def iteration_s(times: StageTimes, micro_batches: Ints) -> Floats:
-    """The seconds of one iteration of each pipeline (C), with its number of ``micro_batches``
-    (C).
-    """
+    """The seconds of one iteration of each pipeline (C) with ``micro_batches`` (C)."""
     candidates = len(times.forward_s)
     tables = {name: np.ascontiguousarray(getattr(times, name).T) for name in times_used(times)}
-    # The last stage sends nothing on.
+    # The last stage has no next stage to send to.
     for name in SENDS:
         tables[name] = tables[name].copy()
         tables[name][-1] = 0.0
@@ -66,8 +64,8 @@ def iteration_s(times: StageTimes, micro_batches: Ints) -> Floats:
 def _whole_s(
     algebra: Algebra[Length], tables: Mapping[str, Sequence[Length]], micro_batches: int | Ints
 ) -> Length:
-    """The length of the longest chain through all stages; each of ``tables`` has an entry for each
-    stage.
+    """The length of the longest chain of passes through all stages of each pipeline; each of
+    ``tables`` has an entry for each stage.
     """
     stages = len(tables["forward_s"])
     chains = Chains.of_nothing(algebra.nothing)
@@ -80,14 +78,14 @@ def _whole_s(
 
 
 def no_stages(candidates: int) -> Chains[Floats]:
-    """The chains after the last stage, all of length zero."""
+    """The chains of passes behind the last stage, all of length zero."""
     return Chains.of_nothing(np.zeros(candidates))
 
 
 def prepended(
     stage: StageTimes, after: Chains[Floats], micro_batches: int | Ints, stages: int
 ) -> Chains[Floats]:
-    """The chains (C) of a pipeline with one more stage in front, which then has ``stages``
+    """Extend the chains (C) of a pipeline by one more stage in front, with which it has ``stages``
     stages.
     """
     columns = ColumnAlgebra(len(stage.forward_s))
@@ -108,8 +106,9 @@ def prepended(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Published(Generic[Length]):
-    """The terms of the published objective for a stage and all stages after it: the slowest stage's
-    time, the sum of their times, and the longest extra time that no stage in front hides.
+    """The terms of the published pipeline objective for a stage and all stages after it: the
+    slowest stage's time, the sum of the stages' times, and the longest extra time that no stage in
+    front hides.
     """
 
     slowest: Length
@@ -118,18 +117,18 @@ class Published(Generic[Length]):
 
     @classmethod
     def of_nothing(cls, nothing: Length) -> Self:
-        """The terms after the last stage: zero."""
+        """The objective's terms for no stages: zero."""
         return cls(slowest=nothing, together=nothing, unhidden=nothing)
 
     def whole(self, micro_batches: int) -> Length:
-        """The time of a pipeline of these stages."""
+        """The time of a pipeline of these stages by the published objective."""
         total: Length = self.slowest * (micro_batches - 1) + self.together + self.unhidden
         return total
 
 
 def steady_s(stage: PassLengths[Floats]) -> Floats:
     """The time of a steady-state micro-batch in a stage with its sends, which block the stage in
-    the published model; if its host takes longer to issue it, the host's time.
+    the published model; the host's issue time if that is longer.
     """
     both_s = stage.forward_s + stage.backward_s
     if stage.issued_forward_s is not None and stage.issued_backward_s is not None:
@@ -138,7 +137,7 @@ def steady_s(stage: PassLengths[Floats]) -> Floats:
 
 
 def extra_s(stage: PassLengths[Length]) -> Length:
-    """The extra time of the first and the last micro-batch beyond steady ones."""
+    """The time that the first and the last micro-batch take in a stage beyond steady ones."""
     total: Length = (
         stage.begin_s
         + (stage.through_forward_s - stage.forward_s)
@@ -153,7 +152,7 @@ def extra_s(stage: PassLengths[Length]) -> Length:
 def in_front(
     algebra: Algebra[Length], own_s: Length, own_extra_s: Length, after: Published[Length]
 ) -> Published[Length]:
-    """The terms of the objective with a stage in front, which takes ``own_s`` and
+    """The objective's terms extended by a stage in front, which takes ``own_s`` and
     ``own_extra_s``.
     """
     return Published(
@@ -163,7 +162,7 @@ def in_front(
     )
 
 
-# The iteration time as a sum of four terms.
+# Splits the iteration time into four terms.
 #
 # The slowest stage's computation and exposed communication over all micro-batches, the other stages
 # that a micro-batch passes through, and the rest: first and last micro-batches, the optimizer step,
@@ -183,7 +182,7 @@ class Terms:
 
     @classmethod
     def of(cls, plan: Plan, prediction: Prediction) -> Self:
-        """The terms of a plan's predicted iteration."""
+        """Split a plan's predicted iteration time into the four terms."""
         slowest = prediction.stages[slowest_stage(prediction)]
         exposed_s = plan.micro_batches * slowest.exposed_communication_s
         steady_s = plan.micro_batches * slowest.stable_s
@@ -201,6 +200,6 @@ class Terms:
 
 
 def slowest_stage(prediction: Prediction) -> int:
-    """The stage whose micro-batches take longest."""
+    """The index of the stage whose steady micro-batches take longest."""
     stable = [stage.stable_s for stage in prediction.stages]
     return stable.index(max(stable))

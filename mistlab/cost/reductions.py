@@ -1,5 +1,5 @@
-"""The times of gradient reductions that send less: compression, parameter servers, weight
-averaging.
+"""The times of gradient reductions that send fewer bytes: by compression, parameter servers, or
+averaging weights instead.
 
 Axes: T types of layers, S strategies.
 """
@@ -18,25 +18,25 @@ from mistlab.reduction.compression import BITS_A_BYTE, VALUE_BYTES
 from mistlab.reduction.reduction_costs import Reduction
 from mistlab.stages.stage_shape import Shapes
 
-# The group of ranks that hold the same part of the weights in different replicas of the model.
+# The group of ranks that hold the same part of the weights, each in another replica of the model.
 REPLICAS = "state replicas"
 
 
 class SendLink(Protocol):
     """A function: the time of a message to another GPU, while ``at_once`` GPUs of a node send, and
-    ``senders`` GPUs use the network tier numbered ``tier``.
+    ``senders`` GPUs share an uplink of the network tier numbered ``tier``.
     """
 
     def __call__(
         self, *, across_nodes: bool, at_once: int, tier: int = NETWORK, senders: int = 1
     ) -> LinkTime:
-        """The time of such a message."""
+        """The time of one such message to another GPU."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReductionTimes:
-    """The times of a workload's gradient reduction under each reduction strategy.
+    """Computes the times of a workload's gradient reductions under each reduction strategy.
 
     ``over`` gives the seconds of a collective over a group. Whole gradients have ``gradient`` bytes
     a value, and ``remembered`` ones stay of what was cut off. A kernel takes ``moved_s`` for each
@@ -54,7 +54,7 @@ class ReductionTimes:
     moved_s: float
 
     def sent_less_s(self, group: str, values: Floats) -> Floats:
-        """The seconds of averaging this many gradients over a group, compressed or through
+        """The seconds in which a group of ranks averages this many gradients, compressed or through
         parameter servers, for each layer type and strategy (T, S).
         """
         if not values.any():
@@ -66,8 +66,8 @@ class ReductionTimes:
         if how.kind == "server":
             seconds = self._served_s(group, sent, answers)
         elif how.trimmed:
-            # Each rank receives a part of all gradients, and sends the part's mean to the other
-            # ranks.
+            # An all-to-all gives each rank a part of all gradients, and an all-gather sends the
+            # part's mean to the other ranks.
             seconds = self.over(group, "all_to_all", sent) + self.over(group, "all_gather", sent)
         elif how.compressor.is_summable:
             seconds = self.over(group, "all_reduce", sent)
@@ -75,21 +75,22 @@ class ReductionTimes:
             answers = sent * ranks
             seconds = self.over(group, "all_gather", answers)
         if how.trimmed:
-            # Each value that any rank sent is read once, by one rank.
+            # A rank reads each value that any rank has sent once.
             moved = np.where(ranks > 1, 2 * sent + answers, 0.0)
             return np.asarray(seconds + moved * self.moved_s)
         if how.compressor.kind == "none":
             return seconds
-        # One kernel reads gradients and error memory, and writes messages and the new memory;
-        # another reads received messages and writes the mean.
+        # One kernel reads the gradients and the error memory of compression, and writes messages
+        # and the new error memory; another kernel reads the received messages and writes their
+        # mean.
         each = self.gradient + VALUE_BYTES + 2 * self.remembered
         moved = np.where(ranks > 1, values * each + sent + answers, 0.0)
         return np.asarray(seconds + moved * self.moved_s)
 
     def asynchronous_s(self, group: str, values: Floats) -> tuple[Floats, Floats]:
-        """The seconds in which a rank sends this many gradients to asynchronous servers and gets
-        their answers, and the seconds for which a server is busy with the messages of all ranks (T,
-        S).
+        """The seconds in which a rank sends this many gradients to asynchronous parameter servers
+        and gets their answers, and those for which a server is busy with the messages of all ranks,
+        for each layer type and strategy (2, T, S).
         """
         both_s, busy_s = np.zeros_like(values), np.zeros_like(values)
         sent, answers = self._message_bytes(values, self.shapes.ranks[group])
@@ -102,8 +103,8 @@ class ReductionTimes:
         return both_s, busy_s
 
     def averaged_s(self, values: Floats) -> Floats:
-        """The seconds of one exchange of this many weights between replicas of the model, by layer
-        type and strategy (T, S).
+        """The seconds in which replicas of the model exchange this many weights once, for each
+        layer type and strategy (T, S).
         """
         bits = self.how.outer_bits if self.how.kind == "outer" else BITS_A_BYTE * VALUE_BYTES
         size_bytes = values * bits / BITS_A_BYTE
@@ -119,14 +120,14 @@ class ReductionTimes:
         return seconds
 
     def _links_to(self, offset: int, shape: GroupSpread) -> list[LinkTime]:
-        """The links over which every rank sends to the rank ``offset`` places after it, all at
-        once: inside nodes, and to other nodes.
+        """The times of the links over which every rank sends to the rank ``offset`` places after
+        it, all at once: inside nodes, and between nodes.
         """
         gpus, nodes, ranks = shape.gpus_in_node, shape.nodes, shape.ranks
         away = min(offset, ranks - offset)
         links = [self.send(across_nodes=False, at_once=1)] if away < gpus else []
         if nodes > 1:
-            # All groups of a node send concurrently.
+            # All groups of ranks in a node send at the same time.
             at_once = min(away, gpus) * max(1, self.gpus_per_node // gpus)
             link = self.send(across_nodes=True, at_once=at_once)
             links.append(link if self.tiers is None else self.tiers.to_offset(link, shape, away))
@@ -134,7 +135,7 @@ class ReductionTimes:
 
     def _served_s(self, group: str, sent: Floats, answers: Floats) -> Floats:
         """The seconds of sending gradients to parameter servers, which are ranks of the group, and
-        of their answers (T, S); a server handles one message at a time.
+        of receiving their answers (T, S); a server handles one message at a time.
         """
         shards, seconds = self.how.shards, np.zeros_like(sent)
         for rows, shape in self.shapes.of_several(group):
@@ -144,15 +145,15 @@ class ReductionTimes:
         return seconds
 
     def _to_server(self, shape: GroupSpread) -> LinkTime:
-        """The link from a rank to a server, while all servers receive."""
+        """The time of the link from a rank to a parameter server, while all servers receive."""
         shards = self.how.shards
         in_node = min(shape.gpus_in_node, -(-shards // shape.nodes))
         tier = NETWORK if self.tiers is None else self.tiers.place_of(shape)
         return self.send(across_nodes=shape.nodes > 1, at_once=in_node, tier=tier, senders=shards)
 
     def _message_bytes(self, values: Floats, ranks: Ints) -> tuple[Floats, Floats]:
-        """The bytes of a rank's message with this many gradients, and of a server's answer to it
-        (T, S).
+        """The bytes of a rank's message with this many gradients, and those of a parameter server's
+        answer, for each layer type and strategy (T, S).
         """
         if self.how.compressor.kind == "none":
             return values * self.gradient, values * self.gradient

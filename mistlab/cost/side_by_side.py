@@ -1,5 +1,5 @@
-"""How much concurrent streams of a GPU slow one another down, for groups of any shape, and how long
-overlapped work then takes.
+"""How much the concurrent streams of a GPU slow one another down, for communicating groups of any
+shape, and how long overlapping work then takes.
 
 Axes: G measured shapes; J streams of a set.
 """
@@ -38,17 +38,18 @@ from mistlab.machine.slowdowns import (
 # Axes: G measured shapes; J streams of a set.
 
 
-# Weights of measured shapes fall by the factor e for this many doublings of size: at twice the
-# size, a shape has 1/e^2 of the weight.
+# The weight of a measured shape falls by the factor e for each so many doublings of size between it
+# and the wanted shape: at one doubling it is 1/e^2.
 NEAR_DOUBLINGS = 0.5
-# Damps the slopes in size, as if this much measured weight had no slope, so that none is trusted
-# far from all shapes.
+# Damps the slopes that slowdown factors have in the group's size: they count as if this much
+# measured weight had no slope, so that shapes far from all measured ones are not extrapolated
+# freely.
 DAMPING = 0.02
 
 
 def slowdowns_of_group(machine: Interference, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
-    """The slowdown factors of streams for a group of this shape: as measured, or derived from those
-    of other shapes.
+    """The slowdown factors of streams while a group of this shape communicates: as measured, or
+    derived from those of other shapes.
     """
     for group in machine.groups:
         if (group.gpus_in_node, group.nodes) == (gpus_in_node, nodes):
@@ -64,7 +65,8 @@ def slowdowns_of_group(machine: Interference, *, gpus_in_node: int, nodes: int) 
 def _derived(
     groups: Sequence[GroupSlowdowns], *, gpus_in_node: int, nodes: int, shared_links: bool
 ) -> GroupSlowdowns:
-    """The slowdown factors of streams for a group of this shape, from those of measured shapes.
+    """The slowdown factors of streams while a group of this shape communicates, derived from those
+    of the measured shapes.
 
     If the shape crosses nodes, they are derived from shapes that cross nodes, if there are any; if
     it does not, from shapes that do not.
@@ -87,8 +89,8 @@ def _derived(
 
 
 def _work(streams: tuple[str, ...], gpus: int, shared_links: bool) -> Floats:
-    """The work that each stream (J) does in a second when it runs alone; on shared links, the bytes
-    in one direction.
+    """The work that each stream (J) of a set does per second when it runs alone; for streams that
+    share links, the bytes in one direction.
 
     Communication uses both directions, and sends all but the GPU's own part of a message.
     """
@@ -99,8 +101,8 @@ def _work(streams: tuple[str, ...], gpus: int, shared_links: bool) -> Floats:
 
 
 def _influence(measured: Sequence[tuple[int, int]], shape: tuple[int, int]) -> Floats:
-    """The weights (G) of the values measured on each shape, whose weighted sum is the value
-    expected for another shape.
+    """The weights (G) of measured shapes for a wanted shape: the sum of the shapes' values, each
+    times its weight, is the value expected there.
     """
     sizes, size = _sizes(measured), _sizes([shape])[0]
     doublings = np.abs(np.log2(np.array(measured) / shape)).sum(axis=1)
@@ -109,7 +111,7 @@ def _influence(measured: Sequence[tuple[int, int]], shape: tuple[int, int]) -> F
     centred = sizes - mean @ sizes
     weighted = near * centred.T
     slopes = np.linalg.solve(weighted @ centred + DAMPING * np.eye(len(size)), weighted)
-    # The weighted, centred sizes sum to zero, so a constant over all shapes makes no slope.
+    # The weights of sizes sum to zero, so a value that is equal on all shapes has no slope.
     return np.asarray(mean + (size - mean @ sizes) @ slopes)
 
 
@@ -133,11 +135,11 @@ def _sizes(shapes: Iterable[tuple[int, int]]) -> Floats:
 
 
 BITS = np.array([1, 2, 4, 8])
-# All sets of streams.
+# All sets of busy streams, as bit masks.
 BESIDE = range(1 << len(STREAMS))
 
-# This many cases are computed at once: few enough that intermediate results stay in the CPU's
-# cache.
+# The number of cases that are computed at once: few enough that intermediate results stay in the
+# CPU's cache.
 BLOCK = 8192
 
 LINK = STREAMS.index("gpu_to_gpu")
@@ -145,14 +147,14 @@ LINK_BIT = np.uint8(1 << LINK)
 _FROM_HOST = STREAMS.index("host_to_device")
 _BIT_OF_STREAM = BITS.astype(np.uint8)[:, None]
 
-# Tables have the four streams on their first axis (4, ...).
+# Tables of times and factors have the four streams on their first axis (4, ...).
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlowedBy:
-    """The slowdown factors of each case's streams. All groups' factors (4, F) are in one ``table``,
-    streams first for speed; ``first`` is the column at which those of a case's group begin (C), and
-    each group has ``size`` columns.
+    """The slowdown factors of the streams in each case. All groups' factors (4, F) are in one
+    ``table``, streams first for speed; the factors of a case's group begin at the column ``first``
+    (C), and each group has ``size`` columns.
     """
 
     table: Floats
@@ -161,13 +163,15 @@ class SlowedBy:
 
     @classmethod
     def of_all(cls, factors: Floats, cases: int) -> Self:
-        """One set of factors, which may be ``lowered`` or ``raised``, for all cases."""
+        """The same slowdown factors, which may be ``lowered`` or ``raised``, for all cases."""
         first = np.zeros(cases, dtype=np.intp)
         return cls(np.ascontiguousarray(factors.T), first, len(factors))
 
     @classmethod
     def of_groups(cls, groups: Iterable[tuple[Bools, Floats]], cases: int) -> Self:
-        """The factors of each group, for the cases in its mask (C)."""
+        """The slowdown factors of each group, for those cases that the group's mask (C)
+        contains.
+        """
         tables: list[Floats] = []
         first = np.zeros(cases, dtype=np.intp)
         for rows, factors in groups:
@@ -180,8 +184,9 @@ class SlowedBy:
         return type(self)(self.table, self.first[cases], self.size)
 
     def place(self, begun: NDArray[np.uint8]) -> Rows:
-        """For each case (C), the table's column for no busy streams. In tables of ``lowered``
-        factors it depends on the set of streams that had work at first, ``begun``.
+        """For each case (C), the table's column for the set of no busy streams. In a table of
+        ``lowered`` factors this column depends on ``begun``, the set of streams that had work at
+        first.
         """
         if self.size == len(BESIDE):
             return self.first
@@ -189,7 +194,7 @@ class SlowedBy:
 
 
 def factors_of(group: GroupSlowdowns) -> Floats:
-    """The factors (16, 4) by the set of busy streams, as a bit mask."""
+    """The slowdown factors of each stream (16, 4), by the set of busy streams as a bit mask."""
     table = np.ones((16, len(STREAMS)))
     for slowdown in group.slowdowns:
         chosen = [STREAMS.index(stream) for stream in slowdown.streams]
@@ -198,7 +203,7 @@ def factors_of(group: GroupSlowdowns) -> Floats:
 
 
 def lowered(factors: Floats) -> Floats:
-    """Lower bounds of ``factors`` (256, 4), which only grow if more streams are busy.
+    """Lower bounds of slowdown factors (256, 4), which only grow if more streams are busy.
 
     A row is for the set A of streams that had work at first (times 16) and the set S that is still
     busy. It has the least factor of each stream over all sets T, where S is in T and T is in A.
@@ -210,14 +215,14 @@ def lowered(factors: Floats) -> Floats:
         for bit in BITS:
             without = sets[(sets & bit) == 0]
             table[without] = np.minimum(table[without], table[without + bit])
-        # Streams that are not busy are not slowed: their factor is 1.
+        # A stream that is not busy has the factor 1.
         tables.append(np.where(np.isfinite(table) & _is_in(sets), table, 1.0))
     return np.concatenate(tables)
 
 
 def raised(factors: Floats) -> Floats:
-    """Upper bounds of ``factors`` (16, 4), by the set of busy streams (with the link between GPUs
-    among them): the largest factor of a stream beside the link and any of these streams.
+    """Upper bounds of slowdown factors (16, 4) for each set of busy streams that contains the link
+    between GPUs: the largest factor of a stream with the link and any of these streams busy.
     """
     sets = np.arange(len(factors))
     table = np.where(_is_in(sets) & ((sets & (1 << LINK)) > 0)[:, None], factors, 1.0)
@@ -228,21 +233,21 @@ def raised(factors: Floats) -> Floats:
 
 
 def _is_in(sets: Ints) -> Bools:
-    """Whether each stream (4) is in each set."""
+    """Whether each stream (4) is in each set of streams."""
     return np.asarray((sets[:, None] & BITS) > 0)
 
 
 def overlapped(alone: Floats, factors: Floats, awaited: Sequence[str] = STREAMS) -> Floats:
-    """The seconds until the ``awaited`` streams have ended, if all streams run concurrently and the
-    work of each would take ``alone`` by itself (C, 4). Factors may be ``lowered``.
+    """The seconds until the ``awaited`` streams have ended if all streams run concurrently, whose
+    work would take ``alone`` (C, 4) by itself. The slowdown factors may be ``lowered``.
     """
     work = np.ascontiguousarray(alone.T)
     return until(awaited, ends_of_streams(work, SlowedBy.of_all(factors, len(alone))), work)
 
 
 def until(awaited: Sequence[str], ends: Floats, alone: Floats) -> Floats:
-    """The seconds (...) until the ``awaited`` streams have ended, which end at ``ends``: at least
-    the longest of them ``alone``, at most the sum of all streams.
+    """The seconds (...) until all ``awaited`` streams have ended, given the streams' ``ends``: at
+    least the longest work of them ``alone``, at most the work of all streams in sequence.
     """
     chosen = [STREAMS.index(stream) for stream in awaited]
     least, last = (one if awaited is STREAMS else one[chosen] for one in (alone, ends))
@@ -251,10 +256,10 @@ def until(awaited: Sequence[str], ends: Floats, alone: Floats) -> Floats:
 
 
 def ends_of_streams(alone: Floats, slowed: SlowedBy) -> Floats:
-    """When each stream has ended, in seconds (4, C), if all run concurrently and their work would
-    take ``alone`` (4, C) by itself; zero for a stream without work.
+    """The end of each stream in seconds (4, C) if all run concurrently, whose work would take
+    ``alone`` (4, C) by itself; zero for a stream without work.
     """
-    # Work that nothing overlaps with takes its time alone.
+    # Where only one stream has work, it takes the same time as alone.
     ends = alone.copy()
     several = np.flatnonzero((alone > 0).sum(axis=0, dtype=np.uint8) > 1)
     for start in range(0, len(several), BLOCK):
@@ -264,7 +269,7 @@ def ends_of_streams(alone: Floats, slowed: SlowedBy) -> Floats:
 
 
 def ends_of_several(left: Floats, slowed_by: SlowedBy) -> Floats:
-    """``ends_of_streams`` for cases in which several streams have work."""
+    """The same as ``ends_of_streams``, for cases in which several streams have work."""
     ends, elapsed = np.zeros_like(left), np.zeros(left.shape[1])
     offset = slowed_by.place(sets_of(left > 0))
     for _ in STREAMS:
@@ -281,8 +286,9 @@ def ends_of_several(left: Floats, slowed_by: SlowedBy) -> Floats:
 
 
 def endless(alone: Floats, slowed_by: SlowedBy) -> tuple[Floats, Floats]:
-    """The seconds (C) until all other streams have ended their work of ``alone`` (4, C) if the link
-    between GPUs is busy all the time; and how much work (C) the link does meanwhile.
+    """The seconds (C) until all other streams have ended their work of ``alone`` (4, C) while the
+    link between GPUs is always busy, and how many seconds of its own work the link does meanwhile
+    (C).
     """
     left = alone.copy()
     left[LINK] = 0.0
@@ -301,9 +307,9 @@ def endless(alone: Floats, slowed_by: SlowedBy) -> tuple[Floats, Floats]:
 
 
 def link_after(alone: Floats, slowed_by: SlowedBy, first: str) -> Floats:
-    """The seconds until the link between GPUs has ended (C), if at first only it and the stream
-    ``first`` run, and the other streams start when ``first`` has ended. Zero where the link ends
-    before.
+    """The seconds (C) until the link between GPUs has ended, if only it and the stream ``first``
+    run until ``first`` has ended, and then the other streams start. Zero where the link ends before
+    ``first``.
     """
     after_s = np.zeros(alone.shape[1])
     stream = STREAMS.index(first)
@@ -341,11 +347,11 @@ def link_behind(
 
 
 def sets_of(busy: Bools) -> NDArray[np.uint8]:
-    """The set of busy streams of each case as a bit mask, from a boolean mask (4, C)."""
+    """The set of busy streams in each case as a bit mask, from a mask of each stream (4, C)."""
     return np.asarray(np.bitwise_or.reduce(busy * _BIT_OF_STREAM, axis=0))
 
 
-# Offloads that start when their layer has computed, in one time slot after another. A time slot is
+# Consecutive time slots whose layers' data is offloaded as soon as it is computed. A time slot is
 # the set of tasks that overlap while one layer computes.
 #
 # A time slot ends when the work that it began with has ended. The offload of its own layer, and the
@@ -360,17 +366,16 @@ def slots_in_turn(
     alone: Sequence[Floats], reduced: Sequence[Floats], slowed_by: SlowedBy, *, slots: int
 ) -> tuple[Sequence[Floats], tuple[Floats, Floats]]:
     """The seconds of each of ``slots`` consecutive per-layer time slots (C), which alternate
-    between two kinds, and what is left over of the last one's reduction and offload (C). The
-    streams of each kind work for ``alone`` (4, C); ``reduced`` (C) of the link's work reduces the
-    data that is offloaded then.
+    between two kinds, and the seconds of the last slot's reduction and offload that are left (C).
+    The streams in a slot of each kind work for ``alone`` (4, C); of the link's work, ``reduced``
+    (C) reduces the data that is then offloaded.
     """
-    # Many cases share all of this work, so distinct ones are computed once.
+    # Many cases have the same work, so distinct ones are computed once.
     distinct = distinct_rows([*alone[0], *alone[1], *reduced, slowed_by.first])
     table = np.array(distinct.columns[:-1])
     alone, reduced = (table[: len(STREAMS)], table[len(STREAMS) : -2]), (table[-2], table[-1])
     slowed_by = replace(slowed_by, first=distinct.columns[-1])
-    # Work left over from the previous per-layer time slot: its reduction, then its offload. None at
-    # first.
+    # The rest of the previous time slot's reduction and of its offload; none before the first slot.
     left, lasts = (np.zeros_like(reduced[0]), np.zeros_like(reduced[0])), []
     for number in range(slots):
         here, after = number % 2, (number + 1) % 2
@@ -388,9 +393,9 @@ def slot_after(
     on_link: tuple[Floats, Floats, Floats],
     leaving: tuple[Floats, Floats],
 ) -> tuple[Floats, tuple[Floats, Floats]]:
-    """The seconds of one time slot, and what is left over of its own reduction and offload (C). The
-    link finishes the previous reduction, gathers, and reduces the gradients of the time slot's own
-    layer; the offload of the layer follows.
+    """The seconds of one time slot, and the rest of its own reduction and offload (C). The link
+    finishes the previous slot's reduction, gathers weights, and reduces the gradients of this
+    slot's layer, which are then offloaded.
     """
     (before, gathered, reduced), (left, offload) = on_link, leaving
     elapsed, rest = np.zeros(alone.shape[1]), alone.copy()
@@ -421,14 +426,15 @@ def slot_after(
 # Time slots of the first forward pass, in which each block's optimizer states are offloaded after
 # its step.
 #
-# The tasks of consecutive blocks are played in order of time: on each stream one after another,
+# The tasks of consecutive blocks are simulated in order of time: on each stream one after another,
 # each as soon as its dependencies have ended. Blocks are equal, or alternate between two types.
 #
 # Axes: C cases, B two alternating blocks, V vertices; the four streams first.
 
 
 class StepTask(NamedTuple):
-    """A task that each block has: its stream, and how many blocks before the computing one it runs.
+    """A task of each block in the first forward pass: its stream, and how many blocks ahead of the
+    computing block it runs.
 
     It waits until tasks of other names have ended for the block so many places behind its own one.
     """
@@ -439,11 +445,11 @@ class StepTask(NamedTuple):
     after: Sequence[tuple[str, int]]
 
 
-# Name of a dependency on a task's start rather than its end.
+# The name of a dependency on the start of a step, rather than on its end.
 _BEGUN = "S begun"
-# Tasks in the order of each stream. A block's states are fetched during the step of the block
-# before, into the buffer of the block two before; so are weights that are offloaded after their
-# step, and offloaded activations.
+# The tasks of a block, in the order of each stream. A block's states are fetched during the step of
+# the block before, into the buffer of the block two before; so are weights that are offloaded after
+# their step, and offloaded activations.
 TASKS = (
     StepTask("S", "compute", 1, (("G<", 0), ("O<", 0), ("P>", 2))),
     StepTask("F", "compute", 0, (("U", 0), ("A>", 2))),
@@ -455,23 +461,26 @@ TASKS = (
     StepTask("A>", "device_to_host", -1, (("F", 0),)),
 )
 NAMES = tuple(task.name for task in TASKS)
-# The number of blocks that are played: the first fill the streams, and the last are not measured.
+# How many consecutive blocks are simulated; at first they fill the streams, and the time of the
+# blocks after that is measured.
 _BLOCKS, _FILLING, _MEASURED = 10, 4, 4
 
 
-# Counts of ended tasks, by name, as fields of one integer: a count, and a set bit above it. The
-# difference from the counts that a task needs keeps this bit where the count suffices.
+# How often tasks of each name have ended, as fields of one integer: a count, and a set bit above
+# it. The bit is still set in the difference from the counts that a task needs if the count
+# suffices.
 _COUNT_BITS = 4
 _ONE = {name: 1 << (_COUNT_BITS + 1) * place for place, name in enumerate((*NAMES, _BEGUN))}
 _ENOUGH = sum(one << _COUNT_BITS for one in _ONE.values())
-# The first block has stepped before.
+# The counts at the beginning, when the first block has already taken its optimizer step.
 _STEPPED = _ENOUGH + sum(_ONE[name] for name in ("S", "U", "G<", "O<", _BEGUN))
 
 
 @dataclass(frozen=True, slots=True)
 class _Lanes:
-    """The tasks of all streams (Q), one stream after another, each in order: the row of the task's
-    ``work``, the counts that the task ``needs``, and what its end and its start add to them.
+    """The tasks of all streams (Q), one stream after another, each in order: the row of ``work``
+    with the task's seconds, the counts that it ``needs``, and what its end and its start add to the
+    counts.
 
     ``first`` (4) is each stream's first task; a task that is never ready follows its last.
     ``passes`` are the forward passes between whose starts the mean is measured.
@@ -497,7 +506,7 @@ def _lanes() -> _Lanes:
                 continue
             if task.name == "F" and block in (_FILLING, _FILLING + _MEASURED):
                 passes.append(len(lanes))
-            # Dependencies before the first block have always ended.
+            # Tasks of blocks before the first one count as ended.
             needs = [(_ONE[name], block - back + 1) for name, back in task.after]
             counts = sum(one * most for one, most in needs if most > 0)
             begins = _ONE[_BEGUN] if task.name == "S" else 0
@@ -509,9 +518,9 @@ def _lanes() -> _Lanes:
 
 
 def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
-    """The mean seconds (C) from the forward pass of one block to that of the next; ``work`` has the
-    seconds of each block's tasks alone, in the order of ``NAMES`` (names, B, C). The first block
-    has already stepped.
+    """The mean seconds (C) from the start of one block's forward pass to that of the next block's,
+    in a first forward pass; ``work`` has the seconds of each block's tasks alone, in the order of
+    ``NAMES`` (names, B, C). The first block has already taken its optimizer step.
     """
     lanes, cases = _lanes(), work.shape[-1]
     work, column = np.ravel(work), np.arange(cases)
@@ -519,7 +528,7 @@ def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
     left, is_running = np.zeros((len(STREAMS), cases)), np.zeros((len(STREAMS), cases), dtype=bool)
     now, begun = np.zeros(cases), np.full((len(lanes.passes), cases), np.nan)
     while np.isnan(begun[-1]).any():
-        # A started step unblocks other tasks at once.
+        # An optimizer step that starts lets tasks begin that wait for its start.
         is_ready = (ended - lanes.needs.take(at[COMPUTE])) & _ENOUGH == _ENOUGH
         starts = is_ready & ~is_running[COMPUTE]
         ended += lanes.begins.take(at[COMPUTE]) * starts
@@ -530,7 +539,7 @@ def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
         is_pass = starts[COMPUTE] & (at[COMPUTE] == lanes.passes[:, None])
         begun = np.where(is_pass, now, begun)
         busy = left > 0
-        # Tasks of zero length end first.
+        # Tasks that take no time end before all others.
         is_over = is_running & ~busy
         slowed = slowed_by.table.take(slowed_by.first + sets_of(busy), axis=1)
         left_s = np.where(busy, left * slowed, np.inf)
@@ -545,7 +554,7 @@ def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
     return np.asarray((begun[1] - begun[0]) / _MEASURED)
 
 
-# Least time of work on several streams, in whatever order it is done.
+# The least time of work on several streams, in whatever order it is done.
 #
 # While a set of streams is busy, each runs at one over its slowdown. A weighted sum of the work is
 # a lower bound if no set of streams processes more than one second of it per second. The largest of
@@ -554,7 +563,7 @@ def stepping_s(work: Floats, slowed_by: SlowedBy) -> Floats:
 
 
 def least_together(work: Floats, slowed_by: SlowedBy) -> Floats:
-    """The least seconds (C) in which the streams can do ``work`` (4, C), in whatever order."""
+    """The least seconds (C) in which the four streams can do ``work`` (4, C), in whatever order."""
     least = np.zeros(work.shape[1])
     for first in np.unique(slowed_by.first).tolist():
         cases = np.flatnonzero(slowed_by.first == first)
@@ -565,20 +574,20 @@ def least_together(work: Floats, slowed_by: SlowedBy) -> Floats:
 
 @lru_cache(maxsize=256)
 def _vertices(factors: bytes) -> Floats:
-    """Weights of the streams' work (V, 4) whose weighted sums are lower bounds of its time, from
-    the slowdowns (4, 16) by set of busy streams, as bytes.
+    """Weights of the four streams (V, 4): each weighted sum of the streams' work is a lower bound
+    of its time; ``factors`` are the slowdowns (4, 16) by set of busy streams, as bytes.
     """
     table = np.frombuffer(factors).reshape(len(STREAMS), -1)
     is_busy: Bools = (np.arange(1, table.shape[1])[:, None] & BITS) > 0
     rates = np.where(is_busy, 1 / table.T[1:], 0.0)
-    # A vertex satisfies as many constraints with equality as there are weights.
+    # At a vertex of the polytope, as many constraints hold with equality as there are weights.
     limits = np.concatenate([rates, -np.eye(len(STREAMS))])
     bounds = np.concatenate([np.ones(len(rates)), np.zeros(len(STREAMS))])
     chosen: Rows = np.array([*combinations(range(len(limits)), len(STREAMS))])
     chosen = chosen[np.abs(np.linalg.det(limits[chosen])) > _SINGULAR]
     weights = np.linalg.solve(limits[chosen], bounds[chosen][..., None])[..., 0]
     weights = weights[(weights @ limits.T <= bounds + _ROUNDING).all(axis=1)].clip(0.0)
-    # Scaled so that rounding never makes the bound too large.
+    # The weights are scaled down so that rounding never makes the bound too large.
     weights = weights / np.maximum(1.0, (weights @ rates.T).max(axis=1))[:, None]
     return np.asarray(np.unique(weights.round(12), axis=0)) * (1 - _ROUNDING)
 

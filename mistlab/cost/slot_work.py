@@ -1,5 +1,5 @@
-"""Time slots, the tasks that overlap while a layer computes: their kinds, counts, tasks and
-seconds.
+"""Per-layer time slots, the sets of tasks that overlap while a layer computes: their kinds, counts,
+tasks and seconds.
 
 Axes: R runs, J stages, P points, K kinds of slots.
 """
@@ -42,25 +42,26 @@ from mistlab.schedule.slots import (
 )
 from mistlab.stages.stage_shape import layers_above
 
-# Counts the time slots of each kind while a stage passes through its layers.
+# Counts the time slots of each kind in a stage's passes.
 #
-# A stage's layers are runs of equal layers. A time slot is a position of the pass: the layer that
-# computes there, the lower layer ``depth`` before it and the upper one ``depth`` after it; the
-# first and last ``depth`` positions lie outside, where nothing computes and neighbours are still
-# fetched or offloaded. Time slots with the same three types of layers take equally long, so only
-# counts are needed. The three types change where a run ends, or ``depth`` before or after it;
-# between two such points all time slots are of one kind.
+# A stage's layers are runs of equal layers. A time slot has three layers: the one that computes,
+# the lower one ``depth`` before it and the upper one ``depth`` after it, which are fetched or
+# offloaded meanwhile. The first and last ``depth`` slots lie outside the pass, where no layer
+# computes and its neighbours are still fetched or offloaded. Time slots with the same three types
+# of layers take equally long, so only counts are needed. The three types change where a run ends,
+# or ``depth`` before or after it; between two such points all time slots are of one kind.
 #
 # Axes: R runs, J stages, P points, K kinds of time slots.
 
 
-# The type of an absent layer, before the first or after the last: the last row of tables by type.
+# The index that stands for no layer, before the first layer of a stage or after the last one: the
+# last row of tables by layer type.
 NOTHING = -1
 
 
 def slot_counts(sizes: Floats, types: Ints, depth: int) -> tuple[Ints, Floats]:
-    """The kinds of time slots that occur, by the types of their three layers (K, 3), and how often
-    each occurs in a pass of each stage (K, J).
+    """The kinds of time slots that occur in stages, by the types of their three layers (K, 3), and
+    the number of each kind in a pass of each stage (K, J).
 
     ``sizes`` are how many layers the runs have (R, J), ``types`` theirs (R, J or R, 1).
     """
@@ -68,7 +69,7 @@ def slot_counts(sizes: Floats, types: Ints, depth: int) -> tuple[Ints, Floats]:
     edges = np.concatenate([np.zeros_like(ends[:1]), ends])
     points = np.sort(np.concatenate([edges - depth, edges, edges + depth]), axis=0)
     lengths, middles = np.diff(points, axis=0), (points[1:] + points[:-1]) / 2
-    # The absent layers before a stage sort first among the kinds, those after it last.
+    # In the order of kinds, the absent layers before a stage come first, and those after it last.
     after = int(types.max()) + 2
     nothing = np.zeros_like(types[:1])
     places = np.concatenate([nothing, types + 1, nothing + after])
@@ -86,8 +87,8 @@ def slot_counts(sizes: Floats, types: Ints, depth: int) -> tuple[Ints, Floats]:
 
 
 def _at(positions: Floats, edges: Floats, places: Ints) -> Ints:
-    """The type at each position (P, J), from the positions ``edges`` at which runs of equal layers
-    begin, and the type ``places`` of each run.
+    """The layer type at each position in a stage (P, J), from the positions ``edges`` at which runs
+    of equal layers begin, and the type ``places`` of each run.
     """
     run = (positions[:, None] >= edges).sum(axis=1)
     if places.shape[1] == 1:
@@ -101,8 +102,8 @@ def _counted(
     codes: Ints,
     every: int,
 ) -> Floats:
-    """The number of per-layer time slots with each code (K, J), from the lengths of their
-    intervals.
+    """The number of time slots with each code of three layer types (K, J), from the lengths of the
+    intervals with that code.
     """
     stages = code.shape[1]
     row = np.full(every, len(codes))
@@ -114,23 +115,28 @@ def _counted(
     return np.asarray(counted.reshape(-1, stages)[: len(codes)])
 
 
-# The seconds of time slots of some kinds, which all sums over a pass's time slots share.
+# The seconds of time slots of some kinds, which all sums over a pass's time slots need.
 #
 # Axes: C candidates, S distinct strategies, T types of layers, K kinds of time slots, L lengths of
 # a time slot; the four streams first.
 
 
-# Columns of a table of kinds of time slots (K, 3): the types of the time slot's three layers.
+# The columns of a table of kinds of time slots (K, 3): the types of the lower, the computing and
+# the upper layer.
 LOWER, HERE, UPPER = range(3)
 
 
 def of_layers(of_type: Floats, layers: Ints) -> Floats:
-    """The seconds (K, S) of layers of given types, from the seconds of all types (T, S)."""
+    """The seconds (K, S) of one layer in each kind of time slot, from the seconds of all layer
+    types (T, S).
+    """
     return np.asarray(with_nothing(of_type)[layers])
 
 
 def with_nothing(of_type: Floats) -> Floats:
-    """The seconds of all types of layers with a row of zeros for no layer at the end (T + 1, S)."""
+    """The seconds of all layer types, and at the end a row of zeros that stands for no layer (T +
+    1, S).
+    """
     return np.concatenate([of_type, np.zeros((1, of_type.shape[1]))])
 
 
@@ -140,11 +146,11 @@ def slot_ends(
     is_least: bool,
     chosen: Rows | slice = slice(None),
 ) -> Floats:
-    """When each stream has ended, in seconds, in per-layer time slots of the ``chosen`` strategies
-    (4, K, S), whose tasks take ``alone`` by themselves (4, K, S).
+    """The end of each stream in seconds, in the time slots of the ``chosen`` strategies (4, K, S),
+    whose tasks take ``alone`` (4, K, S) by themselves.
     """
     if seconds.model.template.depth == 0:
-        # Without overlap, tasks run in sequence.
+        # Where an engine overlaps nothing, the tasks of a time slot run in sequence.
         return np.broadcast_to(alone.sum(axis=0), alone.shape)
     slowed = seconds.slowed_by("least" if is_least else "own")
     flat = ends_of_streams(alone.reshape(len(alone), -1), in_slots(slowed, alone, chosen))
@@ -152,14 +158,12 @@ def slot_ends(
 
 
 def in_slots(slowed: SlowedBy, alone: Floats, chosen: Rows | slice = slice(None)) -> SlowedBy:
-    """How much streams slow one another down in per-layer time slots of the ``chosen``
-    strategies.
-    """
+    """How much streams slow one another down in the time slots of the ``chosen`` strategies."""
     first = np.broadcast_to(slowed.first[chosen], alone.shape[1:])
     return SlowedBy(slowed.table, first.reshape(-1), slowed.size)
 
 
-# The tasks of the streams in each kind of time slot of a pass.
+# The tasks of each stream in each kind of time slot of a pass.
 #
 # Axes: S distinct strategies, T types of layers, K kinds of time slots, P phases; the four streams
 # first.
@@ -169,25 +173,24 @@ _FETCHING = (("P", "<"), ("U", None))
 
 
 class SlotWork:
-    """The tasks of each stream in per-layer time slots of some kinds (K), for each strategy (S)."""
+    """Computes the tasks of each stream in time slots of some kinds (K), for each strategy (S)."""
 
     def __init__(self, seconds: TaskSeconds, kinds: Ints) -> None:
         self.seconds = seconds
         self.kinds = kinds
         self._in_slots: dict[tuple[str, str, int, int], Floats | None] = {}
-        # A computing layer waits for its tensor-parallel collectives; host copies continue
-        # meanwhile.
+        # While a computing layer waits for its tensor-parallel collectives, host copies continue.
         self._waited = {
             phase: of_layers(waited_s, kinds[:, HERE])
             for phase, waited_s in seconds.tensor_s.items()
         }
         side_by_side = seconds.model.template.depth > 0
-        # Strategies (S) that offload gradients beside the passes of layers.
+        # The strategies (S) that offload gradients while layers compute.
         self.evicts = np.flatnonzero((seconds.columns["offload_gradients"] > 0) & side_by_side)
 
     def alone(self, phases: Sequence[Phase] = PHASES, without: Collection[str] = ()) -> Floats:
-        """The seconds of each stream's tasks by themselves (4, P, K, S), in the per-layer time
-        slots of some phases, ``without`` tasks of some kinds.
+        """The seconds of each stream's tasks by themselves (4, P, K, S), in the time slots of some
+        phases, ``without`` tasks of some kinds.
         """
         seconds, template = self.seconds, self.seconds.model.template
         alone = np.zeros((len(STREAMS), len(phases), len(self.kinds), len(seconds.zero)))
@@ -195,7 +198,8 @@ class SlotWork:
             for task in template.phases[phase]:
                 lasting = self._in_slots_s(task, _neighbour(task.place, phase, template.depth))
                 if lasting is not None and task.kind not in without:
-                    # The tasks of an optimizer step run in sequence.
+                    # The tasks of an optimizer step run in sequence, so they all count on one
+                    # stream.
                     stream = COMPUTE if phase == "step" else STREAMS.index(task.stream)
                     alone[stream, number] += lasting
             if phase != "step":
@@ -205,8 +209,8 @@ class SlotWork:
         return alone
 
     def fetched_s(self, phases: Sequence[Phase] = PHASES) -> Floats:
-        """The seconds of swapping in the next layer's weights, and of then gathering them (2, P, K,
-        S); zero where weights are not both swapped in and gathered.
+        """The seconds of copying the next layer's weights from the host, and of then gathering them
+        (2, P, K, S); zero where weights are not both copied and gathered.
 
         If layers are fetched further ahead, the two tasks are in slots of their own.
         """
@@ -226,7 +230,7 @@ class SlotWork:
         return fetched
 
     def evicting_s(self, alone: Floats) -> Floats:
-        """The seconds until reductions have ended (K', S') in per-layer time slots of strategies
+        """The seconds until gradient reductions have ended (K', S'), in time slots of strategies
         that offload gradients, which have tasks ``alone`` (4, K', S').
 
         A layer computes when the gradients whose buffer it takes have left.
@@ -236,8 +240,8 @@ class SlotWork:
         return flat.reshape(alone.shape[1:])
 
     def _in_slots_s(self, task: Task, neighbour: int) -> Floats | None:
-        """The seconds (K, S) of a task for one of the three layers of each time slot; None for a
-        task that takes no time.
+        """The seconds (K, S) of a task for one of the three layers of each kind of time slot; None
+        for a task that takes no time.
         """
         key = task.kind, task.direction or "", task.from_zero, neighbour
         if key not in self._in_slots:
@@ -251,7 +255,9 @@ class SlotWork:
 
 @cache
 def _neighbour(position: Place, phase: Phase, depth: int) -> int:
-    """Which of a time slot's three layers a task works on: LOWER, HERE or UPPER."""
+    """Which of a time slot's three layers a task works on: LOWER, HERE (the computing one) or
+    UPPER.
+    """
     above = layers_above(position, phase, depth)
     return UPPER if above > 0 else LOWER if above < 0 else HERE
 
@@ -261,13 +267,13 @@ def _neighbour(position: Place, phase: Phase, depth: int) -> int:
 # Axes: S distinct strategies, T types of layers, K kinds of time slots; the four streams first.
 
 
-# Kinds of tasks that belong to weight gradients.
+# The kinds of tasks that a separate weight-gradient pass has instead of the backward pass.
 _OF_GRADIENTS = frozenset({"R", "G"})
 
 
 def split_slots(work: SlotWork, weights_s: Floats, unhidden_s: Floats) -> Floats:
-    """The seconds of per-layer time slots (4, K, S) in whole backward, input-gradient,
-    weight-gradient passes, and of the waits that the last hid; arguments as in
+    """The seconds of time slots (4, K, S) in whole backward passes, in input-gradient passes and in
+    weight-gradient passes, and of the waits that weight-gradient GEMMs hid before; arguments as in
     ``split_pass_seconds``.
     """
     here = work.kinds[:, HERE]
@@ -288,12 +294,12 @@ def split_slots(work: SlotWork, weights_s: Floats, unhidden_s: Floats) -> Floats
 
 
 def _lasting(work: SlotWork, alone: Floats) -> Floats:
-    """The seconds of per-layer time slots (K, S) whose streams have tasks ``alone`` (4, K, S)."""
+    """The seconds of time slots (K, S) whose streams have tasks ``alone`` (4, K, S)."""
     alone = np.maximum(alone, 0.0)
     return until(STREAMS, slot_ends(work.seconds, alone, is_least=False), alone)
 
 
-# Time slots in which weights are copied from the host and then gathered.
+# Time slots in which weights are copied from the host and then gathered from ranks.
 #
 # Each rank swaps in its shard of a layer's weights, and only then gathers the layer. The link
 # between GPUs therefore first does its other work, and gathers when both have ended. Until then the
@@ -306,9 +312,10 @@ _FROM_HOST = STREAMS.index("host_to_device")
 
 
 def ends_if_gathered(alone: Floats, slowed: SlowedBy, copied: Floats, gathered: Floats) -> Floats:
-    """When each stream has ended its work ``alone`` (4, C), in seconds, if the link gathers only
-    after a host copy: gathering is the last ``gathered`` seconds (C) of its work, the copy the
-    first ``copied`` seconds (C) of the host's; both are positive.
+    """The end of each stream in seconds (4, C), whose work would take ``alone`` (4, C), if the link
+    gathers weights only after they are copied from the host: the gather is the last ``gathered``
+    seconds (C) of the link's work, the copy the first ``copied`` seconds (C) of the host's; both
+    are positive.
     """
     left, offset = alone.copy(), slowed.place(sets_of(alone > 0))
     left[LINK], left[_FROM_HOST] = np.maximum(alone[LINK] - gathered, 0.0), copied
@@ -330,8 +337,8 @@ def ends_if_gathered(alone: Floats, slowed: SlowedBy, copied: Floats, gathered: 
 def least_ends_if_gathered(
     alone: Floats, slowed: SlowedBy, copied: Floats, gathered: Floats
 ) -> Floats:
-    """Lower bounds (4, C) of ``ends_if_gathered`` for this work and any greater copies, under
-    ``lowered`` factors (docs/decisions/0035-searches-that-prove.md).
+    """Lower bounds (4, C) of ``ends_if_gathered`` for this work and for any with greater copies,
+    under ``lowered`` slowdown factors (docs/decisions/0035-searches-that-prove.md).
 
     With greater copies the link may gather at any later time. So the copies here are slowed by no
     gathering. Arithmetic is slowed as little as it is while the link gathers, whatever else runs.
@@ -340,7 +347,7 @@ def least_ends_if_gathered(
     left[LINK] = np.maximum(alone[LINK] - gathered, 0.0)
     copying, gathering = copied.copy(), gathered.copy()
     ends, elapsed = np.zeros_like(alone), np.zeros(alone.shape[1])
-    # Each stream ends once, and so do the first copy and the gathering.
+    # Each stream ends once, and so do the copy of weights from the host and the gather.
     for _ in range(len(STREAMS) + 2):
         busy = left > 0
         factors = slowed.table.take(offset + sets_of(busy), axis=1)
@@ -366,8 +373,8 @@ def least_ends_if_gathered(
     return ends
 
 
-# The mean seconds of consecutive time slots of equal layers, if offloads start once data is
-# computed.
+# The mean seconds of consecutive time slots of equal layers whose data is offloaded as soon as it
+# is computed.
 #
 # A time slot that waits for copies lasts longer than its arithmetic, and the offload of its own
 # layer starts in it. It is then slowed by two layers' work, and the next time slot by none; both
@@ -376,25 +383,25 @@ def least_ends_if_gathered(
 # Axes: S distinct strategies, K kinds of time slots; the four streams first.
 
 
-# This many consecutive time slots are played; the last ones are measured.
+# How many consecutive time slots are simulated, and how many of them, the last ones, are measured.
 _SLOTS, _MEASURED = 8, 4
-# The data offloaded in each of consecutive phases.
+# The data that is offloaded in each phase: activations (A) or gradients (G).
 _LEAVING: Mapping[Phase, str] = {"forward": "A", "backward": "G", "last_backward": "G"}
 
 
 def slots_of_leaving(work: SlotWork, alone: Floats, usual_s: Floats) -> Floats:
-    """The seconds (N, S) of the time slots of each phase of ``_LEAVING`` with tasks ``alone`` (4,
-    N, S), which take ``usual_s`` if all tasks start with the time slot. Time slots that offload
-    data between equal layers, or two alternating types: the mean of consecutive time slots, if that
-    is longer.
+    """The seconds (N, S) of the time slots in each phase of ``_LEAVING``, whose tasks take
+    ``alone`` (4, N, S) by themselves; a slot takes ``usual_s`` if all tasks start with it. Slots
+    that offload data between equal layers, or between two alternating types, take the mean of
+    consecutive slots if that is longer.
     """
     seconds, kinds = work.seconds, work.kinds
-    # A case is a phase of a strategy.
+    # A case is a strategy in one phase.
     phase, strategy = np.nonzero([seconds.alone(k, ">").any(axis=0) for k in _LEAVING.values()])
     rows = np.flatnonzero((kinds[:, LOWER] == kinds[:, UPPER]) & (kinds[:, LOWER] != NOTHING))
     if not len(rows) or not len(phase) or seconds.model.template.depth != 1:
         return usual_s
-    # Each time slot, and the time slot that follows it.
+    # Each time slot, and the one after it.
     turns = kinds[rows], kinds[rows][:, [HERE, UPPER, HERE]]
     places = phase * len(kinds) + rows[:, None], strategy
     following = SlotWork(seconds, turns[1]).alone(tuple(_LEAVING)).swapaxes(1, 2)
@@ -406,7 +413,7 @@ def slots_of_leaving(work: SlotWork, alone: Floats, usual_s: Floats) -> Floats:
     slowed = in_slots(seconds.slowed_by(), slots[:, 0], strategy)
     lasts, _ = slots_in_turn(works, [one.ravel() for one in reduced], slowed, slots=_SLOTS)
     both_s = np.sum(lasts[-_MEASURED:], axis=0).reshape(reduced[0].shape) * 2 / _MEASURED
-    # Where the layers are equal, both time slots are this one.
+    # Where all layers are equal, the following time slot is the same as this one.
     barriers = until(STREAMS, slot_ends(seconds, slots, False, strategy), slots)
     are_alike = (kinds[rows, HERE] == kinds[rows, LOWER])[:, None]
     longer, both_at_once_s = usual_s.copy(), barriers.sum(axis=0)
@@ -416,8 +423,8 @@ def slots_of_leaving(work: SlotWork, alone: Floats, usual_s: Floats) -> Floats:
 
 
 def slots_of_first_layers(work: SlotWork, usual_s: Floats) -> Floats:
-    """The seconds (N, S) of the time slots of each phase of ``_LEAVING``, in which an offload
-    starts once its own layer has computed; ``usual_s`` if it starts with the next time slot.
+    """The seconds (N, S) of the time slots in each phase of ``_LEAVING`` if an offload starts as
+    soon as its own layer has computed; they take ``usual_s`` if it starts with the next slot.
 
     Beside its own offload, the first slot of a pass waits longer for its copies, while the turn
     after the pass has less left to offload. Where a pass through equal layers and its turn take
@@ -434,8 +441,8 @@ def slots_of_first_layers(work: SlotWork, usual_s: Floats) -> Floats:
         if not len(rows) or not len(chosen) or seconds.model.template.depth != 1:
             continue
         layers = kinds[rows, HERE]
-        # Kinds of time slots: the first of the pass, those inside it, its last, and the turn after
-        # it.
+        # Four kinds of time slots: the first of a pass, one inside it, its last, and the one after
+        # it, before the next pass (the turn).
         slots = np.tile(layers[:, None], (4, 1, 3))
         slots[0, :, before] = slots[2, :, after] = slots[3, :, [HERE, after]] = NOTHING
         alone = SlotWork(seconds, slots.reshape(-1, 3)).alone((phase, "forward", "backward"))
@@ -450,7 +457,8 @@ def slots_of_first_layers(work: SlotWork, usual_s: Floats) -> Floats:
         )
         slowed = in_slots(seconds.slowed_by(), tasks[:, 0], chosen)
         first, inner, last, turn = tasks.reshape(len(tasks), 4, -1).swapaxes(0, 1)
-        # The first time slot is one inside the pass before which nothing is left to offload.
+        # Consecutive slots begin with one before which nothing is left to offload: the first slot
+        # of the pass.
         lasts, left = slots_in_turn([inner] * 2, [reduced] * 2, slowed, slots=_SLOTS)
         on_link = left[0], np.maximum(last[LINK] - reduced, 0.0), reduced
         last_s, left = slot_after(last, slowed, on_link, (left[1], offloaded))
@@ -469,9 +477,9 @@ def slots_of_first_layers(work: SlotWork, usual_s: Floats) -> Floats:
 
 
 def slots_of_stepping(work: SlotWork, usual_s: Floats, *, is_least: bool) -> Floats:
-    """The seconds of time slots of the first forward pass (K, S); ``usual_s`` if all tasks start
-    with the time slot. Where states or weights are offloaded, the mean over consecutive blocks:
-    between equal blocks if longer, between two alternating types always.
+    """The seconds of time slots of the first forward pass (K, S), which take ``usual_s`` if all
+    tasks start with the slot. Where states or weights are offloaded, the mean over consecutive
+    blocks: of equal blocks if it is longer, of two alternating types of blocks always.
 
     If ``is_least``, lower bounds of this work and any greater one.
     """
@@ -510,8 +518,8 @@ def slots_of_stepping(work: SlotWork, usual_s: Floats, *, is_least: bool) -> Flo
 
 
 def _take_turns(types: LayerTypes, kinds: Ints) -> Bools:
-    """Mask of time slots (K, 3) between blocks of two alternating types that run in the same
-    way.
+    """A mask of the time slots (K, 3) between blocks of two alternating types that are run in the
+    same way.
     """
     cycle, index = (*types.pattern, *types.pattern[:3]), types.names.index
     fours = (cycle[place : place + 4] for place in range(len(types.pattern)))
@@ -521,7 +529,7 @@ def _take_turns(types: LayerTypes, kinds: Ints) -> Bools:
     return np.array([frozenset(row) in pairs for row in kinds.tolist()], dtype=bool)
 
 
-# The turn of a stage: what overlaps between a backward pass and the next forward pass.
+# The turn of a stage: the time slot in which a backward pass and the next forward pass overlap.
 #
 # The last gradients of a backward pass are reduced or offloaded while none of its layers computes
 # any more. At most two layers are in progress (``mistlab.stages.pass_tasks``), so only the second
@@ -536,9 +544,9 @@ def _take_turns(types: LayerTypes, kinds: Ints) -> Bools:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedTurns:
-    """Time slots that a turn (from one pass to the next) shares with the forward pass's first
-    layer, for the strategies ``rows`` (S') of all ``strategies``: all tasks ``alone`` (4, K, S'),
-    and the layer's own time (K, S').
+    """The turns of a stage (from a backward to a forward pass) that share the time slot of the
+    forward pass's first layer, for those strategies ``rows`` (S') of all ``strategies`` that have
+    such turns: all tasks of the slot ``alone`` (4, K, S'), and the layer's own time (K, S').
     """
 
     rows: Rows
@@ -547,8 +555,8 @@ class SharedTurns:
     layer_s: Floats
 
     def of_all(self, values: Floats) -> Floats:
-        """Values of all strategies (..., K, S), from those with shared turns (..., K, S'); zero for
-        the others.
+        """Values for all strategies (..., K, S), from those for strategies with shared turns (...,
+        K, S'); zero for the others.
         """
         of_strategies = np.zeros((*values.shape[:-1], self.strategies))
         of_strategies[..., self.rows] = values
@@ -556,8 +564,8 @@ class SharedTurns:
 
 
 def shared_turns(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> SharedTurns | None:
-    """The turns that share a time slot with the first layer, None if there are none; ``alone`` (4,
-    K, S) are the tasks of turns.
+    """The turns of a stage that share a time slot with the first layer, None if there are none;
+    ``alone`` (4, K, S) are the tasks of all turns.
     """
     rows = np.flatnonzero(are_shared(seconds))
     if len(rows):
@@ -571,12 +579,12 @@ def shared_turns(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> SharedTurn
 
 
 def are_shared(seconds: TaskSeconds) -> Bools:
-    """Which strategies (S) fetch no weights, and either reduce or offload gradients in each pass,
-    but not both: their turns share the first layer's time slot.
+    """A mask of the strategies (S) whose turns share the first layer's time slot: they fetch no
+    weights, and in each pass either reduce or offload gradients, but not both.
     """
     columns = seconds.columns
     fetches = (seconds.zero >= SHARDED_WEIGHTS) | (columns["offload_weights"] > 0)
     reduces, leave = seconds.zero >= SHARDED_GRADIENTS, columns["offload_gradients"] > 0
-    # With layers fetched further ahead, or no overlap, the work between passes has other time
-    # slots.
+    # If layers are fetched further ahead, or nothing overlaps, the work between two passes is in
+    # other time slots.
     return np.asarray((reduces != leave) & ~fetches & (seconds.model.template.depth == 1))

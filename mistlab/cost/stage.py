@@ -1,4 +1,4 @@
-"""The times of stages: their passes, which may wait for hosts, their sends, and work once an
+"""The times of stages: of their passes, which may wait for hosts, of sends, and of work once an
 iteration.
 
 Axes: C candidates.
@@ -67,8 +67,8 @@ from mistlab.stages.stage_batch import SENDS, StageBatch, StageSeconds
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Issued:
-    """The host's seconds to issue a forward and a backward pass of each candidate (C); 0 if no host
-    issues passes, or if it never gets ahead of them.
+    """The seconds in which a host issues a forward and a backward pass of each candidate (C); 0 if
+    no host issues passes, or if it never gets ahead of them.
     """
 
     forward_s: Floats
@@ -76,7 +76,7 @@ class Issued:
 
     @classmethod
     def of_none(cls, candidates: int) -> Self:
-        """Zero issue times: no hosts."""
+        """The issue times without hosts: zero."""
         return cls(forward_s=np.zeros(candidates), backward_s=np.zeros(candidates))
 
     def __bool__(self) -> bool:
@@ -120,8 +120,8 @@ def _late_s(
     issued_s: Floats, blocks: Ints, first_s: Floats, last_s: Floats, held_s: Floats
 ) -> Floats:
     """The seconds (C) from when a host that took ``issued_s`` to issue a pass continues, until the
-    stage has computed it: ``first_s`` after its first block was issued, ``last_s`` after its last
-    one. The host is blocked for ``held_s`` after issuing the pass.
+    stage has computed the pass: ``first_s`` after its first block was issued, ``last_s`` after its
+    last one. Between issuing the pass and continuing, the host is blocked for ``held_s``.
     """
     return np.maximum(issued_s / blocks + first_s - issued_s, last_s) - held_s
 
@@ -129,9 +129,9 @@ def _late_s(
 def held_by_host(
     passes: PassSeconds, host: HostTime | None, ends: Sequence[StageBatch], cluster: Cluster
 ) -> tuple[PassSeconds, Issued]:
-    """The times of passes, longer where the host is never ahead, and the issue times of the other
-    hosts. ``ends`` are the candidates or, for lower bounds over a box (choices in ranges), those
-    with the fewest and the most recomputed blocks.
+    """The times of passes, longer where the host is never ahead of its GPU, and the issue times of
+    all other hosts. ``ends`` are the candidates or, for lower bounds over a box (choices in given
+    ranges), its ends with the fewest and the most recomputed blocks.
     """
     batch = ends[0]
     if host is None:
@@ -148,8 +148,8 @@ def held_by_host(
 def with_host(
     passes: PassSeconds, host: HostTime, ends: Sequence[StageBatch], cluster: Cluster
 ) -> PassSeconds:
-    """The times of passes if each takes at least its host's time for its layers, on a cluster that
-    may have a profile; ``ends`` are the candidates alone.
+    """The times of passes that take at least as long as the host needs for their layers, on a
+    cluster that may have a profile; ``ends`` are the candidates alone.
 
     The host's time is shared among layers by what they compute. Where weights are gathered or
     gradients reduced beside the passes of layers, a layer's slot lasts for the longer of both. Only
@@ -182,7 +182,7 @@ def with_host(
 def least_with_host(
     passes: PassSeconds, host: HostTime, ends: Sequence[StageBatch], cluster: Cluster
 ) -> PassSeconds:
-    """Lower bounds of the passes in a box (all candidates with choices in given ranges) if layers
+    """Lower bounds of the passes of a box (all candidates with choices in given ranges) if layers
     take at least their host's time; ``ends`` are its ends with the fewest and the most recomputed
     blocks.
 
@@ -203,8 +203,8 @@ def least_with_host(
 
 
 def is_never_ahead(host: HostTime, batch: StageBatch, cluster: Cluster) -> Bools:
-    """Which candidates' (C) hosts are never ahead of their GPUs: ranks wait for the slowest of
-    their hosts, or hosts wait for the messages of a pipeline.
+    """A mask of the candidates (C) whose hosts are never ahead of their GPUs, since ranks wait for
+    the slowest of their hosts, or hosts wait for a pipeline's messages.
     """
     of_ranks_late = peculiar_s(batch.value, cluster) > 0
     in_pipeline = num_gpus(batch.value) < cluster.num_gpus
@@ -212,8 +212,8 @@ def is_never_ahead(host: HostTime, batch: StageBatch, cluster: Cluster) -> Bools
 
 
 def _where(waits: Bools, held: PassSeconds, passes: PassSeconds) -> PassSeconds:
-    """The times ``held`` where stages wait for their host (``waits``, C), and ``passes``
-    elsewhere.
+    """The times ``held`` of stages that wait for their host (``waits``, C), and ``passes`` of
+    others.
     """
 
     def either(
@@ -230,16 +230,16 @@ def _where(waits: Bools, held: PassSeconds, passes: PassSeconds) -> PassSeconds:
 
 
 def issued_s(host: HostTime, batch: StageBatch, cluster: Cluster) -> Floats:
-    """The host's seconds to issue a forward and a backward pass together, for each candidate
-    (C).
+    """The seconds in which a host issues a forward and a backward pass of each candidate (C),
+    together.
     """
     forward, backward = issued_by_pass(host, batch)
     return np.asarray(forward + backward + peculiar_s(batch.value, cluster) * batch.layers)
 
 
 def issued_by_pass(host: HostTime, batch: StageBatch) -> tuple[Floats, Floats]:
-    """The host's seconds to issue a forward pass, and a backward pass with the second forward pass
-    of recomputed blocks, for each candidate (C). A cluster's profile is not included.
+    """The seconds in which a host issues a forward pass, and a backward pass with the recomputation
+    of blocks, for each candidate (C). Delays by a cluster's profile are not included.
     """
     twice = [row.dimension for row in TREATMENTS.values() if row.runs_again]
     again = np.sum([batch.value(name) for name in twice], axis=0)
@@ -250,29 +250,29 @@ def issued_by_pass(host: HostTime, batch: StageBatch) -> tuple[Floats, Floats]:
     return np.asarray(forward), np.asarray(backward_s * batch.layers + forward_s * again + ends)
 
 
-# The times of stages, for columns of candidates, as sums over the slots of a schedule. A slot is
-# the set of tasks that overlap while one layer computes.
+# The times of stages, for columns of candidates, as sums over the time slots of a schedule. A time
+# slot is the set of tasks that overlap while one layer computes.
 #
 # The seconds of a slot depend on a candidate's strategy (degrees, ZeRO level, offload ratios) and
 # on the types of its layers, not on their number; the number of slots of each kind depends on the
-# layers only. So lengths are computed once for each distinct strategy, and slots counted once for
-# each distinct set of layers. A candidate's time is the product of lengths and counts.
+# layers only. So slots are timed once for each distinct strategy, and counted once for each
+# distinct set of layers. A candidate's time is the sum of seconds times counts.
 #
 # Axes: C candidates, S distinct strategies, J distinct sets of layers, K kinds of slots.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimeModel:
-    """The times of a workload's stages on a cluster under one engine's schedule."""
+    """Computes the times of a workload's stages on a cluster under one engine's schedule."""
 
     tasks: TaskModel
 
     def __call__(self, batch: StageBatch) -> StageSeconds:
-        """The times of each candidate."""
+        """The times of each candidate stage."""
         return self.of_slots(StageSlots.of(self.tasks, batch))
 
     def of_slots(self, slots: "StageSlots") -> StageSeconds:
-        """The times of each candidate, given its per-layer time slots."""
+        """The times of each candidate stage, given its per-layer time slots."""
         batch, outside = slots.batch, slots.outside_passes()
         sends = self._are_beside(outside)
         if len(batch) <= FEW_ROWS:
@@ -280,9 +280,9 @@ class StageTimeModel:
         every, rows = slots.every()
         sums = every.sums(sends=sends)
         names = [entry.name for entry in fields(StageSeconds)]
-        # Without a host, the host's times stay zero.
+        # Where no host is modelled, the times of hosts stay zero.
         times = np.zeros((len(names), len(batch)))
-        # Few rows per batch, so that intermediate results stay in the CPU's cache.
+        # Few candidates at a time, so that intermediate results stay in the CPU's cache.
         for start in range(0, len(batch), ROWS_AT_ONCE):
             chunk = slice(start, start + ROWS_AT_ONCE)
             parts = (batch.chosen(chunk),), sums.chosen(rows[chunk]).passes(), outside.chosen(chunk)
@@ -293,8 +293,8 @@ class StageTimeModel:
         return StageSeconds(**dict(zip(names, times, strict=True)))
 
     def least(self, least: StageBatch, most: StageBatch) -> StageSeconds:
-        """Lower bounds of the times of all candidates between ``least`` and ``most`` in their
-        positive offload ratios and numbers of recomputed blocks: made of lower bounds of the parts.
+        """Lower bounds of the times of all candidates whose positive offload ratios and numbers of
+        recomputed blocks lie between those of ``least`` and ``most``: sums of lower bounds.
         """
         rows = np.arange(len(least))
         differ = np.flatnonzero(least.value(RECOMPUTED) != most.value(RECOMPUTED))
@@ -314,8 +314,8 @@ class StageTimeModel:
     def _longest_s(
         self, most: StageBatch, least: StageBatch, chosen: Bools
     ) -> Mapping[Pass, Floats]:
-        """Upper bounds of the seconds of steady passes that overlap with a send throughout (C),
-        over all candidates between two; zero for those not ``chosen``.
+        """Upper bounds of the seconds of steady passes throughout which a send lasts (C), over all
+        candidates between two; zero for those that are not ``chosen``.
         """
         rows, recomputed = np.flatnonzero(chosen), RECOMPUTED
         differ = np.flatnonzero(chosen & (least.value(recomputed) != most.value(recomputed)))
@@ -329,15 +329,15 @@ class StageTimeModel:
         return longest
 
     def _are_beside(self, outside: "OutsidePasses") -> bool:
-        """Whether any stage's sends overlap with its passes."""
+        """Whether any candidate's sends may overlap with its passes."""
         blocks = self.tasks.template.sends in IN_TURN
         return not blocks and bool((outside.sent_s + outside.received_s).any())
 
     def _under_host(
         self, ends: Sequence[StageBatch], passes: PassSeconds, outside: "OutsidePasses"
     ) -> StageSeconds:
-        """The times of each candidate (C), with passes that wait for the engine's host if it has
-        one; ``ends`` as in ``held_by_host``.
+        """The pass times of each candidate (C), which wait for the engine's host if it has one;
+        ``ends`` as in ``held_by_host``.
         """
         passes, issued = held_by_host(passes, self.tasks.host, ends, self.tasks.cluster)
         return self._put_together(ends[0], passes, outside, issued)
@@ -392,8 +392,8 @@ class StageTimeModel:
 
 
 def split_seconds(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """For each candidate, the seconds of weight-gradient passes, and by how much backward passes
-    are shorter without them (2, C).
+    """For each candidate (C): the seconds of weight-gradient passes, and the seconds by which
+    backward passes are shorter without weight gradients (2, C).
     """
     slots = StageSlots.of(model.tasks, batch)
     split_s = split_pass_seconds(
@@ -408,8 +408,8 @@ def split_seconds(model: StageTimeModel, batch: StageBatch) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageSlots:
-    """The slots of candidates: the seconds of tasks for each distinct strategy (S), and how many
-    slots of each kind each distinct set of layers has (K, J).
+    """The time slots of candidates: the seconds of tasks for each distinct strategy (S), and the
+    number of slots of each kind for each distinct set of layers (K, J).
     """
 
     tasks: TaskModel
@@ -422,7 +422,7 @@ class StageSlots:
 
     @classmethod
     def of(cls, tasks: TaskModel, batch: StageBatch) -> "StageSlots":
-        """The per-layer time slots of each candidate."""
+        """Make the per-layer time slots of each candidate."""
         names, types = task_columns(), tasks.types
         strategies = distinct_rows([batch.value(name) for name in names])
         stages = distinct_rows([batch.value(name) for name in types.columns])
@@ -444,8 +444,8 @@ class StageSlots:
         return replace(sums, queued=self.queued_reductions(kept))
 
     def queued_reductions(self, kept: Kept) -> Floats | None:
-        """For each candidate, the seconds of last backward passes in which gradient reductions wait
-        for one another (2, C); None if all blocks are equal, as none wait then.
+        """The seconds of last backward passes in which blocks' gradient reductions queue, for each
+        candidate (2, C); None if all blocks are equal, since none queue then.
         """
         types, template = self.tasks.types, self.tasks.template
         if len(types.kinds) == 1 or template.depth != 1:
@@ -454,18 +454,18 @@ class StageSlots:
         return queued_reductions(self.seconds, runs, self.strategies.index, self.stages.index, kept)
 
     def longest_beside_sends(self) -> Mapping[Pass, Floats]:
-        """For each candidate (C), upper bounds of the seconds of steady passes that overlap with
-        sends throughout, over any lesser work.
+        """For each candidate (C), upper bounds of the seconds of steady passes throughout which a
+        send lasts, over any lesser work.
         """
         return longest_beside_sends(self.seconds, self.kinds, self.summed)
 
     def outside_passes(self) -> OutsidePasses:
-        """What each candidate does outside its passes: sends, reductions of tied tables,
+        """What each candidate does outside its passes: sends, tied tables' reductions,
         averaging.
         """
         batch, seconds, of_strategy = self.batch, self.seconds, self.strategies.index
         ways = seconds.receive_s[of_strategy], seconds.send_s[of_strategy]
-        # The first stage ends last, so the exchange of tied tables is added there.
+        # The first stage ends last, so the exchange of a tied embedding table is added there.
         ties = batch.has_embedding * (1 - batch.shares_table) > batch.has_head
         averaged_s = seconds.averaging_s(self.tasks.types.counts(batch.columns), of_strategy)
         send_slowed, together_slowed = sends_beside_arithmetic(seconds)
@@ -479,7 +479,7 @@ class StageSlots:
         )
 
     def every(self) -> tuple["StageSlots", Rows]:
-        """Slots from which all candidates' sums can be taken, and each candidate's index among them
+        """Time slots for all candidates to be summed from, and each candidate's index among them
         (C): of every strategy with every set of layers or, if those are more, of the candidates.
         """
         rows, strategies, stages = len(self.batch), self.strategies, self.stages
@@ -495,8 +495,8 @@ class StageSlots:
         return every, strategies.index * table[1] + stages.index
 
     def summed(self, lengths: Sequence[Lengths]) -> Floats:
-        """The seconds of each candidate, a row for each of some lengths of per-layer slots (L,
-        C).
+        """The seconds of each candidate (L, C), summed over tables of per-layer time slots
+        (``lengths``).
         """
         return summed_slots(lengths, self.counts, self.strategies, self.stages)
 
@@ -516,7 +516,7 @@ def _times(
     in_place: Bools,
     batch: StageBatch,
 ) -> Mapping[str, Floats]:
-    """The times of steady-state passes, and of the first and the last pass, for each candidate (C).
+    """The times of each candidate's (C) steady-state passes, and of its first and last pass.
 
     While a stage waits for a transfer, it fetches its next layers. A transfer counts at its
     receiver, whose micro-batch passes through when it is done; if both ends are in the transfer
@@ -526,7 +526,7 @@ def _times(
     before_forward = np.maximum(passes.turn_at_first_layer, received)
     before_backward = np.maximum(passes.turn_at_last_layer, sent)
     first_s = inside["first_forward"] - inside["forward"]
-    # The next pass fetches while the state of the last block is offloaded.
+    # The next pass fetches its first layers while the last block's states are offloaded.
     fetched_s = np.where(batch.in_flight > 1, before_forward, before_backward)
     after_s = np.maximum(passes.first.after - fetched_s, 0.0)
     # The sends after a forward pass and after a backward pass.
@@ -555,7 +555,7 @@ def _times(
     }
 
 
-# The last backward pass where gradient reductions of different blocks wait for one another.
+# The last backward pass where gradient reductions of different blocks queue.
 #
 # Gradients that are reduced in place delay no layer. If a block takes longer to reduce than the
 # next one to compute, the reduction continues during further blocks, and slows them. Where blocks

@@ -1,4 +1,4 @@
-"""The times of single tasks of a schedule, when each runs alone.
+"""The times of a schedule's single tasks, each of which runs alone.
 
 A time depends on a candidate's strategy (degrees, ZeRO level, offload ratios) and on the type of
 the layer. The closed form sums these times by slots, and the event simulator plays them; the two
@@ -67,23 +67,23 @@ from mistlab.schedule.context_ways import RING
 from mistlab.schedule.slots import SHARDED_GRADIENTS, Template
 from mistlab.stages.stage_shape import Shapes, shapes_of
 
-# Which slowdown factors of concurrent streams are used: the fitted ones ("own"), lower bounds for
-# any greater work ("least"), or upper bounds for any lesser work ("most").
+# Which slowdown factors of concurrent streams are used: fitted ones ("own"), lower bounds for this
+# or any greater work ("least"), or upper bounds for this or any lesser work ("most").
 Kept = Literal["own", "least", "most"]
 _CHANGED: Mapping[Kept, Callable[[Floats], Floats]] = {"least": lowered, "most": raised}
 _NAMES = {"F": "forward", "B": "backward", "S": "step", "U": "gather", "R": "reduce"}
 
 
 def task_columns() -> tuple[str, ...]:
-    """The names of the columns of candidates that the times of tasks depend on."""
+    """The names of the columns of candidates on which the times of tasks depend."""
     return (*names_of("mesh"), *names_of("savings"), "first_rank")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskModel:
-    """The times of a workload's tasks on a cluster of equal nodes, under one engine's schedule;
-    ``meet`` changes those of stages beside nodes of another kind. Sends between stages take
-    ``send_factor`` times as long as usual.
+    """Computes the times of a workload's tasks on a cluster of equal nodes, under one engine's
+    schedule; ``meet`` changes those of stages next to another kind of nodes. Sends between stages
+    take ``send_factor`` times as long as usual.
     """
 
     workload: Workload
@@ -122,7 +122,7 @@ class TaskModel:
         *,
         overlap_communication: bool = True,
     ) -> Self:
-        """Compile the layers, and look up the links."""
+        """Make a workload's model of task times; refuses hardware without measured rates."""
         hardware = cluster.hardware
         if hardware.compute is None:
             remedy = "profile its operators and run python -m experiments.calibrate --operators"
@@ -156,7 +156,7 @@ class TaskModel:
         )
 
     def factors_of_group(self, gpus_in_node: int, nodes: int, kept: Kept = "own") -> Floats:
-        """By how much streams slow one another down while a group of this shape communicates."""
+        """How much streams slow one another down while a group of this shape communicates."""
         key = gpus_in_node, nodes, kept
         if key not in self._factors:
             hardware = self.cluster.hardware
@@ -177,7 +177,7 @@ class TaskModel:
     def collective(
         self, kind: Collective, shape: GroupSpread, *, inside_layer: bool = False
     ) -> LinkTime:
-        """The time of a collective over groups of this shape."""
+        """The time of a collective over groups of ranks of this shape."""
         link = self.links.inside_layer if inside_layer else self.links.collective
         gpus, nodes, units = shape
         return self._link(
@@ -203,13 +203,13 @@ class TaskModel:
         )
 
     def _link(self, key: tuple[object, ...], looked_up: Callable[[], LinkTime]) -> LinkTime:
-        """A link's time; cached."""
+        """The time of a link as ``LinkTimes`` gives it, cached."""
         if key not in self._links:
             self._links[key] = looked_up()
         return self._links[key]
 
     def seconds(self, columns: Mapping[str, NDArray[Any]]) -> TaskSeconds:
-        """The times of tasks, for columns of candidates named in ``task_columns``."""
+        """The times of tasks, given columns of candidates named in ``task_columns``."""
         if self.workload.averages_weights:
             columns = replicated(columns, self.workload.reduction)
         seconds = TaskSeconds(self, columns)
@@ -217,7 +217,7 @@ class TaskModel:
 
 
 class TaskSeconds:
-    """The time of each task alone, for each strategy and type of layer.
+    """The time of each task alone, for each strategy (S) and layer type (T).
 
     ``tensor_s`` (T, S) is the time of tensor-parallel collectives in one pass of a layer, which
     waits for them. ``send_s`` and ``receive_s`` (S) are the times of a micro-batch's activations to
@@ -234,7 +234,7 @@ class TaskSeconds:
         self.layers = figures_of_layers(model.known_layers, model.layers, model.workload, columns)
         names, blocks = model.types.names, model.types.of_blocks
         self.of_type = [self.layers[name] for name in names]
-        # 1 for layer types that are blocks, otherwise 0 (T, 1).
+        # For each layer type, 1 if it is a block, otherwise 0 (T, 1).
         self.of_blocks = np.array([[float(name in blocks)] for name in names])
         batch = model.workload.global_batch
         self.late_s = model.send_factor * late_s(columns.__getitem__, model.cluster, batch)
@@ -266,7 +266,7 @@ class TaskSeconds:
         self._slowed_by: dict[Kept, SlowedBy] = {}
 
     def alone(self, kind: str, direction: str) -> Floats:
-        """The seconds of a kind of task in a direction alone, by layer type and strategy (T, S)."""
+        """Seconds of a kind of task in a direction alone, by layer type and strategy (T, S)."""
         key = kind, direction
         if key not in self._found:
             alone_s = (
@@ -276,7 +276,7 @@ class TaskSeconds:
         return self._found[key]
 
     def _factored(self, kind: str, amounts: Floats) -> Floats:
-        """Bytes or seconds of a kind of task (T, S), times the dimensions' factors for it."""
+        """Bytes or seconds of a kind of task (T, S), times the plan dimensions' factors for it."""
         for name, row in DIMENSIONS.items():
             if kind in row.of_tasks:
                 amounts = amounts * row.of_tasks[kind](self.columns[name])
@@ -294,7 +294,7 @@ class TaskSeconds:
         return seconds
 
     def _again(self) -> Iterator[tuple[int, Pass]]:
-        """The layer types that recompute a part of their forward pass, each with that part."""
+        """The layer types that recompute part of their forward pass, with that part's name."""
         for number, layer in enumerate(self.of_type):
             if layer.again is not None:
                 yield number, layer.again
@@ -317,8 +317,8 @@ class TaskSeconds:
             return less + self.reductions.sent_less_s("reduce experts", self.experts)
         scattered = self._of_states("gather", "reduce_scatter", "R", gradient)
         if not work.averages_weights:
-            # Replicas reduce a block's shards over the network while the next block's gradients are
-            # scattered.
+            # Replicas reduce the shards of one block's gradients over the network while the next
+            # block's gradients are reduce-scattered.
             shards = self._factored("R", self._own_parameters(1) * gradient)
             scattered = np.maximum(scattered, self._over("state replicas", "all_reduce", shards))
         whole = "gather" if work.averages_weights else "reduce"
@@ -327,7 +327,7 @@ class TaskSeconds:
 
     def _of_states(self, group: str, collective: Collective, kind: str, bytes_each: Any) -> Floats:
         """The seconds of a collective over all parameters of a layer (T, S); those of experts use a
-        group of their own.
+        group of ranks of their own.
         """
         others = self._factored(kind, (self.parameters - self.experts) * bytes_each)
         seconds = self._over(group, collective, others)
@@ -337,8 +337,8 @@ class TaskSeconds:
         return seconds
 
     def asynchronous_s(self) -> tuple[Floats, Floats]:
-        """The seconds of a layer's messages to asynchronous servers and back, and for which a
-        server is busy with the messages of all ranks (T, S).
+        """The seconds in which a layer's messages go to asynchronous parameter servers and back,
+        and those for which a server is busy with the messages of all ranks (2, T, S).
         """
         parts = [
             self.reductions.asynchronous_s("reduce", self.parameters - self.experts),
@@ -348,8 +348,8 @@ class TaskSeconds:
         return np.asarray(both_s), np.asarray(busy_s)
 
     def averaged_s(self) -> Floats:
-        """The seconds of one exchange of a layer's weights between ranks that step independently
-        (T, S).
+        """The seconds in which ranks that step independently exchange a layer's weights once (T,
+        S).
         """
         return self.reductions.averaged_s(self._own_parameters(1))
 
@@ -363,8 +363,8 @@ class TaskSeconds:
         return np.asarray((counts * self.averaged_s()[:, strategies]).sum(axis=0) / how.every)
 
     def _own_parameters(self, level: int) -> Floats:
-        """The parameters whose states a rank holds (T, S), if ZeRO shards states from this level
-        on.
+        """The parameters of a layer whose states are on a rank (T, S), if ZeRO shards the states
+        from this level on.
         """
         if not self.experts.any():
             return self.parameters / self._share(level)
@@ -372,8 +372,8 @@ class TaskSeconds:
         return np.asarray(others + self.experts / self._share(level, "gather experts"))
 
     def _swap(self, kind: str, direction: str) -> Floats:
-        """The seconds of copying a block's offloaded part to or from the host; others copy
-        nothing.
+        """The seconds of copying the offloaded part of a layer's states to or from the host; zero
+        for layers that are not offloaded.
         """
         moved = self._moved(kind)
         if not moved.any():
@@ -399,7 +399,7 @@ class TaskSeconds:
 
     def _share(self, level: int, group: str = "gather") -> Ints:
         """The number of ranks that share the states which ZeRO shards from this level on; 1 below
-        it.
+        the level.
         """
         return np.asarray(np.where(self.zero >= level, self.shapes.ranks[group], 1))
 
@@ -410,8 +410,8 @@ class TaskSeconds:
         size_bytes: Floats,
         messages: Floats | None = None,
     ) -> Floats:
-        """The seconds of a collective over each strategy's group; given its ``messages``, of one
-        inside layers.
+        """The seconds of a collective over each strategy's group of ranks (S); ``messages`` is
+        given for one inside layers.
         """
         seconds = np.zeros_like(size_bytes)
         for rows, shape in self.shapes.of_several(group):
@@ -421,7 +421,7 @@ class TaskSeconds:
         return seconds
 
     def _tensor_parallel(self, phase: GraphPhase, exchanges: LayerExchanges) -> Floats:
-        """The exposed seconds of the collectives in one pass of a layer (T, S)."""
+        """The exposed seconds of the tensor-parallel collectives in one pass of a layer (T, S)."""
         passes = [layer.passes[phase] for layer in self.of_type]
         if not exchanges.any_in([*passes, *(again for _, again in self._again())]):
             return np.zeros_like(self.parameters)
@@ -436,27 +436,27 @@ class TaskSeconds:
         )
 
     def _to_experts(self, size_bytes: Floats, messages: Floats) -> Floats:
-        """The seconds (S) of exchanges between ranks with different experts."""
+        """The seconds (S) in which ranks with different experts exchange tokens."""
         model, shape = self.model, self.shapes.groups["experts"]
         of_pass = exchanged_s(model.links, model.expert_exchange, model.workload.model, shape)
         return of_pass(size_bytes, messages)
 
     def factors(self, kept: Kept = "own") -> Iterator[tuple[Bools, Floats]]:
-        """By how much streams slow one another down: for each shape of group its strategies (mask,
-        S) and the factors.
+        """How much streams slow one another down: for each shape of group, a mask of its strategies
+        (S) and the factors.
         """
         for rows, shape in self.shapes.by_shape("reduce"):
             yield rows, self.model.factors_of_group(shape.gpus_in_node, shape.nodes, kept)
 
     def slowed_by(self, kept: Kept = "own") -> SlowedBy:
-        """By how much the four streams of each strategy slow one another down."""
+        """How much the four streams of each strategy slow one another down."""
         if kept not in self._slowed_by:
             self._slowed_by[kept] = SlowedBy.of_groups(self.factors(kept), len(self.zero))
         return self._slowed_by[kept]
 
     def _sends(self, places: Ints) -> Floats:
-        """The seconds to send a micro-batch's activations between stages (S), through the network
-        tiers numbered ``places`` (S); 0 on a single GPU.
+        """The seconds in which a micro-batch's activations are sent between stages (S), through the
+        network tiers numbered ``places`` (S); 0 on a single GPU.
 
         Each receiver gets all activations, or a part, and then gathers the parts with the others.
         """
@@ -465,7 +465,7 @@ class TaskSeconds:
         if self.model.cluster.num_gpus == 1:
             return seconds
         if self.model.template.sends == "split":
-            # With sequence parallelism each rank already has a part of its own.
+            # With sequence parallelism each rank already has only its own part of the activations.
             whole = self.columns["sequence_parallel"] == 0
             seconds += self._over("tensor", "all_gather", np.where(whole, size_bytes, 0.0))
             size_bytes = size_bytes / np.where(whole, self.shapes.ranks["tensor"], 1)
@@ -481,8 +481,8 @@ class TaskSeconds:
         return self.model.send_factor * usual_s + self.late_s
 
     def _tied(self) -> Floats:
-        """The seconds in which the first and the last stage reduce the gradient of a shared
-        embedding table (S).
+        """The seconds in which the first and the last stage reduce the gradient of an embedding
+        table that they share (S).
 
         Each rank reduces with its peer of the other stage, in another node if there is one. If the
         two stages differ, the first stage's time counts.
@@ -504,7 +504,8 @@ class TaskSeconds:
         return link(local * self.memory.gradient)
 
 
-# The weight-gradient part of a layer's backward pass, for orders of passes that run it separately.
+# The part of a layer's backward pass that computes weight gradients, for orders that run it as a
+# separate pass.
 #
 # This part has the GEMMs whose result has no token dimension. The rest stays in the backward pass:
 # gradients of vectors, the second forward pass of a recomputed block, and launch time in excess of
@@ -513,7 +514,7 @@ class TaskSeconds:
 # Axes: C candidates, P parts of a model in order, T types of layers, S distinct strategies.
 
 
-# The classes of GEMMs with weights: of 16 and 8 bits, dense and of experts.
+# The operator classes that are GEMMs with weights: in 16 and 8 bits, dense and of experts.
 PRODUCTS: tuple[OperatorClass, ...] = (
     *("matmul", "grouped_matmul"),
     *("matmul_8bit", "grouped_matmul_8bit"),
@@ -527,8 +528,8 @@ class _Sums:
 
 
 def _work_of(workload: Workload, rules: KernelRules, memory: EngineMemory) -> LayerWork:
-    """The work of a workload's layers; if the engine computes the loss again, its head runs a
-    second forward pass.
+    """The work of a workload's layers; if the engine recomputes the loss, the head runs a second
+    forward pass.
     """
     graph = graph_of(workload, fuses_loss=memory.fuses_loss)
     split = sequence_graph_of(workload, fuses_loss=memory.fuses_loss)
@@ -538,14 +539,14 @@ def _work_of(workload: Workload, rules: KernelRules, memory: EngineMemory) -> La
 
 
 def weight_gradients_s(seconds: TaskSeconds) -> Floats:
-    """The seconds of the GEMMs that compute weight gradients, by layer type and strategy (T, S)."""
+    """The seconds of all weight-gradient GEMMs, for each layer type and strategy (T, S)."""
     model, columns = seconds.model, seconds.columns
     treatments = tuple((name, TREATMENTS[name]) for name in model.types.treatments)
 
     plain, split = graph_of(model.workload), sequence_graph_of(model.workload)
 
     def products(choice: GraphChoice) -> Compiled:
-        # The GEMMs are the same however ranks exchange keys.
+        # These GEMMs are the same however context-parallel ranks exchange keys.
         graph = split if split is not None and choice.splits_tokens else plain
         return _products(graph, model.kernels, treatments)
 

@@ -1,4 +1,5 @@
-"""Views: predictors that leave something out or model another machine, such as "nothing overlaps".
+"""Views: predictors that leave out an effect, or model another machine, such as one on which
+nothing overlaps.
 
 A view changes predictions of plans and costs of stages in the same way, so that all searches see
 one machine, whichever of the two they ask for. Some views change the machine that the predictor is
@@ -28,10 +29,10 @@ from mistlab.stages.stage_batch import StageBatch, StageCosts, StageSeconds, Sta
 
 
 class PredictorMaker(Protocol):
-    """Makes a predictor for a workload on a cluster."""
+    """A function that makes a predictor for a workload on a cluster."""
 
     def __call__(self, *, workload: Workload, cluster: Cluster) -> Predictor:
-        """A predictor of plans of this workload on this cluster."""
+        """Make a predictor of plans for this workload on this cluster."""
         ...
 
 
@@ -41,7 +42,8 @@ def _same_cluster(cluster: Cluster) -> Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extras:
-    """What a view does with the time that first and last passes take beyond steady ones.
+    """What a view does with the time by which a stage's first and last passes are longer than
+    steady ones.
 
     It drops them. Then it adds to every micro-batch a ``spread`` of them: 0 for nothing, 1 for an
     even share, so that all micro-batches together have all of it.
@@ -50,9 +52,7 @@ class Extras:
     spread: float
 
     def times(self, seconds: StageSeconds, micro_batches: Floats) -> StageSeconds:
-        """The times of stages (C) that run this many micro-batches (C), as the view changes
-        them.
-        """
+        """The times of stages (C) with ``micro_batches`` (C), changed as the view requires."""
         share = self.spread / np.maximum(micro_batches, 1) * (micro_batches > 0)
         nothing = np.zeros(len(micro_batches))
         forward_s, backward_s = share * seconds.delta_forward_s, share * seconds.delta_backward_s
@@ -67,7 +67,7 @@ class Extras:
         )
 
     def stage(self, stage: StagePrediction, micro_batches: int) -> StagePrediction:
-        """The prediction of a stage, as the view changes it."""
+        """The prediction of one stage, changed as the view requires."""
         extra_s = stage.delta_forward_s + stage.delta_backward_s
         stable_s = max(0.0, stage.stable_s + self.spread * extra_s / micro_batches)
         return replace(stage, stable_s=stable_s, delta_forward_s=0.0, delta_backward_s=0.0)
@@ -75,7 +75,7 @@ class Extras:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """How a view changes a predictor and its answers; by default not at all.
+    """How a view changes a predictor and its predictions; by default it changes nothing.
 
     ``of_cluster`` changes the cluster that the predictor is made for, ``extras`` the times of first
     and last passes.
@@ -87,13 +87,13 @@ class View:
     def predictor(
         self, maker: PredictorMaker, *, workload: Workload, cluster: Cluster
     ) -> Predictor:
-        """A predictor for the workload and the cluster, modified by this view."""
+        """Make a predictor for the workload and the cluster, changed by this view."""
         return viewed(maker(workload=workload, cluster=self.of_cluster(cluster)), self)
 
 
 def viewed(predictor: Predictor, view: View) -> Predictor:
-    """A predictor whose answers a view changes; it has costs of single stages if ``predictor``
-    has.
+    """Make a predictor whose predictions a view changes; it also predicts single stages if
+    ``predictor`` does.
     """
     if isinstance(predictor, StageCostModel):
         return _ViewedStages(predictor=predictor, view=view)
@@ -102,17 +102,17 @@ def viewed(predictor: Predictor, view: View) -> Predictor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ViewedPlans:
-    """A predictor of plans, modified by a view."""
+    """A predictor of plans that a view has changed."""
 
     predictor: Predictor
     view: View
 
     def predict(self, plan: Plan) -> Prediction:
-        """The predicted cost of a plan in this view."""
+        """The predicted cost of a plan under this view."""
         return self.predict_many([plan])[0]
 
     def predict_many(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
-        """The predicted cost of each plan in this view, in order."""
+        """The predicted costs of several plans under this view, in order."""
         predictions = self.predictor.predict_many(plans)
         if (extras := self.view.extras) is None:
             return predictions
@@ -130,12 +130,12 @@ class _ViewedPlans:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ViewedStages(_ViewedPlans):
-    """A predictor of plans and stages, modified by a view."""
+    """A predictor of plans and single stages that a view has changed."""
 
     predictor: PlanAndStagePredictor
 
     def stage_costs(self, batch: StageBatch, *, engine: str = "mistlab") -> StageCosts:
-        """The costs of each candidate in this view."""
+        """The costs of each candidate stage under this view."""
         costs = self.predictor.stage_costs(batch, engine=engine)
         if (extras := self.view.extras) is not None:
             costs = replace(costs, seconds=extras.times(costs.seconds, batch.micro_batches))
@@ -143,16 +143,16 @@ class _ViewedStages(_ViewedPlans):
 
 
 def _lasting(prediction: Prediction, plan: Plan, times: float, extras: Extras) -> Prediction:
-    """A prediction whose time is multiplied by ``times``, with its stages as the view changes
-    them.
+    """A prediction whose iteration takes ``times`` as long, with its stages changed as the view
+    requires.
     """
     stages = tuple(extras.stage(stage, plan.micro_batches) for stage in prediction.stages)
     return prediction.lasting(times, stages=stages)
 
 
 def _by_chains(predictor: StageCostModel, plans: Sequence[Plan], extras: Extras) -> list[float]:
-    """For each plan, the ratio of its time with the view to its time without: of the longest chains
-    of passes.
+    """For each plan, its time under the view as a multiple of its time without, computed from the
+    longest chains of passes.
     """
     times = np.empty(len(plans))
     alike: dict[tuple[str, int], list[int]] = defaultdict(list)
@@ -171,8 +171,8 @@ def _by_chains(predictor: StageCostModel, plans: Sequence[Plan], extras: Extras)
 
 
 def _by_stages(prediction: Prediction, plan: Plan, extras: Extras) -> float:
-    """The ratio of a plan's time with the view to its time without, from its predicted stages
-    alone: the slowest stage, and the extra time of first and last passes.
+    """A plan's time under the view as a multiple of its time without, computed from its predicted
+    stages alone: the slowest stage, and the extra time of first and last passes.
     """
     rounds = plan.micro_batches + plan.num_stages - 1
     slowest_s = max(stage.stable_s for stage in prediction.stages)
@@ -183,7 +183,7 @@ def _by_stages(prediction: Prediction, plan: Plan, extras: Extras) -> float:
     return rounds * max(stage.stable_s for stage in seen) / (rounds * slowest_s + extra_s)
 
 
-# The named views: predictors that leave something out.
+# The named views: predictors that leave out an effect.
 #
 # ``serial`` and ``ideal`` model another machine, on which streams slow one another down as if they
 # took turns, or not at all; concurrent tasks take the sum of their streams, or the longest stream.
@@ -192,7 +192,8 @@ def _by_stages(prediction: Prediction, plan: Plan, extras: Extras) -> float:
 
 
 def _sharing(cluster: Cluster, *, taking_turns: bool) -> Cluster:
-    """The cluster with other interference: streams that take turns, or that do not interfere.
+    """The cluster with other slowdown factors of streams: as if streams took turns, or did not slow
+    one another down.
 
     While n streams take turns, each of them runs at an n-th of its speed.
     """
