@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from experiments.runs.attention_kernels import AttentionKernel
 from experiments.runs.dialects.dialect import row_of
 from experiments.runs.dialects.gpu_names import Gpus, gpus_of
-from experiments.runs.kept_beside import beside_bytes
 from experiments.runs.kept_elsewhere import ALL_KEPT, KeptElsewhere
 from experiments.runs.run_row import Recomputation, RunRow
 from experiments.runs.runs_table import TableRow, counts_of
@@ -199,8 +198,9 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
             of_step,
             _shards(data * degrees["cp"], replicas, zero),
             shape.model,
-            beside_bytes(row, shape.model, recompute, micro_batch * sequence_length),
+            recompute,
             micro_batch * sequence_length,
+            ENGINES[engine].memory.get(precision),
         ),
         unsaid=() if is_assumed or order else unsaid_of(row, engine, degrees["pp"]),
     )
@@ -220,11 +220,9 @@ def _rank(row: RunRow, shape: Shape) -> int | None:
 
 
 def _optimizer(row: RunRow, engine: str) -> Optimizer:
-    """The optimizer of a run, as far as the engine that predicts it supports the optimizer;
-    adapters have few states.
-    """
+    """The optimizer of a run, as far as the engine that predicts it supports the optimizer."""
     known = row.moments in ENGINES[engine].optimizers
-    return row.moments if known and not row.adapters else "adamw"
+    return row.moments if known else "adamw"
 
 
 def _kind(row: RunRow, shape: Shape, gpus: Gpus, precision: Precision, engine: str) -> RunKind:

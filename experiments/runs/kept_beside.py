@@ -3,26 +3,45 @@ run.
 """
 
 from experiments.runs.run_row import Recomputation, RunRow
+from experiments.runs.sized_models import parameters_of
 from mistlab.engines.adapters import BASE_BYTES
+from mistlab.engines.engine import EngineMemory
 from mistlab.plan.workload import ModelSpec
 
 # torch's dropout keeps a mask of one byte per value; its input is copied in 16 bits.
 MASK_BYTES, COPY_BYTES = 1, 2
 
 
-def beside_bytes(row: RunRow, model: ModelSpec, recompute: Recomputation, tokens: int) -> int:
-    """The bytes that a plan's prediction lacks, for a micro-batch's ``tokens``; recomputed blocks
-    hold them one block at a time.
+def beside_bytes(
+    row: RunRow, model: ModelSpec, recompute: Recomputation, tokens: int, shards: int = 1
+) -> int:
+    """The bytes that a plan's prediction lacks, for a micro-batch's ``tokens`` and weights in
+    ``shards``; recomputed blocks hold them one block at a time.
     """
     blocks = 1 if recompute.way == "full" else model.layers
     dropped = _of_dropped(row, model) if row.adapters and row.drops_adapter_inputs else 0
     keys = 2 * COPY_BYTES * model.kv_heads * model.head_dim * model.layers
     wide = _of_wide_experts(model, row) if row.adapters and row.wide_experts else 0
     wide += COPY_BYTES * row.further_tables
+    if row.wide_shards and row.adapters:
+        wide += COPY_BYTES * parameters_of(model) // shards
     if row.gathers_head:
         # The weights of embedding and head in full precision, and their gradient.
         wide += 2 * COPY_BYTES * model.vocab * model.hidden
     return tokens * (dropped * blocks + (keys if row.returns_keys else 0)) + wide
+
+
+def streamed_bytes(row: RunRow, model: ModelSpec, memory: EngineMemory | None, shards: int) -> int:
+    """Bytes of weights that a single GPU has fetched from the host at once; of several, the plan
+    counts gathered ones.
+
+    DeepSpeed keeps as many as ``stage3_max_live_parameters``, and tables beside them: the modules
+    that need them last (``partitioned_param_coordinator.py`` releases none that is in use).
+    """
+    if memory is None or not row.weights_on_host or shards > 1 or not memory.gathered_elements:
+        return 0
+    largest = model.vocab * model.hidden
+    return memory.weight * max(largest, min(parameters_of(model), memory.gathered_elements))
 
 
 def _of_wide_experts(model: ModelSpec, row: RunRow) -> int:

@@ -5,8 +5,10 @@ stands for the run.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from experiments.runs.kept_beside import beside_bytes, streamed_bytes
 from experiments.runs.kept_by_llmq import kept_by_llmq
-from experiments.runs.run_row import RunRow
+from experiments.runs.run_row import Recomputation, RunRow
+from mistlab.engines.engine import EngineMemory
 from mistlab.job.prediction import Prediction, StagePrediction
 from mistlab.plan.dimensions import DIMENSIONS, OFFLOADS
 from mistlab.plan.workload import ModelSpec
@@ -23,8 +25,9 @@ class KeptElsewhere:
     With ``late_gradients`` gradients are freed after the step and come with the next backward pass,
     as torch's optimizers have it (``zero_grad``), so that they are not there while activations are
     most, if a step is one micro-batch. An optimizer that steps in the backward pass frees each as
-    it comes, as one on the host does. One that ``pages`` has as much of its state on the host as a
-    GPU lacks room for.
+    it comes, as one on the host does. One that ``pages`` has its states in managed memory
+    (bitsandbytes), of which torch knows nothing; a driver tells all but what a GPU lacks room for
+    (``counts_pages``), and so may a table that names no tool.
 
     Of states in ``shards``, a run that ``loads_whole`` gathers all weights beside its shard as it
     reads a checkpoint, and one with ``whole_gradients`` reduces gradients after its last
@@ -41,6 +44,7 @@ class KeptElsewhere:
     activations: bool = False
     late_gradients: bool = False
     pages: bool = False
+    counts_pages: bool = False
     loads_whole: bool = False
     whole_gradients: bool = False
     shards: int = 1
@@ -56,13 +60,16 @@ class KeptElsewhere:
         micro_batches: int,
         shards: int,
         model: ModelSpec,
-        beside: int = 0,
-        tokens: int = 0,
+        recompute: Recomputation,
+        tokens: int,
+        memory: EngineMemory | None,
     ) -> "KeptElsewhere":
         """The states that a row says are offloaded or freed early, divided among this number of
-        shards, and ``beside``: bytes of tensors that the plan does not count, for a micro-batch's
-        ``tokens``.
+        shards, and bytes of tensors that the plan does not count, for a micro-batch's ``tokens``.
+        ``memory`` is that of its engine, if this trains in the row's precision.
         """
+        beside = beside_bytes(row, model, recompute, tokens, shards)
+        beside += streamed_bytes(row, model, memory, shards)
         is_late = row.late_gradients and micro_batches == 1
         is_whole = shards > 1 and row.loads_whole
         is_summed = shards > 1 and row.whole_gradients and micro_batches > 1
@@ -73,6 +80,7 @@ class KeptElsewhere:
             activations=row.activations_on_host,
             late_gradients=is_late,
             pages=row.pages_optimizer,
+            counts_pages=row.pages_optimizer and (row.of_driver or not row.text("memory_kind")),
             loads_whole=is_whole,
             whole_gradients=is_summed,
             shards=shards if is_whole or is_summed else 1,
@@ -118,8 +126,9 @@ class KeptElsewhere:
         if self.activation_bytes is not None:
             gone += stage.memory.activations - self.activation_bytes
         if self.pages and not self.optimizer:
+            held = stage.memory.optimizer
             lacking = max(0, stage.peak_reserved_bytes - gone - int(room))
-            gone += min(lacking, stage.memory.optimizer)
+            gone += min(lacking, held) if self.counts_pages else held
         peak -= min(gone, peak)
         peak += self.beside_bytes
         if self.whole_gradients:

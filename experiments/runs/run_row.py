@@ -82,6 +82,8 @@ class RunRow:
     further_tables: int = 0
     # Whether the model returns its blocks' keys and values, as for generation.
     returns_keys: bool = False
+    # Whether frozen weights are sharded in 32 bits, of which 16 are gathered.
+    wide_shards: bool = False
     # Whether a loss outside of the sharded model gathers the head's weights for itself.
     gathers_head: bool = False
     base: Base = "16bit"

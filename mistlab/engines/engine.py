@@ -52,9 +52,11 @@ class EngineMemory:
     ``weight``, ``gradient`` and ``optimizer`` are kept all the time, ``step_scratch`` only while
     the rank's part is stepped. With ``rings`` layers come and go through rings of two buffers.
     Without rings, gradients are reduced through a bucket of ``bucket_elements``, and at most
-    ``gathered_elements`` sharded weights stay gathered. The head needs ``wide_logits`` times the
-    bytes of its logits more: one where a 32-bit copy takes the place of their 16-bit gradient. With
-    ``whole_logits`` each tensor-parallel rank has the logits of all tokens of the vocabulary.
+    ``gathered_elements`` sharded weights stay gathered; with ``gathered_blocks`` those of both ends
+    and of so many blocks, with gradients that are whole until they are reduced. The head needs
+    ``wide_logits`` times the bytes of its logits more: one where a 32-bit copy takes the place of
+    their 16-bit gradient. With ``whole_logits`` each tensor-parallel rank has the logits of all
+    tokens of the vocabulary.
 
     Data-parallel ranks reduce ``reduced`` bytes a parameter, if this is not as wide as the
     gradients that are kept. Blocks keep ``kept_gates`` tensors of the feed-forward network's width
@@ -81,6 +83,7 @@ class EngineMemory:
     rings: bool = False
     bucket_elements: int = 0
     gathered_elements: int = 0
+    gathered_blocks: int = 0
     reduced: int = 0
     kept_gates: int = 0
     whole_tensors: int = 0
@@ -387,14 +390,15 @@ class Engine:
         if problem := self.optimizer_problem(optimizer):
             refuse("workload.optimizer", problem)
         memory = self.memory[precision]
-        saved = saved_bytes(optimizer)
+        # Frozen weights have no states to save on.
+        saved = min(saved_bytes(optimizer), memory.optimizer)
         return replace(memory, optimizer=memory.optimizer - saved) if saved else memory
 
     def step_moved_in(self, precision: Precision, optimizer: Optimizer = "adamw") -> float:
         """Bytes per parameter that the optimizer step moves, each moment read once and written
         once.
         """
-        return self.step_moved[precision] - 2 * saved_bytes(optimizer)
+        return max(0.0, self.step_moved[precision] - 2 * saved_bytes(optimizer))
 
     def rules_in(self, precision: Precision) -> tuple[KernelRule, ...]:
         """The kernel rules of the engine in a precision."""

@@ -16,10 +16,10 @@ from mistlab.engines.megatron_core import MEGATRON_CORE
 
 # A single GPU gathers nothing; several shard by FSDP or similarly. Logits are cast to 32 bits, then
 # come log-probabilities and gradients, with torchtitan's bytes per logit. Of sharded weights,
-# embedding and head (FSDP's root module) stay gathered beside a block and the prefetched next one:
-# about DeepSpeed's ``stage3_max_live_parameters``. Quantised GEMMs of bitsandbytes keep their
-# inputs.
-_MEMORY = replace(FSDP_EAGER.memory["bf16"], gathered_elements=1_000_000_000, quantised_inputs=1)
+# embedding and head (FSDP's root module) stay gathered beside a block and the prefetched next one;
+# a block's gradients are whole in autograd and again in the reduce-scatter's input
+# (torch/distributed/fsdp). Quantised GEMMs of bitsandbytes keep their inputs.
+_MEMORY = replace(FSDP_EAGER.memory["bf16"], gathered_blocks=2, quantised_inputs=1)
 _PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "fp4")
 _STEP_MOVED = dict.fromkeys(_PRECISIONS, FSDP.step_moved["bf16"])
 _OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "adamw-bf16", "adamw-8bit")
@@ -73,7 +73,7 @@ TRAINER_AUTOCAST = replace(
     name="trainer-autocast",
     memory=dict.fromkeys(
         _PRECISIONS,
-        replace(_WIDE, weight=4, optimizer=8, kept_by="autocast", gathered_elements=500_000_000),
+        replace(_WIDE, weight=4, optimizer=8, kept_by="autocast"),
     ),
 )
 
@@ -95,8 +95,8 @@ DEEPSPEED_TRAINER = replace(
     shares_on=TRAINER.shares_on,
 )
 
-# Fused quantised GEMMs keep no inputs.
-_FUSED = replace(_MEMORY, quantised_inputs=0)
+# Fused quantised GEMMs keep no inputs. DeepSpeed's ``stage3_max_live_parameters`` stay gathered.
+_FUSED = replace(_MEMORY, quantised_inputs=0, gathered_blocks=0, gathered_elements=1_000_000_000)
 # Norms, rotary embedding, activations and loss are one kernel each, as in Unsloth and Liger,
 # launched from Python through adapter modules.
 TRAINER_FUSED = replace(

@@ -179,7 +179,7 @@ def stage_expressions(
         gradients=gradients(blocks, ends, memory),
         optimizer=optimizer(blocks, ends, memory),
         activations=_activations(embedding, every),
-        buffers_bytes=_buffers((blocks + ends).every, embedding, largest_block, head, memory)
+        buffers_bytes=_buffers(blocks, ends, embedding, largest_block, head, memory)
         + memory.fixed_mib * MIB_BYTES
         + memory.remembered * (blocks + ends).every
         + memory.arriving * _largest(embedding, largest_block, head),
@@ -317,7 +317,8 @@ def _largest(embedding: LayerSums, block: LayerSums, head: LayerSums) -> sympy.E
 
 
 def _buffers(
-    parameters: sympy.Expr,
+    blocks: Parameters,
+    ends: Parameters,
     embedding: LayerSums,
     block: LayerSums,
     head: LayerSums,
@@ -329,14 +330,21 @@ def _buffers(
     Under ZeRO all layers pass through the rings; with offloading only blocks do. From ZeRO-2 on
     there are two rings for gradients: for whole gradients until they are reduced, and for the
     rank's part until the host has it. Engines without rings keep gathered weights, up to a number
-    of their own, and at least one layer.
+    of their own, and at least one layer; or those of both ends and of a number of blocks, and the
+    gradients of both ends and of two blocks whole until they are reduced.
     """
+    parameters = (blocks + ends).every
     layer = _largest(embedding, block, head)
     if memory.frozen_weight:
         packed = block.parameters * sympy.Float(memory.frozen_weight / memory.weight)
         layer = _largest(embedding, replace(block, parameters=packed), head)
         parameters = parameters - L * (block.parameters - packed)
         block = replace(block, parameters=packed)
+    if memory.gathered_blocks:
+        gathered = ends.every + memory.gathered_blocks * block.parameters
+        if memory.gradient:
+            gathered += ends.every + 2 * block.parameters
+        return memory.weight * sympy.Piecewise((gathered, _shards(3)), (0, True))
     if not memory.rings:
         gathered = sympy.Max(layer, sympy.Min(parameters, memory.gathered_elements))
         return memory.weight * sympy.Piecewise((gathered, _shards(3)), (0, True))

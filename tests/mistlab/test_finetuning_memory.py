@@ -6,7 +6,10 @@ from experiments.runs.copy_engines import OF_LINK, with_copy_engines
 from experiments.runs.dialects.dialect import row_of
 from experiments.runs.run_jobs import job_of
 from experiments.runs.shapes import shape_of
+from experiments.runs.sized_models import parameters_of
 from mistlab import catalog
+from mistlab.core.units import MIB_BYTES
+from mistlab.engines.engine import ENGINES, saved_bytes
 from mistlab.graph.library import graph_of
 from tests.mistlab.test_finetuning_runs import predicted, run
 
@@ -111,3 +114,77 @@ def test_copy_engines_reach_their_links_rate() -> None:
         gather = found.transfers.groups[0].all_gather
         assert gather is not None
         assert (gather.gbytes_per_s == OF_LINK * hardware.node.intra_node_gbytes_per_s) == is_slow
+
+
+LLAMA = catalog.model("llama3-8b")
+ENDS = 2 * LLAMA.vocab * LLAMA.hidden
+
+
+@pytest.mark.parametrize(
+    ("cells", "ends", "blocks"),
+    [
+        # Weights of both ends and of two blocks, and whole gradients of as many.
+        ({"method": "full"}, 2, 4),
+        # Frozen weights have no gradients.
+        ({"method": "lora", "adapter_rank": "8"}, 1, 2),
+    ],
+)
+def test_fsdp_gathers_both_ends_and_the_next_block(
+    cells: dict[str, str], ends: int, blocks: int
+) -> None:
+    sharded = {"gpus": "8", "zero": "fsdp", "precision": "bf16 (weights and states)"}
+    whole, _ = predicted(**cells, **sharded, engine="TRL SFT")
+    of_block = (parameters_of(LLAMA) - ENDS) / LLAMA.layers
+    wanted = 2 * (ends * ENDS + blocks * of_block)
+    workspace = ENGINES["trainer"].memory["bf16"].fixed_mib * MIB_BYTES
+    assert whole.stages[0].memory.buffers - workspace == pytest.approx(wanted, rel=1e-3)
+
+
+def test_one_gpu_holds_what_it_fetches_from_the_host() -> None:
+    lora = {"method": "lora", "adapter_rank": "8", "sequence_length": "64"}
+    offload = {**lora, "offload": "weights", "engine": "HF Trainer + DeepSpeed"}
+    # DeepSpeed's ``stage3_max_live_parameters``.
+    assert run(**offload).elsewhere.beside_bytes == 2 * 1_000_000_000
+    assert run(**offload, gpus="2", zero="3").elsewhere.beside_bytes == 0
+    # A table that is larger stays as a whole.
+    bloom = run(**offload, model="bloomz-7b1")
+    assert bloom.elsewhere.beside_bytes == 2 * bloom.shape.model.vocab * 4096
+    assert run(**{**offload, "offload": "none"}).elsewhere.beside_bytes == 0
+
+
+def test_frozen_weights_loaded_in_32_bits_are_sharded_so() -> None:
+    cells = {"method": "lora", "adapter_rank": "8", "gpus": "8", "zero": "fsdp"}
+    narrow, wide = (
+        run(**cells, source=f"huggingface/peft docs accelerate/{page}.md").elsewhere.beside_bytes
+        for page in ("deepspeed", "fsdp")
+    )
+    assert wide - narrow == 2 * parameters_of(LLAMA) // 8
+
+
+@pytest.mark.parametrize(
+    ("engine", "date", "bits", "states"),
+    [
+        ("TRL SFT", "2024-03", "16", "16bit"),
+        ("TRL SFT", "2024-03", "4", "mixed"),
+        ("TRL SFT", "2024-09", "16", "mixed"),
+        ("axolotl", "2026-07", "4", "mixed"),
+        ("Unsloth", "2024-03", "16", "mixed"),
+        ("torchtune", "2025-02", "16", "16bit"),
+    ],
+)
+def test_adapters_have_32_bits_where_peft_casts_them(
+    engine: str, date: str, bits: str, states: str
+) -> None:
+    found = run(method="qlora" if bits == "4" else "lora", engine=engine, date=date, base_bits=bits)
+    assert found.states == states
+
+
+def test_states_of_8_bits_are_those_of_adapters_alone() -> None:
+    lora = {"method": "lora", "adapter_rank": "16", "adapter_targets": "all linear"}
+    wide, narrow = (
+        predicted(**lora, engine="Unsloth", optimizer=name)[0].stages[0].memory
+        for name in ("adamw", "adamw_8bit")
+    )
+    assert wide.weights == narrow.weights
+    adapters = 41_943_040
+    assert wide.optimizer - narrow.optimizer == pytest.approx(adapters * saved_bytes("adamw-8bit"))

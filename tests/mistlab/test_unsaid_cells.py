@@ -67,7 +67,7 @@ def test_a_size_makes_the_catalogue_s_model_of_it(name: str) -> None:
     ("name", "billions", "has_experts"),
     [
         *(("dense 7B", 7, False), ("new-0.5b-it", 0.5, False), ("new-600m", 0.6, False)),
-        *(("ernie-9-21B-A3B", 21, True), ("T0_3B", 3, False)),
+        *(("ernie-9-21B-A3B", 21, True), ("sparrow_3B", 3, False)),
     ],
 )
 def test_a_model_of_a_size_has_as_many_parameters(
@@ -88,6 +88,7 @@ def test_a_model_of_a_size_has_as_many_parameters(
         *(("seed-oss-36b", 36.2), ("GLM-4.7-Flash", 30.0), ("ERNIE-4.5-21B-A3B-PT", 21.8)),
         *(("glm4-32b", 32.6), ("olmo3-7b", 7.3), ("MiMo-7B", 7.6), ("stablelm-2-1.6b", 1.6)),
         *(("gemma-4-31B-it", 30.7), ("granite-4.0-350m", 0.35), ("bloomz-7b1", 7.1)),
+        *(("T0_3B", 2.85), ("mt0-xxl 12B", 12.9)),
     ],
 )
 def test_a_released_model_has_its_parameters(name: str, billions: float) -> None:
