@@ -1,3 +1,1 @@
-"""Searchers: each looks in its own way for the fastest plan of a search space, and is in a file of
-its own.
-"""
+"""Searchers: each searches for the fastest plan of a search space by its own method."""

@@ -1,5 +1,5 @@
-"""Lower bounds of boxes: a box is a set of memory-saving strategies whose offload ratios and
-numbers of recomputed blocks lie in given intervals.
+"""Costs and lower bounds of boxes: a box is a set of memory-saving strategies (ZeRO levels, offload
+ratios, recomputed blocks) whose values lie in given ranges.
 
 The corner with the least ratios takes the least time, the corner with the most leaves the most
 room. So the time of the one and the fit of the other say what no way inside the box undercuts. A
@@ -37,19 +37,21 @@ from searchers.exact.order_costs import OrderTraits
 from searchers.meshes import Mesh
 from searchers.strategy import Ledger
 
-# For each dimension of a stage's memory savings, the values that it may take, ascending.
+# The allowed values of a stage, in ascending order, for each dimension that saves memory (ZeRO
+# level and offload ratios).
 Choices = tuple[tuple[float, ...], ...]
-# Arrays ``low`` and ``high`` (R, D) hold, for each box and dimension, the index of a value among
-# these.
+# In arrays of boxes, ``low`` and ``high`` (R, D) have for each box and each of these dimensions an
+# index into the allowed values.
 
-# The number of times that a box is halved in one round.
+# The number of times that each box is halved in one round of branch and bound.
 HALVED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Boxes(ColumnSet):
-    """Boxes of memory-saving strategies (R): from the values with index ``low`` to those with index
-    ``high`` (R, D), and from ``fewest`` to ``most`` recomputed blocks (R).
+    """Boxes of memory-saving strategies (R): each holds the strategies with values from index
+    ``low`` to index ``high`` of each dimension (R, D), and with ``fewest`` to ``most`` recomputed
+    blocks (R).
     """
 
     choices: Choices
@@ -60,7 +62,7 @@ class Boxes(ColumnSet):
 
     @classmethod
     def whole(cls, choices: Choices) -> Self:
-        """Boxes that together hold each combination of the given values exactly once, without
+        """Boxes that together hold every combination of allowed values exactly once, without
         recomputed blocks.
         """
         parts = [
@@ -76,7 +78,7 @@ class Boxes(ColumnSet):
         )
 
     def with_blocks(self, fewest: Ints, most: Ints) -> Self:
-        """The same boxes with the given ranges of recomputed blocks."""
+        """A copy of the boxes with these ranges of recomputed blocks."""
         return replace(self, fewest=fewest, most=most)
 
     def __len__(self) -> int:
@@ -84,13 +86,13 @@ class Boxes(ColumnSet):
 
     @property
     def are_points(self) -> Bools:
-        """Whether each box (R) holds a single strategy."""
+        """Whether each box (R) holds only a single memory-saving strategy."""
         return np.asarray((self.low == self.high).all(axis=1) & (self.fewest == self.most))
 
     @property
     def codes(self) -> Ints:
-        """An integer for each box (R), equal exactly for boxes with the same ranges of values
-        (recomputed blocks aside).
+        """An integer for each box (R), which is equal exactly for boxes with the same ranges of
+        ratios and levels (recomputed blocks aside).
         """
         base = max(map(len, self.choices))
         code = np.zeros(len(self), dtype=np.int64)
@@ -99,15 +101,16 @@ class Boxes(ColumnSet):
         return code
 
     def savings(self, places: Ints) -> Floats:
-        """The values of all dimensions (R, D) at these indices."""
+        """The values of all dimensions (R, D) at these indices into the allowed values."""
         return np.stack(
             [np.array(own)[column] for own, column in zip(self.choices, places.T, strict=True)],
             axis=1,
         )
 
     def halved(self, times: int = HALVED) -> tuple[Self, Rows]:
-        """Split each box in halves along its widest dimension (in units of ``box_weight``), several
-        times; returns the halves, and the index of the box that each comes from.
+        """Split each box in halves along its widest dimension (width times ``box_weight``),
+        ``times`` times; returns the parts, and for each part the index of the box that it comes
+        from.
         """
         parts, origin = self, np.arange(len(self))
         weights = np.array([*(DIMENSIONS[name].box_weight for name in names_of("savings")), 1])
@@ -128,8 +131,8 @@ class Boxes(ColumnSet):
         return parts, origin
 
     def _between(self, low: Ints, high: Ints) -> Self:
-        """The boxes from ``low`` to ``high``, whose last columns are numbers of recomputed blocks
-        (R, D + 1).
+        """The boxes from ``low`` to ``high``, whose last columns are the numbers of recomputed
+        blocks (R, D + 1).
         """
         return type(self)(
             choices=self.choices,
@@ -141,7 +144,9 @@ class Boxes(ColumnSet):
 
 
 def _parts_of_box(ratios: Sequence[float]) -> list[tuple[int, int]]:
-    """The first and the last index of two ranges of ratios: zero, and all positive ones."""
+    """The two initial ranges of an offload ratio, each as the indices of its first and last value:
+    zero only, and all positive ratios.
+    """
     zeros = sum(ratio == 0 for ratio in ratios)
     return [*([(0, zeros - 1)] if zeros else []), *_rest(zeros, len(ratios))]
 
@@ -151,22 +156,23 @@ def _rest(first: int, count: int) -> Iterator[tuple[int, int]]:
         yield first, count - 1
 
 
-# Computes costs and lower bounds of boxes for many stage positions in one batch. A box holds
+# Computes the costs and lower bounds of boxes for many stage positions at once. A box holds
 # memory-saving strategies with ratios and numbers of recomputed blocks in given ranges. A box with
 # several numbers of recomputed blocks is narrowed first, to the fewest blocks that fit in memory
 # with the largest offload ratios; its bounds are then evaluated at the fewest and at the most
-# blocks only. Axes: R rows, each a box at a stage position; T ways to run a block
-# (``counts_of_blocks()``).
+# blocks only.
+#
+# Axes: R rows, each a box at a stage position; T ways to run a block (``counts_of_blocks()``).
 
 
-# The number of rows (boxes at stage positions) that are evaluated in one batch.
+# The number of boxes at stage positions whose costs are computed in one batch.
 TOGETHER = 1 << 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pool(ColumnSet):
-    """Candidates for one stage position, the box that each is from, and whether it stands for all
-    of the box (is open) or for one strategy.
+    """Candidates for a stage at one position, each with the box of strategies that it is from, and
+    whether it is a lower bound of all the box (open) or a single strategy.
     """
 
     options: Options
@@ -176,8 +182,9 @@ class Pool(ColumnSet):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Asked:
-    """Boxes to evaluate at one stage position, each with its numbers of recomputed and otherwise
-    treated blocks (R, T); a box also has a range of recomputed blocks.
+    """Boxes to be evaluated for a stage at one position; ``counts`` (R, T) are the numbers of
+    blocks that are recomputed or run in other ways, and each box also has a range of recomputed
+    blocks.
     """
 
     place: StagePosition
@@ -187,7 +194,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxCosts:
-    """Evaluates boxes of memory-saving strategies for the stages of a group of pipelines."""
+    """Evaluates boxes (sets of memory-saving strategies) for the stages of a group of pipelines."""
 
     problem: Problem
     space: SearchSpace
@@ -196,21 +203,21 @@ class BoxCosts:
     work: Mapping[Mesh, LeastWork]
 
     def pools(self, asked: Sequence[Asked], limit_s: float) -> Iterator[tuple[StagePosition, Pool]]:
-        """For each stage position, the candidates that may be part of a pipeline faster than the
-        upper bound ``limit_s``.
+        """For each stage position, the candidates that may be part of a pipeline that takes less
+        than ``limit_s``.
         """
         for part in _parts(asked):
             yield from self._pools(part, _BoxRows.of(part), limit_s)
 
     def least(self, asked: Sequence[Asked], limit_s: float) -> Iterator[tuple[Options, Rows]]:
-        """For the stage positions, candidates that are lower bounds of all candidates in ``pools``,
-        and the index of each candidate's position; columns that only plans need are left out.
+        """For each stage position, candidates that are lower bounds of all candidates in ``pools``,
+        with the index of the position of each; columns that only plans need are omitted.
         """
         start = 0
         for part in _parts(asked):
             rows, boxes = self._hopeful(_BoxRows.of(part), limit_s)
-            # Boxes with ranges of ratios need no candidate of their own: their lower bounds are
-            # lower.
+            # A box with ranges of ratios needs no candidate with single ratios here, since its
+            # lower bound is below all of these.
             alike_rows = rows.chosen(alike := np.flatnonzero(rows.are_alike))
             fitting = alike[
                 self._fits(alike_rows, alike_rows.low, alike_rows.most, of_others=False)
@@ -237,8 +244,8 @@ class BoxCosts:
             )
 
     def _hopeful(self, rows: "_BoxRows", limit_s: float) -> tuple["_BoxRows", Options]:
-        """Prune boxes that cannot fit or cannot beat the upper bound; returns the other boxes, each
-        with a candidate that is a lower bound of everything in it.
+        """Prune boxes of which no strategy fits in memory or beats the upper bound; returns the
+        other boxes, each with a candidate whose times are lower bounds of all of the box.
         """
         rows = rows.chosen(self._fits(rows, rows.high, rows.most, of_others=True))
         rows = replace(rows, fewest=self._fewest(rows, rows.high, of_others=True))
@@ -249,8 +256,9 @@ class BoxCosts:
     def _with_candidates(
         self, rows: "_BoxRows", boxes: Options, fitting: Rows
     ) -> tuple[Options, "_BoxRows", Bools]:
-        """The true candidates of boxes that fit with the smallest ratios (``fitting``), followed by
-        the boxes that may hold a better one; a mask says which are boxes.
+        """The single strategies of boxes that fit in memory with the smallest ratios (``fitting``),
+        followed by the boxes that may hold a better strategy; a mask says which candidates are
+        boxes.
         """
         sure = rows.chosen(fitting)
         sure = replace(sure, fewest=self._fewest(sure, sure.low, of_others=False))
@@ -258,8 +266,8 @@ class BoxCosts:
         has_host = self._has_host(sure, true)
         is_open = ~rows.are_points
         if not self.group.has_formula:
-            # In such an order memory may grow with recomputed blocks, so no number of them is
-            # pruned here.
+            # In an order of passes without a closed form, memory may grow with recomputed blocks,
+            # so no number of them is pruned here.
             are_best &= rows.are_points[fitting]
         is_open[fitting[has_host & are_best]] = False
         closed, open_rows = fitting[has_host], np.flatnonzero(is_open)
@@ -268,9 +276,9 @@ class BoxCosts:
         return both, ends, np.repeat([False, True], [len(closed), len(open_rows)])
 
     def _true(self, rows: "_BoxRows") -> tuple[Options, Bools]:
-        """The candidates of boxes with the smallest ratios and the fewest recomputed blocks, and
-        whether each dominates all of its box. That is asked only of boxes that differ in recomputed
-        blocks alone.
+        """The strategy of each box with the smallest ratios and the fewest recomputed blocks as a
+        candidate, and whether it dominates all of the box; only boxes without ranges of ratios are
+        tested for that.
         """
         if not len(rows):
             return _nothing(rows), np.empty(0, dtype=np.bool_)
@@ -284,9 +292,9 @@ class BoxCosts:
         batch = self._batch(ends, ends.low, ends.fewest)
         true = _options(ends, self._costs(batch, self._places(ends)))
         # A time that is no smaller with the most recomputed blocks than with the fewest is no
-        # smaller with any number between.
+        # smaller with any number in between.
         times = true.times
-        # What a pass takes beyond its latency: with cheaper sends, a pass that is longer in all may
+        # A pass's time beyond its latency: with cheaper sends, a pass that is longer in all may
         # have a shorter latency.
         lost = (
             times.forward_s - times.through_forward_s,
@@ -300,14 +308,14 @@ class BoxCosts:
 
     @property
     def _are_lines(self) -> bool:
-        """Whether the times of a box lie between those at both ends of its range of recomputed
-        blocks. This fails in orders of passes without a closed form, and for passes that wait for
-        hosts.
+        """Whether all times in a box lie between those with the fewest and the most recomputed
+        blocks. They may not in orders of passes without a closed form, and where passes wait for
+        the host.
         """
         return self.group.has_formula and ENGINES[self.space.engine].host is None
 
     def _bounds(self, rows: "_BoxRows") -> Options:
-        """Candidates whose times are lower bounds of all strategies in each box."""
+        """For each box, a candidate whose times are lower bounds of all strategies in the box."""
         if not len(rows):
             return _nothing(rows)
         least = self._batch(rows, rows.low, rows.fewest)
@@ -353,8 +361,8 @@ class BoxCosts:
         )
 
     def _fewest(self, rows: "_BoxRows", savings: Column, *, of_others: bool) -> Ints:
-        """The fewest recomputed blocks (R) with which each box fits in memory, given that it fits
-        with the most: memory, or its bound, never grows with their number.
+        """The fewest recomputed blocks (R) with which a strategy of each box fits in memory, given
+        that it fits with the most; more recomputed blocks never need more memory.
         """
         fewest, most = rows.fewest.copy(), rows.most.copy()
         batch = self._batch(rows, savings, most)
@@ -400,7 +408,7 @@ class BoxCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _BoxRows(ColumnSet):
-    """Boxes at several stage positions as columns.
+    """Boxes at several stage positions as columns, with a row for each box.
 
     ``places`` are columns of the places. ``place`` is the number of a row's place, ``row`` its row
     among the boxes of the place; ``low`` and ``high`` (R, 5) are its least and largest values of
@@ -435,20 +443,22 @@ class _BoxRows(ColumnSet):
 
     @property
     def are_alike(self) -> Bools:
-        """Whether each box (R) has a single value of every ratio."""
+        """Whether each box (R) has a single value of each ratio and level; numbers of recomputed
+        blocks may still differ.
+        """
         return np.asarray((self.low == self.high).all(axis=1))
 
     @property
     def are_points(self) -> Bools:
-        """Whether each box (R) holds a single strategy."""
+        """Whether each box (R) holds only a single memory-saving strategy."""
         return np.asarray(self.are_alike & (self.fewest == self.most))
 
     def closed(self) -> Self:
-        """The same boxes without any but their fewest recomputed blocks."""
+        """A copy of the boxes, each reduced to its fewest recomputed blocks."""
         return replace(self, most=self.fewest)
 
     def of_place(self, name: str) -> Ints:
-        """A column of the stage positions, repeated for each row (box) of a position."""
+        """A column of the stage positions, repeated for each box of a position."""
         return self.places[name][self.place]
 
     def _with(self, columns: Mapping[str, Column]) -> Self:
@@ -456,8 +466,8 @@ class _BoxRows(ColumnSet):
 
 
 def _values(asked: Sequence[Asked], corner: Callable[[Boxes], Ints]) -> Column:
-    """The values (R, 5) at one corner of each box: its smallest or its largest; boxes with the same
-    allowed values are looked up together.
+    """The values (R, 5) of ratios and levels at one corner of each box: all smallest or all
+    largest.
     """
     sizes = [len(one.boxes) for one in asked]
     ends = np.cumsum(sizes)
@@ -473,7 +483,7 @@ def _values(asked: Sequence[Asked], corner: Callable[[Boxes], Ints]) -> Column:
 
 
 def _columns_of(places: Sequence[StagePosition]) -> Mapping[str, Ints]:
-    """Columns of candidates that depend on the stage position alone, with the number of GPUs of
+    """The columns of candidates that depend only on the stage position, and the number of GPUs at
     each position.
     """
     values = {mesh: mesh.values() for mesh in {place.mesh for place in places}}
@@ -495,8 +505,8 @@ _POSITIONS = ("layers", "in_flight", "has_embedding", "first_rank", "first_block
 
 
 def _options(rows: _BoxRows, costs: StageCosts) -> Options:
-    """The rows as candidates, each with the smallest ratios and the fewest recomputed blocks of its
-    box.
+    """The boxes as candidates, each with the smallest ratios and the fewest recomputed blocks of
+    its box.
     """
     counts = rows.counts.copy()
     counts[:, counts_of_blocks().index(RECOMPUTED)] = rows.fewest
@@ -509,14 +519,14 @@ def _options(rows: _BoxRows, costs: StageCosts) -> Options:
 
 
 def _nothing(rows: _BoxRows) -> Options:
-    """An empty table of candidates."""
+    """An empty list of candidates, as columns."""
     none = np.empty(0)
     times = StageTimes(**dict.fromkeys(TIMES, none))
     return Options(savings=rows.low, counts=rows.counts, times=times, host_bytes=none)
 
 
 def _parts(asked: Sequence[Asked]) -> Iterator[Sequence[Asked]]:
-    """Split the stage positions into batches of at most about ``TOGETHER`` rows."""
+    """Split the boxes of stage positions into batches of about ``TOGETHER`` boxes at most."""
     part = np.cumsum([len(one.boxes) for one in asked]) // TOGETHER
     bounds = [0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), len(asked)]
     for start, end in pairwise(bounds):

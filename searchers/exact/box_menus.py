@@ -1,5 +1,5 @@
-"""Lists of candidates for stages, in which a candidate may stand for a whole box of memory-saving
-strategies; boxes are split where a proof needs it.
+"""Lists of candidates for stages in which a candidate may stand for a box (a set of memory-saving
+strategies with ratios in ranges); boxes are split as far as a proof needs it.
 
 Of each box the candidate has the least times. Where the least ratios fit, they are a candidate of
 their own, with their true times. So a pipeline of such candidates is never slower than the
@@ -31,21 +31,21 @@ from searchers.meshes import Mesh
 from searchers.savings import CountsRow, counts_choices, savings_choices
 from searchers.strategy import SHORT_LIST, Ledger
 
-# Numbers of recomputed and otherwise treated blocks (R, T), and up to how many recomputed blocks
-# each row stands for (R).
+# Numbers of blocks that are recomputed or run in other ways (R, T), and for each row the largest
+# number of recomputed blocks that it stands for (R).
 Runs = tuple[Ints, Ints]
 
-# For a stage that is the whole pipeline, this many boxes are halved per round: usually all that are
-# left.
+# If a pipeline has one stage only, this many of its boxes are halved per round: usually all that
+# are left.
 ALONE = 1024
-# While there are fewer boxes than this, they are halved several times per round.
+# While there are fewer boxes than this, each is halved several times per round.
 FEW_PARTS = 1024
 
 
 @dataclass(slots=True, kw_only=True)
 class BoxMenus:
-    """Lists of candidates for the stages of a group of pipelines, some of which stand for boxes of
-    strategies; takes the place of ``Menus`` where stages are joined.
+    """Lists of candidates for the stages of a group of pipelines, in which some candidates stand
+    for boxes of strategies; used like ``Menus`` to join stages to pipelines.
     """
 
     problem: Problem
@@ -55,20 +55,21 @@ class BoxMenus:
     work: Mapping[Mesh, LeastWork]
     with_host: bool = False
     _pools: dict[StagePosition, Pool] = field(default_factory=dict, init=False)
-    # The initial boxes for a mesh and a number of blocks; the flag says whether the stage is the
+    # The initial boxes of a mesh and a number of blocks; the flag says whether the stage is the
     # whole pipeline.
     _largest: dict[tuple[Mesh, int, bool], tuple[Ints, Boxes]] = field(
         default_factory=dict, init=False
     )
-    # The initial boxes for a mesh without recomputed blocks, and the ranges of recomputed blocks
-    # for each number of blocks.
+    # The initial boxes of a mesh without recomputed blocks; and for each number of blocks, the
+    # ranges of recomputed blocks.
     _of_mesh: dict[tuple[Mesh, bool], Boxes] = field(default_factory=dict, init=False)
     _runs: dict[int, Runs] = field(default_factory=dict, init=False)
-    # The candidates of each stage position that no other dominates, and their rows in the pool.
+    # For each stage position, the candidates that no other candidate dominates, and their indices
+    # in its pool.
     _best: dict[StagePosition, tuple[Options, Rows]] = field(default_factory=dict, init=False)
 
     def __getitem__(self, position: StagePosition) -> Options:
-        """The candidates for a stage position, which ``prepare`` must have evaluated."""
+        """The candidates for a stage position; ``prepare`` must have evaluated it before."""
         if position not in self._best:
             pool = self._pools[position]
             rows = undominated(telling_columns(pool.options, with_host=self.with_host))
@@ -76,8 +77,8 @@ class BoxMenus:
         return self._best[position][0]
 
     def prepare(self, places: Iterable[StagePosition], limit_s: float) -> None:
-        """Evaluate the initial boxes of stage positions; boxes are pruned that no pipeline faster
-        than ``limit_s`` can contain.
+        """Evaluate the initial boxes of these stage positions; boxes that no pipeline faster than
+        ``limit_s`` can contain are pruned.
         """
         asked = [self._whole(place) for place in sorted(set(places) - self._pools.keys())]
         for position, pool in self._costs.pools(asked, limit_s):
@@ -87,13 +88,13 @@ class BoxMenus:
         self, places: Sequence[StagePosition], limit_s: float
     ) -> Iterator[tuple[Options, Rows]]:
         """Candidates that are lower bounds of all boxes at these stage positions, in pipelines
-        faster than ``limit_s``, and the index of each candidate's position. Leaves the lists as
-        they are.
+        faster than ``limit_s``, each with the index of its position; the lists of candidates stay
+        unchanged.
         """
         return self._costs.least([self._whole(place) for place in places], limit_s)
 
     def _whole(self, position: StagePosition) -> Asked:
-        """The initial boxes to evaluate at a stage position, with every range of recomputed
+        """The initial boxes to be evaluated at a stage position, with every range of recomputed
         blocks.
         """
         key = position.mesh, position.layers, position.is_alone
@@ -103,7 +104,9 @@ class BoxMenus:
         return Asked(place=position, counts=counts, boxes=boxes)
 
     def _ways(self, position: StagePosition) -> Boxes:
-        """The initial boxes for the mesh of a stage position, without recomputed blocks; cached."""
+        """The initial boxes (sets of ratios and levels) for the mesh of a stage position, without
+        recomputed blocks; cached by mesh.
+        """
         key = position.mesh, position.is_alone
         if key not in self._of_mesh:
             choices = savings_choices(self.space, position.mesh, in_pipeline=not position.is_alone)
@@ -117,19 +120,19 @@ class BoxMenus:
         return self._runs[layers]
 
     def is_open(self, position: StagePosition, row: int) -> bool:
-        """Whether a candidate of a stage position stands for a box of several strategies."""
+        """Whether a candidate for a stage position stands for a box of several strategies."""
         return bool(self._pools[position].is_open[self._best[position][1][row]])
 
     def split(self, stages: Iterable[tuple[StagePosition, int]], limit_s: float) -> None:
-        """Halve the boxes that these candidates stand for, at every stage position that has an
-        equal box.
+        """Halve the boxes that these candidates stand for, also at other stage positions that have
+        the same boxes.
         """
         codes: dict[tuple[Mesh, bool], set[int]] = {}
         for position, row in stages:
             rows = self._best[position][1][[row]]
             pool = self._pools[position]
             if position.is_alone:
-                # A stage that is the whole pipeline shares its boxes with no other stage position.
+                # A stage that is the whole pipeline has boxes that no other stage position has.
                 least_s = self._least_s(position, pool.options)
                 rows = np.argsort(np.where(pool.is_open, least_s, np.inf), kind="stable")[:ALONE]
             boxes = pool.boxes.chosen(rows[pool.is_open[rows]])
@@ -147,7 +150,9 @@ class BoxMenus:
             self._best.pop(position, None)
 
     def _wanted(self, codes: Mapping[tuple[Mesh, bool], set[int]]) -> dict[StagePosition, Bools]:
-        """At each stage position, the boxes with these codes; positions without any are omitted."""
+        """A mask, for each stage position, of its boxes with these codes; positions without such
+        boxes are omitted.
+        """
         wanted = {}
         for position, pool in self._pools.items():
             wanted_codes = codes.get((position.mesh, position.is_alone))
@@ -158,19 +163,23 @@ class BoxMenus:
         return wanted
 
     def certain(self) -> "BoxMenus":
-        """The same lists without boxes, so that every pipeline joined from them is a plan."""
+        """A copy of the lists without boxes, so that every pipeline joined from their candidates is
+        a plan.
+        """
         menus = replace(self)
         menus._pools = {place: pool.chosen(~pool.is_open) for place, pool in self._pools.items()}
         return menus
 
     def fastest(self, position: StagePosition) -> list[int]:
-        """The rows of the few fastest candidates for a stage that is the whole pipeline."""
+        """The indices of the few fastest candidates for a stage that is the whole pipeline."""
         seconds = self._least_s(position, self[position])
         fastest: list[int] = np.argsort(seconds, kind="stable")[:SHORT_LIST].tolist()
         return fastest
 
     def fall_to(self, limit_s: float) -> None:
-        """Lower the upper bound, and prune candidates that no faster pipeline can contain."""
+        """Lower the upper bound to ``limit_s``, and prune candidates that no faster pipeline can
+        contain.
+        """
         for position, pool in self._pools.items():
             hopeful = self._is_hopeful(position, pool.options, limit_s)
             if not hopeful.all():
@@ -178,8 +187,8 @@ class BoxMenus:
                 self._best.pop(position, None)
 
     def heed_hosts(self) -> None:
-        """From now on, candidates with less host memory are kept too, as stages on a node share
-        it.
+        """From now on, keep slower candidates that need less host memory, too, since the stages on
+        a node share it.
         """
         self.with_host = True
         self._best.clear()
@@ -201,8 +210,8 @@ class BoxMenus:
         return hopeful_s(self.problem, self.group, self.work, position, options)
 
     def _tidied(self, pool: Pool) -> Pool:
-        """The candidates that no other single candidate dominates; boxes only if no true candidate
-        dominates them.
+        """Prune candidates that another single strategy dominates; a box is kept unless one
+        strategy dominates all of it.
         """
         if not len(pool.is_open):
             return pool
@@ -216,21 +225,21 @@ class BoxMenus:
 
 
 def _are_in(codes: Ints, listed: Ints) -> Bools:
-    """Whether each code is in a sorted array of codes."""
+    """Whether each box code is among ``listed``, which is sorted."""
     places = np.searchsorted(listed[:-1], codes)
     return np.asarray(listed[places] == codes)
 
 
 def halvings(boxes: int) -> int:
-    """How often boxes are halved per round: more often if they are few, since small tables take as
-    long to evaluate as large ones.
+    """The number of times that each box is halved in a round: more if there are few boxes, since a
+    small batch takes as long to evaluate as a large one.
     """
     return max(HALVED, (FEW_PARTS // max(1, boxes)).bit_length() - 1)
 
 
 def whole_boxes(whole: Boxes, runs: Runs) -> tuple[Ints, Boxes]:
-    """The initial boxes of a stage, with each range of recomputed blocks, and the fewest treated
-    blocks of each (R, T).
+    """The initial boxes of a stage, once for each range of recomputed blocks, and for each box the
+    fewest blocks that are recomputed or run in other ways (R, T).
     """
     counts, most = runs
     of_row = np.repeat(np.arange(len(counts)), len(whole))
@@ -240,9 +249,9 @@ def whole_boxes(whole: Boxes, runs: Runs) -> tuple[Ints, Boxes]:
 
 
 def runs_of(space: SearchSpace, layers: int, *, turns: bool = False) -> Runs:
-    """The possible numbers of treated blocks of a stage, as rows (R, T), each standing for all
-    numbers of recomputed blocks up to a largest one (R). If kinds of blocks alternate (``turns``),
-    a row stands for one number only.
+    """The possible numbers of a stage's blocks that are recomputed or run in other ways, as rows
+    (R, T); each row stands for all numbers of recomputed blocks up to a largest one (R), or for one
+    number if kinds of blocks alternate (``turns``).
     """
     at, counts = counts_of_blocks().index(RECOMPUTED), counts_choices(space, layers)
     runs: list[tuple[CountsRow, int]] = []

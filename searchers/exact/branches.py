@@ -1,5 +1,5 @@
-"""Branch and bound over the orders of passes of a search space: each order is a branch with its own
-lower bound.
+"""Branch and bound over the pipeline orders (orders of passes) of a search space: each order is a
+branch with its own lower bound.
 
 One order has a formula, and stages are joined by it. An order without a formula has bounds that
 hold for every way to run its passes; whole plans in it are predicted where a bound is below the
@@ -20,11 +20,12 @@ from searchers.meshes import allows, layer_counts, orders_of, pipelines
 from searchers.savings import ways_listed
 from searchers.strategy import OTHER_ORDERS, BudgetSpentError, Ending, Ledger
 
-# With at most this many memory-saving strategies (recomputation aside), all are enumerated.
+# If a stage has at most this many memory-saving strategies (recomputation aside), all are
+# enumerated.
 FEW = 256
-# The share of a budget's seconds for the order with a closed form; then the seconds for finding
-# plans in other orders, before their proof starts, and the second of the search at which that proof
-# ends (it may take at least as long as finding plans did).
+# The share of a budget's seconds for the order whose iteration time has a closed form. Below: the
+# seconds for finding plans in other orders before they are proven, and the second of the search at
+# which that proof ends, unless finding plans took longer.
 FORMULA_SHARE = 0.6
 OTHERS_S = 30.0
 UNTIL_S = 90.0
@@ -33,8 +34,8 @@ UNTIL_S = 90.0
 def in_branches(
     problem: Problem, space: SearchSpace, ledger: Ledger, search: Callable[[SearchSpace], Ending]
 ) -> Ending:
-    """The best plan over all orders of passes of a space; ``search`` solves the order with a closed
-    form.
+    """The best plan over all pipeline orders of a space; ``search`` solves the part of the space in
+    the order with a closed form.
     """
     if not has_bounds(ledger, space):
         return Ending(status="REFUSED", reason=OTHER_ORDERS)
@@ -45,8 +46,7 @@ def in_branches(
     with suppress(BudgetSpentError), ledger.for_seconds(OTHERS_S):
         _reorder(problem, space, ledger)
         if DEFAULT_ORDER not in space.orders:
-            # A pipeline that can run none of the space's orders of passes runs the one with a
-            # closed form.
+            # A pipeline that can run none of the space's orders runs the order with a closed form.
             whole.show_alike()
         whole.show_in_orders(AlikeInOrder.show_coarse)
     left_s = min(max(OTHERS_S, UNTIL_S - ledger.wall_s), ledger.seconds_left)
@@ -58,7 +58,7 @@ def in_branches(
 
 
 def can_prove(space: SearchSpace, ledger: Ledger) -> bool:
-    """Whether every plan of a space with several orders can be enumerated."""
+    """Whether a search can enumerate every plan of a space with several pipeline orders."""
     return _is_alike(space) and has_bounds(ledger, space)
 
 
@@ -69,11 +69,13 @@ def _is_alike(space: SearchSpace) -> bool:
 def _with_formula_s(
     problem: Problem, space: SearchSpace, ledger: Ledger, search: Callable[[SearchSpace], Ending]
 ) -> float:
-    """A lower bound, in seconds, of all plans in the order of passes with a closed form."""
+    """A lower bound, in seconds, of the iteration times of all plans in the order with a closed
+    form.
+    """
     pipeline = space.pipeline
     if DEFAULT_ORDER not in space.orders:
-        # A pipeline of one stage has only the order with a closed form: its passes wait for no
-        # other stage.
+        # A pipeline of one stage has the order with a closed form only, since its passes wait for
+        # no other stage.
         if not allows(pipeline, 1):
             return float("inf")
         pipeline = (1,)
@@ -94,9 +96,9 @@ def _with_formula_s(
 def _without_formula_s(
     problem: Problem, space: SearchSpace, ledger: Ledger, whole: Hierarchy, seconds: float
 ) -> float:
-    """A lower bound, in seconds, of all plans in orders of passes without a closed form. The group
-    of pipelines with the smallest bound is refined next; pipelines in no group are bounded by their
-    arithmetic alone.
+    """A lower bound, in seconds, of the iteration times of all plans in orders without a closed
+    form. In each round the group of pipelines with the smallest bound is refined; pipelines outside
+    of groups have bounds from their arithmetic only.
     """
     orders = {group: whole.bound_s(group) for group in groups_in_orders(problem, space)}
     others = [
@@ -114,8 +116,8 @@ def _without_formula_s(
 
 
 def _has_arithmetic_alone(problem: Problem, space: SearchSpace, group: Group) -> bool:
-    """Whether some pipelines of a group may run none of the space's orders of passes, so that only
-    their arithmetic gives a bound.
+    """Whether some pipelines of a group may be able to run none of the space's orders, so that
+    their bound is from arithmetic only.
     """
     if group.num_stages == 1 or DEFAULT_ORDER in space.orders:
         return False
@@ -127,7 +129,7 @@ def _has_arithmetic_alone(problem: Problem, space: SearchSpace, group: Group) ->
 
 
 def _reorder(problem: Problem, space: SearchSpace, ledger: Ledger) -> None:
-    """Predict the best plans found so far in each other order of passes that they can run."""
+    """Predict the best plans found so far in each other pipeline order that they can run."""
     count = problem.workload.model.layers
     for plan in ledger.best_of(space.engine):
         fewest = min((stage.layers for stage in plan.stages), default=count)

@@ -1,5 +1,5 @@
-"""Candidates for a stage, with their times as columns: the memory-saving strategies that no other
-one dominates, for each stage position.
+"""Candidates for a stage as columns: for each stage position, the memory-saving strategies that no
+other strategy dominates.
 
 Axes: F candidates.
 """
@@ -27,14 +27,14 @@ from searchers.meshes import Mesh
 from searchers.savings import CountsRow, Way, counts_choices, savings_choices, stage_of
 from searchers.strategy import Ledger
 
-# The candidates for a stage as columns: the memory-saving strategy of each, and its times. Axes: F
+# The candidates for a stage as columns: each candidate's memory-saving strategy and times. Axes: F
 # candidates.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grain:
-    """Differences of time and of host memory below these do not count; ``host_bytes`` is None if
-    host memory does not matter.
+    """Differences of time, and of host memory, below which two candidates count as equal;
+    ``host_bytes`` is None if host memory does not matter.
     """
 
     steady_s: float = 0.0
@@ -44,7 +44,8 @@ class Grain:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Options(ColumnSet):
-    """Candidates (F) for one stage, all within the memory of their GPUs.
+    """Candidates (F) for one stage that fit in the memory of their GPUs: their memory-saving
+    strategies and times.
 
     ``savings`` (F, 5) are values of ``names_of("savings")``, ``counts`` (F, 1) of
     ``counts_of_blocks()``; ``host_bytes`` are of one rank.
@@ -65,8 +66,8 @@ class Options(ColumnSet):
 
     @property
     def once_s(self) -> Column:
-        """The seconds that the first and the last micro-batch take beyond steady ones, for each
-        candidate (F).
+        """The seconds that each candidate (F) adds once per iteration, because the first and the
+        last micro-batch take longer than steady ones.
         """
         times = self.times
         within_s = times.within_forward_s + times.after_first_s + times.within_backward_s
@@ -74,7 +75,7 @@ class Options(ColumnSet):
         return np.asarray(times.begin_s + first_s + within_s + times.end_s)
 
     def stage_plan(self, row: int, mesh: Mesh, layers: int) -> StagePlan:
-        """A candidate as a stage of a plan."""
+        """The candidate at this index as a stage of a plan."""
         saving = {
             **dict(zip(names_of("savings"), self.savings[row].tolist(), strict=True)),
             **dict(zip(counts_of_blocks(), self.counts[row].tolist(), strict=True)),
@@ -83,8 +84,8 @@ class Options(ColumnSet):
 
 
 def fastest(options: Options, grain: Grain) -> Options:
-    """The candidates that no other dominates: no other has times that are all at most as long and,
-    where host memory counts, uses at most as much of it.
+    """The candidates that no other candidate dominates: by times that are all at most as long and,
+    where host memory counts, at most as much of it.
     """
     times = options.times
     steady = (
@@ -106,9 +107,9 @@ def fastest(options: Options, grain: Grain) -> Options:
 
 
 def telling_columns(options: Options, *, with_host: bool) -> list[Column]:
-    """Columns to compare candidates by, in which smaller is never worse: the latency of a
-    micro-batch, the time of all passes, the last backward pass, the first and last passes with work
-    beside them, hosts, reductions and sends.
+    """The columns by which candidates are compared; a smaller value is never worse in any. They are
+    the latency of a micro-batch, the time of all passes, the last backward pass, the first and last
+    passes with work that overlaps, the host's times, reductions and sends.
     """
     times = options.times
     first = times.through_forward_s + times.within_forward_s
@@ -126,8 +127,8 @@ def telling_columns(options: Options, *, with_host: bool) -> list[Column]:
 
 
 def fastest_alone(options: Options, micro_batches: int, count: int) -> Options:
-    """The fastest ``count`` candidates, with distinct strategies, for a stage that is the whole
-    pipeline, where only the iteration time counts.
+    """The ``count`` fastest candidates with distinct strategies, for a stage that is the whole
+    pipeline and for which only the iteration time counts.
     """
     issued_s = micro_batches * options.times.issued_s + options.times.issued_end_s
     seconds = np.maximum(micro_batches * options.stable_s + options.once_s, issued_s)
@@ -137,8 +138,8 @@ def fastest_alone(options: Options, micro_batches: int, count: int) -> Options:
 
 
 def _of_left(times: StageTimes) -> list[Column]:
-    """Columns to compare candidates by if gradients are still being reduced after a backward pass
-    has sent its gradient back; none if there are none.
+    """Columns by which candidates are compared where gradients of weights are still being reduced
+    after a backward pass has sent its input gradient; empty if there are none.
     """
     left = times.left_backward_s
     if not left.any():
@@ -149,8 +150,8 @@ def _of_left(times: StageTimes) -> list[Column]:
 
 
 def _of_sends(times: StageTimes) -> list[Column]:
-    """Columns to compare candidates by if their sends differ: a host copy that outlasts its pass
-    delays the pass's send.
+    """Columns by which candidates are compared where their sends differ: a send is delayed by a
+    host copy that outlasts its pass.
     """
     late = times.first_send_late_s, times.round_late_s, times.queued_late_s
     held = times.held_forward_s, times.held_backward_s
@@ -160,7 +161,9 @@ def _of_sends(times: StageTimes) -> list[Column]:
 
 
 def _of_hosts(times: StageTimes) -> list[Column]:
-    """Columns to compare candidates by if hosts issue passes: the times in which they do."""
+    """Columns by which candidates are compared where passes wait for the host: the times in which
+    the host issues them.
+    """
     forward_s, backward_s = times.issued_forward_s, times.issued_backward_s
     if not backward_s.any():
         return []
@@ -176,11 +179,12 @@ def _grains(column: Column, grain: float) -> Column:
 
 
 def undominated(columns: Sequence[Column]) -> Rows:
-    """The indices of the rows that no other row dominates, that is, is at most as large in all
-    columns. Of equal rows the first is kept.
+    """The indices of the rows that no other row dominates; a row dominates another if it is at most
+    as large in every column. Of equal rows the first is kept.
     """
     points = np.stack(columns, axis=1).astype(np.float64)
-    # A row that dominates another one has a smaller sum, or is the first of equal rows.
+    # A row that dominates another has a smaller sum, or is the first of equal rows, so it comes
+    # first in this order.
     left = np.lexsort((np.arange(len(points)), points.sum(axis=1)))
     kept = []
     while len(left):
@@ -191,29 +195,32 @@ def undominated(columns: Sequence[Column]) -> Rows:
 
 
 # Finds the candidates for a stage: every memory-saving strategy on a mesh of GPUs, without those
-# that cannot be part of the best pipeline. A stage's position in the pipeline sets how many
-# activations it keeps and whether it has the embedding or the head; its cost depends on nothing
-# else of the pipeline. Where all nodes are equal, only the rank of its first GPU inside the node
-# matters; otherwise the kind of its nodes does too.
+# that cannot be part of the best pipeline.
+#
+# A stage's position in the pipeline determines how many activations it keeps and whether it has the
+# embedding or the head; its cost depends on nothing else of the pipeline. If all nodes are equal,
+# only the rank of the stage's first GPU inside a node matters; otherwise the kind of its nodes does
+# too.
 
 
-# The number of rows (candidates for stages) per call of the predictor.
+# The number of candidates for stages in one call of the predictor.
 TOGETHER = 1 << 19
 
-# When ratios are tried coarse to fine, candidates that differ by less than this share of an
-# iteration count as equal.
+# When ratios are tried from coarse to fine, candidates whose times differ by less than this share
+# of an iteration count as equal.
 FINEST = 2e-4
-# For a stage that is the whole pipeline, ratios near those of this many best candidates are tried.
+# If a pipeline has one stage only, ratios near those of this many of its best candidates are tried.
 BESIDE = 16
 
-# The allowed values of a stage for each dimension of ``names_of("savings")``.
+# The allowed values of a stage for each dimension that saves memory (ZeRO level and offload ratios,
+# ``names_of("savings")``).
 Choices = Sequence[Sequence[float]]
-# Tables of strategies have a column for each of these dimensions (rows, 5).
+# Tables of memory-saving strategies have a column for each of these dimensions (rows, 5).
 
 
 class StagePosition(NamedTuple):
-    """A mesh, a number of blocks and a position in the pipeline: all that a stage's costs depend
-    on, memory savings aside.
+    """All that a stage's costs depend on besides its memory savings: its mesh, its number of
+    blocks, and where it is in the pipeline.
 
     ``place_in_node`` is the first rank from which the stage costs the same (``Cluster.like_rank``).
     ``stage`` is the stage's number where the order of passes asks for it, else 0. ``first_block``
@@ -231,14 +238,14 @@ class StagePosition(NamedTuple):
 
     @property
     def is_alone(self) -> bool:
-        """Whether the stage is the whole pipeline."""
+        """Whether the stage is the whole pipeline, as its first and last stage."""
         return self.is_first and self.is_last
 
 
 @dataclass(slots=True, kw_only=True)
 class Menus:
-    """The candidates for each stage position of a group of pipelines, without those that cannot be
-    part of the fastest pipeline.
+    """The lists of candidates for the stages of a group of pipelines, by stage position, without
+    candidates that cannot be part of the fastest pipeline.
 
     ``work`` is a lower bound for the times of the other stages. With ``with_host``, slower
     candidates that take less host memory are kept too. With ``coarse_to_fine``, ratios are first
@@ -262,12 +269,12 @@ class Menus:
     _options: dict[StagePosition, Options] = field(default_factory=dict, init=False)
 
     def __getitem__(self, position: StagePosition) -> Options:
-        """The candidates for a stage position, which ``prepare`` must have evaluated."""
+        """The candidates for a stage position; ``prepare`` must have evaluated it before."""
         return self._options[position]
 
     def prepare(self, positions: Iterable[StagePosition], limit_s: float) -> None:
-        """Evaluate the candidates for stage positions, and prune those that no pipeline faster than
-        ``limit_s`` can contain. It must not rise between calls.
+        """Evaluate the candidates for these stage positions, and prune those that no pipeline
+        faster than ``limit_s`` can contain; ``limit_s`` must not rise between calls.
         """
         alike: dict[tuple[bool, Choices], list[StagePosition]] = defaultdict(list)
         for position in sorted(set(positions) - self._options.keys()):
@@ -280,7 +287,9 @@ class Menus:
             )
 
     def only(self, pick: Callable[[StagePosition, Options], Options]) -> "Menus":
-        """The same lists of candidates, each reduced to those that ``pick`` returns."""
+        """A copy of the lists, each reduced to the candidates that ``pick`` returns for its stage
+        position.
+        """
         fewer = replace(self)
         fewer._options |= {
             position: pick(position, options) for position, options in self._options.items()
@@ -288,8 +297,8 @@ class Menus:
         return fewer
 
     def refine(self, positions: Iterable[StagePosition], limit_s: float) -> None:
-        """At stage positions that were prepared, try ratios near those of the best candidates so
-        far, in ever smaller steps.
+        """At stage positions that were prepared, also try ratios near those of the best candidates,
+        in ever smaller steps.
         """
         for of_mesh in _by_mesh(positions):
             self._refine(of_mesh, self._choices(of_mesh[0]), limit_s)
@@ -329,7 +338,7 @@ class Menus:
     def _evaluated(
         self, positions: Sequence[StagePosition], strategies: Floats, limit_s: float
     ) -> list[Options]:
-        """For each stage position, the best candidates among some strategies, each with every
+        """For each stage position, the best candidates among these strategies, each with every
         allowed number of recomputed blocks.
         """
         best: list[Options | None] = [None] * len(positions)
@@ -346,7 +355,8 @@ class Menus:
         return [options for options in best if options is not None]
 
     def _is_hopeful(self, position: StagePosition, options: Options, limit_s: float) -> Bools:
-        # This bound is of the iteration time, but ``pick`` may rank pipelines by another objective.
+        # The lower bound is of iteration times, but ``pick`` may compare pipelines by another
+        # objective.
         if self.pick is None:
             hopeful = hopeful_s(self.problem, self.group, self.work, position, options) < limit_s
         else:
@@ -379,8 +389,8 @@ def hopeful_s(
     position: StagePosition,
     options: Options,
 ) -> Column:
-    """For each candidate for a stage position, a lower bound in seconds of all pipelines with
-    it.
+    """For each candidate for a stage position, a lower bound in seconds of the iteration times of
+    all pipelines that contain it.
     """
     blocks = position.first_block, position.layers
     return least_with(problem, group, work, options, blocks, position.in_flight)
@@ -394,13 +404,14 @@ def least_with(
     blocks: tuple[Column | int, Column | int],
     in_flight: Column | int,
 ) -> Column:
-    """A lower bound in seconds of pipelines with a candidate for a stage that has these blocks (the
-    first, and their number) and so many micro-batches in flight. At most half of these run while
-    the other stages compute, and so may the stage's work before its first pass and after its last.
+    """A lower bound in seconds of the iteration times of pipelines that contain a candidate for a
+    stage; ``blocks`` are the stage's first block and number of blocks, and ``in_flight`` its
+    micro-batches in flight. At most half of these run while the other stages compute, and so may
+    the stage's work before its first pass and after its last.
     """
     if not group.has_formula:
-        # The time of all passes with the work before and after them, or until the host has issued
-        # them.
+        # The time of all the stage's passes with the work before and after them or, if longer,
+        # until the host has issued them.
         own_s = group.micro_batches * options.stable_s + options.times.begin_s
         return np.asarray(np.maximum(own_s + options.times.end_s, options.times.after_first_s))
     others_s = group.other_stages_s(work, *blocks, problem.workload.model.layers)
@@ -412,8 +423,8 @@ def least_with(
 
 
 def coarse(choices: Choices, *, is_alone: bool) -> Choices:
-    """A part of the allowed values: of ratios the first, the last, and those that divide the range
-    into ``coarse_parts``; of other dimensions all.
+    """Some of the allowed values for each dimension: of ratios the first, the last and those that
+    divide the range into ``coarse_parts`` parts; of other dimensions all.
 
     A stage that is a whole pipeline gets twice as many: no other stage can make up for it.
     """
@@ -426,8 +437,8 @@ def coarse(choices: Choices, *, is_alone: bool) -> Choices:
 
 
 def first_step(choices: Choices) -> int:
-    """How many values apart the first neighbours are from the coarse values around which they are
-    tried.
+    """The first step of the local search: by how many values a ratio is moved from the coarse
+    values.
     """
     most = (
         len(values) - 1
@@ -438,7 +449,7 @@ def first_step(choices: Choices) -> int:
 
 
 def spread(choices: Sequence[float], parts: int) -> Sequence[float]:
-    """The first and the last value, and those between that divide the range into ``parts``
+    """The first and the last value, and those in between that divide the range into ``parts``
     parts.
     """
     last = len(choices) - 1
@@ -446,7 +457,7 @@ def spread(choices: Sequence[float], parts: int) -> Sequence[float]:
 
 
 def _by_mesh(positions: Iterable[StagePosition]) -> Iterable[list[StagePosition]]:
-    """Stage positions grouped by their mesh, separately for stages that are a whole pipeline."""
+    """Group stage positions by their mesh, separately for stages that are a whole pipeline."""
     groups: dict[tuple[Mesh, bool], list[StagePosition]] = defaultdict(list)
     for position in sorted(positions):
         groups[position.mesh, position.is_alone].append(position)
@@ -456,8 +467,8 @@ def _by_mesh(positions: Iterable[StagePosition]) -> Iterable[list[StagePosition]
 def neighbours(
     strategy: tuple[float, ...], choices: Choices, step: int
 ) -> Iterator[tuple[float, ...]]:
-    """The strategies next to a strategy: one ratio ``step`` values away, or two ratios ``step``
-    away in opposite directions, so that memory stays about equal.
+    """The strategies next to a strategy: with one ratio ``step`` values away, or with two ratios
+    ``step`` values away in opposite directions, so that memory stays about equal.
     """
     here = [allowed.index(value) for allowed, value in zip(choices, strategy, strict=True)]
     ratios = [i for i, name in enumerate(names_of("savings")) if DIMENSIONS[name].is_ratio]
@@ -471,16 +482,16 @@ def neighbours(
             yield tuple(allowed[p] for p, allowed in zip(there, choices, strict=True))
 
 
-# Stage positions of one batch: index, position, and numbers of recomputed blocks to evaluate (rows,
-# 1).
+# The stage positions of one batch: for each its index, the position, and the numbers of recomputed
+# blocks to evaluate (rows, 1).
 _Part = list[tuple[int, StagePosition, Ints]]
 
 
 def _parts(
     positions: Sequence[StagePosition], every: Sequence[Sequence[CountsRow]], strategies: int
 ) -> Iterator[_Part]:
-    """Split stage positions, with their numbers of recomputed blocks, into batches of at most
-    ``TOGETHER`` rows.
+    """Split stage positions, with the numbers of recomputed blocks to evaluate, into batches of at
+    most ``TOGETHER`` candidates.
     """
     most = max(1, TOGETHER // max(1, strategies))
     part: _Part = []
@@ -499,7 +510,7 @@ def _parts(
 
 
 def savings_columns(savings: Floats) -> dict[str, NDArray[Any]]:
-    """Strategies as columns of candidates by the names of dimensions: integers or ratios."""
+    """Memory-saving strategies as columns of candidates, by dimension: integers or ratios."""
     columns = dict(zip(names_of("savings"), savings.T, strict=True))
     return {
         name: column if DIMENSIONS[name].is_ratio else column.astype(np.int64)
@@ -508,8 +519,8 @@ def savings_columns(savings: Floats) -> dict[str, NDArray[Any]]:
 
 
 class _Rows:
-    """All strategies at all stage positions of a batch, as rows; those of one strategy are
-    adjacent.
+    """All strategies at all stage positions of a batch, with a row for each pair; rows of one
+    strategy are adjacent.
     """
 
     def __init__(self, part: _Part, strategies: Floats, micro_batches: int) -> None:
@@ -519,7 +530,7 @@ class _Rows:
         self.counts = [len(counts) for _, _, counts in part]
 
     def batch(self) -> StageBatch:
-        """All rows as a batch of candidates for stages, for the predictor."""
+        """All rows as candidates for stages, as the predictor takes them."""
         each = np.sum(self.counts)
         counts = np.tile(
             np.concatenate([counts for _, _, counts in self.part]), (len(self.strategies), 1)
@@ -538,7 +549,7 @@ class _Rows:
         )
 
     def options(self, costs: StageCosts, problem: Problem) -> Iterator[tuple[int, Options]]:
-        """For each stage position, its index and its candidates that fit in memory."""
+        """The index of each stage position, with its candidates that fit in memory."""
         cluster = problem.cluster
         gpus_of_node = np.minimum(
             self._of_place(lambda position: position.mesh.num_gpus), cluster.gpus_per_node
@@ -561,7 +572,7 @@ class _Rows:
             first += len(counts)
 
     def _host_room(self, cluster: Cluster) -> Floats | float:
-        """The bytes of host memory of a node, for each row; one number where all nodes are
+        """The bytes of host memory of the stage's node, for each row; one number if all nodes are
         equal.
         """
         if not cluster.others:

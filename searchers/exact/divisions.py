@@ -1,4 +1,5 @@
-"""Divisions of a model's blocks among stages, where a stage's cost depends on which blocks it has.
+"""Divisions of a model's blocks among stages, for models in which a stage's cost depends on which
+blocks it has.
 
 A stage has a range of blocks that follow one another. Ranges with the same kinds of blocks in the
 same order cost the same, so stages are asked about once for each sequence of kinds.
@@ -19,19 +20,19 @@ from mistlab.plan.space import SearchSpace
 from mistlab.stages.stage_batch import TIMES, StageTimes
 from searchers.meshes import even_layers, layer_counts
 
-# The largest number of divisions that are enumerated.
+# The largest number of divisions of the blocks that are enumerated.
 MOST_DIVISIONS = 200_000
-# The number of thresholds for the longest stall from which the lower bound of the best division is
-# made.
+# The number of thresholds for the longest stall of a pipeline, from which a lower bound over all
+# divisions is computed.
 THRESHOLDS = 24
-# Stands for no range, where a stage cannot have these blocks.
+# An index that stands for no range of blocks, where a stage cannot have such a range.
 NONE = -1
 
 
 @lru_cache(maxsize=64)
 def like_blocks(pattern: tuple[str, ...], layers: int) -> Ints:
-    """For a range of N blocks from block F on, the first block of the first range with the same
-    sequence of kinds of blocks (F, N).
+    """For each range of N blocks from block F on, the first block of the earliest range with the
+    same sequence of kinds of blocks (F, N).
     """
     number: dict[tuple[str, ...], int] = {}
     first_of_like = np.zeros((layers, layers + 1), dtype=np.int64)
@@ -44,7 +45,7 @@ def like_blocks(pattern: tuple[str, ...], layers: int) -> Ints:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Divisions:
-    """All divisions of a model's blocks among a number of stages.
+    """All divisions of a model's blocks among a number of stages that a search space allows.
 
     ``asked`` (R, 3) has what tells ranges apart: the number of the stage, the first block of a
     range with the same kinds, the number of blocks. ``place`` says which of them stage s has if it
@@ -59,7 +60,7 @@ class Divisions:
 
     @classmethod
     def of(cls, pattern: tuple[str, ...], layers: int, num_stages: int, space: SearchSpace) -> Self:
-        """The divisions that a space allows."""
+        """The divisions of the blocks that a space allows for this number of stages."""
         even = even_layers(layers, num_stages)
         is_even = space.layers_off_balance == 0
         counts = tuple(sorted({*even} if is_even else {*layer_counts(layers, num_stages, space)}))
@@ -82,7 +83,7 @@ class Divisions:
 
     @property
     def even(self) -> Ints:
-        """The range of each stage if all have equally many blocks (1, S)."""
+        """The range of blocks of each stage if all stages have equally many (1, S)."""
         return self.ranges_of(np.array([even_layers(self.layers, self.num_stages)]))
 
     def steps(self, stage: int) -> Iterator[tuple[Rows, Rows, Rows]]:
@@ -95,8 +96,8 @@ class Divisions:
             yield first, ranges[first], first + count
 
     def ranges_of(self, shares: Ints) -> Ints:
-        """The index of each stage's range in each division, from the stages' numbers of blocks (D,
-        S).
+        """The index of each stage's range of blocks in each division, from the stages' numbers of
+        blocks (D, S).
         """
         first = np.cumsum(shares, axis=1) - shares
         column = np.searchsorted(self.counts, shares)
@@ -104,7 +105,7 @@ class Divisions:
 
     def every(self) -> Ints | None:
         """The stages' numbers of blocks in every division (D, S); None if there are too many
-        divisions.
+        divisions to enumerate.
         """
         if (self.place != NONE).sum() == self.num_stages:
             return np.array([even_layers(self.layers, self.num_stages)])
@@ -122,8 +123,8 @@ class Divisions:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RangeTimes:
-    """The times of ranges of blocks for several candidates (C, R); ``passed_s`` is infinite where a
-    candidate does not fit.
+    """The times of a stage with each range of blocks, for several candidate strategies (C, R);
+    ``passed_s`` is infinite where a candidate does not fit in memory.
 
     In one division a pipeline takes at least all passages ``passed_s``, the longest of ``waits_s``
     for the first of the micro-batches (``searchers.exact.relaxed``), and what the first stage has
@@ -137,8 +138,8 @@ class RangeTimes:
 
     @property
     def passed_s(self) -> Floats:
-        """How long a micro-batch takes through each range and back, with its sends (C, R); in the
-        first stage with the work before its first pass and after its last.
+        """The latency of a micro-batch through each range of blocks and back, with its sends (C,
+        R); in the first stage it includes the work before its first pass and after its last.
         """
         times, stage = self.times, self.divisions.asked[:, 0]
         inside_s = times.through_forward_s + times.within_forward_s + times.through_backward_s
@@ -149,7 +150,7 @@ class RangeTimes:
     @property
     def waits_s(self) -> Floats:
         """How much longer than its latency a pipeline takes if it stalls at a stage with this range
-        (C, R).
+        of blocks (C, R).
         """
         times, count = self.times, self.micro_batches[:, None]
         ahead = np.minimum(count, self.divisions.num_stages - self.divisions.asked[:, 0]) - 1
@@ -157,7 +158,7 @@ class RangeTimes:
         return np.maximum((count - 1) * each_s - ahead * times.forward_s, 0.0)
 
     def chosen(self, rows: Rows | Bools) -> Self:
-        """The candidates with these indices."""
+        """The times of the candidates with these indices only."""
         return type(self)(
             divisions=self.divisions,
             micro_batches=self.micro_batches[rows],
@@ -166,9 +167,9 @@ class RangeTimes:
         )
 
     def seconds_of(self, ranges: Ints) -> Floats:
-        """The iteration time of a pipeline's first candidate strategy under each division of the
-        blocks (D), whose stages have costs with these indices (D, S); infinite if a stage does not
-        fit.
+        """The iteration time, with the first candidate strategy, of each division of the blocks
+        (D); ``places`` are the indices of stages' times (D, S). Infinite if a stage does not fit in
+        memory.
         """
         of_divisions = {name: getattr(self.times, name)[0][ranges] for name in TIMES}
         seconds = iteration_s(
@@ -177,39 +178,42 @@ class RangeTimes:
         return np.where(self.fits[0][ranges].all(axis=1), seconds, np.inf)
 
     def even_s(self) -> Floats:
-        """The iteration time of each candidate (C) if all stages have equally many blocks."""
+        """The iteration time of each candidate strategy (C) if all stages have equally many
+        blocks.
+        """
         ranges = self.divisions.even[0]
         times = StageTimes(**{name: getattr(self.times, name)[:, ranges] for name in TIMES})
         seconds = iteration_s(times, self.micro_batches)
         return np.where(self.fits[:, ranges].all(axis=1), seconds, np.inf)
 
     def least_s(self, limit_s: float) -> Floats:
-        """A lower bound in seconds over all divisions, for each candidate (C); at most
-        ``limit_s``.
+        """A lower bound in seconds of the iteration times over all divisions of the blocks, for
+        each candidate strategy (C); at most ``limit_s``.
         """
         edges = self.edges(limit_s)
         *_, (passed_s, _) = self.within_by_stage(edges[:, 1:])
-        # If a division's longest stall lies between two thresholds, it is at least the lower one.
+        # If a division's longest stall lies between two thresholds, it is at least the lower
+        # threshold.
         return np.asarray(np.minimum((edges[:, :-1] + passed_s[..., -1]).min(axis=1), limit_s))
 
     def edges(self, limit_s: float) -> Floats:
-        """Thresholds for the longest stall (C, T + 1): from its minimum over all divisions to its
-        maximum in divisions that beat ``limit_s``.
+        """Thresholds for the longest stall of a pipeline (C, T + 1): from its minimum over all
+        divisions to its maximum in divisions that take less than ``limit_s``.
         """
         waits_s, passed_s = self.waits_s, self.passed_s
         least_s = self.joined_by_stage(np.where(self.fits, waits_s, np.inf), np.maximum)[-1, :, -1]
         through_s = self.joined_by_stage(passed_s, np.add)[-1, :, -1]
         most_s = np.where(self.fits, waits_s, 0.0).max(axis=1)
         can = np.isfinite(least_s)
-        # Where no division fits, there is no minimum.
+        # Where no division fits in memory, there is no minimum.
         lowest = np.where(can, least_s, 0.0)
         highest = np.minimum(limit_s - np.where(can, through_s, 0.0), most_s)
         widths = np.maximum(highest - lowest, 0.0)
         return np.asarray(lowest[:, None] + widths[:, None] * np.linspace(0.0, 1.0, THRESHOLDS + 1))
 
     def near_best(self, limit_s: float) -> Ints:
-        """The stages' numbers of blocks in those divisions of the first candidate that have the
-        smallest bounds (D, S).
+        """The stages' numbers of blocks in the divisions with the smallest bounds for the first
+        candidate strategy (D, S).
         """
         stages = [*self.within_by_stage(self.edges(limit_s))]
         rows = np.flatnonzero(np.isfinite(stages[-1][0][0, :, -1]))
@@ -220,8 +224,8 @@ class RangeTimes:
         return np.unique(np.stack(shares[::-1], axis=1), axis=0)
 
     def joined_by_stage(self, seconds: Floats, join: np.ufunc) -> Floats:
-        """The least sum or maximum of ``seconds`` (C, R) over the stages in front of each stage,
-        for each number of blocks that these have (S + 1, C, F).
+        """For each stage, the least sum or maximum of ``seconds`` (C, R) over the stages in front
+        of it, by the number of blocks that these have (S + 1, C, F).
         """
         least_s = np.full(
             (self.divisions.num_stages + 1, len(seconds), self.divisions.layers + 1), np.inf
@@ -237,7 +241,7 @@ class RangeTimes:
     def within_by_stage(self, edges: Floats) -> Iterator[tuple[Floats, Ints]]:
         """For each stage, the smallest latency of it and the stages in front, if no stall exceeds
         ``edges`` (C, T), by the block after the stage (C, T, F); and the index in ``counts`` of the
-        stage's number of blocks then.
+        stage's number of blocks for it.
         """
         passed_s, waits_s = self.passed_s, self.waits_s
         size = *edges.shape, self.divisions.layers + 1

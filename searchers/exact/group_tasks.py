@@ -1,4 +1,4 @@
-"""Runs searches of groups of pipelines, one after another or in parallel processes."""
+"""Runs the searches of groups of pipelines, one after another or in parallel processes."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +18,10 @@ from searchers.meshes import Mesh
 from searchers.savings import Way
 from searchers.strategy import SHORT_LIST, BudgetSpentError, Clock, Ledger
 
-# Makes calls one after another, or in processes where joblib's context asks for several jobs. With
-# joblib that is ``with joblib.parallel_config(n_jobs=2): ...``.
+# Makes calls one after another, or in processes where joblib's context asks for several jobs, as in
+# ``with joblib.parallel_config(n_jobs=2): ...``.
 #
-# joblib is slow to import. If nobody has imported it, nobody has asked for jobs.
+# joblib is slow to import. If no module has imported it, nobody has asked for jobs.
 
 
 Argument = TypeVar("Argument")
@@ -29,7 +29,7 @@ Answer = TypeVar("Answer")
 
 
 def jobs() -> int:
-    """The number of processes to use."""
+    """The number of parallel processes that joblib's context asks for."""
     if "joblib" not in sys.modules:
         return 1
     from joblib import effective_n_jobs  # noqa: PLC0415 (takes long to import)
@@ -40,7 +40,9 @@ def jobs() -> int:
 def in_processes(
     call: Callable[[Argument], Answer], arguments: Sequence[Argument]
 ) -> Sequence[Answer]:
-    """The results of a call for all arguments, in their order, computed in several processes."""
+    """The results of a function for each of the arguments, in their order, computed in several
+    processes.
+    """
     from joblib import Parallel, delayed  # noqa: PLC0415 (takes long to import)
 
     answers: Sequence[Answer] = Parallel()(delayed(call)(one) for one in arguments)
@@ -53,24 +55,24 @@ def in_processes(
 # processes of this machine; with another backend on a Ray or Dask cluster.
 
 
-# A function that joins stages to the fastest pipeline of a group below an upper bound; returns the
-# pipeline's time by the closed form, and its plan.
+# A function that joins stages to the fastest pipeline of a group that takes less than an upper
+# bound; it returns the pipeline's time by the closed form, and its plan, or None.
 Joiner = Callable[[Menus, float], tuple[float, Plan] | None]
 
-# The ratios of a group's plans are refined if, with coarse ratios, its best plan takes at most this
-# factor times the best plan of all: for single stages, for stages of equal sizes, and for stages of
-# any sizes (of which there are many).
+# The offload ratios of a group's plans are refined if, with coarse ratios, its best plan takes at
+# most this factor times the best plan of all. The factors are for single stages, for stages of
+# equal sizes, and for stages of any sizes (of which there are many).
 NEAR_ALONE = 1.15
 NEAR = 1.05
 NEAR_UNEQUAL = 1.02
-# How often ratios near those of the best pipelines are refined.
+# The number of times that ratios near those of the best pipelines are refined.
 ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTask:
     """The task of searching one group of pipelines for plans faster than ``limit_s``; with a
-    ``way``, for plans whose stages all use that memory-saving strategy.
+    ``way``, all stages use that memory-saving strategy.
     """
 
     problem: Problem
@@ -84,10 +86,10 @@ class GroupTask:
 
     def solved(self, ledger: Ledger) -> float:
         """The time of the group's best plan by the closed form, or ``limit_s`` if no plan beats it.
-        The plan goes to the ledger, which keeps the best.
+        The plan is predicted through the ledger, which keeps the best plan of the search.
         """
-        # The stages on a node share its host memory, which is ignored at first. Without a plan to
-        # beat, no estimate may leave out any pipeline.
+        # Host memory, which the stages on a node share, is ignored at first. While there is no plan
+        # to beat, no estimate may leave out any pipeline.
         is_hasty = self.coarse_to_fine and self.limit_s < inf
         work = self._likely_work(ledger) if is_hasty else self.work
         for with_host in (False, True):
@@ -113,7 +115,8 @@ class GroupTask:
 
     def _likely_work(self, ledger: Ledger) -> Mapping[Mesh, LeastWork]:
         """An estimate of the least work on each mesh, from inner stages with half of an even share
-        of the blocks and coarse ratios; infinite where nothing fits. Few pipelines have less work.
+        of the blocks and coarse ratios; infinite where nothing fits in memory. Few pipelines have
+        less work.
         """
         layers, gpus = self.problem.workload.model.layers, self.problem.cluster.num_gpus
         starts = [ranks.start for ranks in self.problem.cluster.ranks_of_groups]
@@ -156,7 +159,7 @@ class GroupTask:
         return quick if answer is None and quick[0] < self.limit_s else answer
 
     def _refined(self, menus: Menus) -> tuple[float, Plan] | None:
-        """The best plan of a beam search, after refining the ratios of stages near it."""
+        """The best plan of a beam search, after refining the offload ratios of stages near it."""
         refined: set[StagePosition] = set()
         limit_s = self._near * self.limit_s
         best = None
@@ -165,8 +168,8 @@ class GroupTask:
             if not near:
                 break
             best = near[0][:2]
-            # The other plans go to the ledger too, as the best plan's rivals, since the budget may
-            # end before a better one is found.
+            # The other plans are predicted as well, as rivals of the best plan, since the budget
+            # may end before a better one is found.
             menus.ledger.predict([plan for _, plan, _ in near[:SHORT_LIST]])
             limit_s = min(limit_s, self._near * best[0])
             places = {place for *_, of_plan in near for place in of_plan}
@@ -183,8 +186,8 @@ def _least_block_s(menus: Menus, position: StagePosition) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """The outcome of a search in another process: the time and plans that it found, and its number
-    of predictor calls.
+    """The outcome of a search in another process: the time and plans that it found, and how many
+    predictor calls it made.
     """
 
     seconds: float
@@ -194,8 +197,8 @@ class _Answer:
 
 
 def solved(tasks: Sequence[GroupTask], ledger: Ledger) -> list[float]:
-    """The time of each task's best plan; all of these plans go to the ledger, which keeps the
-    best.
+    """The time of each task's best plan; the plans are predicted through the ledger, which keeps
+    the best.
     """
     if len(tasks) <= 1:
         return [task.solved(ledger) for task in tasks]

@@ -23,16 +23,16 @@ from searchers.strategy import Ledger
 
 # The least time that stages take for one micro-batch, over all memory-saving strategies.
 #
-# A stage that recomputes, shards and offloads nothing only computes, and no time slot is shorter
-# than its computation. A stage with the embedding and the head also sends nothing; sends slow the
-# passes beside them, and those of a few blocks more than those of many. Dimensions that change the
+# A stage that recomputes, shards and offloads nothing only computes, and a strategy never makes it
+# faster. A stage with the embedding and the head also sends nothing; sends slow the passes that
+# overlap with them, and those of a few blocks more than those of many. Dimensions that change the
 # passes themselves are tried with every value, since some may make computation faster.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastWork:
-    """The least seconds of a micro-batch on a mesh of GPUs: in a block, and in embedding and head
-    together.
+    """The least seconds of a micro-batch on a mesh of GPUs: in a transformer block, and in
+    embedding and head together.
 
     Where kinds of blocks take turns, ``block_s`` is the mean of ``turns_s``, those of each of the
     model's blocks; else these are missing.
@@ -44,12 +44,12 @@ class LeastWork:
 
     @property
     def shortest_s(self) -> float:
-        """The least seconds of a micro-batch in the cheapest block."""
+        """The least seconds of a micro-batch in the cheapest transformer block."""
         return min(self.turns_s, default=self.block_s)
 
     def blocks_within(self, seconds: float, layers: int) -> int:
         """The largest number of blocks, up to ``layers``, with which a stage takes less than
-        ``seconds``.
+        ``seconds`` for a micro-batch.
         """
         if self.turns_s:
             shortest_s = np.cumsum(np.sort(self.turns_s)[:layers])
@@ -89,7 +89,7 @@ def work_of(
 
 def _turns(problem: Problem) -> list[int]:
     """For each position in the repeating pattern of block kinds, the first block from which two
-    blocks have the same kinds, and so the same costs.
+    blocks have the same kinds as there, and so the same costs.
     """
     pattern = graph_of(problem.workload).pattern
     pairs = list(zip(pattern, (*pattern[1:], pattern[0]), strict=True))
@@ -99,8 +99,8 @@ def _turns(problem: Problem) -> list[int]:
 def _mean_work(
     of_turns: Sequence[dict[Mesh, LeastWork]], problem: Problem
 ) -> dict[Mesh, LeastWork]:
-    """From the work at each position of the pattern, the work of a mean block of the model: summed
-    over all blocks, at most their time in stages on one mesh.
+    """The least work of a mean block of the model, from the work of the block at each position of
+    the pattern: summed over all blocks, it is at most their time in stages on one mesh.
     """
     turns, layers = len(of_turns), problem.workload.model.layers
     work = {}
@@ -110,7 +110,8 @@ def _mean_work(
             continue
         block_s = np.array([of_turn[mesh].block_s for of_turn in of_turns])
         one_s = np.array([of_turn[mesh].ends_s for of_turn in of_turns]) + block_s
-        # A stage of two blocks, less one of its first block only, gives the second block's time.
+        # The time of a stage of two blocks, less that of a stage with the first block only, is the
+        # time of the second block.
         before_s = np.roll(block_s, 1)
         each_s = before_s[np.arange(layers) % turns]
         work[mesh] = LeastWork(
@@ -124,7 +125,7 @@ def _mean_work(
 def _work_from(
     first_rank: int, first_block: int, space: SearchSpace, ledger: Ledger, meshes: Sequence[Mesh]
 ) -> dict[Mesh, LeastWork]:
-    """The least work on each mesh of the block after ``first_block``, on the nodes at
+    """The least work on each mesh for the block after ``first_block``, on the nodes at
     ``first_rank``.
     """
     names = [name for name in names_of("savings") if DIMENSIONS[name].changes_passes]
@@ -147,7 +148,7 @@ def _work_from(
         for way in ways
     ]
     costs = ledger.stage_costs(StageBatch.joined(batches), engine=space.engine)
-    # Hosts may run ahead of GPUs, so a micro-batch may pass as fast as GPUs compute.
+    # Hosts may run ahead of GPUs, so a micro-batch may pass as fast as GPUs compute it.
     both_s = costs.seconds.forward_s + costs.seconds.backward_s
     stable_s = both_s.reshape(len(ways), -1).min(axis=0)
     one_s, two_s = stable_s.reshape(2, -1)
@@ -161,13 +162,14 @@ def _work_from(
 # Divides the pipelines of a search space into groups that are searched separately.
 
 
-# Stands for an impossible number of blocks: negative even after blocks of more stages are added.
+# Stands for an impossible number of blocks: it stays negative when the blocks of other stages are
+# added.
 NONE = -(1 << 60)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """All pipelines with this number of micro-batches, whose stages are on any of these meshes.
+    """All pipelines with this number of micro-batches whose stages are on any of these meshes.
 
     ``num_stages`` is None where meshes have different sizes, and pipelines any number of stages.
     ``order`` is the order of their passes.
@@ -179,7 +181,7 @@ class Group:
     order: str = DEFAULT_ORDER
 
     def equal_pipelines(self, problem: Problem) -> Iterator[Pipeline]:
-        """The pipelines of the group whose stages all have the same mesh."""
+        """The pipelines of the group in which all stages have the same mesh."""
         for mesh in self.meshes:
             num_stages = equal_stages(mesh, problem)
             if num_stages and self._allows(num_stages):
@@ -190,12 +192,12 @@ class Group:
 
     @property
     def has_unequal_sizes(self) -> bool:
-        """Whether stages may have different numbers of GPUs."""
+        """Whether stages of the group's pipelines may have different numbers of GPUs."""
         return len({mesh.num_gpus for mesh in self.meshes}) > 1
 
     @property
     def has_formula(self) -> bool:
-        """Whether the iteration time in the group's order of passes has a closed form."""
+        """Whether the iteration time has a closed form, under the group's order of passes."""
         return self.order == DEFAULT_ORDER
 
     @property
@@ -205,12 +207,12 @@ class Group:
 
     @property
     def turns(self) -> bool:
-        """Whether the first stage has the head as well as the embedding (chunks in a V)."""
+        """Whether the first stage has both the embedding and the head (chunks in a V)."""
         return self.order in TURNING
 
     def held(self, after: int) -> int:
-        """The micro-batches in flight of a stage with ``after`` stages behind it, in all of its
-        chunks; where activations are offloaded, as many are on the host.
+        """The micro-batches in flight on a stage with ``after`` stages behind it, in all of its
+        chunks; offloaded activations of as many are on the host.
         """
         if self.has_formula:
             return min(self.micro_batches, after + 1)
@@ -220,14 +222,14 @@ class Group:
         return moments[self.num_stages - 1 - after].least_held
 
     def number(self, after: int) -> int:
-        """The number of a stage with ``after`` stages behind it, if costs depend on it in the
+        """The number of a stage with ``after`` stages behind it, if costs depend on it under the
         group's order of passes; otherwise 0.
         """
         return 0 if self.has_formula or self.num_stages is None else self.num_stages - 1 - after
 
     def in_order(self, stage: Ints) -> StagesInOrder | None:
-        """The positions of stages (C) with these numbers in the order of passes; None if costs do
-        not depend on them.
+        """The pipeline positions of the stages (C) with these numbers; None if costs do not depend
+        on them.
         """
         if self.has_formula or self.num_stages is None:
             return None
@@ -239,8 +241,8 @@ class Group:
         )
 
     def least_s(self, problem: Problem, work: Mapping[Mesh, LeastWork]) -> float:
-        """A lower bound of the iteration times of all pipelines of the group, from arithmetic
-        alone.
+        """A lower bound in seconds of the iteration times of all pipelines of the group, from
+        arithmetic alone.
 
         In each micro-batch the slowest stage takes at least an even share. While the stages after
         it compute, it can do at most half its passes ahead (the forwards or the backwards); the
@@ -259,28 +261,30 @@ class Group:
     def least_of_orders_s(
         self, problem: Problem, work: Mapping[Mesh, LeastWork], space: SearchSpace
     ) -> float:
-        """The same lower bound for all orders of passes of a search space."""
+        """A lower bound in seconds of the iteration times of the group's pipelines under any of a
+        space's orders of passes, from arithmetic alone.
+        """
         if space.orders == (DEFAULT_ORDER,) and self.has_formula:
             return self.least_s(problem, work)
         return self.least_in_any_order_s(problem, work)
 
     def least_in_any_order_s(self, problem: Problem, work: Mapping[Mesh, LeastWork]) -> float:
-        """The same lower bound for any order of passes: in each micro-batch the slowest stage
-        computes at least an even share.
+        """A lower bound in seconds of the iteration times of the group's pipelines under any order
+        of passes at all: for each micro-batch, the slowest stage computes at least an even share.
         """
         layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
         ends_s = min(work[mesh].ends_s * mesh.num_gpus for mesh in self.meshes)
         return self.micro_batches * (self.least_gpu_s(work, layers) + ends_s) / gpus
 
     def least_gpu_s(self, work: Mapping[Mesh, LeastWork], layers: int) -> float:
-        """The least GPU-seconds of a micro-batch in ``layers`` blocks, whichever they are."""
+        """The least GPU-seconds of a micro-batch in any ``layers`` blocks."""
         each_s = self._turns_gpu_s(work)
         if each_s is not None:
             return float(np.sort(each_s)[:layers].sum())
         return float(_of_blocks(layers, self._block_gpu_s(work)))
 
     def front_gpu_s(self, work: Mapping[Mesh, LeastWork], layers: int) -> Floats:
-        """The least GPU-seconds of a micro-batch in the first 0, 1, 2, ... blocks."""
+        """The least GPU-seconds of a micro-batch in the model's first 0, 1, 2, ... blocks."""
         each_s = self._turns_gpu_s(work)
         if each_s is not None:
             return np.concatenate([[0.0], np.cumsum(each_s)])
@@ -289,24 +293,26 @@ class Group:
     def other_stages_s(
         self, work: Mapping[Mesh, LeastWork], first: Column | int, count: Column | int, layers: int
     ) -> Column:
-        """The least seconds of a micro-batch in the stages that have all blocks except ``count``
-        from block ``first`` on.
+        """The least seconds of a micro-batch in all stages but one, which has ``count`` blocks from
+        block ``first`` on.
         """
         if self._turns_gpu_s(work) is None:
             return _of_blocks(layers - np.asarray(count), self.least_stages_s(work, 1))
         front_s = self.front_gpu_s(work, layers)
         if front_s[-1] == np.inf:
-            # No mesh has room for one of the blocks, so there are no such stages.
+            # No mesh has room for one of the blocks, so no such stages exist.
             return np.full(np.broadcast(first, count).shape, np.inf)
         own_s = front_s[np.asarray(first) + count] - front_s[first]
         return np.asarray((front_s[-1] - own_s) / self.largest)
 
     def _block_gpu_s(self, work: Mapping[Mesh, LeastWork]) -> float:
-        """The minimum GPU-seconds of a micro-batch in a block, where all are equal."""
+        """The least GPU-seconds of a micro-batch in a block, if all blocks are equal."""
         return min(work[mesh].block_s * mesh.num_gpus for mesh in self.meshes)
 
     def _turns_gpu_s(self, work: Mapping[Mesh, LeastWork]) -> Floats | None:
-        """The least GPU-seconds of a micro-batch in each block; None if all blocks are equal."""
+        """The least GPU-seconds of a micro-batch in each block of the model; None if all blocks are
+        equal.
+        """
         if not work[self.meshes[0]].turns_s:
             return None
         each_s = [np.array(work[mesh].turns_s) * mesh.num_gpus for mesh in self.meshes]
@@ -319,8 +325,9 @@ class Group:
     def most_blocks(
         self, problem: Problem, work: Mapping[Mesh, LeastWork], each_s: float
     ) -> list[int]:
-        """The most blocks that stages on 0, 1, 2, ... GPUs can have together, if each takes less
-        than ``each_s`` for a micro-batch; negative where no meshes add up to exactly these GPUs.
+        """The most blocks that stages on 0, 1, 2, ... GPUs can have together, if each stage takes
+        less than ``each_s`` for a micro-batch; negative where no meshes add up to exactly this
+        number of GPUs.
         """
         layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
         of_size: dict[int, int] = {}
@@ -332,21 +339,23 @@ class Group:
 
     @property
     def largest(self) -> int:
-        """The number of GPUs of the largest mesh."""
+        """The number of GPUs of the group's largest mesh."""
         return max(mesh.num_gpus for mesh in self.meshes)
 
 
 def _of_blocks(layers: Column | int, each_s: float) -> Floats:
-    """The seconds of ``layers`` blocks (C); no blocks take none, even if no block can run."""
+    """The seconds of a micro-batch in ``layers`` blocks (C); zero for no blocks, even if no block
+    can run.
+    """
     layers = np.asarray(layers)
     return np.multiply(layers, each_s, out=np.zeros(layers.shape), where=layers != 0)
 
 
-# Cached, since every stage asks for the same, and for thousands of GPUs it is slow.
+# Cached, since every stage asks for the same, and the computation is slow for thousands of GPUs.
 @lru_cache(maxsize=16)
 def _most_blocks(of_size: tuple[tuple[int, int], ...], gpus: int) -> list[int]:
-    """The most blocks on 0, 1, 2, ... GPUs together, given the most for a stage on each number of
-    GPUs.
+    """The most blocks that stages on 0, 1, 2, ... GPUs can have together, given the most that a
+    stage on each number of GPUs can have.
     """
     most = [0]
     for number in range(1, gpus + 1):
@@ -358,7 +367,7 @@ def _most_blocks(of_size: tuple[tuple[int, int], ...], gpus: int) -> list[int]:
 def groups_of(
     problem: Problem, space: SearchSpace, *, equal_sizes: bool = False
 ) -> Iterator[Group]:
-    """The groups of all pipelines of a search space; with ``equal_sizes``, only of those whose
+    """The groups of all pipelines of a search space; with ``equal_sizes``, only of pipelines whose
     stages have equally many GPUs.
     """
     for micro_batches in micro_batch_counts(problem, space):
@@ -381,8 +390,8 @@ def groups_of(
 
 def groups_in_orders(problem: Problem, space: SearchSpace) -> Iterator[Group]:
     """The groups of pipelines in each order of passes of a search space that has no closed form.
-    All pipelines of a group have equally many stages, since a stage's activations depend on their
-    number.
+    All pipelines of such a group have the same number of stages, since a stage's activations depend
+    on it.
     """
     orders = [order for order in space.orders if order != DEFAULT_ORDER]
     for group in groups_of(problem, space):
@@ -403,7 +412,7 @@ def _stages_in_order(problem: Problem, group: Group, order: str) -> Iterator[int
 
 
 def _alike(space: SearchSpace, choices: list[Mesh]) -> list[tuple[Mesh, ...]]:
-    """The sets of meshes that stages of one pipeline may be on."""
+    """The sets of meshes on which the stages of one pipeline may be."""
     return [tuple(choices)] if space.unequal_meshes else [(mesh,) for mesh in choices]
 
 
@@ -420,7 +429,7 @@ def _is_pipeline(
 
 
 def _stage_counts(problem: Problem, space: SearchSpace) -> list[int | None]:
-    """The possible numbers of stages; None if any number will do."""
+    """The possible numbers of stages of a pipeline; None if any number will do."""
     if space.layers_off_balance is None and space.pipeline is None:
         return [None]
     return list(range(1, problem.cluster.num_gpus + 1))
