@@ -1,4 +1,4 @@
-"""The hierarchical search: candidates for each stage, then pipelines joined from them.
+"""The hierarchical search: finds the candidates for each stage, then joins them to pipelines.
 
 Axes: C candidates, S stages.
 """
@@ -58,20 +58,20 @@ from searchers.savings import (
 )
 from searchers.strategy import BudgetSpentError, Ending, Ledger
 
-# Plans whose stages all save memory in the same way (uniform plans): iteration times in columns.
+# Uniform plans (all stages save memory in the same way), with iteration times as columns.
 #
 # Axes: C candidates, S stages.
 
 
-# The number of candidates for stages per call of the predictor.
+# The number of candidates for stages in one call of the predictor.
 TOGETHER = 1 << 19
 
-# Candidates are rows of values for ``names_of("savings")``, then ``counts_of_blocks()`` (C, 6).
+# Candidates are rows of values: ``names_of("savings")``, then ``counts_of_blocks()`` (C, 6).
 
 
 @dataclass(slots=True, kw_only=True)
 class AlikeStages:
-    """A pipeline whose stages are on equal meshes and all save memory in the same way.
+    """A pipeline with equal meshes, for plans whose stages all save memory in the same way.
 
     ``choices`` are the allowed values of each of ``names_of("savings")``, ``counts`` the allowed
     numbers of the first stage's blocks with each treatment.
@@ -94,35 +94,35 @@ class AlikeStages:
 
     @property
     def orders(self) -> tuple[str, ...]:
-        """The orders of passes that the pipeline may run."""
+        """The orders of passes (of the search space) that the pipeline may run."""
         pipeline = self.pipeline
         return orders_of(self.space, pipeline.num_stages, pipeline.micro_batches, min(self.shares))
 
     def show_all(self) -> float:
-        """Evaluate all ways to save memory; the fastest plan that fits goes to the ledger. Returns
-        its seconds.
+        """Evaluate all ways to save memory; the fastest plan that fits is predicted. Returns its
+        seconds.
         """
         return float(self._show(self.every()).min())
 
     def show_coarse(self, *, is_coarsest: bool = False) -> float:
-        """Evaluate a coarse grid of ratios, with numbers of recomputed blocks in quarters; the
-        fastest plan goes to the ledger. Returns its seconds. A single stage uses no coarsest grid.
+        """Evaluate a coarse grid of ratios, with recomputed blocks in quarters, and predict the
+        fastest plan. Returns its seconds. A single stage uses no coarsest grid.
         """
         return float(self._show(self.coarse(is_coarsest=is_coarsest)).min())
 
     def every(self) -> Floats:
-        """Every way to save memory (rows)."""
+        """Every way to save memory that all stages may share, as rows."""
         return _combined(product(*self.choices), self.counts)
 
     def coarse(self, *, is_coarsest: bool = False) -> Floats:
-        """A coarse grid of ratios, with numbers of recomputed blocks in quarters."""
+        """A coarse grid of strategies: coarse ratios, and recomputed blocks in quarters."""
         quarters = counts_choices(self.space, self.shares[0], lambda counts: spread(counts, 4))
         grid = coarse(self.choices, is_alone=False) if is_coarsest else self._coarse
         return _combined(product(*grid), quarters)
 
     def show_near(self, count: int) -> None:
-        """Local search from the fastest few coarse strategies, in ever smaller steps of ratios,
-        each with every number of recomputed blocks.
+        """Local search around the fastest few coarse strategies: ever smaller steps of ratios, each
+        with every number of recomputed blocks.
         """
         new = set(product(*self._coarse))
         best_s: dict[SavingsRow, float] = {}
@@ -144,14 +144,14 @@ class AlikeStages:
         return coarse(self.choices, is_alone=self._is_alone)
 
     def _show_strategies(self, strategies: Sequence[SavingsRow]) -> dict[SavingsRow, float]:
-        """The least seconds of each strategy; the fastest plan goes to the ledger."""
+        """The least seconds of an iteration with each strategy; the fastest plan is predicted."""
         seconds = self._show(_combined(strategies, self.counts))
         best = seconds.reshape(len(strategies), len(self.counts)).min(axis=1)
         return dict(zip(strategies, best.tolist(), strict=True))
 
     def _show(self, candidates: Floats) -> Floats:
-        """The iteration time of each candidate (C), infinite where a stage does not fit; the
-        fastest plan goes to the ledger.
+        """The iteration time of each candidate (C), infinite where it does not fit; the fastest
+        plan is predicted.
         """
         at_once = max(1, TOGETHER // self.pipeline.num_stages)
         parts = []
@@ -161,7 +161,7 @@ class AlikeStages:
             seconds = _iterations(costs, self.pipeline, len(part))
             parts.append(seconds)
             for row in np.argsort(seconds, kind="stable"):
-                # The stages on a node share its host memory, so only a whole plan surely fits.
+                # Stages on a node share its host memory, so only a whole plan surely fits.
                 if seconds[row] >= self.ledger.best_s:
                     break
                 if self.ledger.predict([self.plan(part[row])])[0].fits:
@@ -169,7 +169,7 @@ class AlikeStages:
         return np.concatenate([np.empty(0), *parts])
 
     def batch(self, candidates: Floats) -> StageBatch:
-        """The first stages of all candidates, then their second stages, and so on."""
+        """The first stages of all candidates, then their second stages, and so on, as one batch."""
         pipeline, rows = self.pipeline, len(candidates)
         stages, mesh = pipeline.num_stages, pipeline.meshes[0]
         savings, counts = np.split(candidates, [len(self.choices)], axis=1)
@@ -191,7 +191,7 @@ class AlikeStages:
         )
 
     def plan(self, candidate: Floats) -> Plan:
-        """A candidate as a plan."""
+        """The candidate at this index as a plan."""
         names = (*names_of("savings"), *counts_of_blocks())
         saving = dict(zip(names, candidate.tolist(), strict=True))
         first = stage_of(self.pipeline.meshes[0], self.shares[0], saving)
@@ -203,13 +203,13 @@ class AlikeStages:
 
 
 def _combined(savings: Iterable[SavingsRow], counts: Sequence[CountsRow]) -> Floats:
-    """Every memory-saving strategy combined with every choice of how many blocks are recomputed."""
+    """Every memory-saving strategy, with every choice of how many blocks are recomputed."""
     rows = [(*saving, *count) for saving in savings for count in counts]
     return np.array(rows, dtype=np.float64)
 
 
 def _counts_within(counts: Ints, layers: Ints) -> dict[str, Column]:
-    """How many blocks each stage recomputes or treats otherwise, at most all of its blocks."""
+    """How many blocks of each stage are recomputed or run in other ways, at most all."""
     columns: dict[str, Column] = {}
     left = layers
     for name, asked in zip(counts_of_blocks(), counts.T, strict=True):
@@ -219,7 +219,7 @@ def _counts_within(counts: Ints, layers: Ints) -> dict[str, Column]:
 
 
 def _iterations(costs: StageCosts, pipeline: Pipeline, rows: int) -> Floats:
-    """The iteration time of each candidate (C); infinite where a stage does not fit."""
+    """The iteration time of each candidate (C); infinite if a stage does not fit in memory."""
     times = StageTimes(
         **{
             entry.name: getattr(costs.seconds, entry.name).reshape(-1, rows).T
@@ -238,7 +238,7 @@ def _iterations(costs: StageCosts, pipeline: Pipeline, rows: int) -> Floats:
 # Axes: R candidates, S stages, P parts.
 
 
-# This many plans are predicted at once, as long as their bounds are below the best time.
+# The number of plans that are predicted at once, as long as their bounds are below the best time.
 ORDERS_AT_ONCE = 16
 
 
@@ -250,11 +250,11 @@ class AlikeInOrder:
     order: str
 
     def show_all(self) -> None:
-        """Examine all strategies; the fastest plan goes to the ledger if it beats the best."""
+        """Examine all strategies, and predict those with bounds below the best plan's time."""
         self._show(self.stages.every())
 
     def show_coarse(self) -> None:
-        """Examine a coarse grid; the fastest plan goes to the ledger if it beats the best."""
+        """Examine a coarse grid of strategies, and predict those that may beat the best plan."""
         self._show(self.stages.coarse())
 
     def _show(self, candidates: Floats) -> None:
@@ -270,8 +270,8 @@ class AlikeInOrder:
             ledger.predict([replace(plan, order=self.order) for plan in plans])
 
     def least_s(self, candidates: Floats) -> Floats:
-        """Lower bounds of the candidates in seconds (R); infinite for those that would beat the
-        ledger's best but cannot fit.
+        """Lower bounds in seconds of the candidates (R); infinite for those that would beat the
+        best plan but cannot fit in memory.
         """
         ledger, pipeline = self.stages.ledger, self.stages.pipeline
         least_s = self._bounds_s(candidates)
@@ -297,7 +297,7 @@ class AlikeInOrder:
 
     @property
     def _first_blocks(self) -> Ints:
-        """The first block of each chunk of each stage."""
+        """The number of the first block of each chunk of each stage."""
         placement, first = self._placement, 0
         blocks = np.zeros((placement.num_stages, placement.chunks), dtype=np.int64)
         for stage, chunk in placement.places:
@@ -306,7 +306,7 @@ class AlikeInOrder:
         return blocks
 
     def _bounds_s(self, candidates: Floats) -> Floats:
-        """Lower bounds of the candidates in seconds (R), whether they fit or not."""
+        """Lower bounds in seconds of the candidates (R), whether or not they fit in memory."""
         engine, pipeline, placement = (
             self.stages.space.engine,
             self.stages.pipeline,
@@ -328,29 +328,29 @@ class AlikeInOrder:
         )
 
 
-# The two-level search: candidates for each stage, then pipelines joined from them.
+# The two-level search: finds the candidates for each stage, then joins them to pipelines.
 #
 # Each group of pipelines first gets its best plan with uniform stages and coarse ratios; groups are
 # searched in the order of these plans' times, and pruned if their bound by arithmetic is no better.
 
 
-# When ratios are tried coarse to fine, a group is dropped if its best uniform plan takes this
-# factor times the best plan's time.
+# When ratios are tried from coarse to fine, a group is dropped if its best uniform plan takes at
+# least this factor times the best plan's time.
 FAR = 1.15
 
-# The largest share of the seconds for stages of equal sizes, and for a beam search of unequal ones.
+# The largest share of seconds for stages of equal sizes, and for beam search of unequal ones.
 FIRST = 0.2
 
 
 def _shape_of(plan: Plan) -> tuple[int, Mesh]:
-    """What identifies the group of a plan whose stages have equal meshes."""
+    """The number of micro-batches and the mesh, which identify a group of equal meshes."""
     return plan.micro_batches, mesh_of(plan.stages[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchy:
-    """The two-level search. ``work`` is the least work on each mesh, ``least_s`` the lower bound of
-    each group; the groups hold every pipeline of the search space.
+    """The two-level search of a space. ``work`` is the least work on each mesh, ``least_s`` the
+    lower bound of each group; groups hold all of the space's pipelines.
     """
 
     problem: Problem
@@ -362,7 +362,7 @@ class Hierarchy:
 
     @classmethod
     def of(cls, problem: Problem, space: SearchSpace, ledger: Ledger) -> Self:
-        """The search of a whole search space."""
+        """The two-level search of a whole search space."""
         groups = list(groups_of(problem, space))
         meshes = sorted({mesh for group in groups for mesh in group.meshes})
         work = work_of(problem, space, ledger, meshes)
@@ -377,7 +377,7 @@ class Hierarchy:
         )
 
     def all_alike(self) -> Ending:
-        """Evaluate every uniform plan (stages that save memory alike), in every order of passes."""
+        """Evaluate every uniform plan (stages save memory alike), in every order of passes."""
         for group in self.least_s:
             for stages in self._with_formula(group):
                 stages.show_all()
@@ -385,8 +385,8 @@ class Hierarchy:
         return self._proven()
 
     def most_alike(self) -> Ending:
-        """Search for the best uniform plan, with ratios from coarse to fine; in orders without a
-        closed form with coarse ratios only.
+        """Search for the best uniform plan, with ratios from coarse to fine; in orders of passes
+        without a closed form, with coarse ratios only.
         """
         for group, alike_s in self._in_order(list(self.least_s)):
             if alike_s <= NEAR * self.ledger.best_s:
@@ -396,9 +396,7 @@ class Hierarchy:
         return self._bounded()
 
     def show_in_orders(self, show: Callable[[AlikeInOrder], None]) -> None:
-        """Predict the best plans in orders of passes without a closed form, smallest bounds
-        first.
-        """
+        """Predict the best plans in orders without a closed form, by ascending lower bounds."""
         if self.space.orders == (DEFAULT_ORDER,):
             return
         left = [(self.bound_s(group), group) for group in self.least_s]
@@ -416,7 +414,7 @@ class Hierarchy:
         self._in_order(list(self.least_s))
 
     def joined(self, join: Joiner) -> Ending:
-        """Find the best plan, where each stage may save memory in its own way."""
+        """Find the best plan in which each stage may save memory in its own way."""
         in_order = self._in_order(list(self.least_s))
         self._join([group for group, _ in in_order], join, coarse_to_fine=False)
         return self._proven()
@@ -466,7 +464,7 @@ class Hierarchy:
         return self._proven_within(tolerance, seconds)
 
     def _join_unequal(self) -> None:
-        """Search for better plans with stages of unequal sizes by beam search."""
+        """Search for better plans with stages of unequal sizes, by beam search."""
         unequal = [group for group in self.least_s if group.has_unequal_sizes]
         in_order = self._in_order(unequal)
         self._join([group for group, _ in in_order], join_hastily, coarse_to_fine=True)
@@ -479,7 +477,7 @@ class Hierarchy:
         coarse_to_fine: bool,
         way: Way | None = None,
     ) -> None:
-        """Find the best plan of each group; joblib's context says how many groups at once."""
+        """Find the best plan of each group; joblib's context says how many at once."""
         best_s = self.ledger.best_s
         at_once = jobs()
         while left:
@@ -503,7 +501,7 @@ class Hierarchy:
     def _in_order(
         self, groups: Sequence[Group], *, is_coarsest: bool = False
     ) -> Sequence[tuple[Group, float]]:
-        """The groups that may have the best plan, each with its best uniform plan's time."""
+        """The groups that may have the best plan, each with the time of its best uniform plan."""
         timed = []
         for group in sorted(groups, key=self.bound_s):
             if self.bound_s(group) < self.ledger.best_s:
@@ -513,17 +511,17 @@ class Hierarchy:
         return sorted(timed, key=lambda entry: entry[1])
 
     def bound_s(self, group: Group) -> float:
-        """The lower bound of a group by arithmetic."""
+        """The lower bound in seconds of a group, from arithmetic alone."""
         return group.least_of_orders_s(self.problem, self.work, self.space)
 
     def _coarse_s(self, stages: AlikeStages, is_coarsest: bool) -> float:
-        """The best time of a pipeline of uniform stages with coarse ratios; cached."""
+        """The best time of a pipeline with uniform stages and coarse ratios; cached."""
         if stages.pipeline not in self._alike_s:
             self._alike_s[stages.pipeline] = stages.show_coarse(is_coarsest=is_coarsest)
         return self._alike_s[stages.pipeline]
 
     def _with_formula(self, group: Group) -> Iterator[AlikeStages]:
-        """The equal pipelines of a group that may run the order of passes with a closed form."""
+        """The pipelines of a group with equal meshes, in the order with a closed form."""
         return (stages for stages in self._alike(group) if DEFAULT_ORDER in stages.orders)
 
     def _alike(self, group: Group) -> Iterator[AlikeStages]:
@@ -544,12 +542,12 @@ class Hierarchy:
 
     @property
     def has_bounds(self) -> bool:
-        """Whether the predictor gives lower bounds of stages over boxes (ratios in ranges)."""
+        """Whether the predictor gives lower bounds over boxes (strategies in ranges)."""
         return has_bounds(self.ledger, self.space)
 
     def proven(self, *, tolerance: float, seconds: float) -> Ending:
         """Find the best plan by branch and bound over boxes (strategies with ratios and recomputed
-        blocks in ranges), to a tolerance or within a time limit.
+        blocks in ranges), within a tolerance or a time limit.
 
         Plans whose stages are alike come first, then plans whose stages have equally many GPUs,
         then a quick look at plans whose stages have not.
@@ -571,7 +569,7 @@ class Hierarchy:
         """Prove how good the best plan is, or find a better one, within a time limit."""
         if not self.has_bounds:
             return self._bounded()
-        # Bounds of all groups are bounds of the whole space, and reported as such.
+        # The least bound of all groups is a bound of the whole space, and reported as such.
         bound_s = self._bound_s(self.least_s, tolerance, seconds, hear=self.ledger.bounded)
         if self.ledger.best is None:
             return Ending(status="INFEASIBLE" if bound_s == inf else None)

@@ -1,5 +1,5 @@
-"""Joins candidates for stages to a pipeline by a mixed-integer linear programme (Mist), solved by
-HiGHS or CBC.
+"""Joins candidates for stages to a pipeline by mixed-integer linear programming (as Mist does),
+with HiGHS or CBC.
 """
 
 import os
@@ -21,7 +21,7 @@ from searchers.exact.candidates import Menus, StagePosition
 from searchers.exact.programme import Chosen, join_hastily, places_by_stage, plan_of
 from searchers.exact.programme import join as join_exactly
 
-# Keeps what a C library writes off standard output.
+# Keeps the messages of C libraries off standard output.
 #
 # HiGHS 1.16 prints its version when it is created, before it can be silenced; a command with
 # ``--json`` writes one object to standard output and nothing else.
@@ -32,12 +32,14 @@ STANDARD_OUTPUT = 1
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Discard everything written to standard output in the ``with`` block, also by C code."""
+    """Discard everything that is written to standard output in the ``with`` block, also by C
+    code.
+    """
     sys.stdout.flush()
     try:
         kept = os.dup(STANDARD_OUTPUT)
     except OSError:
-        # Standard output was closed, so writes have nowhere to go.
+        # If standard output is closed, there is nothing to discard.
         yield
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -50,19 +52,19 @@ def silent() -> Iterator[None]:
         os.close(nowhere)
 
 
-# Joins stages to the best pipeline by a mixed-integer linear programme, as Mist does.
+# Joins stages to the best pipeline by mixed-integer linear programming, as Mist does.
 #
 # Each candidate of each stage has a binary variable: a stage takes one of its candidates, and the
 # stages together have all blocks. The recurrence of ``mistlab.cost.chains`` adds the inequalities
-# of chains, from the last stage to the first.
+# of chains of passes, from the last stage to the first.
 
 
-# A linear expression of PuLP, which has no types.
+# A linear expression of the package PuLP, which has no types.
 Expression = Any
 
-# Plans whose times differ by less than this share count as equal.
+# Plans whose times differ by less than this share count as equal for the solver.
 GAP = 1e-6
-# Solvers look for plans up to this factor slower than a known plan, because of their own
+# The solver looks for plans up to this factor slower than the known plan, because of its own
 # tolerances.
 ALMOST = 1 + 1e-5
 
@@ -72,7 +74,7 @@ def _highs(seconds: float) -> pulp.LpSolver:
 
 
 def _cbc(seconds: float) -> pulp.LpSolver:
-    # CBC is installed as an extra: pip install '.[cbc]'.
+    # CBC is an optional dependency: pip install '.[cbc]'.
     from cbcbox import cbc_bin_path  # noqa: PLC0415
 
     return pulp.COIN_CMD(
@@ -84,13 +86,12 @@ SOLVERS: dict[str, Callable[[float], pulp.LpSolver]] = {"highs": _highs, "cbc": 
 
 
 def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float, Plan] | None]:
-    """A ``Joiner`` that runs one of ``SOLVERS`` on a group of pipelines, within a time limit or
-    what is left of the budget. In case the solver is stopped, a plan found by beam search goes to
-    the ledger first.
+    """A ``Joiner`` that runs one of ``SOLVERS`` on a group of pipelines, until a time limit or the
+    budget ends. A beam search's plan is predicted first, in case the solver is stopped.
     """
 
     def join(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-        # Candidates that cannot beat the beam search's plan are pruned: most of them.
+        # Candidates that cannot beat the beam search's plan are pruned: most of them are.
         hasty = join_hastily(menus, limit_s)
         if hasty is not None:
             menus.ledger.predict([hasty[1]])
@@ -101,7 +102,7 @@ def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float
         before_s = menus.ledger.wall_s
         programme = StageProgramme(menus, stages)
         programme.minimise(_longest_chain(programme), limit_s)
-        # Passing the programme to a solver takes about as long as building it, so this time is
+        # Handing the programme to the solver takes about as long as building it, so as much time is
         # subtracted from what is left of the budget.
         handing_s = menus.ledger.wall_s - before_s
         if programme.solve(solver, min(seconds, menus.ledger.seconds_left - handing_s)):
@@ -109,7 +110,7 @@ def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float
             if chosen is None:
                 return hasty
             return float(pulp.value(programme.length)), plan_of(menus, chosen)
-        # If the solver was stopped, nothing is proven.
+        # If the solver was stopped, its pipeline is not proven to be the best.
         return join_exactly(menus, limit_s) or hasty
 
     return join
@@ -117,27 +118,27 @@ def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenStage:
-    """One stage of the programme: its candidates, with a binary variable for each."""
+    """One stage of the linear programme: its candidates, with a binary variable for each."""
 
     candidates: Sequence[tuple[StagePosition, int]]
     chosen: Sequence[pulp.LpVariable]
 
     def taken(self, values: Mapping[StagePosition, Column]) -> Expression:
-        """A value of the chosen candidate, as a linear expression; ``values`` has those of all
-        candidates of each position.
+        """A property of the chosen candidate as a linear expression; ``values`` has the property of
+        all candidates, by position.
         """
         each = [float(values[place][row]) for place, row in self.candidates]
         return pulp.LpAffineExpression(dict(zip(self.chosen, each, strict=True)))
 
     @property
     def places(self) -> set[StagePosition]:
-        """The stage positions that the candidates are for."""
+        """The stage positions of the candidates."""
         return {place for place, _ in self.candidates}
 
 
 class Inequalities:
-    """Durations as linear expressions. The maximum of several is a variable, with an inequality for
-    each of them.
+    """Durations as linear expressions: the maximum of several durations is a variable, with an
+    inequality for each of them.
     """
 
     def __init__(self, problem: pulp.LpProblem, stage: int, check_time: Callable[[], None]) -> None:
@@ -147,7 +148,7 @@ class Inequalities:
         self._check_time = check_time
 
     def longest(self, name: str, *ways: Expression) -> Expression:
-        """A new variable that is at least each of the durations; variables are never negative."""
+        """A new variable that is at least each of the durations; no variable is negative."""
         self._check_time()
         variable = self._problem.add_variable(f"{name}{self._stage}", lowBound=0)
         for way in ways:
@@ -156,15 +157,14 @@ class Inequalities:
         return pulp.LpAffineExpression(variable)
 
     def may_exceed(self, lengths: Sequence[Expression], others: Sequence[Expression]) -> bool:
-        """Whether some candidate's value of ``lengths`` can exceed some candidate's value of
-        ``others``.
-        """
+        """Whether any candidate's ``lengths`` may exceed any candidate's ``others``."""
         longest = max(max(one.values(), default=0.0) for one in lengths)
         return longest > min(min(one.values(), default=0.0) for one in others)
 
 
 class StageProgramme:
-    """The mixed-integer programme that chooses a candidate for each stage of a group's pipelines.
+    """The mixed-integer linear programme that chooses a candidate for each stage of a group's
+    pipelines.
 
     ``stages`` are its stages, the last stage first; a solution has all blocks of the model.
     """
@@ -188,19 +188,23 @@ class StageProgramme:
         return pulp.LpAffineExpression()
 
     def inequalities(self, after: int) -> Inequalities:
-        """What computes the durations of the stage that has ``after`` stages behind it."""
+        """The ``Inequalities`` in which the durations of the stage with ``after`` stages behind it
+        are computed.
+        """
         return Inequalities(self.problem, after, self.menus.ledger.check_time)
 
     def minimise(self, length: Expression, limit_s: float) -> None:
-        """Minimise the pipeline's duration, which must stay below an upper bound."""
+        """Set the objective, the pipeline's iteration time, which must stay below an upper
+        bound.
+        """
         self.length = length
         self.problem.setObjective(length)
         if limit_s < float("inf"):
             self.problem.addConstraint(length <= limit_s)
 
     def solve(self, solver: str, seconds: float) -> bool:
-        """Run a solver within a time limit; True if it found the optimum or proved that none
-        exists.
+        """Run a solver until a time limit; True if it found the optimum, or proved that there is no
+        solution.
         """
         if seconds <= 0:
             return False
@@ -210,8 +214,8 @@ class StageProgramme:
         return bool(is_best or self.problem.status == pulp.LpStatusInfeasible)
 
     def chosen(self, *, is_best: bool = True) -> Chosen | None:
-        """The candidates of the best solution, None if there is none; unless ``is_best``, the best
-        that a stopped solver has found will do.
+        """The stages' candidates in the best solution, None if there is none; unless ``is_best``,
+        the best solution of a stopped solver will do.
         """
         known = {pulp.LpSolutionOptimal}
         if not is_best:
@@ -235,7 +239,9 @@ class StageProgramme:
         return ChosenStage(candidates=candidates, chosen=chosen)
 
     def _share_hosts(self) -> None:
-        """Add constraints: the stages on each node together need no more than its host memory."""
+        """Add constraints for host memory: the stages on each node together need at most the
+        node's.
+        """
         cluster = self.menus.problem.cluster
         held: dict[int, Expression] = {}
         first_rank = cluster.num_gpus
@@ -263,7 +269,9 @@ def _blocks(menus: Menus, position: StagePosition) -> Column:
 
 
 def _longest_chain(programme: StageProgramme) -> Expression:
-    """The iteration time as a linear expression, by the recurrence of ``mistlab.cost.chains``."""
+    """The iteration time as a linear expression: the longest chain of passes, by the recurrence of
+    ``mistlab.cost.chains``.
+    """
     menus = programme.menus
     has_host = ENGINES[menus.space.engine].host is not None
     names = [name for name in PASSES if has_host or name not in ISSUED]

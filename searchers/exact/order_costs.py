@@ -1,4 +1,5 @@
-"""Lower bounds of stage costs in orders of passes without a closed form.
+"""Lower bounds of stage costs in pipeline orders (orders of passes) whose iteration time has no
+closed form.
 
 A stage has all passes of its chunks, and what only passes through it passes its first chunk. A box
 of numbers of recomputed blocks is one for each chunk; where slots are not of the same kinds, the
@@ -32,14 +33,15 @@ from mistlab.stages.stage_batch import (
 )
 from searchers.exact.groups import Group
 
-# A function: lower bounds of the times of stages with ratios and numbers of recomputed blocks
-# between those of two batches of candidates.
+# A function that returns lower bounds of stages' times, for all ratios and numbers of recomputed
+# blocks between those of two batches of candidates.
 Bounds = Callable[[StageBatch, StageBatch], StageSeconds]
 
-# Times of a chunk of which the least in a box of strategies is a lower bound.
+# Times of a stage's chunk whose least value over a box (strategies with ratios in ranges) is used
+# as a lower bound.
 ADDED = (*OF_CHUNKS, "point_to_point_s")
 
-# Columns in which the chunks of a stage differ, recomputed blocks aside.
+# Columns in which the chunks of a stage differ, other than the number of recomputed blocks.
 _OF_CHUNKS = (
     *("layers", "has_embedding", "has_head", "comes_from", "goes_to"),
     *(name for name in counts_of_blocks() if name != RECOMPUTED),
@@ -48,7 +50,7 @@ _OF_CHUNKS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderTraits:
-    """What lower bounds need to know of an order of passes under an engine."""
+    """The properties of a pipeline order and an engine on which lower bounds of stages depend."""
 
     chunks: int
     micro_batches: int
@@ -57,7 +59,7 @@ class OrderTraits:
 
     @classmethod
     def of(cls, order: str, engine: str, micro_batches: int) -> "OrderTraits":
-        """The traits of a named order of passes with this number of micro-batches."""
+        """The properties of a named pipeline order with this number of micro-batches."""
         return cls(
             chunks=chunks_of(order),
             micro_batches=micro_batches,
@@ -67,7 +69,9 @@ class OrderTraits:
 
     @property
     def goes_back(self) -> bool:
-        """Whether a stage ends only after its last gradient has reached the first stage."""
+        """Whether an iteration ends for a stage only after its last gradient is back at the first
+        stage.
+        """
         return not (self.splits or self.steps_apart)
 
     def in_order(
@@ -77,8 +81,8 @@ class OrderTraits:
         places: StagesInOrder | None,
         bounds: Bounds,
     ) -> StageCosts:
-        """The costs of stages with times that are lower bounds, in this order of passes, for all
-        strategies between those of ``ends``; without ``places`` chunks go round the stages.
+        """The costs of stages with times that are lower bounds in this pipeline order, for all
+        strategies between the two of ``ends``; without ``places``, chunks go round the stages.
         """
 
         def chunk_of(stages: StageBatch, chunk: int) -> StageBatch:
@@ -101,8 +105,8 @@ class OrderTraits:
         return replace(costs, seconds=self._as_times(stage, sent_s, costs.seconds))
 
     def _as_times(self, stage: InOrder, sent_s: Floats, seconds: StageSeconds) -> StageSeconds:
-        """Lower bounds in the form of a stage's times: forward passes only, with the host's time in
-        place of ``after_first_s``.
+        """Lower bounds stored in the fields of a stage's times: forward times count all passes, and
+        ``after_first_s`` has the host's time.
         """
         nothing = np.zeros_like(sent_s)
         each_s = stage.all_s / self.micro_batches
@@ -123,7 +127,7 @@ class OrderTraits:
     def in_front_s(
         self, times: StageTimes, behind: Chains[Floats], *, is_last: bool
     ) -> Chains[Floats]:
-        """Lower bounds of stages with these times, followed by the stages behind them."""
+        """Lower bounds for stages with these times, together with the stages behind them."""
         stage = InOrder(
             all_s=self.micro_batches * times.forward_s,
             issued_s=times.after_first_s,
@@ -145,8 +149,8 @@ class OrderTraits:
 def chains_in_front(
     group: Group, engine: str, stage: StageTimes, behind: Chains[Floats], after: int
 ) -> Chains[Floats]:
-    """The chains of passes (C) through stages in front of ``after`` other stages; lower bounds in
-    an order without a closed form.
+    """The chains of passes (C) that start at stages with ``after`` stages behind them; lower bounds
+    if the group's pipeline order has no closed form.
     """
     if group.has_formula:
         return prepended(stage, behind, group.micro_batches, after + 1)
@@ -157,8 +161,9 @@ def chains_in_front(
 def _least_of(
     least: StageBatch, most: StageBatch, stage: Rows, bounds: Bounds
 ) -> dict[str, Floats]:
-    """The least times of each chunk of stages (C) over all candidates between two columns;
-    ``stage`` is the stage of each chunk. Equal chunks of a stage are evaluated once.
+    """The least times of each chunk of stages (C), over all candidates between those of two
+    batches; ``stage`` is the index of each chunk's stage. Equal chunks of a stage are evaluated
+    once.
     """
     low, high, row = (
         np.concatenate(column)
@@ -194,8 +199,8 @@ def _least_of(
 def _alike(
     columns: Sequence[Ints],
 ) -> tuple[Rows, Rows]:
-    """The first row of each distinct row of integers, and for each row the index of its distinct
-    row.
+    """The index of the first of each set of equal rows of integers, and for each row the number of
+    its set.
     """
     codes = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
@@ -206,8 +211,8 @@ def _alike(
 
 
 def _runs(blocks: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """Ranges of numbers of recomputed blocks, fewest and most, in which time slots hold the same
-    kinds of blocks.
+    """Ranges of numbers of recomputed blocks (fewest and most) in which stages have the same kinds
+    of time slots.
     """
     for few in range(FEWEST_ALIKE):
         yield np.full(len(blocks), few), np.full(len(blocks), few)

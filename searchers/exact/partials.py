@@ -1,5 +1,5 @@
-"""Partial pipelines as columns: the last stages of pipelines, with the blocks and GPUs that they
-use, and their chains of passes.
+"""Partial pipelines (the last stages of pipelines) as columns: the blocks and GPUs that they use,
+and their chains of passes, from which iteration times follow.
 
 A partial pipeline has the last stages of a pipeline. Axes: K partial pipelines.
 """
@@ -20,16 +20,16 @@ from mistlab.stages.stage_batch import TIMES, StageTimes
 from searchers.exact.candidates import Options, StagePosition, undominated
 from searchers.exact.groups import Group
 
-# The numbers of blocks and of GPUs that a partial pipeline uses.
+# The number of blocks and the number of GPUs that a partial pipeline uses.
 Taken = tuple[int, int]
-# At most about this many partial pipelines are made in one batch.
+# The number of partial pipelines, approximately, that are made in one batch at most.
 TOGETHER = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Partials:
     """Partial pipelines (K) with equally many stages, sorted by the blocks and GPUs that they use.
-    Each is a stage in front of a partial pipeline of ``behind``.
+    Each is a stage in front of one of the shorter partial pipelines ``behind``.
 
     ``host_bytes`` are the bytes on the node of the first stage, if the node has GPUs left.
     """
@@ -38,8 +38,8 @@ class Partials:
     gpus: Rows
     chains: Chains[Floats]
     host_bytes: Floats
-    # How each partial pipeline is made: the position of its first stage, that stage's row among the
-    # candidates, and the row of the partial pipeline behind it.
+    # How each partial pipeline was made: the position of its first stage, the index of that stage's
+    # candidate, and the index of the partial pipeline behind it.
     places: tuple[StagePosition, ...]
     place: Rows
     option: Rows
@@ -48,7 +48,7 @@ class Partials:
 
     @classmethod
     def nothing(cls) -> Self:
-        """The partial pipeline without stages."""
+        """A single partial pipeline that has no stages."""
         none = np.zeros(1, dtype=np.intp)
         return cls(
             layers=none,
@@ -66,7 +66,7 @@ class Partials:
         return len(self.layers)
 
     def chosen(self, rows: Rows | Bools) -> Self:
-        """The partial pipelines with these indices."""
+        """The partial pipelines that a mask or indices select."""
         return replace(
             self,
             layers=self.layers[rows],
@@ -83,8 +83,8 @@ class Partials:
         return self.chosen(np.lexsort((self.gpus, self.layers)))
 
     def by_taken(self) -> Iterator[tuple[Taken, slice]]:
-        """Each pair of blocks and GPUs that partial pipelines use, and the slice of those that use
-        them.
+        """For each pair of numbers of blocks and GPUs that partial pipelines use, the pair and the
+        slice of these partial pipelines.
         """
         changes = (self.layers[1:] != self.layers[:-1]) | (self.gpus[1:] != self.gpus[:-1])
         bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(self)]
@@ -93,17 +93,17 @@ class Partials:
                 yield (int(self.layers[start]), int(self.gpus[start])), slice(start, end)
 
     def undominated(self, rows: Rows) -> Rows:
-        """The indices, among ``rows``, of the partial pipelines that no other one dominates; all of
-        them use the same blocks and GPUs.
+        """Those of the partial pipelines ``rows`` that no other of them dominates; all must use the
+        same blocks and GPUs.
         """
         chains = [getattr(self.chains, name)[rows] for name in CHAINS]
         columns = np.stack([*chains, self.host_bytes[rows]], axis=1)
-        # Of equal rows the first is enough; rounded times make many rows equal.
+        # Of equal partial pipelines the first is enough; rounded times make many equal.
         different = first_of_each(columns)
         return rows[different[undominated([*columns[different].T])]]
 
     def first_with_each_places(self, rows: Rows) -> Rows:
-        """Of ``rows``, the first partial pipeline with each distinct sequence of stage
+        """Of the partial pipelines ``rows``, the first one with each distinct sequence of stage
         positions.
         """
         chosen, partials, of_row = [], self, rows
@@ -114,8 +114,8 @@ class Partials:
         return rows[first_of_each(paths.astype(np.float64))]
 
     def stages(self, row: int) -> Iterator[tuple[StagePosition, int]]:
-        """The stages of one partial pipeline, first stage first: the position of each, and its row
-        among the candidates.
+        """The stages of one partial pipeline, first stage first: each stage's position, and the
+        index of its candidate.
         """
         if self.behind is not None:
             yield self.places[int(self.place[row])], int(self.option[row])
@@ -123,7 +123,7 @@ class Partials:
 
 
 def joined(parts: Sequence[Partials]) -> Partials:
-    """Concatenate tables of partial pipelines that have equally many stages."""
+    """Concatenate several sets of partial pipelines that have equally many stages."""
     if len(parts) == 1:
         return parts[0]
     chains = [part.chains for part in parts]
@@ -143,35 +143,38 @@ def joined(parts: Sequence[Partials]) -> Partials:
 
 
 def chosen_chains(chains: Chains[Floats], rows: Rows | Bools) -> Chains[Floats]:
-    """The chains with these indices."""
+    """The chains of passes of the partial pipelines with these indices."""
     return Chains(**{name: getattr(chains, name)[rows] for name in CHAINS})
 
 
 def rounded_down(chains: Chains[Floats], grain_s: float) -> Chains[Floats]:
-    """The chains with times rounded down to multiples of ``grain_s``, so that fewer of them
-    differ.
+    """The chains of passes with times rounded down to multiples of ``grain_s``, so that fewer of
+    them differ.
     """
     return Chains(**{name: np.floor(getattr(chains, name) / grain_s) * grain_s for name in CHAINS})
 
 
 def in_parts(sizes: Rows) -> Iterator[Rows]:
-    """Split steps into batches that make few enough partial pipelines; ``sizes`` are how many each
-    makes.
+    """Divide steps (each puts a stage in front of partial pipelines) into batches of limited size;
+    ``sizes`` are the numbers of partial pipelines that steps make.
     """
     part = np.cumsum(sizes) // TOGETHER
     yield from np.split(np.arange(len(sizes)), np.flatnonzero(np.diff(part)) + 1)
 
 
 def each_of(numbers: Rows, sizes: Rows) -> tuple[Rows, Rows]:
-    """Each number repeated as often as its size says, and a count within each repetition."""
+    """Each of ``numbers`` repeated as many times as its size says, and a count from 0 within each
+    repetition.
+    """
     before = np.cumsum(sizes) - sizes
     return np.repeat(numbers, sizes), np.arange(sizes.sum()) - np.repeat(before, sizes)
 
 
-# Lower bounds of any way to complete a partial pipeline, from the candidates for the stages in
-# front. For groups whose stages have equally many GPUs: the numbers of stages and blocks left then
-# say which positions are possible. Axes: S stages, last first; L numbers of blocks; K partial
-# pipelines.
+# Lower bounds of all ways to complete a partial pipeline, from the candidates for the stages in
+# front of it. Used for groups whose stages have equally many GPUs, where the numbers of stages and
+# blocks still missing determine the possible stage positions.
+#
+# Axes: S stages, last first; L numbers of blocks; K partial pipelines.
 
 
 class _Menus(Protocol):
@@ -180,8 +183,8 @@ class _Menus(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completions:
-    """Lower bounds of the stages in front of each stage, for each number of blocks that is left to
-    them (S + 1, L).
+    """Lower bounds for the stages that are still missing in front of a partial pipeline, by its
+    number of stages and by the number of blocks left (S + 1, L).
 
     ``through_s`` is the time in which a micro-batch passes all of them, there and back.
     ``slowest_s`` is the time of the slowest of them for each micro-batch, ``own_s`` the least
@@ -203,9 +206,9 @@ class Completions:
         layers: int,
         like: Ints | None = None,
     ) -> Self:
-        """The bounds of a group's completions; ``stages`` lists the possible positions of each
-        stage. Where kinds of blocks alternate, ``like`` gives the first block of a position
-        (``like_blocks``).
+        """The lower bounds for a group of pipelines; ``stages`` lists the possible positions of
+        each stage. If kinds of blocks alternate, ``like`` maps a range of blocks to the first block
+        that stage positions name (``like_blocks``).
         """
         shape = len(stages) + 1, layers + 1
         through, slowest, alone = (np.full(shape, np.inf) for _ in range(3))
@@ -232,17 +235,17 @@ class Completions:
         )
 
     def least_s(self, partials: Partials, stages: int) -> Floats:
-        """A lower bound in seconds of the pipelines that partial pipelines of so many ``stages``
-        can become (K).
+        """A lower bound in seconds of the pipelines that partial pipelines (K) with ``stages``
+        stages can become.
         """
         chains, left = partials.chains, self.layers - partials.layers
         count, most = self.micro_batches, len(self.own_s) - 1
         through_s = self.through_s[stages, left]
         can_end = np.isfinite(through_s)
-        # Avoids infinity times zero, which is not a number.
+        # Infinity times zero would not be a number.
         slowest_s = np.where(can_end, self.slowest_s[stages, left], 0.0)
         ahead = min(count, most) - 1
-        # The slowest stage left waits for the first or for the last micro-batch to come back,
+        # The slowest missing stage waits for the first or for the last micro-batch to come back,
         # whichever takes longer.
         around = np.minimum(chains.around_first, chains.around_last)
         ways = [
@@ -251,17 +254,19 @@ class Completions:
             count * slowest_s + np.maximum(around - ahead / 2 * slowest_s, 0.0),
         ]
         if stages < most and count > ahead + 1:
-            # Or it waits for both the first and the last micro-batch.
+            # Alternatively, the slowest missing stage waits for both the first and the last
+            # micro-batch.
             both = chains.around_first + chains.around_last + self.own_s[stages]
-            # A backward pass that stalled counts less than its whole time: at least a forward pass
-            # is left.
+            # A backward pass that stalled counts for less than its whole time, since at least a
+            # forward pass is left.
             ways.append((count - ahead - 2) * slowest_s + both)
         return np.asarray(np.where(can_end, np.maximum.reduce(ways), np.inf))
 
 
 def _each_s(options: Options, *, micro_batches: int, num_stages: int) -> Floats:
-    """The steady time of stages, or slightly less: the first forward and the last backward pass may
-    be shorter than steady ones, because no fetch precedes the one and no offload follows the other.
+    """The steady time of stages for one micro-batch, or slightly less: the first forward and the
+    last backward pass may be shorter than steady ones, since no fetch comes before the one and no
+    offload after the other.
 
     Where a stage waits for a micro-batch, all micro-batches but that one and half of those that it
     runs ahead count, so this difference is shared out to so many.
@@ -285,9 +290,7 @@ def _least_by_layers(
     layers: int,
     like: Ints | None,
 ) -> Mapping[int, Floats]:
-    """The least seconds of a stage with each number of blocks, if it begins at block 0, 1, 2,
-    ...
-    """
+    """For each number of blocks, the least seconds of a stage that begins at block 0, 1, 2, ..."""
     least_of_count: dict[int, Floats] = {}
     for position in places:
         count = position.layers
@@ -301,8 +304,9 @@ def _least_by_layers(
     return least_of_count
 
 
-# The candidates of several stage positions, concatenated. Axes: P positions, O candidates of all
-# positions.
+# The candidates for several stage positions in one list.
+#
+# Axes: P positions, O candidates of all positions.
 
 
 class _PlaceMenus(Protocol):
@@ -313,8 +317,9 @@ class _PlaceMenus(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlaceOptions:
-    """The candidates for several stage positions (P), concatenated. Those for a position begin at
-    ``starts`` and are ``counts`` many; ``row`` is a candidate's row in the list of its position.
+    """The candidates for several stage positions (P) in one list. Those for a position begin at
+    index ``starts`` and number ``counts``; ``row`` is a candidate's index in its own position's
+    list.
     """
 
     places: tuple[StagePosition, ...]
@@ -329,7 +334,7 @@ class PlaceOptions:
 
     @classmethod
     def of(cls, menus: _PlaceMenus, positions: Sequence[StagePosition], limit_s: float) -> Self:
-        """The candidates for these stage positions that may be in pipelines faster than
+        """The candidates for these stage positions that may be in pipelines that take less than
         ``limit_s``.
         """
         menus_of_positions = [menus[position] for position in positions]

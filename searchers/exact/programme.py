@@ -40,17 +40,17 @@ from searchers.exact.relaxed import Relaxed
 from searchers.meshes import Mesh, even_layers, layer_counts, lies_well
 from searchers.strategy import Ledger
 
-# The beam width: a beam search keeps this many partial pipelines for each number of blocks and
-# GPUs.
+# The beam width: the number of partial pipelines that a beam search keeps for each number of blocks
+# and GPUs used.
 BEAM = 16
 FEW = 16  # How many pipelines are near the best.
-# Where times are rounded, dominated partial pipelines are pruned each time more than this many are
-# there.
+# Where times are rounded, dominated partial pipelines are pruned whenever there are more partial
+# pipelines than this.
 MOST = 1 << 17
 
 
 class StageMenus(Protocol):
-    """The candidates for the stages of a group of pipelines, by stage position."""
+    """The interface of the lists of candidates for a group's stages, by stage position."""
 
     problem: Problem
     space: SearchSpace
@@ -60,39 +60,39 @@ class StageMenus(Protocol):
     with_host: bool
 
     def __getitem__(self, position: StagePosition) -> Options:
-        """The candidates for a stage position, which ``prepare`` must have evaluated."""
+        """The candidates for a stage position; ``prepare`` must have evaluated it before."""
         ...
 
     def prepare(self, places: Iterable[StagePosition], limit_s: float) -> None:
-        """Evaluate the candidates for stage positions; those are pruned that no pipeline faster
-        than ``limit_s`` can contain.
+        """Evaluate the candidates for these stage positions; those that no pipeline faster than
+        ``limit_s`` can contain are pruned.
         """
 
 
-# The stages of a pipeline: the position of each, and the row of its candidate.
+# The stages of a pipeline: each stage's position, and the index of its candidate.
 Chosen = tuple[tuple[StagePosition, int], ...]
 
 
 def join(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-    """The fastest pipeline of a group, with its time by the closed form; None if none is faster
-    than ``limit_s``.
+    """The fastest pipeline of a group and its time by the closed form; None if none takes less than
+    ``limit_s``.
     """
     return _Join(menus=menus).fastest(limit_s)
 
 
 def join_hastily(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-    """The same as ``join`` by beam search, which keeps few partial pipelines: usually as good, and
-    much faster.
+    """The best pipeline that a beam search finds in a group, as ``join`` returns it: usually as
+    fast, and found much sooner.
     """
     return _Join(menus=menus, beam=BEAM).fastest(limit_s)
 
 
 def near_best(menus: Menus, limit_s: float) -> list[tuple[float, Plan, tuple[StagePosition, ...]]]:
     """The fastest few pipelines of a beam search that differ in more than memory savings, fastest
-    first: their times, plans and stage positions.
+    first: each one's time, plan and stage positions.
     """
-    # Host memory may rule out every partial pipeline that a beam keeps, so without a plan to beat
-    # all are kept.
+    # Host memory may rule out every partial pipeline that a beam would keep. So while there is no
+    # plan to beat, all are kept.
     beam = None if menus.with_host and limit_s == np.inf else BEAM
     return _Join(menus=menus, beam=beam).pipelines(limit_s, FEW)
 
@@ -107,9 +107,9 @@ def fastest_few(
     grain_s: float = 0.0,
     beam: int | None = None,
 ) -> list[tuple[float, Chosen]]:
-    """The fastest few pipelines with distinct stage positions that beat ``limit_s``, and their
-    times, fastest first. Unless ``grain_s`` is zero, times are rounded down to multiples of it:
-    they are then lower bounds, and far fewer partial pipelines differ.
+    """The fastest few pipelines with distinct stage positions that take less than ``limit_s``, with
+    their times, fastest first. With ``grain_s`` above zero, times are rounded down to multiples of
+    it: they are then lower bounds, and far fewer partial pipelines differ.
     """
     joined = _Join(
         menus=menus, beam=beam, completions=completions, relaxed=relaxed, grain_s=grain_s
@@ -118,7 +118,7 @@ def fastest_few(
 
 
 def plan_of(menus: StageMenus, chosen: Chosen) -> Plan:
-    """The plan of a pipeline, given the candidate for each stage."""
+    """The plan of a pipeline, from the candidate that is chosen for each stage."""
     stages = tuple(
         menus[place].stage_plan(option, place.mesh, place.layers) for place, option in chosen
     )
@@ -131,7 +131,9 @@ def plan_of(menus: StageMenus, chosen: Chosen) -> Plan:
 
 
 def places_by_stage(menus: StageMenus, limit_s: float) -> list[list[StagePosition]]:
-    """The possible positions of each stage, last stage first; their candidates are evaluated."""
+    """For each stage, last stage first, its possible positions, after evaluating the candidates for
+    them.
+    """
     stages = _Join(menus=menus).places_by_stage(limit_s)
     menus.prepare([place for places in stages for place in places], limit_s)
     return stages
@@ -152,7 +154,7 @@ class _Join:
     def pipelines(
         self, limit_s: float, count: int
     ) -> list[tuple[float, Plan, tuple[StagePosition, ...]]]:
-        """The fastest few pipelines with distinct stage positions: times, plans and stage
+        """The fastest few pipelines with distinct stage positions: each one's time, plan and stage
         positions.
         """
         return [
@@ -161,7 +163,9 @@ class _Join:
         ]
 
     def found(self, limit_s: float, count: int) -> list[tuple[float, Chosen]]:
-        """The fastest few pipelines with distinct stage positions, and their times."""
+        """The fastest few pipelines with distinct stage positions: each one's time and chosen
+        candidates.
+        """
         known: dict[tuple[StagePosition, ...], tuple[float, Partials, int]] = {}
         partials = Partials.nothing()
         for after in range(self._stages_within(limit_s)):
@@ -188,7 +192,9 @@ class _Join:
         return [(seconds, tuple(whole.stages(row))) for seconds, whole, row in fastest]
 
     def _worth(self, partials: Partials, stages: int, limit_s: float) -> Partials:
-        """The partial pipelines of this many stages that may still become the fastest pipeline."""
+        """The partial pipelines with ``stages`` stages that may still become the fastest
+        pipeline.
+        """
         least_s = self._least_s(partials, stages)
         kept = [np.empty(0, dtype=np.intp)]
         for _, here in partials.by_taken():
@@ -201,11 +207,11 @@ class _Join:
         return partials.chosen(np.concatenate(kept))
 
     def places_by_stage(self, limit_s: float) -> list[list[StagePosition]]:
-        """The possible positions of each stage, last stage first."""
+        """For each stage, last stage first, its possible positions."""
         taken: Iterable[Taken] = [(0, 0)]
         stages = []
         for after in range(self._most_stages):
-            # Taken step by step: with thousands of GPUs there are millions of steps.
+            # Added one by one, since with thousands of GPUs there are millions of steps.
             places, behind = set(), set()
             for before, position in self._steps(taken, after, limit_s):
                 places.add(position)
@@ -226,14 +232,14 @@ class _Join:
         return self.menus.group.num_stages or min(layers, gpus // smallest)
 
     def _stages_within(self, limit_s: float) -> int:
-        """The most stages that a pipeline faster than ``limit_s`` can have."""
+        """The most stages that a pipeline that takes less than ``limit_s`` can have."""
         if self.relaxed is None:
             return self._most_stages
         return min(self._most_stages, self.relaxed.most_stages(limit_s))
 
     def _extended(self, partials: Partials, after: int, limit_s: float) -> Partials:
-        """Put one more stage in front of every partial pipeline, in every possible way; prune those
-        that cannot beat ``limit_s``.
+        """Put one more stage in front of every partial pipeline, in every possible way; results
+        that cannot beat ``limit_s`` are pruned.
         """
         where = dict(partials.by_taken())
         steps = sorted(self._steps(where, after, limit_s), key=lambda step: _with(*step))
@@ -260,8 +266,8 @@ class _Join:
         return joined(parts)
 
     def _fewer(self, partials: Partials, stages: int, limit_s: float) -> Partials:
-        """Prune dominated partial pipelines; as long as too many are left, round their times more
-        coarsely.
+        """Prune dominated partial pipelines; while too many are left, round their times more
+        coarsely and prune again.
         """
         grain_s = self.grain_s
         partials = self._worth(partials.in_order(), stages, limit_s)
@@ -274,8 +280,9 @@ class _Join:
     def _steps(
         self, partials: Iterable[Taken], after: int, limit_s: float
     ) -> Iterator[tuple[Taken, StagePosition]]:
-        """All pairs of used blocks and GPUs, and a stage that may come in front. Stages are pruned
-        that are too slow, or that leave the others more blocks than they can hold.
+        """For each pair of numbers of blocks and GPUs used so far, the positions of stages that may
+        come in front. Stages are pruned that are too slow, or that leave the other stages more
+        blocks than these can hold.
         """
         problem, group, work = self.menus.problem, self.menus.group, self.menus.work
         layers, gpus = self._all
@@ -301,7 +308,7 @@ class _Join:
 
     def _counts(self, after: int, limit_s: float) -> Mapping[Mesh, Sequence[int]]:
         """The numbers of blocks that a stage on each mesh can have, with ``after`` stages behind
-        it, in a pipeline faster than ``limit_s``.
+        it, in a pipeline that takes less than ``limit_s``.
         """
         (layers, gpus), meshes = self._all, self.menus.group.meshes
         if self.relaxed is None:
@@ -311,7 +318,7 @@ class _Join:
         return {mesh: alone if mesh.num_gpus == gpus else by_mesh.get(mesh, []) for mesh in meshes}
 
     def _may_be(self, first_rank: int, mesh: Mesh, after: int) -> bool:
-        """Whether a stage on a mesh can start at a rank."""
+        """Whether a stage on this mesh can start at rank ``first_rank``."""
         num_stages, cluster = self.menus.group.num_stages, self.menus.problem.cluster
         if first_rank < 0 or not lies_well(first_rank, mesh.num_gpus, cluster):
             return False
@@ -352,7 +359,7 @@ class _Join:
         row_behind: Rows,
         after: int,
     ) -> Partials:
-        """Put candidates for a stage (K) in front of partial pipelines (K) that have ``after``
+        """Put candidates for a stage (K) in front of partial pipelines (K) with ``after``
         stages.
         """
         position = options.place[option]
@@ -377,8 +384,8 @@ class _Join:
         return self._with_host(partials, options, option) if self.menus.with_host else partials
 
     def _with_host(self, partials: Partials, options: "PlaceOptions", option: Rows) -> Partials:
-        """The partial pipelines whose stages fit together in the host memory of the first stage's
-        node.
+        """The partial pipelines whose stages on the first stage's node together fit in the node's
+        host memory.
         """
         cluster, gpus = self.menus.problem.cluster, options.gpus[partials.place]
         place_in_node = np.array([place.place_in_node for place in options.places])[partials.place]
@@ -391,8 +398,8 @@ class _Join:
 
     def _least_s(self, partials: Partials, stages: int) -> Floats:
         """A lower bound in seconds of the pipelines that partial pipelines (K) can become: the
-        slowest stage left has at least an even share of the blocks, and at most half of its passes
-        overlap with the stages behind it.
+        slowest missing stage has at least an even share of the blocks, and at most half of its
+        passes overlap with the stages behind it.
         """
         if self.completions is not None:
             return self.completions.least_s(partials, stages)

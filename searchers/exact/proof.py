@@ -1,5 +1,5 @@
-"""Proves how good the best plan is, by branch and bound over boxes: sets of memory-saving
-strategies with ratios in ranges.
+"""Proves how close to optimal the best plan is, by branch and bound over boxes (sets of
+memory-saving strategies with ratios in ranges).
 
 Each group of pipelines has a bound: the time of its fastest pipeline of boxes. The boxes of this
 pipeline are halved until it has none, or until no pipeline of the group may beat the best plan.
@@ -30,22 +30,23 @@ from searchers.exact.relaxed import Relaxed, alone_s
 from searchers.meshes import Mesh
 from searchers.strategy import ROUNDING, BudgetSpentError, Ledger
 
-# In each round, the boxes of at most this many pipelines are halved.
+# The number of pipelines, at most, whose boxes are halved in each round.
 AT_ONCE = 8
-# Times of partial pipelines are rounded down to a grain: its initial size as a share, and the
-# factor by which it shrinks once the fastest pipelines contain no boxes.
+# Times of partial pipelines are rounded down to multiples of a grain. These are its initial size,
+# as a share, and the factor by which it shrinks whenever the fastest pipelines contain no boxes.
 GRAIN, FINER = 0.25, 2.0
-# In an order without a closed form a group ends once the grain is this fine, because its bounds are
-# not times of plans.
+# In an order of passes without a closed form, the proof of a group ends when the grain is below
+# this share, because its bounds are not the times of plans.
 FINEST = 0.0625
-# Where stages may have unequal sizes, bounds are first brought within these gaps of the best plan,
-# one after another: the larger the gap, the fewer stages must be evaluated.
+# Where stages may have unequal sizes, the bounds of all groups are brought within these gaps
+# (shares of the best plan's time) one after another: the larger the gap, the fewer stages must be
+# evaluated.
 GAPS = (0.2, 0.175, 0.15, 0.1, 0.045, 0.018, 0.01, 0.005)
 
 
 def has_bounds(ledger: Ledger, space: SearchSpace) -> bool:
-    """Whether the predictor gives lower bounds over boxes (ratios in ranges) for stages of this
-    search space, also if they offload.
+    """Whether the predictor gives lower bounds over boxes (strategies with ratios in ranges) for
+    the stages of this search space, including those that offload.
     """
     model = ledger.predictor
     batch = StageBatch(layers=np.array([1]), data_parallel=1, tensor_parallel=1, micro_batch=1)
@@ -67,9 +68,9 @@ def proven_s(  # noqa: PLR0913 (a group of pipelines, and when to stop)
     seconds: float,
     hear: Callable[[float], object] = float,
 ) -> float:
-    """A lower bound in seconds of all plans in the groups: the best plan's time within the
-    tolerance, or as close to it as the time limit allows. ``least_s`` are bounds to start from;
-    ``hear`` is called with the bound after each round.
+    """A lower bound in seconds of all plans in the groups: within ``tolerance`` of the best plan's
+    time, or as close to it as the time limit allows. ``least_s`` are bounds to start from; ``hear``
+    is called with the bound after each round.
     """
     known = _Known(bounds=dict(least_s))
     is_long = any(group.has_unequal_sizes for group in least_s)
@@ -82,8 +83,8 @@ def proven_s(  # noqa: PLR0913 (a group of pipelines, and when to stop)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """What is proven so far: the bound of each group, groups whose bounds can rise no further, and
-    linear relaxations.
+    """What is proven so far: the bound of each group, the groups whose bounds can rise no further,
+    and the groups' linear relaxations.
     """
 
     bounds: dict[Group, float]
@@ -100,12 +101,12 @@ def _closing(
     *,
     gap: float,
 ) -> Iterator[Group]:
-    """Raise the bounds of groups until each is within a gap of the best plan or can rise no
-    further; yields each group after its round.
+    """Raise the bounds of groups until each is within ``gap`` of the best plan or can rise no
+    further; yields a group after each round on it.
     """
     goal = 1 - max(gap, ROUNDING)
     bounds, ended = known.bounds, known.ended
-    # The number decides between equal bounds, as groups cannot be compared.
+    # The number orders groups with equal bounds, since groups cannot be compared.
     left = [
         (bound, number, group)
         for number, (group, bound) in enumerate(bounds.items())
@@ -122,7 +123,7 @@ def _closing(
         if proofs[group].has_ended:
             ended.add(group)
         if bounds[group] >= goal * ledger.best_s or group in ended:
-            # The candidates of a group take much memory.
+            # Freed, since the candidates of a group take much memory.
             del proofs[group]
         heapreplace(left, (bounds[group], number, group))
         if group in ended:
@@ -144,13 +145,13 @@ class _GroupProof:
     # by the number of stages.
     share: float = GRAIN
     rounds: int = 0
-    # Whether the bound can rise no further, as in an order without a closed form plans take longer
-    # than their bounds.
+    # Whether the group's bound can rise no further, as in an order of passes without a closed form,
+    # where plans take longer than their bounds.
     has_ended: bool = False
 
     def further(self) -> float:
-        """The bound after one more round; if no pipeline of the group can beat the best plan by
-        more than the gap, that limit. Plans that are found go to the ledger.
+        """The group's bound after one more round; if no pipeline of the group can beat the best
+        plan by more than ``gap``, that limit. Plans that are found are predicted.
         """
         menus, ledger, group = self.menus, self.menus.ledger, self.menus.group
         limit_s = self._limit_s
@@ -168,10 +169,10 @@ class _GroupProof:
                 like = like_blocks(pattern, layers) if len(pattern) > 1 else None
                 completions = Completions.of(menus, stages, group.micro_batches, layers, like)
         else:
-            # Only few of all stage positions are possible.
+            # The linear relaxation leaves only few stage positions possible, so they are not
+            # enumerated here.
             most_stages = relaxed.most_stages(limit_s)
-        # While there is no plan to beat, the best plan is taken to be at most twice as slow as the
-        # bound.
+        # While there is no plan to beat, the best plan is assumed to take at most twice the bound.
         gap_s = min(limit_s, 2 * self.bound_s) - self.bound_s
         grain_s = self.share * gap_s / max(1, most_stages)
         fastest = fastest_few(
@@ -186,7 +187,8 @@ class _GroupProof:
                     return self.bound_s
         else:
             self._show(menus, closed)
-            # The fastest pipelines are all plans now, and plans take longer than these bounds.
+            # The fastest pipelines are all plans now, and in such an order plans take longer than
+            # these bounds.
             self.has_ended = bool(closed) and len(closed) == len(fastest) and self.share < FINEST
         if closed:
             self.share /= FINER
@@ -209,8 +211,8 @@ class _GroupProof:
         return group.num_stages is None and group.has_formula and is_found
 
     def _relaxed_s(self) -> float:
-        """A lower bound by linear relaxation, in which stages may be fractional, and of
-        single-stage pipelines.
+        """A lower bound of the group by a linear relaxation in which stages may be fractional, and
+        of its single-stage pipelines.
         """
         relaxed = Relaxed.of(self.menus, self.menus.ledger.best_s)
         self.known.relaxed[self.menus.group] = relaxed
@@ -224,8 +226,8 @@ class _GroupProof:
         return (1 - self.gap) * self.menus.ledger.best_s
 
     def _look_for_plans(self, completions: Completions | None) -> None:
-        """Predict a plan that may beat the best one, if a beam search over candidates that are no
-        boxes finds one.
+        """Predict a plan that may beat the best plan, if a beam search over candidates that are
+        single strategies finds one.
         """
         certain = self.menus.certain()
         limit_s = self._limit_s
@@ -235,8 +237,8 @@ class _GroupProof:
         )
         chosen = [one for _, one in fastest]
         if self.menus.group.num_stages == 1:
-            # Few rounds lead to the best single-stage plan, so the other candidates are predicted
-            # too, as its rivals.
+            # Few rounds lead to the best single-stage plan, so further candidates are predicted as
+            # its rivals.
             chosen = [((place, row),) for ((place, _),) in chosen for row in certain.fastest(place)]
         self._show(certain, chosen)
 
@@ -247,7 +249,7 @@ class _GroupProof:
 
 
 def _can_run(plan: Plan) -> bool:
-    """Whether a plan can run its order of passes; a plan of one stage has the default order
+    """Whether a plan can run its order of passes; a plan with one stage can run the default order
     only.
     """
     if plan.num_stages == 1:

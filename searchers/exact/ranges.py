@@ -1,5 +1,5 @@
-"""Searches pipelines whose stages all save memory in the same way, for models whose kinds of blocks
-alternate.
+"""Searches pipelines whose stages all save memory in the same way, for models in which kinds of
+blocks alternate.
 
 What a stage costs depends on which blocks it has: on its first block, not on their number alone.
 Ranges of many pipelines are asked for together. Their times bound all divisions of the blocks, and
@@ -32,23 +32,23 @@ from searchers.meshes import Pipeline, even_layers, layer_counts
 from searchers.savings import Way, stage_of, ways_alike
 from searchers.strategy import ROUNDING, Ending, Ledger
 
-# At most this many candidates for stages are predicted per call, and this many pipelines are
+# The largest number of candidates for stages that are predicted per call, and of pipelines that are
 # compared at once.
 ROWS_TOGETHER = 1 << 13
 PIPELINES_TOGETHER = 256
-# The grain to which times of partial pipelines are rounded down, as a share of the gap divided by
-# the number of stages: at first, the factor by which it shrinks, and the value below which times
-# are not rounded.
+# Times of partial pipelines are rounded down to multiples of a grain. As shares of the gap divided
+# by the number of stages: its initial size, the factor by which it shrinks, and the size below
+# which times are not rounded.
 GRAIN, FINER, FINEST = 0.25, 4.0, 0.001
 
 
 def takes_turns(workload: Workload) -> bool:
-    """Whether a model's kinds of blocks alternate."""
+    """Whether the blocks of a model are of several kinds that alternate."""
     return len(graph_of(workload).pattern) > 1
 
 
 def takes_ranges(space: SearchSpace) -> bool:
-    """Whether this search can take a space: its only order of passes has a closed form, or all
+    """Whether this search can handle a space: its only order of passes has a closed form, or all
     stages are alike and have equally many blocks.
     """
     are_equal = not space.unequal_stages and space.layers_off_balance == 0
@@ -56,8 +56,8 @@ def takes_ranges(space: SearchSpace) -> bool:
 
 
 def searched_by_ranges(problem: Problem, space: SearchSpace, ledger: Ledger) -> Ending:
-    """The best plan whose stages all save memory alike: proven if all divisions of the blocks could
-    be tried, otherwise with its gap to a lower bound.
+    """The best plan in which all stages save memory in the same way: proven if all divisions of the
+    blocks could be tried, otherwise with its gap to a lower bound.
     """
     hierarchy = Hierarchy.of(problem, space, ledger)
     search = RangeSearch(problem=problem, space=space, ledger=ledger)
@@ -74,8 +74,8 @@ def searched_by_ranges(problem: Problem, space: SearchSpace, ledger: Ledger) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Alike:
-    """A pipeline whose stages all save memory in the same way, and a lower bound of its time over
-    all divisions of the blocks.
+    """A pipeline whose stages all save memory in the same way, and a lower bound of its iteration
+    time over all divisions of the blocks.
     """
 
     pipeline: Pipeline
@@ -85,8 +85,8 @@ class _Alike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeSearch:
-    """Searches the plans whose stages all save memory alike, many pipelines per call of the
-    predictor.
+    """Searches the plans in which all stages save memory in the same way, with many pipelines per
+    call of the predictor.
     """
 
     problem: Problem
@@ -101,15 +101,15 @@ class RangeSearch:
         yield from ways_alike(self.space, pipeline.meshes[0], most, in_pipeline=count > 1)
 
     def times(self, pipeline: Pipeline, way: Way) -> RangeTimes:
-        """The times of a pipeline's stages for all ranges of blocks, if all save memory in this
-        way.
+        """The times of a pipeline's stages for all ranges of blocks, if all stages save memory in
+        this way.
         """
         divisions = self._divisions_of(pipeline.num_stages)
         alike = _Alike(pipeline=pipeline, way=way, least_s=0.0)
         return self._times([alike], divisions, np.arange(len(divisions.asked)))
 
     def show_even(self, ways: Sequence[_Alike]) -> None:
-        """Predict the best plans whose stages have equally many blocks."""
+        """Predict the best plans in which all stages have equally many blocks."""
         for part in _parts(ways, PIPELINES_TOGETHER):
             for alike, divisions in self._by_stages(self._hopeful(part)):
                 ranges = divisions.even[0]
@@ -122,8 +122,8 @@ class RangeSearch:
                             break
 
     def bounded(self, ways: Sequence[_Alike]) -> list[_Alike]:
-        """The pipelines that may beat the ledger's best plan, with lower bounds over all divisions
-        of their blocks; the plans closest to these bounds are predicted.
+        """The pipelines that may beat the best plan, with lower bounds over all divisions of their
+        blocks; the plans closest to these bounds are predicted.
         """
         hopeful: list[_Alike] = []
         for number, part in enumerate(_parts(ways, PIPELINES_TOGETHER)):
@@ -158,8 +158,8 @@ class RangeSearch:
         return hopeful
 
     def close(self, ways: Sequence[_Alike]) -> float:
-        """A lower bound in seconds of all plans, after trying divisions of the blocks, smallest
-        bounds first: all divisions or, where these are too many, those that may be fastest.
+        """A lower bound in seconds of all plans, after trying divisions of the blocks by ascending
+        lower bounds: all divisions or, if these are too many, those that may be fastest.
         """
         left_s = inf
         in_order = sorted(ways, key=lambda one: one.least_s)
@@ -176,7 +176,7 @@ class RangeSearch:
         return min(left_s, self.ledger.best_s)
 
     def _joined_s(self, alike: _Alike, times: RangeTimes, left_s: float) -> float:
-        """A lower bound in seconds over all divisions of the blocks, where they are too many to try
+        """A lower bound in seconds over all divisions of the blocks, if there are too many to try
         each.
         """
         share, least_s = GRAIN, alike.least_s
@@ -199,7 +199,9 @@ class RangeSearch:
         return [one for one in ways if one.least_s < self.ledger.best_s]
 
     def _by_stages(self, ways: Sequence[_Alike]) -> Iterator[tuple[list[_Alike], Divisions]]:
-        """Pipelines grouped by their number of stages, with all divisions of the blocks."""
+        """Pipelines grouped by their number of stages, with all divisions of the blocks among as
+        many stages.
+        """
         by_stages: dict[int, list[_Alike]] = defaultdict(list)
         for alike in ways:
             by_stages[alike.pipeline.num_stages].append(alike)
@@ -214,23 +216,21 @@ class RangeSearch:
         return self._divisions[count]
 
     def _show_best(self, alike: _Alike, times: RangeTimes, shares: Ints) -> None:
-        """Predict the best of some divisions of the blocks (D, S), if it may beat the ledger's best
-        plan.
-        """
+        """Predict the best of some divisions of the blocks (D, S), if it may beat the best plan."""
         seconds = times.seconds_of(times.divisions.ranges_of(shares))
         for division in np.argsort(seconds, kind="stable"):
-            # The stages on a node share its host memory, so only a whole plan shows whether it
-            # fits.
+            # The stages on a node share its host memory, so only the prediction of a whole plan
+            # shows whether it fits.
             if seconds[division] >= self.ledger.best_s or self._show(alike, shares[division]):
                 break
 
     def _show(self, alike: _Alike, shares: Ints) -> bool:
-        """Predict a plan; returns whether it fits."""
+        """Predict a plan; returns whether it fits in memory."""
         return self.ledger.predict([_plan(self.space, alike, shares.tolist())])[0].fits
 
     def _times(self, ways: Sequence[_Alike], divisions: Divisions, ranges: Rows) -> RangeTimes:
-        """The times of the given ranges of blocks, for pipelines with equally many stages; other
-        ranges have no valid times.
+        """The times of stages with the given ranges of blocks, for pipelines with equally many
+        stages; entries of other ranges are not valid.
         """
         size = len(ways), len(divisions.asked)
         batch = self._batch(ways, divisions.asked[ranges])
@@ -250,9 +250,7 @@ class RangeSearch:
         )
 
     def _batch(self, ways: Sequence[_Alike], asked: Ints) -> StageBatch:
-        """The ranges of blocks (R, 3) of each pipeline (C) as a batch of candidates for stages (C
-        R).
-        """
+        """The ranges of blocks (R, 3) of each pipeline (C), as candidates for stages (C R)."""
         stage, first_block, layers = (np.tile(column, len(ways)) for column in asked.T)
         each, count = len(asked), ways[0].pipeline.num_stages
         meshes = [one.pipeline.meshes[0].values() for one in ways]

@@ -20,23 +20,24 @@ from searchers.exact.divisions import like_blocks
 from searchers.exact.partials import Partials
 from searchers.meshes import Mesh, lies_well
 
-# The dual prices of blocks and GPUs with which the lower bounds of this module are highest. Axes: M
-# columns of the linear programme, S positions from the end; E kinds of position: last, inner and
-# first stage.
+# The dual prices of blocks and GPUs that give the highest lower bounds.
+#
+# Axes: M columns of the linear programme, S positions from the end; E kinds of position: last,
+# inner and first stage.
 
 
-# The linear programme pays this multiple of the upper bound for too few or too many blocks or GPUs,
+# In the linear programme, missing or surplus blocks and GPUs cost this multiple of the upper bound,
 # so that it always has a solution.
 FAR = 50.0
-# Indices of the kinds of position: last, inner and first stage.
+# Indices of the kinds of stage: last, inner and first.
 LAST, BETWEEN, FIRST = range(3)
 ENDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Columns:
-    """The columns of the linear programme: the least times (E, M) of a stage with some blocks on
-    some GPUs, over all memory-saving strategies, for G micro-batches.
+    """The columns of the linear programme, each a number of blocks on some GPUs: the least times
+    (E, M) of such a stage over all memory-saving strategies, for G micro-batches.
 
     The first stage has the embedding and receives nothing, the last one has the head and sends
     nothing, so they may take more or less than the others. ``sent_s`` (M) is the time of sends to
@@ -62,16 +63,18 @@ class Columns:
 
     @property
     def passing(self) -> Self:
-        """The same columns, of which only the latencies count."""
+        """A copy of the columns in which only the latencies count."""
         return replace(self, is_passage=True)
 
     @property
     def share_of_gpus(self) -> Floats:
-        """The share of all GPUs that each column uses (M)."""
+        """The share of all GPUs that the stage of each column uses (M)."""
         return np.asarray(self.gpus / self.all_gpus)
 
     def merged(self) -> Self:
-        """One column for each share of blocks and GPUs, with the least of each time."""
+        """A copy with one column for each pair of shares of blocks and GPUs, which has the least of
+        each time.
+        """
         told_apart = np.stack([self.share_of_layers, self.gpus])
         _, first, which = np.unique(told_apart, axis=1, return_index=True, return_inverse=True)
         least: dict[str, Any] = {}
@@ -89,8 +92,8 @@ class Columns:
         )
 
     def passages_s(self, stages: int) -> Floats:
-        """The latency of a micro-batch in each column at each position (S, M); the last stage sends
-        nothing on.
+        """The latency of a micro-batch through the stage of each column at each position (S, M);
+        the last stage sends nothing on.
         """
         passed_s = self.passed_s[_ends(stages)]
         passed_s[1:] += self.sent_s
@@ -107,14 +110,16 @@ class Columns:
 
 
 def _ends(stages: int) -> list[int]:
-    """The kind of each position from the end (S), for two stages or more."""
+    """The kind of stage (last, inner or first) at each position from the end (S), for two stages or
+    more.
+    """
     return [LAST, *[BETWEEN] * (stages - 2), FIRST]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prices:
-    """Dual prices: the weights of positions from the end (S) and of the shares of blocks and GPUs,
-    at most one in all, and the worth in seconds of all blocks and of all GPUs.
+    """Dual prices: the weights of positions from the end (S) and of the shares of blocks and of
+    GPUs, which add up to at most 1; and what all blocks and all GPUs are worth, in seconds.
     """
 
     positions: Floats
@@ -125,7 +130,7 @@ class Prices:
 
     @classmethod
     def made(cls, weights: Floats, layers_s: float, gpus_s: float) -> Self:
-        """Prices whose weights (S + 2) are proportional to the given ones."""
+        """Prices with weights (S + 2) that are proportional to ``weights`` and add up to 1."""
         weights = np.maximum(weights, 0.0)
         weights = weights / max(weights.sum(), 1e-300)
         return cls(
@@ -137,14 +142,16 @@ class Prices:
         )
 
     def for_stages(self, stages: int) -> Self:
-        """The same prices for another number of stages."""
+        """The prices converted to another number of stages, by interpolating the weights of
+        positions.
+        """
         at = np.linspace(0, len(self.positions) - 1, stages)
         positions = np.interp(at, np.arange(len(self.positions)), self.positions)
         weights = np.array([*positions, self.of_layers, self.of_gpus])
         return type(self).made(weights, self.layers_s, self.gpus_s)
 
     def raised(self, factor: float) -> Self:
-        """The same prices with all weights multiplied by a factor."""
+        """A copy of the prices with all weights multiplied by a factor."""
         return replace(
             self,
             positions=factor * self.positions,
@@ -153,14 +160,17 @@ class Prices:
         )
 
     def weight_of(self, after: int, layers: Floats, gpus: Floats) -> Floats:
-        """The sum of the dual weights of the stages before a partial pipeline; ``layers`` and
-        ``gpus`` are the shares of blocks and GPUs that are left for these stages (K).
+        """The sum of the dual weights of the stages missing in front of a partial pipeline of
+        ``after`` stages; ``layers`` and ``gpus`` are the shares of blocks and GPUs left for them
+        (K).
         """
         positions = self.positions[after:].sum()
         return np.asarray(positions + self.of_layers * layers + self.of_gpus * gpus)
 
     def cost_s(self, columns: Columns) -> Floats:
-        """The cost of each column at each position (S, M): its latency and its weighted stalls."""
+        """The cost in seconds of each column at each position (S, M): its latency plus its weighted
+        stall.
+        """
         stages = len(self.positions)
         weights = self.positions[:, None] + (
             self.of_layers * columns.share_of_layers + self.of_gpus * columns.share_of_gpus
@@ -168,14 +178,14 @@ class Prices:
         return columns.passages_s(stages) + weights * columns.waits_s(stages)
 
     def beyond_s(self, columns: Columns) -> Floats:
-        """The reduced cost of each column at each position (S, M): its cost minus the worth of its
-        blocks and GPUs.
+        """The reduced cost in seconds of each column at each position (S, M): its cost minus what
+        its blocks and GPUs are worth.
         """
         worth_s = self.layers_s * columns.share_of_layers + self.gpus_s * columns.share_of_gpus
         return self.cost_s(columns) - worth_s
 
     def bound_s(self, columns: Columns) -> float:
-        """The lower bound in seconds that these prices give, for all pipelines made of these
+        """The lower bound in seconds that these prices give for all pipelines made of these
         columns.
         """
         least_s = self.beyond_s(columns).min(axis=1).sum()
@@ -185,8 +195,9 @@ class Prices:
 def dearest(
     columns: Columns, stages: int, near: Prices | None, enough_s: float
 ) -> tuple[Prices, float]:
-    """The prices with the highest lower bound for pipelines of this many stages, and the bound.
-    Prices found for a similar number of stages are taken if they give ``enough_s``.
+    """The prices with the highest lower bound for pipelines with ``stages`` stages, and that bound.
+    The prices ``near``, found for a similar number of stages, are used if they give at least
+    ``enough_s``.
     """
     if near is not None:
         prices = near.for_stages(stages)
@@ -198,7 +209,7 @@ def dearest(
 
 
 def _solved(columns: Columns, stages: int, far_s: float) -> Prices:
-    """Find the prices by linear programming. Its variables are the shares of columns at each
+    """Find the dual prices by linear programming. The variables are the shares of columns at each
     position, missing and surplus blocks and GPUs, and the longest stall.
     """
     from scipy import sparse  # noqa: PLC0415 (slow to import)
@@ -255,15 +266,15 @@ def _solved(columns: Columns, stages: int, far_s: float) -> Prices:
 # Axes: M columns, S positions from the end, K partial pipelines.
 
 
-# Factors by which the weights are raised for the stages still missing, and by which the prices of
-# blocks are varied, to find the highest bound.
+# Factors for the weights of the stages still missing, and below for the prices of blocks, among
+# which the highest bound is taken.
 RAISED = (1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0)
 VARIED = (0.7, 0.85, 1.0, 1.15, 1.3, 1.6, 2.0, 3.0, 5.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Relaxed:
-    """Lower bounds of a group's pipelines with several stages, as far as they may beat an upper
+    """Lower bounds of a group's pipelines with several stages, for those that may beat an upper
     bound.
 
     ``prices`` are those of each number of stages, for the time of all passes and for the passage
@@ -274,15 +285,15 @@ class Relaxed:
     columns: Columns
     prices: Mapping[int, tuple[Prices, Prices]]
     least_s: Mapping[int, float]
-    # The share of all blocks in the first 0, 1, 2, ... blocks.
+    # The share of all blocks, by least work, in the first 0, 1, 2, ... blocks.
     front: Floats
     _lines: dict[int, "list[_Lines]"] = field(default_factory=dict)
     _counts: dict[int, tuple[float, Mapping[Mesh, Sequence[int]]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, menus: BoxMenus, limit_s: float) -> Self:
-        """The bounds of a group of pipelines that may beat ``limit_s``; its candidates, ``menus``,
-        are left as they are.
+        """The bounds for pipelines of a group that may take less than ``limit_s``; the group's
+        candidates, ``menus``, are not changed.
         """
         front = _front_of(menus)
         meshes, columns = _columns(replace(menus), limit_s, front)
@@ -306,14 +317,14 @@ class Relaxed:
         return min([limit_s, *self.least_s.values()])
 
     def most_stages(self, limit_s: float) -> int:
-        """The most stages of a pipeline that can beat ``limit_s``; 1 if none with several stages
-        can.
+        """The most stages of a pipeline that can take less than ``limit_s``; 1 if none with several
+        stages can.
         """
         return max([1, *(stages for stages, least_s in self.least_s.items() if least_s < limit_s)])
 
     def counts(self, after: int, limit_s: float) -> Mapping[Mesh, Sequence[int]]:
         """The numbers of blocks that a stage on each mesh can have, with ``after`` stages behind
-        it, in a pipeline of several stages that beats ``limit_s``.
+        it, in a pipeline with several stages that takes less than ``limit_s``.
         """
         known_s, counts = self._counts.get(after, (-1.0, {}))
         if known_s != limit_s:
@@ -333,8 +344,8 @@ class Relaxed:
         return {mesh: sorted(counts) for mesh, counts in layers_of.items()}
 
     def rest_s(self, partials: Partials, stages: int) -> Floats:
-        """A lower bound in seconds of the pipelines that partial pipelines (K) of this many stages
-        can become.
+        """A lower bound in seconds of the pipelines that partial pipelines (K) with this many
+        stages can become.
         """
         if not len(partials):
             return np.empty(0)
@@ -344,7 +355,8 @@ class Relaxed:
                 for count, prices in self.prices.items()
                 if count > stages
             ]
-        # Partial pipelines with equal numbers of blocks and GPUs are adjacent.
+        # Partial pipelines with equal numbers of blocks and GPUs are adjacent, so their bounds are
+        # computed once.
         changes = np.diff(partials.layers).astype(bool) | np.diff(partials.gpus).astype(bool)
         first = np.flatnonzero(np.concatenate([[True], changes]))
         left = (
@@ -364,8 +376,8 @@ class Relaxed:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Lines:
-    """Lower bounds of the stages still missing in front of a partial pipeline: linear functions
-    (lines) of the shares of blocks and GPUs that are left.
+    """Lower bounds for the stages missing in front of a partial pipeline: linear functions (lines)
+    of the shares of blocks and GPUs that are left.
 
     Each line has its worth of blocks and of GPUs, and what it costs beside (B). A line holds where
     its weights add up to one at most.
@@ -378,7 +390,9 @@ class _Lines:
 
     @classmethod
     def of(cls, columns: Columns, prices: Prices, passage: Prices, stages: int) -> Self:
-        """The lines that these prices give for pipelines whose last ``stages`` stages are known."""
+        """The lines that prices give for pipelines of which the last ``stages`` stages are
+        known.
+        """
         return cls(
             prices=prices,
             stages=stages,
@@ -387,8 +401,8 @@ class _Lines:
         )
 
     def at(self, layers: Floats, gpus: Floats) -> tuple[Floats, Floats]:
-        """The least latency of the missing stages, and the least latency plus their longest stall
-        (K).
+        """For partial pipelines (K), the least latency of the missing stages, and the least sum of
+        that latency and their longest stall.
         """
         through = _highest(self.passing, layers, gpus)
         weight = self.prices.weight_of(self.stages, layers, gpus)
@@ -402,8 +416,8 @@ class _Lines:
 
 
 def _lines(columns: Columns, prices: Sequence[Prices], stages: int) -> Floats:
-    """For each of the given prices and for several prices of blocks, a line: its worth of all
-    blocks and of all GPUs, and its costs beside.
+    """For each of the given prices, and for several prices of blocks, a line: what all blocks and
+    all GPUs are worth, and a constant.
     """
     rows = []
     for price_set in prices:
@@ -416,13 +430,13 @@ def _lines(columns: Columns, prices: Sequence[Prices], stages: int) -> Floats:
 
 
 def _highest(lines: Floats, layers: Floats, gpus: Floats) -> Floats:
-    """The highest of some lines at each pair of shares of blocks and GPUs (K)."""
+    """The highest of several lines at each pair of shares of blocks and GPUs (K)."""
     layers_s, gpus_s, beside_s = lines.T[:, :, None]
     return np.asarray((layers_s * layers + gpus_s * gpus + beside_s).max(axis=0))
 
 
 def alone_s(menus: BoxMenus, limit_s: float) -> float:
-    """A lower bound in seconds of a group's pipelines of one stage, at most ``limit_s``."""
+    """A lower bound in seconds of a group's pipelines with one stage, at most ``limit_s``."""
     cluster, group = menus.problem.cluster, menus.group
     positions = [
         StagePosition(
@@ -452,14 +466,14 @@ def _most_stages(menus: BoxMenus) -> int:
 
 
 def _front_of(menus: BoxMenus) -> Floats:
-    """The share of all blocks, by their least work, that the first 0, 1, 2, ... blocks make up."""
+    """The share of all blocks, by their least work, in the first 0, 1, 2, ... blocks."""
     front_s = menus.group.front_gpu_s(menus.work, menus.problem.workload.model.layers)
     return np.asarray(front_s / front_s[-1])
 
 
 def _columns(menus: BoxMenus, limit_s: float, front: Floats) -> tuple[Sequence[Mesh], Columns]:
-    """The columns of the linear programme for pipelines of several stages that may beat
-    ``limit_s``, and their meshes.
+    """The columns of the linear programme for pipelines with several stages that may take less than
+    ``limit_s``, and the mesh of each column.
     """
     positions = [*_places(menus, limit_s)]
     numbers: dict[tuple[Mesh, int, int], int] = {}
@@ -469,7 +483,7 @@ def _columns(menus: BoxMenus, limit_s: float, front: Floats) -> tuple[Sequence[M
         + _end(position)
         for position in positions
     ]
-    # Where no stage fits, the times are those of the upper bound.
+    # Columns start from the upper bound, which stays where no stage fits in memory.
     fastest_s = np.full((4, ENDS * len(numbers)), limit_s)
     for options, of_place in menus.least(positions, limit_s):
         times = options.times
@@ -498,7 +512,7 @@ def _columns(menus: BoxMenus, limit_s: float, front: Floats) -> tuple[Sequence[M
         ),
         gpus=np.array([mesh.num_gpus for mesh in meshes], dtype=np.intp),
         passed_s=passed_s,
-        # The last stage sends nothing on.
+        # The last stage sends nothing to a next stage, so its send does not count.
         sent_s=sent_s[[BETWEEN, FIRST]].min(axis=0),
         forward_s=forward_s,
         backward_s=backward_s,
@@ -545,8 +559,8 @@ def _places(menus: BoxMenus, limit_s: float) -> Iterator[StagePosition]:
 
 
 def _most_elsewhere(gpus_s: float, gpu_s: float, layers: int) -> int:
-    """The most blocks that the other stages can have in ``gpus_s`` GPU-seconds for a micro-batch,
-    if a block takes at least ``gpu_s``.
+    """The most blocks that the other stages can have in ``gpus_s`` GPU-seconds per micro-batch, if
+    a block takes at least ``gpu_s``.
     """
     return math.ceil(min(gpus_s / gpu_s, layers - 1))
 
