@@ -1,5 +1,5 @@
-"""The meshes of a search space: how GPUs, the batch and the blocks may be divided over stages,
-before memory savings are chosen.
+"""The meshes of a search space: the possible parallel degrees and micro-batch sizes of stages, and
+their numbers of blocks, before memory savings are chosen.
 
 A stage lies inside one node or fills whole nodes; ranks fill nodes in order.
 """
@@ -24,8 +24,8 @@ from mistlab.schedule.placement import even_shares
 
 
 class Mesh(NamedTuple):
-    """The mesh of one stage: how its GPUs are divided over parallel dimensions, and the micro-batch
-    size of each data-parallel rank.
+    """The mesh of one stage: its parallel degrees, and the micro-batch size of each data-parallel
+    rank.
 
     ``others`` are values of the mesh's other dimensions, except default values.
     """
@@ -36,7 +36,7 @@ class Mesh(NamedTuple):
     others: tuple[tuple[str, int], ...] = ()
 
     def value(self, name: str) -> int:
-        """The value of a dimension of the mesh."""
+        """The mesh's value of a dimension, such as the tensor-parallel degree."""
         if name in _OWN:
             value: int = getattr(self, name)
             return value
@@ -49,14 +49,14 @@ class Mesh(NamedTuple):
         return int(dimension.default)
 
     def values(self) -> dict[str, int]:
-        """The values of all dimensions of the mesh, by name."""
+        """The mesh's values of all its dimensions, by name."""
         named = {name: getattr(self, name) for name in _OWN}
         further = {name: DIMENSIONS[name].default for name in names_of("mesh") if name not in named}
         return {**named, **further, **dict(self.others)}
 
     @property
     def num_gpus(self) -> int:
-        """The number of GPUs of the stage."""
+        """The number of GPUs of a stage with this mesh."""
         return _gpus(self)
 
 
@@ -70,18 +70,18 @@ def _gpus(mesh: Mesh) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Pipeline:
-    """The meshes of a pipeline's stages, and its number of micro-batches."""
+    """The mesh of each stage of a pipeline, and the number of micro-batches."""
 
     micro_batches: int
     meshes: tuple[Mesh, ...]
 
     @property
     def num_stages(self) -> int:
-        """The number of stages."""
+        """The number of stages of the pipeline."""
         return len(self.meshes)
 
     def first_ranks(self) -> list[int]:
-        """The first rank (GPU) of each stage."""
+        """The first rank (GPU) of each stage of the pipeline."""
         ranks = [0]
         for mesh in self.meshes[:-1]:
             ranks.append(ranks[-1] + mesh.num_gpus)
@@ -89,9 +89,7 @@ class Pipeline:
 
 
 def only(pipeline: Pipeline, space: SearchSpace) -> SearchSpace:
-    """The part of a search space whose pipelines have this pipeline's meshes, which must be
-    equal.
-    """
+    """The part of a search space whose pipelines have exactly these meshes, which must be equal."""
     mesh = pipeline.meshes[0]
     return replace(
         space.with_lists({name: (mesh.value(name),) for name in _OWN}),
@@ -102,19 +100,19 @@ def only(pipeline: Pipeline, space: SearchSpace) -> SearchSpace:
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors of a number, ascending."""
+    """All divisors of ``number``, ascending."""
     small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
     return sorted({*small, *(number // divisor for divisor in small)})
 
 
 def micro_batch_counts(problem: Problem, space: SearchSpace) -> list[int]:
-    """The numbers of micro-batches that a step may have."""
+    """The numbers of micro-batches in an optimizer step that a search space allows."""
     counts = divisors(problem.workload.global_batch)
     return [count for count in counts if allows(space.micro_batches, count)]
 
 
 def meshes(problem: Problem, space: SearchSpace, micro_batches: int) -> list[Mesh]:
-    """The meshes that a stage may have, with any number of GPUs."""
+    """The meshes of any number of GPUs that a search space allows for a stage."""
     cluster = problem.cluster
     together, rest = divmod(problem.workload.global_batch, micro_batches)
     if rest:
@@ -130,7 +128,7 @@ def meshes(problem: Problem, space: SearchSpace, micro_batches: int) -> list[Mes
         mesh
         for tensor in _tensor_degrees(problem, space)
         for others in _other_degrees(space)
-        # First the condition that rejects most meshes and is cheapest to test.
+        # The condition that rejects most meshes, and is cheapest to test, comes first.
         for ranks in [Mesh(1, tensor, together, others).num_gpus]
         for data in shares
         if ranks * data <= cluster.num_gpus and _divides_nodes(ranks * data, cluster)
@@ -140,7 +138,7 @@ def meshes(problem: Problem, space: SearchSpace, micro_batches: int) -> list[Mes
 
 
 def equal_pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
-    """All pipelines of the search space whose stages have equal meshes."""
+    """All pipelines of the search space in which all stages have the same mesh."""
     for micro_batches in micro_batch_counts(problem, space):
         for mesh in meshes(problem, space, micro_batches):
             num_stages = equal_stages(mesh, problem)
@@ -149,8 +147,8 @@ def equal_pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
 
 
 def equal_stages(mesh: Mesh, problem: Problem) -> int:
-    """How many stages of one mesh use all GPUs of the cluster, with at least a block each; 0 if
-    none do, or if one of them would straddle nodes or kinds of nodes.
+    """The number of stages with this mesh that use all GPUs of the cluster, with at least a block
+    each; 0 if none do, or if one of them would lie across nodes or kinds of nodes.
     """
     cluster, gpus = problem.cluster, mesh.num_gpus
     num_stages, rest = divmod(cluster.num_gpus, gpus)
@@ -161,7 +159,7 @@ def equal_stages(mesh: Mesh, problem: Problem) -> int:
 
 
 def pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
-    """All pipelines of the search space; very many if meshes may differ."""
+    """All pipelines of the search space; very many if the meshes of stages may differ."""
     if not space.unequal_meshes:
         yield from equal_pipelines(problem, space)
         return
@@ -175,9 +173,9 @@ def pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
 def orders_of(
     space: SearchSpace, num_stages: int, micro_batches: int, layers: int
 ) -> tuple[str, ...]:
-    """The orders of passes of a space that a pipeline can run, if its stages have at least
-    ``blocks`` blocks each; a pipeline of one stage has one order, since none of its passes waits
-    for another stage.
+    """The orders of passes in a space that a pipeline can run, if its stages have at least
+    ``blocks`` blocks each. A pipeline of one stage has a single order, since its passes wait for no
+    other stage.
     """
     if num_stages == 1:
         return (DEFAULT_ORDER,)
@@ -190,12 +188,16 @@ def orders_of(
 
 
 def allows(choices: tuple[int, ...] | None, value: int) -> bool:
-    """Whether a list of allowed values includes a value; None stands for all values."""
+    """Whether a list of allowed values includes a value; a list that is None includes all
+    values.
+    """
     return choices is None or value in choices
 
 
 def lies_well(first_rank: int, num_gpus: int, cluster: Cluster) -> bool:
-    """Whether a stage lies inside one node, or fills whole nodes of one kind."""
+    """Whether a stage of ``num_gpus`` GPUs from ``first_rank`` on lies inside one node, or fills
+    whole nodes of one kind.
+    """
     gpus, place_in_node = cluster.gpus_per_node, first_rank % cluster.gpus_per_node
     if cluster.others and not cluster.in_one_group(first_rank, num_gpus):
         return False
@@ -203,12 +205,12 @@ def lies_well(first_rank: int, num_gpus: int, cluster: Cluster) -> bool:
 
 
 def divides_groups(gpus: int, cluster: Cluster) -> bool:
-    """Whether consecutive stages of this many GPUs each lie on nodes of one kind."""
+    """Whether consecutive stages of ``num_gpus`` GPUs each lie on nodes of one kind."""
     return not any(one.start % gpus for one in cluster.ranks_of_groups)
 
 
 def layer_counts(layers: int, num_stages: int, space: SearchSpace) -> range:
-    """The numbers of blocks that a stage may have."""
+    """The numbers of blocks that a search space allows for a stage."""
     most = layers - num_stages + 1
     if space.layers_off_balance is None:
         return range(1, most + 1)
@@ -218,8 +220,8 @@ def layer_counts(layers: int, num_stages: int, space: SearchSpace) -> range:
 
 
 def even_layers(layers: int, num_stages: int) -> tuple[int, ...]:
-    """The number of blocks of each stage, as equal as possible; the remainder goes to the first
-    stages.
+    """The numbers of blocks of stages if they are divided as evenly as possible; the remainder goes
+    to the first stages.
     """
     return even_shares(layers, num_stages)
 
@@ -231,8 +233,8 @@ def _sequences(
     layers: int,
     dead_ends: set[tuple[int, int]],
 ) -> Iterator[tuple[Mesh, ...]]:
-    """The possible meshes of the stages from one rank on, each with at least a block. ``dead_ends``
-    caches ranks and numbers of blocks for which there are none.
+    """The possible meshes of all stages from rank ``first_rank`` on, each with at least a block.
+    ``dead_ends`` caches the ranks and numbers of blocks for which there are none.
     """
     if first_rank == problem.cluster.num_gpus:
         yield ()
@@ -264,7 +266,7 @@ def _tensor_degrees(problem: Problem, space: SearchSpace) -> list[int]:
 
 
 def mesh_of(stage: StagePlan) -> Mesh:
-    """The mesh of a stage."""
+    """The mesh of a stage of a plan."""
     others = tuple(
         (name, value)
         for name in other_names()
@@ -274,20 +276,20 @@ def mesh_of(stage: StagePlan) -> Mesh:
 
 
 def other_names() -> list[str]:
-    """Names of the dimensions of a mesh that are not fields of ``Mesh``."""
+    """The names of the mesh dimensions that are not fields of ``Mesh``."""
     return [name for name in names_of("mesh") if name not in _OWN]
 
 
 def _has_effect(mesh: Mesh) -> bool:
-    """Whether each choice of the mesh that concerns a group of ranks does something: the group has
-    several ranks.
+    """Whether each further choice of the mesh has an effect: the group of ranks that it concerns
+    has several ranks.
     """
     shared = (DIMENSIONS[name].shared_by for name, _ in mesh.others)
     return all(ranks_of(group, mesh.value) > 1 for group in shared if group)
 
 
 def _is_tried(problem: Problem, mesh: Mesh, micro_batches: int) -> bool:
-    """Whether the mesh's ranks can do what its further dimensions say, and whether searches try
+    """Whether ranks of the mesh can do what its further dimensions say, and whether searches try
     this combination.
     """
     setting = Setting(
@@ -305,7 +307,7 @@ def _is_tried(problem: Problem, mesh: Mesh, micro_batches: int) -> bool:
 
 
 def _other_degrees(space: SearchSpace) -> list[tuple[tuple[str, int], ...]]:
-    """All combinations of values of a mesh's further dimensions; default values are omitted."""
+    """All combinations of values for a mesh's further dimensions; default values are omitted."""
     names = other_names()
     listed = (space.listed(name) or () for name in names)
     return [
@@ -322,33 +324,34 @@ def _divides_nodes(gpus: int, cluster: Cluster) -> bool:
     return gpus <= cluster.gpus_per_node or gpus % cluster.gpus_per_node == 0
 
 
-# The parts of a large search space that are searched first.
+# Chooses the parts of a large search space that are searched before all of it.
 #
 # A search of a large space starts with coarse choices in every dimension, and a budget may be spent
 # before it has the plan that a smaller space's search finds at once. So smaller spaces are searched
 # first: their plans belong to the large space, and prune much of the rest.
 
 
-# Named search spaces whose searches are fast, or prove their best plan.
+# Names of search spaces whose searches are fast, or soon prove their best plan.
 FIRST = ("3d", "mist")
-# The first searched space with further choices of meshes, such as sequence parallelism: all stages
-# are alike. Its search evaluates a hundredth of the plans of a search over different stages.
+# The name of the first of the searched spaces that has further mesh choices, such as sequence
+# parallelism. In its plans all stages are alike, so its search evaluates a hundredth of the plans
+# of a search with different stages.
 ALIKE = "moe"
-# How many blocks a search space allows to recompute, from few choices to many.
+# The choices of how many blocks a search space allows to recompute, from few to many.
 _RECOMPUTED: tuple[Recomputation, ...] = ("all", "none_or_all", "any")
 
 
 def parts_of(space: SearchSpace) -> Iterator[SearchSpace]:
-    """The parts of a search space to search before all of it, smallest first; none if its stages
-    have equal meshes, since that search is fast.
+    """The parts of a search space that are searched before all of it, smallest first; none if its
+    stages have equal meshes, since that search is fast.
 
     The last part has the meshes' other choices, such as sequence parallelism, in a small space; a
     part before has some of them where stages are alike, so a budget that ends early has seen them.
     """
     if not space.unequal_meshes:
         return
-    # If a group has one rank, the whole space gives it its lowest ZeRO level, which matters where
-    # the rank offloads; every part must have this level.
+    # In the whole space, a group of one rank has the lowest ZeRO level, which matters if the rank
+    # offloads; so every part must have this level.
     lowest = min(space.zero)
     others_of_mesh = {name: space.lists[name] for name in other_names()}
     has_others = any(len(listed or ()) > 1 for listed in others_of_mesh.values())
@@ -366,8 +369,8 @@ def parts_of(space: SearchSpace) -> Iterator[SearchSpace]:
 
 
 def as_in(plan: Plan, space: SearchSpace) -> Plan:
-    """A plan found in a part of a search space, as a plan of the whole: a choice that acts on a
-    group of one rank, such as a ZeRO level, gets the whole space's lowest value.
+    """A plan found in a part of a search space, as a plan of the whole space: a choice without
+    effect, such as the ZeRO level of a group of one rank, gets the whole space's lowest value.
     """
     stages = []
     for stage in plan.stages:
@@ -381,8 +384,8 @@ def as_in(plan: Plan, space: SearchSpace) -> Plan:
 
 
 def common(space: SearchSpace, other: SearchSpace) -> SearchSpace | None:
-    """The plans that two search spaces have in common, whatever the engine; None if there are
-    none.
+    """The space of plans that two search spaces have in common, whatever the engine; None if they
+    have none.
     """
     lists = {name: _both(listed, other.lists[name]) for name, listed in space.lists.items()}
     of_plans: dict[str, Any] = {
@@ -407,13 +410,13 @@ def common(space: SearchSpace, other: SearchSpace) -> SearchSpace | None:
 def _both(
     listed: Sequence[float] | None, others: Sequence[float] | None
 ) -> tuple[float, ...] | None:
-    """The values that are in both lists; None stands for all values."""
+    """The values that are in both lists; a list that is None has all values."""
     if listed is None or others is None:
         either = others if listed is None else listed
         return None if either is None else tuple(either)
     return tuple(value for value in listed if value in others)
 
 
-# The fields of a search space that concern whole plans, and those that are true or false.
+# The fields of a search space that concern whole plans; below, those that are true or false.
 _OF_PLANS = ("pipeline", "micro_batches", "orders")
 _FLAGS = ("unequal_stages", "unequal_meshes")

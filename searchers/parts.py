@@ -1,13 +1,16 @@
-"""Searches parts of a cluster as well as the whole, since the best plan may leave GPUs idle."""
+"""Searches parts of a cluster as well as the whole cluster, since the best plan may leave GPUs
+idle.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
 from mistlab.job.search import Problem
 
-# Degrees are products of these primes for most models and batches.
+# For most models and batches, parallel degrees are products of these primes.
 SMALL_PRIMES = (2, 3)
-# If the number of GPUs divides badly, this many smaller parts of the cluster are searched as well.
+# If the number of GPUs has other prime factors, this many smaller parts of the cluster are searched
+# as well.
 MOST_PARTS = 2
 
 
@@ -29,7 +32,7 @@ def parts_of(problem: Problem, *, has_plans: bool) -> tuple[Problem, ...]:
 
 
 def divides_well(count: int) -> bool:
-    """Whether a number of GPUs has no prime factors but small ones."""
+    """Whether a number of GPUs has no prime factors besides 2 and 3."""
     for prime in SMALL_PRIMES:
         while count % prime == 0:
             count //= prime
@@ -37,8 +40,8 @@ def divides_well(count: int) -> bool:
 
 
 def _smaller(problem: Problem) -> Iterator[tuple[int, int]]:
-    """The number of nodes, and of GPUs in each, for the parts of a cluster of equal nodes: whole
-    nodes, or some GPUs of one node.
+    """The number of nodes, and of GPUs used in each, for the parts of a cluster of equal nodes:
+    whole nodes, or some GPUs of one node.
 
     Ranks fill nodes in order, so a plan never leaves GPUs of each of several nodes idle.
     """

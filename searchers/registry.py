@@ -1,4 +1,4 @@
-"""All searchers by name. To add one, add a file with its strategy, and one line here."""
+"""All searchers by name. To add one, write its strategy in a new file, and add a line here."""
 
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from searchers.strategy import Strategy
 
 
-# What follows a colon in a name selects a variant of the searcher.
+# A searcher's name may have a colon and a suffix, which selects a variant of the searcher.
 SEARCHERS: "OnUse[Strategy]" = OnUse(
     {
         "mist": called("searchers.methods.mist:mist_with", "highs"),

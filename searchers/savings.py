@@ -1,5 +1,5 @@
-"""The plans of a search space: how stages may save memory, which plans belong to it, random draws,
-and why it is empty.
+"""The plans of a search space: how stages may save memory, whether a plan belongs to the space,
+random plans, and why a space is empty.
 
 Axes: W ways to save memory, B ways to treat blocks.
 """
@@ -37,21 +37,21 @@ from searchers.meshes import (
 # The memory-saving strategies of a stage: all combinations of the values that a search space
 # allows.
 #
-# Axes: W strategies, B ways to treat blocks (recomputed, for one).
+# Axes: W strategies, B ways to run blocks (recomputed, for one).
 
 
-# One strategy: a value for each of ``names_of("savings")``; and a number of blocks for each of
-# ``counts_of_blocks``.
+# A memory-saving strategy: a value for each of ``names_of("savings")``; and below, a number of
+# blocks for each way in ``counts_of_blocks()``.
 SavingsRow = tuple[float, ...]
 CountsRow = tuple[int, ...]
-# A function that selects some of a dimension's allowed values.
+# A function that selects some of the allowed values of a dimension.
 Thinner = Callable[[Sequence[float]], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Way:
     """A memory-saving strategy that all stages of a pipeline share: values of
-    ``names_of("savings")``, and how many blocks the largest stage recomputes or treats otherwise
+    ``names_of("savings")``, and how many blocks the largest stage recomputes or runs in other ways
     (``counts_of_blocks()``).
     """
 
@@ -59,13 +59,15 @@ class Way:
     counts: CountsRow
 
     def counts_within(self, layers: int) -> CountsRow:
-        """How many blocks a stage of ``layers`` blocks recomputes or treats otherwise."""
+        """How many blocks a stage of ``layers`` blocks recomputes or runs in other ways under this
+        strategy.
+        """
         counts = dict(zip(counts_of_blocks(), self.counts, strict=True))
         return tuple(counts_within(counts, layers).values())
 
 
 def way_of(plan: Plan) -> Way:
-    """The memory-saving strategy of a plan whose stages all save memory alike."""
+    """The memory-saving strategy of a plan in which all stages save memory in the same way."""
     largest = max(plan.stages, key=lambda stage: stage.layers)
     return Way(
         savings=tuple(largest.value(name) for name in names_of("savings")),
@@ -74,8 +76,8 @@ def way_of(plan: Plan) -> Way:
 
 
 def ways_alike(space: SearchSpace, mesh: Mesh, layers: int, *, in_pipeline: bool) -> Iterator[Way]:
-    """Every memory-saving strategy that all stages of a pipeline may share; their meshes are equal,
-    and the largest stage has ``layers`` blocks.
+    """Every memory-saving strategy that all stages of a pipeline may share; the stages have equal
+    meshes, and the largest has ``layers`` blocks.
     """
     for savings in product(*savings_choices(space, mesh, in_pipeline=in_pipeline)):
         for counts in counts_choices(space, layers):
@@ -85,7 +87,7 @@ def ways_alike(space: SearchSpace, mesh: Mesh, layers: int, *, in_pipeline: bool
 def savings_choices(
     space: SearchSpace, mesh: Mesh, *, in_pipeline: bool
 ) -> tuple[tuple[float, ...], ...]:
-    """The values that a stage may take for each of ``names_of("savings")``."""
+    """The values that a stage may have for each dimension of ``names_of("savings")``."""
     return tuple(
         space.choices(name, layers=1, degree=mesh.value, in_pipeline=in_pipeline)
         for name in names_of("savings")
@@ -93,8 +95,8 @@ def savings_choices(
 
 
 def counts_choices(space: SearchSpace, layers: int, thinner: Thinner = tuple) -> list[CountsRow]:
-    """How many blocks a stage may treat in each way (B), in all at most ``layers``; ``thinner``
-    leaves out some of the numbers.
+    """The numbers of blocks that a stage may run in each way (B), at most ``layers`` in all;
+    ``thinner`` leaves out some of the numbers.
     """
     choices = (thinner(_counts_of(space, name, layers)) for name in counts_of_blocks())
     every = (tuple(map(int, counts)) for counts in product(*choices))
@@ -104,7 +106,7 @@ def counts_choices(space: SearchSpace, layers: int, thinner: Thinner = tuple) ->
 def ways_to_save(
     space: SearchSpace, mesh: Mesh, layers: int, *, in_pipeline: bool
 ) -> Iterator[StagePlan]:
-    """Every stage with these blocks and this mesh, one for each way to save memory (W)."""
+    """Every stage with these blocks and this mesh, one for each memory-saving strategy (W)."""
     names = saving_names()
     choices = (
         sorted({*space.choices(name, layers=layers, degree=mesh.value, in_pipeline=in_pipeline)})
@@ -117,7 +119,7 @@ def ways_to_save(
 
 
 def number_of_ways(space: SearchSpace, mesh: Mesh, layers: int, *, in_pipeline: bool) -> int:
-    """The number of memory-saving strategies for these blocks and this mesh."""
+    """The number of memory-saving strategies for a stage with these blocks and this mesh."""
     ways = len({*counts_choices(space, layers)})
     for choices in savings_choices(space, mesh, in_pipeline=in_pipeline):
         ways *= len(choices)
@@ -125,12 +127,14 @@ def number_of_ways(space: SearchSpace, mesh: Mesh, layers: int, *, in_pipeline: 
 
 
 def saving_names() -> tuple[str, ...]:
-    """The names of the dimensions that save memory, in the order of the table of dimensions."""
+    """The names of the dimensions that save memory, in the order of ``DIMENSIONS``."""
     return tuple(name for name in DIMENSIONS if name in (*names_of("savings"), *counts_of_blocks()))
 
 
 def stage_of(mesh: Mesh, layers: int, saving: Mapping[str, float]) -> StagePlan:
-    """A stage with these values of its memory savings; other dimensions have their defaults."""
+    """A stage with these values of the dimensions that save memory; other dimensions have their
+    defaults.
+    """
     return StagePlan.of_values({"layers": layers, **mesh.values(), **saving})
 
 
@@ -142,8 +146,8 @@ def bare_stage(mesh: Mesh, layers: int, space: SearchSpace) -> StagePlan:
 
 
 def alike(largest: StagePlan, layers: int) -> StagePlan:
-    """A stage of ``layers`` blocks that saves memory like another one, the stage with most
-    blocks.
+    """A stage of ``layers`` blocks that saves memory in the same way as another stage, which has
+    the most blocks.
     """
     return largest.with_values({"layers": layers, **counts_within(largest.counts, layers)})
 
@@ -163,23 +167,21 @@ def _one(_: str) -> int:
 # times the memory.
 
 
-# The peak bytes that one listed strategy takes, with the columns of its costs and times. Measured
-# with llama-350m on two L4, searcher exact: 700 MiB at 331,776 strategies (ratios in 23rds), and
-# 655 MiB at 320,000 strategies that all stages share (ratios in 19ths, no or all blocks
+# The peak bytes that one listed strategy takes, including the columns of its costs and times.
+# Measured with llama-350m on two L4, searcher exact: 700 MiB at 331,776 strategies (ratios in
+# 23rds), and 655 MiB at 320,000 strategies that all stages share (ratios in 19ths, no or all blocks
 # recomputed).
 WAY_BYTES = 2200
 
 
 def ways_listed(space: SearchSpace) -> int:
-    """The number of memory-saving strategies of a stage, not counting how many blocks are
-    recomputed.
-    """
+    """The number of memory-saving strategies of a stage, numbers of recomputed blocks aside."""
     return prod(len(space.listed(name) or ()) for name in names_of("savings"))
 
 
 def too_many_ways(problem: Problem, space: SearchSpace, room_bytes: int | None = None) -> str:
-    """Why the strategies of a search space cannot all be listed in ``room_bytes`` of memory (by
-    default what is free on this machine); empty if they can.
+    """Why the memory-saving strategies of a search space cannot all be listed in ``room_bytes`` of
+    memory (by default what is free on this machine); empty if they can.
     """
     ways = ways_listed(space)
     if not space.unequal_stages:
@@ -196,8 +198,8 @@ def too_many_ways(problem: Problem, space: SearchSpace, room_bytes: int | None =
 
 
 def free_bytes() -> int:
-    """The free memory of this machine in bytes; all of its memory if the system does not say what
-    is free.
+    """The free memory of this machine in bytes; if the system does not report it, all of its
+    memory.
     """
     try:
         text = Path("/proc/meminfo").read_text(encoding="utf-8")
@@ -211,13 +213,15 @@ def free_bytes() -> int:
 
 
 def contains(problem: Problem, space: SearchSpace, plan: Plan) -> bool:
-    """Whether the search space allows the plan for the problem."""
+    """Whether the search space allows the plan for this problem."""
     return any(plan in Members(problem=problem, space=own) for own in space.of_engines)
 
 
 @dataclass(slots=True, kw_only=True)
 class Members:
-    """The plans that a search space of one engine allows, with fast tests for many plans."""
+    """The plans that a search space of one engine allows, with fast membership tests for many
+    plans.
+    """
 
     problem: Problem
     space: SearchSpace
@@ -300,16 +304,18 @@ def _is_alike(plan: Plan) -> bool:
     return all(stage == alike(largest, stage.layers) for stage in plan.stages)
 
 
-# Explains why a search space has no plan for a problem, by trying changes that would give it one.
+# Explains why a search space has no plan for a problem, by trying changes with which it would have
+# one.
 #
-# Memory is not considered: a space whose plans do not fit is not empty.
+# Memory is not considered: a space whose plans do not fit in memory is not empty.
 
 
 # Fields of a search space in which None allows every number that divides evenly.
 OPEN = tuple(entry.name for entry in fields(SearchSpace) if entry.default is None)
-# The batch, multiplied by these numbers one after another, is tried in place of the problem's own.
+# Factors by which the global batch is multiplied, one after another, to see whether the space would
+# have plans then.
 MULTIPLES = (2, 3, 4, 5, 6, 7, 8)
-# A message shows at most this many values of a list.
+# A message shows at most this many of a list's values.
 SHOWN = 6
 
 
@@ -360,7 +366,9 @@ def _has_pipeline(problem: Problem, space: SearchSpace) -> bool:
 
 
 def _changes(problem: Problem, space: SearchSpace) -> Iterator[tuple[str, Problem, SearchSpace]]:
-    """Single changes of the search space or of the problem, each with its description."""
+    """Single changes of the search space or of the problem that may give it a plan, each with its
+    description.
+    """
     for name in OPEN:
         if (listed := getattr(space, name)) is not None:
             change = f"with another {name} than {_listed(listed)}"
@@ -408,15 +416,15 @@ Option = TypeVar("Option")
 
 
 class Chooser:
-    """Makes the choices of a plan; ``index_of`` gives the index of the chosen option, from a
-    choice's name and its number of options.
+    """Makes the choices that determine a plan; ``index_of`` returns the index of the option to
+    choose, given a choice's name and number of options.
     """
 
     def __init__(self, index_of: Callable[[str, int], int]) -> None:
         self._index_of = index_of
 
     def __call__(self, name: str, options: Sequence[Option]) -> Option:
-        """The option that is chosen; if there is only one, nobody is asked."""
+        """The option that is chosen; a single option is chosen without asking ``index_of``."""
         return options[0] if len(options) == 1 else options[self._index_of(name, len(options))]
 
 

@@ -1,5 +1,5 @@
-"""What all searchers share: a strategy, and a ledger that counts predictor calls and keeps the best
-plan so far.
+"""What all searchers share: the type of a strategy, and a ledger that counts predictor calls and
+keeps the best plan so far.
 """
 
 from bisect import insort
@@ -33,22 +33,22 @@ from mistlab.stages.stage_batch import StageBatch, StageCosts, StageSeconds, Sta
 from searchers.parts import parts_of
 from searchers.savings import ways_listed, why_empty
 
-# Counts a search's calls of its predictor, and keeps the best plan so far.
+# The ledger counts a search's predictor calls and keeps the best plan so far.
 #
 # Every searcher calls the predictor through a ``Ledger``, so all are counted alike, and the same
 # budget ends them.
 
 
-# In a budget, this many candidates for stages count as one plan.
+# The number of candidates for stages that count as one plan in a budget's evaluations.
 STAGES_A_PLAN = 1000
-# The numbers of plans, and of candidates for stages, that are predicted between two looks at the
-# clock. Candidates with distinct ratios take up to 50 microseconds each; with more of them per
+# The numbers of plans, and below of candidates for stages, that are predicted between two checks of
+# the clock. Candidates with distinct ratios take up to 50 microseconds each; with more of them per
 # batch, twice as long. Plans in batches of 32 take a tenth longer than in batches of 64.
 PLANS_AT_ONCE = 32
 STAGES_AT_ONCE = 1 << 14
-# The ledger keeps this many plans: the best one and its rivals.
+# The number of plans that the ledger keeps: the best one and its rivals, the next best.
 SHORT_LIST = 5
-# Times that differ by less than this share are equal up to rounding.
+# Times that differ by less than this share are equal up to rounding errors.
 ROUNDING = 1e-9
 
 Clock = Callable[[], float]
@@ -57,7 +57,8 @@ Answer = TypeVar("Answer")
 
 
 class BudgetSpentError(Exception):
-    """Raised when the budget is spent and the search must end; its ledger has the best plan so far.
+    """Raised when the budget is spent and the search must end; the ledger then has the best plan so
+    far.
 
     ``predictions`` are the answers that the budget still allowed, for strategies that keep them.
     """
@@ -99,33 +100,33 @@ class Ledger:
 
     @property
     def wall_s(self) -> float:
-        """Seconds since the search began."""
+        """The seconds since the search began."""
         return self.clock() - self.began_s
 
     @property
     def best_s(self) -> float:
-        """The iteration time of the best plan; infinite before there is one."""
+        """The iteration time of the best plan so far; infinite before there is one."""
         return float("inf") if self.prediction is None else self.prediction.iteration_s
 
     def is_best(self, bound_s: float) -> bool:
-        """Whether the best plan is proven to be best, if no plan of the search space takes less
-        than ``bound_s``.
+        """Whether the best plan so far is proven to be best, if no plan of the search space takes
+        less than ``bound_s``.
         """
         return bound_s >= self.best_s * (1 - ROUNDING)
 
     @property
     def gap(self) -> float | None:
-        """By what share of the best plan's time another plan might still be faster; None as long as
-        no bound is known.
+        """The share of the best plan's time by which another plan might still be faster; None as
+        long as no lower bound is known.
         """
         return max(0.0, 1 - self.bound_s / self.best_s) if self.bound_s and self.best else None
 
     def best_of(self, engine: str) -> list[Plan]:
-        """Those of the fastest few plans that have this engine."""
+        """Those of the ledger's fastest few plans that use this engine."""
         return [one.plan for one in self.nearest if one.plan.engine == engine]
 
     def bounded(self, bound_s: float) -> None:
-        """Record a lower bound of the times of all plans in the search space."""
+        """Record a lower bound of the iteration times of all plans in the search space."""
         if self.said is None:
             self.bound_s = max(self.bound_s, bound_s)
         elif self.hears is not None:
@@ -135,7 +136,7 @@ class Ledger:
 
     @property
     def evaluations_left(self) -> int | None:
-        """How many more plans may be predicted; None if only time counts."""
+        """The number of plans that may still be predicted; None if the budget limits only time."""
         if self.budget.evaluations is None:
             return None
         used = self.plan_evaluations + self.stage_evaluations / STAGES_A_PLAN
@@ -143,7 +144,7 @@ class Ledger:
 
     @property
     def budget_left(self) -> Budget:
-        """The rest of the budget; a little of each limit even if it is spent."""
+        """The rest of the budget; a small rest of each limit even if it is spent."""
         left = self.evaluations_left
         return Budget(
             evaluations=None if left is None else max(1, left),
@@ -152,12 +153,12 @@ class Ledger:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds left of the budget; infinite if only evaluations are limited."""
+        """The seconds left of the budget; infinite if it limits only evaluations."""
         seconds = self.budget.seconds
         return inf if seconds is None else max(0.0, seconds - self.wall_s)
 
     def check_time(self) -> None:
-        """Raise ``BudgetSpentError`` if the seconds are spent.
+        """Raise ``BudgetSpentError`` if the budget's seconds are spent.
 
         Long work that asks the predictor nothing calls this as it goes on.
         """
@@ -166,7 +167,7 @@ class Ledger:
 
     @contextmanager
     def for_seconds(self, seconds: float) -> Iterator[None]:
-        """In the ``with`` block, limit the search to some seconds of the budget."""
+        """In the ``with`` block, limit the search to this many of the budget's seconds."""
         budget = self.budget
         ends_s = self.wall_s + seconds
         if ends_s < (inf if budget.seconds is None else budget.seconds):
@@ -227,8 +228,8 @@ class Ledger:
         return predictions
 
     def _shortlist(self, plan: Plan, prediction: Prediction) -> None:
-        """Keep a plan if it is one of the fastest few; of equally fast plans the one found first
-        stays in front.
+        """Keep a plan if it is one of the fastest few; of equally fast plans, the one found first
+        is ranked higher.
         """
         is_full = len(self.nearest) == SHORT_LIST
         if not prediction.fits or (
@@ -245,8 +246,8 @@ class Ledger:
         self, restate: Callable[[Plan], Plan], hears: Callable[[float], object] | None = None
     ) -> Iterator[None]:
         """In the ``with`` block, search a part of the search space: ``restate`` turns its plans
-        into plans of the whole space. Its lower bounds do not hold for the whole, so they go to
-        ``hears``.
+        into plans of the whole space. Its lower bounds do not hold for the whole space, so
+        ``hears`` is called with them instead.
         """
         before = self.said, self.hears
         self.said, self.hears = restate, hears
@@ -257,14 +258,15 @@ class Ledger:
 
     def stage_costs(self, batch: StageBatch, *, engine: str) -> StageCosts:
         """The cost of each candidate for a stage. Raises ``BudgetSpentError``."""
-        # Testing for a ``Predictor`` protocol is slow, so the searcher does it once, not each call.
+        # Whether the predictor has stage costs is tested once by the searcher, since testing for a
+        # protocol in each call is slow.
         model = cast("StageCostModel", self.predictor)
         parts = self._in_parts(lambda some: model.stage_costs(some, engine=engine), batch)
         return parts[0] if len(parts) == 1 else StageCosts.joined(parts)
 
     def stage_bounds(self, least: StageBatch, most: StageBatch, *, engine: str) -> StageCosts:
-        """Lower bounds of the costs of all candidates with choices between those of ``least`` and
-        ``most``. Raises ``BudgetSpentError``.
+        """Lower bounds of the costs of all candidates for stages whose choices lie between those of
+        ``least`` and ``most``. Raises ``BudgetSpentError``.
         """
         model = cast("StageBoundModel", self.predictor)
 
@@ -279,8 +281,9 @@ class Ledger:
     def part_seconds(
         self, least: StageBatch, most: StageBatch | None = None, *, engine: str
     ) -> StageSeconds:
-        """The times of parts of a model, for orders of passes without a closed form; with ``most``,
-        lower bounds of all parts between the two. Raises ``BudgetSpentError``.
+        """The times of parts of models (chunks of stages), for orders of passes without a closed
+        form; with ``most``, lower bounds over all candidates between ``least`` and ``most``. Raises
+        ``BudgetSpentError``.
         """
         model = cast("StageBoundModel", self.predictor)
         batches = (least,) if most is None else (least, most)
@@ -295,8 +298,9 @@ class Ledger:
         engine: str,
         of_others: bool = False,
     ) -> Bools:
-        """Whether each candidate fits on its GPUs; with ``of_others``, whether a candidate with
-        smaller ratios or fewer recomputed blocks may fit. Raises ``BudgetSpentError``.
+        """Whether each candidate for a stage fits in the memory of its GPUs; with ``of_others``,
+        whether a candidate with smaller ratios or fewer recomputed blocks may fit. Raises
+        ``BudgetSpentError``.
         """
         model = cast("StageBoundModel", self.predictor)
         ask = partial(model.stage_fits, engine=engine, of_others=of_others)
@@ -306,7 +310,7 @@ class Ledger:
     def _in_parts(
         self, ask: Callable[..., Answer], *batches: StageBatch | StagesInOrder
     ) -> list[Answer]:
-        """Call the predictor with some of the rows at a time; returns all of its answers."""
+        """Call the predictor with some of the candidates at a time; returns its answers for all."""
         rows, answers = len(batches[0]), []
         for rows_of_part in np.array_split(np.arange(rows), -(-rows // STAGES_AT_ONCE) or 1):
             is_all = len(rows_of_part) == rows
@@ -326,7 +330,7 @@ class Ledger:
     def result(
         self, status: Status, seed: int, *, lower_bound_s: float | None = None, reason: str = ""
     ) -> SearchResult:
-        """The result of the search, also if it was stopped."""
+        """The result of the search so far, also if it was stopped."""
         gap = None
         if lower_bound_s is not None and self.prediction is not None:
             lower_bound_s = min(lower_bound_s, self.best_s)
@@ -348,9 +352,9 @@ class Ledger:
         )
 
 
-# Makes a searcher from a strategy: a function that calls a ledger and returns how it ended. The
-# rest of a ``Searcher`` is shared: it counts, keeps the best plan, ends with the budget, and
-# returns the best plan so far when it is interrupted.
+# Makes a searcher from a strategy, a function that calls a ledger and returns how the search ended.
+# All searchers share the rest: predictor calls are counted, the best plan is kept, the budget ends
+# the search, and an interrupted search returns the best plan so far.
 
 
 INTERRUPTED = "interrupted"
@@ -358,7 +362,7 @@ INTERRUPTED = "interrupted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a strategy ended. Without ``status`` it is FEASIBLE if the ledger has a plan, otherwise
+    """How a search ended. Without ``status`` it is FEASIBLE if the ledger has a plan, otherwise
     BUDGET.
 
     ``lower_bound_s`` is an iteration time that no plan of the space beats.
@@ -370,7 +374,9 @@ class Ending:
 
     @classmethod
     def of(cls, ledger: Ledger, bound_s: float) -> Self:
-        """How a search ended, if no plan of the search space takes less than ``bound_s``."""
+        """How a search ended, if it has shown that no plan of the search space takes less than
+        ``bound_s``.
+        """
         if ledger.best is None:
             is_empty = bound_s == inf
             return cls(status="INFEASIBLE") if is_empty else cls(reason=NOT_FOUND)
@@ -379,20 +385,21 @@ class Ending:
         return cls(status="FEASIBLE", lower_bound_s=bound_s or None)
 
 
-# A strategy: a function of the problem, the search space, the ledger, and a random generator.
+# A strategy: a function of the problem, the search space, the ledger and a random generator, which
+# searches and returns how it ended.
 Strategy = Callable[[Problem, SearchSpace, Ledger, np.random.Generator], Ending]
 
-# Why a search has no plan if it did not look at every plan.
+# The reason that a search gives for having no plan, if it did not look at every plan.
 NOT_FOUND = "no plan was found that fits, which does not prove that there is none"
-# Why a searcher refuses a predictor that predicts whole plans only.
+# The reason for refusing a predictor that predicts whole plans but not single stages.
 NO_STAGE_COSTS = "asks for costs of single stages, which the predictor does not give"
-# Why a searcher refuses a model whose kinds of blocks alternate.
+# The reason for refusing a model whose kinds of blocks alternate.
 TAKING_TURNS = (
     "asks for costs of single stages wherever they begin, and this model has blocks of several "
     "kinds: ask a searcher of whole plans, such as aceso or optuna"
 )
-# Why a searcher refuses a space with orders of passes without a closed form: if it never searches
-# them, and if it needs lower bounds that they lack.
+# The reasons for refusing a space with orders of passes without a closed form: if the searcher
+# never searches them, and if it needs lower bounds that the orders lack.
 NO_ORDERS = (
     f"joins stages of pipelines of {DEFAULT_ORDER}, and this space has other orders: ask mist, or "
     "a searcher of whole plans, such as aceso or optuna"
@@ -406,7 +413,7 @@ OTHER_ORDERS = (
 @final
 @dataclass(frozen=True, slots=True)
 class NeedsStageCosts:
-    """Marks a strategy that needs costs of single stages, which not every predictor gives.
+    """Marks a strategy that needs the costs of single stages, which not every predictor gives.
 
     Other strategies ask only for predictions of whole plans. ``takes_orders`` says whether it looks
     at orders of passes without a formula, too; ``takes_ranges`` says of which spaces it takes
@@ -427,7 +434,7 @@ class NeedsStageCosts:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategySearcher:
-    """A strategy as a ``Searcher``."""
+    """Makes a ``Searcher`` of a strategy."""
 
     strategy: Strategy
     predictor: Predictor
@@ -486,8 +493,8 @@ def in_branches(
     ledger: Ledger,
     draw: np.random.Generator,
 ) -> Ending:
-    """Search each engine of a search space on each part of a cluster, as branches with lower bounds
-    of their own.
+    """Search the part of a search space for each engine, on each part of the cluster, as branches
+    with lower bounds of their own.
 
     Branches share what is left of the budget evenly, and the best plan so far, which leaves out
     much of the branches to come. Those with fewer ways to save memory come first, since they leave
@@ -520,7 +527,7 @@ def in_branches(
 
 
 def _no_plan_in_time(ledger: Ledger) -> str:
-    """Says that the budget ended before any plan that fits was found."""
+    """The reason that a search gives if the budget ended before it found a plan that fits."""
     limits = []
     if ledger.budget.seconds is not None:
         limits.append(f"{ledger.budget.seconds:g} s")

@@ -1,1 +1,1 @@
-"""The strategies of searchers, one in each file."""
+"""The strategies of searchers (the methods by which they search), one in each file."""

@@ -1,5 +1,5 @@
-"""A search like Aceso's: local moves at the slowest stage, each of which trades one resource for
-another.
+"""A search like Aceso's: local changes at the slowest stage of a plan, each of which uses less of
+one resource and more of another.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,21 +21,24 @@ from searchers.methods.scores import Score, score_of
 from searchers.savings import Members, alike, bare_stage
 from searchers.strategy import Ending, Ledger
 
-# Moves: changes of one stage that trade one resource for another, as Aceso's primitives do.
+# The moves of the search: changes of one stage that use less of one resource and more of another,
+# like Aceso's primitives.
 #
 # Each move gives plans in which a stage uses less of a resource. Most of these plans use more of
-# another resource, or more on other stages. The caller checks which plans the space allows.
+# another resource, or more on other stages. The caller checks which plans the search space allows.
 
 
 Resource = Literal["compute", "communication", "memory", "host"]
 Move = Callable[[Plan, int, SearchSpace], Iterator[Plan]]
-# Dimensions that shard states over a group of ranks, such as the ZeRO level: a higher level shards
-# more.
+# Dimensions in which a higher value shards more states over a group of ranks, such as the ZeRO
+# level.
 _LEVELS = tuple(name for name in names_of("savings") if DIMENSIONS[name].shared_by)
 
 
 def moves(plan: Plan, stage: int, resource: Resource, space: SearchSpace) -> Iterator[Plan]:
-    """The plans that are one move away and in which the stage uses less of the resource."""
+    """The plans that are one move away from ``plan``, and in which stage ``index`` uses less of
+    ``resource``.
+    """
     for move in _MOVES[resource]:
         yield from move(plan, stage, space)
 
@@ -45,7 +48,9 @@ def _with_stages(plan: Plan, changes: Mapping[int, StagePlan]) -> Plan:
 
 
 def _saving(plan: Plan, stage: int, changed: StagePlan, space: SearchSpace) -> Plan:
-    """The plan with one stage's memory savings changed, or all stages' if they must be alike."""
+    """The plan with the memory savings of one stage changed, or those of all stages if all must be
+    alike.
+    """
     if space.unequal_stages:
         return _with_stages(plan, {stage: changed})
     largest = changed.resized(max(other.layers for other in plan.stages))
@@ -53,8 +58,8 @@ def _saving(plan: Plan, stage: int, changed: StagePlan, space: SearchSpace) -> P
 
 
 def _recompute(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Recompute more or fewer blocks, wholly or in part: one, a quarter or a half of those that may
-    be, or all.
+    """Move: recompute more or fewer blocks, wholly or in part: one more or fewer, a quarter, a
+    half, or all of the blocks that may be.
     """
     chosen = plan.stages[stage]
     counts = chosen.counts
@@ -67,7 +72,7 @@ def _recompute(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterato
 
 
 def _shard(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Move to each higher or each lower ZeRO level."""
+    """Move: change the stage to each higher, or each lower, ZeRO level."""
     chosen = plan.stages[stage]
     for name in _LEVELS:
         for level in space.listed(name) or ():
@@ -76,20 +81,20 @@ def _shard(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Pl
 
 
 def _offload(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Offload more or less of one kind of state to host memory."""
+    """Move: offload more or less of one kind of state (weights, gradients, ...) to host memory."""
     chosen = plan.stages[stage]
     for name in OFFLOADS:
         ratios = space.listed(name) or ()
         now = ratios.index(chosen.value(name))
         others = ratios[now + 1 :] if sign > 0 else ratios[:now][::-1]
-        # The next larger or smaller ratio, and the largest or smallest.
+        # The next larger or smaller ratio, and the largest or smallest one.
         for ratio in dict.fromkeys([*others[:1], *others[-1:]]):
             yield _saving(plan, stage, chosen.with_values({name: ratio}), space)
 
 
 def _change(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Change a memory saving that is neither a ZeRO level nor an offload ratio to each other
-    value.
+    """Move: change a memory saving that is neither a ZeRO level nor an offload ratio to each of its
+    other values.
     """
     chosen = plan.stages[stage]
     for name in names_of("savings"):
@@ -101,7 +106,7 @@ def _change(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
 
 
 def _change_mesh(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Change a dimension of the mesh that is no parallel degree, such as sequence parallelism."""
+    """Move: change a mesh dimension that is not a parallel degree, such as sequence parallelism."""
     for name in other_names():
         if name in dimensions_of_axes():
             continue
@@ -116,7 +121,7 @@ def _change_mesh(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
 
 
 def _reorder(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Change the order of passes of the pipeline."""
+    """Move: change the order of passes (pipeline schedule) of the plan."""
     del stage
     for order in space.orders:
         if order != plan.order:
@@ -124,7 +129,7 @@ def _reorder(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
 
 
 def _give_layers(plan: Plan, stage: int, _: SearchSpace) -> Iterator[Plan]:
-    """Move blocks to a neighbouring stage, or to the first or the last stage."""
+    """Move: give blocks to a neighbouring stage, or to the first or the last stage."""
     giver, last = plan.stages[stage], plan.num_stages - 1
     for taker in sorted({stage - 1, stage + 1, 0, last} - {stage, -1, plan.num_stages}):
         other = plan.stages[taker]
@@ -136,7 +141,7 @@ def _give_layers(plan: Plan, stage: int, _: SearchSpace) -> Iterator[Plan]:
 
 
 def _micro_batch(factor: float, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Make the micro-batches of all stages larger and fewer, or smaller and more."""
+    """Move: make the micro-batches of all stages larger and fewer, or smaller and more."""
     del stage, space
     count = plan.micro_batches / factor
     sizes = [own.micro_batch * factor for own in plan.stages]
@@ -149,7 +154,7 @@ def _micro_batch(factor: float, plan: Plan, stage: int, space: SearchSpace) -> I
 
 
 def _split(tensor: float, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Change data parallelism into tensor parallelism on the same GPUs, or the reverse. If all
+    """Move: trade data parallelism for tensor parallelism on the same GPUs, or the reverse. If all
     stages change, the number of micro-batches may change with them.
     """
     if space.unequal_meshes:
@@ -175,7 +180,9 @@ def _split(tensor: float, plan: Plan, stage: int, space: SearchSpace) -> Iterato
 
 
 def _take_gpus(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Take GPUs from another stage: as many as this stage has, or half of the other's."""
+    """Move: take GPUs from another stage: as many as this stage has, or half of the other
+    stage's.
+    """
     if not space.unequal_meshes:
         return
     taker = plan.stages[stage]
@@ -188,7 +195,9 @@ def _take_gpus(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
 
 
 def _resized_mesh(stage: StagePlan, gpus: int) -> Iterator[StagePlan]:
-    """The stage on ``gpus`` GPUs, with another data-parallel or another tensor-parallel degree."""
+    """The stage on ``gpus`` GPUs, once with another data-parallel and once with another
+    tensor-parallel degree.
+    """
     yield from _remeshed(stage, gpus / stage.tensor_parallel, stage.tensor_parallel)
     yield from _remeshed(stage, stage.data_parallel, gpus / stage.data_parallel)
 
@@ -196,8 +205,8 @@ def _resized_mesh(stage: StagePlan, gpus: int) -> Iterator[StagePlan]:
 def _remeshed(
     stage: StagePlan, data: float, tensor: float, *, micro_batches: float = 1
 ) -> Iterator[StagePlan]:
-    """The stage with other degrees, and with its sequences split into ``micro_batches``; nothing
-    unless all sizes divide evenly.
+    """The stage with other parallel degrees, and with its sequences divided into ``micro_batches``;
+    None unless all sizes divide evenly.
     """
     micro_batch = stage.micro_batch * stage.data_parallel / (data * micro_batches)
     if all(map(_is_count, (data, tensor, micro_batch))):
@@ -239,19 +248,19 @@ _MOVES: Mapping[Resource, tuple[Move, ...]] = {
 }
 
 
-# Improves plans by relieving their bottlenecks, after Aceso (Liu et al., EuroSys 2024).
+# Improves plans at their bottlenecks, after Aceso (Liu et al., EuroSys 2024).
 #
 # The bottleneck of a plan is the stage that exceeds its memory or, if all stages fit, the slowest
 # stage, with the scarcest resource of that stage. A move uses less of this resource and more of
-# another. Where no single move improves a plan, a sequence of moves may: each relieves the
+# another. Where no single move improves a plan, a sequence of moves may: each improves the
 # bottleneck of the plan before it. Where a sequence ends, the next best move is tried.
 #
 # Aceso's paper has moves of operators, micro-batch, degrees and recomputation. Here ZeRO levels and
 # offloading are moves too.
 
 
-# The longest sequences of moves that are tried, one after another; and how many plans are followed
-# after each move.
+# The longest sequences of moves that are tried, one after another; below, how many plans are
+# followed after each move.
 HOPS = (1, 2, 3, 5, 7)
 WAYS = 3
 
@@ -260,14 +269,14 @@ def aceso(
     problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator
 ) -> Ending:
     """Improve plans at their bottlenecks, starting from pipelines of every number of stages, until
-    no sequence of moves does.
+    no sequence of moves improves them.
     """
     del draw  # Nothing is left to chance.
     relief = Relief(problem=problem, space=space, ledger=ledger)
     starts = list(initial_plans(problem, space))
     relief.predict(starts)
     starts.sort(key=relief.promise)
-    # First the most promising pipeline of each number of stages, then the others.
+    # The most promising pipeline of each number of stages comes first, then the others.
     leaders = {plan.num_stages: plan for plan in reversed(starts)}
     plans = list(dict.fromkeys([*leaders.values(), *starts]))
     for hops in HOPS:
@@ -277,8 +286,8 @@ def aceso(
 
 
 def initial_plans(problem: Problem, space: SearchSpace) -> Iterator[Plan]:
-    """Pipelines of equal stages without memory savings, each in the first of the space's orders
-    that it can run.
+    """The plans to start from: pipelines of equal stages without memory savings, each in the first
+    of the space's orders of passes that it can run.
     """
     for pipeline in list(equal_pipelines(problem, space)) or [next(pipelines(problem, space))]:
         layers = even_layers(problem.workload.model.layers, pipeline.num_stages)
@@ -292,7 +301,9 @@ def initial_plans(problem: Problem, space: SearchSpace) -> Iterator[Plan]:
 
 @dataclass(slots=True, kw_only=True)
 class Relief:
-    """The predictions so far, and how many moves were followed from each plan."""
+    """The search's predictions so far, and the number of moves that were followed from each
+    plan.
+    """
 
     problem: Problem
     space: SearchSpace
@@ -305,21 +316,23 @@ class Relief:
         self.members = Members(problem=self.problem, space=self.space)
 
     def predict(self, plans: Sequence[Plan]) -> None:
-        """Predict the plans that have no prediction yet. Raises ``BudgetSpentError``."""
+        """Predict those plans that have no prediction yet. Raises ``BudgetSpentError``."""
         new = [plan for plan in dict.fromkeys(plans) if plan not in self.known]
         self.known |= zip(new, self.ledger.predict(new), strict=True)
 
     def score(self, plan: Plan) -> Score:
-        """The score of a plan that has a prediction."""
+        """The score of a plan that was predicted."""
         return score_of(plan, self.known[plan], self.problem.cluster)
 
     def promise(self, plan: Plan) -> float:
-        """A plan's time, increased by the memory that it lacks, which the next move may save."""
+        """A plan's time, increased for the memory that it lacks, since the next move may save that
+        memory.
+        """
         score = self.score(plan)
         return score.iteration_s * (1 + score.excess)
 
     def relieved(self, plan: Plan, hops: int) -> Plan:
-        """The last of a chain of ever better plans, each at most ``hops`` moves from the one
+        """The best of a sequence of ever better plans, each at most ``hops`` moves from the one
         before.
         """
         self.followed = {}
@@ -349,7 +362,9 @@ class Relief:
 
 
 def bottlenecks(plan: Plan, prediction: Prediction, cluster: Cluster) -> list[tuple[int, Resource]]:
-    """The bottlenecks of a plan, worst first: stages, each with the resource that it lacks most."""
+    """The bottlenecks of a plan, worst first: stages, each with the resource that it needs most
+    of.
+    """
     if not prediction.fits:
         return _short_of_memory(plan, prediction, cluster)
     ranked: list[tuple[int, Resource]] = []
@@ -365,8 +380,8 @@ def bottlenecks(plan: Plan, prediction: Prediction, cluster: Cluster) -> list[tu
 def _short_of_memory(
     plan: Plan, prediction: Prediction, cluster: Cluster
 ) -> list[tuple[int, Resource]]:
-    """The stage that lacks most memory on a GPU; if all fit there, the stage with most bytes in
-    host memory.
+    """The stage that lacks the most memory on a GPU; if all stages fit, the stage with the most
+    bytes in host memory.
     """
     stages = prediction.stages
     reserved = np.array([stage.peak_reserved_bytes for stage in stages])
@@ -378,7 +393,7 @@ def _short_of_memory(
 
 
 def _slowest(plan: Plan, prediction: Prediction) -> list[int]:
-    """The two stages that take longest over all micro-batches."""
+    """The two stages that take the longest over all micro-batches."""
     stages = prediction.stages
     order = sorted(range(len(stages)), key=lambda stage: -_whole_s(plan, stages[stage]))
     return order[:2]

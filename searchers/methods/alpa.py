@@ -1,5 +1,5 @@
-"""Alpa's search: a dynamic programme over stages, after the best degrees inside each stage were
-found.
+"""Alpa's search: a dynamic programme divides the model into stages, for each of which the best
+parallel degrees were found before.
 
 Axes: K kinds of stages, M submesh sizes, P places of a stage's first rank in its node, L blocks of
 a stage (0 to all), C candidates.
@@ -32,7 +32,7 @@ from searchers.meshes import (
 from searchers.savings import bare_stage
 from searchers.strategy import Ending, Ledger, NeedsStageCosts
 
-# The lower level of Alpa's search: the time of each possible stage with its best degrees.
+# The lower level of Alpa's search: the time of each possible stage with its best parallel degrees.
 #
 # Axes: K kinds of stages, M submesh sizes, P positions of a stage's first rank in its node, L
 # blocks of a stage (0 to all), C candidates.
@@ -40,8 +40,8 @@ from searchers.strategy import Ending, Ledger, NeedsStageCosts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """What the programme divides into stages: micro-batches, meshes, numbers of stages, and the
-    numbers of blocks that stages may have.
+    """The input of one dynamic programme: the number of micro-batches, and the meshes, numbers of
+    stages and numbers of blocks that pipelines may have.
 
     ``layers`` are the numbers of blocks that stages may have, from the last stage to the first of
     the longest pipeline. ``recomputing`` says whether a stage may recompute none, all, or either.
@@ -55,19 +55,19 @@ class Division:
 
     @property
     def sizes(self) -> list[int]:
-        """The numbers of GPUs that stages may have."""
+        """The possible numbers of GPUs of a stage."""
         return sorted({mesh.num_gpus for mesh in self.meshes})
 
     @property
     def unit(self) -> int:
-        """The greatest common divisor of all numbers of GPUs that stages may have."""
+        """The greatest common divisor of the possible numbers of GPUs of a stage."""
         return gcd(*self.sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What tells stages with equal GPUs and blocks apart: micro-batches in flight, and 1 if a stage
-    is the first, or the last.
+    """What distinguishes stages with equal numbers of GPUs and blocks: micro-batches in flight, and
+    whether a stage is the first or the last.
     """
 
     in_flight: int
@@ -78,8 +78,9 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageTable:
-    """The seconds of each stage with its best degrees, by kind, size, place and blocks (K, M, P,
-    L), infinite where nothing fits; and the index of these degrees.
+    """The seconds of each stage with its best degrees, by the stage's kind, number of GPUs, first
+    rank in its node and number of blocks (K, M, P, L), infinite where nothing fits; and the index
+    of these degrees.
     """
 
     kinds: dict[Kind, int]
@@ -89,7 +90,7 @@ class StageTable:
     candidate: Ints
 
     def stage(self, position: tuple[int, ...], space: SearchSpace) -> StagePlan:
-        """The best stage at a position of the table, as a stage of a plan."""
+        """The best stage for a position in the table, as a stage of a plan."""
         mesh, recomputes = self.candidates[self.candidate[self.chosen[position]]]
         bare = bare_stage(mesh, position[-1], space)
         return replace(bare, checkpointed_layers=bare.layers) if recomputes else bare
@@ -108,7 +109,9 @@ def kind_of(division: Division, from_end: int, *, is_first: bool) -> Kind:
 def stage_table(
     problem: Problem, space: SearchSpace, ledger: Ledger, division: Division
 ) -> StageTable | None:
-    """The best degrees of all stages that pipelines may have; None if there are no candidates."""
+    """The best degrees of every stage that pipelines may have, as a table; None if there are no
+    candidates.
+    """
     longest = max(division.num_stages)
     kinds = [kind_of(division, place, is_first=False) for place in range(1, longest)]
     kinds += [kind_of(division, place, is_first=True) for place in division.num_stages]
@@ -135,7 +138,8 @@ def stage_table(
         problem.workload.model.layers + 1,
     )
     table, chosen = np.full(shape, np.inf), np.full(shape, -1)
-    # If several candidates write to one cell, the last one written is kept: the fastest.
+    # Of several candidates for the same entry of the table, the one written last is kept: the
+    # fastest.
     order = np.argsort(-seconds, kind="stable")
     by_time = tuple(axis[order] for axis in places)
     table[by_time], chosen[by_time] = seconds[order], order
@@ -151,7 +155,9 @@ def _combined(*columns: Sequence[int]) -> Ints:
 
 
 def _first_ranks(kind: Kind, mesh: Mesh, unit: int, cluster: Cluster) -> list[int]:
-    """The ranks at which a stage may begin; inner stages are evaluated once for all nodes."""
+    """The ranks at which a stage may begin; inner stages are evaluated on one node, which stands
+    for all.
+    """
     if kind.is_first:
         return [0] if mesh.num_gpus == cluster.num_gpus or not kind.is_last else []
     if kind.is_last:
@@ -189,8 +195,8 @@ def _batch(
 
 
 def _seconds(costs: StageCosts, batch: StageBatch, micro_batches: int) -> Floats:
-    """For each candidate (C), the seconds of a steady micro-batch with its send and an even share
-    of the work done once an iteration.
+    """For each candidate (C), the seconds of a steady micro-batch with its send, and an even share
+    of the work done once per iteration.
     """
     seconds = costs.seconds
     once = np.maximum(seconds.delta_forward_s, 0) + np.maximum(seconds.delta_backward_s, 0)
@@ -213,9 +219,9 @@ def _seconds(costs: StageCosts, batch: StageBatch, micro_batches: int) -> Floats
 # Axes: B blocks and D GPUs of the stages so far (0 to all).
 
 
-# Limits for the slowest stage that differ by less than this factor count as one.
+# Upper bounds on the slowest stage's time that differ by less than this factor count as one.
 SPACING = 1.01
-# The reason to refuse a search on heterogeneous nodes.
+# Why the search refuses clusters whose nodes are of several kinds.
 UNLIKE_NODES = (
     "takes all nodes as equal, and this cluster has unlike ones: ask another searcher, such as "
     "mist or aceso"
@@ -224,7 +230,7 @@ UNLIKE_NODES = (
 
 @NeedsStageCosts
 def alpa(problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator) -> Ending:
-    """Run the dynamic programme for each number of micro-batches; predict the pipelines that it
+    """Run the dynamic programme for each number of micro-batches, and predict the pipelines that it
     finds.
     """
     del draw  # Nothing is left to chance.
@@ -241,7 +247,9 @@ def alpa(problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.G
 
 
 def divisions(problem: Problem, space: SearchSpace) -> Iterator[Division]:
-    """Everything that the dynamic programme is run for."""
+    """The inputs of all dynamic programmes: one for each set of stages that pipelines may consist
+    of.
+    """
     layers = problem.workload.model.layers
     ways = {"all": (True,), "none_or_all": (False, True), "any": (False, True)}[space.recomputation]
     alike = (ways,) if space.unequal_stages else tuple((way,) for way in ways)
@@ -259,7 +267,9 @@ def divisions(problem: Problem, space: SearchSpace) -> Iterator[Division]:
 def _pipelines(
     problem: Problem, space: SearchSpace
 ) -> Iterator[tuple[int, tuple[Mesh, ...], tuple[int, ...]]]:
-    """Each number of micro-batches, with the meshes and the numbers of stages that fit it."""
+    """Each possible number of micro-batches, with the meshes and the numbers of stages that are
+    possible with it.
+    """
     if not space.unequal_meshes:
         for pipeline in equal_pipelines(problem, space):
             yield pipeline.micro_batches, pipeline.meshes[:1], (pipeline.num_stages,)
@@ -276,7 +286,7 @@ def _pipelines(
 
 
 def _layers(layers: int, numbers: Sequence[int], space: SearchSpace) -> tuple[Sequence[int], ...]:
-    """The numbers of blocks that each stage may have, from the last stage to the first."""
+    """For each stage, from the last to the first, its possible numbers of blocks."""
     if space.layers_off_balance == 0:
         return tuple((own,) for own in reversed(even_layers(layers, numbers[0])))
     return (layer_counts(layers, min(numbers), space),) * max(numbers)
@@ -284,7 +294,9 @@ def _layers(layers: int, numbers: Sequence[int], space: SearchSpace) -> tuple[Se
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A pipeline: where its stages are in the table, and the sum of their times."""
+    """A pipeline that the programme found: the positions of its stages in the table, and the sum of
+    their times.
+    """
 
     seconds: float
     places: tuple[tuple[int, ...], ...]
@@ -292,7 +304,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programme:
-    """The upper level: divides blocks and GPUs into stages whose best degrees are known."""
+    """The upper level of Alpa's search: divides blocks and GPUs into stages, whose best degrees are
+    known.
+    """
 
     problem: Problem
     space: SearchSpace
@@ -301,7 +315,7 @@ class Programme:
     table: StageTable
 
     def plans(self) -> Iterator[Plan]:
-        """The best pipeline for each useful limit on the slowest stage."""
+        """The best pipeline for each useful bound on the slowest stage's time."""
         limits = self._limits()
         if not limits or (fastest := self.within(limits[-1])) is None:
             return
@@ -338,8 +352,8 @@ class Programme:
         return best
 
     def _step(self, from_end: int, after: Floats, limit_s: float, *, is_first: bool) -> "_Step":
-        """Put a stage at position ``from_end``, counted from the last, in front of pipelines;
-        returns their times (B, D).
+        """Put a stage at position ``from_end`` (counted from the last) in front of partial
+        pipelines; returns the times of the results (B, D).
         """
         self.ledger.check_time()
         cluster, unit = self.problem.cluster, self.division.unit
@@ -373,7 +387,9 @@ class Programme:
         return tuple(places)
 
     def _limits(self) -> list[float]:
-        """The distinct times of stages, ascending, as limits for the slowest stage."""
+        """The distinct times of stages in ascending order, as upper bounds for the slowest
+        stage.
+        """
         times = np.unique(self.table.seconds[np.isfinite(self.table.seconds)])
         limits: list[float] = []
         for time in times.tolist()[::-1]:
@@ -391,7 +407,9 @@ class Programme:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Step:
-    """The times of pipelines (B, D), with the GPUs and blocks of each one's first stage."""
+    """The times of partial pipelines (B, D), with the numbers of GPUs and blocks of the first stage
+    of each.
+    """
 
     kind: int
     seconds: Floats

@@ -18,8 +18,8 @@ from searchers.strategy import OTHER_ORDERS, Ending, Ledger, NeedsStageCosts
 def _exact(
     problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
 ) -> Ending:
-    """Prove the best plan, or that none fits. Refuses search spaces with too many strategies to
-    list, and different stages in orders of passes without a closed form.
+    """Prove the best plan, or that no plan fits. Refuses search spaces with too many strategies to
+    list, and spaces with different stages in orders of passes without a closed form.
     """
     if space.orders != (DEFAULT_ORDER,) and not can_prove(space, ledger):
         return Ending(status="REFUSED", reason=OTHER_ORDERS)

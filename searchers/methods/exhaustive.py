@@ -1,5 +1,5 @@
-"""Exhaustive search, which predicts every plan of a small space; and the grids that users of other
-systems try.
+"""Exhaustive search, which predicts every plan of a small search space; and the grid searches of
+users of other systems.
 """
 
 from collections import Counter
@@ -16,12 +16,13 @@ from searchers.meshes import Pipeline, even_layers, layer_counts, orders_of, pip
 from searchers.savings import alike, number_of_ways, ways_to_save
 from searchers.strategy import Ending, Ledger, Strategy
 
-# Predicts every plan of a space with few enough plans: a check of the other searchers.
+# Predicts every plan of a search space with few enough plans, to check the other searchers.
 #
 # Each plan is predicted as a whole, so no code is shared with searchers that join stages.
 
 
-# About as many plans as can be predicted in a minute; larger search spaces are refused.
+# The largest number of plans in a space that is searched: about as many as can be predicted in a
+# minute.
 MOST_PLANS = 200_000
 TOGETHER = 4096
 
@@ -29,7 +30,7 @@ TOGETHER = 4096
 def exhaustive(
     problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
 ) -> Ending:
-    """Predict every plan of the search space; refuse it if there are too many."""
+    """Predict every plan of the search space; refuse a space with too many plans."""
     left = ledger.evaluations_left
     most = MOST_PLANS if left is None else min(MOST_PLANS, left)
     plans = count_plans(problem, space, most)
@@ -47,7 +48,7 @@ def exhaustive(
 
 def count_plans(problem: Problem, space: SearchSpace, most: int | None = None) -> int:
     """The number of plans in a search space; counting stops above ``most``. If the space has
-    several orders of passes, stages are taken to have equally many blocks.
+    several orders of passes, stages are assumed to have equally many blocks.
     """
     total = 0
     for pipeline in pipelines(problem, space):
@@ -60,7 +61,7 @@ def count_plans(problem: Problem, space: SearchSpace, most: int | None = None) -
 
 
 def all_plans(problem: Problem, space: SearchSpace) -> Iterator[Plan]:
-    """Every plan of a space."""
+    """Every plan of a search space."""
     layers = problem.workload.model.layers
     for pipeline in pipelines(problem, space):
         for stages in _stages(layers, space, pipeline):
@@ -90,7 +91,7 @@ def _stages(layers: int, space: SearchSpace, pipeline: Pipeline) -> Iterator[tup
 
 
 def _divisions(layers: int, stages: int, space: SearchSpace) -> Iterator[tuple[int, ...]]:
-    """All divisions of the blocks among stages that the space allows."""
+    """All divisions of the blocks among stages that the search space allows."""
     if space.layers_off_balance == 0:
         yield even_layers(layers, stages)
     else:
@@ -98,8 +99,8 @@ def _divisions(layers: int, stages: int, space: SearchSpace) -> Iterator[tuple[i
 
 
 def _splits(layers: int, stages: int, counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """All ways to divide ``layers`` blocks over this many stages, if each has one of these
-    counts.
+    """All ways to divide ``layers`` blocks among stages, each of which may have one of the numbers
+    in ``counts``.
     """
     if stages == 0:
         if layers == 0:
@@ -112,7 +113,9 @@ def _splits(layers: int, stages: int, counts: Sequence[int]) -> Iterator[tuple[i
 
 
 def _ways(problem: Problem, space: SearchSpace, pipeline: Pipeline) -> int:
-    """The number of plans with the meshes of one pipeline, added up block by block over stages."""
+    """The number of plans with the meshes of one pipeline, added up over stages for each number of
+    blocks.
+    """
     layers, stages = problem.workload.model.layers, pipeline.num_stages
     if space.layers_off_balance == 0:
         each = [
@@ -138,8 +141,8 @@ def _ways(problem: Problem, space: SearchSpace, pipeline: Pipeline) -> int:
 def _ways_alike(
     problem: Problem, space: SearchSpace, pipeline: Pipeline, counts: Sequence[int]
 ) -> int:
-    """The number of plans whose stages save memory alike: the choices of the stage with most
-    blocks, for each division of the blocks.
+    """The number of plans whose stages save memory in the same way: for each division of the
+    blocks, the choices of the stage with the most blocks.
     """
     layers, stages = problem.workload.model.layers, pipeline.num_stages
     up_to = [_number_of_splits(layers, stages, counts[: k + 1]) for k in range(len(counts))]
@@ -152,8 +155,8 @@ def _ways_alike(
 
 
 def _number_of_splits(layers: int, stages: int, counts: Sequence[int]) -> int:
-    """The number of ways to divide ``layers`` blocks over stages, if each has one of these
-    counts.
+    """The number of ways to divide ``layers`` blocks among stages, each of which may have one of
+    the numbers in ``counts``.
     """
     by_layers = Counter({0: 1})
     for _ in range(stages):
@@ -171,11 +174,12 @@ def _ways_of_stage(space: SearchSpace, pipeline: Pipeline, stage: int, layers: i
     return number_of_ways(space, mesh, layers, in_pipeline=in_pipeline)
 
 
-# The grids that users of Megatron-LM and DeepSpeed try: every plan of a small space of one engine.
+# The grid searches of users of Megatron-LM and DeepSpeed: every plan of a small space for one
+# engine.
 
 
 def grid_of(engine: str) -> Strategy:
-    """A strategy that predicts every plan of a space of this engine; refuses spaces of other
+    """A strategy that predicts every plan of a space for this engine; it refuses spaces of other
     engines.
     """
 

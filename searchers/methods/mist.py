@@ -1,4 +1,5 @@
-"""Mist's hierarchical search: Pareto frontiers of stages, joined to pipelines, with a proof.
+"""Mist's hierarchical search: Pareto frontiers of stages, joined to pipelines, with a proof of how
+good the best plan is.
 
 It follows Mist (EuroSys 2025), but with true frontiers instead of weighted sums, and only with
 stages that a pipeline can have. Where a space has too many ratios to try all, boxes of ratios have
@@ -28,19 +29,21 @@ from searchers.meshes import as_in, parts_of, pipelines
 from searchers.savings import ways_listed
 from searchers.strategy import BudgetSpentError, Ending, Ledger, NeedsStageCosts, Strategy
 
-# With at most this many memory-saving strategies (recomputation aside), all are enumerated.
+# If a stage has at most this many memory-saving strategies (recomputation aside), all are
+# enumerated.
 FEW = 256
-# The seconds after which the solver is stopped that joins the stages of one group of pipelines.
+# The seconds after which the solver that joins the stages of one group of pipelines is stopped.
 PATIENCE_S = 30.0
-# The seconds after which a proof by lower bounds ends; most problems with equal meshes end sooner.
+# The seconds after which the proof by lower bounds ends; most problems with equal meshes are proven
+# sooner.
 PROOF_S = 60.0
-# The share of a budget's seconds in which parts of the search space are searched, before all of it.
+# The share of a budget's seconds in which parts of the search space are searched before all of it.
 PARTS_SHARE = 0.25
 
 
 def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
     """Mist's strategy with one of the solvers of ``searchers.exact.milp``. It ends once its plan is
-    proven to be within ``tolerance``, a share, of the best.
+    proven to be within ``tolerance`` (a share) of the best.
     """
     join = partial(_joined_by, solver)
 
@@ -52,8 +55,8 @@ def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
             return searched_by_ranges(problem, space, ledger)
 
         def joined(part: SearchSpace) -> Ending:
-            # The solver only counts the blocks of stages; if kinds of blocks alternate, it must
-            # know which they are.
+            # The solver only counts the blocks of stages. If kinds of blocks alternate, it matters
+            # which blocks they are, so the exact programme joins stages.
             joiner = join_exactly if turns else join
             return _joined(problem, part, ledger, joiner, tolerance)
 
@@ -70,8 +73,8 @@ def _joined(
     """The best plan of a search space in the order of passes with a closed form; parts of the space
     are searched first.
     """
-    # The bounds of the whole space are made first, since a budget may end while its parts are
-    # searched.
+    # The lower bounds of the whole space are computed first, since a budget may end while parts of
+    # it are searched.
     whole = Hierarchy.of(problem, space, ledger)
     seconds = min(PROOF_S, PARTS_SHARE * ledger.seconds_left)
     in_words = ledger.for_part(lambda plan: as_in(plan, space))
@@ -91,7 +94,7 @@ def _searched(hierarchy: Hierarchy, join: Joiner, tolerance: float) -> Ending:
         return hierarchy.joined_alike(join) if is_small else hierarchy.near_alike(join)
     if not space.unequal_stages:
         return hierarchy.all_alike() if is_small else hierarchy.most_alike()
-    # Stages of unequal sizes are left to the exact searcher.
+    # The exact searcher searches stages of unequal sizes instead.
     if is_small and not space.unequal_meshes:
         return hierarchy.joined(join)
     if hierarchy.has_bounds:
@@ -100,8 +103,8 @@ def _searched(hierarchy: Hierarchy, join: Joiner, tolerance: float) -> Ending:
 
 
 def _joined_by(solver: str, menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-    """A ``Joiner`` that calls a solver, and imports it, only where several stages are to be
-    joined.
+    """A ``Joiner`` that runs a solver where several stages are to be joined, and imports the solver
+    only then.
     """
     if menus.group.num_stages == 1:
         return join_exactly(menus, limit_s)

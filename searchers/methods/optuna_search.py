@@ -1,4 +1,5 @@
-"""Searches with Optuna's samplers (TPE, CMA-ES, NSGA-II, random keys), on a study that may be kept.
+"""Searches with Optuna's samplers (TPE, CMA-ES, NSGA-II, random keys), as an Optuna study that may
+be stored and continued.
 
 A plan is made from a vector of keys in [0, 1), one for each choice that any plan of the space may
 ask for. So all plans have the same keys. A key becomes a place among the options of its choice
@@ -13,14 +14,14 @@ from searchers.strategy import Ending, Ledger, Strategy
 
 
 def optuna_strategy(sampler: str, storage: str | None = None) -> Strategy:
-    """A strategy that draws plans with one of the samplers in ``optuna_study.SAMPLERS``.
+    """A strategy that samples plans with one of the samplers in ``optuna_study.SAMPLERS``.
 
     ``storage`` keeps the study, to go on later or to share it between processes: a database
     (``sqlite:///study.db``) or the path of a journal file. Studies in it are named by sampler,
     space and problem; processes that share one need seeds of their own.
     """
-    # Importing Optuna takes half a second, which neither a budget nor users of other searchers
-    # should pay.
+    # Imported here, since importing Optuna takes half a second, which neither a budget nor users of
+    # other searchers should pay for.
     from searchers.methods.optuna_study import sample  # noqa: PLC0415
 
     def search(

@@ -1,5 +1,5 @@
-"""Search by Optuna: a study (its record of trials) in which each trial makes the choices of one
-plan by name.
+"""Search by an Optuna study (a record of trials) in which each trial makes the named choices of one
+plan.
 """
 
 import json
@@ -31,13 +31,15 @@ from searchers.methods.scores import Score, Scores
 from searchers.savings import Chooser, chosen_plan, saving_names
 from searchers.strategy import Ending, Ledger
 
-# Lists the names of all choices that the plans of a search space may need.
+# Lists the names of all choices (Optuna parameters) that the plans of a search space may need.
 #
 # The names are the same for every plan of the space.
 
 
 def key_names(problem: Problem, space: SearchSpace) -> list[str]:
-    """The names of all choices (keys) that any plan of the search space may need."""
+    """The names of all choices that any plan of the search space may need; each is a key of a
+    trial.
+    """
     most = _most_stages(problem, space)
     names = ["micro_batches", *(["order"] if len(space.orders) > 1 else [])]
     names += [f"mesh {stage}" for stage in range(most if space.unequal_meshes else 1)]
@@ -61,13 +63,14 @@ def _most_stages(problem: Problem, space: SearchSpace) -> int:
     return min(problem.cluster.num_gpus, problem.workload.model.layers)
 
 
-# Runs a search as an Optuna study: ask for several trials, predict their plans together, and tell
-# the study their times.
+# Runs a search as an Optuna study: asks for several trials, predicts their plans together, and
+# tells the study their times.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
-    """How to make one of Optuna's samplers, from a seed and the number of keys (choices of a plan).
+    """A function that makes one of Optuna's samplers, from a seed and the number of keys (choices
+    of a plan).
 
     A sampler that needs all keys also gets keys that a plan does not ask for. A sampler without
     constraints gets longer times instead.
@@ -79,8 +82,8 @@ class Sampler:
 
 
 def _cmaes(seed: int, keys: int) -> BaseSampler:
-    """The CMA-ES sampler; with a diagonal covariance matrix if decomposing a whole one takes longer
-    than predicting plans (Ros & Hansen 2008).
+    """Optuna's CMA-ES sampler; with a diagonal covariance matrix if decomposing a whole one would
+    take longer than predicting plans (Ros & Hansen 2008).
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
@@ -96,14 +99,14 @@ SAMPLERS: Mapping[str, Sampler] = {
 # With at most this many keys (choices of a plan), CMA-ES learns a whole covariance matrix.
 MOST_KEYS = 200
 TOGETHER = 16
-# If this many batches bring no new plan, the search space counts as exhausted.
+# If this many batches in a row bring no new plan, the search space counts as exhausted.
 SETTLED = 8
-# The exceptions of a study's storage that is locked, damaged or not a study.
+# The exceptions raised when a study's storage is locked, damaged or not a study.
 _STORAGE_ERRORS = (SQLAlchemyError, StorageInternalError, OSError, ValueError, LookupError)
 
 
 class StudyLostError(InputError):
-    """An error: a study can no longer be read or written; the message says what to do."""
+    """Raised when a study can no longer be read or written; the message says what to do."""
 
 
 def sample(
@@ -115,7 +118,7 @@ def sample(
     sampler: str,
     storage: str | None,
 ) -> Ending:
-    """Sample plans until the budget is spent or no new plans appear.
+    """Sample plans until the budget is spent, or no new plans appear.
 
     A study that cannot be opened is an ``InputError``. A study that is lost later ends the search.
     """
@@ -142,7 +145,7 @@ def _draw_together(study: "PlanStudy", scores: Scores) -> None:
             plans.append(study.plan_of(_asking(trials[-1])))
         scores.of(plans)
     finally:
-        # However the search ends, the study is told all predictions that were made.
+        # However the search ends, the study is told the scores of all plans that were predicted.
         scores_of_plans = [None if plan is None else scores.known.get(plan) for plan in plans]
         study.tell(trials, scores_of_plans)
 
@@ -153,8 +156,8 @@ def _asking(trial: Trial) -> Callable[[str], float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanStudy:
-    """An Optuna study whose trials are vectors of numbers (keys), each of which makes one choice of
-    a plan.
+    """An Optuna study whose trials are vectors of numbers (keys), each of which decides one choice
+    of a plan.
 
     A trial's value is its plan's time, and its constraint the plan's excess of memory.
     """
@@ -172,7 +175,7 @@ class PlanStudy:
             return self.study.ask(dict(self.keys))
 
     def tell(self, trials: Sequence[Trial], scores: Sequence[Score | None]) -> None:
-        """End trials; a trial without a score has failed."""
+        """End trials with their plans' scores; a trial without a score has failed."""
         with _storage_errors(self.storage):
             for trial, score in zip_longest(trials, scores):
                 if score is None:
@@ -186,12 +189,14 @@ class PlanStudy:
                     self.study.tell(trial, score.penalised_s)
 
     def plan_of(self, key: Callable[[str], float]) -> Plan | None:
-        """The plan that a trial's keys make."""
+        """The plan that results from a trial's keys."""
         chooser = Chooser(lambda name, options: min(int(key(name) * options), options - 1))
         return chosen_plan(self.problem, self.space, chooser)
 
     def best_plans(self) -> list[Plan]:
-        """The fastest plan that fits among the study's earlier trials; empty if none does."""
+        """The fastest plan that fits among the study's earlier trials, in a list; an empty list if
+        none fits.
+        """
         with _storage_errors(self.storage):
             trials = self.study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
         fitting = [trial for trial in trials if trial.user_attrs["fits"]]
@@ -215,7 +220,8 @@ def _opened(
             storage=_storage(storage),
             load_if_exists=True,
         )
-        # A study that is continued must not draw the same plans again.
+        # The seed depends on the number of trials, so that a study that is continued does not draw
+        # the same plans again.
         seed = (int(draw.integers(2**31)) + len(study.get_trials(deepcopy=False))) % 2**31
     names = key_names(problem, space)
     study.sampler = chosen.of_seed(seed, len(names))
@@ -238,8 +244,8 @@ def _sampler(name: str) -> Sampler:
 
 
 def _name(problem: Problem, space: SearchSpace, sampler: str) -> str:
-    """The name under which the study is stored: equal only for equal problems, search spaces and
-    samplers.
+    """The name under which the study is stored; it is equal only for equal problems, search spaces
+    and samplers.
     """
     plain = json.dumps([to_mapping(problem), to_mapping(space)], sort_keys=True)
     return f"{sampler} {space.name} {sha256(plain.encode()).hexdigest()[:16]}"
@@ -268,7 +274,7 @@ def _storage_errors(storage: str | None) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence Optuna's messages about each study and trial, but not its errors."""
+    """Silence Optuna's messages about each study and trial, except errors."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:

@@ -1,4 +1,4 @@
-"""The published search of Mist (EuroSys 2025): samples of Pareto frontiers, joined by a
+"""The published search of Mist (EuroSys 2025): samples of Pareto frontiers of stages, joined by a
 mixed-integer linear programme.
 
 For each mesh and number of micro-batches it tries every way to save memory on every stage, keeps
@@ -41,20 +41,20 @@ from searchers.strategy import (
     Strategy,
 )
 
-# With more memory-saving strategies than this, ratios are first tried on a coarse grid, and spaces
-# in which all stages save memory alike are refused.
+# With more memory-saving strategies per stage than this, ratios are first tried on a coarse grid,
+# and spaces in which all stages save memory alike are refused.
 FEW = 256
 NONE_FITS = (
     "no pipeline fits whose stages have equally many GPUs and equal shares of their host's memory; "
     "others are not tried"
 )
-# The offload ratios of the published grid. Where a search space lists all of them and more, only
+# The offload ratios of the published search. If a search space lists all of these and more, only
 # these are tried.
 _WEIGHTS = (0.0, 0.25, 0.375, 0.5, 0.75, 1.0)
 _STATES = (0.0, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 RATIOS = OffloadRatios(weights=_WEIGHTS, gradients=_WEIGHTS, optimizer=_STATES, activations=_STATES)
-# The share of a budget that is kept for predicting the answer, of its time and of its evaluations
-# (candidates are counted many at a time); never more than half.
+# The share of a budget's seconds, and below the number of its evaluations, that are kept for
+# predicting the plan that the search returns; never more than half.
 LEFT = 0.02
 EVALUATIONS_LEFT = 2 * STAGES_AT_ONCE / STAGES_A_PLAN
 
@@ -85,8 +85,8 @@ def published(
 
 
 def with_published_ratios(space: SearchSpace) -> SearchSpace:
-    """The part of the search space with the published offload ratios, for each kind of state whose
-    ratios in the space include them.
+    """The part of the search space with the published offload ratios, for those kinds of state
+    whose ratios in the space include all of these.
     """
     kept = {
         entry.name: getattr(RATIOS, entry.name)
@@ -106,8 +106,8 @@ class _Search:
     weights: int
 
     def run(self) -> Ending:
-        """Search every group of pipelines that may beat the best so far; predict only the plan with
-        the best objective.
+        """Search every group of pipelines that may beat the best pipeline so far; predict only the
+        plan with the best objective.
         """
         if not self.space.unequal_stages and not self._is_small:
             reason = (
@@ -132,8 +132,8 @@ class _Search:
             if self.ledger.seconds_left > 0:
                 self.ledger.predict(best)
             raise
-        # Stages of unequal sizes might still fit, and so might stages with unequal shares of their
-        # host's memory.
+        # Pipelines with stages of unequal sizes might still fit, and so might stages with unequal
+        # shares of their node's host memory.
         if not best:
             return Ending(reason=NONE_FITS)
         self.ledger.predict(best)
@@ -141,7 +141,9 @@ class _Search:
 
     @property
     def _share(self) -> float:
-        """The share of the budget that is spent on the search itself."""
+        """The share of the budget that is spent on the search itself, rather than on predicting its
+        plan.
+        """
         evaluations = self.ledger.evaluations_left
         left = LEFT if not evaluations else max(LEFT, EVALUATIONS_LEFT / evaluations)
         return 1 - min(left, 0.5)
@@ -168,8 +170,8 @@ class _Search:
     def _menus(
         self, group: Group, work: dict[Mesh, LeastWork], *, is_coarse: bool
     ) -> Iterator[Menus]:
-        """The candidates for a group's stages; if all stages save memory alike, once for each way
-        to do so.
+        """The candidates for the stages of a group; if all stages save memory alike, once for each
+        way in which they may.
         """
         pick = samples_of(group.micro_batches, self.weights) if self.weighted else true_frontier
         for way in self._ways(group):

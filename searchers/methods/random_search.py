@@ -1,4 +1,4 @@
-"""Random search: draws plans from the search space; a baseline that every other strategy must
+"""Random search: draws plans from the search space, as a baseline that every other strategy must
 beat.
 """
 
@@ -16,7 +16,7 @@ TOGETHER = 64
 def random_search(
     problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator
 ) -> Ending:
-    """Draw plans until the budget is spent."""
+    """Draw and predict random plans until the budget is spent."""
     chooser = Chooser(lambda _, options: int(draw.integers(options)))
     while True:
         drawn: list[Plan | None] = []

@@ -19,16 +19,16 @@ from searchers.strategy import Ending, Ledger
 TOGETHER = 64
 RATE = 0.05
 ENTROPY_BONUS = 0.01
-# After this many batches without a new plan a policy has converged. If a new policy finds no plan
-# either, the search space is exhausted.
+# After this many batches without a new plan, a policy has converged. If the next policy finds no
+# new plan either, the search space is exhausted.
 SETTLED = 5
 
-# A choice of a plan: its name, and how many options it has.
+# A choice that determines a plan: its name, and its number of options.
 Choice = tuple[str, int]
 
 
 def rl(problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator) -> Ending:
-    """Learn until the budget is spent; when a policy has converged, start a new one."""
+    """Train policies until the budget is spent; whenever one has converged, start a new one."""
     scores = Scores(ledger=ledger, cluster=problem.cluster)
     while _learn(problem, space, scores, draw):
         scores.repeats = 0
@@ -49,8 +49,8 @@ def _learn(problem: Problem, space: SearchSpace, scores: Scores, draw: np.random
 
 
 def _rewards(scores: list[Score | None]) -> Floats:
-    """The rewards of a batch of plans: minus the logarithm of their times, standardised. A draw
-    without a valid plan counts as the worst of the batch.
+    """The rewards of a batch of plans: minus the logarithms of their times, standardised. A draw
+    that gives no valid plan counts as the worst of the batch.
     """
     logs = [-np.log(score.penalised_s) for score in scores if score is not None]
     worst = min(logs, default=0.0)
@@ -60,8 +60,8 @@ def _rewards(scores: list[Score | None]) -> Floats:
 
 @dataclass(slots=True, kw_only=True)
 class Policy:
-    """A policy: independent logits for the options of each choice, and what the latest plans
-    chose.
+    """A policy: independent logits for the options of each choice, and the options chosen in the
+    latest plans.
     """
 
     draw: np.random.Generator
@@ -69,7 +69,7 @@ class Policy:
     episodes: list[dict[Choice, int]] = field(default_factory=list)
 
     def begin(self) -> None:
-        """Forget the choices of the latest plans."""
+        """Forget the options that were chosen in the latest plans."""
         self.episodes = []
 
     def plan(self, problem: Problem, space: SearchSpace) -> Plan | None:
@@ -78,7 +78,9 @@ class Policy:
         return chosen_plan(problem, space, Chooser(self._place))
 
     def learn(self, rewards: Floats) -> None:
-        """Raise the logits of options with high rewards, with a small bonus for entropy."""
+        """Raise the logits of options in plans with high rewards, with a small bonus for
+        entropy.
+        """
         gradients: dict[Choice, Floats] = {}
         for episode, reward in zip(self.episodes, rewards, strict=True):
             for choice, option in episode.items():

@@ -1,4 +1,5 @@
-"""The rule of Megatron-LM's authors for parallel degrees, without a search (SC 2021, section 3).
+"""The rule of thumb of Megatron-LM's authors for parallel degrees (SC 2021, section 3), without a
+search.
 
 Tensor parallelism takes the GPUs of a node, as far as the model's sizes divide. The pipeline has
 as few stages as fit. Data parallelism takes the rest, every block is recomputed, and nothing is
@@ -17,7 +18,7 @@ MICRO_BATCHES = (1, 2, 4, 8)
 
 
 def plan_by_rule(problem: Problem, predictor: Predictor) -> tuple[Plan, Prediction] | None:
-    """The best plan that the rule gives; None if none of its plans fits."""
+    """The best plan that the rule gives; None if none of its plans fits in memory."""
     layers = problem.workload.model.layers
     for stages in range(1, layers + 1):
         plans = [*_plans(problem, stages)] if layers % stages == 0 else []
@@ -29,7 +30,7 @@ def plan_by_rule(problem: Problem, predictor: Predictor) -> tuple[Plan, Predicti
 
 
 def _plans(problem: Problem, stages: int) -> Iterator[Plan]:
-    """The rule's plans with ``stages`` stages, one for each size of micro-batches."""
+    """The rule's plans with ``stages`` stages, one for each micro-batch size."""
     model, gpus = problem.workload.model, problem.cluster.num_gpus
     tensor = _tensor_parallel(problem)
     replicas, rest = divmod(gpus, tensor * stages)
@@ -50,7 +51,7 @@ def _plans(problem: Problem, stages: int) -> Iterator[Plan]:
 
 
 def _tensor_parallel(problem: Problem) -> int:
-    """The largest tensor-parallel degree within a node that divides the model."""
+    """The largest tensor-parallel degree within a node by which the model can be split evenly."""
     model, cluster = problem.workload.model, problem.cluster
     return max(
         degree

@@ -11,13 +11,13 @@ from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan
 from searchers.strategy import BudgetSpentError, Ledger
 
-# How much a plan's time is increased, as a factor, for each GPU's memory that it lacks.
+# The factor by which a plan's time is increased for each GPU memory's worth of bytes that it lacks.
 _TIMES_A_MEMORY = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Score:
-    """How good a plan is: the memory that it lacks, as a share of a GPU's, and then its time;
+    """How good a plan is: first the memory that it lacks, as a share of a GPU's, and then its time;
     smaller is better.
     """
 
@@ -26,8 +26,8 @@ class Score:
 
     @property
     def penalised_s(self) -> float:
-        """The score as seconds: the time of a plan that fits; otherwise twice the time, increased
-        by the memory that the plan lacks.
+        """The score as seconds: the time of a plan that fits; of another plan twice the time,
+        increased for the memory that it lacks.
         """
         if self.excess == 0:
             return self.iteration_s
@@ -47,13 +47,14 @@ def _excess(plan: Plan, prediction: Prediction, cluster: Cluster) -> float:
     of_stage = np.array([stage.host_bytes for stage in prediction.stages])
     of_rank = of_stage / np.minimum(gpus, cluster.gpus_per_node)
     host = fullest_host(of_rank, gpus, cluster)
-    # If sizes do not divide, bytes mean nothing; the plan then counts as lacking one GPU's memory.
+    # If sizes do not divide evenly, predicted bytes have no meaning; the plan then counts as
+    # lacking one GPU's memory.
     return sum(over.tolist()) + max(0.0, host - 1) or 1.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Scores:
-    """Scores of the plans that a strategy samples; each plan is predicted once.
+    """Scores of the plans that a strategy samples; each plan is predicted only once.
 
     ``repeats`` counts the latest calls in a row that had no new plan.
     """
@@ -64,7 +65,7 @@ class Scores:
     repeats: int = 0
 
     def of(self, plans: Sequence[Plan | None]) -> list[Score | None]:
-        """The score of each plan, None for None. Raises ``BudgetSpentError``."""
+        """The score of each plan, None where the plan is None. Raises ``BudgetSpentError``."""
         drawn = dict.fromkeys(plan for plan in plans if plan is not None)
         new = [plan for plan in drawn if plan not in self.known]
         self.repeats = 0 if new else self.repeats + 1
@@ -76,6 +77,6 @@ class Scores:
         return [None if plan is None else self.known[plan] for plan in plans]
 
     def _keep(self, plans: Sequence[Plan], predictions: Sequence[Prediction]) -> None:
-        # If the budget has ended, the last plans have no predictions.
+        # If the budget has ended, the last of the plans have no predictions.
         for plan, prediction in zip(plans, predictions, strict=False):
             self.known[plan] = score_of(plan, prediction, self.cluster)

@@ -1,1 +1,1 @@
-"""Searches over layouts (parallel degrees) of GPUs that serve a load of requests."""
+"""Searches for the parallel degrees (layout) with which GPUs serve a load of requests best."""

@@ -1,5 +1,5 @@
-"""Searches the layout (parallel degrees) that serves a load best: all layouts of a number of GPUs,
-each with many numbers of requests in flight, in closed form.
+"""Searches for the serving layout (parallel degrees) that serves a load best: all layouts of a
+number of GPUs, each with many numbers of requests in flight, in closed form.
 
 The space is enumerated whole, so what is best in it by the closed form is proven to be best.
 
@@ -18,16 +18,17 @@ from mistlab.serving.serving_plan import ServingPlan
 from mistlab.serving.steady import SteadyLoad, SteadyState, split_state, steady_state
 from mistlab.serving.step_cost import LayoutColumns, RankLayout
 
-# More requests in flight count as better only if the throughput is at least this factor higher.
+# A larger number of requests in flight counts as better only if the throughput is at least this
+# factor higher.
 MORE = 1.01
-# Layouts are timed with these numbers of requests in flight, on all GPUs together.
+# The numbers of requests in flight, on all GPUs together, at which each layout is timed.
 IN_FLIGHT = tuple(float(2 ** (half / 2)) for half in range(25))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutSpace:
-    """The layouts of one model on ``gpus`` GPUs of one kind; ``splits`` adds layouts with separate
-    GPUs for prefill.
+    """The serving layouts of one model on ``gpus`` GPUs of one kind; with ``splits``, also those
+    with separate GPUs for prefill.
     """
 
     model: ModelSpec
@@ -41,7 +42,9 @@ class LayoutSpace:
     sequences: int = 1024
 
     def layouts(self, gpus: int) -> Iterator[RankLayout]:
-        """The layouts that one replica of the model may have on this many GPUs."""
+        """The layouts (parallel degrees) that one replica of the model may have on this many
+        GPUs.
+        """
         experts = self.model.experts
         for tp in _divisors(gpus):
             for pp in _divisors(gpus // tp):
@@ -56,7 +59,7 @@ class LayoutSpace:
                         yield self._layout(tp=tp, pp=pp, ep=ep, dp=dp)
 
     def plans(self) -> Iterator[ServingPlan]:
-        """All plans of the space."""
+        """All serving plans of the space."""
         for each in _divisors(self.gpus):
             for layout in self.layouts(each):
                 yield self._plan(layout, self.gpus // each)
@@ -100,7 +103,7 @@ class LayoutSpace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedPlan:
-    """A serving plan with a number of requests in flight: its time to the first token, time per
+    """A serving plan at a number of requests in flight: its time to the first token, time per
     output token, and requests per second of all replicas.
     """
 
@@ -111,7 +114,9 @@ class ServedPlan:
     requests_per_s: float
 
     def distance(self, goals: Goals) -> float:
-        """The largest factor by which the plan misses a latency goal; 1 or less if it meets all."""
+        """The largest factor by which the plan misses a latency goal; at most 1 if it meets all
+        goals.
+        """
         first = self.first_s / goals.first_s if goals.first_s else 0.0
         token = self.token_s / goals.token_s if goals.token_s else 0.0
         return max(first, token)
@@ -123,7 +128,7 @@ def timed_plans(
     lengths: tuple[float, float],
     in_flight: Sequence[float] = IN_FLIGHT,
 ) -> list[ServedPlan]:
-    """Every plan that fits in memory, with each number of requests in flight."""
+    """Every serving plan that fits in memory, timed at each number of requests in flight."""
     served: list[ServedPlan] = []
     for is_split in (False, True):
         of_scheduler = [plan for plan in plans if (plan.scheduler == "disaggregated") == is_split]
@@ -194,13 +199,13 @@ def _state(
 
 
 def best_of(timed: Sequence[ServedPlan], goals: Goals) -> list[ServedPlan]:
-    """Each plan with the number of requests in flight at which it serves most within the latency
-    goals; highest throughput first.
+    """Each serving plan at the number of requests in flight with the highest throughput within the
+    latency goals; plans with the highest throughput first.
     """
     best: dict[ServingPlan, ServedPlan] = {}
     for timed_plan in sorted(timed, key=lambda served: served.in_flight):
         known = best.get(timed_plan.plan)
-        # More requests in flight must bring more throughput.
+        # The throughput that a larger number of requests in flight must exceed to be preferred.
         least = 0.0 if known is None else known.requests_per_s * MORE
         if timed_plan.distance(goals) <= 1 and timed_plan.requests_per_s > least:
             best[timed_plan.plan] = timed_plan
@@ -208,13 +213,15 @@ def best_of(timed: Sequence[ServedPlan], goals: Goals) -> list[ServedPlan]:
 
 
 def nearest_to(timed: Sequence[ServedPlan], goals: Goals) -> ServedPlan | None:
-    """The plan that misses the latency goals by the smallest factor; None if there are no plans."""
+    """The serving plan that misses the latency goals by the smallest factor; None if there are no
+    plans.
+    """
     return min(timed, key=lambda one: one.distance(goals), default=None)
 
 
 def pareto_of(timed: Sequence[ServedPlan]) -> list[ServedPlan]:
-    """The Pareto frontier of throughput (requests per second) and time per output token; smallest
-    time first.
+    """The Pareto frontier of throughput (requests per second) and time per output token; the
+    shortest time comes first.
     """
     frontier: list[ServedPlan] = []
     for timed_plan in sorted(timed, key=lambda one: (one.token_s, -one.requests_per_s)):
