@@ -1,1 +1,1 @@
-"""Predictors of a plan's cost: a closed form, and a simulator that plays every task."""
+"""Predictors of a plan's cost: a closed form, and an event simulator that plays every task."""

@@ -1,5 +1,5 @@
-"""Plays on SimPy training steps in which replicas average their weights every few steps, after a
-step or while further steps run.
+"""Simulates with SimPy training steps in which replicas average their weights every few steps,
+after a step or while further steps run.
 """
 
 from collections.abc import Generator
@@ -9,17 +9,19 @@ import simpy
 
 from mistlab.reduction.reduction_costs import Reduction
 
-# Only the last of these cycles (the steps from one exchange to the next) is timed: during the
-# first, no exchange of an earlier cycle is under way.
+# The number of cycles that are simulated (a cycle is the steps from one exchange of weights to the
+# next). Only the last is timed, since during the first no exchange of an earlier cycle is under
+# way.
 CYCLES = 3
-# With an asynchronous server this many steps of each rank are played; only the second half is
-# timed.
+# With an asynchronous server, the number of steps of each rank that are simulated; only the second
+# half is timed.
 ROUNDS = 40
 
 
 def played_asynchronous_s(step_s: float, both_s: float, busy_s: float, ranks: int) -> float:
-    """The mean step time if each rank computes a step, then sends it to an asynchronous server and
-    gets the answer. The server is busy for ``busy_s`` with each message, in either direction.
+    """The mean seconds of a step if each rank computes, then sends its gradients to an asynchronous
+    server and gets its answer. The server is busy for ``busy_s`` with each message, in either
+    direction.
     """
     env = simpy.Environment()
     server, ends = simpy.Resource(env), list[float]()
@@ -30,7 +32,7 @@ def played_asynchronous_s(step_s: float, both_s: float, busy_s: float, ranks: in
             with server.request() as turn:
                 yield turn
                 yield env.timeout(busy_s)
-            # For the rest of the exchange only the rank waits; the server is free.
+            # For the rest of the exchange only the rank waits; the server is already free.
             yield env.timeout(max(0.0, both_s - busy_s))
             ends.append(float(env.now))
 
@@ -42,8 +44,8 @@ def played_asynchronous_s(step_s: float, both_s: float, busy_s: float, ranks: in
 
 
 def played_cycle_s(how: Reduction, step_s: float, exchange_s: float) -> float:
-    """The seconds of a cycle: the steps in which all fragments of the weights are exchanged once,
-    one after another, given the time of a step without exchanges.
+    """The seconds of a cycle, the steps in which every fragment of the weights is exchanged once,
+    one after another; ``step_s`` is the time of a step without exchanges.
     """
     env = simpy.Environment()
     schedule, ends = how.schedule, [0.0]

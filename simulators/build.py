@@ -1,4 +1,4 @@
-"""Builds the graph of tasks that an iteration is played from, pass by pass."""
+"""Builds the task graph of a simulated iteration, pass by pass."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,22 +16,22 @@ from simulators.graph import LANES, SENDS, Label, TaskGraph, Use
 # One pass of a micro-batch through a stage, as columns of tasks and their dependencies.
 #
 # The schedule says which tasks there are and which tasks they wait for
-# (``mistlab.stages.pass_columns``). Their durations come from the stage.
+# (``mistlab.stages.pass_columns``). Their durations come from the stage's costs.
 
 
-# The kind and the direction of a task: F, P<, A>.
+# The kind and the direction of a task: F (forward), P< (weights come in), A> (activations go out).
 Name = tuple[Kind, Direction | None]
 
-# Tasks that compute a pass of a layer.
+# Kinds of tasks that compute a layer: forward, backward, and weight gradients.
 _COMPUTING = ("F", "B", "W")
-# Tasks that are in the graph even if they take no time.
+# Kinds of tasks that are in the graph even if they take no time.
 _ALWAYS = ("F", "B", "S")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTasks:
-    """How long the tasks of one stage take: ``seconds`` has those of each of its layers, by kind
-    and direction of the task.
+    """How long the tasks of one stage take: ``seconds`` has the time of each layer's task, by the
+    task's kind and direction.
 
     The first layer has the number ``first_layer``. Forward and backward include the tensor-parallel
     collectives that the layer waits for. ``send_s`` is the time to send a micro-batch to the next
@@ -55,14 +55,14 @@ class StageTasks:
 
     @property
     def num_layers(self) -> int:
-        """The number of layers, embedding and head included."""
+        """The number of the stage's layers, including embedding and head."""
         return len(self.seconds["F", None])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pattern:
-    """The tasks of one pass as columns, numbered from zero: for each its label, stream and seconds,
-    and which tasks wait for it.
+    """The tasks of one pass as columns, numbered from 0: each task's label, stream and seconds, and
+    the tasks that wait for it.
 
     ``derived`` has the pass as the schedule derives it, and its links with other passes.
     """
@@ -77,7 +77,7 @@ class Pattern:
 
 
 def pattern_of(tasks: StageTasks, template: Template, phase: Phase) -> Pattern:
-    """The tasks of a forward or backward pass in its phase."""
+    """The tasks of a forward or backward pass of a stage in this phase, as columns."""
     rows = [row for row in template.phases[phase] if tasks.zero >= row.from_zero]
     layers = [layer_at(at, tasks.num_layers, phase) for at in range(tasks.num_layers)]
     derived = pass_waits(template, phase, tasks.zero, _names(tasks, rows, layers))
@@ -105,7 +105,7 @@ def pattern_of(tasks: StageTasks, template: Template, phase: Phase) -> Pattern:
 
 
 def _names(tasks: StageTasks, rows: Sequence[Task], layers: Sequence[int]) -> list[frozenset[str]]:
-    """The names of the tasks of each layer: those that take time, and those of ``_ALWAYS``."""
+    """For each layer, the names of its tasks: those that take time, and those of ``_ALWAYS``."""
     seconds = [(row.name, row.name in _ALWAYS, tasks.seconds[_name(row)]) for row in rows]
     return [
         frozenset(name for name, is_there, of_layer in seconds if is_there or of_layer[layer] > 0)
@@ -127,8 +127,8 @@ _OF_WEIGHTS: Name = ("W", None)
 def pattern_of_pass(
     stage_pass: StagePass, tasks: StageTasks, template: Template, *, splits: bool
 ) -> Pattern:
-    """The tasks of a pass; a stage that ``splits`` its backward passes has passes B for input
-    gradients and W for weight gradients.
+    """The tasks of a pass as columns; if the stage ``splits`` its backward passes, it has passes B
+    for input gradients and W for weight gradients.
     """
     if not splits or stage_pass.kind == "F":
         return pattern_of(tasks, template, stage_pass.phase)
@@ -160,14 +160,14 @@ def _with_rows(template: Template, stage_pass: StagePass, rows: tuple[Task, ...]
 # receiving takes no time.
 
 
-# A pass of a stage: its kind, chunk and micro-batch.
+# Identifies a pass of a stage: its kind, chunk and micro-batch.
 PassKey = tuple[PassKind, int, int]
 
 
 def build_graph(
     parts: Sequence[StageTasks], template: Template, passes: Sequence[StagePasses]
 ) -> TaskGraph:
-    """The graph of all tasks of an iteration, from the passes of each stage."""
+    """The graph of all tasks of an iteration, made of the passes of all stages."""
     graph = _empty_graph(parts, passes)
     built = [
         _StageTasks(graph, parts, stage, template).build(of_stage)
@@ -193,15 +193,15 @@ def build_graph(
 def build_stage(
     parts: Sequence[StageTasks], stage: int, template: Template, passes: Sequence[StagePasses]
 ) -> TaskGraph:
-    """The graph of the tasks of a single stage, as if it waited for no other one."""
+    """The graph of the tasks of a single stage that waits for no other stage."""
     graph = _empty_graph(parts, passes)
     _StageTasks(graph, parts, stage, template).build(passes[stage])
     return graph
 
 
 def _empty_graph(parts: Sequence[StageTasks], passes: Sequence[StagePasses]) -> TaskGraph:
-    """An empty graph for this many stages; if stages have several chunks, it knows where each part
-    of the model is.
+    """A graph without tasks for this many stages; if stages have several chunks, it records which
+    stage holds each part of the model.
     """
     stages = len(passes)
     if len(parts) == stages:
@@ -214,7 +214,7 @@ def _empty_graph(parts: Sequence[StageTasks], passes: Sequence[StagePasses]) -> 
 
 
 class _StageTasks:
-    """Adds the passes of one stage to a graph, one after another."""
+    """Adds the passes of one stage to the graph, one after another."""
 
     def __init__(
         self,
@@ -236,8 +236,8 @@ class _StageTasks:
         self.sent: dict[PassKey, int] = {}
         self.micro_batches: list[int] = []
         self.splits = False
-        # The number of the last backward pass's or gradient reduction's last task; and that of the
-        # reduction of a tied embedding table, -1 without one.
+        # The number of the last task of the last backward pass or gradient reduction; and below, of
+        # the reduction of a tied embedding table's gradient (-1 if there is none).
         self.reduced = -1
         self.tied: int | None = None
 
@@ -287,8 +287,8 @@ class _StageTasks:
                 self.links.holding = send
 
     def _issue(self, stage_pass: StagePass, pattern: Pattern, base: int) -> None:
-        """Record in the graph how long the host takes to issue the tasks of a pass or, if it is
-        never ahead, how much it slows them.
+        """Record in the graph how long the host takes to issue the tasks of a pass or, if the host
+        is never ahead, how much it slows these tasks.
         """
         tasks = self.chunks[stage_pass.chunk]
         for index, (kind, _, layer) in enumerate(pattern.labels):
@@ -299,8 +299,8 @@ class _StageTasks:
                 self.graph.issues[base + index] = of_layers[layer - tasks.first_layer]
 
     def _send(self, stage_pass: StagePass, tasks: StageTasks) -> int | None:
-        """Add a task that sends the output of a pass, if there is a receiver and the send takes
-        time.
+        """Add a task that sends the output of a pass, if another stage receives it and the send
+        takes time.
         """
         if stage_pass.goes_to is None or stage_pass.goes_to.stage == self.stage:
             return None
@@ -341,14 +341,14 @@ class _StageTasks:
         return receive
 
     def _link_s(self, lower: StagePass | StageChunk) -> float:
-        """The seconds of a send between the part of a pass and the next part; gradients take the
-        same link back.
+        """The seconds of a send between a part of the model and the next part; gradients go back
+        over the same link.
         """
         return self.send_s[StageChunk(lower.stage, lower.chunk)]
 
     def _step(self, micro_batch: int) -> None:
-        """Add the tasks that follow the last backward pass, one after another: the optimizer step
-        and averaging.
+        """Add the tasks that follow the last backward pass, one after another: the optimizer step,
+        and the averaging of replicas.
         """
         reduction = self.links.last("R")
         self.reduced = self.links.computed if reduction < 0 else reduction
@@ -372,7 +372,7 @@ class _StageTasks:
             self.graph.add(action, "gpu_to_gpu", averaged_s, after=before)
 
     def _tasks_of_step(self) -> Iterator[tuple[Task, int, float]]:
-        """The tasks of the optimizer step that take time, each with its layer and seconds."""
+        """The optimizer step's tasks that take time, each with its layer and seconds."""
         for row in self.template.phases["step"]:
             for tasks in self.chunks:
                 of_layers = tasks.seconds[row.kind, row.direction]
@@ -381,5 +381,5 @@ class _StageTasks:
                         yield row, layer, seconds
 
 
-# One end of a send: a stage and one of its chunks.
+# One end of a send: a stage, and one of its chunks.
 _End = tuple[_StageTasks, int]

@@ -1,5 +1,5 @@
-"""The event simulator: plays every task of a plan, in the seconds that the closed form takes for
-single tasks.
+"""The event simulator: plays every task of a plan, with the same seconds for single tasks as the
+closed form.
 """
 
 import math
@@ -34,7 +34,7 @@ from simulators.play import ALONE, Factors, PassTimes, Times, pass_times, play
 from simulators.symbolic import SymbolicPredictor, as_they_are
 from simulators.variability import Quantiles, Variability
 
-# How long the tasks of each part of a plan's model take, for the event simulator.
+# Computes how long the tasks of each part of a plan's model take, for the event simulator.
 #
 # A part is a chunk of a stage; a stage without chunks is one part.
 
@@ -47,8 +47,8 @@ _COMPUTED: tuple[Kind, ...] = ("F", "B", "W")
 def tasks_of_parts(
     models: Sequence[TaskModel], plan: Plan, passes: Sequence[StagePasses], cluster: Cluster
 ) -> tuple[list[StageTasks], list[Factors]]:
-    """The seconds of each part's tasks, and how much the streams of each stage slow one another
-    down; ``models`` has the task times of each group of equal nodes.
+    """The seconds of the tasks of each part of the model, and how much the streams of each stage
+    slow one another down; ``models`` has the task times for each group of equal nodes.
     """
     batch = StageBatch.of_plan(plan)
     columns = {name: batch.value(name) for name in task_columns()}
@@ -63,8 +63,8 @@ def tasks_of_parts(
     awaits = model.host is not None and model.host.waits_for_sends
     is_awaited = awaits and plan.num_stages > 1 and plan.order == DEFAULT_ORDER
     tied_ends = plan.num_stages > 1 and not placement.ends_meet
-    # The first and the last stage exchange the gradient of a tied embedding table; it takes the
-    # first stage's time.
+    # The first and the last stage reduce the gradient of a tied embedding table together, which
+    # takes the time that the first stage has for it.
     first = placement.first_stage
     tied_s = float(of_stages[first].tied_s[first]) if tied_ends else 0.0
     averages = model.workload.averages_weights
@@ -89,7 +89,7 @@ def tasks_of_parts(
                 networks=uses,
                 tied_s=tied_s if is_end else 0.0,
                 averaged_s=float(seconds.averaged_s()[types, stage].sum()) if averages else 0.0,
-                # If hosts wait for sends, a pass waits for no other task of its host.
+                # If hosts wait for sends, ``pace`` has the effect of a late host instead.
                 issues={} if is_awaited else issues,
                 pace=_pace(model, issues, of_name, types, late_s) if is_held else 1.0,
             )
@@ -100,7 +100,7 @@ def tasks_of_parts(
 def _split(
     seconds: TaskSeconds, whole: Sequence[float], stage: int, types: Sequence[int]
 ) -> dict[Name, list[float]]:
-    """Split ``whole`` backward passes into passes for input gradients (B) and passes for weight
+    """Split the times of ``whole`` backward passes into those of input gradients (B) and of weight
     gradients (W).
 
     Tensor-parallel ranks then wait for one another where products for weights hid their messages.
@@ -115,8 +115,8 @@ def _split(
 
 
 def _host_of(model: TaskModel, batch: StageBatch, stage: int) -> HostTime | None:
-    """How fast a stage's host issues kernels; context-parallel ranks launch more kernels than a
-    single rank.
+    """How fast the host of a stage issues kernels; context-parallel ranks launch more kernels than
+    a single rank.
     """
     if model.host is None:
         return None
@@ -132,8 +132,8 @@ def _pace(
     types: Sequence[int],
     later_s: float,
 ) -> float:
-    """How many times as long as it computes a pass takes at least, where the host is never a pass
-    ahead and issues each block ``later_s`` late.
+    """The factor, at least, by which a pass takes longer than its computation, if the host is never
+    a pass ahead and issues each block ``later_s`` late.
     """
     if not issues:
         return 1.0
@@ -146,8 +146,8 @@ def _pace(
 def _issues(
     model: TaskModel, host: HostTime | None, types: Sequence[int]
 ) -> dict[Kind, list[float]]:
-    """The host's seconds to issue the forward and backward pass of each layer; empty if no host
-    issues passes.
+    """The seconds that the host takes to issue the forward and backward pass of each layer; empty
+    if passes never wait for a host.
     """
     if host is None:
         return {}
@@ -164,7 +164,7 @@ def _issues(
 
 
 def _send_s(of_stages: Sequence[TaskSeconds], placement: Placement, part: int) -> float:
-    """The seconds of a send between a part and the next one."""
+    """The seconds of a send between a part of the model and the next part."""
     stage, step = placement.stages[part], placement.goes_to(part)
     if step == HERE:
         return 0.0
@@ -179,7 +179,7 @@ def _names(template: Template) -> list[Name]:
 
 
 def _seconds(seconds: TaskSeconds, name: Name, stage: int, types: Sequence[int]) -> list[float]:
-    """The seconds of a stage's tasks of one kind and direction, layer by layer."""
+    """The seconds of a stage's tasks of one kind and direction, for each layer."""
     kind, direction = name
     of_type = seconds.alone(kind, direction or "")[:, stage]
     if kind in _COMPUTING:
@@ -211,7 +211,8 @@ def _factors(of_stages: Sequence[TaskSeconds]) -> list[Factors]:
 
 NAME = "events"
 
-# The largest number of tasks that is played; a million take half a minute and half a gibibyte.
+# The largest number of tasks in an iteration that is played; a million tasks take half a minute and
+# half a gibibyte.
 MOST_TASKS = 10_000_000
 # Kinds of tasks whose time is proportional to the size of a micro-batch.
 _OF_MICRO_BATCH: frozenset[Kind] = frozenset({"F", "B", "W", "A", "X", "Y"})
@@ -219,7 +220,7 @@ _OF_MICRO_BATCH: frozenset[Kind] = frozenset({"F", "B", "W", "A", "X", "Y"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedTask:
-    """One task as it was played: its lane (queue), and its start and end in seconds from the
+    """A simulated task: its action, its lane (queue), and its start and end in seconds from the
     beginning of the iteration.
     """
 
@@ -231,7 +232,7 @@ class PlayedTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Simulation:
-    """One iteration as it was played: its tasks and their times."""
+    """A simulated iteration: its tasks, and when each started and ended."""
 
     graph: TaskGraph
     times: Times
@@ -249,8 +250,8 @@ class Simulation:
         return max(map(self._apart_s, range(self.graph.stages)))
 
     def _apart_s(self, stage: int) -> float:
-        """The seconds of one stage's own iteration, without its wait for the iteration's first
-        micro-batch; work done during that wait counts.
+        """The seconds of one stage's own iteration, without its wait for the first micro-batch;
+        work done during that wait counts.
         """
         graph, times = self.graph, self.times
         tasks = [task for task in range(len(graph)) if graph.stage(task) == stage]
@@ -261,7 +262,7 @@ class Simulation:
         return max(times.ends_s[task] for task in tasks) - first_s + ready_s - begun_s
 
     def tasks(self) -> Iterator[PlayedTask]:
-        """All tasks, stage by stage, in the order of the slot table."""
+        """All tasks of the iteration, stage by stage, in the order of the slot table."""
         return map(self.task, range(len(self.graph)))
 
     def task(self, number: int) -> PlayedTask:
@@ -287,7 +288,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DisturbedIteration:
-    """The tasks of an iteration, with the variability that changes their times at random."""
+    """The tasks of an iteration, and the variability that changes their times at random."""
 
     graph: TaskGraph
     factors: tuple[Factors, ...]
@@ -297,13 +298,16 @@ class DisturbedIteration:
         return len(self.graph)
 
     def played_s(self, sample: int) -> float:
-        """The seconds of the iteration with the random times number ``sample``."""
+        """The seconds of the iteration when its tasks' times are changed by random sample number
+        ``sample``.
+        """
         return _played(self.by.disturbed(self.graph, sample), self.factors).iteration_s
 
 
 @dataclass(slots=True, kw_only=True)
 class EventSimulator:
-    """Plays plans of one workload on one cluster; expressions are compiled at the first call.
+    """Plays plans of one workload on one cluster; the expressions of costs are compiled in the
+    first call.
 
     Its predictions take memory, bounds, notes and the arithmetic of the optimizer's step from the
     closed form. ``altered`` changes the times of tasks before they are played.
@@ -325,7 +329,8 @@ class EventSimulator:
         variability: Variability | None = None,
         work: Sequence[float] | None = None,
     ) -> Simulation:
-        """Play one iteration; with ``variability``, with its first sample of random times.
+        """Play one iteration of a plan; with ``variability``, with the first sample of random
+        times.
 
         ``work`` has a factor for each micro-batch, on the times of its passes, its sends and its
         activations' swaps. ``engine`` plays the plan in place of the plan's own engine; no plan
@@ -338,8 +343,8 @@ class EventSimulator:
         return _played(variability.disturbed(graph) if variability else graph, factors)
 
     def of_work(self, plan: Plan) -> Callable[[Sequence[float]], float]:
-        """A function that plays iterations: from the relative ``work`` of each micro-batch to the
-        seconds of the iteration.
+        """A function that plays iterations of a plan: given the relative ``work`` of each
+        micro-batch, it returns the seconds of the iteration.
         """
         graph, factors = self._graph(plan)
         return lambda work: _played(_with_work(graph, plan, work), factors).iteration_s
@@ -354,23 +359,23 @@ class EventSimulator:
         return _played(graph, factors)
 
     def monte_carlo(self, plan: Plan, variability: Variability, samples: int) -> Quantiles:
-        """Play ``samples`` iterations, each with random times of its own; returns the quantiles of
-        their seconds.
+        """Play ``samples`` iterations of a plan, each with its own random times; returns the
+        quantiles of their seconds.
         """
         samples = check_field(Quantiles, "samples", samples)
         iteration = self.disturbed(plan, variability)
         return Quantiles.of(map(iteration.played_s, range(samples)), variability.seed)
 
     def disturbed(self, plan: Plan, variability: Variability) -> DisturbedIteration:
-        """An iteration that can be played several times with different random times."""
+        """An iteration of a plan that can be played several times with different random times."""
         graph, factors = self._graph(plan)
         return DisturbedIteration(graph=graph, factors=tuple(factors), by=variability)
 
     def _graph(
         self, plan: Plan, engine: Engine | None = None, averaged: float | None = None
     ) -> tuple[TaskGraph, list[Factors]]:
-        """The graph of an iteration's tasks, in which replicas average this share of the weights
-        (``averaged``); by default the mean share per step.
+        """The task graph of an iteration in which replicas average the share ``averaged`` of the
+        weights; by default the mean share per step.
         """
         _check_layers(plan)
         _check_tasks(plan)
@@ -386,7 +391,7 @@ class EventSimulator:
         return graph, factors
 
     def predict(self, plan: Plan) -> Prediction:
-        """The predicted cost of a plan."""
+        """The predicted cost of a plan, from a simulated iteration."""
         return self.predict_many([plan])[0]
 
     def predict_many(self, plans: Sequence[Plan]) -> list[Prediction]:
@@ -398,7 +403,7 @@ class EventSimulator:
         ]
 
     def prediction_of(self, plan: Plan, simulation: Simulation) -> Prediction:
-        """The predicted cost of a plan whose iteration has been played."""
+        """The predicted cost of a plan whose iteration has been simulated."""
         return self._predicted(plan, self._closed_form().predict(plan), simulation)
 
     def _closed_form(self) -> SymbolicPredictor:
@@ -430,8 +435,8 @@ class EventSimulator:
         )
 
     def _mean_s(self, plan: Plan, simulation: Simulation) -> float:
-        """The mean seconds of a plan's iterations, if replicas average weights in some of them
-        only.
+        """The mean seconds of a plan's iterations, if replicas average weights only in some of
+        them.
         """
         how = self.workload.reduction
         if how.asynchronous:
@@ -447,7 +452,7 @@ class EventSimulator:
     def _stages(
         self, plan: Plan, closed: Prediction, simulation: Simulation
     ) -> tuple[StagePrediction, ...]:
-        """The stages of the closed form's prediction, with the times that were played.
+        """The stages of the closed form's prediction, with their times replaced by simulated ones.
 
         A single micro-batch has no steady passes; then the closed form's steady times stand in.
         """
@@ -491,13 +496,13 @@ def _check_layers(plan: Plan) -> None:
         if not stage.layers:
             refuse(
                 f"plan.stages[{number}].layers",
-                "0, and such a stage has nothing to play: leave the stage out, or predict the "
+                "0, so that the stage has no task to simulate: leave the stage out, or predict the "
                 "plan in closed form",
             )
 
 
 def _check_tasks(plan: Plan) -> None:
-    """Refuse a plan with too many tasks to play within minutes."""
+    """Refuse a plan whose iteration has too many tasks to play within minutes."""
     tasks = 2 * plan.layers * plan.micro_batches
     if tasks > MOST_TASKS:
         refuse(
@@ -514,8 +519,8 @@ def _played(graph: TaskGraph, factors: Sequence[Factors]) -> Simulation:
 def _as_played(
     stage: StagePrediction, played: PassTimes, steady_s: tuple[float, float]
 ) -> StagePrediction:
-    """A predicted stage with the times that were played; ``steady_s`` stands in if no steady pass
-    was played.
+    """A predicted stage with its times replaced by simulated ones; ``steady_s`` is used if no
+    steady pass was simulated.
     """
     forward_s, backward_s = played.steady_s or steady_s
     stable_s = forward_s + backward_s
@@ -530,8 +535,8 @@ def _as_played(
 
 
 def _with_work(graph: TaskGraph, plan: Plan, work: Sequence[float]) -> TaskGraph:
-    """The graph with the times of each micro-batch's tasks multiplied by that micro-batch's factor
-    in ``work``.
+    """The task graph with the times of each micro-batch's tasks multiplied by that micro-batch's
+    factor in ``work``.
     """
     if len(work) != plan.micro_batches:
         refuse(

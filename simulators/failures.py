@@ -1,4 +1,4 @@
-"""Plays days of a training run in which GPUs fail, one failure after another.
+"""Simulates days of a training run in which GPUs fail, one failure after another.
 
 The closed form is ``mistlab.economy.failures``. Here every GPU draws its own failures, and what
 they undo is counted as it happens, up to the last day.
@@ -13,7 +13,9 @@ from mistlab.economy.failures import Reliability, TimeShares
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """The time of one played run, by what it was spent on, and its number of failures."""
+    """The seconds of a simulated training run, by what they were spent on, and the number of
+    failures.
+    """
 
     shares: TimeShares
     failures: int
@@ -21,7 +23,7 @@ class Played:
 
 @dataclass(slots=True)
 class _Spent:
-    """The seconds of a run so far, by what they were spent on."""
+    """The seconds of a simulated run so far, by what they were spent on."""
 
     work: float = 0.0
     checkpoints: float = 0.0
@@ -33,7 +35,9 @@ class _Spent:
 def played(
     reliability: Reliability, interval_s: float, seconds: float, draw: np.random.Generator
 ) -> Played:
-    """Play one run of a given duration, with a checkpoint after each ``interval`` of work."""
+    """Simulate one training run of a given duration, with a checkpoint after each ``interval`` of
+    work.
+    """
     failures = _failures(reliability, seconds, draw)
     spent, now_s, next_failure = _Spent(), 0.0, 0
     while now_s < seconds:
@@ -48,7 +52,7 @@ def played(
 
 
 def _failures(reliability: Reliability, seconds: float, draw: np.random.Generator) -> list[float]:
-    """The times at which any of the GPUs fails, ascending."""
+    """The times in seconds at which any of the GPUs fails, ascending."""
     rate = 1.0 / (reliability.gpu_hours_between_failures * 3600)
     numbers = draw.poisson(rate * seconds, size=reliability.gpus)
     moments: list[float] = np.sort(draw.uniform(0.0, seconds, size=int(numbers.sum()))).tolist()
@@ -58,8 +62,8 @@ def _failures(reliability: Reliability, seconds: float, draw: np.random.Generato
 def _run(
     spent: _Spent, span_s: float, checkpoint_s: float, interval_s: float, *, fails: bool
 ) -> None:
-    """Run intervals of work and their checkpoints for some time; if a failure ends it, the work
-    since the last checkpoint is lost.
+    """Run intervals of work, each followed by a checkpoint, until a given time; if a failure comes
+    first, the work since the last checkpoint is lost.
     """
     whole, rest_s = divmod(span_s, interval_s + checkpoint_s)
     spent.work += whole * interval_s
@@ -78,14 +82,12 @@ def _recovered(
     next_failure: int,
     seconds: float,
 ) -> tuple[float, int]:
-    """Recover from a failure; returns the time at which the run resumes, and the index of the next
-    failure.
-    """
+    """Recover from a failure; returns when the run resumes, and the index of the next failure."""
     now_s = failures[next_failure]
     while True:
         noticed_s = min(seconds, now_s + reliability.detection_s)
         spent.detection += noticed_s - now_s
-        # GPUs that fail before the first failure is noticed are replaced together with it.
+        # GPUs that fail before the first failure is noticed are replaced at the same time.
         while next_failure < len(failures) and failures[next_failure] <= noticed_s:
             next_failure += 1
         started_s = min(seconds, noticed_s + reliability.start_s)

@@ -1,4 +1,4 @@
-"""The graph of tasks that the simulator plays, and the node networks that sends share."""
+"""The task graph that the event simulator plays, and the nodes' networks that sends share."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,13 +17,13 @@ from mistlab.schedule.slots import Action, Direction, Kind
 # gets more than its own ranks' share of the network, whether others use it or not.
 
 
-# The use of a link by a send: the link's index, and the share of its bandwidth that the send takes
-# when it runs alone.
+# A link that a send uses: the link's index, and the share of the link's bandwidth that the send
+# takes when it runs alone.
 Use = tuple[int, float]
 
 
 class Sender(Protocol):
-    """A stage whose running tasks can be slowed down."""
+    """The interface of a stage whose running tasks can be slowed down."""
 
     def crowd(self, stream: int, factor: float, now: float) -> None:
         """From now on, the rest of the task that runs on a stream takes ``factor`` times as
@@ -33,7 +33,7 @@ class Sender(Protocol):
 
 class Network:
     """The sends that use each link at the moment, and the share of the link's bandwidth that they
-    ask for together.
+    request together.
     """
 
     __slots__ = ("_asked", "_users")
@@ -43,7 +43,9 @@ class Network:
         self._users: dict[int, dict[tuple[Sender, int], Sequence[Use]]] = {}
 
     def enter(self, sender: Sender, stream: int, uses: Sequence[Use], now: float) -> None:
-        """Record that a send has begun, and slow down the sends on its links as needed."""
+        """Record that a send has begun, and slow down the sends on its links if these are
+        overloaded.
+        """
         for link, part in uses:
             self._asked[link] = self._asked.get(link, 0.0) + part
             self._users.setdefault(link, {})[sender, stream] = uses
@@ -59,9 +61,7 @@ class Network:
         self._share(uses, now)
 
     def _share(self, uses: Sequence[Use], now: float) -> None:
-        """Set the slowdown of all sends that use these links, by the link that is asked for
-        most.
-        """
+        """Set the slowdown of all sends that use these links: each by its most overloaded link."""
         users = {user: of_user for link, _ in uses for user, of_user in self._users[link].items()}
         for (sender, stream), of_user in users.items():
             slowest = max(1.0, *(self._asked[link] for link, _ in of_user))
@@ -70,32 +70,32 @@ class Network:
 
 # A graph of tasks and their dependencies: the input of the event simulator.
 #
-# A task runs on one lane of one stage, and a lane runs one task at a time. Each stream is a lane;
-# sends that overlap with the next pass have a lane of their own, as in the runtime. A task is ready
-# when the tasks that it waits for have started or ended. Of the ready tasks of a lane, the one with
-# the lowest index runs first.
+# A task runs on one lane (queue) of one stage, and a lane runs one task at a time. Each stream is a
+# lane; sends that overlap with the next pass have a lane of their own, as in the runtime. A task is
+# ready when the tasks that it waits for have started or ended. Of the ready tasks of a lane, the
+# one with the lowest index runs first.
 
 
 # The kind, direction and layer of a task: its action without stage and micro-batch.
 Label = tuple[Kind, Direction | None, int | None]
-# For a task, how far after it the tasks are, by index, that wait for it.
+# The tasks that wait for a task, each as the difference between its index and that task's.
 Offsets = tuple[int, ...]
 
-# The lane (queue) for sends of a stage, which use the same links as its gpu-to-gpu stream.
+# The lane (queue) for a stage's sends, which use the same links as its GPU-to-GPU stream.
 SENDS = "sends"
 LANES = (*STREAMS, SENDS)
 
-# If no cycle of waiting tasks is found, an error message names at most this many tasks.
+# If waiting tasks form no cycle, an error message names at most this many of them.
 NAMED = 8
 
 
 class StalledError(Exception):
-    """An error: some tasks can never start; the message names those that wait for one another."""
+    """Raised if some tasks can never start; the message names tasks that wait for one another."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TaskGraph:
-    """The tasks of an iteration as columns, numbered in the order of the slot table, with their
+    """The tasks of an iteration as columns, numbered in the order of the slot table, and their
     dependencies.
 
     A column is a plain list, so equal passes share their values. ``after_end`` and
@@ -106,7 +106,8 @@ class TaskGraph:
 
     stages: int
     first_layers: tuple[int, ...] = ()
-    # Where each part of the model is, a stage and a chunk, if stages have several chunks.
+    # For each part of the model, the stage and the chunk that hold it; empty if stages have one
+    # chunk each.
     places: tuple[StageChunk, ...] = ()
     labels: list[Label] = field(default_factory=list)
     micro_batches: list[int] = field(default_factory=list)
@@ -115,26 +116,28 @@ class TaskGraph:
     waits: list[int] = field(default_factory=list)
     after_end: list[Offsets] = field(default_factory=list)
     after_start: list[Offsets] = field(default_factory=list)
-    # Each send, with the receiver's first task that waits for it.
+    # Each send's task, paired with the receiver's first task that waits for it.
     sends: list[tuple[int, int]] = field(default_factory=list)
-    # For each send between nodes, by its task number, the links that it uses and its share of each.
+    # For each send between nodes (by its task's number), the links that it uses, and its share of
+    # each.
     networks: dict[int, tuple[Use, ...]] = field(default_factory=dict)
-    # For a task, the host's seconds to issue it, where a stream may wait for its host.
+    # For each task, the seconds that the host takes to issue it, if its stream may wait for the
+    # host.
     issues: dict[int, float] = field(default_factory=dict)
-    # Whether stages take optimizer steps without waiting for one another, and then begin the next
-    # iteration.
+    # Whether each stage takes its optimizer step and begins the next iteration without waiting for
+    # other stages.
     steps_apart: bool = False
-    # For a task, how many times its computation it lasts at least, where its kernels wait for a
-    # host that is never ahead; the stream is idle in between.
+    # For each task whose kernels wait for a host that is never ahead: how many times as long as its
+    # computation it lasts at least. Its stream is idle in between.
     paces: dict[int, float] = field(default_factory=dict)
-    # Tasks during which their stage's host issues nothing.
+    # Tasks during which the host of their stage issues nothing.
     holds: set[int] = field(default_factory=set)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def add(self, action: Action, lane: str, seconds: float, *, after: Iterable[int] = ()) -> int:
-        """Add a task that starts when the tasks ``after`` have ended; returns its number."""
+        """Add a task that starts when the tasks ``after`` have ended; returns the task's number."""
         assert action.stage < self.stages, f"{action}: there are {self.stages} stages"
         self.labels.append((action.kind, action.direction, action.layer))
         self.micro_batches.append(action.micro_batch)
@@ -149,25 +152,25 @@ class TaskGraph:
         return task
 
     def wait(self, task: int, *, end_of: int) -> None:
-        """Make a task wait until another has ended."""
+        """Make a task wait until another task has ended."""
         self.after_end[end_of] = (*self.after_end[end_of], task - end_of)
         self.waits[task] += 1
 
     def wait_for_start(self, task: int, *, start_of: int) -> None:
-        """Make a task wait until another has started."""
+        """Make a task wait until another task has started."""
         self.after_start[start_of] = (*self.after_start[start_of], task - start_of)
         self.waits[task] += 1
 
     def stage(self, task: int) -> int:
-        """The stage that runs a task."""
+        """The number of the stage that runs a task."""
         return self.lanes[task] // len(LANES)
 
     def lane(self, task: int) -> str:
-        """The name of the lane (queue) that a task runs on."""
+        """The name of the lane (queue) on which a task runs."""
         return LANES[self.lanes[task] % len(LANES)]
 
     def chunk(self, task: int) -> int:
-        """The chunk of its stage that a task belongs to."""
+        """The number of the chunk, within its stage, that a task belongs to."""
         if not self.first_layers:
             return 0
         layer = self.labels[task][2]
@@ -187,7 +190,7 @@ class TaskGraph:
 
     def edges(self) -> Iterator[tuple[int, int, bool]]:
         """Every dependency: the number of the task waited for, that of the waiting task, and
-        whether it waits for the end (not the start).
+        whether it waits for the end rather than the start.
         """
         for ended, column in ((True, self.after_end), (False, self.after_start)):
             for task, offsets in enumerate(column):
@@ -195,8 +198,8 @@ class TaskGraph:
                     yield task, task + offset, ended
 
     def stalled(self, unstarted: Iterable[int]) -> StalledError:
-        """The error for a graph whose ``unstarted`` tasks can never start, because they wait for
-        one another.
+        """The error that says which of the tasks ``unstarted`` wait for one another, so that they
+        can never start.
         """
         left = set(unstarted)
         sources: dict[int, list[int]] = {}
@@ -214,8 +217,8 @@ class TaskGraph:
 
 
 def _cycle(sources: dict[int, list[int]], first: int) -> list[int]:
-    """The numbers of tasks that wait for one another in a cycle, the first one again at the end;
-    empty if there is no cycle.
+    """The numbers of tasks that wait for one another in a cycle, with the first repeated at the
+    end; empty if there is no cycle.
     """
     seen: dict[int, int] = {}
     task = first

@@ -1,5 +1,5 @@
-"""Training on documents of different lengths: how they are arranged into micro-batches, which then
-differ, and steps that are played with them.
+"""Training on documents of different lengths: arranges them into micro-batches, whose work then
+differs, and simulates steps with these micro-batches.
 
 Every arrangement fills a step's micro-batches, which have so many sequences of at most a context.
 ``padded``: a document is a sequence, as long as the longest of its micro-batch. ``sorted``: the
@@ -30,12 +30,12 @@ Arrangement = Literal["padded", "sorted", "packed", "balanced"]
 ARRANGEMENTS: tuple[Arrangement, ...] = get_args(Arrangement)
 
 
-# The name of the plan's dimension that is the number of sequences in a micro-batch.
+# The plan dimension whose value is the number of sequences in a micro-batch.
 SEQUENCES = sizes_of_candidates()["b"]
 
 
 def sequences_of(plan: Plan) -> int:
-    """The number of sequences in a micro-batch, equal in every stage."""
+    """The number of sequences in a micro-batch, which must be equal in all stages."""
     counts = {one.degree(SEQUENCES) for one in plan.stages}
     if len(counts) > 1:
         reject(f"plan.stages: differ in {SEQUENCES}: give all stages the same")
@@ -44,9 +44,9 @@ def sequences_of(plan: Plan) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """How much work the micro-batches of a step have, for each rank and micro-batch (R, M): tokens
-    including padding, and sums of squared lengths, to which attention is proportional; and all
-    tokens that are no padding.
+    """The work in the micro-batches of a step, for each rank and micro-batch (R, M): tokens
+    including padding, and sums of squared lengths, to which attention is proportional; and the
+    number of tokens without padding.
     """
 
     tokens: Floats
@@ -55,13 +55,13 @@ class Batches:
 
     @property
     def padding(self) -> float:
-        """The share of tokens that are padding."""
+        """The share of all tokens that are padding."""
         return 1 - self.real_tokens / float(self.tokens.sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthCosts:
-    """The time of a token, and of a token squared (attention), as shares of the time of a full
+    """The time of a token, and of a squared token (attention), as shares of the time of a full
     micro-batch.
     """
 
@@ -70,8 +70,9 @@ class LengthCosts:
 
     @classmethod
     def of(cls, simulator: EventSimulator, plan: Plan) -> Self:
-        """The costs for a plan, from its times with whole sequences and with twice as many of half
-        the length: then attention takes half as long, and everything else equally long.
+        """The costs for a plan, from its times with whole sequences and with twice as many
+        sequences of half the length: the latter take half the time for attention, and the same for
+        everything else.
         """
         work = simulator.workload
         half = replace(
@@ -96,7 +97,7 @@ class LengthCosts:
         )
 
     def work(self, batches: Batches) -> Floats:
-        """The work of each rank's micro-batches (R, M), relative to a full one."""
+        """The time of each rank's micro-batches (R, M), relative to a full micro-batch."""
         return self.token * batches.tokens + self.square * batches.squares
 
 
@@ -116,7 +117,7 @@ class Arranger:
     _waiting: Ints | None = None
 
     def step(self, way: Arrangement) -> Batches:
-        """Draw the next step's documents, and return the work in its micro-batches."""
+        """Draw the documents of the next step; returns the work in its micro-batches."""
         if way in ("packed", "balanced"):
             bins = self._packed()
             return self._balanced(bins) if way == "balanced" else self._of_bins(bins)
@@ -125,7 +126,7 @@ class Arranger:
         )
         if way == "sorted":
             # Documents of similar length go to different ranks, so that micro-batches with the same
-            # number take about equally long.
+            # number take about equally long on all ranks.
             lengths = np.sort(lengths).reshape(self.micro_batches, self.sequences, self.ranks)
             rows = lengths.transpose(2, 0, 1)
         else:
@@ -138,8 +139,8 @@ class Arranger:
         )
 
     def documents(self, way: Arrangement) -> list[list[int]]:
-        """Draw the next step's documents, packed or balanced: their lengths in each micro-batch of
-        each rank.
+        """Draw the documents of the next step, and pack or balance them; returns their lengths in
+        each micro-batch of each rank.
         """
         bins = self._packed()
         dealt = self._dealt(bins) if way == "balanced" else None
@@ -152,8 +153,8 @@ class Arranger:
         ]
 
     def _packed(self) -> list[list[int]]:
-        """Pack documents into the sequences of a step, longest first, each where it leaves the
-        least space; those that do not fit wait for the next step.
+        """Pack documents into the sequences of a step: longest first, each into the sequence where
+        it leaves the least space. Documents that do not fit wait for the next step.
         """
         count = self.ranks * self.micro_batches * self.sequences
         queue = [] if self._waiting is None else [self._waiting]
@@ -173,8 +174,8 @@ class Arranger:
             rooms[index] -= length
             bins[index].append(length)
         self._waiting = np.array(left, dtype=np.int64)
-        # Sequences with long documents were filled first, so they are shuffled before ranks take
-        # them.
+        # The sequences with long documents were filled first, so sequences are shuffled before
+        # ranks take them.
         return [bins[index] for index in self.draw.permutation(count)]
 
     def _of_bins(self, bins: Sequence[Sequence[int]]) -> Batches:
@@ -201,7 +202,7 @@ class Arranger:
 
     def _dealt(self, bins: Sequence[Sequence[int]]) -> list[list[int]] | None:
         """Balance the work of a step: each document, longest first, goes to the micro-batch with
-        the least work that has space. None if a document finds no space.
+        the least work that has space for it. None if there is no space for some document.
         """
         documents = sorted((length for one in bins for length in one), reverse=True)
         dealt: list[list[int]] = [[] for _ in range(self.ranks * self.micro_batches)]
@@ -219,8 +220,8 @@ class Arranger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedSteps:
-    """Steps that were played: their seconds, the document tokens per second, the share of padding,
-    and the mean share of a step in which a rank waits for the slowest.
+    """The result of simulated steps: their seconds, document tokens per second, the share of
+    padding, and the mean share of a step in which a rank waits for the slowest rank.
     """
 
     steps: Quantiles
@@ -236,8 +237,9 @@ def played_steps(
     samples: int,
     seed: int,
 ) -> PlayedSteps:
-    """Play steps with documents arranged in one ``way``, each as long as its slowest rank; ``play``
-    is a function from the work of a rank's micro-batches to the seconds of its iteration.
+    """Simulate steps with documents arranged in one ``way``; a step is as long as its slowest
+    rank's iteration. ``play`` is a function from the work of a rank's micro-batches to the seconds
+    of its iteration.
     """
     steps, real, every, waits = [], 0.0, 0.0, []
     for _ in range(samples):

@@ -1,5 +1,5 @@
-"""The links that simulated sends between stages use: networks of nodes, and uplinks of network
-tiers above.
+"""The links that simulated sends between stages use: the networks of nodes, and the uplinks of
+units (racks, pods) in higher network tiers.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from simulators.graph import Use
 def links_of_sends(
     of_stages: Sequence[TaskSeconds], batch: StageBatch, placement: Placement
 ) -> list[dict[Kind, tuple[Use, ...]]]:
-    """For each part of the model, the uplinks and downlinks that its sends use, of nodes and of
-    units of higher tiers, and the fraction of each.
+    """For each part of the model, the uplinks and downlinks that its sends use (of nodes, and of
+    units of higher tiers), and the share of each link that they take.
 
     An even link is traffic out of a node or unit, an odd link is traffic into it. A stage's first
     rank stands for all its ranks. A send takes an equal share of equal networks; the faster of two
@@ -30,14 +30,15 @@ def links_of_sends(
     units = [batch.first_rank.astype(np.int64) // gpus]
     if tiers is not None:
         units += [tiers.units_of(units[0], place) for place in tiers.places]
-    # The links of higher tiers are numbered after those of lower tiers.
+    # The links of all tiers are numbered together: those of higher tiers after those of lower
+    # tiers.
     begins = np.cumsum([0, *(int(of_tier.max()) + 1 for of_tier in units)])
     numbered = [of_tier + begin for of_tier, begin in zip(units, begins, strict=False)]
     uses: list[dict[Kind, tuple[Use, ...]]] = [{} for _ in placement.stages]
     for part, (sender, receiver) in enumerate(pairwise(placement.stages)):
         step = placement.goes_to(part)
-        # In a loop the last stage sends to the first, which is in its own node if there is only one
-        # node.
+        # In a loop of stages the last one sends to the first, which is in the same node if there is
+        # only one node.
         stays = step == HERE or (receiver < sender and units[0][sender] == units[0][receiver])
         lower = receiver if step == PREVIOUS else sender
         if shapes.crosses_to_next[lower] and not stays:
@@ -50,8 +51,8 @@ def links_of_sends(
 
 
 def _used(places: Sequence[tuple[int, int]], shares: Sequence[Sequence[float]]) -> tuple[Use, ...]:
-    """The links that sends between these pairs of nodes or units use: up from the first, down to
-    the second, with the fractions at both ends; none within one node or unit.
+    """The links that sends between these pairs of nodes (or units) use: up from the first and down
+    to the second, with the share at each end; none within one node or unit.
     """
     return tuple(
         use
@@ -64,8 +65,8 @@ def _used(places: Sequence[tuple[int, int]], shares: Sequence[Sequence[float]]) 
 def _shares(
     ends: tuple[TaskSeconds, TaskSeconds], stage: int, tier: int
 ) -> tuple[Sequence[float], Sequence[float]]:
-    """The fractions of the links at both ends of a send that it takes, of a node and of the units
-    of each tier up to ``tier``, if a stage has this many senders.
+    """The shares of links that a send takes at both ends, for a node and for its unit in each tier
+    up to ``tier``, if a stage has this many senders.
     """
     links, shapes = [end.model.links for end in ends], ends[0].shapes
     parts = [
@@ -80,7 +81,7 @@ def _shares(
         rates = [one.cluster.inter_node_bytes_per_s for one in links]
         bytes_per_s = min(part[0] * rate for part, rate in zip(parts, rates, strict=True))
         parts = [[bytes_per_s / rate, *part[1:]] for part, rate in zip(parts, rates, strict=True)]
-    # A send that starts late uses the network for the rest of its time.
+    # A send that starts late because of its sender uses the network only for the rest of its time.
     sender = ends[0]
     in_time = 1 - float(sender.late_s[stage] / sender.send_s[stage])
     here, there = ([in_time * one for one in part] for part in parts)

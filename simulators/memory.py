@@ -34,8 +34,7 @@ from simulators.graph import Label
 if TYPE_CHECKING:
     from simulators.events import Simulation
 
-# A change of memory: the time, the class (what the memory holds, an index into ``CLASSES``), and
-# the bytes.
+# A change of memory: its time, what the memory holds (an index into ``CLASSES``), and the bytes.
 Change = tuple[float, int, float]
 
 CLASSES = ("states", "buffers", "step_buffers", "activations", "temporaries")
@@ -47,8 +46,8 @@ _HOLDING = frozenset("FBWAOS")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryOverTime:
-    """The bytes in use on one GPU of a stage after each change: the times (N), and the bytes by
-    what they hold (N, 5).
+    """The bytes in use on one GPU of a stage after each change: the times of changes (N), and the
+    bytes by what they hold (N, 5).
 
     ``fits`` compares the peak with ``room_bytes``, less what the allocator holds beyond tensors.
     """
@@ -70,14 +69,16 @@ class MemoryOverTime:
 
     @property
     def peak(self) -> tuple[float, Mapping[str, float]]:
-        """The time at which most bytes are in use for the first time, and what they hold then."""
+        """The first time at which the most bytes are in use, and the bytes by what they hold at
+        that time.
+        """
         moment = int(np.argmax(self.total_bytes))
         classes = dict(zip(CLASSES, self.by_class[moment].tolist(), strict=True))
         return float(self.times_s[moment]), classes
 
     @property
     def fits(self) -> bool:
-        """Whether memory suffices at every time."""
+        """Whether the GPU's memory suffices at every time."""
         return self.peak_bytes <= self.room_bytes
 
     @property
@@ -103,8 +104,8 @@ class MemoryOverTime:
 def memory_of(
     simulation: "Simulation", plan: Plan, model: StageModel, room_bytes: Floats
 ) -> list[MemoryOverTime]:
-    """The memory of each stage of a plan over its simulated iteration; ``room_bytes`` is what each
-    stage's GPUs have.
+    """The memory in use by each stage of a plan over its simulated iteration; ``room_bytes`` is the
+    memory of each stage's GPUs.
     """
     batch = StageBatch.of_plan(plan)
     figures, sums = model.figures(batch), sums_of_layers(model, batch)
@@ -135,7 +136,9 @@ def memory_of(
 
 
 def _given_back_s(simulation: "Simulation", number: int) -> float:
-    """When the memory of a swap is free for others: when a task has waited for the swap to end."""
+    """When other tasks can use the memory that a copy to the host frees: once a task has waited for
+    the copy to end.
+    """
     graph, times = simulation.graph, simulation.times
     waiting = (number + offset for offset in graph.after_end[number])
     starts = [times.starts_s[task] for task in waiting if graph.labels[task][:2] != ("A", ">")]
@@ -163,8 +166,8 @@ def _stages(
     for number, (part, places) in enumerate(
         zip(parts_of_plan(plan, placement), types, strict=True)
     ):
-        # If parts go round the stages, the stage with the head frees outputs that its other chunks
-        # have sent.
+        # If the model's parts go round the stages, the stage with the head frees the outputs that
+        # its other chunks have sent.
         is_last = placement.is_loop and part.stage == placement.last_stage
         stages[part.stage].take(
             part,
@@ -175,7 +178,7 @@ def _stages(
 
 
 class _StageMemory:
-    """The memory that each task of a stage allocates or frees: what it holds, and its bytes."""
+    """The memory that each task of a stage allocates or frees: its bytes, and what they hold."""
 
     def __init__(
         self,
@@ -188,13 +191,13 @@ class _StageMemory:
         chunks: int,
     ) -> None:
         stage_plan = plan.stages[stage]
-        # The type of each layer. Layers are numbered through the whole model; the embedding is
-        # layer 0.
+        # The type of each of the stage's layers by number; layers are numbered through the whole
+        # model, and the embedding is layer 0.
         self.types: dict[int, str] = {}
         self.sends_from: set[int] = set()
         self.chunks = chunks
-        # By layer type, the bytes that a layer keeps until its weight-gradient pass, if there are
-        # such passes.
+        # By layer type, the bytes that a layer keeps after its backward pass until its
+        # weight-gradient pass, if there is one.
         self.left = left
         self.head = plan.layers + 1
         self.ratios = stage_plan.offload
@@ -210,7 +213,7 @@ class _StageMemory:
         self.step_bytes = float(figures.step_buffer_bytes[stage])
         memory = model.memory
         self.steps_with = "O" if memory.rings else "S"
-        # An engine's own pipeline, which is a single stage here, reduces gradients after all
+        # An engine's own pipeline, which counts as a single stage here, reduces gradients after all
         # passes.
         reduces = stage_plan.zero >= 1 and plan.num_stages == 1
         self.wide_bytes = memory.wide_logits * float(figures.logits_bytes[stage])
@@ -220,8 +223,8 @@ class _StageMemory:
         self.steps_from_s, self.steps_until_s = math.inf, 0.0
 
     def take(self, part: StagePart, types: Sequence[str], *, sends: bool) -> None:
-        """Add another part of the model to the stage, with the types of its layers; ``sends`` says
-        whether the outputs that it sends to another stage stay allocated.
+        """Add a part of the model to the stage, with its layers' types; ``sends`` says whether
+        outputs that it sends to another stage stay allocated.
         """
         self.types |= dict(enumerate(types, part.first_layer))
         if sends:
@@ -230,8 +233,8 @@ class _StageMemory:
     def changes(
         self, label: Label, start_s: float, end_s: float, *, is_first: bool
     ) -> list[Change]:
-        """The changes of memory that a task makes: each with its time, what it holds, and its
-        bytes.
+        """The changes of memory that a task makes: each with its time, its bytes, and what they
+        hold.
         """
         kind, direction, layer = label
         assert layer is not None
@@ -251,8 +254,8 @@ class _StageMemory:
         return [(end_s, _ACTIVATIONS, -size)]
 
     def step_buffers(self) -> list[Change]:
-        """The changes of memory for the optimizer step's buffers, which are allocated once and
-        freed together; empty if there are none.
+        """The changes of memory by the optimizer step's buffers, which are allocated once and freed
+        together; empty if there are no such buffers.
         """
         if math.isinf(self.steps_from_s):
             return []
@@ -280,7 +283,7 @@ class _StageMemory:
         left = self.left[self.types[layer]]
         if self.types[layer] != EMBEDDING:
             return [(start_s, _ACTIVATIONS, -left)]
-        # This is the peak of a whole backward pass, weight gradients included.
+        # These bytes are the peak of a whole backward pass, including weight gradients.
         _, _, running = self._held_and_peaks(layer)
         return [
             (start_s, _ACTIVATIONS, -left),
@@ -289,8 +292,8 @@ class _StageMemory:
         ]
 
     def _held_and_peaks(self, layer: int) -> tuple[float, float, float]:
-        """The bytes that a layer keeps between its passes, those of its sent output, and the peaks
-        of both passes.
+        """The bytes that a layer keeps between its passes, the bytes of its sent output, and the
+        peak bytes of its forward and backward pass.
         """
         known = self.of_layer.get(layer)
         if known is None:
@@ -318,8 +321,8 @@ def _over_time(
     changes: list[Change],
     room_bytes: float,
 ) -> MemoryOverTime:
-    # Changes at the same time: memory is freed first, so that temporaries of two layers do not
-    # overlap.
+    # Of changes at the same time, those that free memory come first, so that temporaries of two
+    # layers do not overlap.
     when, kinds, sizes = np.array(changes).reshape(-1, 3).T
     order = np.lexsort((sizes > 0, when))
     times = np.concatenate([[0.0], when[order]])

@@ -1,4 +1,4 @@
-"""Plays one gradient reduction of data parallelism on SimPy, message by message.
+"""Simulates with SimPy one gradient reduction over data-parallel ranks, message by message.
 
 A rank sends one message at a time and receives one at a time; each takes its link's latency and its
 bytes over the rate.
@@ -11,8 +11,8 @@ import simpy
 
 from mistlab.reduction.reduction_costs import RankLink, Reduction
 
-# With an asynchronous server this many steps of each rank are played; only the second half is
-# timed.
+# With an asynchronous server, the number of steps of each rank that are simulated; only the second
+# half is timed.
 ROUNDS = 40
 Steps = Generator[simpy.Event, Any, None]
 
@@ -27,8 +27,8 @@ def played_exchange_s(how: Reduction, values: int, ranks: int, link: RankLink) -
         answer_s = link.message_s(how.answer_bytes(values, ranks) / how.shards)
         _serve(env, ranks, how.shards, (link.message_s(size / how.shards), answer_s))
     elif how.trimmed:
-        # Each rank sends each other rank a part of its gradients; then the mean of each part is
-        # sent to all.
+        # Each rank sends a part of its gradients to each other rank; then the mean of each part is
+        # sent to all ranks.
         part_s = link.message_s(size / ranks)
         _rounds(env, ranks, [*range(1, ranks)], part_s)
         env.run()
@@ -46,8 +46,8 @@ def played_exchange_s(how: Reduction, values: int, ranks: int, link: RankLink) -
 def played_step_s(
     how: Reduction, compute_s: float, values: int, ranks: int, link: RankLink
 ) -> float:
-    """The mean seconds in which an asynchronous server applies the gradients of every rank once, if
-    ranks compute for so long in between.
+    """The mean seconds in which an asynchronous server applies one gradient of every rank, if ranks
+    compute for ``compute_s`` between their messages.
     """
     sizes = how.message_bytes(values), how.answer_bytes(values, ranks)
     sent_s, answer_s = (link.message_s(size / how.shards) for size in sizes)
@@ -67,7 +67,7 @@ def played_step_s(
     for number in range(ranks):
         env.process(rank(number))
     env.run()
-    # All ranks start together, so at first they queue; these steps are not timed.
+    # All ranks start together and queue at first, so the first half of the steps is not timed.
     half = ROUNDS // 2 * ranks
     return (ends[-1] - ends[half - 1]) / (ROUNDS - ROUNDS // 2)
 
@@ -75,8 +75,8 @@ def played_step_s(
 def _rounds(
     env: simpy.Environment, ranks: int, offsets: list[int], message_s: float, *, waits: bool = False
 ) -> None:
-    """Rounds of messages, in each of which every rank sends to the rank at an offset; with
-    ``waits``, only once it has the message of the round before.
+    """Simulate rounds of messages, in each of which every rank sends to the rank at an offset; with
+    ``waits``, a rank sends only after it has the previous round's message.
     """
     inboxes = [simpy.Store(env) for _ in range(ranks)]
     receiving = [simpy.Resource(env) for _ in range(ranks)]
@@ -96,8 +96,8 @@ def _rounds(
 
 
 def _serve(env: simpy.Environment, ranks: int, shards: int, seconds: tuple[float, float]) -> None:
-    """Each rank sends a part to each server; a server answers all ranks once it has all their
-    parts.
+    """Simulate servers: each rank sends a part to each server, and a server answers all ranks once
+    it has the parts of all.
     """
     message_s, answer_s = seconds
     for _ in range(shards):

@@ -1,4 +1,4 @@
-"""Plays a graph of tasks on SimPy, with one process for each lane (queue) of each stage.
+"""Plays a task graph with SimPy, with one process for each lane (queue) of each stage.
 
 The busy streams of a stage slow one another down: each runs at a speed of one over its factor,
 which depends on the set of busy streams. A send is on the gpu-to-gpu stream; beside a collective of
@@ -23,18 +23,18 @@ from mistlab.schedule.placement import loop
 from simulators.graph import LANES, SENDS, Network, TaskGraph
 
 # How much streams slow one another down: for each set of busy streams (a bit mask), the factor on
-# the time of each stream.
+# each stream's time.
 Factors = Sequence[Sequence[float]]
 
 ALONE: Factors = ((1.0,) * len(STREAMS),) * 2 ** len(STREAMS)
 _GPU_TO_GPU, _SENDS = STREAMS.index("gpu_to_gpu"), LANES.index(SENDS)
-# How many times as long a send and a collective of the same stage take while both run.
+# The factor by which a send and a collective of the same stage take longer while both run.
 _SHARED = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Start and end of each task, in seconds from the beginning."""
+    """The start and the end of each task, in seconds from the beginning of the iteration."""
 
     starts_s: list[float]
     ends_s: list[float]
@@ -42,7 +42,7 @@ class Times:
 
 def play(graph: TaskGraph, factors: Sequence[Factors]) -> Times:
     """Play all tasks; ``factors`` says for each stage how much its streams slow one another down.
-    Raises ``StalledError`` if some tasks can never run.
+    Raises ``StalledError`` if some tasks can never start.
     """
     environment = Environment()
     player = _Player(environment, graph, factors)
@@ -53,12 +53,12 @@ def play(graph: TaskGraph, factors: Sequence[Factors]) -> Times:
 
 
 class _Ending(Event):
-    """The event of a task's end; only the earliest end of each stage is in SimPy's queue."""
+    """The event that a task ends; of each stage's events only the earliest is in SimPy's queue."""
 
     __slots__ = ()
 
     def at(self, delay: float) -> None:
-        """Put the event into SimPy's queue, after a delay."""
+        """Put the event into SimPy's queue, after a delay in seconds."""
         self._ok = True
         self._value = None
         self.env.schedule(self, delay=delay)
@@ -66,7 +66,7 @@ class _Ending(Event):
 
 class _Contention:
     """The running tasks of one stage, which slow one another down: how much of each is left, and
-    which ends first.
+    which will end first.
     """
 
     __slots__ = (
@@ -76,20 +76,20 @@ class _Contention:
 
     def __init__(self, environment: Environment, factors: Factors) -> None:
         self.environment = environment
-        # For each set of busy lanes, its lanes with their slowdown factors.
+        # For each set of busy lanes (queues), its lanes and the slowdown factor of each.
         self.usual = self.shares = _shares(factors)
         self.left = [0.0] * len(LANES)
         self.events: list[_Ending | None] = [None] * len(LANES)
         self.busy = 0
-        # The lane of the send that other sends on its links slow down; -1 if none is.
+        # The lane of a send that is slowed down by other sends on its links; -1 if there is none.
         self.crowded = -1
         self.since = 0.0
-        # The lane whose event is in SimPy's queue (-1 for none), and the time of that event.
+        # The lane whose event is in SimPy's queue (-1 for none); below, the time of that event.
         self.next_lane = -1
         self.when = 0.0
 
     def begin(self, lane: int, seconds: float, now: float) -> _Ending:
-        """Start a task that takes ``seconds`` when it runs alone; returns the event of its end."""
+        """Start a task that takes ``seconds`` if it runs alone; returns the event of its end."""
         if now > self.since:
             self._advance(now)
         self.left[lane] = seconds
@@ -99,7 +99,7 @@ class _Contention:
         return event
 
     def ending(self, lane: int) -> _Ending:
-        """The event of the end of the task that runs on a lane."""
+        """The event that the task on this lane ends."""
         event = self.events[lane]
         assert event is not None
         return event
@@ -133,7 +133,9 @@ class _Contention:
         self.await_next()
 
     def _advance(self, now: float) -> None:
-        """Subtract the work done since the set of busy lanes last changed."""
+        """Subtract the work that running tasks have done since the set of busy lanes last
+        changed.
+        """
         elapsed, left = now - self.since, self.left
         for lane, factor in self.shares[self.busy]:
             rest = left[lane] - elapsed / factor
@@ -141,7 +143,7 @@ class _Contention:
         self.since = now
 
     def await_next(self) -> None:
-        """Put the end of the task that ends first into SimPy's queue."""
+        """Put the event of the task that will end first into SimPy's queue."""
         if not self.busy:
             return
         left = self.left
@@ -162,8 +164,8 @@ class _Contention:
         event.at(delay)
 
     def _withdraw(self, lane: int) -> None:
-        """Take a lane's event out of use: the processes that wait for it then wait for a new event,
-        which is not in SimPy's queue.
+        """Replace a lane's event in SimPy's queue by a new event that is not in the queue, for
+        which the same processes then wait.
         """
         former = self.events[lane]
         assert former is not None
@@ -172,7 +174,7 @@ class _Contention:
 
 
 def _shares(factors: Factors) -> list[list[tuple[int, float]]]:
-    """For each set of busy lanes (a bit mask), its lanes with their slowdown factors."""
+    """For each set of busy lanes (a bit mask), its lanes and the slowdown factor of each."""
     shares = []
     for chosen in range(2 ** len(LANES)):
         streams = chosen & ~(1 << _SENDS)
@@ -190,7 +192,7 @@ def _shares(factors: Factors) -> list[list[tuple[int, float]]]:
 
 
 class _Player:
-    """The processes of all lanes (queues), and what they share."""
+    """The processes of all lanes (queues), and the state that they share."""
 
     __slots__ = (
         *(
@@ -215,7 +217,8 @@ class _Player:
         self.graph = graph
         self.contention = [_Contention(environment, of_stage) for of_stage in factors]
         self.network = Network()
-        # For each stage, when its host will have issued everything asked of it so far.
+        # For each stage, when its host will have issued all tasks that it was asked to issue so
+        # far.
         self.hosts = [0.0] * graph.stages
         self.starts = [-1.0] * len(graph)
         self.ends = [-1.0] * len(graph)
@@ -233,8 +236,8 @@ class _Player:
                 environment.process(self._lane(lane, count))
 
     def _lane(self, lane: int, count: int) -> Generator[Event, None, None]:
-        """Run the ``count`` tasks of a lane, each as soon as it is ready, in order of their
-        indices.
+        """Run the ``count`` tasks of a lane in the order of their indices, each as soon as it is
+        ready.
         """
         environment, starts, ends = self.environment, self.starts, self.ends
         seconds, ready, issues = self.graph.seconds, self.ready[lane], self.graph.issues
@@ -282,8 +285,8 @@ class _Player:
         yield self.environment.timeout(seconds)
 
     def _started(self, task: int, stage: int) -> None:
-        """Let the tasks go on that wait for this one's start. If it is the receiver's part of a
-        send, the host issues nothing during it.
+        """Tell the tasks that wait for this task's start that it has started; if it is the
+        receiver's part of a send, the host issues nothing while it runs.
         """
         self.unstarted -= 1
         if task in self.graph.holds:
@@ -299,14 +302,14 @@ class _Player:
         return self.starts[task] + graph.paces[task] * graph.seconds[task] - now
 
     def _issued(self, task: int, lane: int) -> float:
-        """When a stage's host has issued a task, which comes after those that it issued before."""
+        """When the host of a stage has issued a task, after all tasks that it issued before."""
         stage = lane // len(LANES)
         self.hosts[stage] += self.graph.issues[task]
         return self.hosts[stage]
 
     def _release(self, task: int, offsets: Sequence[int]) -> None:
-        """Tell some tasks that one of those they wait for has come, and wake the lanes of tasks
-        that are now ready.
+        """Tell tasks that one of the tasks they wait for has started or ended, and wake the lanes
+        of those that are now ready.
         """
         waits, lanes, asleep = self.waits, self.graph.lanes, self.asleep
         for offset in offsets:
@@ -321,7 +324,7 @@ class _Player:
                     event.succeed()
 
 
-# How long the passes of each stage take in a simulated iteration.
+# Computes how long the passes of each stage take in a simulated iteration.
 #
 # A pass begins when its stage is free and the micro-batch has arrived, and ends when the stage has
 # computed it. The stage's own fetches therefore count, and waits for other stages do not. Optimizer
@@ -329,14 +332,15 @@ class _Player:
 # backward pass in that pass.
 
 
-# A pass: its kind, chunk and micro-batch.
+# Identifies a pass of a stage: its kind, chunk and micro-batch.
 Pass = tuple[str, int, int]
 _COMPUTING = ("F", "B", "W")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTimes:
-    """The seconds of the passes of one stage, with the tasks before the first and after the last.
+    """The seconds of the passes of one stage; tasks before the first pass and after the last are
+    included in these passes.
 
     Micro-batches are in the order in which they first went each way. The times of a micro-batch in
     several chunks add up, and gradients of weights count as part of its backward pass.
@@ -347,7 +351,7 @@ class PassTimes:
 
     @property
     def steady_s(self) -> tuple[float, float] | None:
-        """The seconds of a steady-state forward and backward pass; None with a single
+        """The seconds of a steady-state forward and backward pass; None if there is only one
         micro-batch.
         """
         if len(self.forwards_s) == 1:
@@ -356,13 +360,14 @@ class PassTimes:
 
 
 def pass_times(graph: TaskGraph, times: Times) -> list[PassTimes]:
-    """The seconds of each stage's passes, from the times of its tasks."""
+    """The seconds of each stage's passes, from the start and end of its tasks."""
     stages = [_StagePasses() for _ in range(graph.stages)]
     for task, (kind, _, _) in enumerate(graph.labels):
         stage = stages[graph.stage(task)]
         of = kind, graph.chunk(task) if kind in _COMPUTING else 0, graph.micro_batches[task]
         stage.add(of, times.starts_s[task], times.ends_s[task])
-    # A micro-batch arrives when its send ends, or when it is ready where sending takes no time.
+    # A micro-batch arrives at a stage when its send ends or, where sending takes no time, when it
+    # is computed.
     for ends in pairwise(graph.places or loop(graph.stages).places):
         for kind, ((source, above), (goal, below)) in (("F", ends), ("B", ends[::-1])):
             stages[goal].came_s |= {
@@ -378,8 +383,8 @@ def pass_times(graph: TaskGraph, times: Times) -> list[PassTimes]:
 
 @dataclass(slots=True)
 class _StagePasses:
-    """Gathers from the tasks of one stage when its passes computed, when micro-batches arrived,
-    when it took optimizer steps, and when its last task other than a send ended.
+    """Collects, from the tasks of one stage, when each pass was computed, when micro-batches
+    arrived, when optimizer steps ran, and when the last task other than a send ended.
     """
 
     starts_s: dict[Pass, float] = field(default_factory=dict)
@@ -389,7 +394,7 @@ class _StagePasses:
     all_end_s: float = 0.0
 
     def add(self, of: Pass, start_s: float, end_s: float) -> None:
-        """Record a task of a pass (``of``), with its start and end."""
+        """Record a task of the pass ``of``, with its start and end."""
         if of[0] in _COMPUTING:
             self.starts_s[of] = min(start_s, self.starts_s.get(of, start_s))
             self.ends_s[of] = max(end_s, self.ends_s.get(of, end_s))

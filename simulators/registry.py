@@ -1,4 +1,4 @@
-"""All predictors by name. To add one, add a class in a file of its own, and one line here."""
+"""All predictors by name. To add one, write a class in a new file, and add a line here."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from mistlab.job.prediction import Predictor
 
 
-# A predictor is made with a ``workload`` and a ``cluster``, and predicts plans of these.
+# For each predictor's name, a function that makes it from a ``workload`` and a ``cluster``, whose
+# plans it then predicts.
 PREDICTORS: "OnUse[Callable[..., Predictor]]" = OnUse(
     {
         "symbolic": imported("simulators.symbolic:SymbolicPredictor"),

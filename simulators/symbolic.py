@@ -51,18 +51,18 @@ from mistlab.stages.stage_batch import (
     rows_of,
 )
 
-# The costs of single stages, from which the cost of a pipeline is made.
+# Computes the costs of single stages, from which the cost of a pipeline follows.
 #
 # Axes: C candidates.
 
 
-# Bytes must stay below this, which 64 bits can hold: 8 EiB.
+# The bytes of a stage must stay below this (8 EiB), so that they fit in 64-bit integers.
 MOST_BYTES = 2.0**63
 
 
 @dataclass(frozen=True, slots=True)
 class KnownStage:
-    """The costs of one stage, kept for further plans.
+    """The costs of one stage, which are cached for other plans with the same stage.
 
     ``times`` are in the order of ``StageTimes``. ``fits`` is about the memory of its GPUs. A rank
     keeps ``rank_host_bytes`` on its host.
@@ -78,7 +78,9 @@ class KnownStage:
 def known_stages(
     costs: StageCosts, figures: StageFigures, num_gpus: Ints, gpus_per_node: int
 ) -> Iterator[KnownStage]:
-    """Every candidate as a stage with its costs, given the GPUs of each and those of a node."""
+    """Every candidate as a stage with its costs; ``gpus`` are the numbers of GPUs of each,
+    ``gpus_per_node`` of a node.
+    """
     pipeline_s = _rows(*(getattr(costs.seconds, name) for name in TIMES))
     return map(
         KnownStage,
@@ -120,10 +122,10 @@ def _predictions(
 
 def _stage_prediction(times: list[float], sizes: list[int]) -> StagePrediction:
     peak, reserved, host, weights, gradients, optimizer, kept, buffers, logits, *phases = sizes
-    # At the peak, activations of the block that runs count as temporaries.
+    # At the peak, the activations of the block that is running count as temporaries.
     states = weights + gradients + optimizer + buffers
     # If the optimizer steps all layers at once after all passes, activations and logits have been
-    # freed.
+    # freed by then.
     is_step = phases[2] > max(phases[:2])
     activations = 0 if is_step else min(kept, peak - states)
     logits = 0 if is_step else min(logits, peak - states - activations)
@@ -156,10 +158,13 @@ def _rows(*columns: Floats) -> list[list[float]]:
 
 
 def _whole_rows(*columns: Floats) -> list[list[int]]:
-    """Bytes as integers; refuses sizes beyond 64 bits."""
+    """The bytes of stages as integers; refuses sizes beyond 64 bits."""
     table = np.stack(columns, axis=1).round()
     if not (np.abs(table) < MOST_BYTES).all():
-        refuse("workload", "needs more than 8 EiB of a GPU: lower its model, sequence or batch")
+        refuse(
+            "workload",
+            "needs more than 8 EiB of a GPU: give a smaller model, sequence_length or batch",
+        )
     rows: list[list[int]] = table.astype(np.int64).tolist()
     return rows
 
@@ -168,21 +173,23 @@ def _whole_rows(*columns: Floats) -> list[list[int]]:
 
 
 NAME = "symbolic"
-# The costs of this many stages are kept for each engine, about 30 MB; then the cache is cleared.
+# The number of stages per engine whose costs are cached, about 30 MB; when there are more, the
+# cache is cleared.
 MOST_KNOWN = 1 << 14
-# At most this many stages are computed together. With so few, a stage's result does not depend on
-# the other stages, to the last digit, and intermediate results stay in the CPU's cache.
+# The largest number of stages whose costs are computed together. With so few, the result for a
+# stage does not depend on the other stages, to the last digit, and intermediate results stay in the
+# CPU's cache.
 STAGES_AT_ONCE = FEW_ROWS
 
 
 def as_they_are(tasks: TaskModel) -> TaskModel:
-    """Leaves the times of tasks as they are."""
+    """Returns the times of tasks unchanged; other predictors may change them."""
     return tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMode:
-    """An engine, and whether its plans may overlap communication."""
+    """An engine's name, and whether its plans may overlap communication."""
 
     engine: Engine
     overlap_communication: bool
@@ -190,7 +197,8 @@ class EngineMode:
 
 @dataclass(slots=True, kw_only=True)
 class SymbolicPredictor:
-    """Predicts plans of one workload on one cluster; compiles expressions at the first prediction.
+    """Predicts plans of one workload on one cluster in closed form; compiles expressions in the
+    first prediction.
 
     The cost of a stage does not depend on the other stages, so it is kept for other plans.
     ``altered`` changes the times of tasks before anything is predicted from them.
@@ -206,13 +214,13 @@ class SymbolicPredictor:
     _known: dict[EngineMode, dict[StageRow, KnownStage]] = field(default_factory=dict, init=False)
 
     def predict(self, plan: Plan) -> Prediction:
-        """Predict one plan."""
+        """The predicted cost of one plan."""
         return self.predict_many([plan])[0]
 
     def predict_many(self, plans: Sequence[Plan]) -> list[Prediction]:
-        """Predict plans, in order; equal stages are computed once."""
+        """The predicted cost of each plan, in order; equal stages are computed once."""
         predictions: dict[int, Prediction] = {}
-        # Plans with the same engine, order and number of stages are predicted together.
+        # Plans with the same engine, order of passes and number of stages are predicted together.
         together: dict[tuple[EngineMode, PipelineOrder | None, int], list[int]] = defaultdict(list)
         for number, plan in enumerate(plans):
             together[_mode_of(plan), _order_of(plan), plan.num_stages].append(number)
@@ -222,7 +230,7 @@ class SymbolicPredictor:
         return [predictions[place] for place in range(len(plans))]
 
     def fits(self, plan: Plan) -> bool:
-        """Whether a plan fits in memory; its prediction says the same, but takes longer since it
+        """Whether a plan fits in memory; ``predict`` says the same, but takes longer since it also
         computes times.
         """
         figures, batch = self._figures([plan]), StageBatch.of_plan(plan)
@@ -252,8 +260,8 @@ class SymbolicPredictor:
     def stage_bounds(
         self, least: StageBatch, most: StageBatch, *, engine: str = "mistlab"
     ) -> StageCosts | None:
-        """Lower bounds of the costs of all candidates with choices between those of ``least`` and
-        ``most``.
+        """Lower bounds of the costs of all candidates for stages whose choices lie between those of
+        ``least`` and ``most``.
 
         Larger ratios take more time and leave more room on the GPU. Nothing is known of what is
         offloaded under an engine whose host may hold passes up.
@@ -266,7 +274,7 @@ class SymbolicPredictor:
         ), "ratios between zero and more have no common bound"
         mode = EngineMode(engine=engine_row, overlap_communication=True)
         peaks = self._stages(engine).peaks
-        # The candidates whose ranges of recomputed blocks have two ends; both are evaluated.
+        # The candidates that have a range of recomputed blocks; both of its ends are evaluated.
         differ = np.flatnonzero(least.value(RECOMPUTED) != most.value(RECOMPUTED))
         others = least.chosen(differ).with_columns(**{RECOMPUTED: most.value(RECOMPUTED)[differ]})
         host_bytes, rows = peaks(StageBatch.joined([least, others])).host_bytes, len(least)
@@ -285,8 +293,8 @@ class SymbolicPredictor:
     def part_seconds(
         self, least: StageBatch, most: StageBatch | None = None, *, engine: str = "mistlab"
     ) -> StageSeconds:
-        """The times of parts of a model, for orders of passes without a closed form; with ``most``,
-        lower bounds of all parts between the two.
+        """The times of parts of models (chunks of stages), for orders of passes without a closed
+        form; with ``most``, lower bounds over all candidates between ``least`` and ``most``.
         """
         engine_row = ENGINES[engine].in_named_order()
         model = self._model(EngineMode(engine=engine_row, overlap_communication=True))
@@ -301,8 +309,8 @@ class SymbolicPredictor:
         engine: str = "mistlab",
         of_others: bool = False,
     ) -> Bools:
-        """Whether each candidate fits on its GPUs; with ``of_others``, whether a candidate with
-        smaller ratios or fewer recomputed blocks may fit.
+        """Whether each candidate for a stage fits in the memory of its GPUs; with ``of_others``,
+        whether a candidate with smaller ratios or fewer recomputed blocks may fit.
         """
         model = self._stages(engine)
         if in_order is None:
@@ -330,7 +338,7 @@ class SymbolicPredictor:
         return iteration_s(StageTimes.of(seconds, len(micro_batches), -1), micro_batches)
 
     def iterations_of(self, plans: Sequence[Plan], engine: Engine) -> list[float]:
-        """The iteration time of each plan in seconds, under this engine instead of the plan's
+        """The iteration time of each plan in seconds, under the given engine instead of the plan's
         own.
         """
         of_plan: dict[int, float] = {}
@@ -355,7 +363,7 @@ class SymbolicPredictor:
     def _predict_alike(
         self, mode: EngineMode, plans: Sequence[Plan], order: PipelineOrder | None
     ) -> Iterator[Prediction]:
-        """Predict plans that share engine, order and number of stages."""
+        """Predict plans with the same engine, order of passes and number of stages."""
         if order is None:
             stages = self._stages_of(mode, [row for plan in plans for row in self._rows(plan)])
             iterations = _iterations(stages, [plan.micro_batches for plan in plans])
@@ -401,9 +409,9 @@ class SymbolicPredictor:
         slowest_s: float = 0.0,
         first_rank: int = 0,
     ) -> Prediction:
-        """The prediction of a pipeline, whose first stage begins at ``first_rank``: ``seconds`` is
-        its iteration time, ``slowest_s`` that on the slowest known cluster, ``flop`` its
-        operations.
+        """The prediction of a pipeline whose first stage begins at rank ``first_rank``: ``seconds``
+        is its iteration time, ``slowest_s`` its time on the slowest known cluster, ``flop`` its
+        number of operations.
         """
         gpus = [stage.num_gpus for stage in stages]
         calibration, num_gpus = self._calibration(engine), sum(gpus)
@@ -429,7 +437,9 @@ class SymbolicPredictor:
         )
 
     def _stages_of(self, mode: EngineMode, rows: Sequence[StageRow]) -> list[KnownStage]:
-        """The stages that these rows describe; each is computed once and cached."""
+        """The stages that these rows describe, with their costs; each is computed once and
+        cached.
+        """
         known = self._known.setdefault(mode, {})
         new = list(dict.fromkeys(row for row in rows if row not in known))
         for start in range(0, len(new), STAGES_AT_ONCE):
@@ -445,8 +455,8 @@ class SymbolicPredictor:
         return [*self._known_of(mode, StageBatch.of_plans(plans), self._figures(plans))]
 
     def _figures(self, plans: Sequence[Plan]) -> StageFigures:
-        """The memory and work of the stages of plans under one engine, with what their order of
-        passes adds.
+        """The memory and work of the stages of plans under one engine, including what their order
+        of passes adds.
         """
         model = self._stages(plans[0].engine)
         if all(plan.order == DEFAULT_ORDER for plan in plans):
@@ -463,7 +473,7 @@ class SymbolicPredictor:
         return known_stages(costs, figures, num_gpus(batch.value), self.cluster.gpus_per_node)
 
     def _rows(self, plan: Plan) -> list[StageRow]:
-        # Rows of two stages are equal only if they begin at the same position of the repeating
+        # Two stages have equal rows only if they begin at the same position of the repeating
         # pattern of block kinds.
         return rows_of(plan, len(self._stages(plan.engine).types.pattern))
 
@@ -483,13 +493,13 @@ class SymbolicPredictor:
         )
 
     def _has_room(self, reserved: Floats, batch: StageBatch) -> Bools | bool:
-        """Whether each candidate's GPUs are of one kind and have this much memory."""
+        """Whether the GPUs of each candidate stage are of one kind, and have ``reserved`` bytes."""
         room = room_at(self.cluster, batch)
         return (reserved <= room) & in_one_group(self.cluster, batch)
 
     def asynchronous_exchanges_s(self, plan: Plan) -> tuple[float, float]:
-        """The seconds of a rank's exchange with asynchronous servers, and those for which a server
-        is busy with the messages of all ranks.
+        """The seconds of a rank's exchange with asynchronous servers, and the seconds for which a
+        server is busy with the messages of all ranks.
         """
         both_s, busy_s = asynchronous_exchanges_s(self._model(_mode_of(plan)), [plan])[:, 0]
         return float(both_s), float(busy_s)
@@ -517,14 +527,16 @@ def _mode_of(plan: Plan) -> EngineMode:
 
 
 def _order_of(plan: Plan) -> PipelineOrder | None:
-    """The order of a plan's passes, with fewer micro-batches if it is periodic; None for the order
-    with a closed form.
+    """The order of a plan's passes, shortened to fewer micro-batches if it is periodic; None for
+    the order with a closed form.
     """
     return None if plan.order == DEFAULT_ORDER else order_of_plan(shortened(plan))
 
 
 def _remarks(workload: Workload) -> tuple[str, ...]:
-    """Notes of a prediction: on the model and its context, and on how ranks reduce gradients."""
+    """The notes of a prediction: on the model and its context length, and on how ranks reduce
+    gradients.
+    """
     if workload.reduces_plainly:
         return workload.remarks
     return (
@@ -538,8 +550,8 @@ def _unmeasured(plan: Plan) -> str:
 
 
 def _iterations(stages: Sequence[KnownStage], micro_batches: Sequence[int]) -> list[float]:
-    """The iteration time of each pipeline, from the stages of all pipelines in order; all have
-    equally many.
+    """The iteration time of each pipeline, from the stages of all pipelines in order; all pipelines
+    have the same number of stages.
     """
     columns = np.array([stage.times for stage in stages]).T.reshape(
         len(stages[0].times), len(micro_batches), -1

@@ -1,4 +1,4 @@
-"""Writes a simulated iteration as a trace file, for Perfetto and chrome://tracing to show.
+"""Writes a simulated iteration as a trace file, which Perfetto and chrome://tracing can show.
 
 The format is Chrome's Trace Event Format, with times in microseconds. A stage is a process and its
 lanes are threads. A task is a complete event. A send is a flow from its task to the task that
@@ -38,7 +38,7 @@ WORDS: Mapping[Kind, str] = {
 
 
 def trace_of(simulation: "Simulation", memory: Sequence[MemoryOverTime] = ()) -> dict[str, Any]:
-    """The events of the trace as JSON values: first the names of its tracks, then events in the
+    """The events of the trace as JSON values: first the names of its tracks, then the tasks in the
     order of time.
     """
     events = _tasks(simulation) + _flows(simulation) + _counters(memory)
@@ -47,7 +47,7 @@ def trace_of(simulation: "Simulation", memory: Sequence[MemoryOverTime] = ()) ->
 
 
 def trace_text(simulation: "Simulation", memory: Sequence[MemoryOverTime] = ()) -> str:
-    """The trace as the text of a file."""
+    """The trace of a simulated iteration as the text of a file."""
     return json.dumps(trace_of(simulation, memory), separators=(",", ":")) + "\n"
 
 
@@ -110,6 +110,7 @@ def _flows(simulation: "Simulation") -> list[Event]:
                 "tid": LANES.index(simulation.graph.lane(task)),
                 "ts": simulation.times.starts_s[task] * MICROSECONDS,
             }
-            # In a trace, ``bp: e`` makes the arrow end at the task around it, not at the next task.
+            # With ``bp: e``, an arrow in the trace ends at the task around its end, rather than at
+            # the next task.
             events.append({**event, "bp": "e"} if phase == "f" else event)
     return events

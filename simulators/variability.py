@@ -16,14 +16,14 @@ from mistlab.core.values import Checked, bounded, check_field, check_fields, ref
 from simulators.graph import LANES, TaskGraph
 
 _COMPUTE = LANES.index("compute")
-# Between the outer two quantiles lie 90 % of iterations, as within the bounds of predictions
-# (docs/decisions/0041).
+# The quantiles of iteration times that are reported: 90 % of iterations lie between the outer two,
+# as within the bounds of predictions (docs/decisions/0041).
 QUANTILES = (0.05, 0.5, 0.95)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variability:
-    """Factors on the predicted times of tasks; the defaults change nothing.
+    """Factors on the predicted times of tasks; the default factors change nothing.
 
     ``slow_stage_factor`` is for computing on stage ``slow_stage`` (counted from 0),
     ``clock_factor`` for computing on every stage. ``slow_links_factor`` is for tasks of the other
@@ -43,11 +43,12 @@ class Variability:
         if self.slow_stage is None and self.slow_stage_factor != 1:
             refuse(
                 "slow_stage_factor",
-                f"{self.slow_stage_factor:g} is for no stage: give slow_stage too",
+                f"{self.slow_stage_factor:g} needs slow_stage: give the stage that it slows",
             )
 
     def disturbed(self, graph: TaskGraph, sample: int = 0) -> TaskGraph:
-        """The graph with changed times; samples of the same seed differ only in their jitter.
+        """The task graph with changed times; samples with the same seed differ only in their
+        jitter.
 
         Raises ``FieldError`` if the graph has no stage ``slow_stage``.
         """
@@ -59,7 +60,7 @@ class Variability:
             )
         seconds = np.array(graph.seconds) * self._factors(graph)
         if self.jitter:
-            # Each sample has a generator of its own, so it does not depend on the number of
+            # Each sample has its own random generator, so it does not depend on the number of
             # samples.
             generator = np.random.default_rng([self.seed, sample])
             variance = math.log1p(self.jitter**2)
@@ -79,7 +80,7 @@ class Variability:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantiles(Checked):
-    """The mean and the 5, 50 and 95 % quantiles of the times of a plan's iterations, in seconds.
+    """The mean and the 5, 50 and 95 % quantiles of a plan's iteration times, in seconds.
 
     ``seed`` is the seed of the variability, ``samples`` the number of iterations that were played.
     """
@@ -93,8 +94,8 @@ class Quantiles(Checked):
 
     @classmethod
     def of(cls, iterations_s: Iterable[float], seed: int) -> Self:
-        """The quantiles of the iteration times, which must be one at least; values between two
-        iterations are interpolated.
+        """The quantiles of at least one iteration time; values between two iterations are
+        interpolated.
         """
         iterations_s = list(iterations_s)
         check_field(cls, "samples", len(iterations_s))

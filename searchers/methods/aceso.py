@@ -206,7 +206,7 @@ def _remeshed(
     stage: StagePlan, data: float, tensor: float, *, micro_batches: float = 1
 ) -> Iterator[StagePlan]:
     """The stage with other parallel degrees, and with its sequences divided into ``micro_batches``;
-    None unless all sizes divide evenly.
+    empty unless all sizes divide evenly.
     """
     micro_batch = stage.micro_batch * stage.data_parallel / (data * micro_batches)
     if all(map(_is_count, (data, tensor, micro_batch))):

@@ -1,3 +1,3 @@
-"""Serving, played request by request: admission, batches, preemption, memory on GPUs and hosts, and
-changes of layouts.
+"""Serving, simulated request by request: admission, batches, preemption, memory of GPUs and hosts,
+and changes of layout (parallel degrees).
 """

@@ -1,5 +1,5 @@
-"""Plays serving as Seesaw does, which changes layouts (parallel degrees) between prefill and
-decoding: the phases of ``mistlab.serving.phase_schedule`` in simulated time.
+"""Simulates serving as Seesaw does, which changes layouts (parallel degrees) between prefill and
+decoding: executes the schedule of ``mistlab.serving.phase_schedule`` in simulated time.
 
 Copies to and from the host run one after another, beside passes and steps; a change of layouts
 waits for them.
@@ -33,8 +33,9 @@ from simulators.serving.step_clock import StepClock
 
 @dataclass(slots=True, kw_only=True)
 class PlayedPhases:
-    """A run with changing layouts as it was played: its requests and actions, its seconds and what
-    they were spent on, the number of changes, and the most blocks in use on GPUs and hosts.
+    """A simulated serving run with changing layouts: its requests and actions, its seconds and what
+    they were spent on, the number of changes, and the most blocks of keys and values in use on GPUs
+    and hosts.
     """
 
     requests: list[PlayedRequest]
@@ -50,12 +51,12 @@ class PlayedPhases:
 
     @property
     def requests_per_s(self) -> float:
-        """Completed requests per second."""
+        """The number of completed requests per second."""
         return len(self.requests) / self.seconds if self.seconds else 0.0
 
 
 class _PhasePlayer:
-    """Performs the actions of a phase schedule in simulated time, and answers the schedule's
+    """Executes the actions of a phase schedule in simulated time, and answers the schedule's
     questions about time.
     """
 
@@ -81,10 +82,10 @@ class _PhasePlayer:
         self.changes = 0
         self.keeps_tokens = False
 
-    # What the schedule asks.
+    # Answers to what the schedule asks about the simulated time.
 
     def arrived(self) -> list[int]:
-        """The requests, by number, that have arrived since the last call."""
+        """The numbers of the requests that have arrived since the last call."""
         come = []
         while self.arriving and self.arriving[0].arrival_s <= self.environment.now + 1e-12:
             come.append(self.arriving.popleft().number)
@@ -95,8 +96,8 @@ class _PhasePlayer:
         return self.requests[request].ready_s <= self.environment.now
 
     def most_steps(self, requests: Sequence[Sequence[int]]) -> int:
-        """The number of decode steps until another request comes: it arrives, or its copy from the
-        host ends.
+        """The number of decode steps until another request can be decoded: because it arrives, or
+        because its copy from the host ends.
         """
         coming = [*self._next_fetched(), *[one.arrival_s for one in list(self.arriving)[:1]]]
         if not coming:
@@ -105,14 +106,14 @@ class _PhasePlayer:
         return int(ahead_s / self._step_s(requests, 1)) + 1
 
     def _next_fetched(self) -> list[float]:
-        """When the next copy from the host ends, in a list; empty if none is under way. Copies end
-        in order.
+        """When the next copy from the host ends, in a list; empty if no copy is under way. Copies
+        end in the order in which they start.
         """
         while self.fetched_s and self.fetched_s[0] <= self.environment.now:
             self.fetched_s.popleft()
         return list(self.fetched_s)[:1]
 
-    # What the schedule does.
+    # Execution of the schedule's actions.
 
     def process(self) -> Generator[simpy.Event, Any, None]:
         for action in self.schedule.actions():
@@ -142,9 +143,8 @@ class _PhasePlayer:
         self.copied_at_s = max(self.copied_at_s, self.environment.now) + seconds
 
     def _read(self, action: ReadPrompts) -> Generator[simpy.Event, Any, None]:
-        """Prefill prompts on one of the replicas, which do this in turn. Passes are pipelined
-        through the stages: a phase takes the sum of all passes, plus the longest pass for each
-        further stage.
+        """Prefill prompts on one of the replicas, which take passes in turn. Passes are pipelined
+        through stages: a phase takes the sum of all, plus the longest for each further stage.
         """
         tokens = sum(action.tokens)
         pairs = sum(one**2 / 2 for one in action.tokens)
@@ -167,8 +167,8 @@ class _PhasePlayer:
                 self._made(self.requests[number], action.steps, start_s + each_s, each_s)
 
     def _step_s(self, requests: Sequence[Sequence[int]], steps: int) -> float:
-        """The seconds of one decode step, taken from the middle one of several; replicas decode at
-        the same time.
+        """The seconds of one decode step, taken from the middle one of several steps; all replicas
+        decode at the same time.
         """
         slowest_s = 0.0
         for numbers in requests:
@@ -228,8 +228,8 @@ def play_phases(
     *,
     keeps_tokens: bool = False,
 ) -> PlayedPhases:
-    """Play a load on GPUs that change layouts; ``clocks`` give the durations in the prefill and in
-    the decode layout.
+    """Simulate a load on GPUs that change layouts; ``clocks`` give the durations of steps in the
+    prefill and in the decode layout.
     """
     environment = simpy.Environment()
     player = _PhasePlayer(load, clocks, limits, times, environment)

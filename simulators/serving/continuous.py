@@ -1,4 +1,5 @@
-"""Continuous batching, played: each step decodes all running requests and prefills waiting prompts.
+"""Simulates continuous batching: each step decodes all running requests and prefills waiting
+prompts.
 
 A replica is a SimPy process. Its step takes the next token of every running request and, within a
 budget of tokens, parts of the prompts that wait, in the order of arrival. A request holds blocks of
@@ -19,7 +20,7 @@ from mistlab.core.values import refuse
 from mistlab.serving.load import ServingLoad
 from simulators.serving.step_clock import StepClock
 
-# At most this many steps are played at once; all take as long as the middle one.
+# The largest number of steps that are simulated at once; all take as long as the middle one.
 MOST_TOGETHER = 64
 
 
@@ -40,8 +41,8 @@ class Batching:
 @dataclass(slots=True, kw_only=True)
 class PlayedRequest:
     """A request while it is served; times are None until they are known. ``made`` counts output
-    tokens, ``read`` tokens that were prefilled: of the prompt and, after a preemption, of earlier
-    output.
+    tokens, ``read`` the tokens that were prefilled: of the prompt and, after a preemption, of
+    earlier output.
     """
 
     number: int
@@ -53,23 +54,26 @@ class PlayedRequest:
     first_s: float | None = None
     end_s: float | None = None
     dropped: int = 0
-    # When its keys and values are back on the GPUs.
+    # When the request's keys and values are back on the GPUs.
     ready_s: float = 0.0
-    # The step after which its last token is made, and the step in which its decoding began.
+    # The number of the step in which the request's last token is made; below, of the step in which
+    # its decoding began.
     until: int = 0
     since: int = 0
     token_times: list[float] = field(default_factory=list)
 
     @property
     def to_read(self) -> int:
-        """The number of tokens that must have been prefilled before the next output token."""
+        """The number of tokens that must have been prefilled before the request's next output
+        token.
+        """
         return self.prompt + self.made
 
 
 @dataclass(slots=True, kw_only=True)
 class PlayedLoad:
-    """A load as it was played: its requests, its seconds, and the most tokens for which blocks were
-    allocated.
+    """The result of a simulated load: its requests, its seconds, and the most tokens for which
+    blocks of keys and values were allocated.
     """
 
     requests: list[PlayedRequest]
@@ -79,13 +83,13 @@ class PlayedLoad:
 
     @property
     def requests_per_s(self) -> float:
-        """Completed requests per second."""
+        """The number of completed requests per second."""
         return len(self.requests) / self.seconds if self.seconds else 0.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Replica:
-    """One replica: its requests that wait, prefill or decode, and the blocks of keys and values
+    """One replica: its waiting, prefilling and decoding requests, and the blocks of keys and values
     that they hold.
     """
 
@@ -96,8 +100,8 @@ class Replica:
     waiting: deque[PlayedRequest] = field(default_factory=deque)
     running: dict[int, PlayedRequest] = field(default_factory=dict)
     finishing: list[tuple[int, int]] = field(default_factory=list)
-    # How many running requests need their next block in each step, where steps count modulo the
-    # block size.
+    # For each step modulo the block size, how many running requests need another block of keys and
+    # values in it.
     phases: list[int] = field(default_factory=list)
     blocks: int = 0
     context: int = 0
@@ -111,7 +115,7 @@ class Replica:
 
     @property
     def most_blocks(self) -> int:
-        """The number of blocks of keys and values that fit in memory."""
+        """The number of blocks of keys and values that fit in the replica's memory."""
         return self.batching.capacity // self.batching.block
 
     def process(self, environment: simpy.Environment) -> Generator[simpy.Event, Any, None]:
@@ -146,15 +150,15 @@ class Replica:
         self.steps += 1
 
     def _admit(self) -> list[tuple[PlayedRequest, int]]:
-        """The prompts that this step prefills, each with the number of its tokens that are
-        prefilled.
+        """The prompts that this step prefills, each with the number of its tokens that it
+        prefills.
         """
         if self.batching.mixes:
             self._make_room(1)
         read = self._read_next()
         if not read and not self.running:
-            # Partly prefilled prompts hold blocks that the first of them needs: free all of them,
-            # and prefill these prompts again.
+            # Partly prefilled prompts hold blocks that the first of them needs: free all of these
+            # blocks, and prefill these prompts again later.
             for request in self.waiting:
                 self.blocks -= self._blocks_for(request.read)
                 request.read = 0
@@ -165,21 +169,21 @@ class Replica:
         return read
 
     def _read_next(self) -> list[tuple[PlayedRequest, int]]:
-        # Each batch in flight has its own token budget.
+        # Each of a pipeline's batches in flight has its own budget of prompt tokens.
         budget = self.batching.budget * self.clock.batches
         budget -= len(self.running) if self.batching.mixes else 0
         read: list[tuple[PlayedRequest, int]] = []
-        # The blocks that partly prefilled prompts will still need.
+        # The number of blocks that partly prefilled prompts will still need.
         unread = 0
         for request in self.waiting:
             if budget <= 0 or len(self.running) + len(read) >= self.batching.sequences:
                 break
-            # A prompt's chunks run in successive steps, one each.
+            # The chunks of a prompt run in successive steps, one in each step.
             count = min(budget, self.batching.budget, request.to_read - request.read)
             held = self._blocks_for(request.read)
             more = self._blocks_for(request.read + count) - held
-            # The next tokens of running requests get blocks first, then the rest of partly
-            # prefilled prompts.
+            # Running requests get blocks for their next tokens first, then partly prefilled prompts
+            # for the rest of theirs.
             if self.blocks + more + self._next_blocks() + unread > self.most_blocks:
                 break
             unread += self._blocks_for(request.to_read) - held - more
@@ -195,8 +199,8 @@ class Replica:
         return -(-tokens // self.batching.block)
 
     def _make_room(self, steps: int) -> None:
-        """Preempt requests, those admitted last first, until enough blocks for the next steps are
-        free.
+        """Preempt requests, those admitted last first, until enough blocks are free for the next
+        steps.
         """
         while self.running and self.blocks + self._needed(steps) > self.most_blocks:
             half_read = [request for request in self.waiting if request.read]
@@ -215,7 +219,7 @@ class Replica:
     def _drop(self, number: int) -> None:
         request = self.running.pop(number)
         made = request.made + self.step - request.since
-        # The last token has no keys and values yet: the next pass would have computed them.
+        # The last output token has no keys and values yet: the next step would have computed them.
         held = request.prompt + made - 1
         self.blocks -= self._blocks_for(held)
         self.context -= held
@@ -226,14 +230,14 @@ class Replica:
         self.waiting.appendleft(request)
 
     def _phase_of(self, held: int) -> int:
-        """In which step, modulo the block size, a request with ``held`` tokens needs its next
+        """The step, modulo the block size, in which a request with ``held`` tokens needs another
         block.
         """
         return (self.step - held) % self.batching.block
 
     def _together(self, now_s: float) -> int:
-        """How many steps can be played at once: until a request is admitted or ends, or blocks run
-        out.
+        """The number of steps that can be simulated at once: until a request is admitted or ends,
+        or blocks run out.
         """
         while self.finishing and self._is_stale(self.finishing[0]):
             heapq.heappop(self.finishing)
@@ -308,7 +312,7 @@ class Replica:
 
 def _passes(read: Sequence[tuple[PlayedRequest, int]], batches: int) -> list[tuple[int, float]]:
     """Distribute a step's prompts over the batches in flight, each to the batch with the fewest
-    tokens so far; returns for each batch its tokens and the mean context of a token.
+    tokens so far; returns for each batch its tokens and the mean context length of a token.
     """
     tokens, pairs = [0] * batches, [0.0] * batches
     for request, count in read:
@@ -348,7 +352,7 @@ def play_continuous(
     replicas: int = 1,
     keeps_tokens: bool = False,
 ) -> PlayedLoad:
-    """Play a load on equal replicas, which get the requests in turn."""
+    """Simulate a load on equal replicas, which get the requests in turn."""
     check_room(load, batching)
     requests = played_requests(load)
     left = deque(requests)

@@ -1,4 +1,5 @@
-"""How long the steps of a serving layout take, from a table of the closed form's costs.
+"""How long the steps of a serving layout (parallel degrees) take, interpolated in a table of the
+closed form's costs.
 
 A played run asks for hundreds of thousands of steps, one by one. Costs are smooth in the tokens
 looked at, so they are tabulated by columns and read with linear interpolation.
@@ -14,7 +15,7 @@ from mistlab.serving.engine_constants import DEFAULTS
 from mistlab.serving.steady import decode_step_s, prompt_pass_s
 from mistlab.serving.step_cost import LayoutColumns, RankLayout
 
-# Costs are tabulated at these context lengths, and at these numbers of tokens of a pass.
+# The context lengths at which costs are tabulated; below, the numbers of tokens of a prefill pass.
 CONTEXTS = (0, 256, 1024, 4096, 16384, 65536, 262144)
 PASSES = (
     1,
@@ -40,8 +41,8 @@ SEQUENCES = 1024
 
 @dataclass(slots=True, kw_only=True)
 class StepClock:
-    """The seconds of one replica's steps: of decoding some sequences with a mean context, and of
-    prefilling some tokens.
+    """The seconds of one replica's steps: of decoding some sequences with a mean context length,
+    and of prefilling some tokens.
     """
 
     decode: list[list[float]]
@@ -50,16 +51,16 @@ class StepClock:
     host_s: float
     stages: int
     ranks: int
-    # The number of batches that prefill at the same time: one for each stage, and for each rank
-    # where ranks run in lockstep.
+    # The number of batches that prefill at the same time: one for each pipeline stage, times one
+    # for each rank where ranks run in lockstep.
     batches: int
 
     @classmethod
     def of(
         cls, layout: RankLayout, constants: Mapping[str, float] | None = None, most: int = SEQUENCES
     ) -> "StepClock":
-        """The clock of a layout, with the constants of its engine, for at most ``sequences``
-        sequences.
+        """The clock of a serving layout with an engine's fitted constants, for at most
+        ``sequences`` sequences.
         """
         values = {**DEFAULTS, **(constants or {})}
         by = {name: np.array([value]) for name, value in values.items()}
@@ -86,8 +87,8 @@ class StepClock:
         return _between(CONTEXTS, row, context)
 
     def pass_s(self, tokens: int, looked: float) -> float:
-        """The seconds for which a prefill pass over these tokens, with this mean context, occupies
-        a stage.
+        """The seconds that a prefill pass over these tokens, with this mean context length, takes
+        on each pipeline stage.
         """
         interval = max(0, min(bisect_right(PASSES, tokens) - 1, len(PASSES) - 2))
         low, high = PASSES[interval], PASSES[interval + 1]
@@ -96,15 +97,15 @@ class StepClock:
         return first + share * (_between(CONTEXTS, self.passes[interval + 1], looked) - first)
 
     def step_s(self, sequences: int, context: float, passes: Sequence[tuple[int, float]]) -> float:
-        """The seconds of a step that decodes sequences and prefills prompts, given the prompt
-        tokens of each batch in flight with their mean context.
+        """The seconds of a step that decodes sequences and prefills prompts; each batch in flight
+        has a number of prompt tokens, with a mean context length.
         """
         seconds = self.decode_s(sequences, context) if sequences else self.host_s
         # Ranks of attention data parallelism that prefill together share the prompts of each batch.
         divided = self.ranks * self.stages / self.batches
         factor = (self.stall if sequences else 1.0) / divided
         each = [factor * self.pass_s(tokens, looked) for tokens, looked in passes if tokens]
-        # A batch is back once it has passed all stages; none overtakes the longest one.
+        # A batch is done when it has passed all stages; no batch overtakes the longest one.
         of_all_s = sum(each) * divided / self.ranks
         return seconds + max(of_all_s, self.stages * max(each, default=0.0))
 

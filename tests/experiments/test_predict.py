@@ -236,7 +236,7 @@ def test_what_disturbs_is_told_in_words(tmp_path: Path, capsys: pytest.CaptureFi
         ("jitter", 2, "--variability 'jitter' is not a number: write it as jitter=NUMBER"),
         ("jitter=-1", 2, "--variability jitter: -1.0 is too small: give"),
         ("jitter=1,samples=0", 2, "--variability samples: 0 is too small: give"),
-        ("slow_stage_factor=2", 2, "--variability slow_stage_factor: 2 is for no stage: give"),
+        ("slow_stage_factor=2", 2, "--variability slow_stage_factor: 2 needs slow_stage: give"),
         ("slow_stage=9", 1, "--variability slow_stage: 9 is not a stage of the plan: give 0 to 1"),
     ],
 )

@@ -51,7 +51,7 @@ MANY = {"micro_batches": 10**8}
         (
             {"hidden": 2**20, "sequence": 10**9, "micro_batches": 1, "micro_batch": 10**8},
             [],
-            "workload: needs more than 8 EiB of a GPU: lower its model, sequence or batch",
+            "workload: needs more than 8 EiB of a GPU: give a smaller model",
         ),
     ],
     ids=["order", "played", "written out", "bytes"],
