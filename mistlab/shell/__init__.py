@@ -1,3 +1,3 @@
 """Evaluates shell scripts that start training, without running any program, to find the launch
-command.
+command and its options.
 """

@@ -22,13 +22,15 @@ from mistlab.shell.syntax import (
 _NUMBERS = re.compile(r"(-?\d{1,9})\.\.(-?\d{1,9})(?:\.\.(-?\d{1,9}))?")
 _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.(-?\d{1,9}))?")
 _MOST, _MOST_STEPS = 10_000, 1_000_000
-# A unit of brace expansion: an unquoted character, or a quoted or expanded part of a word, which
-# stays whole.
+# A unit of brace expansion: an unquoted character, or a quoted or expanded part of a word, which is
+# never divided.
 Unit = str | WordPart
 
 
 def unbraced(word: RawWord) -> tuple[RawWord, ...]:
-    """The words that brace expansion makes of a word, in order."""
+    """The words that brace expansion makes of one word, in order: ``a{1,2}`` gives ``a1`` and
+    ``a2``.
+    """
     if not any(_may_have_braces(part) for part in word.parts):
         return (word,)
     units: list[Unit] = []
@@ -66,7 +68,7 @@ def _expanded_word(units: list[Unit], word: RawWord) -> RawWord:
 
 
 def _alternatives(units: list[Unit], line: int, depth: int) -> Iterator[list[Unit]]:
-    """All words that brace expansion makes of these units."""
+    """All words that brace expansion makes of a sequence of units."""
     if depth > 20:
         raise LineError(line, "braces are nested too deep: write the words instead")
     for start, unit in enumerate(units):
@@ -93,7 +95,7 @@ def _closing(units: list[Unit], start: int) -> int:
 
 
 def _choices(inner: list[Unit], line: int, depth: int) -> Iterator[list[Unit]] | None:
-    """The alternatives between a pair of braces, or None if the braces are literal."""
+    """The alternatives between a pair of braces; None if the braces are literal characters."""
     text = "".join(unit if isinstance(unit, str) else "\0" for unit in inner)
     if match := _NUMBERS.fullmatch(text):
         return _numbers(*match.groups())
@@ -125,7 +127,7 @@ def _range(first: int, last: int, step: int) -> range:
     return range(first, last + 1, size) if first <= last else range(first, last - 1, -size)
 
 
-# Parses assignments, with arrays and their keys.
+# Parses assignments in shell commands, also those of arrays with keys.
 
 
 DECLARATIONS = frozenset(("export", "declare", "typeset", "local", "readonly"))
@@ -133,7 +135,7 @@ _START = re.compile(r"([A-Za-z_]\w*)(\[|\+?=)", re.ASCII)
 
 
 def read_assignment(lexer: Lexer, blanks: Callable[[], None]) -> Assignment | None:
-    """The assignment at a lexer's position; None if the next word is none."""
+    """The assignment at the lexer's position; None if the next word is not an assignment."""
     match = _START.match(lexer.text, lexer.at, lexer.end)
     if match is None:
         return None
@@ -153,7 +155,7 @@ def read_assignment(lexer: Lexer, blanks: Callable[[], None]) -> Assignment | No
 
 
 def _key(lexer: Lexer) -> RawWord | None:
-    """An array key between brackets, or None if the brackets do not close on the line."""
+    """An array's key between brackets; None if the brackets do not close on the line."""
     stop = lexer.text.find("\n", lexer.at, lexer.end)
     line_end = lexer.end if stop < 0 else stop
     if "]" not in lexer.text[lexer.at : line_end]:
@@ -197,7 +199,7 @@ def _element(lexer: Lexer) -> list[Element]:
     return [Element(value=word) for word in unbraced(lexer.word())]
 
 
-# Parses the tests between ``[[`` and ``]]``.
+# Parses the tests of a condition between ``[[`` and ``]]``.
 
 
 _UNARY = re.compile(r"-[a-zA-Z](?=\s)")
@@ -205,7 +207,7 @@ _BINARY = re.compile(r"==|=~|!=|=|<|>|-(?:eq|ne|lt|le|gt|ge|nt|ot|ef)(?=\s)")
 
 
 def read_condition(lexer: Lexer, line: int) -> Comparison:
-    """The test between ``[[`` and ``]]``."""
+    """The condition between ``[[`` and ``]]`` at the lexer's position."""
     condition = _any(lexer, line)
     _blanks(lexer)
     if not lexer.starts("]]"):
@@ -281,7 +283,9 @@ def _word(lexer: Lexer, line: int) -> RawWord:
 
 
 def _pattern(lexer: Lexer, line: int) -> RawWord:
-    """A pattern or a regular expression, which may contain parentheses and bars."""
+    """The pattern or regular expression on the right side of a test, which may contain parentheses
+    and bars.
+    """
     start, parts, level = lexer.at, list[WordPart](), 0
     while (letter := lexer.peek()) and not (level == 0 and letter in " \t\n)"):
         if letter in "()|<>&; \t":

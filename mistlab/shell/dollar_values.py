@@ -1,4 +1,4 @@
-"""Expands ``$name`` and ``${...}`` of a shell script, into pieces of a word."""
+"""Expands ``$name`` and ``${...}`` of a shell script into pieces of a word."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
@@ -27,7 +27,8 @@ _WHITE = " \t\n"
 
 
 class Piece(NamedTuple):
-    """A part of an expanded word; if it ``splits``, it is divided at blanks into several arguments.
+    """A piece of an expanded shell word; if it ``splits``, it is divided at blanks into several
+    arguments.
 
     One that ``ends`` only parts two fields, as between the values of ``"$@"``.
     """
@@ -42,7 +43,7 @@ BOUNDARY = Piece(Text(), ends=True)
 
 
 class Expanding(Protocol):
-    """The operations of word expansion that the expansion of variables calls."""
+    """The operations of word expansion that the expansion of ``$name`` and ``${...}`` calls."""
 
     session: Session
     state: State
@@ -54,29 +55,29 @@ class Expanding(Protocol):
         """A shell word expanded to a pattern, in which quoted characters are literal."""
 
     def pieces(self, word: RawWord, *, splits: bool) -> list[Piece]:
-        """The pieces that a word expands to."""
+        """The pieces to which a shell word expands, in order."""
 
     def number(self, word: RawWord) -> int:
         """The number that a shell word gives as an arithmetic expression."""
 
     def number_in(self, text: str, line: int) -> int:
-        """The number that a text gives as an arithmetic expression."""
+        """The number that a text has as an arithmetic expression."""
 
 
 def separators(state: State) -> str:
-    """The characters at which expansions are split into arguments: the value of ``IFS``."""
+    """The characters at which expanded values are split into arguments: the value of ``IFS``."""
     variable = state.variables.get("IFS")
     text = variable.text if variable else None
     return text.chars if text is not None and text.is_known else _WHITE
 
 
 def one_text(pieces: Iterable[Piece]) -> Text:
-    """Pieces joined into one text; the values of ``$@`` are separated by blanks."""
+    """The pieces of a word joined into one text; the values of ``$@`` are separated by blanks."""
     return joined(Text(" ") if piece.ends else piece.text for piece in pieces)
 
 
 def one_pattern(pieces: Iterable[Piece]) -> Text:
-    """Pieces joined into one pattern."""
+    """The pieces of a word joined into one pattern."""
     texts = list[Text]()
     for piece in pieces:
         chars = quoted(piece.text.chars) if piece.quoted else piece.text.chars
@@ -85,7 +86,7 @@ def one_pattern(pieces: Iterable[Piece]) -> Text:
 
 
 def fields_of(pieces: Iterable[Piece], ends: str) -> list[Text]:
-    """The arguments that a word's pieces give; pieces are divided at the characters ``ends`` of
+    """The arguments into which a word's pieces are divided, at the characters ``ends`` of
     ``IFS``.
     """
     fields, current = list[Text](), list[Text]()
@@ -116,7 +117,7 @@ def fields_of(pieces: Iterable[Piece], ends: str) -> list[Text]:
 
 
 def _split(text: Text, ends: str) -> list[tuple[Text, str]]:
-    """The parts of a text, each with the delimiter that follows it."""
+    """The parts of a text between delimiters, each with the delimiter after it."""
     parts, start, at, chars = list[tuple[Text, str]](), 0, 0, text.chars
     while at < len(chars):
         if chars[at] not in ends:
@@ -131,7 +132,9 @@ def _split(text: Text, ends: str) -> list[tuple[Text, str]]:
 
 
 def _delimiter(chars: str, at: int, ends: str) -> int:
-    """The end of a delimiter: a sequence of blanks with at most one other character of ``IFS``."""
+    """The end of a delimiter in a text: a sequence of blanks with at most one other character of
+    ``IFS``.
+    """
     others = 0
     while at < len(chars) and chars[at] in ends:
         others += chars[at] not in _WHITE
@@ -141,14 +144,14 @@ def _delimiter(chars: str, at: int, ends: str) -> int:
     return at
 
 
-# The values of ``$name`` and ``${...}``, with the operators between the braces.
+# The values of ``$name`` and ``${...}``, after the operators between the braces are applied.
 
 
 Value = Text | Absence
 
 
 def dollar_pieces(expander: Expanding, dollar: Dollar, *, splits: bool) -> list[Piece]:
-    """The pieces that ``$name`` or ``${...}`` expands to."""
+    """The pieces of a word to which ``$name`` or ``${...}`` expands."""
     subscript = dollar.subscript.bare if dollar.subscript else None
     if dollar.prefix == "!" and dollar.operator != "names" and subscript not in ("@", "*"):
         return _indirect(expander, dollar, splits=splits)
@@ -181,7 +184,7 @@ def _value(expander: Expanding, dollar: Dollar) -> Value:
 
 
 def _element(expander: Expanding, dollar: Dollar, subscript: RawWord, variable: Variable) -> Value:
-    """The element of an array at an index or key."""
+    """The element of a shell array at an index or key."""
     name = dollar.name
     key = key_of(expander, name, subscript)
     if isinstance(key, Text):
@@ -193,8 +196,8 @@ def _element(expander: Expanding, dollar: Dollar, subscript: RawWord, variable: 
 
 
 def key_of(expander: Expanding, name: str, subscript: RawWord) -> Key | Text:
-    """An array's index or key as text; an unknown text if the script alone does not determine
-    it.
+    """The index or key of a shell array as text; an unknown text if the script alone does not
+    determine it.
     """
     variable = expander.state.variables.get(name)
     if variable is not None and variable.is_map:
@@ -230,7 +233,7 @@ def _count(expander: Expanding, dollar: Dollar) -> Text:
 
 
 def _unknown(expander: Expanding, dollar: Dollar, *texts: Text) -> Text | None:
-    """An unknown text, if one of the texts that the expansion depends on is unknown; otherwise
+    """An unknown text if one of the texts on which the expansion depends is unknown; otherwise
     None.
     """
     unknown = expander.session.first_unknown(*texts)
@@ -240,7 +243,9 @@ def _unknown(expander: Expanding, dollar: Dollar, *texts: Text) -> Text | None:
 
 
 def _present(expander: Expanding, dollar: Dollar, value: Value) -> Text:
-    """The variable's value, if the expansion has no operator for an unset variable."""
+    """The variable's value; None if the expansion has an operator for an unset variable, such as
+    ``:-``.
+    """
     if isinstance(value, Text):
         return value
     if value is Absence.EMPTY:
@@ -248,7 +253,7 @@ def _present(expander: Expanding, dollar: Dollar, value: Value) -> Text:
     if dollar.name.isdigit():
         return unset_argument(expander.session, int(dollar.name), dollar.source, dollar.line)
     if expander.session.assigned.get(dollar.name) == dollar.line:
-        # The first assignment of the variable uses its own value (``X=${X:-...}``), so it counts as
+        # The variable's first assignment uses its own value (``X=${X:-...}``), so it counts as
         # unset unless the user sets it.
         return Text(assumed=taken_as(expander.session, dollar.name, dollar.line, "not set"))
     return unset_text(expander.session, dollar.name, dollar.source, dollar.line)
@@ -261,7 +266,7 @@ def _length(expander: Expanding, dollar: Dollar, value: Value) -> Text:
 
 
 def _chosen(expander: Expanding, dollar: Dollar, value: Value, *, splits: bool) -> list[Piece]:
-    """The variable's value, or the word that an operator such as ``:-`` gives for an unset one."""
+    """The variable's value or, if it is unset, the word that an operator such as ``:-`` gives."""
     operator, argument = dollar.operator.lstrip(":"), dollar.argument
     assert argument is not None
     is_empty = isinstance(value, Absence) or (dollar.operator[0] == ":" and not value)
@@ -293,7 +298,7 @@ def _word(expander: Expanding, dollar: Dollar, splits: bool) -> list[Piece]:
 
 
 def _notes(expander: Expanding, dollar: Dollar, taken: Text | None = None) -> frozenset[str]:
-    """Notes that a variable is set nowhere, and which value is assumed for it."""
+    """Notes for the user that a variable is set nowhere, and which value is assumed for it."""
     if dollar.name.isdigit():
         return without_arguments(expander.session, dollar.line, dollar.source)
     if taken is None:
@@ -303,8 +308,8 @@ def _notes(expander: Expanding, dollar: Dollar, taken: Text | None = None) -> fr
 
 
 def _demanded(expander: Expanding, dollar: Dollar, value: Value) -> Text:
-    """``${x:?message}`` for a variable without a value: an unknown text if the user can set it,
-    otherwise refused.
+    """The value of ``${x:?message}`` if the variable is unset: an unknown text if the user can set
+    it; otherwise the script is refused.
     """
     assert dollar.argument is not None
     message = expander.session.rendered(expander.text(dollar.argument)) or "must be given"
@@ -317,7 +322,7 @@ def _demanded(expander: Expanding, dollar: Dollar, value: Value) -> Text:
 
 
 def _changed(expander: Expanding, dollar: Dollar, text: Text) -> Text:
-    """A variable's value after an operator that changes it, such as removal of a suffix."""
+    """A variable's value after an operator has changed it, such as the removal of a suffix."""
     operator = dollar.operator
     if not operator or operator == "@Q":
         return text
@@ -329,7 +334,8 @@ def _changed(expander: Expanding, dollar: Dollar, text: Text) -> Text:
     pattern = expander.pattern(dollar.argument) if dollar.argument else Text()
     if unknown := _unknown(expander, dollar, pattern):
         return unknown
-    # Count steps in proportion to the work of matching: the square of the text's length.
+    # Matching takes time in proportion to the square of the text's length, and is counted
+    # accordingly.
     expander.session.spend(dollar.line, len(text) ** 2 * len(pattern) // 32)
     return _matched(expander, dollar, text, pattern)
 
@@ -348,8 +354,8 @@ def _matched(expander: Expanding, dollar: Dollar, text: Text, pattern: Text) -> 
 
 
 def _known_end(words: Expanding, dollar: Dollar, text: Text) -> Text | None:
-    """``${x##*/}`` of a path in an unknown folder, or ``${x%/*}`` of a path with a known file
-    name.
+    """The known result of ``${x##*/}`` for a path in an unknown folder, or of ``${x%/*}`` for a
+    path whose file name is known.
     """
     argument = dollar.argument.bare if dollar.argument else None
     cut = text.chars.rfind("/")
@@ -397,7 +403,9 @@ def _replaced(expander: Expanding, dollar: Dollar, text: Text, pattern: str) -> 
 
 
 def _ended(operator: str, by: Text, rest: Text) -> Text:
-    """A text with another text added at its start (``/#``) or at its end (``/%``)."""
+    """A text with another text added at its start (``/#`` with an empty pattern) or at its end
+    (``/%``).
+    """
     return joined((by, rest) if operator == "/#" else (rest, by))
 
 
@@ -433,12 +441,12 @@ def _indirect(expander: Expanding, dollar: Dollar, *, splits: bool) -> list[Piec
 
 
 def words_of_key(key: str, line: int) -> RawWord:
-    """A known array key as a word."""
+    """A known key of a shell array as a word."""
     return RawWord(parts=(Literal(text=key, line=line),), line=line, source=key)
 
 
 def _many(expander: Expanding, dollar: Dollar, sign: str, *, splits: bool) -> list[Piece]:
-    """All values of an array (``${a[@]}``) or all arguments (``$@``)."""
+    """The pieces for all values of an array (``${a[@]}``) or all arguments (``$@``)."""
     values, notes = _values(expander, dollar)
     if dollar.prefix == "#":
         text = _unknown(expander, dollar, *values) or plain(str(len(values)), dollar.line)
@@ -491,7 +499,9 @@ def _values(expander: Expanding, dollar: Dollar) -> tuple[list[Text], frozenset[
 
 
 def _sliced(expander: Expanding, dollar: Dollar, values: list[Text]) -> list[Text]:
-    """A slice of an array or of the arguments (``${a[@]:1:2}``); arguments are numbered from 1."""
+    """The pieces for a slice of an array or of the arguments (``${a[@]:1:2}``); arguments are
+    numbered from 1.
+    """
     if dollar.name in ("@", "*"):
         name = argument_of(expander.session, expander.state, 0, dollar.line)
         values = [name if isinstance(name, Text) else Text(), *values]

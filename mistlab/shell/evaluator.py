@@ -1,4 +1,6 @@
-"""Evaluates a shell script without running programs: simple commands and control structures."""
+"""Evaluates the simple commands and control structures of a shell script, without running
+programs.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -38,7 +40,7 @@ from mistlab.shell.syntax import (
 
 
 def run_simple(runner: Runner, command: Simple, state: State) -> None:
-    """Evaluate a simple command."""
+    """Evaluate a simple command of the script: assignments, then words."""
     try:
         redirected(
             runner.session, state, command.redirects, lambda each: _run(runner, command, each)
@@ -88,7 +90,7 @@ def _called(
 
 
 def _set(runner: Runner, state: State, texts: Mapping[str, Text]) -> dict[str, Variable | None]:
-    """Set variables for the duration of one command; returns their previous values."""
+    """Set variables for the duration of one command; returns the values that they had before."""
     before = {name: state.variables.get(name) for name in texts}
     for name, text in texts.items():
         runner.session.spend(text.line, len(text))
@@ -97,7 +99,7 @@ def _set(runner: Runner, state: State, texts: Mapping[str, Text]) -> dict[str, V
 
 
 def run_call(call: Call) -> None:
-    """Evaluate a command whose words are expanded."""
+    """Evaluate a command whose words are expanded: a function, a builtin or a program."""
     state = call.state
     if call.program in state.functions:
         _function(call)
@@ -110,8 +112,8 @@ def run_call(call: Call) -> None:
 
 
 def _past(call: Call) -> None:
-    """``command name`` runs a program past functions; ``command -v name`` asks whether it
-    exists.
+    """Evaluate ``command``: ``command name`` runs a program even if a function has its name;
+    ``command -v name`` asks whether it exists.
     """
     first = call.arguments[0].chars
     if first in ("-v", "-V"):
@@ -148,18 +150,23 @@ def _function(call: Call) -> None:
     session.callers.pop()
 
 
-# Evaluates a shell script without running programs: the commands in control structures.
+# Evaluates the control structures of a shell script (``if``, loops, ``case``), without running
+# programs.
 
 
 class Evaluator:
-    """Evaluates commands in a state; each command changes the state and sets its status."""
+    """Evaluates commands of a script in a state (variables, files, output); each command changes
+    the state and sets its status.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
         session.run = self.run
 
     def run(self, script: Script, state: State) -> None:
-        """Run commands in sequence until one jumps out of it (exit, return, break)."""
+        """Run commands one after another, until one jumps out of the sequence (exit, return,
+        break).
+        """
         for command in script.commands:
             if state.flow:
                 return
@@ -244,7 +251,7 @@ class Evaluator:
         self.session.assumed |= expander.assumed
 
     def test(self, script: Script, state: State) -> tuple[Maybe, frozenset[str]]:
-        """Whether a condition holds, and the assumptions that its truth depends on."""
+        """Whether a condition holds, and the assumptions on which its truth depends."""
         before, self.session.assumed = self.session.assumed, frozenset()
         self.session.tests += 1
         self.session.asks += 1
@@ -257,7 +264,7 @@ class Evaluator:
     def condition(
         self, line: int, source: str, cause: Maybe = True, assumed: frozenset[str] = frozenset()
     ) -> Guard:
-        """A condition as text for users' messages."""
+        """The condition as text for messages to the user."""
         source = " ".join(source.rstrip(";").split())[:80]
         if not isinstance(cause, Unknown):
             return Guard(line=line, source=source, assumed=assumed)
@@ -293,8 +300,8 @@ class Evaluator:
         self.run(body, state)
 
     def _assume(self, command: Command, state: State, assumed: frozenset[str]) -> None:
-        """Attach the assumptions of a deciding condition to the variables that are assigned under
-        it.
+        """Attach the assumptions of a condition to the variables that are assigned only because it
+        holds.
         """
         if not assumed:
             return
@@ -312,8 +319,8 @@ class Evaluator:
         self.session.assumed |= before
 
     def _rest(self, command: AndOr, number: int, state: State) -> None:
-        """Run the commands after ``&&`` or ``||``, or skip them, by the status of the commands
-        before.
+        """Run or skip the commands after ``&&`` or ``||``, by the status of the commands before
+        them.
         """
         if state.flow or number == len(command.operators):
             return
@@ -334,7 +341,7 @@ class Evaluator:
         )
 
     def _next(self, command: AndOr, number: int, status: int, state: State) -> None:
-        """Run the command after an operator if its status asks for it, then all commands after
+        """Run the command after ``&&`` or ``||`` if its status asks for it, then all commands after
         it.
         """
         if (truth(state) is True) != (status == 0):
@@ -402,7 +409,9 @@ class Evaluator:
     def _arms(
         self, arms: Sequence[Arm], number: int, state: State, subject: Text, expander: WordExpander
     ) -> None:
-        """Run the commands of a ``case`` arm, and of the arms that follow by ``;&`` and ``;;&``."""
+        """Run the commands of a ``case`` arm, and those of the next arms if ``;&`` or ``;;&``
+        continues with them.
+        """
         self._body(arms[number].body, state)
         ending = arms[number].ending
         for after in range(number + 1, len(arms)):
@@ -435,7 +444,7 @@ class Evaluator:
 
 
 def truth(state: State) -> Maybe:
-    """Whether the last command succeeded."""
+    """Whether the last command succeeded (status 0)."""
     return state.status == 0 if isinstance(state.status, int) else state.status
 
 
@@ -444,7 +453,7 @@ def _is_negated(command: Command) -> bool:
 
 
 def _return(state: State, child: State) -> None:
-    """Copy the effects of a subshell to its parent: status, output and files."""
+    """Copy the effects of a subshell on its parent: status, output and written files."""
     state.status = child.status
     state.written.update(child.written)
     if state.output is not None:

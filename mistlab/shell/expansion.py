@@ -1,5 +1,5 @@
-"""Expands words and redirections of a shell script: variables, substitutions and arithmetic, then
-splitting into arguments.
+"""Expands the words and redirections of a shell script: variables, substitutions and arithmetic,
+then splitting into arguments.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,7 +34,8 @@ _MOST_FIELDS = 20_000
 
 
 class WordExpander:
-    """Expands words in a script's state; ``assumed`` are notes to attach to all of them.
+    """Expands words in the state of a script; the notes ``assumed`` are attached to all of their
+    values.
 
     ``status`` is that of the last command that was substituted.
     """
@@ -46,7 +47,7 @@ class WordExpander:
         self.status: Status | None = None
 
     def fields(self, words: Iterable[RawWord]) -> list[Text]:
-        """The arguments that words of a command expand to."""
+        """The arguments to which the words of a command expand."""
         ends, fields = separators(self.state), list[Text]()
         for word in words:
             fields += fields_of(self.pieces(word, splits=True), ends)
@@ -56,15 +57,15 @@ class WordExpander:
         return fields
 
     def text(self, word: RawWord) -> Text:
-        """The single text that a word expands to, as in assignments."""
+        """The single text to which a word expands, as in assignments."""
         return one_text(self.pieces(word, splits=False))
 
     def pattern(self, word: RawWord) -> Text:
-        """The pattern that a word expands to; quoted characters are literal in it."""
+        """The pattern to which a word expands; quoted characters are literal in it."""
         return one_pattern(self.pieces(word, splits=False))
 
     def pieces(self, word: RawWord, *, splits: bool) -> list[Piece]:
-        """The pieces that a word expands to, in order."""
+        """The pieces to which a word expands, in order."""
         self.session.spend(word.line)
         pieces = list[Piece]()
         for part in word.parts:
@@ -117,12 +118,12 @@ class WordExpander:
         return session.unknown_at(part.line, part.source, unknown.reason).assuming(text.assumed)
 
     def number(self, word: RawWord) -> int:
-        """The number that a word gives as an arithmetic expression."""
+        """The number that a word has as an arithmetic expression."""
         text = self.text(word)
         return self.number_in(text.chars, word.line)
 
     def number_in(self, text: str, line: int) -> int:
-        """The number that a text gives as an arithmetic expression."""
+        """The number that a text has as an arithmetic expression."""
         names = Names(
             read=lambda name, key: self._read(name, key, line),
             write=lambda name, key, value: self._write(name, key, value, line),
@@ -137,8 +138,8 @@ class WordExpander:
         return unknown
 
     def _read(self, name: str, key: str | None, line: int) -> str:
-        """The text of a variable in arithmetic; a counter that the script itself increments starts
-        at 0.
+        """The text of a variable in an arithmetic expression; a counter that only the script
+        increments starts at 0.
         """
         session, state = self.session, self.state
         if key is not None and name in state.variables:
@@ -164,7 +165,7 @@ class WordExpander:
         assign(self.session, self.state, name, text, index)
 
 
-# Applies redirections: here-documents, and files that the script writes and reads.
+# Applies the redirections of a script: here-documents, and files that it writes and reads.
 
 
 _WRITES = (">", ">>", ">|", "&>", "&>>")
@@ -206,7 +207,9 @@ def _is_to_errors(redirect: Redirect) -> bool:
 
 
 def _write(session: Session, state: State, path: str, text: Text, *, appends: bool) -> None:
-    """Record text that the script writes to a file, except output of a program that is not run."""
+    """Record the text that the script writes to a file, except output of a program that is not
+    run.
+    """
     unknown = session.first_unknown(text)
     if unknown is not None and len(text) == 1:
         return
@@ -238,7 +241,9 @@ def text_of_file(session: Session, state: State, path: Text) -> Text | None:
 
 
 def beside(session: Session, path: Text) -> str | None:
-    """The text of a file beside the script; an unknown folder is assumed to be the script's."""
+    """The text of a file beside the script; a folder that is not known is assumed to be the
+    script's.
+    """
     known = known_path(path)
     if not known:
         return None
@@ -251,7 +256,7 @@ def beside(session: Session, path: Text) -> str | None:
 
 
 def known_path(path: Text) -> str:
-    """A path without unknown folders, which are assumed to be the script's."""
+    """A path without folders that are not known, which are assumed to be the script's folder."""
     known = path.chars
     while known and not plain(known).is_known:
         known = known.partition("/")[2]

@@ -1,5 +1,5 @@
 """Alternative control flows of a script, such as both branches of an unknown condition: each is
-evaluated, then they are merged into one state.
+evaluated, then their states are merged.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,8 @@ _BLANKS = " \t\n"
 
 
 def merge(session: Session, state: State, other: State, cause: Unknown) -> None:
-    """Merge the states of two control flows into ``state``; values that differ become unknown.
+    """Merge the states that two control flows reach into ``state``; values that differ become
+    unknown.
 
     ``cause`` is why it is not known which way is taken.
     """
@@ -38,7 +39,7 @@ def merge(session: Session, state: State, other: State, cause: Unknown) -> None:
 
 
 def _merge_streams(session: Session, state: State, other: State, cause: Unknown) -> None:
-    """Merge the outputs and the unread inputs of two control flows."""
+    """Merge the outputs and the unread inputs that two control flows leave."""
     if state.output != other.output and state.output is not None and other.output is not None:
         state.output = _text(session, "the output", (state.output, other.output), cause)
     if state.input != other.input and state.input is not None:
@@ -77,8 +78,8 @@ def _map(
 def _text(
     session: Session, expression: str, pair: tuple[Text | None, Text | None], cause: Unknown
 ) -> Text:
-    """Two texts merged into one: their common prefix and suffix, with one unknown part in
-    between.
+    """Two texts merged into one: the common prefix and suffix, and between them one unknown
+    part.
     """
     first, second = (each or Text() for each in pair)
     if first == second and None not in pair:
@@ -88,7 +89,7 @@ def _text(
     head = _alike(first.chars, second.chars, min(len(first), len(second)))
     rest = min(len(first), len(second)) - head
     tail = _alike(first.chars[::-1], second.chars[::-1], rest)
-    # Move the borders of the unknown part to word boundaries.
+    # Move both ends of the unknown part to word boundaries.
     while head and not _parts_at(first.chars, second.chars, head):
         head -= 1
     while tail and not _parts_at(first.chars[::-1], second.chars[::-1], tail):
@@ -112,7 +113,7 @@ def _parts_at(first: str, second: str, offset: int) -> bool:
 
 
 def _spaced(pieces: list[Text], middles: list[Text]) -> list[Text]:
-    """Join the pieces of a text, with blanks around a middle that contains blanks."""
+    """Join the pieces of a text; a middle piece that contains blanks gets blanks around it."""
     blank = Text(" ")
     starts = any(middle.chars[:1] in tuple(_BLANKS) for middle in middles)
     stops = any(middle.chars[-1:] in tuple(_BLANKS) for middle in middles)
@@ -123,8 +124,8 @@ def _spaced(pieces: list[Text], middles: list[Text]) -> list[Text]:
 def _sequence(
     session: Session, expression: str, first: Sequence[Text], second: Sequence[Text], cause: Unknown
 ) -> tuple[Text, ...]:
-    """Two lists of words merged into one: the common prefix and suffix, with one unknown part in
-    between.
+    """Two lists of words merged into one: the common prefix and suffix, and between them one
+    unknown part.
     """
     shorter = min(len(first), len(second))
     head = next((at for at in range(shorter) if first[at].chars != second[at].chars), shorter)
@@ -138,7 +139,7 @@ def _sequence(
 def _either(
     session: Session, expression: str, middles: Sequence[Sequence[Text]], cause: Unknown
 ) -> Text:
-    """An unknown part that stands for either of two lists of words."""
+    """An unknown part that stands for one of two lists of words."""
     choices = [_choices(session, words) for words in middles]
     known = [choice for each in choices if each is not None for choice in each]
     either = tuple(dict.fromkeys(known)) if None not in choices and len(known) <= _MOST else ()
@@ -155,27 +156,27 @@ def depends(cause: Unknown) -> str:
 
 
 def _choices(session: Session, words: Sequence[Text]) -> list[str] | None:
-    """The possible texts of some words; if they are a single unknown part, the texts that it may
-    stand for.
+    """The possible texts of some words; for a single unknown part, the texts that it may stand
+    for.
     """
     if len(words) == 1 and len(words[0]) == 1 and (unknown := session.first_unknown(*words)):
         return list(unknown.either) or None
     return [" ".join(session.rendered(word) for word in words).strip(_BLANKS)]
 
 
-# Evaluates subshells, and alternative control flows of a script.
+# Evaluates subshells, and the alternative control flows of a script.
 
 
 Way = Callable[[State], None]
 
 
 def run_apart(session: Session, script: Script, child: State) -> None:
-    """Run a script as in a subshell; an exit leaves only the subshell."""
+    """Run a part of a script as in a subshell, which an ``exit`` leaves alone."""
     apart(session, child, lambda state: session.run(script, state))
 
 
 def apart(session: Session, child: State, way: Way) -> None:
-    """Run a continuation as in a subshell."""
+    """Run a function of the state as in a subshell."""
     parked, session.parked = session.parked, []
     loops, session.loops = session.loops, list(session.loops)
     way(child)
@@ -186,8 +187,8 @@ def apart(session: Session, child: State, way: Way) -> None:
 def divided(
     session: Session, state: State, cause: Unknown, ways: Sequence[Way], condition: Guard
 ) -> None:
-    """Run several control flows from one state, merge them, and go on with everything they agree
-    on.
+    """Run several alternative control flows from one state, merge the states that they reach, and
+    go on with the result.
 
     A way that ends the script is left out: the user wants the training that the others start.
     """
@@ -215,7 +216,7 @@ def divided(
 
 def guarded(session: Session, state: State, ways: Sequence[Way], condition: Guard) -> None:
     """Run the first of two control flows; if it ends the script only because of an assumption, undo
-    it and run the second.
+    it and run the second instead.
 
     Where the condition rests on what is taken for granted and the script would end, as a guard
     against a variable that is not set ends it, what was taken for granted does not hold.
@@ -231,14 +232,14 @@ def guarded(session: Session, state: State, ways: Sequence[Way], condition: Guar
 
 
 def _launches(session: Session, started: int) -> bool:
-    """Whether one of the commands that were started after the first ``started`` ones may train."""
+    """Whether a command that was started after the first ``started`` ones may train."""
     later = session.started[started:]
     return any(parts_of(each.words) is not None for each in later if not each.is_captured)
 
 
 def park(session: Session, state: State, cause: Unknown) -> None:
-    """Set aside the state of a flow that leaves a function or a loop early, until the end of that
-    is reached.
+    """Set aside the state of a control flow that leaves a function or loop early, until the end of
+    that function or loop.
     """
     kind = "function" if state.flow == RETURN else "loop"
     for name, states in reversed(session.parked):
@@ -253,7 +254,9 @@ def park(session: Session, state: State, cause: Unknown) -> None:
 
 
 def collected(session: Session, state: State, flows: Sequence[str]) -> None:
-    """Merge the states that were stored for some kinds of exits into the current state."""
+    """Merge the states of control flows that left a function or loop early, in one of these ways,
+    into the current state.
+    """
     _, states = session.parked[-1]
     for parked in [each for each in states if each[0].flow in flows]:
         states.remove(parked)

@@ -1,4 +1,4 @@
-"""Evaluates shell arithmetic: 64-bit integers with C's operators."""
+"""Evaluates the arithmetic expressions of shell scripts: 64-bit integers with C's operators."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -42,7 +42,7 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ@_"
 
 
 class NotKnownError(Exception):
-    """The value of an expression depends on an unknown part of the script."""
+    """Raised if the value of an arithmetic expression depends on an unknown part of the script."""
 
     def __init__(self, unknown: Unknown) -> None:
         super().__init__(str(unknown))
@@ -50,7 +50,7 @@ class NotKnownError(Exception):
 
 
 class Names:
-    """How an arithmetic expression reads and assigns variables: by name, and by index for
+    """How an arithmetic expression reads and assigns shell variables: by name, and by index for
     arrays.
     """
 
@@ -66,14 +66,16 @@ class Names:
 
 
 def number_of(text: str, names: Names, line: int, depth: int = 0) -> int:
-    """The value of an expression; raises ``NotKnownError`` where it depends on an unknown part."""
+    """The value of an arithmetic expression; raises ``NotKnownError`` if it depends on an unknown
+    part.
+    """
     if depth > _DEEPEST:
         raise LineError(line, f"{text.strip()[:40]}: variables refer to one another without end")
     return _Expression(text.replace('"', ""), names, line, depth).value()
 
 
 def wrapped(value: int) -> int:
-    """A value wrapped to a signed 64-bit integer."""
+    """An integer wrapped to 64 bits with a sign, as shells do."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -109,7 +111,7 @@ _COUNTED: Mapping[str, Callable[[int, int], int]] = {
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str, int]]:
-    """The tokens of an expression: the kind of each, its characters and its end."""
+    """The tokens of an arithmetic expression: the kind, the characters and the end of each."""
     at, before = 0, ""
     while match := _TOKEN.match(text, at):
         kind = match.lastgroup or ""

@@ -1,4 +1,6 @@
-"""Selects the one command of a script that starts training, among all commands that it starts."""
+"""Selects the one command of a script that starts training, among all commands that the script
+starts.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +32,8 @@ _HELPERS = re.compile(
 )
 _TRAINS = re.compile(r"train|finetun|fine_tun|fine-tun|sft|dpo|ppo|grpo|run_clm|run_mlm|lora", re.I)
 _OPTION = re.compile(r"--?[A-Za-z]")
-# Options that only name things, whose values do not affect cost.
+# Matches options that only name things, such as an output folder, and do not affect the cost of
+# training.
 _NAMING_OPTIONS = re.compile(
     r"port|addr|rank|path|dir|name|save|load|log|data|seed|id$|wandb|project|host|file|output|run|rdzv|"
     r"prompt|tag|exp"
@@ -48,7 +51,7 @@ _OTHER_PROGRAMS = word_set(
 
 
 class Candidate:
-    """A command that may start training, with its program separated from its launcher."""
+    """A command that may start training, divided into its launcher and its program."""
 
     def __init__(self, session: Session, started: Started, parts: CommandParts) -> None:
         self.started = started
@@ -65,7 +68,7 @@ class Candidate:
 
     @property
     def rank(self) -> tuple[bool, bool, bool]:
-        """The confidence that the command trains; higher is surer."""
+        """How likely the command is to be the one that trains; larger is more likely."""
         trains = bool(_TRAINS.search(self.program))
         near = "/".join(self.program.split("/")[-2:])
         helps = bool(_HELPERS.search(near)) and not _TRAINS.search(name_of(self.program))
@@ -73,7 +76,7 @@ class Candidate:
 
     @property
     def signature(self) -> tuple[str, ...]:
-        """What tells apart commands that train differently: the command without names, paths and
+        """What distinguishes commands that train differently: the command without names, paths and
         ports.
         """
         kept, is_name = list[str](), False
@@ -88,8 +91,8 @@ class Candidate:
         return tuple(kept)
 
     def stands_at(self, session: Session, line: int) -> bool:
-        """Whether the command is on a line of the script, or in a file or function that this line
-        calls.
+        """Whether the command is on this line of the script, or in a file or function that this
+        line calls.
         """
         simple = self.started.simple
         is_here = session.place(simple.line)[1] == ""
@@ -97,8 +100,8 @@ class Candidate:
 
 
 def chosen(session: Session) -> Candidate | None:
-    """The command that trains; None if the script starts none; refuses if several different ones
-    may train.
+    """The command that trains; None if the script starts none. Refuses a script in which several
+    different commands may train.
     """
     candidates = list(_candidates(session))
     if session.source.line is not None:
@@ -137,7 +140,7 @@ def _candidates(session: Session) -> Iterable[Candidate]:
 
 
 def _may_train(started: Started) -> bool:
-    """Whether a program has options, and is not known to do something other than training."""
+    """Whether a program has options, and is not known to do something else than training."""
     program = name_of(started.words[0].chars)
     options = sum(word.chars.startswith("--") for word in started.words)
     return options > 0 and program not in _OTHER_PROGRAMS
@@ -162,7 +165,9 @@ def _at_line(session: Session, candidates: Sequence[Candidate], line: int) -> Ca
 
 
 def _refuse(session: Session, candidates: Sequence[Candidate]) -> NoReturn:
-    """Refuse a script with several training commands; the message says how to choose one."""
+    """Refuse a script with several training commands, with a message that says how to choose
+    one.
+    """
     if message := _by_loop(session, candidates) or _by_condition(session, candidates):
         raise InputError(message)
     lines = sorted({each.line for each in candidates})
@@ -183,7 +188,9 @@ def _shown(candidates: Sequence[Candidate], line: int) -> str:
 
 
 def _by_loop(session: Session, candidates: Sequence[Candidate]) -> str | None:
-    """The remedy where a loop makes the commands differ: set the loop's variable."""
+    """The remedy for a message where the commands differ by a loop's variable: set that
+    variable.
+    """
     for name, line, _ in candidates[0].started.loops:
         values = list(
             dict.fromkeys(
@@ -204,9 +211,7 @@ def _by_loop(session: Session, candidates: Sequence[Candidate]) -> str | None:
 
 
 def _differ_by(candidates: Sequence[Candidate], name: str, line: int) -> bool:
-    """Whether a loop's variable makes the commands differ: some value of it does not give all of
-    them.
-    """
+    """Whether commands differ by a loop's variable, so that setting it selects some of them."""
     by_value: dict[str, set[tuple[str, ...]]] = {}
     for each in candidates:
         for other, at, value in each.started.loops:
@@ -217,7 +222,7 @@ def _differ_by(candidates: Sequence[Candidate], name: str, line: int) -> bool:
 
 
 def _by_condition(session: Session, candidates: Sequence[Candidate]) -> str | None:
-    """The remedy where an unknown condition decides between the commands: set its variable."""
+    """The remedy for a message where an unknown condition selects the command: set its variable."""
     for each in candidates:
         for condition in each.started.conditions:
             if condition.cause is not None:
@@ -240,7 +245,7 @@ def _asked(session: Session, condition: Guard, candidates: Sequence[Candidate]) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A command that starts training, separated into its parts.
+    """A command that starts training, divided into its parts, with the files that the script wrote.
 
     ``program`` is the training script or module (``pretrain_gpt.py``), empty for a line that has
     options alone. ``launcher`` is the innermost program that starts processes (``torchrun``,
@@ -269,7 +274,7 @@ _NAMES = re.compile(r"\$\{?([A-Za-z_]\w*)", re.ASCII)
 
 
 def launch_of(source: LaunchFile) -> Launch:
-    """The command of a launch line or a shell script that starts training."""
+    """The command that starts training in a launch line or a shell script."""
     session = Session(source=source, run=lambda *_: None)
     evaluator = Evaluator(session)
     try:
@@ -290,7 +295,7 @@ def launch_of(source: LaunchFile) -> Launch:
 
 
 def _evaluate(evaluator: Evaluator, script: Script, state: State) -> None:
-    """Evaluate a script; if it goes on for long after the training command, only up to it."""
+    """Evaluate a script; if it goes on for long after the command that trains, stop there."""
     session = evaluator.session
     try:
         evaluator.run(script, state)
@@ -300,7 +305,7 @@ def _evaluate(evaluator: Evaluator, script: Script, state: State) -> None:
 
 
 def _given(source: LaunchFile) -> dict[str, Variable]:
-    """The variables that the user sets, by name."""
+    """The variables that the user sets (``--set NAME=VALUE``), by name."""
     for name in source.settings:
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
             reject(f"--set {name}: is not a variable's name: give NAME=VALUE")
@@ -308,7 +313,7 @@ def _given(source: LaunchFile) -> dict[str, Variable]:
 
 
 def _check_settings(session: Session) -> None:
-    """Refuse to set variables that the script never mentions."""
+    """Refuse variables set by the user that the script never mentions."""
     for name in session.source.settings:
         if name not in session.mentioned:
             near = near_matches(name, sorted(session.mentioned)) if session.mentioned else ""
@@ -316,7 +321,7 @@ def _check_settings(session: Session) -> None:
 
 
 def _nothing(session: Session) -> str:
-    """The reason why a script starts no training, for the refusal."""
+    """The reason why a script starts no training, for the message that refuses it."""
     for each in session.started:
         notes = sorted(frozenset().union(*(word.assumed for word in each.words)))
         if is_launcher(each.words[0].chars) and notes and not each.is_captured:
@@ -371,7 +376,9 @@ def _unknown_in(session: Session, written: Mapping[str, Text]) -> dict[str, Unkn
 
 
 def _notes(session: Session, candidate: Candidate) -> tuple[str, ...]:
-    """The assumptions that the evaluation made up to a command, in the order of lines."""
+    """Notes on the assumptions made before a command of the script was reached, in the order of
+    lines.
+    """
     started = candidate.started
     notes = {note for word in (*started.outer, *started.words) for note in word.assumed}
     notes |= {note for condition in started.conditions for note in condition.assumed}

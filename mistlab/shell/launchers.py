@@ -1,4 +1,6 @@
-"""Programs that start training processes (torchrun, srun, ...), and where their options end."""
+"""Programs that start training processes (launchers such as torchrun and srun), and where their own
+options end.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +15,7 @@ _TORCHRUN = word_set(
     --no-use-env --signals-to-handle
     """
 )
-# Options of launchers that take no value, by launcher.
+# For each launcher, its options that take no value.
 _SWITCHES: Mapping[str, frozenset[str]] = {
     "torchrun": _TORCHRUN,
     "torchrun_npu": _TORCHRUN,
@@ -40,17 +42,18 @@ _SWITCHES: Mapping[str, frozenset[str]] = {
     "coverage": frozenset(("-m", "-p", "-a", "--append", "--parallel-mode")),
 }
 _MODULES = frozenset(("-m", "--module", "--module_mode"))
-# Subcommands that belong to a launcher's name, such as ``launch`` in ``accelerate launch``.
+# For each launcher with subcommands, the one that launches, such as ``launch`` in ``accelerate
+# launch``.
 _VERBS = {"accelerate": "launch", "colossalai": "run", "lightning": "run", "fabric": "run"}
 _VERBS |= {"coverage": "run"}
-# Programs that start another program and have many options of their own.
+# Programs that start another program, and have many options of their own.
 _WRAPPERS = frozenset(
     (
         *("srun", "mpirun", "mpiexec", "mpiexec.hydra", "aprun", "jsrun", "prun", "orterun"),
         *("numactl", "docker", "singularity", "apptainer", "timeout", "taskset"),
     )
 )
-# Training programs with a subcommand that trains, by the program's name.
+# Training programs with subcommands, and the subcommands that train.
 _TRAINERS: Mapping[str, frozenset[str]] = {
     "llamafactory-cli": frozenset(("train",)),
     "xtuner": frozenset(("train",)),
@@ -76,12 +79,12 @@ _MODULE_NAMES = {
 
 
 def name_of(word: str) -> str:
-    """A program's name without its folder."""
+    """The name of a program without the folder it is in."""
     return word.rpartition("/")[2]
 
 
 def launcher_name(word: str) -> str:
-    """The launcher that a word names (``torchrun``), empty for another word."""
+    """The launcher that a word of a command names (``torchrun``), empty if it names none."""
     name = name_of(word).removesuffix(".exe")
     if _PYTHON.match(name):
         return "python"
@@ -91,12 +94,12 @@ def launcher_name(word: str) -> str:
 
 
 def is_launcher(word: str) -> bool:
-    """Whether a word names a launcher."""
+    """Whether a word of a command names a launcher."""
     return bool(launcher_name(word))
 
 
 class CommandParts:
-    """A command divided into the words up to its program, and the words after it."""
+    """A command divided into the words up to its training program, and the words after that."""
 
     def __init__(self, launcher: str, at: int, first: int, start: int = 0) -> None:
         self.launcher = launcher
@@ -106,7 +109,7 @@ class CommandParts:
 
 
 def parts_of(words: Sequence[Text]) -> CommandParts | None:
-    """The position of a command's training program; None if the command starts none.
+    """Where the training program is in a command; None if the command starts none.
 
     ``at`` is its index, -1 for none; ``first`` the index of its first argument; ``start`` that of
     its launcher.
@@ -124,7 +127,9 @@ def parts_of(words: Sequence[Text]) -> CommandParts | None:
 
 
 def _launchers(words: Sequence[Text]) -> list[tuple[int, str]]:
-    """The launchers in a command, such as ``srun`` and ``torchrun``; each starts the next."""
+    """The launchers in a command, such as ``srun`` and ``torchrun``, each of which starts the
+    next.
+    """
     launchers, number = list[tuple[int, str]](), 0
     while number < len(words):
         chars = words[number].chars
@@ -140,15 +145,13 @@ def _launchers(words: Sequence[Text]) -> list[tuple[int, str]]:
 
 
 def _ends(words: Sequence[Text], number: int) -> bool:
-    """Whether a word names the module to run (``-m``); the words after it are the module's
-    arguments.
-    """
+    """Whether a word is the module after ``-m``; the words after it are the module's arguments."""
     return words[number - 1].chars in _MODULES
 
 
 def _without_launcher(words: Sequence[Text]) -> CommandParts | None:
-    """The position of a training program that is named without a launcher, or of a line of options
-    only.
+    """The position of a training program that is named without a launcher, or of a line with only
+    options.
     """
     is_wrapped = name_of(words[0].chars) in _WRAPPERS
     for number, word in enumerate(words):
@@ -160,8 +163,8 @@ def _without_launcher(words: Sequence[Text]) -> CommandParts | None:
 
 
 def _program(words: Sequence[Text], start: int, launcher: str) -> int | None:
-    """The index of the program that a launcher starts; -1 for a line of options only, None if there
-    is none.
+    """The index of the program that a launcher starts; -1 for a line with only options, None if
+    there is none.
     """
     if launcher in _TRAINERS:
         verb = words[start].chars if start < len(words) else ""
@@ -190,11 +193,13 @@ def _program(words: Sequence[Text], start: int, launcher: str) -> int | None:
 
 
 def _goes_on(words: Sequence[Text], number: int) -> bool:
-    """Whether a program follows an unknown word, which is then assumed to hold launcher options."""
+    """Whether a program comes after an unknown word, which is then assumed to hold options of the
+    launcher.
+    """
     return any(word.chars.endswith(".py") or word.chars in _MODULES for word in words[number + 1 :])
 
 
 def _taken(words: Sequence[Text], number: int) -> int:
-    """How many words an option takes: 1, or 2 with its value."""
+    """The number of words that an option takes: 1, or 2 with its value."""
     after = words[number + 1].chars if number + 1 < len(words) else "-"
     return 1 if after.startswith("-") or after.endswith(".py") else 2

@@ -30,7 +30,7 @@ _LETTERS |= {"f": "\f", "v": "\v", "\\": "\\", "'": "'", '"': '"', "?": "?"}
 
 
 def read_braces(lexer: "Lexer", quoted: bool) -> Dollar:
-    """Read the expansion that starts with ``${``."""
+    """Read the expansion that starts with ``${`` at the lexer's position."""
     start, line = lexer.at, lexer.line
     lexer.deeper()
     lexer.at += 2
@@ -57,8 +57,8 @@ def read_braces(lexer: "Lexer", quoted: bool) -> Dollar:
 
 
 def _prefix(lexer: "Lexer") -> str:
-    """``#`` or ``!`` as a prefix of a name in ``${...}``, where either can also be the variable's
-    name.
+    """Read ``#`` or ``!`` before a name in ``${...}``; either can also be the variable's name
+    itself.
     """
     letter, after = lexer.peek(), lexer.peek(1)
     if letter and letter in "#!" and after and after not in "}:-=+?%/":
@@ -71,8 +71,8 @@ def _subscript(lexer: "Lexer", line: int) -> RawWord | None:
     if lexer.peek() != "[":
         return None
     lexer.at += 1
-    # Brackets inside an array's key, as in ${a[${b[0]}]}, belong to parts of the key, so the first
-    # other bracket ends it.
+    # Brackets inside an array's key, as in ``${a[${b[0]}]}``, belong to parts of the key, so the
+    # first other bracket ends the key.
     key = lexer.word("]")
     lexer.close("]", "[", line)
     return key
@@ -113,7 +113,7 @@ def _after(lexer: "Lexer", separator: str, end: str, quoted: bool) -> RawWord | 
 
 
 def escaped(text: str) -> str:
-    """A text between ``$'`` and ``'`` with its escapes replaced.
+    """The text between ``$'`` and ``'``, with its escape sequences replaced by characters.
 
     >>> escaped("a\\\\tb") == "a" + chr(9) + "b"
     True
@@ -140,7 +140,7 @@ _LONGEST_SUM = 20_000
 
 
 class Lexer:
-    """A text with a position; ``script`` parses commands up to a closing character."""
+    """Reads a text from a position on; ``script`` parses commands up to a closing character."""
 
     def __init__(
         self,
@@ -171,15 +171,15 @@ class Lexer:
         return self.text.startswith(prefix, self.at, self.end)
 
     def fail(self, problem: str, line: int | None = None) -> NoReturn:
-        """Refuse the script at a line."""
+        """Refuse the script, with a message that names a line."""
         raise LineError(self.line if line is None else line, problem)
 
     def unclosed(self, opening: str, line: int) -> NoReturn:
-        """Refuse a script whose quote or bracket is never closed."""
+        """Refuse a script in which a quote or bracket is never closed."""
         self.fail(f"{opening} is never closed: close it", line)
 
     def close(self, letter: str, opening: str, line: int) -> None:
-        """Consume the character that closes a bracket, or refuse the script."""
+        """Read the character that closes a bracket, or refuse the script."""
         if self.peek() != letter:
             self.unclosed(opening, line)
         self.at += 1
@@ -191,14 +191,14 @@ class Lexer:
         return part
 
     def deeper(self) -> None:
-        """Count a nesting level, and refuse scripts that are nested too deep."""
+        """Count one more level of nesting, and refuse scripts that are nested too deep."""
         self.depth += 1
         if self.depth > _DEEPEST:
             self.fail(f"is nested deeper than {_DEEPEST} levels: write it flatter")
 
     def word(self, ends: str = WORD_ENDS, *, double: bool = False) -> RawWord:
-        """Read a word up to an unquoted character of ``ends``; with ``double``, as inside double
-        quotes.
+        """Read a word up to an unquoted character of ``ends``; with ``double``, by the rules inside
+        double quotes.
         """
         start, parts = self.at, Parts(self)
         while letter := self.peek():
@@ -260,7 +260,7 @@ class Lexer:
         self.at += 1
 
     def in_double(self, parts: "Parts", escapes: str = '$`"\\') -> None:
-        """Read one part inside double quotes or a here-document."""
+        """Read one part of a text inside double quotes or a here-document."""
         letter = self.peek()
         if letter == "\\":
             after = self.peek(1)
@@ -316,7 +316,7 @@ class Lexer:
         return Arithmetic(expression=expression, line=line, source=source, quoted=quoted)
 
     def expression(self, start: int, stop: int) -> RawWord:
-        """The arithmetic expression between two offsets, as a word to be expanded."""
+        """The arithmetic expression between two offsets of the text, as a word to be expanded."""
         part = self.inside(start, stop)
         part.deeper()
         parts = Parts(part)
@@ -326,7 +326,9 @@ class Lexer:
         return RawWord(parts=parts.all(), line=self.line_of(start), source=source.strip())
 
     def closing_pair(self, start: int) -> int | None:
-        """The offset of the ``))`` that closes an expression, None where there is none."""
+        """The offset of the ``))`` that closes an arithmetic expression; None if nothing closes
+        it.
+        """
         level, end = 0, min(self.end, start + _LONGEST_SUM)
         for match in re.compile(r"[()]").finditer(self.text, start, end):
             level += {"(": 1, ")": -1}.get(match[0], 0)
@@ -381,7 +383,7 @@ class Lexer:
         return Pipe(line=line, source=self.text[start : self.at])
 
     def here_documents(self) -> None:
-        """Read the bodies of here-documents, which start at the position."""
+        """Read the bodies of here-documents, which start at the lexer's position."""
         for redirect, delimiter, is_quoted in self.awaited:
             start, strips = self.at, redirect.operator == "<<-"
             kept: list[tuple[int, int]] = []
@@ -404,7 +406,8 @@ class Lexer:
             for first, stop in kept:
                 parts.add_lines(self.text[first:stop], first)
         else:
-            # All lines are read by one lexer, since a substitution may span several.
+            # All lines of a here-document are read by one lexer, since a substitution may span
+            # several lines.
             text = "".join(self.text[first:stop] for first, stop in kept)
             starts, length = [], 0
             for first, stop in kept:
@@ -421,7 +424,9 @@ class Lexer:
 
 
 class Parts:
-    """Collects the parts of a word; characters with equal line and quoting form one literal."""
+    """Collects the parts of a word while it is read; characters with the same line and quoting form
+    one literal.
+    """
 
     def __init__(self, lexer: Lexer) -> None:
         self._lexer = lexer
@@ -453,7 +458,7 @@ class Parts:
         self._kind = (0, False)
 
     def join(self, part: WordPart) -> None:
-        """Append a part that is expanded only when the word is used, such as ``$x``."""
+        """Append a part to the word that is expanded only when the word is used, such as ``$x``."""
         self._flush()
         self._kind = (0, False)
         self._parts.append(part)
@@ -471,13 +476,13 @@ class Parts:
 
 
 def lexer_of(text: str, base: int, script: Callable[[Lexer, str], Script]) -> Lexer:
-    """A lexer for the text of a file; ``base`` is added to the numbers of its lines."""
+    """A lexer for the text of a file; ``base`` is added to its line numbers."""
     ends = [match.start() for match in re.finditer("\n", text)]
     return Lexer(text, lambda at: base + 1 + bisect_right(ends, at - 1), script)
 
 
 def lexer_of_value(text: Text, script: Callable[[Lexer, str], Script]) -> Lexer:
-    """A lexer for a text that the script constructed; line numbers are those of the lines that
+    """A lexer for a text that the script built; line numbers are those of the script lines that
     wrote it.
     """
     return Lexer(text.chars, text.line_at, script)

@@ -1,5 +1,5 @@
-"""Evaluates tests and loops: iteration by iteration if everything is known, otherwise the effect of
-any number of iterations at once.
+"""Evaluates the tests and loops of a script: iteration by iteration if everything is known,
+otherwise the effect of any number of iterations at once.
 """
 
 import re
@@ -59,7 +59,7 @@ _MOST_STEPS = 3_000_000
 
 
 class Tester:
-    """Evaluates the tests of a script that are on one line."""
+    """Evaluates the tests on one line of a script."""
 
     def __init__(self, expander: WordExpander, line: int) -> None:
         self._expander = expander
@@ -104,7 +104,9 @@ class Tester:
         return self._binary(operator, left, expander.text(operand.right))
 
     def plain(self, arguments: Sequence[Text]) -> Maybe:
-        """The value of a test of words: those of ``[`` without its ``]``, or those of ``test``."""
+        """The value of a test that consists of words: those between ``[`` and ``]``, or those after
+        ``test``.
+        """
         return _TestReader(self, list(arguments)).whole()
 
     def _unary(self, operator: str, text: Text) -> Maybe:
@@ -136,14 +138,14 @@ class Tester:
         return bool(rest)
 
     def _without_absent(self, text: Text) -> Text:
-        """The text with variables that are set nowhere left out, as if they were empty."""
+        """The text without variables that are set nowhere, which count as empty."""
         if text.is_known:
             return text
         absent = self._session.absent
         return replace(text, chars="".join(each for each in text.chars if each not in absent))
 
     def _assume(self, text: Text) -> None:
-        """Add a note that a text's variables are assumed to be unset."""
+        """Add a note that the variables in a text are assumed to be unset."""
         for letter in text.chars:
             name = self._session.absent.get(letter)
             if name is not None and name.startswith("$"):
@@ -167,8 +169,8 @@ class Tester:
         return bool(path) and self._session.source.beside(path) is not None
 
     def _equal(self, left: Text, right: Text, *, is_pattern: bool) -> Maybe:
-        """Whether texts are equal; a variable that is set nowhere counts as empty if that makes
-        them equal.
+        """Whether two texts are equal; variables that are set nowhere count as empty if the texts
+        are equal then.
         """
         if not left.is_known and right.is_known and not right.chars.strip("*"):
             rest = self._without_absent(left)
@@ -228,7 +230,7 @@ class Tester:
 
 
 def _python(pattern: str) -> str:
-    """A POSIX regular expression translated to Python's syntax."""
+    """A POSIX regular expression as Python writes it."""
     inner = re.sub(r"\[:(\w+):\]", lambda match: _POSIX.get(match[1], ""), pattern)
     return inner.replace("(?", "(\\?")
 
@@ -239,7 +241,7 @@ def negated(value: Maybe) -> Maybe:
 
 
 class _TestReader:
-    """Reads the words of ``test`` from left to right."""
+    """Reads the words of a ``test`` command from left to right."""
 
     def __init__(self, tester: Tester, arguments: list[Text]) -> None:
         self._tester = tester
@@ -290,18 +292,18 @@ class _TestReader:
 
 
 def either(first: Maybe, second: Maybe) -> Maybe:
-    """Whether one of two tests is true; unknown if that depends on an unknown one."""
+    """Whether one of two tests is true; unknown if that depends on an unknown test."""
     if first is True or second is True:
         return True
     return first if isinstance(first, Unknown) else second
 
 
-# Evaluates loops: iteration by iteration if everything is known, otherwise the effect of any number
-# of iterations at once.
+# Evaluates the loops of a script: iteration by iteration if everything is known, otherwise the
+# effect of any number of iterations at once.
 
 
 class Runner(Protocol):
-    """The operations of the evaluator that loops call."""
+    """The operations of the script's evaluator that loops call."""
 
     session: Session
 
@@ -312,12 +314,12 @@ class Runner(Protocol):
         """Evaluate a command."""
 
     def test(self, script: Script, state: State) -> tuple[Maybe, frozenset[str]]:
-        """Whether a condition holds, and the assumptions that its truth depends on."""
+        """Whether a condition holds, and the assumptions on which its truth depends."""
 
     def condition(
         self, line: int, source: str, cause: Maybe = True, assumed: frozenset[str] = frozenset()
     ) -> Guard:
-        """A condition as text for users' messages."""
+        """The condition as text for messages to the user."""
 
 
 def run_for_in(runner: Runner, command: ForIn, state: State) -> None:
@@ -409,7 +411,9 @@ def _while_way(runner: Runner, command: While, state: State) -> None:
 
 
 def _is_same(before: State, after: State) -> bool:
-    """Whether an iteration changed nothing, so that all later ones would change nothing either."""
+    """Whether an iteration changed nothing, so that later iterations would change nothing
+    either.
+    """
     names = ("variables", "arguments", "input", "written", "functions")
     return all(getattr(before, name) == getattr(after, name) for name in names)
 
@@ -430,13 +434,13 @@ def _begin(session: Session) -> None:
 
 
 def _end(session: Session, state: State) -> None:
-    """Leave a loop, merging the states of flows that left it early."""
+    """Leave a loop, and merge the states of control flows that left it early."""
     collected(session, state, (BREAK, CONTINUE))
     session.parked.pop()
 
 
 def _turn(runner: Runner, body: Script, state: State) -> bool:
-    """Run one iteration of a loop; returns whether another one may follow."""
+    """Run one iteration of a loop; returns whether another iteration may follow."""
     runner.run(body, state)
     collected(runner.session, state, (CONTINUE,))
     if state.flow not in (BREAK, CONTINUE):
@@ -485,12 +489,12 @@ def _unknown_loop(runner: Runner, state: State, condition: Guard, way: Way) -> N
     lose_changed(state)
 
 
-# A call of a command: its expanded words, and the state in which it runs.
+# A call of a command: its expanded words, and the state of the script in which it runs.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A command with its words; ``fields`` are ``program`` and ``arguments``.
+    """A command with its expanded words, ``fields``: the program's name and its arguments.
 
     ``environment`` are variables that are set for this command alone.
     """

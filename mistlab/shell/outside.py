@@ -1,5 +1,5 @@
-"""The output of programs that only transform texts and numbers: ``echo``, ``printf``, ``sed`` and
-others.
+"""The output of programs that only transform texts and numbers (``echo``, ``printf``, ``sed`` and
+others), computed without running them.
 """
 
 import re
@@ -18,7 +18,7 @@ _FORMAT = re.compile(r"%(?:%|([-+ #0]*)(\d*)(?:\.(\d*))?([a-zA-Z]))|[^%]+|%")
 
 
 def echoed(arguments: Sequence[Text]) -> Text:
-    """The text that ``echo`` prints."""
+    """The text that ``echo`` prints for these words."""
     rest, newline, escapes = list(arguments), True, False
     while rest and re.fullmatch(r"-[neE]+", rest[0].chars):
         options = rest.pop(0).chars
@@ -33,7 +33,7 @@ def echoed(arguments: Sequence[Text]) -> Text:
 def printed(
     session: Session, arguments: Sequence[Text], line: int, number: Callable[[Text], int]
 ) -> Text:
-    """The output of ``printf``; the format is reused while arguments remain."""
+    """The text that ``printf`` prints; its format is used again while arguments remain."""
     if not arguments:
         return Text()
     template, rest = arguments[0], list(arguments[1:])
@@ -102,7 +102,7 @@ _MOST = 10_000
 
 
 def output_of(program: str, arguments: Sequence[Text], given: Text | None) -> Text | None:
-    """The output of a program; None if it cannot be known without running it."""
+    """The output of a program; None if it cannot be known without running the program."""
     run = PROGRAMS.get(program)
     texts = [*arguments, *([given] if given is not None else [])]
     if run is None:
@@ -205,7 +205,9 @@ def _shown(value: Decimal) -> str:
 
 
 def _sum(text: str, *, integers: bool, scale: int) -> Decimal | None:
-    """The value of an expression of ``bc``, which may contain ``* / % + - ( )``."""
+    """The value of an expression of ``bc``: sums, differences, products and quotients, with
+    parentheses.
+    """
     tokens = re.findall(r"\d+\.?\d*|\.\d+|[-+*/%()]|\S", text)
     if len(text) > 400 or any(not re.fullmatch(r"[\d.]+|[-+*/%()]", each) for each in tokens):
         return None
@@ -240,7 +242,7 @@ def _multiplied(tokens: list[str], integers: bool, scale: int) -> tuple[Decimal,
 
 
 def _product(first: Decimal, second: Decimal, scale: int) -> Decimal:
-    """A product with as many digits as ``bc`` keeps."""
+    """The product of two decimal numbers, with as many digits as ``bc`` keeps."""
     digits = [-int(each.as_tuple().exponent) for each in (first, second)]
     kept = min(sum(digits), max(scale, *digits))
     return (first * second).quantize(Decimal(1).scaleb(-kept), rounding=ROUND_DOWN)
@@ -266,7 +268,7 @@ def _wc(arguments: Sequence[str], given: str) -> str | None:
 
 
 def _tr(arguments: Sequence[str], given: str) -> str | None:
-    """``tr``: a text with single characters or ranges replaced or deleted."""
+    """``tr``: replace or delete single characters or ranges of characters in a text."""
     if len(arguments) != 2 or any("[:" in each and each not in _SETS for each in arguments):
         return None
     if arguments[0] == "-d":
@@ -336,14 +338,15 @@ PROGRAMS: Mapping[str, Program] = {
     "tail": _tail,
     "xargs": _xargs,
 }
-# Programs that read standard input, whose output is known only if that input is.
+# Programs that read standard input; their output is known only if that input is known.
 READERS = frozenset(("bc", "wc", "tr", "cut", "head", "tail", "xargs"))
 
 
 # ``sed`` with literal replacements, by which scripts fill in a template of a configuration.
 
 
-# Characters with a special meaning in regular expressions, so that a pattern is not literal text.
+# Matches characters with a special meaning in regular expressions; a pattern with one is not
+# literal text.
 _MEANS_MORE = re.compile(r"[\\.\[\]*^$]")
 
 
@@ -356,8 +359,8 @@ class _Replacement:
     everywhere: bool
 
     def of(self, text: str) -> str:
-        """A text in which this command has replaced the first, or every, occurrence of the old text
-        on each line.
+        """A text in which this ``sed`` command has replaced the old text: the first time on each
+        line, or every time.
         """
         count = -1 if self.everywhere else 1
         lines = text.split("\n")
@@ -387,7 +390,7 @@ def run_sed(call: Call) -> bool:
 
 
 def _taken_apart(arguments: Sequence[Text]) -> tuple[list[Text], list[Text]]:
-    """The ``sed`` commands and the files among its arguments; no commands if an option is
+    """Divide the arguments of ``sed`` into its commands and files; no commands if an option is
     unknown.
     """
     commands: list[Text] = []
@@ -404,7 +407,7 @@ def _taken_apart(arguments: Sequence[Text]) -> tuple[list[Text], list[Text]]:
 
 
 def _replacement(command: str) -> _Replacement | None:
-    """The replacement that a ``sed`` command makes; None if it is not a literal one."""
+    """The replacement that a ``sed`` command makes; None unless it replaces literal text."""
     if len(command) < 4 or command[0] != "s":
         return None
     parts = command[2:].split(command[1])

@@ -1,4 +1,4 @@
-"""Parses a shell script into commands."""
+"""Parses the text of a shell script into commands."""
 
 import re
 from collections.abc import Callable
@@ -35,13 +35,15 @@ CLOSING = frozenset(("then", "elif", "else", "fi", "do", "done", "esac", "}"))
 
 
 class Cursor:
-    """The position between words of a parser that reads from a lexer."""
+    """The position of a parser between the words that its lexer reads."""
 
     def __init__(self, lexer: Lexer) -> None:
         self._lexer = lexer
 
     def closes(self) -> bool:
-        """Whether a word or sign at the position ends a list of commands."""
+        """Whether the word or sign at the position ends a list of commands, such as ``fi`` or
+        ``;;``.
+        """
         if self._lexer.starts(";;") or self._lexer.starts(";&"):
             return True
         return self.reserved() in CLOSING
@@ -55,7 +57,7 @@ class Cursor:
         return match[0] if match else ""
 
     def blanks(self) -> None:
-        """Skip blanks and comments on a line."""
+        """Skip blanks and comments up to the end of the line."""
         lexer = self._lexer
         while letter := lexer.peek():
             if letter in BLANKS or letter == "\r":
@@ -69,7 +71,9 @@ class Cursor:
                 return
 
     def lines(self) -> None:
-        """Skip blanks and line ends; here-documents that begin after a line end are read."""
+        """Skip blanks and line ends, and read the here-documents whose bodies begin after a line
+        end.
+        """
         self.blanks()
         while self._lexer.peek() == "\n":
             self._lexer.at += 1
@@ -78,7 +82,7 @@ class Cursor:
             self.blanks()
 
     def expect(self, word: str, opening: str, line: int) -> None:
-        """Consume a reserved word such as ``fi``, or refuse the construct that lacks it."""
+        """Read a reserved word such as ``fi``, or refuse the script in which it is missing."""
         self.lines()
         if self.reserved() != word:
             self._lexer.fail(f"{opening} has no {word}: write it", line)
@@ -86,7 +90,7 @@ class Cursor:
         self.blanks()
 
 
-# Parses redirections, and the patterns of ``case``.
+# Parses redirections, and the patterns of ``case`` commands.
 
 
 _REDIRECT = re.compile(
@@ -95,7 +99,7 @@ _REDIRECT = re.compile(
 
 
 def read_redirect(lexer: Lexer, blanks: Callable[[], None]) -> Redirect | None:
-    """The redirection at a lexer's position; None if there is none."""
+    """The redirection at the lexer's position; None if there is none."""
     match = _REDIRECT.match(lexer.text, lexer.at, lexer.end)
     if match is None or BLANK.match(lexer.text, lexer.at, lexer.end):
         return None
@@ -142,7 +146,7 @@ _LONGEST = 1 << 17
 
 
 def parsed(text: str, base: int = 0) -> Script:
-    """The commands in the text of a file; ``base`` is added to the numbers of its lines."""
+    """The commands in the text of a file; ``base`` is added to its line numbers."""
     if len(text) > _LONGEST:
         raise LineError(base + 1, "the file is longer than 128 KiB: give the launch line alone")
     if any(ord(letter) >= 0xF0000 for letter in text if not letter.isascii()):
@@ -165,7 +169,7 @@ def _whole(lexer: Lexer) -> Script:
 
 
 def script_until(lexer: Lexer, closing: str) -> Script:
-    """The commands up to a closing character, which is not consumed."""
+    """The commands up to a closing character, which is left for the caller to read."""
     return Parser(lexer).script(closing)
 
 

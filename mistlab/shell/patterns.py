@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from mistlab.shell.shell_text import Text
 
-# Characters with a special meaning in patterns; a backslash makes the next one literal.
+# Matches characters with a special meaning in shell patterns; a backslash makes the next one
+# literal.
 _SPECIAL = re.compile(r"[\\*?\[\]()|+@!]")
 _CLASSES = {
     "alpha": "a-zA-Z",
@@ -32,12 +33,12 @@ class _Token:
 
 
 def quoted(text: str) -> str:
-    """A pattern that matches only the given text."""
+    """A shell pattern that matches only the given text."""
     return _SPECIAL.sub(r"\\\g<0>", text)
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether a pattern matches the whole text.
+    """Whether a shell pattern matches the whole text.
 
     >>> matches("*.py", "train.py"), matches("[0-9]b", "13b")
     (True, False)
@@ -46,12 +47,14 @@ def matches(pattern: str, text: str) -> bool:
 
 
 def ends_from(pattern: str, text: str, start: int) -> list[int]:
-    """The ends of all matches of a pattern that begin at an offset, in ascending order."""
+    """The ends of all matches of a shell pattern that begin at an offset of a text, in ascending
+    order.
+    """
     return sorted(_ends(_tokens(pattern), text, {start}))
 
 
 def without(text: Text, pattern: str, operator: str) -> Text:
-    """A text without the prefix (``#``) or suffix (``%``) that matches a pattern."""
+    """A text without the prefix (``#``) or suffix (``%``) that a shell pattern matches."""
     chars = text.chars
     if operator.startswith("#"):
         stops = ends_from(pattern, chars, 0)
@@ -67,7 +70,9 @@ def without(text: Text, pattern: str, operator: str) -> Text:
 
 
 def spans(pattern: str, text: str, *, every: bool) -> list[tuple[int, int]]:
-    """Where a pattern's longest matches begin and end: the first match, or all without overlap."""
+    """The start and the end of the longest matches of a shell pattern: of the first match, or of
+    all without overlap.
+    """
     tokens, bounds, start = _tokens(pattern), list[tuple[int, int]](), 0
     while start < len(text):
         stop = max(_ends(tokens, text, {start}), default=start)
@@ -80,7 +85,7 @@ def spans(pattern: str, text: str, *, every: bool) -> list[tuple[int, int]]:
 
 
 def _ends(tokens: list[_Token], text: str, starts: set[int]) -> set[int]:
-    """The possible ends of a pattern's matches that begin at one of ``starts``."""
+    """The possible ends of a shell pattern's matches that begin at one of ``starts``."""
     at = starts
     for token in tokens:
         if not at:
@@ -157,7 +162,9 @@ def _list(pattern: str, at: int) -> tuple[_Token, int]:
 
 
 def _class(pattern: str, at: int) -> tuple[_Token, int]:
-    """A bracket expression; an unclosed bracket is literal."""
+    """The characters that a bracket expression of a shell pattern matches; an unclosed bracket is
+    literal.
+    """
     stop = at + 1
     negated = pattern[stop : stop + 1] in ("!", "^")
     stop += negated

@@ -1,4 +1,6 @@
-"""Programs that are not run: the scripts that they start, launches, and batch-system directives."""
+"""Programs that a script calls, which are not run: the scripts that they start, launches of
+training, and directives of the batch system.
+"""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,8 +29,8 @@ from mistlab.shell.shell_text import LineError, Text, joined
 from mistlab.shell.syntax import Script, assigned_names
 
 _SBATCH = re.compile(r"[ \t]*#SBATCH[ \t]+(?P<words>.*?)[ \t]*(?:[ \t]#.*)?$")
-# Matches a command: batch-system directives after the first command are ignored. A here-document
-# has directives of its own.
+# Matches the first command of a script, after which directives of the batch system are ignored; a
+# here-document has its own directives.
 _COMMAND = re.compile(r"[ \t]*[^#\s]")
 _BEGINNING = re.compile(r"#!|[^#]*<<")
 # Matches an option of an ``#SBATCH`` line; a value after a space does not begin with a dash.
@@ -50,8 +52,8 @@ Fact = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directive:
-    """The options of an ``#SBATCH`` line. Slurm ignores such a line after the first command; it is
-    then not ``read``.
+    """The options of an ``#SBATCH`` line. Slurm ignores such lines after the first command; these
+    are not ``read``.
     """
 
     line: int
@@ -72,7 +74,9 @@ def directives(text: str) -> Iterator[Directive]:
 
 
 def facts_of(text: str, session: Session, base: int) -> dict[str, Fact]:
-    """The values of Slurm's variables from a script's directives, each with a note."""
+    """The values that Slurm gives its variables for a script's directives, each with a note for the
+    user.
+    """
     facts: dict[str, Fact] = {}
     for directive in directives(text):
         if not directive.read:
@@ -91,7 +95,7 @@ def facts_of(text: str, session: Session, base: int) -> dict[str, Fact]:
 
 
 def _value(name: str, text: str) -> str:
-    """The value of Slurm's variable; a number for nodes and GPUs."""
+    """The value of one of Slurm's variables; those that count nodes or GPUs need a number."""
     text = text.strip("\"'")
     if name in ("--job-name", "--partition"):
         return text
@@ -102,7 +106,7 @@ def _value(name: str, text: str) -> str:
 
 
 def _multiply(facts: dict[str, Fact]) -> None:
-    """The number of all tasks: tasks per node times nodes."""
+    """The number of all tasks of a job: tasks per node times nodes."""
     parts = [facts.get(name) for name in ("SLURM_NNODES", "SLURM_NTASKS_PER_NODE")]
     if None in parts or "SLURM_NTASKS" in facts:
         return
@@ -112,14 +116,16 @@ def _multiply(facts: dict[str, Fact]) -> None:
     facts["SLURM_NTASKS"] = facts["SLURM_NPROCS"] = (number, f"{note}: --set SLURM_NTASKS=VALUE")
 
 
-# Evaluates texts and files that a script passes to a shell: ``eval``, ``source``, ``bash -c``.
+# Evaluates texts and files that a script hands to a shell: ``eval``, ``source``, ``bash -c``.
 
 
 _MOST_FILES = 50
 
 
 def parsed_file(session: Session, text: str, name: str) -> Script:
-    """The commands of a file; from now on the names that it assigns count as set somewhere."""
+    """The commands in a file; the names that they assign count as set somewhere in the script from
+    now on.
+    """
     if len(session.files) >= _MOST_FILES:
         raise LineError(0, f"the script reads more than {_MOST_FILES} files: give the launch line")
     number = len(session.files)
@@ -137,7 +143,7 @@ def _know(session: Session, script: Script) -> None:
 
 
 def evaluated(call: Call, text: Text) -> None:
-    """``eval``: run a text's commands in the current state."""
+    """``eval``: run the commands in a text in the current state."""
     call.session.spend(call.line, len(text))
     script = parsed_value(text)
     _know(call.session, script)
@@ -149,8 +155,8 @@ def evaluated(call: Call, text: Text) -> None:
 
 
 def sourced(call: Call) -> int | None:
-    """``source file arguments``: run a file's commands in the current state; None if it is
-    missing.
+    """``source file arguments``: run the commands of a file in the current state; None if the file
+    is missing.
     """
     state, session, path = call.state, call.session, call.arguments[0]
     text = text_of_file(session, state, path)
@@ -174,7 +180,7 @@ def sourced(call: Call) -> int | None:
 
 
 def _file(session: Session, text: Text, path: Text) -> Script:
-    """The commands of a file that the script wrote, or that is in its folder."""
+    """The commands of a file that the script wrote, or that is in the script's folder."""
     if text.is_known and len(text.marks) <= 1:
         return parsed_file(
             session, text.chars, normpath(known_path(path) or session.rendered(path))
@@ -185,7 +191,7 @@ def _file(session: Session, text: Text, path: Text) -> Script:
 
 
 def run_text(call: Call, text: Text, arguments: Sequence[Text], outer: Sequence[Text]) -> None:
-    """``bash -c text name arguments``: run a text's commands in a separate shell."""
+    """``bash -c text name arguments``: run the commands in a text in a separate shell."""
     call.session.spend(call.line, len(text))
     script = parsed_value(text)
     _know(call.session, script)
@@ -195,12 +201,14 @@ def run_text(call: Call, text: Text, arguments: Sequence[Text], outer: Sequence[
 
 
 def _handed(call: Call, text: Text) -> Guard:
-    """A condition with a text's assumptions, under which the commands in the text run."""
+    """A condition under which the commands in a text run, with the assumptions on which the text
+    depends.
+    """
     return Guard(line=call.line, source="", assumed=text.assumed)
 
 
 def run_file(call: Call, text: Text, words: Sequence[Text], outer: Sequence[Text]) -> None:
-    """``bash file arguments``: run a file's commands in a separate shell.
+    """``bash file arguments``: run the commands of a file in a separate shell.
 
     A script that starts itself with the arguments that it has, such as to submit itself to a queue,
     comes to the same place again: what it starts is taken as done.
@@ -237,7 +245,9 @@ def _run_child(call: Call, script: Script, words: Sequence[Text], outer: Sequenc
 
 
 def exported(variables: Mapping[str, Variable], session: Session) -> dict[str, Variable]:
-    """The variables that a started program sees: exported ones, and those given by the user."""
+    """The variables that a started program sees: those that were exported, and those that the user
+    gives.
+    """
     given = session.source.settings
     return {
         name: replace(variable, is_list=False)
@@ -246,19 +256,20 @@ def exported(variables: Mapping[str, Variable], session: Session) -> dict[str, V
     }
 
 
-# Programs that are not run: their output if it is known, the scripts that they start, launches.
+# Programs that a script calls, which are not run: their output if it is known, the scripts that
+# they start, and launches of training.
 
 
 _SHELLS = frozenset(("bash", "sh", "zsh", "dash", "ksh"))
 _QUEUES = frozenset(("sbatch", "qsub", "bsub"))
-# Programs that scripts run for their exit status, as tests.
+# Programs that scripts run only for their exit status, as tests.
 _ASKED = word_set(
     """
     grep egrep fgrep cmp diff command which type pgrep ping nc test-path timeout curl
     """
 )
 _PREFIXES = frozenset(("env", "nohup", "exec", "sudo", "nice", "time", "stdbuf", "setsid"))
-# Programs that take a script as an argument without starting it.
+# Programs that take a script as an argument, but do not start it.
 _FILERS = frozenset(
     [
         *("chgrp", "chmod", "chown", "cp", "dos2unix", "file", "grep", "head", "install", "less"),
@@ -272,7 +283,7 @@ _ENVIRONMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL | re.ASCII)
 
 
 def run_program(call: Call) -> None:
-    """Evaluate a command that is neither a function nor a builtin."""
+    """Evaluate a command that is neither a shell function nor a builtin."""
     state, name = call.state, name_of(call.program)
     if name == "exec" and not call.arguments:
         state.status = 0
@@ -303,7 +314,7 @@ def _known_output(call: Call, name: str) -> bool:
 
 
 def _cat(call: Call) -> None:
-    """``cat``: the input, or files whose text is known."""
+    """``cat``: print the input, or files whose text is known."""
     state = call.state
     paths = [text for text in call.arguments if not text.chars.startswith("-")]
     if not paths:
@@ -341,7 +352,7 @@ def _tee(call: Call) -> None:
 
 
 def _inner(call: Call) -> bool:
-    """Evaluate the shell, script or function that a program starts; returns whether it starts
+    """Evaluate the shell, script or function that a program starts; returns whether there is
     one.
     """
     words = call.fields
@@ -361,7 +372,7 @@ def _inner(call: Call) -> bool:
 
 
 def _starter(call: Call, number: int) -> Callable[[Call, int], bool] | None:
-    """The evaluation for a word that starts a shell or a script; None for other words."""
+    """The function that evaluates a word that starts a shell or a script; None for other words."""
     chars = call.fields[number].chars
     if name_of(chars) in _SHELLS:
         return _shell
@@ -406,7 +417,7 @@ def _shell(call: Call, number: int) -> bool:
 
 
 def _script(call: Call, words: Sequence[Text], outer: Sequence[Text]) -> bool:
-    """Evaluate a script file with its arguments."""
+    """Evaluate a script file that is started with these arguments."""
     session = call.session
     text = text_of_file(session, call.state, words[0])
     if text is None or session.captures:
@@ -437,7 +448,7 @@ def _wrap(call: Call, number: int) -> bool:
 
 
 def _remote(call: Call, number: int) -> bool:
-    """``ssh host command``: run the text that the command's words form as a remote shell would."""
+    """``ssh host command``: run the command's words, joined to a text, as a remote shell would."""
     words, at = call.fields, number + 1
     while at < len(words) and words[at].chars.startswith("-"):
         at += 2 if words[at].chars in ("-p", "-i", "-o", "-l", "-F", "-J") else 1
@@ -452,8 +463,8 @@ def _remote(call: Call, number: int) -> bool:
 
 
 def _prefixed(call: Call) -> bool:
-    """``env A=1 command``, ``nohup command``: evaluate the command itself, with further
-    variables.
+    """``env A=1 command``, ``nohup command``: evaluate the command after the prefix, with its
+    further variables.
     """
     rest, texts = list(call.arguments), dict(call.environment)
     while rest:
@@ -485,7 +496,7 @@ def _prefixed(call: Call) -> bool:
 
 
 def _outside(call: Call, name: str) -> None:
-    """A program whose effects are unknown: record its words, since it may train."""
+    """Record the words of a program whose effects are unknown, since it may train."""
     session, state = call.session, call.state
     session.spend(call.line, 1024)
     variables = exported(state.variables, session)
@@ -506,14 +517,14 @@ def _outside(call: Call, name: str) -> None:
     )
     text = _printed(call)
     state.print(text)
-    # A command that decides a condition has an unknown status; alone, or before && and ||, it is
-    # assumed to succeed.
+    # The status of a command that decides a condition is unknown; otherwise, or before && and ||, a
+    # command is assumed to succeed.
     is_asked = session.asks > 0 or name in _ASKED
     state.status = (session.first_unknown(text) or 0) if is_asked else 0
 
 
 def _printed(call: Call) -> Text:
-    """The output of a program that is not run."""
+    """The output of a program that is not run, as an unknown text."""
     source = " ".join(call.command.source.split())[:80]
     reason = "is not known, since nothing is run"
     return call.session.unknown_at(call.line, f"$({source})", reason)

@@ -1,5 +1,5 @@
-"""The state of a script's evaluation: its text, the variables that the user gave, and the remaining
-work.
+"""The state of a script's evaluation: its text, the variables that the user gave, and the steps
+that are left.
 """
 
 import re
@@ -22,16 +22,16 @@ from mistlab.shell.syntax import Command, Script, Simple
 
 
 def nothing_beside(path: str) -> None:
-    """A loader of files that finds none, for texts without a folder."""
+    """A loader of the files beside a script that finds none, for texts without a folder."""
     del path
 
 
-# A folder at the start of a path whose name only a running script knows.
+# Matches a folder at the start of a path that only a running script knows.
 _UNKNOWN_FOLDER = re.compile(r"^(?:`[^`]*`|\$\([^()]*\)|\$\{?\w+\}?)/")
 
 
 def known_part(path: str) -> str:
-    """A path as a script writes it, without leading folders that only the running script knows.
+    """A path in a script without leading folders that only the running script knows.
 
     >>> known_part("$(pwd)/configs/ds.json")
     'configs/ds.json'
@@ -41,7 +41,7 @@ def known_part(path: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchFile:
-    """The text of a file to import, with a loader for the files that it refers to.
+    """The text of a launch script to import, with a loader for files that the script refers to.
 
     ``name`` is the file's path. ``beside`` gives the text of another file by the path that the file
     writes, or None where there is no such file. ``settings`` are values of variables that the user
@@ -62,14 +62,16 @@ class LaunchFile:
 
 
 Key = int | str
-# The ways in which a command leaves the commands around it: by reaching its end, or by a jump.
+# How a command leaves the commands around it: by reaching its end (normal), or by a jump.
 NORMAL, BREAK, CONTINUE, RETURN, EXIT = "", "break", "continue", "return", "exit"
 Status = int | Unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """A shell variable with its values by index or key; a plain variable has only index 0."""
+    """A shell variable with its values by index or key; a variable that is no array has only index
+    0.
+    """
 
     items: Mapping[Key, Text]
     is_list: bool = False
@@ -79,7 +81,7 @@ class Variable:
 
     @property
     def text(self) -> Text | None:
-        """The value that ``$name`` has: that of index 0."""
+        """The value that ``$name`` has: the one at index 0."""
         return self.items.get("0" if self.is_map else 0)
 
     @property
@@ -91,7 +93,7 @@ class Variable:
 
     @property
     def line(self) -> int:
-        """The line that wrote the variable's first value; 0 for none."""
+        """The script line that wrote the variable's first value; 0 if none did."""
         return next((text.line for text in self.items.values()), 0)
 
     def is_same(self, other: "Variable | None") -> bool:
@@ -101,7 +103,7 @@ class Variable:
         return all(text.chars == other.items[key].chars for key, text in self.items.items())
 
     def assuming(self, notes: frozenset[str]) -> "Variable":
-        """The variable with further assumptions noted on its values."""
+        """A copy of the variable whose values carry further assumptions."""
         return replace(self, items={key: each.assuming(notes) for key, each in self.items.items()})
 
     @property
@@ -111,13 +113,13 @@ class Variable:
 
 
 def scalar(text: Text, *, exported: bool = False) -> Variable:
-    """A variable with a single value."""
+    """A variable with a single value, at index 0."""
     return Variable(items={0: text}, exported=exported)
 
 
 @dataclass(slots=True, kw_only=True)
 class State:
-    """What commands of a script can read and change: variables, arguments, files and output.
+    """All that commands of a script can read and change: variables, arguments, files and output.
 
     ``name`` is the script's own (``$0``). ``folder`` is the one that the script has entered by a
     path that is known, None where it is in the folder that it was started from. ``frames`` hold,
@@ -140,7 +142,7 @@ class State:
     levels: int = 0
 
     def copy(self) -> "State":
-        """A copy that changes independently."""
+        """A copy of the state that can be changed independently."""
         made = replace(self)
         made.variables = dict(self.variables)
         made.functions = dict(self.functions)
@@ -149,22 +151,22 @@ class State:
         return made
 
     def take(self, other: "State") -> None:
-        """Replace this state's contents by those of another state."""
+        """Replace this state's contents by another state's."""
         for name in State.__slots__:
             setattr(self, name, getattr(other, name))
 
     def print(self, text: Text) -> None:
-        """Append text to the output, if something reads the output."""
+        """Append text to the output, unless nothing reads the output."""
         if self.output is not None:
             self.output = joined((self.output, text))
 
     def hide(self, name: str) -> None:
-        """Make a variable local to the running function."""
+        """Make a variable local to the shell function that is running."""
         if self.frames and name not in self.frames[-1]:
             self.frames[-1][name] = self.variables.get(name)
 
     def restore(self, before: Mapping[str, Variable | None]) -> None:
-        """Restore variables to previous values; None unsets a variable."""
+        """Give variables their previous values back; None unsets a variable."""
         for name, variable in before.items():
             if variable is None:
                 self.variables.pop(name, None)
@@ -172,23 +174,24 @@ class State:
                 self.variables[name] = variable
 
 
-# What an evaluation holds besides the script's state: given values, unknown parts, and remaining
-# work.
+# What an evaluation holds besides the script's state: values given by the user, unknown parts, and
+# the steps that are left.
 
 
-# Added to the line numbers of a script's further files, so that each file's lines are distinct.
+# Added to the line numbers of further files of a script, so that lines of different files have
+# different numbers.
 FILE = 10_000_000
 _STEPS = 60_000
 _DEEPEST = 25
 
 
 class StepsError(LineError):
-    """The evaluation of a script takes too many steps."""
+    """Raised if the evaluation of a script takes too many steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """A condition under which commands run; ``cause`` says why its value is unknown, None if it is
+    """A condition under which commands run; ``cause`` says why its truth is unknown, None if it is
     known.
     """
 
@@ -200,7 +203,7 @@ class Guard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A command of the script that was evaluated, and that may start training.
+    """A command that was evaluated, and that may start training.
 
     ``loops`` are loops around the command: their variable, their line and its value there.
     ``callers`` are lines from which the command was reached.
@@ -219,7 +222,8 @@ class Started:
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """One evaluation of a script: what is given, what is unknown, and which commands were started.
+    """One evaluation of a script: the values given by the user, the unknown parts, and the commands
+    that were started.
 
     ``run`` evaluates a script in a state. ``parked`` are, for each running function or loop, states
     that left it early under a condition that is not known. ``tests`` counts the conditions that are
@@ -256,14 +260,14 @@ class Session:
     steps: int = 0
 
     def spend(self, line: int, size: int = 0) -> None:
-        """Count a step of the evaluation, and stop it after too many."""
+        """Count a step of the evaluation, and end it after too many steps."""
         self.steps += 1 + size // 256
         if self.steps > _STEPS:
             message = "the script takes too many steps to follow: give the launch line alone"
             raise StepsError(line, message)
 
     def enter(self, line: int) -> None:
-        """Count a call of a function or of another script, and refuse calls that are nested too
+        """Count a call of a function or another script, and refuse calls that are nested too
         deep.
         """
         self.callers.append(line)
@@ -282,7 +286,7 @@ class Session:
         return plain(chr(FIRST_PLACEHOLDER + number), unknown.line)
 
     def first_unknown(self, *texts: Text) -> Unknown | None:
-        """The first part of some texts whose value is unknown; None if all of it is known."""
+        """The first unknown part in some texts; None if all of them are known."""
         for text in texts:
             if not text.is_known:
                 letter = next(filter(_is_placeholder, text.chars))
@@ -290,7 +294,7 @@ class Session:
         return None
 
     def rendered(self, text: Text) -> str:
-        """The characters of a text; unknown parts are shown as the script writes them."""
+        """The characters of a text; unknown parts appear as the script writes them."""
         if text.is_known:
             return text.chars
         return "".join(
@@ -301,8 +305,8 @@ class Session:
         )
 
     def rendered_in_file(self, text: Text) -> str:
-        """A file's characters; unknown parts are unquoted, since quotes would end a text of the
-        file.
+        """The characters of a file's text; unknown parts appear unquoted, since quotes would end a
+        string in the file.
         """
         if text.is_known:
             return text.chars
@@ -314,20 +318,22 @@ class Session:
         )
 
     def word(self, text: Text) -> Word:
-        """A text as one word of a command, for options and messages."""
+        """A text as one word of a command, as options and messages use it."""
         line, file = self.place(text.line)
         unknown = self.first_unknown(text)
         return Word(text=self.rendered(text), line=line, unknown=unknown, file=file)
 
     def place(self, line: int) -> tuple[int, str]:
-        """The number of a line in its own file, and that file's name unless it is the script
+        """The number of a line in its own file, and the file's name unless it is the script
         itself.
         """
         number, line = divmod(line, FILE)
         return line, self.files[number] if number else ""
 
     def at(self, line: int) -> str:
-        """A line as users' messages show it: its number, and the file if that is not the script."""
+        """A line as messages to the user show it: its number, and the file unless it is the script
+        itself.
+        """
         number, file = self.place(line)
         return f"line {number} of {file}" if file else f"line {number}"
 
@@ -339,7 +345,9 @@ class Session:
         remedy: str = "",
         either: tuple[str, ...] = (),
     ) -> Text:
-        """A text that is one unknown part, with the line to name in messages."""
+        """A text that consists of one unknown part, with the script line that messages name for
+        it.
+        """
         number, file = self.place(line)
         return self.unknown(
             Unknown(
@@ -353,11 +361,11 @@ class Session:
         )
 
 
-# Reads and assigns variables: values given by the user take precedence, and variables set nowhere
-# are unknown.
+# Reads and assigns shell variables: values given by the user take precedence, and variables set
+# nowhere are unknown.
 
 
-# Variables that every shell sets, so that they are unknown but never unset.
+# Variables that every shell sets, so that their values are unknown, but they are never unset.
 ALWAYS_SET = frozenset(
     (
         *("HOME", "PATH", "PWD", "OLDPWD", "USER", "LOGNAME", "HOSTNAME", "SHELL", "LANG"),
@@ -375,7 +383,7 @@ class Absence(Enum):
 
 
 def given(text: str) -> Text:
-    """A text with a value that the user gave."""
+    """A text with the value that the user gave a variable."""
     return plain(text)
 
 
@@ -390,8 +398,8 @@ def value_of(session: Session, state: State, name: str, line: int) -> Text | Abs
 
 
 def absence_of(session: Session, name: str, line: int) -> Text | Absence:
-    """The reason why a variable is unset; an unknown text for variables that a shell or a job
-    always sets.
+    """The reason why a variable is unset; an unknown text for variables that every shell or job
+    sets.
     """
     remedy = f"give --set {name}=VALUE"
     value, note = session.facts.get(name, ("", ""))
@@ -409,7 +417,7 @@ def absence_of(session: Session, name: str, line: int) -> Text | Absence:
 
 
 def unset_text(session: Session, name: str, source: str, line: int) -> Text:
-    """The unknown value of a variable that is set nowhere."""
+    """The unknown value of a variable that is set nowhere in the script."""
     reason = "is not set in the script"
     if session.missing:
         at, path = session.missing[-1]
@@ -420,12 +428,12 @@ def unset_text(session: Session, name: str, source: str, line: int) -> Text:
 
 
 def taken_as(session: Session, name: str, line: int, taken: str) -> frozenset[str]:
-    """The note that names the value assumed for a variable."""
+    """The note that says which value is assumed for a variable."""
     return frozenset((f"{session.at(line)}: {name} is taken as {taken}: --set {name}=VALUE",))
 
 
 def assign(session: Session, state: State, name: str, text: Text, key: Key | None = None) -> None:
-    """Assign a variable; values given by the user take precedence."""
+    """Assign a value to a variable; a value given by the user takes precedence."""
     session.mentioned.add(name)
     if name in session.source.settings:
         return
@@ -445,7 +453,7 @@ def assign(session: Session, state: State, name: str, text: Text, key: Key | Non
 def assign_all(
     session: Session, state: State, name: str, items: Mapping[Key, Text], *, is_map: bool = False
 ) -> None:
-    """Give an array these values."""
+    """Assign these values to an array."""
     session.mentioned.add(name)
     if name in session.source.settings:
         return
@@ -461,7 +469,7 @@ def assign_all(
 
 
 def append(session: Session, state: State, name: str, text: Text, key: Key | None = None) -> None:
-    """Append to a variable's value."""
+    """Append a text to a variable's value."""
     old = state.variables.get(name)
     at: Key = key if key is not None else ("0" if old is not None and old.is_map else 0)
     before = old.items.get(at) if old is not None else None
@@ -469,7 +477,7 @@ def append(session: Session, state: State, name: str, text: Text, key: Key | Non
 
 
 def named(session: Session, name: str, text: Text) -> Text:
-    """The text, whose unknown part now names the assigned variable in its remedy."""
+    """A copy of a text whose unknown part names the assigned variable in its remedy."""
     unknown = session.first_unknown(text)
     if unknown is None or unknown.remedy:
         return text
@@ -479,7 +487,7 @@ def named(session: Session, name: str, text: Text) -> Text:
 
 
 def argument_of(session: Session, state: State, number: int, line: int) -> Text | Absence:
-    """The value of ``$1``, ``$2``, ...; ``$0`` is the script's name."""
+    """The value of an argument (``$1``, ``$2``, ...); ``$0`` is the script's name."""
     if number == 0:
         if state.name is not None:
             return state.name
@@ -491,7 +499,7 @@ def argument_of(session: Session, state: State, number: int, line: int) -> Text 
 
 
 def unknown_path(session: Session, line: int) -> Text:
-    """The unknown path of the script, as the value of ``$0``."""
+    """The path of the script as the value of ``$0``: an unknown text."""
     return session.unknown_at(line, "$0", "is the script's path, which is not known")
 
 

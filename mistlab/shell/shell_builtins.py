@@ -1,4 +1,4 @@
-"""The shell's builtin commands that declare variables or otherwise affect a launch."""
+"""The shell's builtin commands that declare variables or affect a launch of training."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +54,9 @@ def run_assignment(expander: WordExpander, item: Assignment, *, is_map: bool = F
 
 
 def _assign_number(expander: WordExpander, item: Assignment, old: Variable, text: Text) -> None:
-    """Assign the value of an arithmetic expression to a variable of ``declare -i``."""
+    """Assign the value of an arithmetic expression to a variable with the integer attribute
+    (``declare -i``).
+    """
     try:
         number = expander.number_in(text.chars, item.line)
         if item.appends and old.text is not None:
@@ -127,7 +129,7 @@ def _declare(
     text: Text | None = None
     if is_local and state.frames and not is_given:
         if item is not None and isinstance(item.value, RawWord) and item.subscript is None:
-            # The value is evaluated before the declaration: local x=$x.
+            # The assigned value is expanded before the variable is declared, as in ``local x=$x``.
             text = expander.text(item.value)
         state.hide(name)
         if before is not None:
@@ -177,7 +179,8 @@ def run_unset(expander: WordExpander, arguments: Sequence[Text]) -> int:
             state.variables.pop(name, None)
             if not text.chars.startswith("-"):
                 state.functions.pop(name, None)
-            # An unset variable counts as assigned, so that it is empty from here on.
+            # An unset variable counts as assigned by the script, so it is empty rather than unknown
+            # from here on.
             expander.session.assigned.setdefault(name, 0)
             expander.session.assigned[name] = 0
         elif (old := state.variables.get(name)) is not None:
@@ -190,7 +193,7 @@ def run_unset(expander: WordExpander, arguments: Sequence[Text]) -> int:
 
 
 def assigned_texts(expander: WordExpander, items: Sequence[Assignment]) -> dict[str, Text]:
-    """The assigned values before a command (``A=1 command``), which apply to that command only."""
+    """The values that ``A=1 command`` assigns for the duration of that command."""
     texts: dict[str, Text] = {}
     for item in items:
         if isinstance(item.value, tuple):
@@ -205,11 +208,13 @@ def assigned_texts(expander: WordExpander, items: Sequence[Assignment]) -> dict[
     return texts
 
 
-# ``getopts``: a script's short options, one at a time.
+# The builtin ``getopts``, which parses a script's short options one at a time.
 
 
 def run_getopts(call: Call) -> Status:
-    """Parse the next option into a variable; ``OPTIND`` and ``OPTARG`` hold the position."""
+    """Parse the next option of the script into a variable; ``OPTIND`` and ``OPTARG`` hold the
+    position and the option's argument.
+    """
     if len(call.arguments) < 2:
         return 2
     name = call.arguments[1].chars
@@ -229,7 +234,7 @@ def run_getopts(call: Call) -> Status:
 def _option(
     call: Call, name: str, arguments: tuple[Text, ...], position: tuple[int, int]
 ) -> Status:
-    """Parse the option at a position: the index of an argument, and an offset inside it."""
+    """Parse the option at a position: the index of an argument, and an offset in it."""
     index, inner = position
     letters, current = call.arguments[0].chars, arguments[index - 1]
     letter = current.chars[inner]
@@ -273,12 +278,12 @@ def _take(call: Call, name: str, letter: str, value: Text | None) -> Status:
     return 0
 
 
-# The shell's builtin commands that affect a launch.
+# The shell's builtin commands that affect a launch of training.
 
 
 Builtin = Callable[[Call], Status]
 _OPTIONS = {"e": "errexit", "a": "allexport"}
-# Names of files that set up a machine and contain no training options, such as modules.
+# Matches names of files that set up a machine, such as modules, and contain no options of training.
 _OF_MACHINES = re.compile(
     r"activate|bashrc|bash_profile|profile|conda\.sh|/etc/|setvars|set_env\.sh|modules?\b|venv|/init/"
     r"|\.cargo|\.env$|vars\.sh"
@@ -351,7 +356,8 @@ def _shift(call: Call) -> Status:
     text = call.arguments[0] if call.arguments else plain("1")
     number = call.expander.number_in(text.chars, call.line)
     if unknown := call.session.first_unknown(*state.arguments[:number]):
-        # An unknown argument may stand for several, or for none, so what a shift leaves is unknown.
+        # An unknown argument may stand for several arguments or none, so the arguments left by
+        # ``shift`` are unknown.
         reason, remedy = unknown.reason, unknown.remedy
         state.arguments = (call.session.unknown_at(call.line, '"$@"', reason, remedy),)
         return 0
@@ -407,7 +413,7 @@ def _let(call: Call) -> Status:
 
 
 def _read(call: Call) -> Status:
-    """``read``: the next line of the input, split among names."""
+    """``read``: assign the next line of the input to variables, field by field."""
     names, array, delimiter = _read_options(call)
     state = call.state
     if state.input is None:
@@ -446,7 +452,9 @@ def _read_options(call: Call) -> tuple[list[str], str, str]:
 
 
 def _fields(line: Text, most: int, ends: str) -> list[Text]:
-    """The fields of a line for ``read``: at most ``most``, of which the last takes the rest."""
+    """The fields of a line for ``read``: at most ``most``, of which the last takes the rest of the
+    line.
+    """
     fields, at, chars = list[Text](), 0, line.chars.rstrip("".join(set(ends) & set(" \t\n")))
     while at < len(chars):
         while at < len(chars) and chars[at] in ends and chars[at] in " \t\n":

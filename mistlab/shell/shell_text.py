@@ -1,4 +1,4 @@
-"""Texts and words of an evaluated script: characters with the lines that wrote them, and
+"""The texts and words of an evaluated script: characters with the lines that wrote them, and
 placeholders for unknown parts.
 """
 
@@ -11,7 +11,7 @@ from mistlab.core.values import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unknown:
-    """A part of a script whose value cannot be known without running the script.
+    """A part of a script's text whose value cannot be known without running the script.
 
     ``expression`` is the part as the script writes it (``$(hostname)``, ``$1``), ``line`` the line
     that it stands on, ``reason`` why its value is not known, ``remedy`` how the user can give it.
@@ -34,7 +34,7 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
-    """A word of an evaluated command: its text, its line and its unknown part.
+    """A word of an evaluated command: its text, its line and its unknown part, if any.
 
     Unknown parts stand in ``text`` as the script writes them; ``unknown`` explains the first of
     them. ``line`` is 0 for words that do not come from a script, and the line that wrote the word's
@@ -50,7 +50,8 @@ class Word:
         return self.text
 
 
-# Texts of an evaluated script: characters with their lines, unknown parts as placeholders.
+# Texts of an evaluated script: characters with the lines that wrote them, and placeholders for
+# unknown parts.
 
 
 # An unknown part is represented in a text by one character of this private-use plane, so that texts
@@ -60,7 +61,7 @@ LONGEST = 1 << 18
 
 
 class LineError(InputError):
-    """The script cannot be evaluated, because of the command on a line."""
+    """Raised if the script cannot be evaluated because of the command on a line."""
 
     def __init__(self, line: int, problem: str) -> None:
         super().__init__(problem)
@@ -69,7 +70,7 @@ class LineError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Characters of a script, with the lines that wrote them.
+    """A text of a script: its characters, and the script lines that wrote them.
 
     ``marks`` are offsets with the line from there on, in ascending order. ``assumed`` are notes on
     what was taken for granted on the way to the text.
@@ -90,16 +91,16 @@ class Text:
 
     @property
     def is_known(self) -> bool:
-        """Whether no part of the text is unknown."""
+        """Whether all of the text is known."""
         return self.chars.isascii() or not any(map(is_placeholder, self.chars))
 
     @property
     def line(self) -> int:
-        """The line that wrote the text's last part; 0 for none."""
+        """The script line that wrote the text's last characters; 0 if none did."""
         return self.marks[-1][1] if self.marks else 0
 
     def line_at(self, offset: int) -> int:
-        """The number of the line that wrote the character at an offset."""
+        """The script line that wrote the character at an offset."""
         line = self.marks[0][1] if self.marks else 0
         for start, marked in self.marks:
             if start > offset:
@@ -119,11 +120,11 @@ class Text:
         return Text(self.chars[start:stop], marks, self.assumed)
 
     def with_chars(self, chars: str) -> "Text":
-        """A text with other characters that are attributed to this text's lines."""
+        """A text with other characters that count as written by this text's lines."""
         return Text(chars, ((0, self.line),) if self.line else (), self.assumed)
 
     def assuming(self, notes: frozenset[str]) -> "Text":
-        """The text with further assumptions attached, on which its value depends."""
+        """A copy of the text with further assumptions, on which its value depends."""
         if notes <= self.assumed:
             return self
         return Text(self.chars, self.marks, self.assumed | notes)
@@ -135,12 +136,12 @@ def is_placeholder(letter: str) -> bool:
 
 
 def plain(chars: str, line: int = 0) -> Text:
-    """A text whose characters all come from one line."""
+    """A text whose characters were all written by one script line."""
     return Text(chars, ((0, line),) if line else ())
 
 
 def joined(parts: Iterable[Text], separator: str = "") -> Text:
-    """Texts joined to one, with the lines of each."""
+    """Several texts joined to one, each character with the line that wrote it."""
     chars: list[str] = []
     marks: list[tuple[int, int]] = []
     assumed: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""The syntax tree of a shell script, and the names that a script assigns.
+"""The syntax tree of a shell script, and the names that the script assigns.
 
 Lines count from 1; ``source`` is a part as it is written.
 """
@@ -11,14 +11,14 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntaxNode:
-    """A node of a script's syntax tree, with its line."""
+    """A node of a script's syntax tree, with the line at which it begins."""
 
     line: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expanded(SyntaxNode):
-    """A part of a word, such as ``$x``, that expansion replaces by a value."""
+    """A part of a word that expansion replaces by a value, such as ``$x``."""
 
     source: str
     quoted: bool = False
@@ -26,7 +26,7 @@ class Expanded(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Literal(SyntaxNode):
-    """Literal characters; patterns and splitting apply only to unquoted ones."""
+    """Literal characters of a word; only unquoted ones are split or have a meaning in patterns."""
 
     text: str
     quoted: bool = False
@@ -116,8 +116,8 @@ class Redirect(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simple(SyntaxNode):
-    """A simple command: assignments, then words; for declarations, assignments are among the
-    words.
+    """A simple command: assignments, then words; in a declaration such as ``export``, assignments
+    are among the words.
     """
 
     assignments: tuple[Assignment, ...]
@@ -146,7 +146,7 @@ class AndOr(SyntaxNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """A sequence of commands."""
+    """A sequence of shell commands."""
 
     commands: tuple["Command", ...]
     source: str = ""
