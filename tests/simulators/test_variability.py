@@ -208,7 +208,7 @@ def test_jitter_takes_a_pipeline_no_less_on_average() -> None:
         ),
         (
             {"slow_stage_factor": 2},
-            "slow_stage_factor: 2 needs slow_stage: give the stage",
+            "slow_stage_factor: 2 needs slow_stage: give the stage that it slows",
         ),
         (
             {"slow_links_factor": 0.9},
