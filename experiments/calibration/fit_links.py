@@ -210,7 +210,7 @@ def _interference(path: Path, campaign: str | None, seed: int) -> tuple[Interfer
     report_dropped(table.origin.duplicates, "repeat another byte for byte")
     report_dropped(table.incomplete, "lack the time of a stream alone")
     if not table.groups:
-        reject(f"{path}: no row has more than one stream busy: nothing can be fitted")
+        reject(f"{path}: each row has at most one busy stream: add rows with several at once")
     fitted = [_fitted(shape, rows) for shape, rows in table.groups.items()]
     machine = interference.combined(fitted, list(table.groups.values()))
     residuals = [_residual(shape, rows, machine, seed) for shape, rows in table.groups.items()]

@@ -80,7 +80,7 @@ def megatron_runs(paths: Sequence[Path], folds: Sequence[str]) -> Step:
         known = sorted({run.fold for run in runs})
         for fold in folds:
             if fold not in known:
-                reject(f"--folds: {fold} is not among {', '.join(known)}")
+                reject(f"--folds: {fold} is not among the table's: give some of {', '.join(known)}")
         progress(f"fitting {sum(run.fold in folds for run in runs)} of {len(runs)} runs")
         fits = fit_launch_and_sustained(runs, hardware, folds)
         merged = replace(tables[0], sha256=" ".join(table.sha256 for table in tables))

@@ -391,7 +391,10 @@ def profiled_in_process(device: str, gpus: int, out: Path, seconds: float, *, qu
     progress("profiling; what was measured is kept when the time is over")
     done = ended_within(command, seconds)
     if done is not None and done.returncode:
-        reject(f"the profile ended with status {done.returncode}: {done.stderr.strip()}")
+        reject(
+            f"the profile ended with status {done.returncode}: {done.stderr.strip()}: correct it, "
+            "and call this again, which keeps the measured rows"
+        )
     return done is not None
 
 

@@ -69,7 +69,7 @@ def _rate(job: Job, name: str, goal: str | None) -> Solved:
     node = job.cluster.hardware.node
     now = getattr(job.cluster, name) or getattr(node, name)
     if now is None:
-        refuse("--solve", f"{name}: the hardware has no such links")
+        refuse("--solve", f"{name}: the hardware has none: give a hardware file with links")
 
     def with_rate(rate: float) -> Job:
         changed: dict[str, Any] = {name: rate}

@@ -117,13 +117,21 @@ def blocks_of_stages(run: Configuration, notes: list[str]) -> list[int]:
     elif run.ends is not None and stages > 2:
         inner, rest = divmod(layers - sum(run.ends), stages - 2)
         if rest:
-            refuse("pp", f"{layers} blocks do not divide over {stages} stages between such ends")
+            refuse(
+                "pp",
+                f"{layers} blocks, less those of the first and last stage ({run.ends[0]} and "
+                f"{run.ends[1]}), do not divide over the {stages - 2} stages between: correct one",
+            )
         blocks = [run.ends[0], *([inner] * (stages - 2)), run.ends[1]]
     elif run.short_ends:
         inner = -(-(layers + 2) // stages)
         blocks = [inner - 1, *([inner] * (stages - 2)), inner - 1]
         if sum(blocks) != layers:
-            refuse("pp", f"{layers} blocks do not divide over {stages} stages with shorter ends")
+            refuse(
+                "pp",
+                f"{layers} blocks do not divide over {stages} stages of which the first and last "
+                f"have one block fewer: give pp for which layers + 2 is a multiple of pp",
+            )
     else:
         # Earlier stages take the extra blocks: the last has the head.
         blocks = [*even_shares(layers, stages)]

@@ -43,7 +43,11 @@ def play_logs(options: argparse.Namespace) -> int:
     for run in read_csv(options.runs):
         name = text_of(run, "run")
         if name not in logs:
-            refuse(f"{options.runs}: run", f"{shown(name)} has no requests in {options.logs}")
+            refuse(
+                f"{options.runs}: run",
+                f"{shown(name)} has no requests in {options.logs}: "
+                "add some there, or remove the run",
+            )
         answers.append(_played(name, run, logs[name]))
     if options.json:
         for answer in answers:

@@ -62,7 +62,10 @@ class Nodes:
         if self.count == 1:
             return [*torchrun, "--standalone", "--nproc-per-node", str(ranks)]
         if ranks % self.count:
-            reject(f"{ranks} ranks do not divide over {self.count} nodes")
+            reject(
+                f"{ranks} ranks do not divide over {self.count} nodes: start a number "
+                "of nodes that divides them"
+            )
         return [
             *torchrun,
             *("--nnodes", str(self.count), "--node-rank", str(self.own)),

@@ -180,7 +180,8 @@ def shortest(
         if (moved := _moved(before, changes.get((layout, end)), size, "the end")) is not None
     ]
     if not ends:
-        reject(f"no way from {start} to {end} with {', '.join(collectives) or 'no collective'}")
+        given = ", ".join(collectives) or "no collective"
+        reject(f"no way from {start} to {end} with {given}: give other collectives or layouts")
     return min(ends, key=lambda partition: partition.rank)
 
 

@@ -124,7 +124,10 @@ def test_megatron_runs_are_fitted_on_whole_folds(
     assert compute.launch_us == pytest.approx(50, rel=0.03)
     assert compute.sustained == pytest.approx(0.9, rel=0.03)
     assert run(calibrate.main, [*arguments, "--folds", "3x4"]) == 2
-    assert "--folds: 3x4 is not among 2x4, 4x4, 8x6" in capsys.readouterr().err
+    assert (
+        "--folds: 3x4 is not among the table's: give some of 2x4, 4x4, 8x6"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_no_table_has_can_be_borrowed(tmp_path: Path) -> None:
