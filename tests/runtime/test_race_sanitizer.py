@@ -1,6 +1,8 @@
 """What streams would do is judged: no plan has a race, and a wait that is left out makes one."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -24,7 +26,7 @@ from runtime.checks.races.accesses import (
     Wait,
 )
 from runtime.checks.races.judge import Judge, RaceFinding
-from runtime.checks.races.recorded_rank import DEVICE, HostCopies, Recorder, trace_of
+from runtime.checks.races.recorded_rank import DEVICE, HostCopies, Recorder, trace_of, trained
 from runtime.checks.sanitizer import unlike_ranks
 from runtime.engine.executor import Batches, Executor
 from runtime.engine.training import Training
@@ -219,15 +221,72 @@ def test_a_wait_left_out_of_the_program_does_what_the_trace_says(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work, plan, rank, training = drawn(seed)
-    whole = Judge(trace_of(work, plan, rank, training))
+    told: set[Ends] = set()
+    whole = Judge(trace_of(work, plan, rank, training, run=telling_waits(told)))
     draw = np.random.default_rng(seed)
-    of_program = [one for one in whole.waits if one.lane != HOST and not inside_a_task(one)]
+    of_program = [one for one in whole.waits if ends(one) in told]
     for wait in draw.choice(of_program, 4, replace=False):
-        alike = [one for one in whole.waits if str(one) == str(wait)]
+        alike = [one for one in whole.waits if ends(one) == ends(wait)]
         with monkeypatch.context() as patch:
             patch.setattr(one_rank, "Executor", leaving_out(wait))
             changed = Judge(trace_of(work, plan, rank, training))
+        assert len(whole.waits) - len(changed.waits) == len(alike)
         assert bool(changed.findings()) == whole.is_needed(*alike)
+
+
+@pytest.mark.parametrize("seed", sweep([1, 9], first=1))
+def test_a_wait_inside_a_task_that_is_not_made_does_what_the_trace_says(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such waits are not in the program: those of NCCL's streams for work that is given to them,
+    of that work's task for NCCL, and of collectives beside products."""
+    work, plan, rank, training = drawn(seed)
+    told: set[Ends] = set()
+    whole = Judge(trace_of(work, plan, rank, training, run=telling_waits(told)))
+    inside = [one for one in whole.waits if one.lane != HOST and ends(one) not in told]
+    assert all(one.task == one.for_task for one in inside)
+    for wait in np.random.default_rng(seed).choice(inside, 4, replace=False):
+        alike = [one for one in whole.waits if ends(one) == ends(wait)]
+        with monkeypatch.context() as patch:
+            patch.setattr(ClockedDriver, "wait", making_all_but(wait))
+            changed = Judge(trace_of(work, plan, rank, training))
+        assert len(whole.waits) - len(changed.waits) == len(alike)
+        assert bool(changed.findings()) == whole.is_needed(*alike)
+
+
+def making_all_but(wait: Wait) -> Callable[[ClockedDriver, str, ClockedEvent], None]:
+    """The driver's ``wait``, without those between the same ends as a wait."""
+    left_out, make = ends(wait), ClockedDriver.wait
+
+    def made(driver: ClockedDriver, actor: str, event: ClockedEvent) -> None:
+        if (driver.trace.task, actor, event.task, event.lane) != left_out:
+            make(driver, actor, event)
+
+    return made
+
+
+# The task and lane that wait, and the task and lane that they wait for.
+Ends = tuple[str, str, str, str]
+
+
+def ends(wait: Wait) -> Ends:
+    return wait.task, wait.lane, wait.for_task, wait.for_lane
+
+
+def telling_waits(told: set[Ends]) -> Callable[[Executor, Batches], None]:
+    """A run that also tells the waits of its programs."""
+
+    def run(executor: Executor, batches: Batches) -> None:
+        ops = [*chain(*executor.programs, executor.flushing)]
+        told.update(
+            (words(op), op.lane, words(ops[number - back]), ops[number - back].lane)
+            for number, op in enumerate(ops)
+            for back in op.waits
+            if back <= number
+        )
+        trained(executor, batches)
+
+    return run
 
 
 def inside_a_task(wait: Wait) -> bool:
@@ -305,8 +364,7 @@ def leaving_out(wait: Wait) -> type[Executor]:
         def lacking(self, op: Op, number: int, before: list[Op]) -> Op:
             def is_it(back: int) -> bool:
                 other = before[number - back]
-                found = (words(op), op.lane, words(other), other.lane)
-                return found == (wait.task, wait.lane, wait.for_task, wait.for_lane)
+                return (words(op), op.lane, words(other), other.lane) == ends(wait)
 
             return replace(op, waits=tuple(back for back in op.waits if not is_it(back)))
 
