@@ -1,5 +1,5 @@
 """Changes traced layer graphs to ways of training that were not traced: low-rank adapters, a
-recomputed loss, multi-token prediction, the tensors that eager or compiled torch keeps.
+recomputed loss, multi-token prediction, and the tensors that eager or compiled torch keeps.
 
 A product with a frozen weight keeps nothing of its input, but where an adapter does, which keeps
 the thin product in between too. The embedding has no backward pass. Work stays that of the whole
@@ -16,8 +16,8 @@ from typing import Any
 from mistlab.graph.stored_graph import DTYPE, DTYPE_OF_4, Plain, StoredGraph, made_once, numel
 from mistlab.graph.sums import Sum, sum_from
 
-# The symbol of an adapter's rank; below, the modules of a block whose GEMMs may have low-rank
-# adapters (LoRA).
+# The symbol of an adapter's rank; then the names of the modules of a block whose GEMMs may have
+# low-rank adapters (LoRA).
 RANK = "x"
 ATTENTION, NETWORKS = "attention.", ("mlp.", "shared.", "experts.")
 # GEMMs that compute several matrices side by side, each split by output rows over tensor-parallel
@@ -32,8 +32,8 @@ _OF_FEW_BITS, _OF_ADAPTERS = (DTYPE, DTYPE_OF_4), "bfloat16"
 def with_adapters(
     stored: StoredGraph, targets: str, *, is_gated: bool, kept_inputs: int = 0
 ) -> StoredGraph:
-    """The graph of a model with low-rank adapters beside the GEMMs of its blocks: all GEMMs, or
-    only those of ``attention``. ``kept_inputs`` is the number of micro-batches whose inputs even
+    """The layer graph of a model with low-rank adapters beside the GEMMs of its blocks: all GEMMs,
+    or only those of ``attention``. ``kept_inputs`` is the number of micro-batches whose inputs even
     frozen GEMMs keep.
     """
     graph = stored.mapping
@@ -54,8 +54,8 @@ def with_adapters(
 
 @made_once
 def with_loss_again(stored: StoredGraph) -> StoredGraph:
-    """The graph of a model whose head (logits and loss) recomputes its forward pass before its
-    backward pass.
+    """The layer graph of a model whose head (logits and loss) recomputes its forward pass before
+    its backward pass.
     """
     graph = stored.mapping
     again = [
@@ -68,8 +68,8 @@ def with_loss_again(stored: StoredGraph) -> StoredGraph:
 
 
 def _adapted(block: Plain, parts: tuple[str, ...], kept_inputs: int, gates: int) -> Plain:
-    """A block with adapters beside the GEMMs of the modules ``parts``; all GEMMs also keep the
-    inputs of ``kept_inputs`` micro-batches.
+    """A block's graph with adapters beside the GEMMs of the modules ``parts``; all GEMMs also keep
+    the inputs of ``kept_inputs`` micro-batches.
     """
     keeping = (ATTENTION, *NETWORKS) if kept_inputs else parts
     before = [{**one, "is_input": False} for one in _inputs(block)] * max(0, kept_inputs - 1)
@@ -85,17 +85,17 @@ def _adapted(block: Plain, parts: tuple[str, ...], kept_inputs: int, gates: int)
     }
 
 
-# How often a GEMM's adapter reads and writes a tensor of the size of the GEMM's input, and of its
-# output: each a pair of reads and writes. Forward: read the input, write the wide output, scale it,
-# add it to the GEMM's. Backward: scale the gradient, read it for both low-rank matrices, read the
-# input, add to the input's gradient.
+# How often the adapter of a GEMM reads and writes a tensor as large as the GEMM's input, and one as
+# large as its output: each a pair of reads and writes. Forward: read the input, write the adapter's
+# output, scale it, add it to the GEMM's. Backward: scale the gradient, read it for both low-rank
+# matrices, read the input, add to the input's gradient.
 _ADAPTER_MOVES = {"forward": ((1, 0), (2, 4)), "backward": ((4, 1), (3, 1))}
 ADAPTER = "mistlab.adapter"
 
 
 def _beside(block: Plain, parts: tuple[str, ...], gates: int) -> Iterator[Plain]:
-    """The operators of adapters, one per phase for each adapted GEMM; they count the bytes moved
-    and no FLOP, since adapters' thin GEMMs are limited by memory bandwidth.
+    """The operators of a block's adapters, one per phase for each GEMM that has an adapter; they
+    count the bytes moved and no FLOP, since memory bandwidth limits the thin GEMMs of adapters.
     """
     for product, side_by_side in _adapted_products(block, parts, gates):
         wide, result = (
@@ -141,8 +141,8 @@ def _adapted_products(
 
 
 def _kept(layer: Plain, parts: tuple[str, ...]) -> Iterator[Plain]:
-    """The tensors that a layer keeps for its backward pass; frozen GEMMs without an adapter need
-    not keep their inputs.
+    """The tensors that a layer with adapters keeps for its backward pass; a frozen GEMM without an
+    adapter need not keep its input.
     """
     inputs = [*_inputs(layer)]
     for tensor in layer["saved"]:
@@ -151,7 +151,7 @@ def _kept(layer: Plain, parts: tuple[str, ...]) -> Iterator[Plain]:
 
 
 def _inputs(layer: Plain) -> Iterator[Plain]:
-    """The tensors that GEMMs keep as their inputs, those of routers excluded, since routers are
+    """The tensors that a layer's GEMMs keep as their inputs, without those of routers, which are
     trained even where GEMMs are frozen.
     """
     matrices = {
@@ -165,13 +165,13 @@ def _inputs(layer: Plain) -> Iterator[Plain]:
 
 
 def _thin(block: Plain, parts: tuple[str, ...], gates: int) -> Iterator[Plain]:
-    """The outputs of adapters' first (down) projections, which adapters keep for the backward
-    pass.
+    """The outputs of the first (down) projections of a block's adapters, which are kept for the
+    backward pass.
     """
     own_tokens = next(one["shape"][:-1] for one in block["saved"] if one["is_input"])
     for product, side_by_side in _adapted_products(block, parts, gates):
         module = product["module"]
-        # A GEMM with a bias lists the bias, a vector, before its input.
+        # A GEMM with a bias lists the bias, a vector, before its input, a matrix.
         rows = next(shape[0] for shape in product["inputs"] if len(shape) > 1)
         splits_rows = module.endswith((_QUERIES[0], _FIRST))
         leading = [*own_tokens] if splits_rows and not module.startswith("experts.") else [rows]
@@ -195,8 +195,8 @@ def _thin(block: Plain, parts: tuple[str, ...], gates: int) -> Iterator[Plain]:
 # operators are recomputed. Both repeat keys and values to as many heads as there are queries, and
 # keep the copies. Inputs of 8-bit GEMMs are kept in 16 bits (torchao's ``float8_linear.py``).
 #
-# Under ``autocast`` (32-bit weights, GEMMs in 16 bits) blocks pass on 32 bits, as norms do: each
-# GEMM casts its own copy.
+# Under ``autocast`` (32-bit weights, GEMMs in 16 bits) blocks pass on 32-bit activations, as norms
+# do: each GEMM casts its own copy.
 #
 # ``tiled`` blocks run their feed-forward network on a tile of tokens at a time, as many tokens as
 # the model is wide (Snowflake's TiledMLP), so that only one tile of the network's wide tensors
@@ -213,21 +213,22 @@ TILED = "tiled"
 # activations, and the size of one tile of as many tokens as the model is wide.
 _TILES = (("b*f*s", "f*h"), ("A*b*j*s", "A*j*h"))
 
-# Additional bytes per value that eager RMSNorm keeps: a 32-bit input and a 16-bit result, instead
-# of the graph's 16-bit input.
+# The bytes per value that eager RMSNorm keeps in addition: a 32-bit input and a 16-bit result,
+# instead of the layer graph's 16-bit input.
 _OF_NORM = 4
-# The same under autocast: a 32-bit input, a 32-bit result, and a 16-bit copy for each GEMM that
-# reads it except one, which is half a copy per norm (three GEMMs, two norms).
+# The bytes per value that RMSNorm keeps in addition under autocast: a 32-bit input, a 32-bit
+# result, and a 16-bit copy for each GEMM that reads it except one, which is half a copy per norm
+# (three GEMMs, two norms).
 _OF_CAST_NORM = 9
-# Additional bytes per value that the gate's activation keeps: its 16-bit result, as wide as the
-# gate.
+# The bytes per value that the gate's activation keeps in addition: its 16-bit result, as wide as
+# the gate.
 _OF_GATE = 2
 
 
 @made_once
 def kept_by_torch(stored: StoredGraph, kept_by: str) -> StoredGraph:
-    """The graph of a model whose blocks keep the tensors that torch, run in the way ``kept_by``,
-    keeps for the backward pass.
+    """The layer graph of a model whose blocks keep the tensors that torch keeps for the backward
+    pass if it runs in the way ``kept_by`` (eager, compiled, autocast or tiled).
     """
     graph = stored.mapping
     mapping = {**graph, "block": _changed(graph["block"], kept_by)}
@@ -241,9 +242,7 @@ def _changed(block: Plain, kept_by: str) -> Plain:
 
 
 def _keeping(layer: Plain, kept_by: str) -> Plain:
-    """A layer that also keeps the tensors that eager, compiled or autocast torch keeps beyond the
-    graph's.
-    """
+    """A layer's graph with the tensors that eager, compiled or autocast torch keeps in addition."""
     forward = [one for one in layer["operators"] if one["phase"] == "forward"]
     kept = [tensor for one in forward for tensor in _kept_more(one, kept_by)]
     if kept_by == AUTOCAST:
@@ -256,7 +255,7 @@ def _keeping(layer: Plain, kept_by: str) -> Plain:
 
 
 def _tiled(layer: Plain) -> Plain:
-    """A layer whose feed-forward network runs on one tile of tokens after the other."""
+    """A layer's graph whose feed-forward network runs on one tile of tokens after the other."""
 
     def tile(tensor: Plain) -> Plain:
         size = tensor["size_bytes"]
@@ -268,7 +267,7 @@ def _tiled(layer: Plain) -> Plain:
 
 
 def _kept_more(operator: Plain, kept_by: str) -> Iterator[Plain]:
-    """The tensors that a forward operator keeps in torch in addition to those of the layer
+    """The tensors that torch keeps for a forward operator in addition to those of the layer
     graph.
     """
     is_eager = kept_by in (EAGER, AUTOCAST)
@@ -313,7 +312,7 @@ _TYPES = {"half": (2, "bfloat16"), "single": (4, "float32")}
 
 
 def with_further_tokens(stored: StoredGraph, tokens: int, *, tied: bool) -> StoredGraph:
-    """The graph of a model whose head also predicts ``tokens`` tokens after the next one
+    """The layer graph of a model whose head also predicts ``tokens`` tokens after the next one
     (multi-token prediction).
 
     With ``tied`` embeddings the head has the embedding's table already.
@@ -378,8 +377,8 @@ def _joint(graph: Plain) -> Plain:
     weight = {"name": f"{MODULE}.weight", "shape": ["h/tp", "2*h"]}
     tokens = graph["head"]["operators"][0]["outputs"][0][1]
     width, dtype = _TYPES[graph["precision"]]
-    # The tensors kept for the backward pass: the embedding, for its norm, and the results of both
-    # norms, for the GEMM.
+    # The tensors that are kept for the backward pass: the embedding, which the norm of it reads,
+    # and the results of both norms, which the GEMM reads.
     saved = [
         {
             "module": MODULE,
@@ -398,8 +397,8 @@ def _joint(graph: Plain) -> Plain:
 
 
 def _product(splits: bool, width: int, dtype: str) -> Iterator[Plain]:
-    """The GEMM that maps the two joined vectors, 2h channels, to h; tensor-parallel ranks split its
-    output columns, and all-gather the result.
+    """The operators of the GEMM that maps the joined vectors of 2h channels to h channels;
+    tensor-parallel ranks split its output columns, and all-gather the result.
     """
     rows, wide, part, weight = "b*s", "2*h", "h/tp", ["h/tp", "2*h"]
     flop, whole = "4*b*s*h**2/tp", f"2*{width}*b*s*h"

@@ -1,5 +1,5 @@
-"""The core of attention, from queries, keys and values to the output, and its recomputation in the
-backward pass.
+"""The core of attention (from queries, keys and values to the output), and blocks that recompute
+the core in the backward pass.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from mistlab.graph.sums import expanded, factors_of, names_in, sympy, total
 
 
 def core_recomputed(block: LayerGraph) -> LayerGraph:
-    """The block whose attention core is recomputed: of scores, probabilities, masks and sums it
-    keeps only the core's inputs and output (Korthikanti et al. 2022).
+    """The graph of a block that recomputes the core of its attention: it keeps only the core's
+    inputs and output, not its scores, probabilities, masks and sums (Korthikanti et al. 2022).
 
     What is dropped is missing at every moment, but those at which the core itself runs.
     """
@@ -27,8 +27,8 @@ def core_recomputed(block: LayerGraph) -> LayerGraph:
 
 
 def _is_of_core(tensor: SavedTensor) -> bool:
-    """Whether a tensor is of scores or probabilities: it has axes for heads and positions, but none
-    for channels.
+    """Whether a kept tensor holds attention scores or probabilities: its size depends on heads and
+    positions, but not on channels.
     """
     symbols = names_in(tensor.size_bytes)
     return bool(symbols & {"n", "k"}) and not symbols & {"d", "h", "r", "f"}
@@ -39,8 +39,8 @@ def _runs_in_core(operator: Operator) -> bool:
 
 
 def without(peak: Peak, gone: sympy.Expr) -> Peak:
-    """A peak moment with the bytes that are no longer kept subtracted; unchanged if the moment is
-    in the core itself or before these bytes exist.
+    """A peak moment without the bytes that are no longer kept; unchanged if the moment is in the
+    core of attention itself, or before these bytes exist.
     """
     left = expanded(peak.size_bytes - gone)
     had_all = all(share > 0 for share in factors_of(left).values())
@@ -49,10 +49,10 @@ def without(peak: Peak, gone: sympy.Expr) -> Peak:
     return replace(peak, size_bytes=left)
 
 
-# The module of attention's core, and how the names of rotary embedding's operators begin, which
-# precede the core.
+# The name of the module that is the core of attention; and the beginning of the names of rotary
+# embedding's operators, which have the same module but precede the core.
 ATTENTION, ROTATES = "attention", "mistlab.rotate_"
-# Operators of the core and of its backward pass at which memory may peak.
+# The operators of attention's core, forward and backward, during which memory may peak.
 OF_CORE = frozenset(
     (
         *("aten.clone", "aten.baddbmm", "aten.bmm", "aten.mul", "aten.cat"),

@@ -43,7 +43,7 @@ NODES = (
     *(ast.Load, ast.Store, ast.Constant, ast.List, ast.Tuple, ast.keyword, ast.Expr),
     *(ast.BinOp, ast.UnaryOp, ast.Compare, ast.operator, ast.unaryop, ast.cmpop),
 )
-# For speed, the fields that hold the children of the most frequent syntax node types.
+# For speed, the fields with the children of the syntax tree's most frequent node types.
 _CHILDREN: Mapping[type[ast.AST], tuple[str, ...]] = {
     ast.BinOp: ("left", "right"),
     ast.UnaryOp: ("operand",),
@@ -58,7 +58,7 @@ class RefusedError(Exception):
 
 
 def function_of(source: str) -> Callable[..., tuple[Any, ...]]:
-    """The function that a source text defines; refuses a text with more than arithmetic."""
+    """The function that a source text defines; refuses a text that does more than arithmetic."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -71,8 +71,8 @@ def function_of(source: str) -> Callable[..., tuple[Any, ...]]:
 
 
 def function_printed_here(source: str) -> Callable[..., tuple[Any, ...]]:
-    """The function that a source text defines, unchecked, since this process has printed the
-    text.
+    """The function that a source text defines, without a check, since this process has printed the
+    text itself.
     """
     return _run(source, NAME)
 
@@ -128,9 +128,9 @@ def _is_arithmetic(node: ast.AST) -> bool:
 
 # Expressions compiled to NumPy, and evaluated over columns of candidates.
 #
-# Several expressions are the source text of one function of NumPy columns. Rows are evaluated in
-# blocks that fit in the processor's cache, so the time for a row does not depend on the number of
-# rows.
+# Several expressions become the source text of one function of NumPy columns. Candidates are
+# evaluated in groups that fit in the processor's cache, so the time for a candidate does not depend
+# on their number.
 #
 # Axes: E expressions, C candidates.
 
@@ -158,13 +158,13 @@ class Compiled:
         object.__setattr__(self, "function", made(self.source))
 
     def __reduce__(self) -> tuple[Callable[[Mapping[str, Any]], Self], tuple[Mapping[str, Any]]]:
-        """Pickle the source only; another process compiles the function again."""
+        """Pickle only the source text; another process compiles the function again."""
         return type(self).from_mapping, (self.to_mapping(),)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Expressions from ``to_mapping``; raises ``RefusedError`` if the text contains more than
-        arithmetic.
+        """Read compiled expressions from the mapping that ``to_mapping`` makes; raises
+        ``RefusedError`` if their text does more than arithmetic.
         """
         return cls(
             names=tuple(mapping["names"]),
@@ -207,15 +207,15 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shared:
-    """Columns that repeat a few distinct rows: a short table of these rows, and each candidate's
-    index into it.
+    """Columns of sizes in which few distinct rows repeat: a short table of the distinct rows, and
+    each candidate's index into it.
     """
 
     table: Mapping[str, Floats]
     index: Ints
 
     def column(self, name: str, block: slice) -> Floats:
-        """One column of the candidates in a slice."""
+        """One column of sizes, for the candidates in a slice."""
         return self.table[name][self.index[block]]
 
 
@@ -226,7 +226,9 @@ def compile_expressions(
     constants: Mapping[str, int],
     numbers: Mapping[str, int] | None = None,
 ) -> Compiled:
-    """Compile ``expressions`` to NumPy; their symbols are names of columns or of constants."""
+    """Compile ``expressions`` to a NumPy function; their symbols are names of columns or of
+    constants.
+    """
     from mistlab.graph.printing import source_of  # noqa: PLC0415 (needs SymPy)
 
     return Compiled(
@@ -241,7 +243,7 @@ def compile_expressions(
 def compile_sums(
     sums: Mapping[str, Value], *, columns: tuple[str, ...], numbers: Mapping[str, int] | None = None
 ) -> Compiled:
-    """Compile sums of products of sizes to NumPy; sizes are names of columns."""
+    """Compile sums of products of sizes to a NumPy function; sizes are names of columns."""
     return Compiled(
         names=tuple(sums),
         columns=columns,
@@ -268,7 +270,7 @@ class NoRecipeError(Exception):
 
 
 def recipe_of(make: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
-    """The recipe of a call: its function and arguments as text."""
+    """The recipe of a call that compiles expressions: its function and arguments as text."""
     return json.dumps([_plain(make), [_plain(one) for one in arguments]], sort_keys=True)
 
 
@@ -321,8 +323,8 @@ def _values(value: Any) -> Any:
 
 
 def _function(function: FunctionType) -> Any:
-    """The name of a function of this package, as a part of a recipe; a change of its code changes
-    the cache's version instead.
+    """The name of a function of this package, as a part of a recipe; a change of the function's
+    code changes the cache's version instead.
 
     A function without a name of its own (``<lambda>``) is named by its place and its code.
     """
@@ -361,7 +363,7 @@ def _name_of(what: Any) -> str:
 
 
 VARIABLE = "MISTLAB_CACHE"
-# The cache keeps the folders of at most so many versions of the package.
+# The cache keeps the folders of at most this many versions of the package.
 MOST_VERSIONS = 8
 MOST_BYTES = 4 * 2**20
 
@@ -377,7 +379,7 @@ class KeptFolder:
     path: Path
 
     def read(self, recipe: str) -> Mapping[str, Any] | None:
-        """The cached value of a recipe; None if there is none, or if it cannot be trusted."""
+        """The cached value of a recipe; None if there is none, or if its file cannot be trusted."""
         path = self._file(recipe)
         try:
             text = _trusted_text(path)
@@ -399,7 +401,7 @@ class KeptFolder:
         return kept if kept.get("recipe") == recipe else None
 
     def write(self, recipe: str, value: Mapping[str, Any]) -> None:
-        """Write a value to the cache, if its folder can be written."""
+        """Write the value of a recipe to the cache, if the folder can be written."""
         content = json.dumps({"recipe": recipe, **value})
         try:
             if not self.path.is_dir():
@@ -412,11 +414,11 @@ class KeptFolder:
             _say(f"{self.path}: {error.strerror}: compiled expressions cannot be kept")
 
     def say_damaged(self) -> None:
-        """Warn that a file of the cache is damaged, once for all files."""
+        """Warn that a file of the cache is damaged, once per process."""
         _say(f"{self.path}: a file in it is damaged: what it held is compiled again")
 
     def _put(self, path: Path, text: str) -> None:
-        """Write a cache file completely or not at all; a partial file is removed."""
+        """Write a file of the cache completely or not at all; a partial file is removed."""
         with tempfile.NamedTemporaryFile(
             "w", encoding="utf-8", dir=self.path, suffix=".part", delete=False
         ) as file:
@@ -432,7 +434,9 @@ class KeptFolder:
         return self.path / f"{_digest(recipe)}.json"
 
     def _make(self) -> None:
-        """Make the version's cache folder, and remove those of old versions."""
+        """Make the cache folder of this version of the package, and remove those of old
+        versions.
+        """
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         others = [one for one in self.path.parent.iterdir() if one.is_dir()]
         others.sort(key=lambda one: one.stat().st_mtime, reverse=True)
@@ -453,7 +457,7 @@ def _kept_folder(given: str | None, caches: str | None) -> KeptFolder | None:
     try:
         folder = Path(given) if given else (Path(caches) if caches else Path.home() / ".cache")
     except RuntimeError:
-        # This user has no home folder.
+        # A user without a home folder has no cache.
         return None
     return KeptFolder(path=(folder if given else folder / "mistlab") / version())
 

@@ -1,4 +1,5 @@
-"""Layer graphs: the work and memory of a model's layers, as expressions in symbolic sizes.
+"""Layer graphs: the operators, saved tensors and peak memory of a model's layers, as expressions in
+symbolic sizes.
 
 ``runtime.tracing`` makes the graphs from a torch model. They are stored as JSON and read without
 torch. A model has three layers: the embedding, one block, which stands for all blocks, and the head
@@ -74,20 +75,23 @@ class SavedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A rank's part of one parameter tensor; its bytes follow from the training precision."""
+    """A rank's part of one parameter tensor of a layer; the training precision decides how many
+    bytes a value has.
+    """
 
     name: str
     shape: Shape
 
     @property
     def count(self) -> sympy.Expr:
-        """The number of the parameter's values on a rank."""
+        """The number of this parameter tensor's values on a rank."""
         return product(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """The bytes allocated while one operator runs; for some sizes this is the most in the phase.
+    """The bytes allocated while one operator runs; for some sizes no other operator of the phase
+    has more.
 
     They count the layer's input, its saved tensors and temporaries and, in the backward pass,
     gradients of activations. They do not count parameters, accumulated gradients of parameters and
@@ -115,34 +119,38 @@ class LayerGraph:
     again: tuple[Operator, ...] = ()
 
     def of_phase(self, phase: Phase) -> tuple[Operator, ...]:
-        """The layer's operators of one phase (forward or backward), in order."""
+        """The layer's operators in one phase (forward or backward), in order."""
         return tuple(operator for operator in self.operators if operator.phase == phase)
 
     @property
     def collectives(self) -> tuple[Operator, ...]:
-        """The layer's tensor-parallel collectives in one phase."""
+        """The layer's tensor-parallel collectives in one phase (forward or backward)."""
         return tuple(operator for operator in self.operators if operator.kind == "collective")
 
     @property
     def parameter_count(self) -> sympy.Expr:
-        """Number of parameters on one rank."""
+        """The number of the layer's parameters on one rank."""
         return total((one.count for one in self.parameters), like=self.input_bytes)
 
     @property
     def expert_parameter_count(self) -> sympy.Expr:
-        """The number of expert parameters on one rank; experts have their own groups of ranks."""
+        """The number of the layer's expert parameters on one rank; experts have groups of ranks of
+        their own.
+        """
         counts = [one.count for one in self.parameters]
         return total((one for one in counts if "ep" in names_in(one)), like=self.input_bytes)
 
     @property
     def saved_bytes(self) -> sympy.Expr:
-        """The bytes that a layer keeps for its backward pass, its input included."""
+        """The bytes that the layer keeps for its backward pass, its input included."""
         return total((one.size_bytes for one in self.saved), like=self.input_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """A size and a divisor: the graph is valid only where the size is a multiple of the divisor."""
+    """A size and a divisor of it: the layer graph is valid only where the size is a multiple of the
+    divisor.
+    """
 
     size: sympy.Expr
     divisor: sympy.Expr
@@ -150,8 +158,8 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelGraph:
-    """The graphs of a model's embedding, block and head, and the sizes for which their expressions
-    hold.
+    """The layer graphs of a model's embedding, block and head, and the conditions on sizes under
+    which their expressions hold.
 
     ``assumptions`` are the comparisons on which the traced code branched, as text. The graph is
     exact if they hold. The conditions must hold in any case. Blocks are alike unless there are
@@ -171,27 +179,28 @@ class ModelGraph:
 
     @property
     def kinds(self) -> dict[str, LayerGraph]:
-        """The graphs of the model's kinds of blocks, by the kind's name."""
+        """The layer graphs of the model's kinds of blocks, by the kind's name."""
         return {"block": self.block, **{block.name: block for block in self.further_blocks}}
 
     @property
     def layers(self) -> tuple[LayerGraph, LayerGraph, LayerGraph]:
-        """The graphs of embedding, block and head."""
+        """The layer graphs of the model's embedding, block and head."""
         return self.embedding, self.block, self.head
 
 
-# The collectives inside layers: the collective and the group of each communication operator.
+# The collectives inside layers: which collective each communication operator is, and over which
+# group of ranks.
 
 
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
-# The kernels that a collective can overlap with: in a backward pass the GEMMs of weight gradients,
-# or those of a layer's input gradient; in both passes attention.
+# The kernels that can overlap with a collective: in a backward pass GEMMs of weight gradients
+# ("weights"), or of a layer's input gradient ("input"); in both passes attention.
 Beside = Literal["weights", "input", "attention"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Exchange:
-    """A collective inside a layer; its key in ``EXCHANGES`` is the name of its operator.
+    """A collective inside a layer; ``EXCHANGES`` lists them by the name of their operator.
 
     Ranks of a ``group`` of the mesh call it. It can run ``beside`` kernels: beside attention
     always, beside products if the engine's slot table overlaps them.
@@ -211,7 +220,7 @@ EXCHANGES: Mapping[str, Exchange] = {
     "mistlab.scatter_tokens": Exchange(collective="reduce_scatter"),
     # Context parallelism: ranks pass keys and values around a ring; this is timed as an all-gather.
     "mistlab.ring_keys": Exchange(collective="all_gather", group="context", beside="attention"),
-    # Other forms of context parallelism: each rank gathers all keys and values, or ranks exchange
+    # Other ways of context parallelism: each rank gathers all keys and values, or ranks exchange
     # parts of the sequence for parts of the heads (Ulysses).
     "mistlab.gather_keys": Exchange(collective="all_gather", group="context"),
     "mistlab.scatter_keys": Exchange(collective="reduce_scatter", group="context"),
@@ -224,8 +233,8 @@ EXCHANGES: Mapping[str, Exchange] = {
     "mistlab.scatter_rows": Exchange(collective="reduce_scatter", group="expert tensor"),
 }
 
-# Kernels around attention that combine, reorder or concatenate what context-parallel ranks
-# exchange, each with the way of exchanging keys that needs it.
+# Kernels beside attention that combine, reorder or concatenate the keys, values and results which
+# context-parallel ranks exchange, each with the way of exchanging keys that needs it.
 JOINS: Mapping[str, int] = {
     "mistlab.join_parts": RING,
     "mistlab.order_keys": GATHER,

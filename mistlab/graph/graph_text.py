@@ -1,4 +1,4 @@
-"""Serialises expressions as text, and reads the text without evaluating it as code.
+"""Writes expressions as text, and reads such a text without evaluating it as code.
 
 A graph file holds arithmetic on size symbols, ``Max``, ``Mod`` and comparisons. Anything else is
 refused, so a file from a stranger can be read.
@@ -38,7 +38,7 @@ def text_of(expression: sympy.Expr) -> str:
 
 @cache
 def expression_from(text: str) -> sympy.Expr:
-    """The expression that a text stands for, as ``text_of`` writes it.
+    """The expression that a text written by ``text_of`` stands for.
 
     >>> expression_from("2*b*s*h**2/tp")
     2*b*h**2*s/tp
@@ -52,7 +52,7 @@ def expression_from(text: str) -> sympy.Expr:
 
 @cache
 def relation_from(text: str) -> sympy.Basic:
-    """The comparison that a text stands for, as SymPy prints it.
+    """The comparison of expressions that a text printed by SymPy stands for.
 
     >>> relation_from("s < 4096")
     s < 4096
@@ -97,8 +97,8 @@ def _build(node: ast.expr) -> sympy.Expr:
 
 
 def _terms(node: ast.expr) -> list[sympy.Expr]:
-    """The terms of a sum, one by one; SymPy builds the sum faster from a list than by repeated
-    addition.
+    """The terms of a sum in a parsed text, one by one; SymPy builds a sum faster from a list than
+    by repeated addition.
     """
     last: list[sympy.Expr] = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
@@ -117,7 +117,7 @@ def _terms(node: ast.expr) -> list[sympy.Expr]:
 
 
 def to_mapping(graph: ModelGraph) -> dict[str, Any]:
-    """A graph as plain mappings, lists and texts."""
+    """A model's layer graphs as mappings, lists and texts."""
     mapping: dict[str, Any] = _plain(graph)
     return mapping
 
@@ -128,7 +128,8 @@ def from_mapping(
     *,
     read: Callable[[str], Any] = expression_from,
 ) -> ModelGraph:
-    """The graph from plain mappings, as ``to_mapping`` makes them; ``where`` is for errors.
+    """The layer graphs in mappings, lists and texts as ``to_mapping`` makes them; error messages
+    name their file ``where``.
 
     ``read`` makes an expression of its text: one of SymPy, or a sum of products.
     """
@@ -137,7 +138,7 @@ def from_mapping(
 
 
 def dumps(mapping: Mapping[str, Any]) -> str:
-    """JSON with one line for each innermost list or mapping."""
+    """A graph as JSON text, with one line for each innermost list or mapping."""
     return _lines(mapping, "") + "\n"
 
 

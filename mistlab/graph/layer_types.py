@@ -1,4 +1,4 @@
-"""Layer types, layer graphs under context parallelism, and sums over a layer's operators."""
+"""Layer types, layer graphs under context parallelism, and sums over the operators of layers."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from mistlab.schedule.context_ways import GATHER, HEADS, RING
 Part = TypeVar("Part", Operator, SavedTensor, Peak)
 
 RING_KEYS = "mistlab.ring_keys"
-# Bytes of one value in each precision in which graphs are traced.
+# Bytes per value in each precision in which layer graphs are traced.
 _WIDTHS = {"half": 2, "single": 4}
 
 
 def split_over_context(graph: ModelGraph, exchange: int = RING) -> ModelGraph:
-    """The graphs of a context-parallel rank, which has s of the s cp tokens of each sequence and
-    exchanges keys in the way ``exchange`` (``mistlab.schedule.context_ways``).
+    """The layer graphs of a context-parallel rank, which has s of the s cp tokens of each sequence
+    and exchanges keys in the way ``exchange`` (``mistlab.schedule.context_ways``).
     """
     width = _WIDTHS[graph.precision]
 
@@ -70,7 +70,7 @@ def _attends(layer: LayerGraph) -> bool:
 
 
 def _with_whole_tables(layer: LayerGraph) -> LayerGraph:
-    """The layer with the whole table of learned positions: ranks do not split it."""
+    """The layer with the whole table of learned positions, which context ranks do not split."""
     parameters = (
         replace(parameter, shape=tuple(_of_all_tokens(size) for size in parameter.shape))
         for parameter in layer.parameters
@@ -93,7 +93,7 @@ _OF_TENSORS = ("size_bytes",)
 
 
 def _widened(part: Part, names: Sequence[str]) -> Part:
-    """An operator, saved tensor or peak with its sizes quadratic in s extended to all keys."""
+    """An operator, saved tensor or peak whose sizes that are quadratic in s count all s cp keys."""
     sizes = {name: getattr(part, name) for name in names}
     wide: dict[str, Any] = {name: _wide(size) for name, size in sizes.items()}
     return part if wide == sizes else replace(part, **wide)
@@ -101,7 +101,7 @@ def _widened(part: Part, names: Sequence[str]) -> Part:
 
 @cache
 def _of_all_tokens(size: Sum) -> Sum:
-    """A size of s tokens turned into the same size for all s cp tokens."""
+    """A size that is proportional to a rank's s tokens, for all s cp tokens instead."""
     return _with_more(size, lambda power: power)
 
 
@@ -112,7 +112,7 @@ def _wide(size: Sum) -> Sum:
 
 
 def _with_more(size: Sum, ranks: Callable[[int], int]) -> Sum:
-    """A sum with each term multiplied by cp to the power ``ranks(power of s in the term)``."""
+    """A sum of sizes, each term multiplied by cp to the power ``ranks(power of s in the term)``."""
     if "s" not in size.names:
         return size
     cp = Sum.named("cp")
@@ -123,8 +123,8 @@ def _with_more(size: Sum, ranks: Callable[[int], int]) -> Sum:
 
 
 def _with_exchange(layer: LayerGraph, width: int, exchange: int) -> LayerGraph:
-    """A block with the collectives, kernels and buffers by which several context-parallel ranks
-    exchange keys in this way.
+    """A block with the collectives, kernels and buffers by which context-parallel ranks exchange
+    keys in the way ``exchange``, if there are several ranks.
     """
     is_split = where("numpy.greater(cp, 1)")
     way = _WAYS[exchange](width)
@@ -145,8 +145,8 @@ def _with_exchange(layer: LayerGraph, width: int, exchange: int) -> LayerGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
-    """One way to exchange keys: a block's collectives by phase, the bytes moved in each phase by
-    kernels around attention, and the buffers allocated during attention.
+    """What one way to exchange keys adds to a block: collectives by phase, the bytes that kernels
+    around attention move in each phase, and the buffers allocated during attention.
     """
 
     messages: tuple[tuple[str, Phase, Sum], ...]
@@ -161,9 +161,9 @@ def _own_bytes(width: int) -> tuple[Sum, Sum]:
 
 
 def _round(width: int) -> _Way:
-    """Ring exchange: keys and values go round the ring; in the backward pass again, with their
-    gradients. A rank has two buffers: for the part that it attends to, and for the part that
-    arrives.
+    """The ring exchange of context parallelism: keys and values go round the ring of ranks; in the
+    backward pass again, with their gradients. A rank has two buffers: for the part of the keys that
+    it attends to, and for the part that arrives.
 
     Each part has an attention of its own, which reads all queries and writes an outcome as large;
     outcomes and gradients are then joined, one part after another. Counted is the last rank, which
@@ -173,7 +173,7 @@ def _round(width: int) -> _Way:
     sums, further = _log_sums_bytes(), Sum.named("cp") + Sum.of(-1)
     every = keys * Sum.named("cp")
     half = Sum.of(Fraction(1, 2)) * keys
-    # Bytes moved by attention over a part: queries and output; backward also the output, its
+    # Attention to one part of the keys moves queries and output; backward also the output, its
     # gradient, and the gradient of queries. Adding two results reads two tensors and writes one.
     forward = 2 * keys + 2 * queries + 2 * sums + further * (2 * queries + 3 * queries + 3 * sums)
     backward = 2 * keys + 2 * queries + 5 * half + further * (4 * queries + 3 * queries + 3 * half)
@@ -185,8 +185,8 @@ def _round(width: int) -> _Way:
 
 
 def _gathered(width: int) -> _Way:
-    """All-gather exchange: a rank gathers all keys and values before it attends, again before the
-    backward pass, and then reduce-scatters their gradients (Llama 3). It keeps only its own.
+    """All-gather exchange: a context-parallel rank gathers all keys and values before it attends,
+    again before the backward pass, and then reduce-scatters their gradients (Llama 3).
 
     Gathered keys are put into the order of tokens. The two halves of a rank's queries have an
     attention each, and copy their outcomes. Backward, gradients of all keys begin as zeros; those
@@ -209,10 +209,10 @@ def _gathered(width: int) -> _Way:
 
 
 def _of_heads(width: int) -> _Way:
-    """Exchange of heads: ranks exchange queries, keys and values of their tokens for a part of the
-    heads of all tokens, and the output back (Jacobs et al. 2023). An exchange has separate buffers
-    for sending and receiving. Each of the four tensors is copied three times: packed before,
-    unpacked after, and put into token order.
+    """The exchange of heads in context parallelism: ranks exchange queries, keys and values of
+    their tokens for a part of the heads of all tokens, and the output back (Jacobs et al. 2023). An
+    exchange has separate buffers for sending and receiving. Each of the four tensors is copied
+    three times: packed before, unpacked after, and put into token order.
     """
     queries, keys = _own_bytes(width)
     each = (queries, keys / 2, keys / 2, queries)
@@ -225,7 +225,7 @@ def _of_heads(width: int) -> _Way:
 
 
 def _log_sums_bytes() -> Sum:
-    """The bytes of the 32-bit log-sum-exp of a rank's scores; one per query and head."""
+    """The bytes of the 32-bit log-sum-exp of a rank's attention scores, one per query and head."""
     b, s, n, tp = map(Sum.named, ("b", "s", "n", "tp"))
     return 4 * b * s * n / tp
 
@@ -234,7 +234,7 @@ _WAYS: Mapping[int, Callable[[int], _Way]] = {RING: _round, GATHER: _gathered, H
 
 
 def _join(name: str, phase: Phase, moved: Sum, width: int) -> Operator:
-    """The kernels that context parallelism adds around attention, as a single operator."""
+    """The kernels that context parallelism adds around attention, combined into one operator."""
     half = Sum.of(Fraction(1, 2)) * moved
     return replace(
         _collective(name, phase, half, width),
@@ -260,7 +260,7 @@ def _collective(name: str, phase: Phase, message: Sum, width: int) -> Operator:
     )
 
 
-# Types of layers: kinds of layers, and for blocks the way to run them (plain, recomputed, ...).
+# Types of a model's layers: kinds of layers, and for blocks the way to run them (recomputed, ...).
 #
 # A model has an embedding, blocks and a head. Its blocks are of one kind, or of several kinds in a
 # repeating pattern; a stage runs each block in one way, its treatment. Layers of one type take
@@ -293,18 +293,18 @@ class LayerTypes:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all layer types: embedding, blocks by kind and treatment, head."""
+        """The names of all layer types: embedding, blocks by kind and way to run them, head."""
         return (EMBEDDING, *self.of_blocks, HEAD)
 
     @property
     def of_blocks(self) -> tuple[str, ...]:
-        """The types of blocks: for each kind the plain type, then one for each treatment."""
+        """The types that are blocks: for each kind the plain one, then one for each treatment."""
         ways = (PLAIN, *self.treatments)
         return tuple(type_of(kind, way) for kind in self.kinds for way in ways)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of candidates that decide which layers a stage has."""
+        """The names of the columns of candidates that decide which layers a stage has."""
         counts = tuple(TREATMENTS[name].dimension for name in self.treatments)
         names = ("layers", *counts, "has_embedding", "has_head")
         return (*names, "first_block") if len(self.pattern) > 1 else names
@@ -321,14 +321,14 @@ class LayerTypes:
         return np.stack(runs).astype(np.float64), np.arange(len(runs))[:, None]
 
     def counts(self, columns: Mapping[str, Floats]) -> Floats:
-        """The number of layers of each type (T, J) in stages with these columns."""
+        """The number of layers of each type (T, J) in stages that these columns describe."""
         sizes, places = self.runs(columns)
         places = np.broadcast_to(places, sizes.shape)
         types = range(len(self.names))
         return np.stack([np.where(places == one, sizes, 0.0).sum(axis=0) for one in types])
 
     def _runs_of_patterns(self, columns: Mapping[str, Floats]) -> tuple[Floats, Ints]:
-        """``runs`` for stages whose kinds of blocks alternate; unused rows R have length 0."""
+        """``runs`` for stages whose kinds of blocks alternate; unused runs R have length 0."""
         names = ("first_block", "layers", "has_embedding", "has_head")
         first, layers, begins, ends = (columns[name].astype(np.int64) for name in names)
         position = np.arange((begins + layers + ends).max())[:, None]
@@ -349,12 +349,12 @@ class LayerTypes:
         return sizes[: run.max() + 1], of_run[: run.max() + 1]
 
     def of_stages(self, column: Callable[[str], Floats]) -> list[list[int]]:
-        """The types of each stage's layers in order, for stages of these columns."""
+        """The types of each stage's layers in order; ``column`` returns a column of the stages."""
         rows = zip(*(column(name).tolist() for name in self.columns), strict=True)
         return [self.of_stage(dict(zip(self.columns, row, strict=True))) for row in rows]
 
     def of_stage(self, values: Mapping[str, float]) -> list[int]:
-        """The type of each layer of a stage, in order, as an index into ``names``."""
+        """The type of each layer of one stage, in order, as an index into ``names``."""
         first = int(values.get("first_block", 0))
         types = [
             type_of(self.pattern[(first + number) % len(self.pattern)], way)
@@ -366,7 +366,7 @@ class LayerTypes:
 
 
 def type_of(kind: str, treatment: str) -> str:
-    """The layer type of a kind of block and a treatment, such as ``block_recomputed``."""
+    """The name of the type of a kind of block with a treatment, such as ``block_recomputed``."""
     return kind if treatment == PLAIN else f"{kind}_{treatment}"
 
 
@@ -377,7 +377,7 @@ def graphs_of(
     lean: int = ALL,
 ) -> dict[str, LayerGraph]:
     """The layer graph of each type of layer, in the order of ``LayerTypes.names``; context-parallel
-    ranks exchange keys in the way ``exchange``, and lean blocks use the set of operators ``lean``.
+    ranks exchange keys in the way ``exchange``, and lean blocks use the operators ``lean``.
     """
     graph = split_over_context(graph, exchange)
     graphs = {EMBEDDING: graph.embedding}
@@ -388,13 +388,13 @@ def graphs_of(
     return {**graphs, HEAD: graph.head}
 
 
-# Sums over a layer graph: operations and bytes by operator class, and memory.
+# Sums over the operators and tensors of a layer graph: work by operator class, and memory.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorWork:
-    """The work of one class of operators in a layer's forward or backward pass, for one micro-batch
-    on a rank.
+    """The work of one operator class in a layer's forward or backward pass, for one micro-batch on
+    a rank.
     """
 
     operators: int
@@ -404,8 +404,8 @@ class OperatorWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerMemory:
-    """The memory of a layer for one micro-batch on one rank. ``saved_bytes`` are kept for the
-    backward pass; peaks include them.
+    """The bytes of a layer for one micro-batch on one rank. ``saved_bytes`` are kept for the
+    backward pass; the bytes at peaks include them.
     """
 
     parameters: sympy.Expr
@@ -424,17 +424,17 @@ class LayerExpressions(LayerMemory):
     work: Mapping[tuple[Phase, Kind], OperatorWork]
 
     def flop(self, phase: Phase) -> sympy.Expr:
-        """Floating-point operations of a phase, over all classes."""
+        """The floating-point operations of the layer in a phase, over all operator classes."""
         return self._total(work.flop for (p, _), work in self.work.items() if p == phase)
 
     def moved_bytes(self, phase: Phase) -> sympy.Expr:
-        """The bytes read and written by the kernels of a phase, collectives excluded."""
+        """The bytes that the layer's kernels read and write in a phase, collectives excluded."""
         return self._total(
             w.moved_bytes for (p, k), w in self.work.items() if p == phase and k != "collective"
         )
 
     def collective_bytes(self, phase: Phase) -> sympy.Expr:
-        """The bytes of the messages of a phase's tensor-parallel collectives."""
+        """The bytes of the messages of the layer's tensor-parallel collectives in a phase."""
         work = self.work.get((phase, "collective"))
         return self._total(()) if work is None else work.moved_bytes
 
@@ -443,7 +443,7 @@ class LayerExpressions(LayerMemory):
 
 
 def expressions_of(graph: LayerGraph) -> LayerExpressions:
-    """The sums of work and memory over a layer's operators and tensors."""
+    """The work and memory of a layer, summed over its operators and tensors."""
     grouped: dict[tuple[Phase, Kind], list[Operator]] = defaultdict(list)
     for operator in graph.operators:
         grouped[operator.phase, operator.kind].append(operator)
@@ -477,7 +477,7 @@ def _work(operators: list[Operator]) -> OperatorWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSums(LayerMemory):
-    """The sums over one layer that stages' expressions contain, as sizes or as symbols."""
+    """The sums over one layer from which stages' expressions are built, as sizes or symbols."""
 
     forward_flop: sympy.Expr
     backward_flop: sympy.Expr
@@ -488,7 +488,7 @@ class LayerSums(LayerMemory):
 
     @classmethod
     def of(cls, graph: LayerGraph) -> Self:
-        """The sums over one layer's operators and tensors."""
+        """Compute these sums from one layer's graph."""
         layer = expressions_of(graph)
         plain = {entry.name: getattr(layer, entry.name) for entry in fields(LayerMemory)}
         phases: dict[str, sympy.Expr] = {}
@@ -502,7 +502,7 @@ class LayerSums(LayerMemory):
 
     @classmethod
     def symbols(cls, layer: str) -> Self:
-        """The sums of bytes and operations over a layer, as symbols to be given values later."""
+        """Symbols that stand for these sums over a layer, whose values are given later."""
         return cls(
             **{
                 entry.name: sympy.Symbol(sum_name(layer, entry.name), nonnegative=True)
@@ -512,24 +512,24 @@ class LayerSums(LayerMemory):
 
 
 def sum_name(layer: str, name: str) -> str:
-    """The name of the symbol for one of a layer's sums, such as its parameters."""
+    """The name of the symbol for one of the sums over a layer, such as its parameters."""
     return f"{layer}_{name}"
 
 
-# Sums of a stage's blocks by the way to run them, from which the expressions of stages are built.
+# Sums over a stage's blocks by the way to run them, from which expressions of stages are built.
 #
 # Where all blocks are of one kind, these are the sums of one block. Where kinds alternate, they are
 # the sums of an imaginary block that represents all blocks with one treatment: totals are averaged
 # over its blocks, and peaks are the maximum over any block of the stage.
 #
-# Axes: C rows of sizes and stages.
+# Axes: C candidates, each with its sizes and its stage.
 
 
 Table = Mapping[str, Floats]
 
-# The names of sums over a stage's blocks begin with this, and end with the way to run them.
+# Names of sums over a stage's blocks begin with this word, and end with the way to run them.
 BLOCKS = "blocks"
-# Names of the parameters of the largest block, on which the size of buffers depends.
+# Names of the parameters of a stage's largest block, on which the size of buffers depends.
 LARGEST_BLOCK = "largest_block_parameters"
 LARGEST_EXPERTS = "largest_block_expert_parameters"
 
@@ -538,7 +538,7 @@ _AT_ONE_MOMENT = ("output_bytes", "input_bytes")
 
 
 def sums_of_blocks(types: LayerTypes, sums: Table, stages: Table) -> Table:
-    """The sums (C) of the blocks with each treatment, from the sums of each layer type."""
+    """The sums over the blocks with each treatment (C), from the sums over a layer of each type."""
     names = [entry.name for entry in fields(LayerSums)]
     ways = (PLAIN, *types.treatments)
     if len(types.pattern) == 1:
@@ -579,7 +579,7 @@ def _of_kinds(types: LayerTypes, sums: Table, counts: Table, way: str, name: str
         of_way = np.stack([_counted(counts, kind, (way,)) for kind in types.kinds]) > 0
         saved = of_each("saved_bytes") * of_way
         return np.asarray(((of_each(name) - saved) * of_way).max(axis=0) + saved.max(axis=0))
-    # The parameters of a stage are those of all its blocks, however the blocks are run.
+    # Parameters are counted over all blocks of the stage, however the blocks are run.
     is_state = name in ("parameters", "expert_parameters")
     every = (PLAIN, *types.treatments) if is_state else (way,)
     weights = np.stack([_counted(counts, kind, every) for kind in types.kinds])
@@ -592,7 +592,7 @@ def _counted(counts: Table, kind: str, ways: Sequence[str]) -> Floats:
 
 
 def _counts(types: LayerTypes, stages: Table) -> Table:
-    """The number of layers of each type in each candidate's stage (C)."""
+    """The number of layers of each type in each candidate's stage (C), by the type's name."""
     sizes, places = types.runs(stages)
     return {
         name: np.where(places == number, sizes, 0.0).sum(axis=0)

@@ -1,4 +1,5 @@
-"""Blocks whose operators keep less for their backward pass, after Tempo (Andoorveedu et al. 2022).
+"""Lean blocks, whose operators keep fewer bytes for the backward pass, after Tempo (Andoorveedu et
+al. 2022).
 
 GELU keeps its output and a byte a value, LayerNorm its output and one deviation a row, attention's
 core its shares and mask but not the shares after dropout, dropout after products nothing. What is
@@ -19,8 +20,8 @@ from mistlab.plan.lean_sets import KINDS
 if TYPE_CHECKING:
     import sympy
 
-# The number of channels of normalised values that a LayerNorm keeps: those with the smallest gains,
-# since an output does not determine its input where the gain is 0.
+# The number of channels whose normalised values a lean LayerNorm keeps: those with the smallest
+# gains, since a norm's output does not determine its input where the gain is 0.
 KEPT_CHANNELS = 8
 
 GELU, NORM, DROPOUT = "aten.gelu", "aten.native_layer_norm", "aten.native_dropout"
@@ -35,7 +36,9 @@ _BYTE = "bool"
 
 
 def lean(block: LayerGraph, kinds: Collection[str] = KINDS) -> LayerGraph:
-    """The block with lean operators of these kinds (GELU, norms, attention core, dropout)."""
+    """The graph of a block with lean operators of these kinds (GELU, norms, attention core,
+    dropout).
+    """
     for kind in KINDS:
         if kind in kinds:
             block = _OF_KIND[kind](block)
@@ -55,7 +58,9 @@ def _changed(
 
 
 def _lean_gelu(block: LayerGraph) -> LayerGraph:
-    """A block whose GELU keeps its output and a byte per value instead of its input."""
+    """The graph of a block whose GELU keeps its output and a byte per value instead of its
+    input.
+    """
     forward = _named(block, GELU, "forward")
     if forward is None:
         return block
@@ -76,16 +81,16 @@ def _lean_gelu(block: LayerGraph) -> LayerGraph:
                 outputs=(*operator.outputs, operator.outputs[0]),
                 written_bytes=operator.written_bytes + values,
             )
-        # The backward operator reads GELU's output and byte instead of its input.
+        # The backward operator reads GELU's output and a byte per value, instead of GELU's input.
         inputs = (*operator.inputs, operator.inputs[-1])
         return replace(renamed, inputs=inputs, read_bytes=operator.read_bytes + values)
 
     gone = values * (width - 1)
     changed = [saved(tensor) for tensor in block.saved]
     kept = total((one.size_bytes for one in changed), like=values)
-    # At the forward peak the input still exists beside output and byte. At the backward peak the
-    # output still exists where the gradient of GELU's input is a tensor of its own: beside the
-    # residual's gradient, or beside that of a norm at the block's end.
+    # At the forward peak, GELU's input still exists beside its output and the byte per value. At
+    # the backward peak, GELU's output still exists where the gradient of its input is a tensor of
+    # its own: beside the residual's gradient, or beside that of a norm at the block's end.
     is_behind = _ends_with_norm(block.of_phase("forward"))
     moments = (
         Peak(phase="forward", operator=_LEAN[GELU], size_bytes=kept + values * width),
@@ -105,12 +110,12 @@ def _lean_gelu(block: LayerGraph) -> LayerGraph:
 
 
 def _lean_norms(block: LayerGraph) -> LayerGraph:
-    """A block whose norms keep their outputs, which GEMMs keep anyway, and the values of a few
-    channels, instead of inputs and means.
+    """The graph of a block whose norms keep their outputs, which GEMMs keep anyway, and the values
+    of a few channels, instead of their inputs and means.
     """
     for operator in block.of_phase("forward"):
-        # A norm after half of a block stands before the residual addition, so no GEMM keeps its
-        # output.
+        # A norm at the end of half a block, before the residual addition, stays plain, since no
+        # GEMM keeps its output.
         if operator.name == NORM and not operator.module.endswith("post_norm"):
             block = _lean_norm(block, operator)
     return block
@@ -127,7 +132,7 @@ def _lean_norm(block: LayerGraph, norm: Operator) -> LayerGraph:
         size_bytes=rows * KEPT_CHANNELS * width,
         is_input=False,
     )
-    # A lean norm keeps the deviation of each row, not its mean.
+    # A lean norm keeps the standard deviation of each token, not its mean.
     sizes = [values * width, rows * width]
     saved_by_norm = [
         one for one in block.saved if one.module == norm.module and one.size_bytes in sizes
@@ -155,17 +160,17 @@ def _lean_norm(block: LayerGraph, norm: Operator) -> LayerGraph:
 
     def changed(peak: Peak) -> Peak:
         has_all = _has_all(peak, block)
-        # Forward, the residual stream still holds a norm's input, so a lean norm only adds the
-        # channels that it keeps. Post-norm blocks are the exception: no residual holds the input,
-        # except of the last norm while it runs.
+        # In the forward pass, the residual stream still holds a norm's input, so a lean norm only
+        # adds the channels that it keeps. Post-norm blocks are the exception: no residual holds the
+        # input of a norm, except of the last norm while it runs.
         if peak.phase == "forward" and not (has_all and is_behind and position < len(forward) - 1):
             return _less(peak, -moved)
         if has_all:
             return _less(peak, gone)
         names = names_in(peak.size_bytes)
         is_before = position < (network if "f" in names else attention)
-        # In its own backward pass a norm has its output instead of its input, so it only adds the
-        # channels that it keeps.
+        # In its own backward pass a lean norm has its output instead of its input, so it only adds
+        # the channels that it keeps.
         if peak.operator.startswith(NORM) and ("n" not in names or not is_before):
             return _less(peak, -moved)
         return _less(peak, gone) if is_before else peak
@@ -176,12 +181,14 @@ def _lean_norm(block: LayerGraph, norm: Operator) -> LayerGraph:
 
 
 def _lean_core(block: LayerGraph) -> LayerGraph:
-    """A block that recomputes attention probabilities after dropout from probabilities and mask."""
+    """The graph of a block that recomputes the attention probabilities after dropout from those
+    before it and the mask.
+    """
     forward = _named(block, DROPOUT, "forward", module=ATTENTION)
     if forward is None:
         return block
-    # A rank's scores are of its own queries with all ranks' keys, which the traced shapes do not
-    # show.
+    # The size of a rank's scores, its own queries times all ranks' keys, is taken from bytes, since
+    # traced shapes lack the other ranks.
     width = _WIDTHS[forward.dtype]
     dropped = expanded(forward.written_bytes / (width + 1) * width)
     saved, is_gone = [], False
@@ -210,7 +217,7 @@ def _lean_core(block: LayerGraph) -> LayerGraph:
 
 
 def _lean_dropout(block: LayerGraph) -> LayerGraph:
-    """A block that regenerates the masks of dropout after GEMMs from their seeds."""
+    """The graph of a block that regenerates the dropout masks after its GEMMs from their seeds."""
     forward = _named(block, DROPOUT, "forward", module="dropout")
     if forward is None:
         return block
@@ -230,8 +237,8 @@ def _lean_dropout(block: LayerGraph) -> LayerGraph:
     def less(peak: Peak) -> Peak:
         if not _has_all(peak, block):
             return peak
-        # In the backward pass the mask of the last dropout is freed first, so that the others
-        # remain.
+        # In the backward pass the last dropout's mask is freed first, so that only the masks before
+        # it are still there.
         is_last = peak.phase == "backward" and not peak.operator.startswith(DROPOUT)
         return _less(peak, mask * (len(masks) - is_last))
 
@@ -248,20 +255,20 @@ _OF_KIND = {
 
 
 def _named(block: LayerGraph, name: str, phase: Phase, *, module: str = "") -> Operator | None:
-    """The first operator with this name in a phase, of this module if one is given."""
+    """The first operator with this name in a phase, in this module if one is given."""
     return next(
         (o for o in block.of_phase(phase) if o.name == name and module in ("", o.module)), None
     )
 
 
 def _renamed(operator: Operator, plain: str) -> Operator:
-    """An operator with the name of its lean form instead of the usual one."""
+    """The operator with the name of its lean version."""
     return replace(operator, name=operator.name.replace(plain, _LEAN[plain]))
 
 
 def _ends(forward: Sequence[Operator]) -> tuple[int, int]:
-    """The indices of the forward operators with which the feed-forward network and attention
-    begin.
+    """The indices of the forward operators with which a block's feed-forward network and its
+    attention begin.
     """
     network = next((n for n, one in enumerate(forward) if one.module.startswith("mlp.")), 0)
     attention = next((n for n, one in enumerate(forward) if one.module.startswith("attention.")), 0)
@@ -269,12 +276,14 @@ def _ends(forward: Sequence[Operator]) -> tuple[int, int]:
 
 
 def _ends_with_norm(forward: Sequence[Operator]) -> bool:
-    """Whether a block's norms follow the residual additions (post-norm)."""
+    """Whether the norms of a block follow its residual additions (post-norm)."""
     return forward[-1].kind == "normalization"
 
 
 def _has_all(peak: Peak, block: LayerGraph) -> bool:
-    """Whether all tensors that a block keeps exist at a peak moment, judged by their sizes."""
+    """Whether all tensors that a block keeps exist at a peak moment, judging by the sizes of
+    both.
+    """
     left = expanded(peak.size_bytes - block.saved_bytes)
     return all(share > 0 for share in factors_of(left).values())
 

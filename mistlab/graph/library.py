@@ -35,11 +35,11 @@ from mistlab.plan.workload import Activation, Family, ModelSpec, Window, Workloa
 if TYPE_CHECKING:
     from mistlab.graph.graph import Condition
 
-# The kinds of blocks of a model: what distinguishes each kind (experts, window, ...), and which
-# block is of which kind.
+# The kinds of blocks of a model: what distinguishes each kind (experts, window, ...), and which of
+# the model's blocks are of which kind.
 
 
-# Parts that a block may have beyond those of its model family, in the order in which the names of
+# Parts that a block may have beyond those of its model family, in the order in which names of layer
 # graphs list them.
 PARTS = (
     *("rotary", "positionless", "gated"),
@@ -48,14 +48,14 @@ PARTS = (
     *("mixer_missing", "network_missing"),
 )
 
-# The kind of a model's last block; most models have no other kind.
+# The name of the kind of a model's last block; most models have no other kind.
 BLOCK = "block"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockKinds:
-    """The kinds of a model's blocks in a repeating ``pattern``, with the ``parts`` (experts,
-    window, ...) of each kind.
+    """The kinds of blocks of a model, in a repeating ``pattern``, and the ``parts`` (experts,
+    window, ...) that each kind has.
     """
 
     pattern: tuple[str, ...]
@@ -63,21 +63,24 @@ class BlockKinds:
 
 
 def kinds_of(model: ModelSpec) -> BlockKinds:
-    """The kinds of blocks of a model of a family; every block has the attention window, except each
-    ``full_every``-th.
+    """The kinds of blocks of a model of a known family; every block has the model's attention
+    window, except each ``full_every``-th.
     """
     if model.pattern:
         return _of_pattern(model)
     dense = 0 if model.experts is None else model.experts.dense_blocks
     turns = 1 if model.window is None else max(model.window.full_every, 1)
-    # The blocks of one period of the pattern; with dense blocks at the start, of the whole model.
+    # The blocks of one period of the pattern; if the first blocks are dense, all blocks of the
+    # model.
     blocks = [_parts_of(model, block) for block in range(model.layers if dense else turns)]
     names = [_name(parts, blocks[-1]) for parts in blocks]
     return BlockKinds(pattern=tuple(names), parts=dict(zip(names, blocks, strict=True)))
 
 
 def _of_pattern(model: ModelSpec) -> BlockKinds:
-    """The kinds of a hybrid model; the kind of the pattern's last block is named ``block``."""
+    """The kinds of blocks of a hybrid model; the kind of the pattern's last block is named
+    ``block``.
+    """
     pattern = model.pattern[: model.layers]
     names = {letter: BLOCK if letter == pattern[-1] else _LETTERS[letter] for letter in pattern}
     return BlockKinds(
@@ -139,14 +142,14 @@ def _parts_of(model: ModelSpec, block: int) -> tuple[str, ...]:
 
 
 def _has_window(window: Window, block: int) -> bool:
-    """Whether a block, by its index in the model, attends to a window only."""
+    """Whether a block, by its index in the model, attends to a window of tokens only."""
     every = window.full_every
     return not every or block % every < every - 1
 
 
 def _structure(model: ModelSpec) -> dict[str, bool]:
-    """The structural features (biases, norms, activation, ...) in which a model's blocks differ
-    from those of its family.
+    """The structural features (rotary embedding, no positions, a gate) in which a model's blocks
+    differ from those of its family.
     """
     plain = family_structure(model.family)
     is_other = model.position_embedding != plain.position_embedding
@@ -159,7 +162,7 @@ def _structure(model: ModelSpec) -> dict[str, bool]:
 
 @cache
 def family_structure(family: Family) -> ModelSpec:
-    """The smallest model of a family; its structural features are the family's."""
+    """The smallest model of a family, which has the structural features of the family."""
     return ModelSpec.of(family=family, hidden=128, layers=1, heads=1)
 
 
@@ -171,11 +174,13 @@ def _name(parts: tuple[str, ...], last: tuple[str, ...]) -> str:
     return " ".join(traits)
 
 
-# Masks of candidates for whose sizes a layer graph is valid.
+# Masks of the candidates with sizes for which a layer graph is valid.
 
 
 def remainders(conditions: Sequence[Condition], columns: tuple[str, ...]) -> Compiled:
-    """The remainders of a graph's divisibility conditions, as sums; zero where a size divides."""
+    """The remainders of sizes divided by the divisors that a layer graph requires, as sums; zero
+    where a divisor divides.
+    """
     left_over = {
         f"{condition.size} over {condition.divisor}": Sum.named(
             f"numpy.mod({condition.size}, {condition.divisor})"
@@ -186,7 +191,8 @@ def remainders(conditions: Sequence[Condition], columns: tuple[str, ...]) -> Com
 
 
 def divides(compiled: Compiled, columns: Mapping[str, NDArray[Any]]) -> Bools:
-    """A mask of candidates whose sizes are multiples of all divisors that a graph requires.
+    """A mask of the candidates whose sizes are multiples of all divisors that a layer graph
+    requires.
 
     For example, heads that do not divide over the tensor-parallel ranks make a row infeasible.
     """
@@ -197,19 +203,23 @@ def holds(
     assumptions: Sequence[str],
     columns: Mapping[str, NDArray[Any]],
 ) -> Bools:
-    """A mask of rows that satisfy all comparisons on which the traced code branched."""
+    """A mask of the candidates whose sizes satisfy all comparisons on which the traced code
+    branched.
+    """
     values = _indicators(tuple(assumptions), tuple(columns))(columns)
     return np.asarray((values == 1).all(axis=0))
 
 
 def broken_at(assumptions: Sequence[str], sequence_length: int) -> list[str]:
-    """The comparisons that a sequence length violates, whatever the other sizes are."""
+    """The comparisons of the traced code that a sequence length violates, whatever the other sizes
+    are.
+    """
     return [*_broken(tuple(assumptions), sequence_length).numbers]
 
 
 @kept
 def _indicators(assumptions: tuple[str, ...], columns: tuple[str, ...]) -> Compiled:
-    """Indicator expressions of the comparisons: 1 where one holds, else 0."""
+    """An expression for each comparison of the traced code: 1 where it holds, else 0."""
     from mistlab.graph.graph_text import relation_from  # noqa: PLC0415 (needs SymPy)
 
     indicators = {
@@ -220,7 +230,7 @@ def _indicators(assumptions: tuple[str, ...], columns: tuple[str, ...]) -> Compi
 
 @kept
 def _broken(assumptions: tuple[str, ...], sequence_length: int) -> Compiled:
-    """The comparisons that these numbers violate; ``numbers`` are passed as values so that results
+    """The comparisons that a sequence length violates, as the names in ``numbers``, so that results
     can be cached.
     """
     from mistlab.graph.graph_text import relation_from  # noqa: PLC0415 (needs SymPy)
@@ -238,8 +248,8 @@ FAMILIES = ("gpt", "llama", "falcon")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """What decides a layer graph besides sizes: family, attention, precision, biases, dropout,
-    parts of blocks.
+    """All that decides a layer graph besides sizes: model family, attention, precision, biases,
+    dropout, and the parts of blocks.
 
     ``precision`` is ``half`` (two bytes) or ``single`` (four bytes). With ``sequence_parallel``
     tensor-parallel ranks split tokens wherever they do not split weights. ``parts`` are the parts
@@ -258,7 +268,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The file name of the variant's graph, without extension."""
+        """The name of the file with the variant's layer graph, without its extension."""
         parts = [self.family, self.attention, self.precision]
         parts += ["biases"] * self.biases + ["dropout"] * self.dropout
         parts += ["whole"] * self.whole_shares
@@ -269,8 +279,8 @@ class Variant:
 
 @cache
 def variants() -> tuple[Variant, ...]:
-    """The variants of all shipped graphs: each family, GPT with and without biases and dropout,
-    current models, and encoders; each also with sequence parallelism.
+    """The variants whose layer graphs are shipped: each family, GPT with and without biases and
+    dropout, current models, and encoders; each also with sequence parallelism.
     """
     plain = [
         Variant(family=family, attention=attention, precision=precision)
@@ -297,8 +307,9 @@ def variants() -> tuple[Variant, ...]:
 _EXPERTS, _LATENT = ("experts",), ("latent",)
 _SINKS = ("sinks",)
 _SHARED = (*_EXPERTS, "shared_experts")
-# Each row: family, attention, biases, and parts of blocks. First Mixtral, Qwen 3, gpt-oss, DeepSeek
-# V2 and V3; GPT with experts as Megatron trains it; hybrid models.
+# Variants of current models, each with family, attention, biases, and parts of blocks. First
+# Mixtral, Qwen 3, gpt-oss, DeepSeek V2 and V3; GPT with experts as Megatron trains it; hybrid
+# models.
 _OF_TODAY: tuple[tuple[str, str, bool, tuple[str, ...]], ...] = (
     ("llama", "flash", False, _EXPERTS),
     ("llama", "flash", False, _SHARED),
@@ -349,7 +360,7 @@ def shipped(variant: Variant) -> ModelGraph:
 
 
 def _of(variant: Variant) -> StoredGraph | None:
-    """The stored graph of a variant: shipped, or derived from a shipped one; None if there is
+    """The stored layer graph of a variant: shipped, or derived from a shipped one; None if there is
     neither.
     """
     if variant in variants():
@@ -374,7 +385,9 @@ def _of(variant: Variant) -> StoredGraph | None:
 
 
 def _sums_of(variant: Variant) -> int:
-    """The number of residual additions in a block: two, or one in blocks with a single part."""
+    """The number of residual additions in a block: two, or one in a block that is only a mixer or
+    only a network.
+    """
     lacks_half = {"mixer_missing", "network_missing"} & {*variant.parts}
     return 1 if lacks_half or family_structure(variant.family).parallel_block else 2
 
@@ -393,7 +406,8 @@ def graph_of(
     quantised_inputs: int = 0,
 ) -> StoredGraph:
     """The layer graph of a workload: a shipped graph, or the graph of its traced model. ``kept_by``
-    names the implementation (eager torch, ...) whose kept tensors count, if not the graph's own.
+    names the implementation (eager torch, ...) whose kept tensors count, if these are not the
+    graph's own.
     """
     model = workload.model
     precision = "single" if workload.precision == "fp32" else "half"
@@ -422,8 +436,8 @@ def sequence_graph_of(
 
 
 def _kept_by(graph: StoredGraph, workload: Workload, kept_by: str) -> StoredGraph:
-    """A graph in a workload's precision, with the tensors that the implementation ``kept_by`` keeps
-    for the backward pass.
+    """A layer graph in a workload's precision, with the tensors that the implementation ``kept_by``
+    keeps for the backward pass.
     """
     made = in_precision(graph, workload.precision, keeps_wide=bool(kept_by))
     return kept_by_torch(made, kept_by) if kept_by else made
@@ -432,7 +446,9 @@ def _kept_by(graph: StoredGraph, workload: Workload, kept_by: str) -> StoredGrap
 def as_trained(
     graph: StoredGraph, workload: Workload, *, fuses_loss: bool, quantised_inputs: int = 0
 ) -> StoredGraph:
-    """A family's graph with the engine's loss, multi-token prediction heads, and adapters."""
+    """A family's layer graph with the engine's loss, heads for multi-token prediction, and low-rank
+    adapters.
+    """
     model = workload.model
     made = with_fused_loss(graph) if fuses_loss else graph
     if model.further_tokens:
@@ -515,15 +531,15 @@ def _has_known_structure(model: ModelSpec) -> bool:
 
 
 def _same_kernel(activation: Activation) -> Activation:
-    """An activation function whose kernel costs as much: both forms of GELU count as one
-    operator.
+    """The activation function whose kernel costs as much as this one's: both versions of GELU count
+    as one operator.
     """
     return "gelu_tanh" if activation == "gelu" else activation
 
 
 def _seen(workload: Workload) -> ModelSpec:
-    """The workload's model as graphs see it: without an attention window that no sequence
-    exceeds.
+    """The workload with its model as layer graphs see it: without an attention window that no
+    sequence exceeds.
     """
     model = workload.model
     if model.window is None or model.window.size < workload.sequence_length:

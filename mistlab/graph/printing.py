@@ -1,4 +1,4 @@
-"""Prints expressions as the source text of one NumPy function of columns.
+"""Prints expressions as the source text of one NumPy function of columns of sizes.
 
 Common parts are computed once, under a name. Of several NumPy functions the fastest is printed.
 """
@@ -66,7 +66,7 @@ def _unevaluated(expression: sympy.Basic) -> sympy.Basic:
 
 
 class _Printer(NumPyPrinter):  # type: ignore[misc]
-    """Prints maxima and choices as the two-argument functions that NumPy runs fastest."""
+    """Prints maxima and case distinctions as the two-argument functions that NumPy runs fastest."""
 
     def _print__Maximum(self, expression: sympy.Expr) -> str:  # noqa: N802
         return self._in_pairs("maximum", expression)

@@ -1,4 +1,6 @@
-"""Expressions for a stage's bytes and work: states, buffers, activations, peaks."""
+"""Expressions for the bytes and the work of a pipeline stage: states, buffers, activations,
+peaks.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ from mistlab.plan.dimensions import AXES, DIMENSIONS, GROUPS, STATE_AXES, Axis, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
-    """The bytes of weights, gradients, optimizer states or activations on one rank: on the device
-    and on the host.
+    """The bytes of weights, gradients, optimizer states or activations of one rank: on its GPU and
+    on its host.
     """
 
     device: sympy.Expr
@@ -49,25 +51,25 @@ class Parameters:
         return type(self)(every=self.every + other.every, experts=self.experts + other.experts)
 
     def times(self, factor: sympy.Expr) -> Self:
-        """The numbers of all parameters and of experts' parameters, multiplied by a factor."""
+        """These numbers of parameters, each multiplied by a factor."""
         return type(self)(every=self.every * factor, experts=self.experts * factor)
 
 
 def weights(blocks: Parameters, ends: Parameters, memory: EngineMemory) -> States:
-    """The bytes of weights; sharded over data-parallel ranks from ZeRO-3 on."""
+    """The bytes of a rank's weights; sharded over data-parallel ranks from ZeRO-3 on."""
     if memory.frozen_weight:
         blocks = blocks.times(sympy.Float(memory.frozen_weight / memory.weight))
     return _states(blocks, ends, memory.weight, level=3, ratio="ww")
 
 
 def gradients(blocks: Parameters, ends: Parameters, memory: EngineMemory) -> States:
-    """The bytes of accumulated gradients; sharded from ZeRO-2 on."""
+    """The bytes of a rank's accumulated gradients; sharded from ZeRO-2 on."""
     return _states(blocks, ends, memory.gradient, level=2, ratio="wg")
 
 
 def optimizer(blocks: Parameters, ends: Parameters, memory: EngineMemory) -> States:
-    """The bytes of optimizer states; sharded from ZeRO-1 on. The states of a local-SGD outer
-    optimizer stay on the device.
+    """The bytes of a rank's optimizer states; sharded from ZeRO-1 on. The states of a local-SGD
+    outer optimizer stay on the device.
     """
     states = _states(blocks, ends, memory.optimizer, level=1, ratio="wo")
     if not memory.outer:
@@ -76,7 +78,8 @@ def optimizer(blocks: Parameters, ends: Parameters, memory: EngineMemory) -> Sta
 
 
 def sharded(whole: Parameters, *, level: int) -> sympy.Expr:
-    """A rank's shard of a state that data-parallel ranks divide from a ZeRO level on.
+    """The parameters in a rank's shard of a state that data-parallel ranks shard from the ZeRO
+    ``level`` on.
 
     Ranks that have the same experts divide the experts' state.
     """
@@ -87,7 +90,9 @@ def sharded(whole: Parameters, *, level: int) -> sympy.Expr:
 
 
 def ranks_that_share() -> sympy.Expr:
-    """The number of ranks that shard the same states: the size of the group ``gather``."""
+    """The number of ranks that shard the same states among them: the size of the group
+    ``gather``.
+    """
     others = [axis for name, axis in STATE_AXES.items() if name not in GROUPS["gather"]]
     return _degree(AXES.values()) / _degree(others)
 
@@ -105,9 +110,9 @@ def _states(blocks: Parameters, ends: Parameters, each: float, *, level: int, ra
 
 # Expressions for a stage's memory, its peak moments and its work, as sums over its layers.
 #
-# A stage has L blocks, some of them treated, and q micro-batches in flight; e and t are 1 where it
-# has the embedding or the head. All bytes are of one rank. The engine decides which bytes are
-# allocated only while a block computes, and when layers step.
+# A stage has L blocks, some of them treated (recomputed, offloaded, ...), and q micro-batches in
+# flight; e and t are 1 where it has the embedding or the head. All bytes are of one rank. The
+# engine decides which bytes are allocated only while a block computes, and when layers step.
 
 
 L, q = choice_symbol("L"), choice_symbol("q")
@@ -117,7 +122,8 @@ ww, wg, wo, wa = (choice_symbol(name) for name in ("ww", "wg", "wo", "wa"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageExpressions:
-    """The memory and work of a stage's rank, as expressions in sizes and choices.
+    """The memory and work of one rank of a stage, as expressions in sizes and in the plan's
+    choices.
 
     ``buffers_bytes`` is room for states that are gathered from other ranks or fetched from the
     host, ``step_buffer_bytes`` the step's memory beside states and buffers. ``activations`` are
@@ -141,7 +147,7 @@ class StageExpressions:
 
     @property
     def host_bytes(self) -> sympy.Expr:
-        """The bytes of the rank in host memory."""
+        """The bytes of the rank's states and activations in host memory."""
         held = (self.weights, self.gradients, self.optimizer, self.activations)
         return sympy.Add(*(states.host for states in held))
 
@@ -152,7 +158,7 @@ def stage_expressions(
     tied_embeddings: bool,
     treatments: Sequence[tuple[str, Treatment]],
 ) -> StageExpressions:
-    """The expressions of a stage, in symbols for the sums of its layers."""
+    """Build the expressions for a stage, in symbols that stand for the sums over its layers."""
     memory = states_as_changed(memory, lambda name: choice_symbol(DIMENSIONS[name].symbol))
     embedding, block, head = (LayerSums.symbols(name) for name in ("embedding", BLOCKS, "head"))
     head = _recomputed_in_chunks(head, memory) if memory.loss_again else _in_chunks(head, memory)
@@ -164,7 +170,7 @@ def stage_expressions(
     blocks = _parameters(block).times(L)
     ends = _parameters(embedding).times(e) + _parameters(head).times(t)
     if tied_embeddings:
-        # A stage with both embedding and head stores the table that they share once.
+        # A stage with both embedding and head stores the embedding table that they share only once.
         table = size_symbol("V") * size_symbol("h") / size_symbol("tp")
         ends = replace(ends, every=ends.every - e * t * table)
     largest_block = replace(
@@ -198,8 +204,8 @@ def stage_expressions(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Treated:
-    """The blocks of a stage that run in one way (plain, recomputed, ...): sums of bytes, operations
-    and times over one such block, and the number of blocks.
+    """The blocks of a stage that run in one way (plain, recomputed, ...): bytes and operations
+    summed over one such block, and the number of these blocks.
     """
 
     layer: LayerSums
@@ -208,9 +214,9 @@ class _Treated:
 
     @classmethod
     def of(cls, name: str, row: Treatment, gates: sympy.Expr) -> Self:
-        """The blocks with one treatment; ``gates`` bytes, which this engine keeps beyond the layer
-        graph's, are added to each block's peaks, and to what the block keeps if its treatment keeps
-        them.
+        """The blocks of a stage with one treatment. ``gates`` are the bytes that the engine keeps
+        of a block beyond its layer graph's: they count at each block's peaks, and in what the block
+        keeps if its treatment keeps them.
         """
         layer = LayerSums.symbols(type_of(BLOCKS, name))
         return cls(
@@ -221,24 +227,24 @@ class _Treated:
 
 
 def _parameters(layer: LayerSums) -> Parameters:
-    """The numbers of parameters of a layer on a rank, and those of its experts."""
+    """The numbers of a layer's parameters on a rank: all, and those of its experts."""
     return Parameters(every=layer.parameters, experts=layer.expert_parameters)
 
 
 def _gates(memory: EngineMemory) -> sympy.Expr:
-    """The bytes that a block under this engine keeps beyond those of its layer graph: gates, and
-    whole tensors under sequence parallelism.
+    """The bytes that a block keeps under this engine beyond those of its layer graph: results of
+    gates, and whole tensors under sequence parallelism.
     """
     b, s, f, h, tp = (size_symbol(name) for name in ("b", "s", "f", "h", "tp"))
     gates = memory.kept_gates * b * s * f / tp
-    # The layer graph already counts a rank's own part of a tensor that the engine gathers whole.
+    # The layer graph counts a rank's own part of the tensors that the engine gathers whole already.
     whole = memory.whole_tensors * choice_symbol("sp") * b * s * h * (1 - 1 / tp)
     ahead = memory.blocks_ahead / sympy.Max(memory.blocks_ahead, L * q)
     return memory.weight * sympy.sympify(gates + whole * ahead)
 
 
 def _with_gates(block: LayerSums, gates: sympy.Expr, *, keeps: bool) -> LayerSums:
-    """A block with ``gates`` additional bytes while it runs; with ``keeps`` it holds them until its
+    """A block with ``gates`` additional bytes while it runs; if it ``keeps`` them, also until its
     backward pass.
     """
     return replace(
@@ -250,8 +256,8 @@ def _with_gates(block: LayerSums, gates: sympy.Expr, *, keeps: bool) -> LayerSum
 
 
 def _share_of_tokens(tokens: int) -> sympy.Expr:
-    """The share of a micro-batch's tokens in a chunk of this size."""
-    # A case distinction, since SymPy would simplify Min(1, n / x) to 1 for an integer x.
+    """The share of a micro-batch's tokens that a chunk of ``tokens`` tokens has, at most 1."""
+    # A case distinction instead of Min(1, n / x), which SymPy would simplify to 1 for an integer x.
     every = size_symbol("b") * size_symbol("s")
     return sympy.Piecewise((tokens / every, every > tokens), (1, True))
 
@@ -293,12 +299,12 @@ def _in_chunks(head: LayerSums, memory: EngineMemory) -> LayerSums:
 
 
 def _kept(blocks: Sequence[_Treated]) -> sympy.Expr:
-    """The bytes that a stage's blocks keep for the backward pass of one micro-batch."""
+    """The bytes that all blocks of a stage keep for the backward pass of one micro-batch."""
     return sympy.Add(*(one.count * one.layer.saved_bytes for one in blocks))
 
 
 def _last(blocks: Sequence[_Treated], name: str) -> sympy.Expr:
-    """One of the sums (by its ``name``) of the stage's last block; ``blocks`` are in the stage's
+    """The sum called ``name`` over the last block of a stage; ``blocks`` are in the stage's
     order.
     """
     first, *others = blocks
@@ -324,8 +330,8 @@ def _buffers(
     head: LayerSums,
     memory: EngineMemory,
 ) -> sympy.Expr:
-    """The bytes of buffers for states that are gathered or fetched: rings of two layers, or weights
-    that stay gathered.
+    """The bytes of a stage's buffers for states that are gathered from ranks or fetched from the
+    host: rings of two layers, or weights that stay gathered.
 
     Under ZeRO all layers pass through the rings; with offloading only blocks do. From ZeRO-2 on
     there are two rings for gradients: for whole gradients until they are reduced, and for the
@@ -360,23 +366,23 @@ def _buffers(
 
 
 def _shards(level: int) -> sympy.Basic:
-    """The condition that several ranks share states and that the ZeRO level is at least
+    """The condition that several ranks share a stage's states, and that the ZeRO level is at least
     ``level``.
     """
     return sympy.And(choice_symbol("z") >= level, ranks_that_share() > 1)
 
 
 def _logits(head: LayerSums) -> sympy.Expr:
-    """The bytes that the head keeps for its backward pass, its input excluded: logits, or what its
-    loss keeps.
+    """The bytes that the head keeps for its backward pass, its input excluded: logits, or the
+    tensors that its loss keeps instead.
     """
     return head.saved_bytes - head.input_bytes
 
 
 def _wide_logits(memory: EngineMemory) -> sympy.Expr:
-    """A factor for the bytes of logits that the head's peaks hold beyond a rank's part: a 32-bit
-    copy, and, where tensor-parallel ranks do not split the vocabulary, the whole logits on each
-    rank.
+    """By how many times the bytes of a rank's logits the head's peaks are higher than in its layer
+    graph: for a 32-bit copy and, where tensor-parallel ranks do not split the vocabulary, for the
+    whole logits on each rank.
     """
     copies = int(memory.wide_logits)
     if not memory.whole_logits:
@@ -385,15 +391,15 @@ def _wide_logits(memory: EngineMemory) -> sympy.Expr:
 
 
 def _bucket(memory: EngineMemory) -> sympy.Expr:
-    """The bytes of the bucket through which a ZeRO optimizer reduces gradients, for any number of
-    ranks.
+    """The bytes of the bucket through which a ZeRO optimizer reduces gradients, however many ranks
+    there are.
     """
     size = memory.gradient * memory.bucket_elements
     return sympy.Piecewise((size, choice_symbol("z") >= 1), (0, True))
 
 
 def _step_buffer(parameters: Parameters, block: LayerSums, memory: EngineMemory) -> sympy.Expr:
-    """The bytes that the optimizer step needs beyond states and buffers.
+    """The bytes that a stage's optimizer step needs beyond its states and buffers.
 
     With rings it is offloaded optimizer state on the device: of the block that steps, and of the
     block before it, whose state leaves. Without rings it is the scratch of a step of all layers or,
@@ -413,10 +419,11 @@ def _moments(
     step_buffer: sympy.Expr,
     memory: EngineMemory,
 ) -> Mapping[Phase, tuple[sympy.Expr, ...]]:
-    """The peak moments of a stage: its last block or its head runs while all blocks' activations
-    are kept; the first block of a treatment (recomputed, ...) runs after one with another; the
-    embedding runs while only other micro-batches are kept. With ring buffers, optimizer steps run
-    in the first forward pass, with one micro-batch in flight; otherwise with none.
+    """The bytes at those moments at which a stage's memory may peak: its last block or its head
+    runs while all blocks' activations are kept; the first block of a treatment (recomputed, ...)
+    runs after one with another; the embedding runs while only other micro-batches are kept. With
+    ring buffers, optimizer steps run in the first forward pass, with one micro-batch in flight;
+    otherwise with none.
 
     While a block runs, all its activations are on the device, and so are its neighbour's, which are
     on their way out or in. While the embedding or the head runs, those of the nearest block are. A
@@ -452,9 +459,9 @@ def _moments(
 
 
 def _between(blocks: Sequence[_Treated], all_kept: sympy.Expr, peak: str) -> Iterator[sympy.Expr]:
-    """The peak moments at the border between two treatments: the first block of a treatment
-    (recomputed, ...) runs after the block before it, and that block itself runs, if its peak can be
-    higher.
+    """The bytes at those moments at the border between two treatments of blocks at which memory may
+    peak: the first block of a treatment (recomputed, ...) runs after the block before it, and that
+    block itself runs, if its peak can be higher.
     """
     for number in range(1, len(blocks)):
         before, block, after = blocks[:number], blocks[number], blocks[number:]

@@ -1,4 +1,5 @@
-"""Computes the memory and work of stages for columns of candidates, with compiled expressions.
+"""Computes the memory and work of pipeline stages for columns of candidates, with compiled
+expressions.
 
 There are two steps. Sums of layers depend on a model's graph and on sizes; they are compiled once
 for each graph. Figures of stages depend on the sums of layers and on a plan's choices; they are
@@ -56,8 +57,8 @@ _Dimensions = tuple[tuple[str, Dimension], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Sizes:
-    """A table over the distinct micro-batch sizes and tensor-parallel degrees: all sizes, and the
-    sums of layers.
+    """A table over the distinct micro-batch sizes and tensor-parallel degrees: the values of all
+    sizes, and the sums over each layer.
 
     ``feasible`` says whether the model's sizes divide.
     """
@@ -85,7 +86,7 @@ class StageModel:
 
     @classmethod
     def of(cls, workload: Workload, engine: str = "mistlab") -> Self:
-        """The model for a workload's layer graph; compiles the expressions of its layers."""
+        """Make the model of a workload's stages; compiles the expressions of its layer graph."""
         memory, seen = _memory_of(workload, engine), workload
         if not ENGINES[engine].keeps_masks:
             seen = replace(workload, model=without_dropout(workload.model))
@@ -107,7 +108,7 @@ class StageModel:
 
     @property
     def memory(self) -> EngineMemory:
-        """The engine's memory model in the workload's precision, with its optimizer."""
+        """The engine's memory constants in the workload's precision, with its optimizer."""
         return _memory_of(self.workload, self.engine)
 
     def figures(self, batch: StageBatch) -> StageFigures:
@@ -116,13 +117,15 @@ class StageModel:
         return StageFigures(feasible=feasible, **values)
 
     def layers_of(self, batch: StageBatch) -> Mapping[str, Floats]:
-        """The sums over layers of each candidate's stage, by the name that ``sum_name`` gives."""
+        """The sums over one layer of each type in each candidate's stage, by the name that
+        ``sum_name`` gives.
+        """
         sizes, rows = self._sizes_of(batch)
         return {name: sizes.table[name][rows] for name in self.layers.names}
 
     def beyond_graphs(self, batch: StageBatch) -> tuple[Floats, frozenset[str]]:
-        """The additional bytes (C) on a rank while a block runs under this engine, beyond its
-        graph's, and the types of blocks that keep them for their backward pass.
+        """The bytes (C) that this engine allocates on a rank while a block runs, beyond those of
+        the layer graph; and the types of blocks that keep these bytes for their backward pass.
         """
         sizes, rows = self._sizes_of(batch)
         b, s, f, h, tp = (sizes.table[name][rows] for name in ("b", "s", "f", "h", "tp"))
@@ -135,8 +138,8 @@ class StageModel:
         return self.memory.weight * (gates + whole * ahead), types
 
     def peaks(self, batch: StageBatch) -> StagePeaks:
-        """Only the figures that decide whether each candidate fits in memory, in half the time of
-        all figures.
+        """The memory figures that decide whether each candidate fits, in half the time that all
+        figures take.
         """
         feasible, values = self._values(batch, _peaks)
         return StagePeaks(feasible=feasible, **values)
@@ -158,7 +161,9 @@ class StageModel:
         return sizes.feasible[rows], named
 
     def _with_adapters(self, batch: StageBatch, values: Mapping[str, Floats]) -> dict[str, Floats]:
-        """The memory figures with the weights, gradients and optimizer states of adapters added."""
+        """The memory figures with the weights, gradients and optimizer states of low-rank adapters
+        added.
+        """
         work = self.workload
         memory = _memory_of(
             replace(work, train="all", adapter_rank=None, base="16bit"), self.engine
@@ -183,13 +188,13 @@ class StageModel:
         return {name: value + figures.get(name, 0.0) for name, value in values.items()}
 
     def _sizes_of(self, batch: StageBatch) -> tuple[_Sizes, Ints]:
-        """The distinct sizes among the candidates, and for each candidate the index of its
-        sizes.
+        """The distinct sizes among the candidates, as a table, and each candidate's index into
+        it.
         """
         names = [*layer_columns().values()]
         if len(self.types.pattern) == 1:
             return self._known([batch.value(name) for name in names], self._sizes)
-        # Stages with alternating kinds of blocks have too many distinct sums for a table.
+        # If kinds of blocks alternate, stages have too many distinct sums for a table.
         kinds = self.types.columns
         distinct = distinct_rows([batch.value(name) for name in (*names, *kinds)])
         known, rows = self._known(distinct.columns[: len(names)], self._sizes)
@@ -199,8 +204,8 @@ class StageModel:
         return _Sizes(feasible=known.feasible[rows], table=table), distinct.index
 
     def _sizes(self, degrees: Sequence[NDArray[Any]]) -> _Sizes:
-        """All sizes, and the sums over layers for these sizes, given columns of the sizes that
-        candidates choose.
+        """The values of all sizes, and the sums over each layer for these sizes, given columns of
+        those sizes that candidates choose.
         """
         columns = size_columns(self.workload, dict(zip(layer_columns(), degrees, strict=True)))
         values = by_graph(self.layers, self._other_layers, columns)
@@ -214,15 +219,17 @@ class StageModel:
         return _Sizes(feasible=feasible, table={**sums, **of_blocks, **columns})
 
     def _splits(self, columns: Mapping[str, Floats]) -> Bools:
-        """A mask of candidates whose tokens can be split among ranks as they ask."""
+        """A mask of the candidates whose tokens can be split among tensor-parallel ranks, where
+        they choose sequence parallelism.
+        """
         whole = ~splits_tokens(columns)
         if self.split is None or whole.all():
             return whole
         return whole | divides(_remainders(self.split, size_names()), columns)
 
     def _exchanges(self, columns: Mapping[str, Floats]) -> Bools:
-        """A mask of candidates whose context-parallel ranks can exchange keys as they ask: to
-        exchange heads, the ranks must divide the heads.
+        """A mask of the candidates whose context-parallel ranks can exchange keys in the way that
+        they choose: to exchange heads, the ranks must divide the heads.
         """
         ranks = np.where(exchanges_of(columns) == HEADS, columns["tp"] * columns["cp"], 1)
         return np.asarray((columns["n"] % ranks == 0) & (columns["k"] % ranks == 0))
@@ -233,7 +240,7 @@ class StageModel:
 
 
 def _memory_of(workload: Workload, engine: str) -> EngineMemory:
-    """An engine's memory model for a workload."""
+    """An engine's memory constants for a workload."""
     row = workload.trained_by(ENGINES[engine])
     return row.memory_in(workload.precision, workload.optimizer)
 
@@ -259,8 +266,9 @@ def _remainders(graph: StoredGraph, columns: tuple[str, ...]) -> Compiled:
     return remainders(graph.counts.conditions, columns)
 
 
-# The arguments of a function that compiles a stage's expressions, by which results are cached: the
-# engine's memory model, whether embeddings are tied, and the tables of dimensions and treatments.
+# The type of a function that compiles a stage's expressions; results are cached by its arguments:
+# the engine's memory constants, whether embeddings are tied, and the tables of dimensions and
+# treatments.
 _StageCompiler = Callable[[EngineMemory, bool, _Dimensions, _Treatments], Compiled]
 
 

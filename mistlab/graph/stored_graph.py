@@ -1,4 +1,4 @@
-"""Layer graphs as they are stored, and the variants derived from them without SymPy."""
+"""Layer graphs as files store them, and the variants derived from them without SymPy."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class StoredGraph:
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any], where: str) -> StoredGraph:
-        """The stored graph with a file's mapping; refuses a mapping that is not a layer graph."""
+        """The layer graphs in a file's mapping; refuses a mapping that holds no layer graphs."""
         if not _has_texts(mapping):
             _from_mapping(mapping, where)
         text = json.dumps(mapping, sort_keys=True)
@@ -71,7 +71,7 @@ class StoredGraph:
 
     @property
     def counts(self) -> ModelGraph:
-        """The graph with sums of products of sizes as expressions, which need no SymPy."""
+        """The layer graphs with sums of products of sizes as expressions, which need no SymPy."""
         return _counted(self)
 
     @property
@@ -81,12 +81,12 @@ class StoredGraph:
 
     @property
     def precision(self) -> str:
-        """The traced precision: ``half`` (two bytes a value) or ``single`` (four bytes)."""
+        """The traced model's precision: ``half`` (two bytes a value) or ``single`` (four)."""
         return str(self.mapping["precision"])
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """The comparisons on which the traced code branched."""
+        """The comparisons of sizes on which the traced code branched."""
         return tuple(self.mapping["assumptions"])
 
     @property
@@ -96,12 +96,12 @@ class StoredGraph:
 
     @property
     def block_operators(self) -> float:
-        """The operators of a block's two passes, averaged over kinds, without 8-bit conversions."""
+        """Number of operators in a block's two passes, a mean over kinds, 8-bit casts excluded."""
         of_kind = {kind: sum(self.operators_of(kind).values()) for kind in {*self.pattern}}
         return mean(of_kind[kind] for kind in self.pattern)
 
     def operators_of(self, kind: str) -> Mapping[str, int]:
-        """The operators that a host issues for a kind of blocks in each pass, conversions
+        """The number of operators that a host issues for a kind of block in each pass, conversions
         excluded.
         """
         further = {one["name"]: one for one in self.mapping.get("further_blocks", ())}
@@ -113,7 +113,7 @@ class StoredGraph:
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """The divisibility conditions under which the graph is valid."""
+        """The divisibility conditions on sizes under which the layer graphs are valid."""
         return self.graph.conditions
 
     @property
@@ -133,7 +133,7 @@ class StoredGraph:
 
     @property
     def layers(self) -> tuple[LayerGraph, LayerGraph, LayerGraph]:
-        """The graphs of embedding, block and head."""
+        """The layer graphs of embedding, block and head."""
         return self.graph.layers
 
 
@@ -153,7 +153,7 @@ def made_once(
 
 
 def _has_texts(mapping: object) -> bool:
-    """Whether a mapping has the texts that ``StoredGraph`` uses without parsing expressions."""
+    """Whether a mapping has the fields that ``StoredGraph`` reads without parsing expressions."""
     if not isinstance(mapping, Mapping):
         return False
     assumptions = mapping.get("assumptions")
@@ -194,7 +194,7 @@ def _from_mapping(mapping: Mapping[str, Any], where: str) -> ModelGraph:
 DTYPE = "float8_e4m3fn"
 DTYPE_OF_4 = "float4_e2m1fn_x2"
 CAST = "mistlab.cast"
-# Modules whose GEMMs stay in 16 bits where other GEMMs take 8-bit operands.
+# Modules whose GEMMs stay in 16 bits where the model's other GEMMs take 8-bit operands.
 IN_16_BITS = ("experts.router",)
 
 _GRADIENT_OF_WEIGHT = "mistlab.grouped_product_of_weight"
@@ -203,7 +203,7 @@ Plain = Mapping[str, Any]
 
 
 def in_precision(stored: StoredGraph, precision: str, *, keeps_wide: bool = False) -> StoredGraph:
-    """The graph in a precision; with ``keeps_wide`` 8-bit GEMMs keep 16-bit inputs."""
+    """The layer graphs in a precision; with ``keeps_wide``, 8-bit GEMMs keep 16-bit inputs."""
     if precision not in ("fp8", "fp4"):
         return stored
     made = eight_bit(stored, keeps_wide=keeps_wide)
@@ -212,7 +212,7 @@ def in_precision(stored: StoredGraph, precision: str, *, keeps_wide: bool = Fals
 
 @made_once
 def four_bit(stored: StoredGraph) -> StoredGraph:
-    """The graph with 4-bit GEMMs in blocks, made from a graph with 8-bit GEMMs in blocks.
+    """The layer graphs with 4-bit GEMMs in blocks, made from graphs with 8-bit GEMMs in blocks.
 
     Operands are read in 4 bits. Conversions take as many bytes as those to 8 bits: values are read
     once more, to be scaled by what is largest. What is kept stays in 8 bits. Products of experts
@@ -268,7 +268,7 @@ def _block(block: Plain) -> Plain:
             less.append(f"- {half}")
         saved.append(kept_tensor)
     for operator in operators:
-        # Another operator already keeps this GEMM's input in 16 bits; this is an 8-bit copy.
+        # Another operator keeps this GEMM's input in 16 bits; the GEMM's 8-bit copy is kept too.
         is_product = operator["dtype"] == DTYPE and operator["name"] != CAST
         if is_product and operator["phase"] == "forward" and operator["module"] in modules:
             size = numel(operator["inputs"][0])
@@ -287,13 +287,13 @@ def _operators(operators: Sequence[Plain]) -> Iterator[Plain]:
             yield operator
         else:
             if operator["phase"] == "forward" or not _makes_weight(operator):
-                # A gradient is converted once for both GEMMs of the backward pass.
+                # A gradient is converted once for both GEMMs of the backward pass that read it.
                 yield _cast(operator)
             yield {**operator, "dtype": DTYPE, "read_bytes": f"({operator['read_bytes']})/2"}
 
 
 def _makes_weight(operator: Plain) -> bool:
-    """Whether a GEMM of a backward pass computes a weight gradient, and not an input's gradient."""
+    """Whether a GEMM of a backward pass computes a weight gradient, not an input's gradient."""
     if operator["name"].startswith("mistlab."):
         return bool(operator["name"] == _GRADIENT_OF_WEIGHT)
     return not any("b" in _symbols(size) for size in operator["outputs"][0])
@@ -326,7 +326,7 @@ def _saved(operator: Plain, size: str) -> Plain:
 
 
 def numel(shape: Sequence[str]) -> str:
-    """The number of elements of a shape, as the text of an expression."""
+    """The number of elements in a tensor of this shape, as the text of an expression."""
     return "*".join(f"({size})" for size in shape)
 
 
@@ -352,8 +352,8 @@ _WIDTHS = {"half": (2, "bfloat16"), "single": (4, "float32")}
 def with_dropout(
     stored: StoredGraph, *, sums: int = 2, drops_shares: bool = True, sequence_parallel: bool
 ) -> StoredGraph:
-    """The graph of a model with dropout on this many residual additions per block, and on attention
-    probabilities if ``drops_shares``, derived from its graph without dropout.
+    """The layer graphs of a model with dropout on this many residual additions per block, and on
+    attention probabilities if ``drops_shares``, derived from those without dropout.
     """
     graph = stored.mapping
     tokens = ("b", "s/tp" if sequence_parallel else "s", "h")
@@ -406,7 +406,7 @@ _SEEN_BY_PHASE = {
 
 
 def _windowed(layer: Plain) -> Plain:
-    """A layer whose fused attention is limited to a window of tokens."""
+    """A layer whose fused attention is limited to a window of the last tokens."""
     operators = [
         {
             **operator,
@@ -426,7 +426,7 @@ def _with_further(mapping: Plain, further: Sequence[Plain]) -> Plain:
 
 
 def _keeping(layer: Plain, kept: Sequence[Plain]) -> Plain:
-    """A layer with further tensors, which one kernel writes forward and one reads backward."""
+    """A layer with further kept tensors, each written by a kernel forward, read by one backward."""
     more = " + ".join(tensor["size_bytes"] for tensor in kept)
     operators = [_moving(tensor, phase) for phase in ("forward", "backward") for tensor in kept]
     peaks = [{**one, "size_bytes": f"{one['size_bytes']} + {more}"} for one in layer["peaks"]]
@@ -501,7 +501,7 @@ def with_fused_loss(stored: StoredGraph) -> StoredGraph:
 
 
 def _two_passes(operators: Sequence[Plain], width: int) -> list[Plain] | None:
-    """The head's operators with the two-pass loss for the traced one; None without such a loss."""
+    """The head's operators with the two-pass loss; None if the traced loss cannot be replaced."""
     names = [(one["phase"], one["name"]) if one["module"] == "head" else None for one in operators]
     places = [
         ("forward", "aten.amax"),
@@ -523,7 +523,7 @@ def _two_passes(operators: Sequence[Plain], width: int) -> list[Plain] | None:
 
 
 def _forward(logits: Plain, reduced: Plain, width: int) -> list[Plain]:
-    """The loss forward: one pass, the maximum over ranks, the sums over ranks, and the losses."""
+    """The loss's forward operators: one pass, maximum over ranks, sums over ranks, losses."""
     ((rows, columns),) = logits["inputs"]
     size = f"{width}*({rows})*({columns})"
     sums = {**logits, "name": _SUMS, "dtype": "float32"}
@@ -540,7 +540,7 @@ def _forward(logits: Plain, reduced: Plain, width: int) -> list[Plain]:
         }
         for shape, moved in (([rows], 4), (["2", rows], 8))
     ]
-    # Kernels of one rank with a value per token; several ranks need four more to rescale.
+    # A rank's kernels with one value per token; several ranks need four more to rescale the values.
     vectors = [
         {
             **logits,
@@ -571,7 +571,7 @@ def _backward(last: Plain, width: int) -> Plain:
 
 
 def _saved_by_loss(head: Plain) -> Iterator[Plain]:
-    """What a head with the two-pass loss keeps: a sum of exponentials per token, and no mask."""
+    """The tensors that a two-pass loss keeps: a sum of exponentials per token, but no mask."""
     masks = [one for one in head["saved"] if one["module"] == "head" and one["dtype"] == "bool"]
     for tensor in head["saved"]:
         if masks and tensor is masks[0]:
@@ -582,7 +582,7 @@ def _saved_by_loss(head: Plain) -> Iterator[Plain]:
 
 
 def _without_second(head: Plain, width: int) -> list[Plain]:
-    """The head's peak moments without a second tensor of the logits' size."""
+    """The head's peak moments without a second tensor as large as the logits."""
     (forward, *_) = (one for one in head["peaks"] if _has(one, f"{2 * width}*V*b*s/tp"))
     return [
         {

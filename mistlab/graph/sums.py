@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 else:
 
     class _OnUse:
-        """Stands for a module until one of its names is first used; only then is the module
-        imported.
-        """
+        """A module that is imported only when one of its names is first used."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(import_module("sympy"), name)
@@ -42,8 +40,8 @@ else:
 # choice) is kept as NumPy text.
 
 
-# The factors of a product, as pairs of name and power. Below: the coefficient of a product, an
-# integer or a fraction.
+# The sizes in a product, each with its power. A product's coefficient in a sum is an integer or a
+# fraction.
 Powers = tuple[tuple[str, int], ...]
 Number = int | Fraction
 
@@ -62,19 +60,19 @@ class Sum:
 
     @classmethod
     def of(cls, value: Sum | Number) -> Sum:
-        """A sum that is a number."""
+        """The sum that is just a number."""
         if isinstance(value, Sum):
             return value
         return cls({_NO_FACTORS: value if isinstance(value, int) else _whole(value)})
 
     @classmethod
     def named(cls, name: str) -> Sum:
-        """A sum that is a single factor: a size, or another factor by its NumPy text."""
+        """The sum that is just one factor: a size, or another factor by its NumPy text."""
         return cls({((name, 1),): 1})
 
     @classmethod
     def total(cls, parts: Iterable[Sum]) -> Sum:
-        """The sum of several sums."""
+        """The sum of several sums of products."""
         terms: dict[Powers, Number] = {}
         for part in parts:
             for powers, number in part.terms.items():
@@ -85,8 +83,8 @@ class Sum:
         return isinstance(other, Sum) and self.terms == other.terms
 
     def __hash__(self) -> int:
-        # The hash is computed when first needed, since most sums are intermediate results that are
-        # never hashed.
+        # The hash is computed only when it is needed, since most sums are intermediate results that
+        # are never hashed.
         if self._hash is None:
             self._hash = hash(frozenset(self.terms.items()))
         return self._hash
@@ -127,7 +125,7 @@ class Sum:
         return prod([self] * power, start=Sum.of(1))
 
     def __str__(self) -> str:
-        """The source text of the sum in NumPy."""
+        """The sum as source text of NumPy."""
         texts = (text_of_term(powers, number) for powers, number in self.terms.items())
         return " + ".join(texts) or "0"
 
@@ -167,7 +165,7 @@ def where(condition: str) -> Sum:
 
 
 def text_of_term(powers: Powers, number: Number) -> str:
-    """The source text of a product in NumPy."""
+    """A product with its coefficient as source text of NumPy."""
     above = [_power(name, power) for name, power in powers if power > 0]
     below = [_power(name, -power) for name, power in powers if power < 0]
     if number != 1 or not above:
@@ -190,7 +188,7 @@ def names_of(factor: str) -> frozenset[str]:
 
 @cache
 def sum_from(text: str) -> Sum:
-    """The sum in the text of a graph file.
+    """The sum of products that a text in a graph file stands for.
 
     >>> sum_from("2*b*(s + 1)/tp - b*s/tp")
     b*s/tp + 2*b/tp
@@ -212,7 +210,7 @@ def _whole(number: Fraction) -> Number:
 
 @cache
 def _together(left: Powers, right: Powers) -> Powers:
-    """The product of two products, with the powers of equal factors added."""
+    """The product of two products of sizes, with the powers of equal factors added."""
     if not left or not right:
         return left or right
     powers = dict(left)
@@ -258,7 +256,7 @@ def _in_pairs(function: str, terms: Sequence[str]) -> str:
 
 
 def _added(node: ast.expr) -> dict[Powers, Number]:
-    """The terms and coefficients of a sum in a parsed text."""
+    """The terms of a sum in a parsed text, with their coefficients."""
     signed: list[tuple[ast.expr, int]] = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
         signed.append((node.right, -1 if isinstance(node.op, ast.Sub) else 1))
@@ -278,7 +276,7 @@ def _added(node: ast.expr) -> dict[Powers, Number]:
 # introduced that the sums do not contain.
 
 
-# A sum may start from one of so many sums before it.
+# The number of preceding sums that are considered as a start of a sum.
 _LOOKED_AT = 24
 
 
@@ -323,8 +321,8 @@ def _text(value: Value, texts: Mapping[Sum, str]) -> str:
 
 
 def _order(sums: Sequence[Sum]) -> Mapping[str, int]:
-    """The order in which products list their factors: the most frequent factor first, so that more
-    products share their start.
+    """The order of factors in products: the most frequent factor first, so that more products begin
+    alike.
     """
     products = {powers for one in sums for powers in one.terms}
     counts = Counter(name for powers in products for name, _ in powers)
@@ -333,7 +331,9 @@ def _order(sums: Sequence[Sum]) -> Mapping[str, int]:
 
 @dataclass(slots=True)
 class _Names:
-    """The names of values computed so far, and the ``lines`` of source text that compute them."""
+    """The names of the values computed so far in the function, and the ``lines`` of source text
+    that compute them.
+    """
 
     order: Mapping[str, int]
     lines: list[str] = field(default_factory=list)
@@ -369,7 +369,7 @@ class _Names:
         return self.terms[powers, number]
 
     def _product(self, powers: Powers) -> str:
-        """The name of a product's value, given its factors in order."""
+        """The name of the value that holds a product, given the product's factors in order."""
         if powers not in self.products:
             *others, (name, power) = powers
             power_text = name if abs(power) == 1 else f"{name}**{abs(power)}"
@@ -392,7 +392,7 @@ class _Names:
 
 
 def _base(whole: Sum, before: Sequence[Sum]) -> Sum | None:
-    """The longest of the preceding sums that a sum can start from, if that saves operations."""
+    """The longest of the preceding sums from which a sum can start, if that saves operations."""
     parts = (other for other in before if len(other.terms) > 1 and _begins(whole, other))
     return max(parts, key=lambda other: len(other.terms), default=None)
 
@@ -414,7 +414,7 @@ def _left(whole: Sum, base: Sum) -> Mapping[Powers, Number]:
 
 T = TypeVar("T")
 
-# The terms of an expanded expression, with their coefficients.
+# The terms of an expanded expression, each with its coefficient.
 _Factors = Mapping[Any, "int | Fraction | sympy.Expr"]
 
 
@@ -423,20 +423,20 @@ def largest(expressions: Iterable[sympy.Expr]) -> sympy.Expr:
     first, *others = undominated(map(expanded, expressions), lambda e: e)
     if isinstance(first, Sum):
         return Largest((first, *others)) if others else first
-    # Unevaluated: SymPy's own search for redundant terms takes ten times as long and removes no
-    # more.
+    # Not evaluated, since SymPy's own search for redundant terms takes ten times as long and
+    # removes no more.
     return sympy.Max(first, *others, evaluate=False) if others else first
 
 
 def expanded(expression: sympy.Expr) -> sympy.Expr:
-    """The expression as a sum of products, without calling SymPy if it already is one."""
+    """The expression as a sum of products; SymPy is not called if it already is one."""
     if isinstance(expression, Sum):
         return expression
     return expression if _is_expanded(expression) else sympy.expand(expression)
 
 
 def undominated(items: Iterable[T], size: Callable[[T], sympy.Expr]) -> list[T]:
-    """The items that no other one dominates, given a test for dominance.
+    """Those items that no other item dominates, given a test for dominance.
 
     An item is dropped if the difference to another item's size has no negative coefficient. The
     difference is a polynomial in symbols that are not negative, so the other is at least as large.
@@ -452,8 +452,8 @@ def undominated(items: Iterable[T], size: Callable[[T], sympy.Expr]) -> list[T]:
 
 
 def _at_least(larger: _Factors, smaller: _Factors) -> bool:
-    """Whether the difference of two expressions has no term with a negative coefficient, so that
-    the first is never smaller.
+    """Whether the first expression is never smaller than the second: their difference has no term
+    with a negative coefficient.
     """
     return all(larger.get(term, 0) >= factor for term, factor in smaller.items()) and all(
         factor >= 0 or term in smaller for term, factor in larger.items()

@@ -18,12 +18,12 @@ from mistlab.schedule.context_ways import RING
 
 # The symbols of layer graphs and of stages, one or two letters each.
 #
-# Sizes are positive integers of the whole model; a rank's part is divided by ``tp``. A plan's
-# choices for a stage are columns, with the names of ``mistlab.plan.dimensions``.
+# Sizes are positive integers of the whole model; a rank's part is divided by ``tp``. The choices
+# that a plan makes for a stage are columns, with the names of ``mistlab.plan.dimensions``.
 
 
-# Sizes that a workload fixes for every candidate; sizes that a candidate chooses are dimensions
-# (``mistlab.plan.dimensions``).
+# The symbols of sizes that a workload fixes for every candidate, with their meanings; sizes that a
+# candidate chooses are dimensions (``mistlab.plan.dimensions``).
 WORKLOAD_SIZES: Mapping[str, str] = {
     "s": "sequence_length",
     "h": "hidden",
@@ -52,13 +52,13 @@ WORKLOAD_SIZES: Mapping[str, str] = {
 
 
 def sizes_of_candidates() -> Mapping[str, str]:
-    """The symbols of dimensions that are sizes, such as b for ``micro_batch``."""
+    """The symbols of those plan dimensions that are sizes, such as b for ``micro_batch``."""
     return {row.symbol: name for name, row in DIMENSIONS.items() if row.is_size}
 
 
 def layer_columns() -> Mapping[str, str]:
-    """The symbols of dimensions that change the work of a layer: sizes, and choices between
-    graphs.
+    """The symbols of those plan dimensions that change the work of a layer: sizes, and choices
+    between layer graphs.
     """
     return {
         row.symbol: name for name, row in DIMENSIONS.items() if row.is_size or row.chooses_graph
@@ -66,7 +66,7 @@ def layer_columns() -> Mapping[str, str]:
 
 
 def size_names() -> tuple[str, ...]:
-    """The symbols of all sizes."""
+    """The symbols of all sizes, those of a workload and those of a candidate."""
     return (*sizes_of_candidates(), *WORKLOAD_SIZES)
 
 
@@ -123,8 +123,8 @@ def _sizes_of_parts(workload: Workload) -> Mapping[str, float]:
 
 
 def size_columns(workload: Workload, sizes: Mapping[str, Column]) -> dict[str, NDArray[Any]]:
-    """The values of all sizes as columns; ``sizes`` has those that candidates choose, such as b and
-    tp.
+    """The values of all sizes as columns; ``sizes`` holds those that candidates choose, such as b
+    and tp.
 
     Omitted ones have the default of their dimension. Of each sequence a rank has its part: all
     tokens if there is one context-parallel rank (cp).
@@ -147,19 +147,19 @@ def size_columns(workload: Workload, sizes: Mapping[str, Column]) -> dict[str, N
     }
 
 
-# Evaluates each candidate with the graph of its layers: plain, with sequence parallelism, with
-# another way of exchanging keys between context-parallel ranks, or with lean operators in its lean
-# blocks.
+# Evaluates each candidate with the layer graphs that its choices select: plain, with sequence
+# parallelism, with another way of exchanging keys between context-parallel ranks, or with lean
+# operators in its lean blocks.
 #
-# Axes: C rows of sizes.
+# Axes: C candidates.
 
 
 Columns = Mapping[str, Floats]
 
 
 class GraphChoice(NamedTuple):
-    """The graph that a candidate uses: whether it has sequence parallelism, its
-    ``context_exchange``, and the ``lean_operators`` of its lean blocks.
+    """The choices of a candidate that select its layer graphs: whether it has sequence parallelism,
+    its ``context_exchange``, and the ``lean_operators`` of its lean blocks.
     """
 
     splits_tokens: bool = False
@@ -171,7 +171,9 @@ PLAIN_GRAPH = GraphChoice()
 
 
 def splits_tokens(columns: Columns) -> Bools:
-    """The rows (C) with sequence parallelism; a single tensor-parallel rank splits nothing."""
+    """A mask of the candidates (C) with sequence parallelism; a single tensor-parallel rank splits
+    nothing.
+    """
     chosen = columns.get(DIMENSIONS["sequence_parallel"].symbol)
     if chosen is None:
         return np.zeros(len(columns["tp"]), dtype=bool)
@@ -179,7 +181,9 @@ def splits_tokens(columns: Columns) -> Bools:
 
 
 def exchanges_of(columns: Columns) -> Ints:
-    """The way in which each row's ranks exchange keys (C); a single rank exchanges none."""
+    """The way in which each candidate's context-parallel ranks exchange keys (C); a single rank
+    exchanges none.
+    """
     chosen = columns.get(DIMENSIONS["context_exchange"].symbol)
     if chosen is None:
         return np.zeros(len(columns["tp"]), dtype=np.int64)
@@ -187,14 +191,14 @@ def exchanges_of(columns: Columns) -> Ints:
 
 
 def _lean_of(columns: Columns) -> Ints:
-    """The set of lean operators in each row's lean blocks (C)."""
+    """The set of lean operators in each candidate's lean blocks (C)."""
     chosen = columns.get(DIMENSIONS[CHOICE].symbol)
     return np.asarray(np.zeros(len(columns["tp"])) if chosen is None else chosen).astype(np.int64)
 
 
 def by_graph(plain: Compiled, other: Callable[[GraphChoice], Compiled], columns: Columns) -> Floats:
-    """The values (names, C) of expressions; ``other`` gives the values in rows that use another
-    graph.
+    """The values of expressions for each candidate (names, C); ``other`` computes those of
+    candidates that use other layer graphs.
 
     ``other`` is called only if there are such rows, because compiling takes long.
     """

@@ -30,11 +30,11 @@ from mistlab.plan.lean_sets import ALL, SETS
 # keys' is the second; or those of gate and network, of which one is recomputed.
 
 
-# The all-gathers of tokens, which are recomputed, too.
+# The operators that all-gather tokens, which are recomputed too.
 _GATHERS = frozenset(("mistlab.gather_tokens", "mistlab.gather_again"))
 _JOINT, _GATE = "qkv", "mistlab.swiglu"
-# The share of a GEMM that is recomputed, for terms that contain each of these sizes; terms with
-# none of the sizes are recomputed entirely.
+# The share of a GEMM that is recomputed: by symbol, that of the terms of its size that contain the
+# symbol; terms without any of the symbols are recomputed whole.
 _Shares = Mapping[str, Fraction]
 _KEYS: _Shares = {"k": Fraction(1, 2), "n": Fraction(0)}
 _NETWORK: _Shares = {"f": Fraction(1, 2), "j": Fraction(1, 2)}
@@ -62,7 +62,7 @@ def products_recomputed(block: LayerGraph) -> LayerGraph:
 
 
 def _parts(block: LayerGraph) -> Iterator[tuple[Operator, Operator | None]]:
-    """The forward operators of a block, each with the part of it that is recomputed; None if its
+    """The forward operators of a block, each with the share of it that is recomputed; None if its
     result is kept.
     """
     forward = block.of_phase("forward")
@@ -89,7 +89,7 @@ def _parts(block: LayerGraph) -> Iterator[tuple[Operator, Operator | None]]:
 
 
 def _part(operator: Operator, shares: _Shares) -> Operator:
-    """The part of a GEMM that is recomputed, where it stands for several of torch's GEMMs."""
+    """The share of a GEMM that is recomputed, where it stands for several of torch's GEMMs."""
     return replace(
         operator,
         flop=_scaled(operator.flop, shares),
@@ -99,8 +99,8 @@ def _part(operator: Operator, shares: _Shares) -> Operator:
 
 
 def _scaled(size: Any, shares: _Shares) -> Any:
-    """A size with each of its terms multiplied by a share, that of the first listed size in the
-    term.
+    """A size with each of its terms multiplied by the share of the first listed size that the term
+    contains.
     """
     terms = []
     for term, factor in factors_of(expanded(size)).items():
@@ -123,8 +123,8 @@ PLAIN = "plain"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Treatment:
-    """One way to run blocks other than plain, such as recomputed; ``TREATMENTS`` lists them by
-    name.
+    """One way to run blocks other than plain, such as recomputed; ``TREATMENTS`` lists all of them
+    by name.
 
     ``dimension`` counts the blocks that have it. ``graph`` makes their layer graph from a plain
     block's graph; one that ``is_chosen`` takes kinds of operators, too. With ``peaks_as_plain``
@@ -147,8 +147,8 @@ class Treatment:
 
 
 def treatments_of(stage: Callable[[str], float]) -> list[str]:
-    """The way in which each of a stage's blocks is run, in the stage's order; ``stage`` returns its
-    value of a dimension.
+    """The way in which each block of a stage is run, in the stage's order; ``stage`` returns the
+    value of a dimension of the stage.
     """
     treatments = [PLAIN] * int(stage("layers"))
     end = len(treatments)
@@ -177,7 +177,7 @@ def recomputed(block: LayerGraph) -> LayerGraph:
     )
 
 
-# The dimension that counts a treatment's blocks has the treatment's name, except for full
+# The dimension that counts the blocks with a treatment has the treatment's name, except for full
 # recomputation.
 TREATMENTS: dict[str, Treatment] = {
     "recomputed": Treatment(dimension=RECOMPUTED, graph=recomputed, peaks_as_plain=True),
