@@ -1,1 +1,3 @@
-"""Engines: the training systems that can run a plan, each a value in ``mistlab.engines.engine``."""
+"""Training engines: the systems that can run a plan, each described by a value of the class
+``Engine``.
+"""

@@ -1,5 +1,5 @@
-"""Engines under training options: low-rank adapters beside frozen weights (LoRA, QLoRA), loss in
-chunks, 16-bit states.
+"""Changes an engine to a workload's training options: low-rank adapters beside frozen weights
+(LoRA, QLoRA), a loss in chunks of tokens, 16-bit weights and optimizer states.
 """
 
 from collections.abc import Mapping
@@ -16,20 +16,20 @@ States = Literal["mixed", "16bit"]
 
 # Values of ``EngineMemory.kept_by`` under which torch launches one kernel for each operator.
 ONE_BY_ONE = ("eager", "autocast")
-# Bytes per parameter that an optimizer step in 16 bits moves: reads a gradient, reads and writes a
-# weight and two moments.
+# The bytes per parameter that an optimizer step in 16 bits moves: it reads a gradient, and reads
+# and writes a weight and two moments.
 _MOVED_IN_16_BITS = 2 + 2 * 3 * 2
 
-# Bytes of a frozen weight of a block. 8-bit weights have a 32-bit scale per 4,096. NF4 weights
-# (Dettmers et al. 2023, arXiv 2305.14314) have an 8-bit scale per 64, and a 32-bit scale per 256 of
-# these scales.
+# The bytes of each frozen weight of a block, by the number of its bits. 8-bit weights have a 32-bit
+# scale per 4,096. NF4 weights (Dettmers et al. 2023, arXiv 2305.14314) have an 8-bit scale per 64,
+# and a 32-bit scale per 256 of these scales.
 BASE_BYTES: Mapping[Base, float] = {
     "16bit": 2.0,
     "8bit": 1.0 + 4 / 4096,
     "4bit": 0.5 + 1 / 64 + 4 / (64 * 256),
 }
 
-# The number of weights in a quantisation block, which share a scale.
+# The number of weights in a quantisation block, all of which have the same scale.
 BLOCK = 64
 BLOCKS_A_SCALE: Mapping[Base, int] = {"8bit": 64, "4bit": 256}
 
@@ -41,7 +41,8 @@ _FROZEN = (
 )
 
 
-# Engines with fused kernels scale and add an adapter's output in the kernel of its low-rank GEMM.
+# Engines with fused kernels scale an adapter's output, and add it to the frozen GEMM's, in the
+# kernel of the adapter's low-rank GEMM.
 _FUSED_ADAPTERS = KernelRule(name="mistlab.adapter", bytes_factor=0.5)
 
 
@@ -55,9 +56,9 @@ def training(
     sums: Sums,
     optimizer: Optimizer,
 ) -> Engine:
-    """The engine under a workload's training options: adapters beside frozen weights, which have
+    """The engine with a workload's training options: adapters beside frozen weights, which have
     neither gradients nor optimizer states; logits of all tokens at once or in chunks; 16-bit or
-    mixed-precision states; and the bits in which gradients are accumulated.
+    mixed-precision weights and states; and the bits in which gradients are accumulated.
 
     States of the adapters themselves are counted with the stage (``mistlab.graph.stage_model``).
     """
@@ -95,19 +96,19 @@ def training(
 
 
 def _of_adapters(engine: Engine) -> tuple[KernelRule, ...]:
-    """Kernel rules for the operators beside low-rank GEMMs; none if each operator is a kernel of
-    its own.
+    """The engine's kernel rules for the operators beside adapters' low-rank GEMMs; none if the
+    engine runs each operator as a kernel of its own.
     """
     is_eager = any(row.kept_by in ONE_BY_ONE for row in engine.memory.values())
     return () if is_eager else (_FUSED_ADAPTERS,)
 
 
 def _in_16_bits(engine: Engine, optimizer: Optimizer) -> Engine:
-    """The engine with weights and gradients in 16 bits and without master weights; moments have 16
-    bits, or the optimizer's fewer.
+    """The engine with weights and gradients in 16 bits and without master weights; optimizer
+    moments have 16 bits, or fewer if the optimizer stores fewer.
     """
-    # The bytes that low-precision moments save are subtracted later, so their optimizers start from
-    # 32-bit moments here.
+    # For optimizers with low-precision moments, 32-bit moments are counted here, since the bytes
+    # that they save are subtracted later.
     moments = 4.0 if optimizer == "adamw" else MOMENTS_BYTES["adamw"]
     return replace(
         engine,

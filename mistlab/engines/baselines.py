@@ -1,5 +1,5 @@
 """Engines ``megatron``, ``aceso``, ``zero-bubble``, ``deepspeed`` and ``deepspeed-pipe``: the
-systems to which published evaluations compare.
+systems that published evaluations compare with.
 
 Their slot tables and kernel rules are those that later engines change. The kernels are those of
 Megatron-LM's models, which all of these systems train.
@@ -34,14 +34,15 @@ _WHOLE_STEP = (
     Task(stream="compute", kind="S"),
     Task(stream="gpu_to_gpu", kind="U", from_zero=1),
 )
-# After the last backward pass, one after the other: reduce gradients, run the optimizer step,
-# gather all weights.
+# The tasks of an engine that overlaps no communication of data-parallel ranks: after the last
+# backward pass it reduces gradients, runs the optimizer step, and gathers all weights, one after
+# the other.
 AFTERWARDS = Template(
     phases={**_PASSES, "last_backward": (BACKWARD, GATHER_SHARDED), "step": _WHOLE_STEP},
     depth=0,
 )
-# Gradients are reduced beside the last backward pass, and weights are gathered beside the first
-# forward pass.
+# The tasks of an engine that reduces gradients during the last backward pass, and gathers weights
+# during the first forward pass.
 OVERLAPPED = Template(
     phases={
         **_PASSES,
@@ -53,9 +54,9 @@ OVERLAPPED = Template(
 
 CACHED_SHARE: float = fitted("megatron")["cached_share"]
 
-# Published systems order activations by sequence position before batch: unfused attention then
-# needs one copy where this package's models make four, and gradients of fused queries, keys and
-# values need not be concatenated.
+# Published systems store activations in order of sequence position before batch: unfused attention
+# then needs one copy where this package's models make four, and gradients of fused queries, keys
+# and values need not be concatenated.
 SEQUENCE_FIRST = (
     KernelRule(
         name="aten.clone", module="attention", phase="forward", attention="math", bytes_factor=0.25
@@ -68,12 +69,14 @@ _FUSED_RESIDUALS = (
     KernelRule(name="aten.add", module="", phase="forward", broadcasts=True, bytes_factor=0.0),
     KernelRule(name="aten.native_dropout", module="dropout", bytes_factor=1 / 5),
 )
-# The loss is computed in 32 bits, which moves 52 bytes per logit instead of 20.
+# These systems compute the loss in 32 bits, which moves 52 bytes per logit instead of the layer
+# graph's 20.
 LOSS_IN_32_BITS = tuple(
     KernelRule(kind=kind, module="head", bytes_factor=52 / 20)
     for kind in ("elementwise", "reduction")
 )
-# Fused attention takes batch-first tensors, so its operands and result are transposed.
+# The kernels of fused attention take batch-first tensors, so operands and result are transposed by
+# copies.
 _COPIES_FOR_ATTENTION = KernelRule(kind="attention", copies_of_batches=2.0)
 # In Llama, RMSNorm, rotary embedding and SwiGLU are separate operators, partly in 32 bits.
 _UNFUSED_LLAMA = (
@@ -91,7 +94,8 @@ KERNELS = (
     *_UNFUSED_LLAMA,
 )
 
-# ``megatron`` is Megatron-LM, by its own table of bytes (README, Distributed Optimizer).
+# ``megatron`` is Megatron-LM, whose memory is as in its own table of bytes (README, Distributed
+# Optimizer).
 #
 # Under bf16 gradients are accumulated in 32 bits. Under fp16 they stay in 16 bits, and the step
 # makes a 32-bit copy of the gradients in the rank's shard. There are no buckets: gradients are in
@@ -102,8 +106,8 @@ KERNELS = (
 # computes. Accumulating the gradient of the token embedding would add a thousandth to a pass, and
 # is neglected.
 _ACCUMULATION = tuple(KernelRule(adds=adds, bytes_factor=0.0) for adds in ("weight", "table"))
-# The fused softmax needs a size that is a multiple of four; otherwise separate kernels scale, mask,
-# and convert to 32 bits and back.
+# The fused softmax kernel needs a number of rows (a rank's heads times sequences) that is a
+# multiple of four; otherwise separate kernels scale, mask, and convert to 32 bits and back.
 _SOFTMAX_OF_FOURS = tuple(
     KernelRule(name=name, fused_for=4, bytes_unfused=unfused, kernels_unfused=12)
     for name, unfused in (
@@ -124,10 +128,12 @@ MEGATRON = Engine(
         "bf16": EngineMemory(weight=2, gradient=4, optimizer=12, wide_logits=1),
         "fp32": EngineMemory(weight=4, gradient=4, optimizer=8),
     },
-    # Bytes per parameter that the optimizer step moves: as in DeepSpeed's, but 32-bit gradients
-    # need no copy and 2 more bytes to clear, and full-precision weights are updated in place.
+    # Bytes per parameter that the optimizer step moves: as in DeepSpeed's step (below), but 32-bit
+    # gradients need no copy and 2 more bytes to clear, and full-precision weights are updated in
+    # place.
     step_moved={"fp16": 62, "bf16": 50, "fp32": 44},
-    # Gradients in 32 bits by ``accumulate-allreduce-grads-in-fp32``, which bf16 always has.
+    # Under fp16, gradients are accumulated in 32 bits with the option
+    # ``accumulate-allreduce-grads-in-fp32``; under bf16 always.
     other_sums={
         "fp16": OtherSums(
             memory=EngineMemory(weight=2, gradient=4, optimizer=12, wide_logits=1), step_moved=58
@@ -169,8 +175,8 @@ ACESO = Engine(
 # (``zero-bubble-waiting``), since its examples disable overlapped sends. Everything else is
 # Megatron-LM.
 
-# Pipeline schedules with weight-gradient passes that this fork has; DualPipeV belongs to torch and
-# DeepSeek.
+# The orders of passes with separate weight-gradient passes that this fork has; DualPipeV is in
+# torch and DeepSeek's code.
 _ORDERS = tuple(order for order in SPLIT if order != "dualpipe-v")
 
 ZERO_BUBBLE = replace(
@@ -201,8 +207,8 @@ ZERO_BUBBLE_WAITING = replace(
 # ``data_types.grad_accum_dtype`` accumulates in 32 bits, in a tensor beside each gradient or in the
 # rank's shard (``use_separate_grad_accum``), and ``communication_data_type`` reduces in as many.
 def _of_deepspeed(width: int, gradient: int = 0) -> EngineMemory:
-    """DeepSpeed's memory in a precision of ``width`` bytes; gradients have as many bytes, unless
-    ``gradient`` is given.
+    """DeepSpeed's bytes per parameter and buckets in a precision of ``width`` bytes; gradients have
+    as many bytes, unless ``gradient`` is given.
     """
     gradient = gradient or width
     return EngineMemory(
@@ -229,15 +235,16 @@ DEEPSPEED = Engine(
     # clipped (8) and applied (28); weights are written and gradients cleared (8). In full precision
     # gradients (8) and weights (8) are copied too.
     step_moved={"fp16": 62, "bf16": 54, "fp32": 60},
-    # Gradients accumulated in 32 bits need no conversion (6 bytes less), and 2 more bytes to clear.
+    # Gradients that are accumulated in 32 bits need no conversion before the step (6 bytes less),
+    # and 2 more bytes to clear.
     other_sums={
         "fp16": OtherSums(memory=_of_deepspeed(2, 4), step_moved=58),
         "bf16": OtherSums(memory=_of_deepspeed(2, 4), step_moved=50),
     },
     cached_share=CACHED_SHARE,
-    # DeepSpeed's pipeline engine accumulates whole gradients over a stage's micro-batches and
-    # asserts a level below 2 (deepspeed/runtime/pipe/engine.py; deepspeedai/DeepSpeed, issues 1110
-    # and 4164).
+    # DeepSpeed's pipeline engine accumulates whole gradients over a stage's micro-batches, and
+    # asserts a ZeRO level below 2 (deepspeed/runtime/pipe/engine.py; deepspeedai/DeepSpeed, issues
+    # 1110 and 4164).
     highest_zero_in_pipeline=1,
 )
 

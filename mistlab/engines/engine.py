@@ -1,5 +1,5 @@
-"""A training engine as one value (which tasks overlap, kernel rules, memory, limits), and the table
-of all engines.
+"""Describes a training engine by one value (which tasks overlap, kernel rules, memory, limits), and
+lists all engines.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -10,29 +10,30 @@ from mistlab.core.values import FieldError, OnUse, imported, one_of, refuse
 from mistlab.schedule.context_ways import RING
 from mistlab.schedule.slots import Sends, Template
 
-# Precisions of training: of GEMMs and activations, and of AdamW's two moments.
+# The precisions of training: those of GEMMs and activations, and those of AdamW's two moments.
 
 
 Precision = Literal["fp16", "bf16", "fp32", "fp8", "fp4"]
 Optimizer = Literal["adamw", "adamw-bf16", "adamw-8bit"]
-# The bits in which gradients are accumulated over micro-batches and reduced over ranks: as the
-# engine does by default, or 32 or 16.
+# The bits in which gradients are accumulated over micro-batches and reduced over ranks: the
+# engine's default ("usual"), 32 or 16.
 Sums = Literal["usual", "32bit", "16bit"]
 
-# Weights whose 8-bit moments share one 32-bit scale (Dettmers et al. 2021, arXiv 2110.02861).
+# The number of weights whose 8-bit moments have the same 32-bit scale (Dettmers et al. 2021, arXiv
+# 2110.02861).
 _SCALED_TOGETHER = 256
-# The bytes of both AdamW moments per parameter; master weights stay in 32 bits.
+# The bytes per parameter of AdamW's two moments together; master weights stay in 32 bits.
 MOMENTS_BYTES: Mapping[Optimizer, float] = {
     "adamw": 8.0,
-    # As in DeepSeek V3's training (arXiv 2412.19437, section 3.3.3).
+    # Moments in bf16, as in DeepSeek V3's training (arXiv 2412.19437, section 3.3.3).
     "adamw-bf16": 4.0,
     "adamw-8bit": 2.0 + 2 * 4 / _SCALED_TOGETHER,
 }
 
 
 def saved_bytes(optimizer: Optimizer) -> float:
-    """How many bytes per parameter an optimizer with low-precision moments saves over 32-bit
-    moments.
+    """The bytes per parameter that an optimizer with low-precision moments saves over one with
+    32-bit moments.
     """
     return MOMENTS_BYTES["adamw"] - MOMENTS_BYTES[optimizer]
 
@@ -47,7 +48,8 @@ def saved_bytes(optimizer: Optimizer) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemory:
-    """The memory of an engine in one precision, in bytes per parameter unless stated otherwise.
+    """What an engine keeps in memory in one precision, in bytes per parameter unless stated
+    otherwise.
 
     ``weight``, ``gradient`` and ``optimizer`` are kept all the time, ``step_scratch`` only while
     the rank's part is stepped. With ``rings`` layers come and go through rings of two buffers.
@@ -103,12 +105,12 @@ class EngineMemory:
 
     @property
     def reduced_gradient(self) -> int:
-        """Bytes per parameter of the gradients that data-parallel ranks reduce."""
+        """The bytes per parameter of the gradients that data-parallel ranks reduce."""
         return self.reduced or self.gradient
 
     @property
     def kept_weight(self) -> float:
-        """Bytes per parameter of block weights as ranks store and all-gather them."""
+        """The bytes per parameter of block weights as ranks store and all-gather them."""
         return self.frozen_weight or self.weight
 
     @property
@@ -122,8 +124,8 @@ HALF_BYTES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherSums:
-    """An engine's memory, and the bytes per parameter that its optimizer step moves, if gradients
-    are accumulated in other bits than by default.
+    """The memory of an engine that accumulates gradients in other bits than by default, and the
+    bytes per parameter that its optimizer step then moves.
     """
 
     memory: EngineMemory
@@ -132,7 +134,7 @@ class OtherSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTime:
-    """The seconds that the host takes to launch the kernels of a block, forward and backward.
+    """The seconds in which an engine's host launches the kernels of a block, forward and backward.
 
     A pass of the embedding, or of the head, takes ``end_s``. The GPU never waits for the host as
     long as the host is ahead, which it is wherever passes compute for longer. A step waits for the
@@ -159,7 +161,7 @@ class HostTime:
     waits_for_sends: bool = False
 
     def of_blocks(self, operators: float) -> Self:
-        """The host time of a block with this number of operators on average."""
+        """The host time for blocks that have this number of operators on average."""
         if operators <= self.operators or not self.operators:
             return self
         share = operators / self.operators
@@ -202,7 +204,7 @@ class ExpertExchange:
 
 AT_ONCE = ExpertExchange()
 
-# Tokens per chunk of logits where this package's runtime computes the loss in chunks.
+# The number of tokens per chunk of logits where this package's runtime computes the loss in chunks.
 CHUNK_TOKENS = 4096
 
 BATCHED_PRODUCTS = ("aten.bmm", "aten.baddbmm")
@@ -210,8 +212,8 @@ BATCHED_PRODUCTS = ("aten.bmm", "aten.baddbmm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRule:
-    """A rule for the kernels of an engine: the bytes that they move per byte of the layer graph,
-    for operators that match.
+    """A rule for the kernels of an engine: which operators of a layer graph it applies to, and how
+    many bytes the engine's kernels move per byte of the graph.
 
     The first nine fields choose operators; "" and None match any. ``broadcasts`` says whether an
     operand has fewer dimensions than another, as a bias does. ``adds`` says whose gradients the
@@ -249,21 +251,21 @@ class KernelRule:
     runs: bool = True
 
 
-# The rule without any difference: one kernel per operator, which moves the bytes of the layer
+# The kernel rule of an engine that has one kernel per operator, which moves the bytes of the layer
 # graph.
 PLAIN = KernelRule()
 
 
-# An engine: a training system, as one value.
+# A training engine, described by one value.
 #
-# Engines differ in which tasks overlap (slot tables), kernels, memory, bytes moved by the optimizer
-# step, and the plans that they can run. Predictors, checks, searchers and the runtime all read
-# these facts from this value.
+# Engines differ in which tasks overlap, kernels, memory, bytes moved by the optimizer step, and the
+# plans that they can run. Predictors, checks, searchers and the runtime all read these facts from
+# this value.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """A training engine, as facts about its overlap, kernels, memory and limits.
+    """A training engine, described by facts about its overlap, kernels, memory and limits.
 
     ``system`` names the engine of the same software, of which this one is a variant, or the engine
     itself. ``family`` names the engine whose measured runs say how sure this one's times are, which
@@ -356,8 +358,8 @@ class Engine:
         return hash(self.name)
 
     def template(self, *, overlap_communication: bool = True) -> Template:
-        """The slot table (which tasks run beside a layer's passes) of plans with or without
-        overlapped communication.
+        """The template of a plan's schedule, that is, which tasks overlap with a layer's passes;
+        with or without overlapped communication.
         """
         wanted, other = self.overlapped, self.afterwards
         if not overlap_communication:
@@ -367,7 +369,7 @@ class Engine:
         return replace(template, sends=self.sends, send_wait_s=self.send_wait_s)
 
     def in_named_order(self) -> "Engine":
-        """The engine under a pipeline schedule other than its default, in which the host does not
+        """The engine under an order of passes other than its default, in which its host does not
         wait for messages.
         """
         if self.host is None or not self.host.waits_for_sends:
@@ -375,15 +377,15 @@ class Engine:
         return replace(self, host=replace(self.host, waits_for_sends=False))
 
     def shares(self, hardware: str) -> tuple[float, float, float]:
-        """The shares of the hardware's rates that GEMMs, attention and memory-bound kernels of this
-        engine reach on it.
+        """The shares of a hardware's measured rates that this engine's GEMMs, attention and
+        memory-bound kernels reach there.
         """
         usual = self.products_share, self.attention_share, self.memory_share
         return self.shares_on.get(hardware, usual)
 
     def memory_in(self, precision: Precision, optimizer: Optimizer = "adamw") -> EngineMemory:
-        """The memory of the engine in a precision with an optimizer; refuses combinations that the
-        engine lacks.
+        """What the engine keeps in memory in a precision with an optimizer; refuses combinations
+        that the engine does not support.
         """
         if problem := self.precision_problem(precision):
             refuse("workload.precision", problem)
@@ -395,20 +397,20 @@ class Engine:
         return replace(memory, optimizer=memory.optimizer - saved) if saved else memory
 
     def step_moved_in(self, precision: Precision, optimizer: Optimizer = "adamw") -> float:
-        """Bytes per parameter that the optimizer step moves, each moment read once and written
-        once.
+        """The bytes per parameter that the optimizer step moves; each moment is read once and
+        written once.
         """
         return max(0.0, self.step_moved[precision] - 2 * saved_bytes(optimizer))
 
     def rules_in(self, precision: Precision) -> tuple[KernelRule, ...]:
-        """The kernel rules of the engine in a precision."""
+        """The kernel rules that apply to the engine in a precision."""
         memory = self.memory[precision]
         is_wide = memory.weight == HALF_BYTES and memory.sums == "32bit"
         return (*self.kernels_of_wide_sums, *self.kernels) if is_wide else self.kernels
 
     def summing(self, sums: Sums) -> Self:
-        """The engine with gradients accumulated in this many bits, in each precision in which it
-        can do so.
+        """The engine with gradients accumulated in this many bits, in all precisions for which it
+        supports that.
         """
         others = {name: row for name, row in self.other_sums.items() if row.memory.sums == sums}
         return replace(
@@ -421,8 +423,8 @@ class Engine:
         )
 
     def sums_problem(self, precision: Precision, sums: Sums) -> str:
-        """Why the engine cannot accumulate gradients of a precision in the given bits; empty if it
-        can.
+        """The reason why the engine cannot accumulate gradients of a precision in the given bits;
+        empty if it can.
         """
         usual = self.memory[precision].sums
         if sums in ("usual", usual):
@@ -439,7 +441,9 @@ class Engine:
         return self.highest_zero_in_pipeline if in_pipeline else self.highest_zero
 
     def order_problem(self, order: str, *, default: str) -> str:
-        """Why the engine cannot run an order of forward and backward passes; empty if it can."""
+        """The reason why the engine cannot run an order of forward and backward passes; empty if it
+        can.
+        """
         if self.takes_orders or order in (default, *self.orders):
             return ""
         if not self.orders:
@@ -448,7 +452,9 @@ class Engine:
         return f"{order}, but engine {self.name} does not run it here: give {known}"
 
     def blocks_problem(self, blocks: Sequence[int]) -> FieldError | None:
-        """Why the engine cannot run these numbers of blocks per pipeline stage; empty if it can."""
+        """The error that says why the engine cannot run stages with these numbers of blocks; None
+        if it can.
+        """
         for stage, count in enumerate(blocks):
             may_lack_blocks = self.parts_ends and stage > 0 and not any(blocks[stage:])
             if count == 0 and not may_lack_blocks:
@@ -459,7 +465,8 @@ class Engine:
     def overlap_problem(
         self, *, overlap_communication: bool, others: Callable[[], Sequence[str]]
     ) -> str:
-        """Why a plan of this engine cannot turn overlapped communication off; empty if it can.
+        """The reason why a plan of this engine cannot turn overlapped communication off; empty if
+        it can.
 
         ``others`` gives the engines that allow it.
         """
@@ -471,21 +478,22 @@ class Engine:
         )
 
     def precision_problem(self, precision: Precision) -> str:
-        """Why the engine cannot train in a precision; empty if it can."""
+        """The reason why the engine cannot train in a precision; empty if it can."""
         if precision in self.memory:
             return ""
         known = one_of([*self.memory])
         return f"{precision}, but engine {self.name} does not train in it: give {known}"
 
     def optimizer_problem(self, optimizer: Optimizer) -> str:
-        """Why the engine cannot use an optimizer; empty if it can."""
+        """The reason why the engine cannot use an optimizer; empty if it can."""
         if optimizer in self.optimizers:
             return ""
         problem = f"{optimizer}, but engine {self.name} keeps moments otherwise"
         return f"{problem}: give {one_of(self.optimizers)}"
 
 
-# All engines by name; a new engine is a value in its family's file, and one name here.
+# All engines by name: for each file of an engine family, the engines in it; a new engine is a value
+# there, and its name here.
 #
 # An engine is imported on first use, so listing names costs nothing. Names are in reading order;
 # ``fsdp-te`` is the constant ``FSDP_TE``.
@@ -516,10 +524,10 @@ ENGINES: "MutableMapping[str, Engine]" = OnUse(
 
 
 def names_for_plans() -> tuple[str, ...]:
-    """Names of all engines that a plan may use."""
+    """The names of all engines that a plan may use."""
     return tuple(ENGINES)
 
 
 def names_that_wait() -> tuple[str, ...]:
-    """Names of the engines in whose plans overlapped communication can be turned off."""
+    """The names of the engines whose plans may turn overlapped communication off."""
     return tuple(name for name, row in ENGINES.items() if row.afterwards is not None)

@@ -9,7 +9,7 @@ from mistlab.core.files import parse_yaml
 
 
 def fitted(name: str) -> dict[str, Any]:
-    """The fitted constants of an engine, by the names of the fields of ``Engine`` (or of its parts)
+    """The fitted constants of an engine, by the names of the fields of ``Engine``, or of its parts,
     that they fill.
     """
     facts = _file()[name]

@@ -1,4 +1,4 @@
-"""Engines ``fsdp...``: PyTorch's Fully Sharded Data Parallel.
+"""Engines ``fsdp...``: PyTorch's Fully Sharded Data Parallel in its variants.
 
 ``fsdp`` trains models with fused kernels, ``fsdp-eager`` and ``fsdp-compiled`` those in torch's own
 operators, ``fsdp-te`` those in Transformer Engine's kernels. Engines ``...-rowwise`` scale 8-bit
@@ -47,8 +47,8 @@ FSDP = Engine(
     name="fsdp",
     system="fsdp",
     family="fsdp",
-    # torch.distributed.pipelining has interleaved schedules too, but pipelined runs of AutoModel
-    # are read as 1F1B.
+    # torch.distributed.pipelining has interleaved orders of passes too, but plans of AutoModel with
+    # a pipeline are read as 1F1B.
     orders=("gpipe", "zb-v", "dualpipe-v"),
     # torch.distributed.tensor.experimental.context_parallel all-gathers keys and values, or passes
     # them around a ring.
@@ -57,23 +57,23 @@ FSDP = Engine(
     kernels=LOSS_IN_32_BITS,
     memory=dict.fromkeys(("bf16", "fp8", "fp4"), _MEMORY),
     step_moved={"bf16": 50, "fp8": 50, "fp4": 50},
-    # Even with ``MixedPrecisionPolicy.reduce_dtype`` of 16 bits, gradient shards are accumulated in
-    # 32 bits.
+    # Even if ``MixedPrecisionPolicy.reduce_dtype`` has 16 bits, shards of gradients are accumulated
+    # in 32 bits.
     other_sums=dict.fromkeys(("bf16", "fp8", "fp4"), _REDUCED_IN_16_BITS),
-    # The 8-bit AdamW is torchao's.
+    # The 8-bit AdamW is the one of torchao.
     optimizers=("adamw", "adamw-8bit"),
     cached_share=_FITTED["cached_share"],
     products_share=_FITTED["products_share"],
     attention_share=_FITTED["attention_share"],
     memory_share=_FITTED["memory_share"],
-    # On an H100 kernels reach a smaller share of the hardware's rates.
+    # On an H100 the kernels of FSDP reach a smaller share of the hardware's measured rates.
     shares_on={name: tuple(shares) for name, shares in _FITTED["shares_on"].items()},
     eight_bit_on=_FITTED["eight_bit_on"],
     host=HostTime(**_FITTED["host"]),
     offloads_activations=True,
 )
 
-# 8-bit GEMMs with a scale per row run CUTLASS kernels in torch; with a scale per tensor they run
+# 8-bit GEMMs with a scale per row run CUTLASS kernels in torch; those with a scale per tensor run
 # cuBLAS.
 _OF_ROWS: float = fitted("fsdp-rowwise")["eight_bit_share"]
 _B200: float = FSDP.eight_bit_on["b200-180gb"]
@@ -88,27 +88,29 @@ FSDP_ROWWISE = replace(FSDP, name="fsdp-rowwise", eight_bit_on=_ROWWISE)
 # FSDP2 copies gathered weights out of the all-gather buffer in each pass, and gradients into the
 # reduce-scatter buffer (``_fsdp_collectives.py``).
 
-# Bytes that copies move per parameter: weights are read and written in 16 bits (8 in both passes);
-# gradients are read in 16 bits and written in 32 (6), as the graph's accumulation is.
+# Bytes that FSDP2's copies move per parameter: weights are read and written in 16 bits (8 in both
+# passes); gradients are read in 16 bits and written in 32 (6, as much as the layer graph's
+# accumulation of gradients moves).
 _COPIES = KernelRule(kind="accumulate", adds="weight", bytes_factor=14 / 6)
 
-# The bytes that a chain of eager operators moves, relative to the single kernel of the layer graph.
-# Forward RMSNorm: to 32 bits (6), square (8), mean (4), multiplication (8), to 16 bits (6), weights
-# (4), instead of 4.
+# The bytes that a chain of eager operators moves, as a multiple of those of the layer graph's
+# single kernel. RMSNorm forward: to 32 bits (6), square (8), mean (4), multiplication (8), to 16
+# bits (6), weights (4), instead of 4.
 _EAGER = (
     KernelRule(name="mistlab.rms_norm", bytes_factor=9.0),
     KernelRule(name="mistlab.rms_norm_backward", bytes_factor=92 / 6),
     # Rotary embedding of queries and keys: to 32 bits (6), complex multiplication (8), to 16 bits
     # (6), instead of 4.
     KernelRule(name="mistlab.rotate_", bytes_factor=5.0),
-    # Forward, the activation and a multiplication; backward, two multiplications and the
+    # SwiGLU forward: the activation and a multiplication; backward: two multiplications and the
     # activation.
     KernelRule(name="mistlab.swiglu", bytes_factor=5 / 3),
     KernelRule(name="mistlab.swiglu_backward", bytes_factor=9 / 5),
     # The gradient of a block's input is summed over query, key and value, and that of the network's
     # input over gate and value: three additions more than the graph's two.
     KernelRule(name="aten.add", phase="backward", bytes_factor=2.5),
-    # Separate kernels find a tensor's largest magnitude, and cast it to each of two layouts.
+    # To convert a tensor to 8 bits, separate kernels find its largest magnitude, and cast it to
+    # each of two layouts.
     KernelRule(name="mistlab.cast", bytes_factor=2.0),
     _COPIES,
     *LOSS_IN_32_BITS,
@@ -118,7 +120,7 @@ _BLOCKS = (
     # norm's gradient and adds the residual's.
     KernelRule(name="mistlab.rms_norm", module="mlp_norm", bytes_factor=0.5),
     KernelRule(name="aten.add", phase="backward", bytes_factor=1 / 3),
-    # Query, key and value have separate weights, so that their gradients are not concatenated.
+    # Query, key and value have separate weights, so their gradients need not be concatenated.
     KernelRule(name="aten.cat", module="attention", bytes_factor=0.0),
     _COPIES,
 )
@@ -131,8 +133,8 @@ _LOSS = tuple(
 
 
 def _keeping(kept_by: str, wide_logits: int) -> dict[str, Any]:
-    """The fields of ``Engine`` for what torch keeps of a block for the backward pass, and for wide
-    logits.
+    """The fields of ``Engine`` for the tensors that torch keeps of a block for the backward pass
+    (``kept_by``), and for copies of logits in 32 bits.
     """
 
     def kept(row: EngineMemory) -> EngineMemory:
@@ -155,14 +157,15 @@ FSDP_EAGER = replace(
     shares_on={
         "a100-80gb": (FSDP.products_share, 1.0, _MEMORY_SHARE),
         "a100-40gb": (FSDP.products_share, 1.0, _MEMORY_SHARE),
-        # MI300X and MI325X are given the shares of H100, since their hardware files come from
-        # datasheets.
+        # MI300X and MI325X are given the shares that were fitted on H100, since their hardware
+        # files come from datasheets.
         **dict.fromkeys(("h100-80gb", "mi300x-192gb", "mi325x-256gb"), FSDP.shares_on["h100-80gb"]),
     },
-    # 8-bit GEMMs of torchao on GB200 reach the shares of B200.
+    # On GB200, torchao's 8-bit GEMMs are given the share of the measured rate that was fitted on
+    # B200.
     eight_bit_on={**FSDP.eight_bit_on, "gb200-186gb": _B200},
-    # In eager torch, lean operators may replace a model's own; a compiler decides by itself what is
-    # kept for the backward pass.
+    # In eager torch, lean operators may replace those of a model; a compiler decides by itself what
+    # is kept for the backward pass.
     runs_lean=True,
 )
 FSDP_COMPILED = replace(
@@ -185,11 +188,11 @@ FSDP_EAGER_ROWWISE, FSDP_COMPILED_ROWWISE, FSDP_COMPILED_BLOCKS_ROWWISE = (
 )
 
 # llm-foundry uses flash-attention's fused cross entropy: one kernel writes the 16-bit gradient over
-# the logits. With the loss in chunks it is AutoModel's cut cross entropy, which has one chunk of
-# logits at a time.
+# the logits. With the loss in chunks, this engine stands for AutoModel's cut cross entropy, which
+# has one chunk of logits at a time.
 FSDP_FUSED_LOSS = replace(FSDP, name="fsdp-fused-loss", chunk_tokens=256, **_keeping("", 0))
-# Variants with logits of the whole vocabulary on each tensor-parallel rank, as DTensor plans lay
-# them out.
+# Variants whose tensor-parallel ranks each have the logits of the whole vocabulary, as DTensor
+# plans lay them out.
 FSDP_EAGER_WHOLE_LOGITS, FSDP_COMPILED_BLOCKS_WHOLE_LOGITS = (
     replace(
         engine,
@@ -202,9 +205,8 @@ FSDP_EAGER_WHOLE_LOGITS, FSDP_COMPILED_BLOCKS_WHOLE_LOGITS = (
 
 # ``fsdp-te``: FSDP2 with Transformer Engine kernels, as in NeMo AutoModel.
 #
-# Matrix products are those of the other FSDP engines. Attention is cuDNN's, at the hardware file's
-# rates. Tokens reach experts by DeepEP as in Megatron-Bridge; experts' products run one after
-# another.
+# Its GEMMs are those of the other FSDP engines. Attention is cuDNN's, at the hardware file's rates.
+# Tokens reach experts by DeepEP as in Megatron-Bridge; experts' GEMMs run one after another.
 FSDP_TE = replace(
     FSDP,
     name="fsdp-te",

@@ -1,4 +1,5 @@
-"""Engines ``mistlab``, this package's own runtime (docs/decisions/0014-engine.md), and ``mist``.
+"""Engines ``mistlab``, this package's own runtime (docs/decisions/0014-engine.md), and ``mist``,
+the published system Mist.
 
 ``mist`` is the published Mist (EuroSys 2025). Both stream layers by one slot table, with kernels of
 their own.
@@ -52,8 +53,9 @@ STREAMED = Template(
 
 
 def _ring_memory(width: int, gradient: int = 0) -> EngineMemory:
-    """Memory of the runtime in a precision of ``width`` bytes, with rings of two buffers for
-    gathered or fetched layers; gradients have as many bytes, unless ``gradient`` is given.
+    """The runtime's memory in a precision of ``width`` bytes, with two buffers each for gathered
+    and for fetched layers, used in turn; gradients have as many bytes, unless ``gradient`` is
+    given.
     """
     return EngineMemory(weight=width, gradient=gradient or width, optimizer=12, rings=True)
 
@@ -63,21 +65,23 @@ MIST = Engine(
     system="mist",
     family="mistlab",
     overlapped=STREAMED,
-    # In the published runtime (Mist's), a stage that sends or receives does nothing else meanwhile.
+    # In the runtime of the published Mist, a stage that sends or receives does nothing else
+    # meanwhile.
     sends="blocking",
     kernels=SEQUENCE_FIRST,
     memory={"fp16": _ring_memory(2), "bf16": _ring_memory(2), "fp32": _ring_memory(4)},
-    # Bytes per parameter that the optimizer step moves: the rates were fitted with a step of one
-    # kernel, which reads gradient, master weight and moments, and writes master weight and moments.
+    # Bytes per parameter that the optimizer step moves: the rate of steps was fitted with a step of
+    # one kernel, which reads gradient, master weight and moments, and writes master weight and
+    # moments.
     step_moved={"fp16": 28, "bf16": 28, "fp32": 28},
     offloads=True,
 )
 
-# Operators without a rule here run as in the layer graph: by torch, or by one kernel of
-# runtime.models.kernels.
+# How this runtime's kernels differ from the operators of a layer graph. An operator without a rule
+# here runs as in the graph: by torch, or by one kernel of runtime.models.kernels.
 _KERNELS = (
     # GEMMs accumulate weight gradients (runtime.engine.work.products), and one kernel accumulates
-    # the gradients of all vectors (ParameterPlaces.add_vectors).
+    # the gradients of all biases and norms (ParameterPlaces.add_vectors).
     KernelRule(adds="weight", bytes_factor=0.0),
     KernelRule(adds="vector", together=True),
     # runtime.engine.work.stage_modules copies neither operands nor results of attention,
@@ -122,10 +126,11 @@ _KERNELS = (
         KernelRule(name=name, bytes_factor=4 / 5)
         for name in ("aten.native_dropout", "aten.native_dropout_backward")
     ),
-    # The operator that a lean attention core repeats is no extra work: in this runtime no block
-    # keeps attention probabilities after dropout.
+    # A lean block repeats attention dropout in its backward pass, but so does every block of this
+    # runtime, so the layer graph's extra operator is no extra work.
     KernelRule(name="mistlab.drop_again", runs=False),
-    # In layer graphs derived from traced ones, dropout is only a byte of mask for each value.
+    # In layer graphs whose dropout was derived rather than traced, dropout moves only a byte of
+    # mask per value; this runtime's kernels read and write the 2-byte values instead.
     *(
         KernelRule(name=name, module=module, bytes_factor=4.0)
         for name in ("mistlab.keep", "mistlab.use_kept")
@@ -133,10 +138,10 @@ _KERNELS = (
     ),
 )
 
-# Where accumulators are wider than gradients: a GEMM reads and writes its accumulator in 32 bits,
-# as in its rate; the gradient of an embedding table is read in 16 bits and accumulated in 32 (10
-# bytes instead of 6); vectors' gradients are copied to 32 bits by one kernel before another
-# accumulates them.
+# Rules where gradients are accumulated in more bits than they have: a GEMM reads and writes its
+# accumulator in 32 bits, as in its rate; the gradient of an embedding table is read in 16 bits and
+# accumulated in 32 (10 bytes instead of 6); gradients of biases and norms are copied to 32 bits by
+# one kernel before another accumulates them.
 _WIDE_SUMS = (
     KernelRule(adds="vector", together=True, kernels=2),
     KernelRule(adds="table", bytes_factor=10 / 6),
@@ -144,7 +149,7 @@ _WIDE_SUMS = (
 
 
 def _own_memory(width: int, gradient: int = 0) -> EngineMemory:
-    """``_ring_memory`` with the fused loss of runtime.models.operators."""
+    """``_ring_memory`` for a head with the fused loss of runtime.models.operators."""
     return replace(_ring_memory(width, gradient), fuses_loss=True)
 
 
@@ -158,12 +163,13 @@ MISTLAB = Engine(
     kernels=_KERNELS,
     kernels_of_wide_sums=_WIDE_SUMS,
     # Accumulation in bf16, with 8 significant bits, would lose addends below a 256th of the sum, so
-    # it is in 32 bits. Gradients of fp16 stay in 16 bits, as they were measured.
+    # bf16 gradients are accumulated in 32 bits. Gradients of fp16 stay in 16 bits, as in measured
+    # runs.
     memory={"fp16": _own_memory(2), "bf16": _own_memory(2, 4), "fp32": _own_memory(4)},
-    # Bytes per parameter: 16-bit gradients are copied to 32 (6), one kernel reads gradient, master
-    # weight and moments and writes master weight and moments (28), and weights are copied from
-    # master weights (6). Under fp16 the kernel also writes unscaled gradients (4). In full
-    # precision weights move 8.
+    # Bytes per parameter that the optimizer step moves: 16-bit gradients are copied to 32 (6), one
+    # kernel reads gradient, master weight and moments and writes master weight and moments (28),
+    # and weights are copied from master weights (6). Under fp16 the kernel also writes unscaled
+    # gradients (4). In full precision the copy of weights moves 8.
     step_moved={"fp16": 44, "bf16": 34, "fp32": 36},
     other_sums={
         "fp16": OtherSums(memory=_own_memory(2, 4), step_moved=38),

@@ -32,8 +32,8 @@ _PASSES = Template(
     sends="meeting",
     overlaps_tensor_backward=True,
 )
-# RMSNorm is one kernel (flash-attn's, in Triton). Rotary embedding is computed in 32 bits, and the
-# gate's activation and multiplication are two kernels.
+# nanotron's RMSNorm is one kernel (flash-attn's, in Triton). Rotary embedding is computed in 32
+# bits, and the gate's activation and multiplication are two kernels.
 _KERNELS = (
     *SEQUENCE_FIRST,
     *LOSS_IN_32_BITS,
@@ -57,8 +57,8 @@ NANOTRON = Engine(
             gradient=6,
             reduced=4,
             optimizer=12,
-            # The loss holds logits in 16 and in 32 bits, and the exponentials of the latter: 10
-            # bytes per logit.
+            # The loss keeps logits in 16 and in 32 bits, and the exponentials of the 32-bit logits:
+            # 10 bytes per logit.
             wide_logits=3,
             kept_gates=2,
             # Two workspaces of cuBLAS of 32 MiB each, and buffers of torch and NCCL.

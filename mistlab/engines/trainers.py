@@ -1,4 +1,5 @@
-"""Engines ``trainer...`` and ``llmq``: frameworks for fine-tuning and training on consumer GPUs.
+"""Engines ``trainer...`` and ``llmq``: frameworks for fine-tuning, and for training on consumer
+GPUs.
 
 ``trainer`` is Hugging Face's models under its Trainer, TRL, PEFT, Accelerate or axolotl, and others
 that run a model's operators one by one (litgpt, torchtune, scripts). ``trainer-fused`` has these
@@ -14,24 +15,25 @@ from mistlab.engines.fitted import fitted
 from mistlab.engines.fsdp import FSDP, FSDP_EAGER
 from mistlab.engines.megatron_core import MEGATRON_CORE
 
-# A single GPU gathers nothing; several shard by FSDP or similarly. Logits are cast to 32 bits, then
-# come log-probabilities and gradients, with torchtitan's bytes per logit. Of sharded weights,
-# embedding and head (FSDP's root module) stay gathered beside a block and the prefetched next one;
-# a block's gradients are whole in autograd and again in the reduce-scatter's input
-# (torch/distributed/fsdp). Quantised GEMMs of bitsandbytes keep their inputs.
+# The memory of Hugging Face's Trainer and similar frameworks. A single GPU gathers nothing; several
+# shard by FSDP or similarly. Logits are cast to 32 bits, then come log-probabilities and gradients,
+# with torchtitan's bytes per logit. Of sharded weights, embedding and head (FSDP's root module)
+# stay gathered beside a block and the prefetched next one; a block's gradients are whole in
+# autograd and again in the reduce-scatter's input (torch/distributed/fsdp). Quantised GEMMs of
+# bitsandbytes keep their inputs.
 _MEMORY = replace(FSDP_EAGER.memory["bf16"], gathered_blocks=2, quantised_inputs=1)
 _PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "fp4")
 _STEP_MOVED = dict.fromkeys(_PRECISIONS, FSDP.step_moved["bf16"])
 _OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "adamw-bf16", "adamw-8bit")
 
-# Attention runs FlashAttention or cuDNN, at the rates of the hardware file, so its share is not
-# taken from FSDP.
+# These frameworks run FlashAttention or cuDNN at the rates of the hardware file, so the share of
+# attention's rate is not taken from FSDP.
 _PRODUCTS, _, _MOVED = FSDP_EAGER.shares("")
 _SHARES_ON = {
     name: (products, 1.0, moved) for name, (products, _, moved) in FSDP_EAGER.shares_on.items()
 }
-# The number of tokens per chunk of a chunked loss, as a compromise: an eighth of a few thousand
-# (torchtune), as many as make logits no larger than their input (Liger), 256 (TRL).
+# The number of tokens per chunk of a chunked loss, a compromise between frameworks: an eighth of a
+# few thousand (torchtune), as many as make logits no larger than their input (Liger), 256 (TRL).
 _CHUNK_TOKENS = 1024
 TRAINER = replace(
     FSDP_EAGER,
@@ -50,9 +52,9 @@ TRAINER = replace(
     runs_lean=False,
 )
 
-# The training loop of a script holds the last loss until the next one exists, and with it the
-# tensors that quantised GEMMs of bitsandbytes keep outside of autograd: inputs of two micro-batches
-# then.
+# The training loop of a script keeps the last loss until the next one exists, and with it the
+# tensors that quantised GEMMs of bitsandbytes keep outside of autograd: then the inputs of two
+# micro-batches.
 TRAINER_LOOP = replace(
     TRAINER,
     name="trainer-loop",
@@ -66,8 +68,8 @@ TRAINER_WIDE_LOGITS = replace(
     TRAINER, name="trainer-wide-logits", memory=dict.fromkeys(_PRECISIONS, _WIDE)
 )
 
-# Models are loaded in 32 bits and run under torch.autocast: weights are stored and gathered in 32
-# bits.
+# Models are loaded in 32 bits and run under torch.autocast, so weights are stored and gathered in
+# 32 bits.
 TRAINER_AUTOCAST = replace(
     TRAINER,
     name="trainer-autocast",
@@ -77,8 +79,8 @@ TRAINER_AUTOCAST = replace(
     ),
 )
 
-# DeepSpeed's ZeRO (its states, buckets and reductions) on Hugging Face's models with their
-# operators.
+# DeepSpeed's ZeRO (its states, buckets and reductions), training Hugging Face's models with their
+# own operators.
 DEEPSPEED_TRAINER = replace(
     DEEPSPEED,
     name="deepspeed-trainer",
@@ -95,7 +97,8 @@ DEEPSPEED_TRAINER = replace(
     shares_on=TRAINER.shares_on,
 )
 
-# Fused quantised GEMMs keep no inputs. DeepSpeed's ``stage3_max_live_parameters`` stay gathered.
+# Quantised GEMMs in fused kernels need not keep their inputs. As many weights stay gathered as
+# DeepSpeed's ``stage3_max_live_parameters`` says.
 _FUSED = replace(_MEMORY, quantised_inputs=0, gathered_blocks=0, gathered_elements=1_000_000_000)
 # Norms, rotary embedding, activations and loss are one kernel each, as in Unsloth and Liger,
 # launched from Python through adapter modules.
@@ -106,14 +109,15 @@ TRAINER_FUSED = replace(
     memory=dict.fromkeys(_PRECISIONS, replace(_FUSED, kept_by="", wide_logits=0, fuses_loss=True)),
     host=HostTime(**fitted("trainer-fused")["host"]),
 )
-# The feed-forward network runs on one tile of the sequence after the other.
+# The feed-forward network runs on one tile of the sequence after the other, so that only one tile's
+# wide activations exist.
 TRAINER_TILED = replace(
     TRAINER_FUSED,
     name="trainer-tiled",
     memory=dict.fromkeys(_PRECISIONS, replace(_FUSED, kept_by="tiled", wide_logits=1)),
 )
 
-# llm.c: 16-bit weights and gradients, with 32-bit master weights and moments.
+# llm.c: weights and gradients in 16 bits, master weights and moments in 32 bits.
 TRAINER_C = Engine(
     name="trainer-c",
     system="trainer",
@@ -126,7 +130,8 @@ TRAINER_C = Engine(
     highest_zero=1,
 )
 
-# Weights, gradients and both moments in 16 bits; the gradient of logits is written over them.
+# llmq: weights, gradients and both moments in 16 bits; the gradient of the logits is written over
+# them.
 _LLMQ = EngineMemory(weight=2, gradient=2, optimizer=4, wide_logits=-1, fixed_mib=64)
 LLMQ = Engine(
     name="llmq",
@@ -135,8 +140,8 @@ LLMQ = Engine(
     overlapped=FSDP.overlapped,
     kernels=MEGATRON_CORE.kernels,
     memory=dict.fromkeys(_PRECISIONS, _LLMQ),
-    # Bytes per parameter that the optimizer step moves: reads a gradient, reads and writes a weight
-    # and two moments.
+    # The bytes per parameter that the optimizer step moves: it reads a gradient, and reads and
+    # writes a weight and two moments.
     step_moved=dict.fromkeys(_PRECISIONS, 14),
     optimizers=_OPTIMIZERS,
     cached_share=0.0,

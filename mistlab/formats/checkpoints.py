@@ -16,7 +16,8 @@ from mistlab.huggingface.configurations import KIND, model_of_config
 from mistlab.plan.workload import ModelSpec
 from mistlab.shell.session import LaunchFile
 
-# Words in a checkpoint's name that describe training, tuning or storage, not the model's sizes.
+# Words in a checkpoint's name that describe its training, tuning or storage, rather than the
+# model's sizes.
 _SHAPELESS = word_set(
     """
     meta base instruct hf chat it pt sft dpo bf16 fp16 pretrain pretrained config model v0.1 v0.2
@@ -78,8 +79,8 @@ _BY_WORDS: Mapping[str, str] = {
     "phi 4": "phi-4",
 }
 _LLAMA_2 = {"vocab": 32000}
-# The sizes of a known model: hidden size, blocks, heads, key heads, feed-forward width and further
-# fields.
+# The sizes of a known model: hidden size, blocks, heads, key and value heads, feed-forward width,
+# and further fields.
 _Sizes = tuple[int, int, int, int, int, Mapping[str, object]]
 _SIZES: Mapping[str, _Sizes] = {
     "llama 7b": (4096, 32, 32, 32, 11008, _LLAMA_2),
@@ -119,7 +120,7 @@ _GPT2: Mapping[str, tuple[int, int, int]] = {
 
 
 def model_named(path: str) -> ModelSpec | None:
-    """The model with the sizes that a checkpoint's name or path stands for; None if the name is
+    """The model whose sizes the name or path of a checkpoint stands for; None if the name is
     unknown.
     """
     key = _name_of_shape(path)
@@ -152,15 +153,15 @@ def _name_of_shape(path: str) -> str:
     name = PurePath(path.strip().rstrip("/")).name.lower()
     name = re.sub(r"\.(ya?ml|json)$", "", name)
     name = re.sub(r"^(llama|qwen|deepseek|mistral)(?=v?\d)", r"\1 ", name)
-    # In a name, a minor version follows a dot, or a letter and an underscore.
+    # In a checkpoint's name, a minor version follows a dot, or a letter and an underscore.
     words = [word for word in re.split(r"[-_ ]+", name) if word]
     words = [word for word in words if word not in _SHAPELESS]
     return " ".join(words)
 
 
 def needed_model(path: str, where: str, source: LaunchFile) -> ModelSpec:
-    """The model of a checkpoint: from a configuration beside the file, otherwise from the
-    checkpoint's name.
+    """The model of a checkpoint: from a configuration file beside the checkpoint, otherwise from
+    the checkpoint's name.
     """
     text = source.beside(f"{path.rstrip('/')}/config.json") if path else None
     if text is not None:

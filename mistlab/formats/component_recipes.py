@@ -1,4 +1,5 @@
-"""Reads recipes that name Python classes or functions: torchtune's YAML, and NeMo AutoModel's.
+"""Reads fine-tuning recipes that name Python classes or functions: torchtune's YAML, and NeMo
+AutoModel's.
 
 A component's last word is a builder whose name has the model's (``lora_llama3_1_8b``), or a class.
 Left-out keys take the defaults of torchtune's recipes (0.6) and of AutoModel's (2026).
@@ -121,14 +122,16 @@ def read_automodel(source: LaunchFile, given: Given) -> Imported:
 
 
 def _listed(section: Section, key: str) -> list[str]:
-    """The names of GEMMs with adapters, from a list or from a suffix pattern."""
+    """The names of the GEMMs that have low-rank adapters, from a recipe's list of names or a suffix
+    pattern.
+    """
     value = section.get(key)
     names = value if isinstance(value, list) else [value or ""]
     return ["mlp" if str(word).startswith("*") else str(word) for word in names]
 
 
 def _degrees(section: Section, draft: Found, model: ModelSpec, sequences: int) -> None:
-    """Read how AutoModel's ranks share a model; FSDP2 is the default."""
+    """Read how the ranks of an AutoModel recipe share a model; FSDP2 is the default."""
     strategy = section.text("strategy", "fsdp2").lower()
     if strategy not in ("fsdp2", "ddp"):
         reject(f"distributed.strategy: {strategy!r} is not supported: give fsdp2 or ddp")
@@ -150,8 +153,8 @@ def _degree(section: Section, key: str) -> int:
 def _adapters(
     draft: Found, *, rank: int | None, names: list[str], of_networks: bool, base: str
 ) -> None:
-    """Read low-rank adapters: their rank, and whether feed-forward networks have them besides
-    attention.
+    """Read a recipe's low-rank adapters: their rank, and whether feed-forward networks have them as
+    well as attention.
     """
     is_wide = of_networks or any(part in name for name in names for part in _NETWORKS)
     draft.trained |= {"train": "adapters", "adapter_rank": rank or 8, "base": base}
@@ -161,7 +164,9 @@ def _adapters(
 
 
 def _precision(draft: Found, word: str) -> None:
-    """The precision of a run whose model, gradients and Adam's moments all have this data type."""
+    """The precision of a torchtune run whose model, gradients and Adam's moments all have the data
+    type ``word``.
+    """
     known = word.lower().removeprefix("torch.")
     if known in ("bf16", "bfloat16"):
         draft.precision, draft.trained["states"] = "bf16", "16bit"
@@ -191,7 +196,9 @@ def _tell_of_padding(draft: Found, *, packs: bool) -> None:
 
 
 def _other(top: Section) -> str:
-    """The keys that show that a recipe trains on another loss than next-token prediction."""
+    """The keys by which a recipe shows that it trains on another loss than next-token
+    prediction.
+    """
     objectives = (_last(top.section("loss"), _TORCHTUNE), _last(top.section("dataset"), _TORCHTUNE))
     more = ("rlhf" if top.has("ppo_epochs") or top.has("reward_and_value_model") else "",)
     keys = ("ppo" if top.has("ppo_batch_size") else "", "kd" if top.has("teacher_model") else "")
@@ -199,16 +206,17 @@ def _other(top: Section) -> str:
 
 
 def _last(section: Section, key: str) -> str:
-    """The last component of a dotted path."""
+    """The last name in a dotted path such as ``package.module.name``."""
     return section.text(key).rpartition(".")[2]
 
 
-# Matches the name of a torchtune builder function: a model family, its version, and the rest.
+# Matches the name of a torchtune function that builds a model: the model family, its version, and
+# the rest.
 _BUILDER = re.compile(r"([a-z]+?)([0-9]+)?(?:_([0-9]+))?_([0-9.]+b.*|mini.*)")
 
 
 def _checkpoint(builder: str) -> str:
-    """The checkpoint of the model that a torchtune builder function makes.
+    """The checkpoint of the model that a torchtune function, known by its name, builds.
 
     >>> _checkpoint("qlora_llama3_1_8b"), _checkpoint("mistral_7b"), _checkpoint("qwen2_5_7b_base")
     ('llama-3.1-8b', 'mistral-7b', 'qwen-2.5-7b-base')

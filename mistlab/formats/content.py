@@ -1,4 +1,5 @@
-"""Classifies a text before its keys are read: settings, a shell script, Python, or none of these.
+"""Classifies the text of a file before its keys are read: settings, a shell script, Python, or none
+of these.
 
 Settings are YAML, JSON or TOML. The ending of a file's name is a hint for messages alone where the
 content says otherwise: a launch script may be called ``run.txt``, and a YAML ``config.template``.
@@ -20,8 +21,9 @@ from mistlab.shell.session import LaunchFile
 Kind = Literal["settings", "shell", "python", "strange"]
 
 _SHEBANG = re.compile(r"#![ \t]*(?P<path>\S+)(?:[ \t]+(?:-S[ \t]+)?(?P<name>[^\s-]\S*))?")
+_REMEDY = "give a shell script, or the configuration file of the run"
 _SHELLS = ("sh", "bash", "zsh", "dash", "ksh", "slurm", "env")
-# Matches lines of a log: times, ranks, and training metrics.
+# Matches lines of a training log: times, ranks, and training metrics.
 _LOG = re.compile(
     r"^(\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d|\[rank\s?\d+\]|\s*\d+: |I\d{4} \d\d:)"
     r"|\biteration\s+\d+/\s*\d+ \||\bstep: +\d+ +loss:",
@@ -42,7 +44,8 @@ _COMMAND = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """A classified text: its kind, its settings if it has any, or the reason why it is refused.
+    """A file's classified text: its kind, its settings if it has any, or the reason why the file is
+    refused.
 
     ``problem`` says what the text looks like where it is neither settings nor a program.
     ``repeated`` are keys of a YAML that stand twice in a mapping, of which the last counts.
@@ -55,7 +58,7 @@ class Content:
 
 
 def content_of(source: LaunchFile) -> Content:
-    """Classify the text of a source, by its file name's ending and its content."""
+    """Classify the text of a file by the ending of its name and by its content."""
     return _content(source.text, PurePath(source.name).suffix.lower())
 
 
@@ -81,21 +84,21 @@ def _content(text: str, ending: str) -> Content:
 
 
 def _strange(text: str, ending: str) -> str:
-    """What a text is if it cannot be a launch file, such as a log or a notebook; empty
-    otherwise.
+    """The reason why a text cannot be a launch file, such as that it is a log or a notebook, with
+    the remedy; empty if it may be one.
     """
     start = text.lstrip()[:200].lower()
     if not text.strip():
-        return "is empty"
+        return "is empty: give a launch script or a configuration file"
     if "\0" in text:
-        return "is a binary file"
+        return "is a binary file: give a launch script or a configuration file, both text"
     if start.startswith(("<!doctype", "<html")):
-        return "is an HTML page"
+        return "is an HTML page: download the file itself, as plain text"
     if ending == ".ipynb" or ('"cells"' in text[:2000] and '"nbformat"' in text):
-        return "is a notebook"
+        return "is a notebook: give the script or the configuration file of the run"
     lines = text.count("\n") + 1
     if len(_LOG.findall(text)) > max(3, lines // 4):
-        return "is a log of a run"
+        return "is a log of a run: give the script or the configuration file that started it"
     return ""
 
 
@@ -107,7 +110,7 @@ def _of_shebang(text: str) -> Content:
         return Content(kind="shell")
     if name.startswith("python"):
         return Content(kind="python")
-    return Content(kind="strange", problem=f"is a program for {name or 'no shell'}")
+    return Content(kind="strange", problem=f"is a program for {name or 'no shell'}: {_REMEDY}")
 
 
 def _settings(text: str, ending: str) -> Content:
@@ -122,7 +125,7 @@ def _settings(text: str, ending: str) -> Content:
     except InputError as error:
         problem = str(error).removeprefix("the file: ")
         if name := _BLANK.search(text):
-            problem = f"is a template: {name[1]} stands for a value ({problem})"
+            problem = f"is a template: {name[1]} stands for a value: write the value ({problem})"
         return Content(kind="strange", problem=problem)
     return Content(kind="settings", settings=settings, repeated=tuple(repeated))
 

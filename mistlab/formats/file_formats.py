@@ -34,7 +34,8 @@ from mistlab.shell.session import LaunchFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """A format of files that launch or configure training: how to recognise and read them.
+    """A format of files that launch or configure training: how to recognise such a file, and how to
+    read it.
 
     ``name`` is the word for ``--format``, ``title`` the framework's name. ``recognises`` tells
     whether a text is of this format by the format's own keys. ``read`` gives the job of a text.
@@ -49,7 +50,7 @@ class Format:
     target: str
 
 
-# Files of other tools that are recognised by their keys and refused, with the reasons.
+# Formats of other tools that are recognised by their keys and refused, each with the reason.
 
 
 def _below(settings: Any, path: str) -> Any:
@@ -61,14 +62,16 @@ def _below(settings: Any, path: str) -> Any:
 
 
 def _has(settings: Mapping[str, Any], keys: str) -> bool:
-    """Whether settings contain all keys of at least one of the lists, which bars separate."""
+    """Whether settings contain all keys of at least one of several lists of keys, which bars
+    separate.
+    """
     return any(
         all(_below(settings, key) is not None for key in names.split()) for names in keys.split("|")
     )
 
 
-# Name, title, keys (lists separated by bars; a file has all keys of one list), and the reason why a
-# file is not read. The first match counts.
+# Each row: name and title of a format, its keys (lists separated by bars; a file has all keys of
+# one list), and the reason why its files are not read. The first row that matches counts.
 _REFUSED_ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "huggingface-model",
@@ -165,14 +168,14 @@ REFUSED: tuple[Format, ...] = tuple(_refused_row(*row) for row in _REFUSED_ROWS)
 
 # The table of all formats of launch files, and the format of a given file.
 #
-# Each format recognises its files by their keys, or by the program that a script starts; rows are
-# tried in order. A file that no format recognises is refused, and the refusal says what the file
-# seems to be.
+# Each format recognises its files by their keys, or by the program that a script starts; formats
+# are tried in order. A file that no format recognises is refused, and the refusal says what the
+# file seems to be.
 
 
 _Recognises = Callable[[LaunchFile], bool]
 _Read = Callable[[LaunchFile, Given], Imported]
-# Kinds of remarks about settings that do not affect cost.
+# Kinds of remarks about settings that do not affect the cost of a run.
 _CALM = ("settings", "options")
 _ORDER = ("noted", "contradicting", "ignored", "assumed")
 _SHOWN = 8
@@ -227,8 +230,8 @@ def _row(name: str, title: str, target: str, read: _Read, *tests: _Recognises) -
 
 
 def _in_order(imported: Imported, repeated: Sequence[str]) -> Imported:
-    """Remarks in the order shown: those that affect cost first, equal texts merged; ``repeated``
-    are keys that occur twice in a file.
+    """The job with its remarks in the order shown: those that affect cost first, equal texts
+    merged; ``repeated`` are keys that occur twice in the file.
     """
     joint: dict[tuple[str, str], list[Remark]] = {}
     text = "stands twice in one mapping: took the last"

@@ -1,5 +1,5 @@
-"""Collects Megatron-LM's options from files that spell them as settings, and reads them as a launch
-line.
+"""Collects Megatron-LM's options from files that spell them as settings, and reads them as if from
+a launch line.
 
 Files name options by their key (``tensor_model_parallel_size: 2``), or by the name that the
 value has inside Megatron-LM, which for some is another word or the opposite (``add_bias_linear:
@@ -18,7 +18,7 @@ from mistlab.shell.launch import Launch
 from mistlab.shell.session import LaunchFile
 from mistlab.shell.shell_text import Word
 
-# Settings whose option of Megatron-LM turns them off: the option is passed where the setting is
+# Settings that are the opposite of an option of Megatron-LM: the option is on where the setting is
 # false.
 OPPOSITES: Mapping[str, str] = {
     "add_bias_linear": "--disable-bias-linear",
@@ -41,7 +41,7 @@ OPPOSITES: Mapping[str, str] = {
     "use_flash_attn_v1": "",
     "use_mcore_models": "",
 }
-# Settings of Megatron-core whose option has another name.
+# Settings of Megatron-core, each with the option of Megatron-LM that has another name.
 RENAMED: Mapping[str, str] = {
     "fp8": "--fp8-format",
     "fp4": "--fp4-format",
@@ -55,13 +55,13 @@ RENAMED: Mapping[str, str] = {
 }
 
 
-# Matches the option's name at the beginning of a message about a launch line.
+# Matches the name of an option at the beginning of a message about a launch line.
 _OPTION = re.compile(r"^(--[a-z0-9][\w-]*)")
 
 
 @dataclass(slots=True, kw_only=True)
 class Flags:
-    """Options of Megatron-LM that a file sets, and remarks made while reading.
+    """Options of Megatron-LM that a file sets, and the remarks made while the file is read.
 
     A value of None is a switch that is on. ``places`` are the paths of settings by option, and
     ``where`` the section that would have a missing one; both are empty for files that name the
@@ -76,7 +76,7 @@ class Flags:
     gpus_per_node: int | None = None
 
     def put(self, name: str, value: object, where: str = "") -> None:
-        """Record a setting as an option, given its internal name in Megatron-LM."""
+        """Record a setting as an option of Megatron-LM, given the option's name in Python code."""
         option = RENAMED.get(name, f"--{name.replace('_', '-')}")
         if name in OPPOSITES:
             option = OPPOSITES[name]
@@ -90,15 +90,17 @@ class Flags:
             self.places[option] = where
 
     def remark(self, choice: str, text: str) -> None:
-        """Add a remark that a setting affects cost but is ignored, and what is assumed instead."""
+        """Add a remark that an ignored setting affects the run's cost, with what is assumed
+        instead.
+        """
         self.remarks.append(Remark(kind="ignored", choice=choice, text=text))
 
     def note(self, choice: str, text: str) -> None:
-        """Add a note about settings that do not affect cost."""
+        """Add a remark on settings that do not affect the run's cost."""
         self.remarks.append(Remark(kind="noted", choice=choice, text=text))
 
     def assume(self, choice: str, text: str) -> None:
-        """Add a note about an assumption for a choice that the file leaves open."""
+        """Add a remark on what is assumed where the file leaves a choice open."""
         self.remarks.append(Remark(kind="assumed", choice=choice, text=text))
 
     def read(self, given: Given) -> Imported:
@@ -115,7 +117,9 @@ class Flags:
         return Imported(job=imported.job, remarks=(*self.remarks, *placed_remarks))
 
     def _placed(self, message: str) -> str:
-        """A message with the path of the file's setting in place of the option's name."""
+        """An error message with the path of the setting in the file in place of the option's
+        name.
+        """
         match = _OPTION.match(message)
         if match is None or not (self.where or self.places):
             return message

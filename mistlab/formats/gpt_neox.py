@@ -1,4 +1,5 @@
-"""Reads gpt-neox's YAML: one file, or the merged files that a script passes.
+"""Reads gpt-neox's YAML configurations: a single file, or the files that a launch script passes,
+merged.
 
 Keys have ``-`` or ``_``. Training runs by DeepSpeed, whose sections stand among gpt-neox's keys;
 tensor parallelism is Megatron-LM's. Left-out keys take the defaults of
@@ -51,7 +52,7 @@ _OWN = {"num_layers", "hidden_size", "num_attention_heads"}
 
 
 def recognises(source: LaunchFile) -> bool:
-    """Whether a file has gpt-neox's keys, or a script starts gpt-neox."""
+    """Whether a file has gpt-neox's keys, or is a script that starts gpt-neox."""
     if command_of(source) is not None:
         return _files(source) != ()
     settings = _plain(settings_of(source))
@@ -69,7 +70,9 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _files(source: LaunchFile) -> tuple[str, ...]:
-    """The YAML files that a script passes to gpt-neox; none for other scripts."""
+    """The YAML files that a script passes to gpt-neox; none for scripts that start another
+    program.
+    """
     command = command_of(source)
     if command is None:
         return ()
@@ -84,7 +87,7 @@ def _files(source: LaunchFile) -> tuple[str, ...]:
 
 
 def read(source: LaunchFile, given: Given) -> Imported:
-    """The job of a gpt-neox file, or of the files that a script passes."""
+    """The job of a gpt-neox configuration, or of the configurations that a script passes."""
     draft = Found()
     command = command_of(source)
     settings = _plain(settings_of(source))
@@ -104,8 +107,8 @@ def read(source: LaunchFile, given: Given) -> Imported:
 
 
 def _merged(source: LaunchFile, command: Command) -> dict[str, Any]:
-    """The merged settings of a script's files; gpt-neox refuses a key that occurs in two of
-    them.
+    """The merged settings of all configurations that a script passes; gpt-neox refuses a key that
+    occurs in two of them.
     """
     merged: dict[str, Any] = {}
     for word in command.launch.arguments:
@@ -137,7 +140,7 @@ def _refuse(top: Section) -> None:
 
 
 def _attention_kinds(top: Section) -> list[str]:
-    """The kind of attention in each block."""
+    """The kind of attention in each block of the model."""
     stated = top.get("attention_config")
     if stated is None:
         return ["global"]
@@ -223,8 +226,8 @@ def _tell_of_kinds(top: Section, draft: Found, activation: str, *, gated: bool) 
 
 
 def _width(top: Section, draft: Found, hidden: int, *, gated: bool, older: bool) -> int:
-    """The feed-forward width: with a gate a third of the stated width, since gpt-neox scales gated
-    networks to the parameters of an ungated one.
+    """The feed-forward width of the model: with a gate a third of the stated width, since gpt-neox
+    scales gated networks to the parameters of an ungated one.
     """
     stated = top.whole("intermediate_size")
     factor = top.get("expansion_factor")
@@ -250,8 +253,8 @@ def _biases(top: Section, *, older: bool) -> bool:
 
 
 def _vocab(top: Section, draft: Found) -> int:
-    """The padded vocabulary size; if the file has none, that of the tokenizer of gpt-neox's
-    models.
+    """The padded vocabulary size; if the configuration has none, that of the tokenizer of
+    gpt-neox's own models.
     """
     padded = top.whole("padded_vocab_size")
     if padded:
@@ -271,7 +274,7 @@ def _vocab(top: Section, draft: Found) -> int:
 
 
 def _runners(top: Section, draft: Found) -> None:
-    """Read how many ranks gpt-neox's launcher starts."""
+    """Read how many ranks the launcher of gpt-neox starts."""
     nodes, gpus = top.get("num_nodes"), top.get("num_gpus")
     if nodes not in (None, -1):
         draft.nodes = checked_whole("num_nodes", nodes)

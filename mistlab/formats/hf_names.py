@@ -1,5 +1,5 @@
-"""The arguments of Hugging Face's Trainer and of tools built on it, classified by their effect on
-cost.
+"""The arguments of Hugging Face's Trainer and of tools built on it, by whether they affect the cost
+of a run.
 
 They are those of transformers' ``TrainingArguments``, TRL's configurations, LLaMA-Factory and
 axolotl (2026).
@@ -9,11 +9,12 @@ from collections.abc import Mapping
 
 from mistlab.export.found import harmless_names
 
-# Arguments that affect no cost of a step that a plan can express.
+# Arguments that do not affect the predicted cost of a step.
 HARMLESS = harmless_names("hf_trainer")
-# Prefixes of further such arguments.
+# Prefixes of further arguments that do not affect the predicted cost of a step.
 CALM = harmless_names("hf_trainer_beginnings")
-# Arguments that affect cost but that plans cannot express, with what predictions assume instead.
+# Arguments that affect the cost of a step but that plans cannot express, each with what predictions
+# assume instead.
 UNSAID: Mapping[str, str] = {
     "use_liger_kernel": "kernels are taken as the model's own",
     "use_liger": "kernels are taken as the model's own",
@@ -39,7 +40,7 @@ UNSAID: Mapping[str, str] = {
     "moe_aux_loss_coef": "",
     "router_aux_loss_coef": "",
 }
-# Arguments that only runs with another loss than next-token prediction have, and the kind of
+# Arguments that only runs with another loss than next-token prediction have, each with the kind of
 # training.
 OTHERS: Mapping[str, str] = {
     "rank": "adapters (a rank is given) alone",
@@ -65,7 +66,7 @@ OTHERS: Mapping[str, str] = {
     "mlm": "by masked tokens",
     "mlm_probability": "by masked tokens",
 }
-# Words in the names of training programs, and the kind of training that each stands for.
+# Words in the names of training programs, each with the kind of training that it stands for.
 PROGRAMS: Mapping[str, str] = {
     "qlora": "adapters on a base of few bits, of which no argument tells",
     "dpo": OTHERS["beta"],

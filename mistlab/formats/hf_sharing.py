@@ -1,4 +1,6 @@
-"""How the ranks of Hugging Face's Trainer share work: by Accelerate, DeepSpeed or FSDP."""
+"""How the ranks of a run of Hugging Face's Trainer share a model: by Accelerate, DeepSpeed or
+FSDP.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -36,8 +38,8 @@ _TOP = ("mixed_precision", "num_processes", "num_machines", "use_cpu")
 def accelerate_settings(
     command: Command | None, source: LaunchFile
 ) -> tuple[str, Mapping[str, Any]] | None:
-    """The path and content of the configuration for a command of ``accelerate launch``; None for
-    other commands.
+    """The path and content of the configuration that a command of ``accelerate launch`` uses; None
+    for other commands.
     """
     if command is None or command.launch.launcher != "accelerate":
         return None
@@ -61,7 +63,9 @@ def accelerate_settings(
 
 
 def _place(name: str) -> str:
-    """Where an option belongs in Accelerate's configuration; empty if it has no place there."""
+    """The path of an option of ``accelerate launch`` in Accelerate's configuration; empty if the
+    option has no place there.
+    """
     if name in _TOP:
         return name
     if name in _DEEPSPEED:
@@ -71,7 +75,7 @@ def _place(name: str) -> str:
     return next((f"{section}.{name}" for start, section in _SECTIONS if name.startswith(start)), "")
 
 
-# How the ranks of Hugging Face's Trainer share work: by DeepSpeed, FSDP or Accelerate.
+# How the ranks of a run of Hugging Face's Trainer share a model: by DeepSpeed, FSDP or Accelerate.
 #
 # Values that a DeepSpeed configuration leaves to the Trainer ("auto") are those of its arguments.
 
@@ -83,8 +87,8 @@ _OFF = (None, False, "", "none", "None", "false", "False")
 def read_sharing(
     top: Section, title: str, source: LaunchFile, given: Given, command: Command | None
 ) -> tuple[str, ...]:
-    """Read how ranks share work, and return the engines that may predict it; files that a script
-    writes are found too.
+    """Read how ranks share a model, and return the engines that may predict such a run; files that
+    the script writes are found too.
     """
     draft, precision = top.found, top.found.precision
     engines: tuple[str, ...] = ENGINES
@@ -138,8 +142,8 @@ def _deepspeed(top: Section, source: LaunchFile, given: Given, command: Command 
 
 
 def _made_by_program(top: Section) -> None:
-    """The ZeRO level of a program that builds DeepSpeed's configuration in code, from its
-    arguments.
+    """The ZeRO level of a program that builds DeepSpeed's configuration in its own code, from the
+    program's arguments.
     """
     draft, level = top.found, top.whole("zero_stage", minimum=0)
     if level is None or level > 3:
@@ -158,8 +162,8 @@ def _made_by_program(top: Section) -> None:
 
 
 def _tell_of_batches(top: Section, content: Mapping[str, Any], name: str) -> None:
-    """Add remarks where batch sizes of configuration and arguments differ, which the Trainer
-    refuses.
+    """Add remarks where the batch sizes in DeepSpeed's configuration and in the Trainer's arguments
+    differ, which the Trainer refuses.
     """
     pairs = {
         "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
@@ -179,7 +183,9 @@ def _without_batches(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fsdp(top: Section, source: LaunchFile, given: Given, command: Command | None) -> None:
-    """Read the argument ``fsdp``, whose words are full_shard, offload, ..., and ``fsdp_config``."""
+    """Read the Trainer's argument ``fsdp``, a list of words such as full_shard and offload, and
+    ``fsdp_config``.
+    """
     draft, value = top.found, top.get("fsdp")
     flags = value if isinstance(value, list) else str(value).replace(",", " ").split()
     known = [str(word).lower() for word in flags if str(word).lower() not in ("auto_wrap", "")]
@@ -208,7 +214,7 @@ def _fsdp(top: Section, source: LaunchFile, given: Given, command: Command | Non
 
 
 def _either(section: Section, key: str, *, default: bool) -> bool:
-    """The value of an FSDP switch, with or without the prefix that Accelerate gives it."""
+    """The value of an FSDP setting, written with or without the prefix that Accelerate gives it."""
     name = key if key in section.content else f"fsdp_{key}"
     value = section.get(name, default)
     return section.switch(name, default=default) if isinstance(value, bool | str) else default

@@ -49,8 +49,8 @@ _MODELS = (
     *("pretrained_model_name_or_path", "model"),
 )
 _KEYS = {*_BATCHES, "gradient_accumulation_steps"}
-# Pairs of arguments that show that a file is a Trainer recipe, even if it leaves batch sizes to the
-# defaults.
+# Pairs of arguments by which a file is recognised as a Trainer recipe if it leaves batch sizes to
+# the defaults.
 _OTHER_KEYS = {
     *("num_train_epochs", "per_device_eval_batch_size", "lr_scheduler_type", "warmup_ratio"),
     *("gradient_checkpointing", "gradient_checkpointing_kwargs", "save_strategy", "ddp_timeout"),
@@ -59,7 +59,7 @@ _OTHER_KEYS = {
     *("overwrite_output_dir", "report_to", "push_to_hub", "max_grad_norm", "learning_rate"),
     *("dataloader_num_workers", "optim", "bf16", "fp16"),
 }
-# Arguments that affect cost, so that their values must be known.
+# Arguments that affect the cost of a run, so their values must be known.
 _COSTING = {
     *_KEYS,
     *_LENGTHS,
@@ -71,7 +71,8 @@ _COSTING = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
-    """A tool built on the Trainer: its title, and its differences from the Trainer's defaults.
+    """A tool built on Hugging Face's Trainer: its title, and the defaults in which it differs from
+    the Trainer.
 
     ``names`` are its own words for arguments. ``recomputes`` and ``length`` are its defaults, and
     ``length`` is None where it has none. ``pads`` tells whether its sequences are padded, not
@@ -92,7 +93,7 @@ TRAINER = Trainer(title="Hugging Face's Trainer", rank=16)
 
 
 def recognises(source: LaunchFile) -> bool:
-    """Whether a file is a recipe of Trainer arguments, or a script passes them."""
+    """Whether a file is a recipe of Trainer arguments, or a script that passes such arguments."""
     command = command_of(source)
     if command is not None:
         return _is_trainer(command)
@@ -106,7 +107,7 @@ def _is_trainer(command: Command) -> bool:
     names = command.options.keys()
     if names & {*_BATCHES, "model_name_or_path"} and "num_layers" not in names:
         return True
-    # TRL's parser takes a recipe as the program's first word, or after --config.
+    # TRL's parser takes a recipe as the first word after the program's name, or after --config.
     return _recipe(command) is not None and command.launch.launcher == "accelerate"
 
 
@@ -127,12 +128,14 @@ def read(source: LaunchFile, given: Given) -> Imported:
 
 
 def arguments_of(command: Command, source: LaunchFile) -> Mapping[str, Any]:
-    """The arguments of a script's command, merged over those of the recipe that it names."""
+    """The arguments that a script's command passes, which override those of the recipe that the
+    command names.
+    """
     recipe = _recipe(command)
     settings: dict[str, Any] = {}
     if recipe is not None:
         text = named_text(recipe, command, source, "is the run's recipe")
-        # As in PyYAML, the last of duplicate keys counts.
+        # If a key occurs twice in the recipe, the last value counts, as in PyYAML.
         settings |= parse_yaml(text, recipe, [])
     for name, word in command.options.items():
         if name != "config" or recipe is None:
@@ -149,8 +152,8 @@ class _Unsettled:
 
 
 def _argument(word: Word) -> Any:
-    """The value of a word; a value that only a running script knows is refused where it is
-    needed.
+    """The value of a word on a command line; a value that only a running script knows is refused
+    where it is needed.
     """
     if word.unknown is not None:
         return _Unsettled(word.text, str(word.unknown))
@@ -164,8 +167,8 @@ def read_arguments(
     given: Given,
     command: Command | None = None,
 ) -> Imported:
-    """The job that arguments describe, together with the script's launcher and configuration
-    files.
+    """The job that Trainer arguments describe, together with the script's launcher and
+    configuration files.
     """
     draft = Found()
     top = Section(_known(settings, trainer), "", draft)
@@ -199,7 +202,9 @@ def read_arguments(
 
 
 def _known(settings: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
-    """Arguments under the Trainer's names; refuses unknown values that affect cost."""
+    """The arguments under the names that the Trainer gives them; refuses unknown values of
+    arguments that affect cost.
+    """
     ours = {theirs: name for name, theirs in trainer.names.items()}
     known: dict[str, Any] = {}
     for key, value in settings.items():
@@ -252,7 +257,7 @@ def _programs(command: Command) -> list[str]:
 
 
 def _parts(program: str) -> list[str]:
-    """The words in a program's name."""
+    """The words that a program's name consists of."""
     return re.split(r"[_\-.]", PurePosixPath(program.replace(".py", "")).name.lower())
 
 

@@ -1,5 +1,5 @@
-"""Reads the YAML of axolotl and of LLaMA-Factory; preference tuning and rewards are refused by
-name.
+"""Reads the YAML files of axolotl and of LLaMA-Factory; training by preferences or rewards is
+refused with the setting's name.
 
 Keys are turned into the Trainer's. Left-out keys take the defaults of src/axolotl/utils/schemas
 (2026): one step of accumulation, no recomputation, no packing.
@@ -36,7 +36,7 @@ _DEGREES = {
 
 
 def recognises_axolotl(source: LaunchFile) -> bool:
-    """Whether a file has axolotl's keys, or a script starts axolotl."""
+    """Whether a file has axolotl's keys, or is a script that starts axolotl."""
     command = command_of(source)
     if command is not None:
         words = [command.launch.program, *(word.text for word in command.launch.started)]
@@ -48,7 +48,7 @@ def recognises_axolotl(source: LaunchFile) -> bool:
 
 
 def read_axolotl(source: LaunchFile, given: Given) -> Imported:
-    """The job of an axolotl file, or of the file that a script names."""
+    """The job of an axolotl configuration, or of the one that a script names."""
     command = command_of(source)
     settings: Mapping[str, Any] = settings_of(source)
     if command is not None:
@@ -74,8 +74,8 @@ def _options(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 # Reads LLaMA-Factory's YAML; tuning methods other than LoRA and full training are refused by name.
 #
-# Missing keys have the defaults of src/llamafactory/hparams (2026): LoRA, 2,048 tokens, and
-# recomputation unless it is disabled.
+# A key that the file lacks has the default of src/llamafactory/hparams (2026): LoRA, 2,048 tokens,
+# and recomputation unless it is disabled.
 
 
 _LLAMA_FACTORY = Trainer(title="LLaMA-Factory", recomputes=True, length=2048, adapts=True)
@@ -88,7 +88,9 @@ _STAGES = {
 
 
 def recognises_llama_factory(source: LaunchFile) -> bool:
-    """Whether a file has LLaMA-Factory's tuning method, or a script starts it."""
+    """Whether a file has LLaMA-Factory's tuning method, or is a script that starts
+    LLaMA-Factory.
+    """
     command = command_of(source)
     if command is not None:
         return _is_started(command)
@@ -104,7 +106,7 @@ def _is_started(command: Command) -> bool:
 
 
 def read_llama_factory(source: LaunchFile, given: Given) -> Imported:
-    """The job of a LLaMA-Factory file, or of a script's arguments."""
+    """The job of a LLaMA-Factory configuration, or of a script's arguments."""
     command = command_of(source)
     settings = settings_of(source) if command is None else arguments_of(command, source)
     stage = str(settings.get("stage", "sft"))

@@ -1,5 +1,5 @@
-"""Finds the launch command of a script with its options, processes and files, and resolves
-references between settings.
+"""Finds the launch command in a script with the command's options, processes and files, and
+resolves references between settings.
 """
 
 import re
@@ -20,9 +20,9 @@ from mistlab.shell.launch import Launch, launch_of
 from mistlab.shell.session import LaunchFile
 from mistlab.shell.shell_text import Word
 
-# Launchers that a program may start.
+# Launchers that a launching program, such as a job submitter, may start.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
-# Files that a file names are searched in so many folders above it.
+# The number of folders above a file in which files that it names are searched for.
 _HIGHEST = 5
 
 
@@ -36,7 +36,7 @@ class Command:
     started: Mapping[str, Word | None]
 
     def text(self, *names: str) -> str | None:
-        """The value of the first option of several that is given; refuses a value that only a
+        """The value of the first given option among several names; refuses a value that only a
         running script knows.
         """
         for name in names:
@@ -47,7 +47,9 @@ class Command:
 
 
 def command_of(source: LaunchFile) -> Command | None:
-    """The command of a shell script; None for a text that is not a script, or starts nothing."""
+    """The launch command of a shell script; None for a text that is not a script, or that starts
+    nothing.
+    """
     if content_of(source).kind != "shell":
         return None
     settings = tuple(sorted(source.settings.items()))
@@ -78,8 +80,8 @@ def _command(
 
 
 def _innermost(launch: Launch) -> Launch:
-    """The launch of a program that another program starts: a job submitter has the command among
-    its arguments, as in ``submit.py --nodes 2 -- torchrun train.py``.
+    """The launch of the innermost program: a job submitter has the command that it runs among its
+    arguments, as in ``submit.py --nodes 2 -- torchrun train.py``.
     """
     names = [PurePath(word.text).name for word in launch.arguments]
     starts = [place for place, name in enumerate(names) if name in _LAUNCHERS]
@@ -104,7 +106,9 @@ def _innermost(launch: Launch) -> Launch:
 
 
 def _by_name(words: Sequence[Word]) -> tuple[dict[str, Word | None], tuple[Word, ...]]:
-    """Options by name, each with its first value, and the words that belong to no option."""
+    """The options of a command by name, each with its first value, and the words that belong to no
+    option.
+    """
     options: dict[str, Word | None] = {}
     others: list[Word] = []
     name = ""
@@ -127,14 +131,14 @@ def _part(word: Word, text: str) -> Word:
 
 
 def known_text(word: Word, name: str) -> str:
-    """The text of a word of the command; refuses one that only a running script knows."""
+    """A word of the command as text; refuses a word that only a running script knows."""
     if word.unknown is not None:
         reject(f"{name}: {word.unknown}")
     return word.text
 
 
 def take_ranks(command: Command, source: LaunchFile, draft: Found, given: Given) -> None:
-    """Record how many nodes and processes the launchers' options ask for."""
+    """Read from launchers' options how many nodes and processes a command starts."""
 
     def beside(path: str) -> str | None:
         return _at_hand(path, command, source)
@@ -147,15 +151,15 @@ def take_ranks(command: Command, source: LaunchFile, draft: Found, given: Given)
 
 
 def with_files(source: LaunchFile, command: Command | None) -> LaunchFile:
-    """The launch file with a loader that also finds files that the script writes, and files in
-    nearby folders.
+    """The launch file, changed to find also files that the script writes, and files in nearby
+    folders.
     """
     return replace(source, beside=lambda path: _at_hand(path, command, source))
 
 
 def near_text(path: str, source: LaunchFile) -> str | None:
-    """The text of a file that another file names, from its folder or from below one of the folders
-    above.
+    """The text of a file that another file names: in that file's folder, or below one of the
+    folders above it.
     """
     for ups in range(_HIGHEST + 1):
         text = source.beside(str(PurePath(*[".."] * ups, path)))
@@ -165,7 +169,9 @@ def near_text(path: str, source: LaunchFile) -> str | None:
 
 
 def _at_hand(path: str, command: Command | None, source: LaunchFile) -> str | None:
-    """The text of a file that the script writes, or of one nearby; None if there is neither."""
+    """The text of a file that the script writes, or of one that is nearby; None if there is
+    neither.
+    """
     written = command.launch.written if command else {}
     text = next((body for name, body in written.items() if PurePath(name) == PurePath(path)), None)
     return near_text(path, source) if text is None else text
@@ -192,7 +198,7 @@ def valued(text: str) -> Any:
 
 
 def with_dotted(settings: Mapping[str, Any], pairs: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with overrides applied; keys of overrides are paths such as ``training.seq_len``."""
+    """Settings changed by overrides, whose keys are paths such as ``training.seq_len``."""
     merged: dict[str, Any] = dict(settings)
     for path, value in pairs.items():
         inner = merged
@@ -206,8 +212,8 @@ def with_dotted(settings: Mapping[str, Any], pairs: Mapping[str, Any]) -> dict[s
 
 
 def dotted_options(command: Command, calm: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Options whose names are paths, with their values; an option without a value is true. Unknown
-    values of options that do not affect cost are left out.
+    """The options of a command whose names are paths, with their values; an option without a value
+    is true. Options that do not affect cost are left out if their value is unknown.
     """
     for name, word in command.options.items():
         parts = name.split(".")
@@ -216,7 +222,7 @@ def dotted_options(command: Command, calm: Iterable[str]) -> Iterator[tuple[str,
 
 
 def assignments(command: Command) -> Iterator[tuple[str, Any]]:
-    """Settings from words such as ``model.d_model=64``, as Hydra and OmegaConf parse them."""
+    """Settings in words such as ``model.d_model=64``, as Hydra and OmegaConf parse them."""
     for word in command.others:
         name, equals, value = word.text.partition("=")
         if equals and name.lstrip("+").replace(".", "").replace("_", "").isalnum():
@@ -233,8 +239,8 @@ def assignments(command: Command) -> Iterator[tuple[str, Any]]:
 
 _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 _DEEPEST = 20
-# The largest number of references that are followed in a file, since references that double at each
-# step would take hours.
+# The largest number of references between settings that are followed in a file, since references
+# that double at each step would take hours.
 _MOST = 10_000
 _OPERATIONS: Mapping[str, Callable[[list[float]], float]] = {
     "multiply": lambda numbers: numbers[0] * numbers[1],
@@ -246,7 +252,9 @@ _Path = tuple[str, ...]
 
 
 def resolved(settings: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
-    """Settings with references resolved as far as possible; values of variables take precedence."""
+    """The settings with references between them resolved as far as possible; environment
+    ``variables`` that are given take precedence.
+    """
     try:
         result = _Resolver(settings, variables).value(settings, (), 0)
     except RecursionError:
@@ -259,16 +267,14 @@ def resolved(settings: Mapping[str, Any], variables: Mapping[str, str]) -> dict[
 
 @dataclass(slots=True)
 class _Resolver:
-    """Resolves references between settings: what they refer to, values of variables, and the number
-    of references followed.
-    """
+    """Resolves references between settings; counts the references that it has followed."""
 
     root: Mapping[str, Any]
     variables: Mapping[str, str]
     followed: int = 0
 
     def value(self, value: Any, path: _Path, depth: int) -> Any:
-        """A value of any kind with references in it resolved as far as possible."""
+        """A value of any kind, with all references in it resolved as far as possible."""
         if depth > _DEEPEST:
             reject(f"{'.'.join(path)}: refers to itself: give a value")
         if isinstance(value, Mapping):
@@ -282,7 +288,7 @@ class _Resolver:
         return value
 
     def _text(self, text: str, path: _Path, depth: int) -> Any:
-        """A text with its references resolved, inner ones first; a text that is then a number
+        """A text with the references in it resolved, inner ones first; a text that is then a number
         becomes one.
         """
         for _ in range(_DEEPEST):
@@ -303,7 +309,7 @@ class _Resolver:
         return text
 
     def _meant(self, reference: str, path: _Path) -> tuple[bool, Any]:
-        """Whether a reference can be resolved, and if so its value."""
+        """Whether a reference between settings can be resolved, and if so its value."""
         name, colon, rest = reference.partition(":")
         if name == "oc.env":
             name, colon, rest = rest.partition(",")
@@ -316,7 +322,7 @@ class _Resolver:
         return self._looked_up(name, path)
 
     def _looked_up(self, name: str, path: _Path) -> tuple[bool, Any]:
-        """The setting at a path; each leading dot goes up by one section."""
+        """The setting that a reference's path leads to; each leading dot goes up by one section."""
         inner = name.lstrip(".")
         ups = len(name) - len(inner)
         content: Any = self.root

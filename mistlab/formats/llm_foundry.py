@@ -1,4 +1,4 @@
-"""Reads llm-foundry's YAML, which Composer trains by FSDP.
+"""Reads the YAML of llm-foundry, whose runs Composer trains by FSDP.
 
 Values may stand under ``variables``, and refer to one another. A model is an MPT
 (``mpt_causal_lm``) with sizes in the file, or a checkpoint of Hugging Face. Left-out keys take the
@@ -40,13 +40,13 @@ _KEYS = {
     *("device_train_microbatch_size", "device_train_batch_size", "global_train_batch_size"),
     *("max_duration", "device_train_grad_accum"),
 }
-# Keys that, beside a data loader, show that a file is llm-foundry's where batch sizes are missing.
+# Keys by which a file with a data loader is recognised as llm-foundry's if batch sizes are missing.
 _OTHER_KEYS = {*_KEYS, "max_seq_len", "fsdp_config", "eval_first", "eval_interval", "algorithms"}
 
 
 def recognises(source: LaunchFile) -> bool:
-    """Whether a file has a model with Composer's batch sizes or data loader, or a script starts
-    Composer.
+    """Whether a file has a model with Composer's batch sizes or data loader, or is a script that
+    starts Composer.
     """
     settings = _inner(settings_of(source))
     if isinstance(settings.get("model"), Mapping) and "base_model" not in settings:
@@ -56,7 +56,7 @@ def recognises(source: LaunchFile) -> bool:
 
 
 def _inner(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of a run; those inside, if the file is a job for MosaicML's clusters."""
+    """The settings of a run; if the file is a job for MosaicML's clusters, those inside the job."""
     parameters = settings.get("parameters")
     return parameters if isinstance(parameters, Mapping) and "compute" in settings else settings
 
@@ -73,7 +73,7 @@ def _file(source: LaunchFile) -> str | None:
 
 
 def read(source: LaunchFile, given: Given) -> Imported:
-    """The job of a llm-foundry file, or of the file that a script names, with the script's
+    """The job of an llm-foundry configuration, or of the one that a script names, with the script's
     overrides.
     """
     draft = Found()
@@ -105,13 +105,13 @@ def read(source: LaunchFile, given: Given) -> Imported:
 
 
 def _variables(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The section ``variables``, to whose entries older files refer without naming the section."""
+    """The section ``variables``, whose entries older files refer to without the section's name."""
     variables = settings.get("variables")
     return dict(variables) if isinstance(variables, Mapping) else {}
 
 
 def _of_cluster(settings: Mapping[str, Any], draft: Found) -> None:
-    """Read the GPUs that a job for MosaicML's clusters requests."""
+    """Read the number of GPUs that a job for MosaicML's clusters requests."""
     compute = settings.get("compute")
     gpus = compute.get("gpus") if isinstance(compute, Mapping) else settings.get("gpu_num")
     if isinstance(gpus, int) and not isinstance(gpus, bool) and gpus > 0:
@@ -203,8 +203,8 @@ def _precision(top: Section, draft: Found) -> None:
 
 
 def _sharding(section: Section, draft: Found, given: Given, model: ModelSpec) -> None:
-    """Read FSDP from its section; without one, data-parallel replicas all-reduce whole
-    gradients.
+    """Read from the section of FSDP how ranks shard the model; without the section, data-parallel
+    replicas all-reduce whole gradients.
     """
     if not section.content:
         draft.values["zero"] = 0
@@ -248,8 +248,8 @@ def _optimizer(section: Section, draft: Found) -> None:
 
 
 def _loader(section: Section, draft: Found) -> None:
-    """Add a remark on fine-tuning data, whose sequences are padded unless several are packed
-    together.
+    """Add a remark on the sequences of fine-tuning data, which are padded unless several are packed
+    into one.
     """
     dataset = section.get("dataset")
     packs = isinstance(dataset, Mapping) and dataset.get("packing_ratio")
@@ -274,7 +274,7 @@ def _batch(top: Section, draft: Found, given: Given) -> None:
 
 
 def _cap(draft: Found, given: Given, ranks: int) -> None:
-    """The micro-batch size, but at most a device's part of the batch, as Composer has it."""
+    """The micro-batch size, at most a GPU's share of the batch, as in Composer."""
     micro_batch = given.micro_batch or draft.micro_batch
     if draft.global_batch and ranks and micro_batch and draft.micro_batch:
         share = draft.global_batch // (ranks // draft.values.get("tensor_parallel", 1))

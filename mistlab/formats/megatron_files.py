@@ -1,4 +1,5 @@
-"""Reads YAML with Megatron-LM's options: ``--yaml-cfg``, functional tests, and FlagScale's.
+"""Reads YAML files with Megatron-LM's options: those for ``--yaml-cfg``, functional tests, and
+FlagScale's.
 
 Left-out fields take the options' defaults (megatron/training/yaml_arguments.py).
 """
@@ -17,7 +18,7 @@ from mistlab.shell.session import LaunchFile
 
 _YAML_SECTIONS = ("language_model", "model_parallel")
 _ACTIVATIONS = {"swiglu": "--swiglu", "squaredrelu": "--squared-relu"}
-# Fields of the YAML whose option has another name, or which have no option.
+# Fields of the ``--yaml-cfg`` file whose option has another name, or that have no option.
 _OWN = (
     "activation_func gated_linear_unit params_dtype perform_initialization init_method timers "
     "output_layer_init_method layernorm_zero_centered_gamma bias_activation_fusion "
@@ -27,13 +28,13 @@ _OWN = (
 
 
 def recognises_yaml(source: LaunchFile) -> bool:
-    """Whether a file has both sections that ``--yaml-cfg`` files have."""
+    """Whether a file has both sections that files for ``--yaml-cfg`` have."""
     settings = settings_of(source)
     return all(isinstance(settings.get(name), Mapping) for name in _YAML_SECTIONS)
 
 
 def read_yaml(source: LaunchFile, given: Given) -> Imported:
-    """The job of a ``--yaml-cfg`` file."""
+    """The job of a file for Megatron-LM's option ``--yaml-cfg``."""
     settings = resolved(settings_of(source), source.settings)
     flags = Flags(where="language_model")
     _put_fields(
@@ -67,7 +68,8 @@ def _put_fields(section: Mapping[str, Any], flags: Flags, where: str) -> None:
 
 GPUS_PER_NODE = 8
 _RANKS = re.compile(r"(\d+)N(\d+)G(?=[/_.]|$)", re.IGNORECASE)
-# Options, or parts of a test's path, that show that its program trains no decoder.
+# Options, or parts of a test's path, that show that the test's program trains no decoder, each with
+# the reason.
 _OTHERS: Mapping[str, str] = {
     "--encoder-seq-length": "T5, an encoder with a decoder",
     "--encoder-num-layers": "T5, an encoder with a decoder",
@@ -93,12 +95,12 @@ _MODES = {"inference": "inference", "rl": "reinforcement learning"}
 
 
 def recognises_test(source: LaunchFile) -> bool:
-    """Whether a file has the options of a Megatron-LM test."""
+    """Whether a file has the options of a functional test of Megatron-LM."""
     return isinstance(settings_of(source).get("MODEL_ARGS"), Mapping)
 
 
 def read_test(source: LaunchFile, given: Given) -> Imported:
-    """The job of the first run of a Megatron-LM test."""
+    """The job of the first run of a functional test of Megatron-LM."""
     settings = settings_of(source)
     arguments = settings["MODEL_ARGS"]
     _check_program(settings, arguments, source)
@@ -108,8 +110,8 @@ def read_test(source: LaunchFile, given: Given) -> Imported:
         if value is True or str(value).lower() == "true" or value is None or value == "":
             flags.options[option] = None
         elif value is not False and str(value).lower() != "false":
-            # A shell parses the test's values, so characters that it would interpret are escaped
-            # with a backslash.
+            # Megatron-LM passes a test's options through a shell, so special characters in them are
+            # escaped with a backslash.
             flags.options[option] = re.sub(r"\\(.)", r"\1", str(value))
     _take_ranks(settings, flags, source, given)
     if any(str(key).startswith("MODEL_ARGS_") for key in settings):
@@ -142,8 +144,8 @@ def _check_program(
 def _take_ranks(
     settings: Mapping[str, Any], flags: Flags, source: LaunchFile, given: Given
 ) -> None:
-    """Read the number of ranks from the test's environment, from its folder's name, or from the
-    tests' default.
+    """Read the number of ranks of a functional test, from its environment, its folder's name, or
+    the default of all tests.
     """
     environment = settings.get("ENV_VARS")
     environment = environment if isinstance(environment, Mapping) else {}
@@ -165,12 +167,12 @@ def _take_ranks(
 
 
 _FLAGSCALE_SECTIONS = ("system", "model", "data")
-# Subsections of FlagScale's files that do not affect cost.
+# Subsections of FlagScale's files that do not affect the cost of a run.
 _CALM = ("logging", "checkpoint", "learning_rate_scheduler", "optimizer")
 
 
 def recognises_flagscale(source: LaunchFile) -> bool:
-    """Whether a file has FlagScale's sections, with a number of blocks."""
+    """Whether a file has FlagScale's sections, and a number of blocks."""
     settings = settings_of(source)
     model = settings.get("model")
     return "system" in settings and isinstance(model, Mapping) and "num_layers" in model

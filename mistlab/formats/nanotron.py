@@ -47,7 +47,9 @@ _OTHER_CONFIGS = {
 
 
 def recognises(source: LaunchFile) -> bool:
-    """Whether a file has nanotron's sections, or a script starts nanotron with a file."""
+    """Whether a file has nanotron's sections, or is a script that starts nanotron with a
+    configuration.
+    """
     settings = settings_of(source)
     parallelism, model = settings.get("parallelism"), settings.get("model")
     if isinstance(parallelism, Mapping) and isinstance(model, Mapping):
@@ -63,7 +65,7 @@ def _file(source: LaunchFile) -> str | None:
 
 
 def read(source: LaunchFile, given: Given) -> Imported:
-    """The job of a nanotron file, or of the file that a script names."""
+    """The job of a nanotron configuration, or of the one that a script names."""
     draft = Found()
     path, settings = _file(source), settings_of(source)
     command = command_of(source)
@@ -88,7 +90,7 @@ def read(source: LaunchFile, given: Given) -> Imported:
 
 
 def command_ranks(source: LaunchFile, given: Given) -> Found:
-    """The number of ranks that a script's launcher starts."""
+    """The number of ranks that the launcher in a script starts."""
     ranks = Found()
     command = command_of(source)
     if command is not None:

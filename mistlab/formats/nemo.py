@@ -17,7 +17,8 @@ from mistlab.formats.flags import Flags
 from mistlab.formats.launched import resolved
 from mistlab.shell.session import LaunchFile
 
-# Fields of NeMo's model section that Megatron-LM's options have under the same names.
+# Fields of the section ``model`` in NeMo's files that are options of Megatron-LM under the same
+# names.
 _MODEL = (
     "micro_batch_size global_batch_size tensor_model_parallel_size pipeline_model_parallel_size "
     "context_parallel_size expert_model_parallel_size expert_tensor_parallel_size "
@@ -39,7 +40,8 @@ _OTHER_MODELS = word_set(
     data.image_token_len unet first_stage_config
     """
 )
-# Words in a run's name that show that it belongs to another program of NeMo.
+# Words in a run's name that show that it belongs to another program of NeMo than the training of
+# decoders.
 _OTHER_TITLES = word_set("bart bert ner neva retro retrieval t5 ul2 vit clip stable imagen mamba")
 _TUNING = {
     "peft": "adapters (PEFT) alone",
@@ -57,7 +59,9 @@ _TUNING = {
 
 
 def recognises_nemo(source: LaunchFile) -> bool:
-    """Whether a file has NeMo's trainer, and a model with Megatron's parallel degrees."""
+    """Whether a file has NeMo's section ``trainer``, and a model with Megatron's parallel
+    degrees.
+    """
     settings = settings_of(source)
     trainer, model = settings.get("trainer"), settings.get("model")
     if not isinstance(trainer, Mapping):
@@ -69,7 +73,9 @@ def recognises_nemo(source: LaunchFile) -> bool:
 
 
 def recognises_bridge(source: LaunchFile) -> bool:
-    """Whether a file has Megatron-Bridge's sections, complete or as overrides of a recipe."""
+    """Whether a file has the sections of Megatron-Bridge, as a whole configuration or as overrides
+    of a recipe.
+    """
     settings = settings_of(source)
     model, train = settings.get("model"), settings.get("train")
     if "megatron.bridge" in source.text:
@@ -82,7 +88,7 @@ def recognises_bridge(source: LaunchFile) -> bool:
 
 
 def read_nemo(source: LaunchFile, given: Given) -> Imported:
-    """The job of a NeMo file."""
+    """The job of a NeMo 1.x configuration."""
     settings = resolved(settings_of(source), source.settings)
     trainer, model = settings["trainer"], settings.get("model")
     if not isinstance(model, Mapping):
@@ -137,7 +143,7 @@ def _check_known(model: Mapping[str, Any], where: str, names: Iterable[str]) -> 
 
 
 def _query_groups(model: Mapping[str, Any], flags: Flags) -> None:
-    """The number of query groups; None if it is that of the heads."""
+    """The number of query groups (key and value heads); None if it is the number of heads."""
     groups = model.get("num_query_groups")
     if groups and groups != model.get("num_attention_heads"):
         flags.put("group_query_attention", True)
@@ -146,7 +152,9 @@ def _query_groups(model: Mapping[str, Any], flags: Flags) -> None:
 
 
 def _kinds(model: Mapping[str, Any], flags: Flags) -> None:
-    """Read norm, activation, position embedding, biases and tied embeddings from NeMo's keys."""
+    """Read a model's norm, activation, position embedding, biases and tied embeddings from NeMo's
+    keys.
+    """
     if model.get("num_layers") is None:
         for option in ("--num-attention-heads", "--hidden-size", "--ffn-hidden-size"):
             flags.options.pop(option, None)
@@ -229,7 +237,7 @@ def _ranks(nodes: object, gpus: object, flags: Flags) -> None:
 # Reads Megatron-Bridge's YAML: a printed configuration, or overrides of a recipe.
 
 
-# Fields of Megatron-Bridge's sections that Megatron-LM's options have under the same names.
+# Fields of Megatron-Bridge's sections that are options of Megatron-LM under the same names.
 _FIELDS: Mapping[str, str] = {
     "train": "micro_batch_size global_batch_size rampup_batch_size",
     "ddp": "use_distributed_optimizer overlap_grad_reduce overlap_param_gather grad_reduce_in_fp32 "
@@ -270,7 +278,7 @@ _PRECISIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 def read_bridge(source: LaunchFile, given: Given) -> Imported:
-    """The job of a Megatron-Bridge configuration; refuses a file with only overrides of a
+    """The job of a Megatron-Bridge configuration; refuses a file that only overrides settings of a
     recipe.
     """
     settings = resolved(settings_of(source), source.settings)
@@ -297,8 +305,8 @@ def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _of_recipe(settings: Mapping[str, Any], flags: Flags, given: Given) -> None:
-    """Refuse overrides of a recipe, whose model, degrees and batch are in Python code, not in the
-    file.
+    """Refuse a file that only overrides settings of a recipe, whose model, degrees and batch are in
+    Python code.
     """
     recipe = settings.get("recipe")
     name = f"the recipe {recipe}" if isinstance(recipe, str) else "a recipe in Python"

@@ -26,7 +26,7 @@ from mistlab.shell.session import LaunchFile
 
 GPUS_PER_NODE = 8
 TRAINERS = ("pre_trainer", "sft_trainer", "post_trainer", "trainer")
-# Defaults of Primus's trainers that affect cost.
+# The defaults of Primus's Megatron trainer that affect the cost of a run.
 _MEGATRON: Mapping[str, Any] = {
     "micro_batch_size": 2,
     "global_batch_size": 16,
@@ -39,8 +39,8 @@ _TORCHTITAN: Mapping[str, Any] = {
     "compile": {"enable": True},
     "activation_checkpoint": {"mode": "none"},
 }
-# Settings of a model's preset that make up its sizes; without the preset, one of them alone does
-# not define a model.
+# Settings in a model's preset that are sizes of the model; if the preset is missing, one of them
+# alone does not define a model.
 _SHAPE = word_set(
     """
     hidden_size ffn_hidden_size num_attention_heads num_query_groups num_experts
@@ -50,8 +50,8 @@ _SHAPE = word_set(
     """
 )
 _ALL_SHAPE = _SHAPE | {"num_layers", "activation_func", "position_embedding_type", "rotary_base"}
-# Settings of Primus itself that affect cost but that plans cannot express, with what predictions
-# assume instead.
+# Settings of Primus itself that affect the cost of a run but that plans cannot express, each with
+# what predictions assume instead.
 _OWN_UNSAID: Mapping[str, str] = {
     "use_turbo_attention": "attention is taken as Transformer Engine's",
     "use_turbo_gemm": "products are taken as the vendor's",
@@ -67,7 +67,7 @@ _OWN_UNSAID: Mapping[str, str] = {
     "overlap_moe_expert_parallel_comm": "exchanges of tokens are taken as waited for",
     "num_distributed_optimizer_instances": "states are taken as sharded over all replicas",
 }
-# Prefixes of settings of Primus itself that do not affect cost.
+# Prefixes of settings of Primus itself that do not affect the cost of a run.
 _OWN_CALM = word_set(
     """
     turbo_ use_rocm_ stderr_ file_sink_ log_avg_ disable_ mlflow_ auto_continue
@@ -84,7 +84,7 @@ _KEPT = ("profile_step_start", "memory_budget")
 
 
 def recognises(source: LaunchFile) -> bool:
-    """Whether a file is an experiment of Primus."""
+    """Whether a file is a Primus experiment."""
     settings = settings_of(source)
     modules = settings.get("modules")
     if isinstance(modules, Mapping):
@@ -178,12 +178,12 @@ def _put(settings: Mapping[str, Any], flags: Flags, where: str) -> None:
 
 
 def _is_own(name: str) -> bool:
-    """Whether a setting belongs to Primus itself and does not affect cost."""
+    """Whether a setting is one of Primus itself that does not affect the cost of a run."""
     return name not in _KEPT and name.startswith(tuple(_OWN_CALM))
 
 
 def _named(module: Mapping[str, Any], where: str) -> ModelSpec:
-    """The model that the name of a preset stands for."""
+    """The model that the name of a Primus preset stands for."""
     name = str(module.get("model", ""))
     model = model_named(name)
     if model is None:
@@ -195,8 +195,8 @@ def _named(module: Mapping[str, Any], where: str) -> ModelSpec:
 
 
 def _changed(model: ModelSpec, overrides: Mapping[str, Any], where: str) -> ModelSpec:
-    """A preset's model with the number of blocks that overrides set; refuses overrides of other
-    sizes.
+    """The model of a preset with the number of blocks that an experiment's overrides set; refuses
+    overrides of other sizes.
     """
     if others := [name for name in sorted(_SHAPE) if overrides.get(name) is not None]:
         reject(
@@ -208,9 +208,7 @@ def _changed(model: ModelSpec, overrides: Mapping[str, Any], where: str) -> Mode
 
 
 def _take_ranks(draft: Found, given: Given) -> None:
-    """Read the number of ranks: as Primus's launcher starts by default, one node of eight GPUs,
-    unless options say otherwise.
-    """
+    """Read the number of ranks: by default one node of eight GPUs, as Primus's launcher starts."""
     draft.nodes, draft.gpus_per_node = given.nodes or 1, given.gpus_per_node or GPUS_PER_NODE
     if given.gpus_per_node is None:
         text = f"{draft.nodes} x {GPUS_PER_NODE} GPUs, as Primus starts: --nodes and"
@@ -218,7 +216,7 @@ def _take_ranks(draft: Found, given: Given) -> None:
 
 
 def _preset(name: str, folder: str, source: LaunchFile, depth: int = 0) -> dict[str, Any] | None:
-    """The settings of a preset and of the presets that it extends; None if its file is not
+    """The settings of a preset, with those of the presets that it extends; None if its file is not
     found.
     """
     text = next(filter(None, map(source.beside, _places(name, folder))), None) if name else None
@@ -232,8 +230,8 @@ def _preset(name: str, folder: str, source: LaunchFile, depth: int = 0) -> dict[
 
 
 def _places(name: str, folder: str) -> Iterator[str]:
-    """The paths at which the file of a preset may be: beside the file, or in Primus's folders above
-    it.
+    """The paths at which the file of a preset may be: beside the experiment, or in Primus's folders
+    above it.
     """
     yield name
     for ups in range(7):
@@ -241,7 +239,7 @@ def _places(name: str, folder: str) -> Iterator[str]:
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Two mappings merged section by section; values of the second one take precedence."""
+    """Two mappings merged section by section; where both have a value, the second one's counts."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)

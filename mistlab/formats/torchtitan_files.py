@@ -1,5 +1,5 @@
-"""Reads torchtitan's TOML files and Python configurations, and scripts that start torchtitan with
-either.
+"""Reads torchtitan's configurations, in TOML or as Python functions, and scripts that start
+torchtitan with one.
 """
 
 from collections.abc import Mapping
@@ -54,8 +54,8 @@ def _is_started(command: Command) -> bool:
 
 
 def read(source: LaunchFile, given: Given) -> Imported:
-    """The job of a torchtitan configuration, or of the one that a script names, with the script's
-    overrides.
+    """The job of a torchtitan configuration, or of the one that a script names, changed by the
+    script's overrides.
     """
     draft = Found()
     command = command_of(source)
@@ -69,8 +69,8 @@ def read(source: LaunchFile, given: Given) -> Imported:
 
 
 def _started(command: Command, source: LaunchFile) -> Mapping[str, Any]:
-    """The sections of the configuration that a script names: from a TOML file, or from a Python
-    function.
+    """The sections of the configuration with which a script starts torchtitan: from a TOML file, or
+    from a Python function.
     """
     changes = dict(dotted_options(command, torchtitan_read.HARMLESS))
     path = command.text("job.config_file") or _variable(command, "CONFIG_FILE")

@@ -1,3 +1,3 @@
-"""Reads Hugging Face configurations as models: the table of model types, and the reader of
-files.
+"""Reads Hugging Face configurations (``config.json``) as models: the table of model types, and the
+reader of files.
 """

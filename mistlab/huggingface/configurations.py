@@ -26,13 +26,13 @@ from mistlab.plan.workload import ModelSpec
 
 Fields = dict[str, Any]
 
-# The kinds of blocks in lists of a configuration: with attention to all tokens, and with a window.
+# A configuration's words for blocks that attend to all tokens, and for blocks with a window.
 FULL, SLIDING = "full_attention", "sliding_attention"
 _PLAIN = "dense"
 
 
 def experts_of(keys: TypeKeys) -> Fields:
-    """The fields for experts in a model's description, if its blocks have experts."""
+    """The fields of a model description for experts, if the configuration's blocks have experts."""
     row = keys.row.experts
     experts = {
         "count": keys.needed(row["count"]),
@@ -51,7 +51,7 @@ def experts_of(keys: TypeKeys) -> Fields:
 
 
 def _router(keys: TypeKeys) -> Fields:
-    """The rule by which tokens choose experts; coefficients of auxiliary losses are not read."""
+    """The rule by which tokens choose experts, without coefficients of auxiliary losses."""
     row = keys.row.experts
     fields: Fields = dict(row.get("router", {}))
     for name, key in row.get("router_keys", {}).items():
@@ -64,7 +64,7 @@ def _router(keys: TypeKeys) -> Fields:
 
 
 def _shared_width(keys: TypeKeys) -> int:
-    """The width of all shared experts (which every token uses) together."""
+    """The width of all shared experts together, which every token uses."""
     row = keys.row.experts
     count = row.get("shared_count", int("shared_ffn" in row))
     count = count if isinstance(count, int) else keys.whole(count, minimum=0) or 0
@@ -93,7 +93,7 @@ def _leading(keys: TypeKeys, key: str, is_dense: Sequence[bool]) -> int:
 
 
 def _check_listed(keys: TypeKeys, every: int) -> None:
-    """Refuse a list of blocks with experts unless every ``every``-th block is in it."""
+    """Refuse a list of blocks with experts unless every ``every``-th block is in the list."""
     row = keys.row.experts
     given = keys.items(row["listed"]) if "listed" in row else None
     if given is not None and given != [*range(every - 1, keys.needed("num_hidden_layers"), every)]:
@@ -105,7 +105,7 @@ def _check_listed(keys: TypeKeys, every: int) -> None:
 
 
 def latent_of(keys: TypeKeys) -> Fields:
-    """The fields for latent attention in a model's description, if it has such attention."""
+    """The model description's fields for latent attention, if the configuration has any."""
     rotated = keys.needed("qk_rope_head_dim")
     channels = rotated + keys.needed("qk_nope_head_dim")
     heads = keys.needed("num_attention_heads")
@@ -122,8 +122,8 @@ def latent_of(keys: TypeKeys) -> Fields:
 
 
 def window_of(keys: TypeKeys) -> tuple[Mapping[str, int] | None, str]:
-    """The fields of a model whose blocks have a sliding window, and remarks if the model
-    description puts windows in other blocks.
+    """The fields for a sliding window, and remarks if model descriptions put windows into other
+    blocks than the configuration.
     """
     row = keys.row.window
     size = keys.whole(row["size"], minimum=0)
@@ -144,7 +144,7 @@ _REMEDY = "give sliding_window: null for full attention, or trace the model"
 
 
 def _windowed(keys: TypeKeys) -> list[bool]:
-    """For each block whether it has a window, as the file or the model type says."""
+    """Whether each block has a sliding window, as the configuration or its model type says."""
     row, layers = keys.row.window, keys.needed("num_hidden_layers")
     kinds = keys.items("layer_types") if row.get("types") else None
     if kinds is not None:
@@ -163,7 +163,7 @@ def _windowed(keys: TypeKeys) -> list[bool]:
 
 
 def _stated_turn(keys: TypeKeys, key: str) -> int:
-    """The stated period of blocks without a window; or a text with L for blocks that have one."""
+    """The stated period of blocks without a window; or a text with L for blocks with a window."""
     value = keys.get(key)
     if isinstance(value, str) and value and set(value[:-1]) <= {"L"} and value[-1] in "LG":
         return len(value) if value.endswith("G") else 0
@@ -171,8 +171,8 @@ def _stated_turn(keys: TypeKeys, key: str) -> int:
 
 
 def _turns(windowed: Sequence[bool]) -> tuple[int | None, bool]:
-    """The period at which blocks have no window (0 if all blocks have one), and whether the last
-    block of a period is the one; None if blocks are not periodic.
+    """The period of blocks without a window (0 if all blocks have one), and whether the last block
+    of a period is the one without; None if there is no period.
     """
     if all(windowed):
         return 0, True
@@ -184,10 +184,10 @@ def _turns(windowed: Sequence[bool]) -> tuple[int | None, bool]:
     return every, first == every - 1
 
 
-# The patterns of hybrid models, whose blocks are of several kinds.
+# The patterns of hybrid models, in which blocks are of several kinds.
 
 
-# The width of a state-space mixer's convolution that layer graphs assume.
+# The width of the convolution in a state-space mixer that layer graphs assume.
 _TAPS = 4
 
 
@@ -221,7 +221,7 @@ def _of_delta_net(keys: TypeKeys) -> str:
 
 
 def mamba(keys: TypeKeys) -> Fields:
-    """The fields of Nemotron-H's blocks, which the file gives by letters or as a list."""
+    """The fields of Nemotron-H's blocks, whose kinds the file gives by letters or as a list."""
     _check_taps(keys, "conv_kernel")
     pattern = _of_mamba(keys)
     fields: Fields = {"pattern": pattern, "layers": len(pattern)}
@@ -273,7 +273,7 @@ def _letters(keys: TypeKeys, key: str, kinds: list[Any], letters: Mapping[str, s
 
 
 def _shortest(letters: str) -> str:
-    """The shortest start of a text whose repetition gives the whole text."""
+    """The shortest beginning of a text whose repetition gives the whole text."""
     for length in range(1, len(letters)):
         if letters == (letters[:length] * len(letters))[: len(letters)]:
             return letters[:length]
@@ -288,12 +288,12 @@ def _check_taps(keys: TypeKeys, key: str) -> None:
 UNLIKE: Mapping[str, Callable[[TypeKeys], Fields]] = {"delta_net": delta_net, "mamba": mamba}
 
 
-# The key that every config.json has, and that no file of a traced model has.
+# The key that every Hugging Face ``config.json`` has, and that no file of a traced model has.
 KIND = "model_type"
 TEXT = "text_config"
 TRACE = "trace it (python -m experiments.trace), or write its mapping (docs/reference/plan-file.md)"
 
-# The names of activation functions in configurations, and in model descriptions.
+# Activation functions: their names in configurations, and those in model descriptions.
 ACTIVATIONS: Mapping[str, str] = {
     **dict.fromkeys(("silu", "swish"), "silu"),
     **dict.fromkeys(
@@ -302,7 +302,7 @@ ACTIVATIONS: Mapping[str, str] = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
     **{name: name for name in ("relu2", "relu", "quick_gelu", "xielu")},
 }
-# By model family: the default activation of ungated networks. Below, the position embedding.
+# The default activation of ungated networks, by model family. Below, the position embedding.
 _OF_FAMILY = {"gpt": "gelu_tanh", "bert": "gelu", "falcon": "gelu_tanh", "nemotron": "relu2"}
 _POSITIONS = {
     "gpt": "absolute",
@@ -314,8 +314,8 @@ _POSITIONS = {
 
 
 def model_of_config(config: Mapping[str, Any], name: str, part: str = "") -> ModelSpec:
-    """The model that a configuration describes, or the ``part`` of it that is text; with the key
-    ``LATER`` as part, with its multi-token prediction blocks.
+    """The model that a configuration describes, or the ``part`` of it that is its text model; with
+    ``LATER`` as part, the model with its blocks for multi-token prediction.
     """
     if part in LATER:
         return _with_later(config, name, part)
@@ -328,12 +328,12 @@ def model_of_config(config: Mapping[str, Any], name: str, part: str = "") -> Mod
     return ModelSpec.from_mapping({"name": name, **given, "remarks": [*dict.fromkeys(remarks)]})
 
 
-# The keys of the number of multi-token prediction blocks.
+# The keys for the number of blocks that predict tokens after the next (multi-token prediction).
 LATER = ("num_nextn_predict_layers", "num_mtp_layers")
 
 
 def _with_later(config: Mapping[str, Any], name: str, key: str) -> ModelSpec:
-    """The model with its multi-token prediction blocks, which are otherwise left out."""
+    """The model with its blocks for multi-token prediction, which are otherwise left out."""
     keys = TypeKeys(row=_row_of(config), config=config)
     if keys.row.later != key or not (count := keys.whole(key, minimum=0)):
         refuse(key, "the file has no blocks for tokens after the next: name the file alone")
@@ -353,7 +353,7 @@ def _text_part(config: Mapping[str, Any], part: str) -> Mapping[str, Any]:
 
 
 def _row_of(config: Mapping[str, Any]) -> TypeRow:
-    """The row of a configuration's model type; refuses types without one."""
+    """The row of the table for a configuration's model type; refuses types without a row."""
     kind = config[KIND]
     if isinstance(config.get(TEXT), Mapping):
         inner = config[TEXT].get(KIND)
@@ -365,7 +365,7 @@ def _row_of(config: Mapping[str, Any]) -> TypeRow:
 
 
 def _refuse_type(kind: object) -> NoReturn:
-    """Refuse a model type without a row: with the reason, or with similar names."""
+    """Refuse a model type that has no row in the table: with the reason, or with similar names."""
     if isinstance(kind, str) and (reason := refused_types().get(kind)):
         refuse(KIND, f"{shown(kind)} is not supported, because it {reason}: {TRACE}")
     near = near_matches(kind, model_types())
@@ -375,7 +375,7 @@ def _refuse_type(kind: object) -> NoReturn:
 
 
 def _check_required(keys: TypeKeys) -> None:
-    """Refuse a file with values that model descriptions cannot express."""
+    """Refuse a configuration with values that model descriptions cannot express."""
     for key, value in keys.row.requires.items():
         given = keys.get(key)
         if given is not None and (given != value or isinstance(given, bool) != (value is False)):
@@ -389,7 +389,7 @@ def _check_required(keys: TypeKeys) -> None:
 
 
 def _fields(keys: TypeKeys) -> tuple[Fields, list[str]]:
-    """The fields of the model's description, with remarks."""
+    """The fields of a configuration's model description, with remarks on what is left out."""
     row, remarks = keys.row, [*keys.row.remarks]
     fields: Fields = {**_family(keys), **_sizes(keys)}
     fields["activation"], remark = _activation(keys, fields)
@@ -406,20 +406,20 @@ def _fields(keys: TypeKeys) -> tuple[Fields, list[str]]:
     return fields, [remark for remark in remarks if remark]
 
 
-# The keys of the epsilon of norms.
+# The keys under which configurations give the epsilon of norms.
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
 
 
 def _epsilon(keys: TypeKeys) -> Fields:
-    """The epsilon of norms, if a file gives it."""
+    """The epsilon of the model's norms, if the configuration gives it."""
     given = (keys.given(name) for name in _EPSILONS)
     epsilon = next((value for value in given if value is not None), None)
     return {} if epsilon is None else {"norm_epsilon": epsilon}
 
 
 def _dropout(keys: TypeKeys) -> Fields:
-    """The dropout rates of training, for model types whose rates are read; that of attention only
-    if it differs.
+    """The dropout rates of training, for model types whose rates are read; attention's only if it
+    differs.
     """
     if not keys.row.dropout:
         return {}
@@ -436,13 +436,13 @@ def _share(keys: TypeKeys, key: str) -> float:
 
 
 def _family(keys: TypeKeys) -> Fields:
-    """The fields that all models of the type have, or all in which certain switches are on."""
+    """The fields that all models of this type have, or all in which certain switches are on."""
     switched = [own for key, own in keys.row.when.items() if keys.flag(key)]
     return dict(ChainMap(*map(dict, reversed(switched)), dict(keys.row.model)))
 
 
 def _parts(keys: TypeKeys) -> Fields:
-    """The fields of optional parts: latent attention, experts and kinds of blocks."""
+    """The fields of a model's optional parts: latent attention, experts and kinds of blocks."""
     row = keys.row
     latent = latent_of(keys) if row.latent else {}
     if row.turns:
@@ -451,7 +451,7 @@ def _parts(keys: TypeKeys) -> Fields:
 
 
 def _sizes(keys: TypeKeys) -> Fields:
-    """The sizes that nearly all models have; None for a size that follows from others."""
+    """The sizes that nearly all models have; None for a size that follows from other sizes."""
     row, hidden = keys.row, keys.needed("hidden_size")
     ffn = keys.whole(row.ffn)
     return {
@@ -467,7 +467,7 @@ def _sizes(keys: TypeKeys) -> Fields:
 
 
 def _kv_heads(keys: TypeKeys) -> int | None:
-    """The number of key and value heads; None if it is the number of heads."""
+    """The number of key and value heads of the model; None if it is the number of heads."""
     row = keys.row
     if not row.shared_heads or (row.unless and keys.flag(row.unless)):
         return keys.whole("num_key_value_heads")
@@ -475,8 +475,8 @@ def _kv_heads(keys: TypeKeys) -> int | None:
 
 
 def _activation(keys: TypeKeys, fields: Fields) -> tuple[str | None, str]:
-    """The activation function of the network, None for the family's; with a remark if another one
-    that costs as much is used instead.
+    """The activation function of the feed-forward network, None for the family's; with a remark if
+    another one that costs as much is used instead.
     """
     if not keys.has("hidden_act"):
         return None, ""
@@ -493,7 +493,7 @@ def _activation(keys: TypeKeys, fields: Fields) -> tuple[str | None, str]:
 
 
 def _left_out(keys: TypeKeys) -> Iterator[str]:
-    """Remarks on features that a file enables and that model descriptions lack."""
+    """Remarks on features that a configuration enables and model descriptions cannot express."""
     row = keys.row
     yield from (text for key, text in row.lacking.items() if keys.flag(key))
     switched = {key: keys.flag(key) for key in (*row.biases, *row.part_biases)}
@@ -508,7 +508,7 @@ LEFT_OUT = "blocks for tokens after the next are left out"
 
 
 def _rotation(keys: TypeKeys, fields: Fields) -> Fields:
-    """The fields of rotary embedding, if the model's positions are rotary."""
+    """The model description's fields for rotary embedding, if the model's positions are rotary."""
     position = fields.get("position_embedding", _POSITIONS[fields["family"]])
     if position != "rotary":
         return {}
@@ -529,7 +529,7 @@ def _rotation(keys: TypeKeys, fields: Fields) -> Fields:
     return {**base, "rotary_fraction": _fraction(keys, "partial_rotary_factor", rotated, channels)}
 
 
-# For each type of rotary scaling, the keys of its parameters.
+# For each type of rotary scaling, the keys of its parameters in a configuration.
 SCALINGS: Mapping[str, Mapping[str, str]] = {
     "linear": {},
     "llama3": {"low": "low_freq_factor", "high": "high_freq_factor"},
@@ -541,7 +541,7 @@ _YARN: Fields = {"low": 1.0, "high": 32.0}
 
 
 def scaling_of(keys: TypeKeys, *, is_latent: bool) -> Fields | None:
-    """The scaling of rotary embedding; None if there is none."""
+    """The scaling of the model's rotary embedding; None if there is none."""
     scaling = keys.scaling
     kind = scaling_kind(scaling)
     if kind == UNSCALED:
@@ -568,7 +568,7 @@ def scaling_of(keys: TypeKeys, *, is_latent: bool) -> Fields | None:
 
 
 def _longrope(keys: TypeKeys) -> Fields:
-    """LongRoPE's length factor and attention scale: the file's, or the default."""
+    """LongRoPE's length factor and attention scale: the configuration's, or the default ones."""
     positions, longest = keys.rotary(ORIGINAL), keys.whole("max_position_embeddings")
     factor, amplitude = keys.rotary("factor"), keys.rotary("attention_factor")
     if factor is None:
@@ -581,7 +581,7 @@ def _longrope(keys: TypeKeys) -> Fields:
 
 
 def _steepness(scaling: Mapping[str, Any], factor: float, *, is_latent: bool) -> Fields:
-    """YaRN's factors on attention scores: on rotary channels, and on all channels."""
+    """YaRN's factors on attention scores: for rotary channels, and for all channels."""
     times, of_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
     amplitude = scaling.get("attention_factor")
     if amplitude is None:
@@ -593,7 +593,7 @@ def _steepness(scaling: Mapping[str, Any], factor: float, *, is_latent: bool) ->
 
 
 def _fraction(keys: TypeKeys, key: str, rotated: int, channels: int) -> float:
-    """The share of a head's channels that are rotary; refuses an odd number of channels."""
+    """The share of a head's channels that are rotary; refuses a share that gives an odd number."""
     if not 0 < rotated <= channels or rotated % 2:
         problem = f"rotates {rotated} of {channels} channels of a head, which do not pair up"
         refuse(keys.name(key), f"{problem}: give what makes an even number of them")

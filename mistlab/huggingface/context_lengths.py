@@ -1,15 +1,15 @@
-"""The number of tokens that the model of a configuration was released for."""
+"""The context length of a configuration's model: the number of tokens that it was released for."""
 
 from mistlab.huggingface.type_keys import TypeKeys, scaling_kind
 
-# The keys of the context length; a type has one of them.
+# The keys under which configurations give the context length; each model type has one of them.
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 ORIGINAL = "original_max_position_embeddings"
 
 
 def context_of(keys: TypeKeys) -> int | None:
-    """The context length, extended by rotary scaling where its key has the length before; None if
-    the file does not say it.
+    """The context length of a model, extended by rotary scaling where the configuration's key has
+    the length before the extension; None if the file does not give it.
 
     Llama 3's and LongRoPE's scaling are part of the given length already.
     """

@@ -1,5 +1,5 @@
-"""The table of Hugging Face model types, and the reader of a configuration's keys, with each type's
-defaults.
+"""The table of Hugging Face model types, and the reader of a configuration's keys, which applies
+each type's defaults.
 
 The rows are the files in ``types/``. They are facts of the configuration classes of transformers
 5.23.0, by which ``python -m experiments.check_models`` measures them again.
@@ -21,7 +21,8 @@ REFUSED = "refused.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeRow:
-    """A model type of Hugging Face: how its configurations describe a model.
+    """A row of the table of model types: how configurations of a Hugging Face model type describe a
+    model.
 
     ``model`` are fields of the description that all models of the type have; where a flag of
     ``when`` is true, its fields hold too. ``names`` are the type's own keys of what most types call
@@ -92,15 +93,16 @@ def _row(plain: Mapping[str, Any]) -> TypeRow:
     return TypeRow(**{**plain, **lists, "names": names})
 
 
-# Reads the keys of a configuration; where the file omits one, the model type's default holds.
+# Reads the keys of a configuration; for a key that the file lacks, the default of its model type
+# holds.
 
 
-# Keys whose mapping has the parameters of rotary embedding; later releases of transformers use the
+# Keys of a mapping with the parameters of rotary embedding; later releases of transformers use the
 # first.
 _ROPE = ("rope_parameters", "rope_scaling")
-# Sizes are refused above this number, since a list has an entry for each block.
+# The largest accepted size of a model, since lists have an entry for each block.
 _MOST = 10_000_000
-# The kind of block whose rotary embedding is read, where each kind has its own.
+# The kind of block whose rotary embedding is read, where each kind of block has its own.
 _FULL = "full_attention"
 
 
@@ -109,13 +111,13 @@ UNSCALED = "default"
 
 
 def scaling_kind(mapping: Mapping[str, Any]) -> Any:
-    """The scaling type in a mapping of rotary parameters."""
+    """The type of scaling that a mapping of rotary parameters names."""
     return mapping.get("rope_type", mapping.get("type")) or UNSCALED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeKeys:
-    """The keys of a config.json, read with the defaults of its model type.
+    """The keys of a ``config.json``, read with the defaults of its model type.
 
     A key is asked for by the name that most types give it; the type's own name is looked up first.
     """
@@ -124,7 +126,7 @@ class TypeKeys:
     config: Mapping[str, Any]
 
     def name(self, key: str) -> str:
-        """The key's name as the file has it, or as its type names it."""
+        """The name under which the file, or its model type, has a key."""
         names = (*self.row.names.get(key, ()), key)
         known = (name for given in (self.config, self.row.defaults) for name in names)
         where = [name for name in names if name in self.config]
@@ -132,17 +134,21 @@ class TypeKeys:
         return next(iter((*where, *of_type)), names[0])
 
     def get(self, key: str) -> Any:
-        """The value of a key, of any type; the type's default if the file omits it."""
+        """The value of a key, of any type; the default of the model type if the file lacks the
+        key.
+        """
         name = self.name(key)
         return self.config[name] if name in self.config else self.row.defaults.get(name)
 
     def has(self, key: str) -> bool:
-        """Whether the file or its model type defines a key."""
+        """Whether the file or its model type defines this key."""
         name = self.name(key)
         return name in self.config or name in self.row.defaults
 
     def whole(self, key: str, minimum: int = 1) -> int | None:
-        """The value of a key as a whole number; None if the key is not defined."""
+        """The value of a key as a whole number; None if neither the file nor its model type defines
+        it.
+        """
         value = self.get(key)
         if value is None:
             return None
@@ -162,7 +168,7 @@ class TypeKeys:
         return value
 
     def needed(self, key: str, minimum: int = 1) -> int:
-        """A whole number that every model of the type must have."""
+        """The value of a key that every model of this type must have, as a whole number."""
         value = self.whole(key, minimum)
         if value is None:
             problem = "None is not a whole number" if self.has(key) else "missing"
@@ -170,7 +176,9 @@ class TypeKeys:
         return value
 
     def flag(self, key: str) -> bool:
-        """The value of a switch; a switch that is not defined is off, as in transformers."""
+        """The value of a key that is true or false; false if it is not defined, as in
+        transformers.
+        """
         value = self.get(key)
         if value is None:
             return False
@@ -179,15 +187,15 @@ class TypeKeys:
         return value
 
     def items(self, key: str) -> list[Any] | None:
-        """The value of a key as a list; None if the key is not defined."""
+        """The value of a key as a list; None if neither the file nor its model type defines it."""
         value = self.get(key)
         if value is not None and not isinstance(value, list):
             refuse(self.name(key), f"{shown(value)} is not a list: give one entry for each block")
         return value
 
     def rotary(self, key: str) -> float | None:
-        """A parameter of rotary embedding, which later releases put into a mapping; the mapping
-        takes precedence, as in transformers.
+        """A parameter of rotary embedding, which later releases of transformers put into a mapping;
+        the mapping takes precedence, as in transformers.
         """
         for holder in _ROPE:
             mapping = self._mapping(holder)
@@ -201,12 +209,14 @@ class TypeKeys:
 
     @property
     def scaling(self) -> Mapping[str, Any]:
-        """The mapping with the scaling of rotary embedding; empty if there is none."""
+        """The mapping with the parameters by which rotary embedding is scaled; empty if it is not
+        scaled.
+        """
         mappings = (self._mapping(holder) for holder in _ROPE)
         return next((one for one in mappings if scaling_kind(one) != UNSCALED), {})
 
     def given(self, key: str) -> float | None:
-        """A number that a file states itself, without its type's default."""
+        """A number that the file itself gives, without the default of its model type."""
         value = self.config.get(key)
         return None if value is None else self._number(key, value)
 
