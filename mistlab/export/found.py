@@ -318,7 +318,7 @@ def parse_json(text: str) -> Mapping[str, Any]:
     except RecursionError:
         reject("is nested too deeply: write at most a few levels")
     if not isinstance(content, dict):
-        reject("holds no JSON object: give a configuration file")
+        reject("holds no JSON object: give a file with settings in braces")
     return content
 
 

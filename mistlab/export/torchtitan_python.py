@@ -101,8 +101,8 @@ class _Registry:
                 self._assign(statement.targets[0], statement.value, values, depth)
             elif not _changes_nothing(statement):
                 reject(
-                    f"line {statement.lineno}: {name} does more than build a configuration: it is "
-                    "read, never run; give another"
+                    f"line {statement.lineno}: {name} does more than build a configuration, and "
+                    "this file is never run: give a function that builds one from plain values"
                 )
         message = f"{name}: returns no configuration that can be read without running it"
         raise InputError(message)

@@ -235,7 +235,10 @@ def _read_products(top: Section, draft: Found) -> tuple[str, ...]:
     """Read compilation and low-precision GEMMs; returns the engines that may predict both."""
     converters = [word.lower() for word in top.section("model").words("converters")]
     if any("lora" in word for word in converters):
-        reject("model.converters: lora trains adapters alone, which is not supported")
+        reject(
+            "model.converters: lora trains adapters alone, which is not supported: give a file "
+            "that trains all weights"
+        )
     quantized = top.section("quantize").section("linear")
     older = top.section("float8")
     if older.switch("enable_float8_linear"):

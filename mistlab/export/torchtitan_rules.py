@@ -108,8 +108,7 @@ def _check_context(job: Job, *, is_lacking: bool) -> None:
     if is_lacking and job.plan.stages[0].context_parallel > 1:
         refuse(
             "plan.stages[0].context_parallel",
-            f"{job.plan.stages[0].context_parallel}, which torchtitan has not for this model: give "
-            "1",
+            f"{job.plan.stages[0].context_parallel}, which torchtitan lacks for this model: give 1",
         )
 
 

@@ -51,11 +51,17 @@ def read_torchtune(source: LaunchFile, given: Given) -> Imported:
     draft = Found()
     top = Section(settings_of(source), "", draft)
     if top.has("policy_model"):
-        reject("policy_model: trains by reinforcement, which generates text: not supported")
+        reject(
+            "policy_model: trains by reinforcement, which generates text and is not supported: "
+            "give a recipe that trains by next-token prediction"
+        )
     model = top.section("model")
     builder = _last(model, _TORCHTUNE)
     if any(word in _other(top) for word in ("dpo", "ppo", "grpo", "kd", "rlhf")):
-        reject("loss._component_: trains by preferences, reinforcement or distillation: not read")
+        reject(
+            "loss._component_: trains by preferences, reinforcement or distillation, which is not "
+            "supported: give a recipe that trains by next-token prediction"
+        )
     spec = draft.settled_model(
         given, lambda: needed_model(_checkpoint(builder), "model._component_", source)
     )

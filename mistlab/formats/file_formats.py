@@ -211,7 +211,7 @@ def _read_megatron(source: LaunchFile, given: Given) -> Imported:
         refused = refusal_of(launch.program)
         reason = refused or "is not a supported program, nor are its options Megatron-LM's"
         line = f"line {launch.line}: " if launch.line else ""
-        reject(f"{line}{launch.program} {reason}: known are the programs of {_titles()}")
+        reject(f"{line}{launch.program} {reason}: give a script that starts one of {_titles()}")
     return megatron_read.read_launch(launch, source, given)
 
 

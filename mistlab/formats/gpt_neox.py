@@ -118,7 +118,7 @@ def _merged(source: LaunchFile, command: Command) -> dict[str, Any]:
         text = named_text(path, command, source, "configures gpt-neox's run")
         for key, value in _plain(parse_yaml(text, path)).items():
             if key in merged and merged[key] != value:
-                reject(f"{key}: {path} and a file before it give other values: keep one of them")
+                reject(f"{key}: {path} and a file before it give different values: keep one")
             merged[key] = value
     return merged
 
@@ -126,9 +126,9 @@ def _merged(source: LaunchFile, command: Command) -> dict[str, Any]:
 def _refuse(top: Section) -> None:
     kinds = _attention_kinds(top)
     if strange := [kind for kind in kinds if kind not in ("global", "flash")]:
-        reject(f"attention_config: {strange[0]} is not supported, only global and flash are")
+        reject(f"attention_config: {strange[0]} is not supported: give global or flash")
     if top.text("train_impl", "normal") != "normal":
-        reject(f"train_impl: {top.get('train_impl')} is not supported, only normal training is")
+        reject(f"train_impl: {top.get('train_impl')} is not supported: give normal")
     for key in ("soft_prompt_tuning", "curriculum_learning"):
         inner = top.get(key)
         if isinstance(inner, Mapping) and inner.get("enabled"):

@@ -218,15 +218,18 @@ def _known(settings: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
     return known
 
 
+_NOT_SUPPORTED = "which is not supported: give a run that trains a decoder by next-token prediction"
+
+
 def _refuse_others(top: Section, trainer: Trainer, command: Command | None) -> None:
     for key, what in OTHERS.items():
         value = top.get(key)
         if value not in (None, False, "", 0, "none", "None", "false", "False"):
             name = trainer.names.get(key, key)
-            reject(f"{name}: this run of {trainer.title} trains {what}: not supported")
+            reject(f"{name}: this run of {trainer.title} trains {what}, {_NOT_SUPPORTED}")
     for key in ("tuner_type", "train_type"):
         if top.text(key, "full") not in ("full", "none"):
-            reject(f"{key}: {top.get(key)} is not supported, only full is")
+            reject(f"{key}: {top.get(key)} is not supported: give full")
     if command is not None:
         refuse_program(command)
 
@@ -237,9 +240,9 @@ def refuse_program(command: Command) -> None:
         parts = _parts(program)
         reason = next((PROGRAMS[word] for word in parts if word in PROGRAMS), None)
         if reason is not None:
-            reject(f"{program}: trains {reason}: not supported")
+            reject(f"{program}: trains {reason}, {_NOT_SUPPORTED}")
         if (reason := refusal_of(program)) is not None:
-            reject(f"{program}: {reason}: not supported")
+            reject(f"{program}: {reason}, {_NOT_SUPPORTED}")
 
 
 # Words in the names of programs that train adapters.

@@ -59,7 +59,10 @@ def read_axolotl(source: LaunchFile, given: Given) -> Imported:
         text = named_text(path, command, source, "configures axolotl's run")
         settings = {**parse_yaml(text, path), **_options(arguments_of(command, source))}
     if value := settings.get("rl"):
-        reject(f"rl: this is an axolotl file with {value}: not read, only the next token's loss is")
+        reject(
+            f"rl: this is an axolotl file with {value}, which is not supported: give one that "
+            "trains by next-token prediction"
+        )
     for key, choice in _DEGREES.items():
         if settings.get(key) not in (None, 1, "1"):
             reject(f"{key}: {choice} of axolotl is not supported: give 1")
@@ -111,7 +114,10 @@ def read_llama_factory(source: LaunchFile, given: Given) -> Imported:
     settings = settings_of(source) if command is None else arguments_of(command, source)
     stage = str(settings.get("stage", "sft"))
     if stage in _STAGES:
-        reject(f"stage: this is a LLaMA-Factory file that trains {_STAGES[stage]}: not supported")
+        reject(
+            f"stage: this is a LLaMA-Factory file that trains {_STAGES[stage]}, which is not "
+            "supported: give pt or sft"
+        )
     settings = {"finetuning_type": "lora", **settings}
     trainer = _LLAMA_FACTORY
     if stage == "pt" and settings.get("packing") is None:

@@ -88,7 +88,10 @@ def read(source: LaunchFile, given: Given) -> Imported:
     plain = resolved({**_variables(settings), **settings}, source.settings)
     top = Section(plain, "", draft)
     if top.section("model").get("peft_config") is not None:
-        reject("model.peft_config: trains adapters alone, which is not supported")
+        reject(
+            "model.peft_config: trains adapters alone, which is not supported: give a file that "
+            "trains all weights"
+        )
     model = draft.settled_model(given, lambda: _model(top.section("model"), source, draft))
     draft.sequence_length = top.whole("max_seq_len") or top.section("model").whole("max_seq_len")
     _precision(top, draft)

@@ -138,7 +138,7 @@ def _check_program(
     if str(arguments.get("--tokenizer-type", "")).startswith("BertWordPiece"):
         reasons.append(_FOLDERS["bert"])
     for reason in filter(None, reasons):
-        reject(f"is a test of {reason}: only the training of decoders is supported")
+        reject(f"is a test of {reason}: give a test that trains a decoder")
 
 
 def _take_ranks(

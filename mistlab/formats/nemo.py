@@ -120,17 +120,20 @@ def _refuse(model: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         value = model.get(key, settings.get(key))
         scheme = value.get("peft_scheme", "") if isinstance(value, Mapping) else value
         if value is not None and scheme not in (None, "none", "null", False):
-            reject(f"model.{key}: trains {what}: not supported")
+            reject(
+                f"model.{key}: trains {what}, which is not supported: give a file that trains all "
+                "weights by next-token prediction"
+            )
     for key in sorted(_OTHER_MODELS):
         if isinstance(model.get(key), Mapping):
-            reject(f"model.{key}: is not a plain decoder: only text decoders are supported")
+            reject(f"model.{key}: is not a plain decoder: give the file of a text decoder")
     manager = settings.get("exp_manager")
     titles = (settings.get("name"), manager.get("name") if isinstance(manager, Mapping) else None)
     for title in map(str, filter(None, titles)):
         if others := _OTHER_TITLES & set(re.split(r"[_\W]+", title.lower())):
             reject(
-                f"name: {title} is NeMo's training of {min(others)}: only text decoders are "
-                "supported"
+                f"name: {title} is NeMo's training of {min(others)}: give the file of a text "
+                "decoder"
             )
 
 
@@ -139,7 +142,10 @@ def _check_known(model: Mapping[str, Any], where: str, names: Iterable[str]) -> 
     for name in names:
         value = model.get(name)
         if isinstance(value, str) and ("${" in value or value == "???"):
-            reject(f"{where}.{name}: {value} is not in this file: give it by --set, or write it")
+            reject(
+                f"{where}.{name}: {value} is not in this file: give the setting by --set, or write "
+                "its value there"
+            )
 
 
 def _query_groups(model: Mapping[str, Any], flags: Flags) -> None:
@@ -283,7 +289,10 @@ def read_bridge(source: LaunchFile, given: Given) -> Imported:
     """
     settings = resolved(settings_of(source), source.settings)
     if settings.get("peft") is not None:
-        reject("peft: trains adapters alone, which is not supported")
+        reject(
+            "peft: trains adapters alone, which is not supported: give a file that trains all "
+            "weights"
+        )
     flags = Flags(where="model")
     sections = {name: _section(settings, name) for name in (*_FIELDS, "dataset", "tokenizer")}
     for name, fields in _FIELDS.items():

@@ -105,12 +105,15 @@ def read(source: LaunchFile, given: Given) -> Imported:
     if not isinstance(overrides, Mapping):
         reject(f"{where}.overrides: {overrides!r} is not a section: give settings")
     if "sft" in name or "post" in name:
-        reject(f"{where}: tunes a trained model, by other sequences: only pre-training is read")
+        reject(
+            f"{where}: tunes a trained model, which is not supported: give an experiment that "
+            "pre-trains"
+        )
     if framework == "megatron":
         return _of_megatron(module, overrides, where, source, given)
     if framework in ("torchtitan", "light-megatron"):
         return _of_torchtitan(module, overrides, where, source, given)
-    message = f"{where}.framework: {framework} is not supported, only megatron and torchtitan are"
+    message = f"{where}.framework: {framework} is not supported: give megatron or torchtitan"
     raise InputError(message)
 
 

@@ -80,8 +80,8 @@ def read_accelerate(source: LaunchFile, given: Given) -> Imported:
     given = _with_model(command, given)
     if given.model is None:
         reject(
-            f"{command.launch.program or 'the program'}: is unknown, so its model, "
-            "sequences and batch are not: give --model, --sequence-length, --global-batch and "
+            f"{command.launch.program or 'the program'}: is unknown, and so are its model, "
+            "sequence length and batch: give --model, --sequence-length, --global-batch and "
             "--micro-batch"
         )
     top = Section(settings[1], settings[0], draft)
@@ -98,7 +98,10 @@ def _check_program(command: Command, path: str) -> None:
     """
     refuse_program(command)
     if re.search(r"(^|[_\-./])(q?lora|peft)([_\-./]|$)", path.lower()):
-        reject(f"{path}: is named after adapters, which are not supported")
+        reject(
+            f"{path}: its name says that it trains adapters, which is not supported: give a script "
+            "that trains all weights"
+        )
 
 
 def _tell_of_options(command: Command, draft: Found) -> None:

@@ -177,7 +177,7 @@ def test_an_engine_may_be_given_for_predictions() -> None:
     ("more", "words"),
     [
         ("--tensor-model-parallel-size 3", r"8 GPUs: a copy of the model takes 3 .*divide"),
-        ("--pipeline-model-parallel-size 5", "--num-layers 32: 5 stages do not divide them"),
+        ("--pipeline-model-parallel-size 5", "--num-layers 32: 5 stages do not divide the blocks"),
         (
             "--global-batch-size 12",
             "global_batch: 12 sequences are not a multiple of micro_batch 1",
@@ -204,7 +204,7 @@ def test_an_engine_may_be_given_for_predictions() -> None:
         ),
         (
             "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 5",
-            "32 blocks on 2 stages are no chunks of 5: Megatron-LM refuses this",
+            "32 blocks on 2 stages do not divide into chunks of 5: Megatron-LM refuses this",
         ),
     ],
 )

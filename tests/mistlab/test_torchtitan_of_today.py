@@ -96,7 +96,7 @@ def test_a_single_stage_keeps_its_ranks_of_sequences() -> None:
         (
             "deepseek-v3",
             {"layers": 61, "context_parallel": 2},
-            "torchtitan has not for this model: give 1",
+            "torchtitan lacks for this model: give 1",
         ),
     ],
 )

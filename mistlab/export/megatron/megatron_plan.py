@@ -39,8 +39,8 @@ def read_stages(options: Options, draft: Found, layers: int) -> None:
         draft.layers = by_ends
     elif layers % draft.num_stages and not is_of_deepspeed(options):
         reject(
-            f"--num-layers {layers}: {draft.num_stages} stages do not divide them: Megatron-LM "
-            "refuses this; give --pipeline-model-parallel-layout, or another number of stages"
+            f"--num-layers {layers}: {draft.num_stages} stages do not divide the blocks: "
+            "Megatron-LM refuses this; give --pipeline-model-parallel-layout, or another number of stages"
         )
     _order(options, chunks, draft)
 
@@ -124,8 +124,8 @@ def _chunks(options: Options, draft: Found, layers: int) -> int:
         if rest:
             reject(
                 f"--num-layers-per-virtual-pipeline-stage {each}: {layers} blocks on "
-                f"{draft.num_stages} stages are no chunks of {each}: Megatron-LM refuses this; "
-                "give a divisor of the blocks of a stage"
+                f"{draft.num_stages} stages do not divide into chunks of {each}: "
+                "Megatron-LM refuses this; give a divisor of the blocks of a stage"
             )
     return chunks or 1
 
